@@ -1,0 +1,1 @@
+"""The transformer of `transparity` in JAX: `flax.nnx` modules under `jax.jit`."""

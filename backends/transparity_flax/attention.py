@@ -1,0 +1,136 @@
+"""Attention: queries weigh keys and gather their values."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jaxtyping import Bool, Float
+
+from transparity.config import Projection, TransformerConfig
+from transparity.taps import Tap, identity
+from transparity_flax.normalization import widened
+
+# Below this, the weight of a hidden key underflows to exactly 0, so leaving the key out is the same as replacing its
+# score; above it (walkthrough's −1e-20) it is not, and only the explicit path is right.
+LEAVES_OUT = -1e6
+
+
+def split_heads(
+    x: Float[Array, "batch length embed_dim"], num_heads: int
+) -> Float[Array, "batch heads length head_dim"]:
+    """The features cut into `num_heads` consecutive pieces, one a head (document 003)."""
+    batch, length, embed_dim = x.shape
+    return x.reshape(batch, length, num_heads, embed_dim // num_heads).swapaxes(1, 2)
+
+
+def merge_heads(x: Float[Array, "batch heads length head_dim"]) -> Float[Array, "batch length embed_dim"]:
+    """The heads side by side again: what `split_heads` undoes."""
+    batch, heads, length, head_dim = x.shape
+    return x.swapaxes(1, 2).reshape(batch, length, heads * head_dim)
+
+
+def project_heads(
+    linear: nnx.Linear,
+    x: Float[Array, "batch length embed_dim"],
+    num_heads: int,
+    projection: Projection,
+) -> Float[Array, "batch heads length head_dim"]:
+    """The query, key or value of every head: projected and split, or split and projected by one map for all heads
+    (document 002)."""
+    if projection == "shared-per-head":
+        return linear(split_heads(x, num_heads))
+    return split_heads(linear(x), num_heads)
+
+
+def score_scale(config: TransformerConfig) -> float:
+    """What scores are multiplied by: head_dim^−½ (Vaswani et al. 2017, eq. 1) or embed_dim^−½ (001, 002, 004)."""
+    features = config.head_dim if config.attention_scale == "head_dim" else config.embed_dim
+    return float(features**-0.5)
+
+
+def hidden_score(config: TransformerConfig) -> float:
+    """What takes the place of a hidden score, once scaled: masking before the scale scales the mask's value too."""
+    return config.mask_value * score_scale(config) if config.mask_order == "before-scale" else config.mask_value
+
+
+def attention_scores(
+    query: Float[Array, "batch heads queries head_dim"],
+    key: Float[Array, "batch heads keys head_dim"],
+    scale: float,
+) -> Float[Array, "batch heads queries keys"]:
+    """query · keyᵀ · scale."""
+    return query @ key.swapaxes(-2, -1) * scale
+
+
+def attention_weights(
+    scores: Float[Array, "batch heads queries keys"], mask: Bool[Array, "#batch 1 #queries keys"], hidden: float
+) -> Float[Array, "batch heads queries keys"]:
+    """softmax of the scores over the keys, after `hidden` has replaced those that `mask` hides.
+
+    `hidden` is held at the lowest number of the dtype: exp(lowest − largest) is exactly 0, as it is for −inf, and a
+    row that sees nothing weighs all keys alike instead of being NaN.
+    """
+    lowest = float(jnp.finfo(scores.dtype).min)
+    shown = jnp.where(mask, scores, jnp.asarray(max(hidden, lowest), scores.dtype))
+    return jax.nn.softmax(widened(shown), axis=-1).astype(scores.dtype)
+
+
+def _fused_attention(
+    query: Float[Array, "batch heads queries head_dim"],
+    key: Float[Array, "batch heads keys head_dim"],
+    value: Float[Array, "batch heads keys head_dim"],
+    mask: Bool[Array, "#batch 1 #queries keys"],
+    scale: float,
+) -> Float[Array, "batch heads queries head_dim"]:
+    """One call for all of it. It replaces what is hidden by a number near the dtype's lowest, so that a row that sees
+    nothing weighs its keys alike, as the explicit path does. Its axes are (batch, length, heads, head_dim)."""
+    query, key, value = (x.swapaxes(1, 2) for x in (query, key, value))
+    return jax.nn.dot_product_attention(query, key, value, mask=mask, scale=scale).swapaxes(1, 2)
+
+
+def attention(
+    query: Float[Array, "batch heads queries head_dim"],
+    key: Float[Array, "batch heads keys head_dim"],
+    value: Float[Array, "batch heads keys head_dim"],
+    mask: Bool[Array, "#batch 1 #queries keys"],
+    *,
+    scale: float,
+    hidden: float,
+    tap: Tap = identity,
+) -> Float[Array, "batch queries embed_dim"]:
+    """softmax(query · keyᵀ · scale) · value, the heads merged (Vaswani et al. 2017, eq. 1)."""
+    wider_than_fused = query.dtype == jnp.float64  # the fused call takes its softmax in float32, come what may
+    if tap is identity and hidden < LEAVES_OUT and not wider_than_fused:
+        return merge_heads(_fused_attention(query, key, value, mask, scale))
+    scores = tap("scores", attention_scores(query, key, scale))
+    weights = tap("weights", attention_weights(scores, mask, hidden))
+    return tap("context", merge_heads(weights @ value))  # type: ignore[no-any-return]
+
+
+class MultiHeadAttention(nnx.Module):
+    """`x` looks at `memory` (at itself, in self-attention) with several heads (Vaswani et al. 2017, §3.2.2)."""
+
+    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
+        self.config = config
+        features = config.embed_dim if config.projection == "full" else config.head_dim
+        self.query = nnx.Linear(features, features, use_bias=config.qkv_bias, rngs=rngs)
+        self.key = nnx.Linear(features, features, use_bias=config.qkv_bias, rngs=rngs)
+        self.value = nnx.Linear(features, features, use_bias=config.qkv_bias, rngs=rngs)
+        self.output = nnx.Linear(config.embed_dim, config.embed_dim, use_bias=config.output_bias, rngs=rngs)
+
+    def __call__(
+        self,
+        x: Float[Array, "batch queries embed_dim"],
+        memory: Float[Array, "batch keys embed_dim"],
+        mask: Bool[Array, "#batch 1 #queries keys"],
+        tap: Tap = identity,
+    ) -> Float[Array, "batch queries embed_dim"]:
+        heads, projection = self.config.num_heads, self.config.projection
+        query = tap("query", project_heads(self.query, x, heads, projection))
+        key = tap("key", project_heads(self.key, memory, heads, projection))
+        value = tap("value", project_heads(self.value, memory, heads, projection))
+        scale, hidden = score_scale(self.config), hidden_score(self.config)
+        context = attention(query, key, value, mask, scale=scale, hidden=hidden, tap=tap)
+        return tap("output", self.output(context))  # type: ignore[no-any-return]

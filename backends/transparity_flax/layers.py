@@ -1,0 +1,104 @@
+"""Encoder and decoder layers: sublayers, each with a residual and a norm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from flax import nnx
+from jax import Array
+from jaxtyping import Bool, Float
+
+from transparity.config import NormPosition, TransformerConfig
+from transparity.taps import Tap, identity, scoped
+from transparity_flax.attention import MultiHeadAttention
+from transparity_flax.feed_forward import FeedForward
+from transparity_flax.normalization import Norm
+
+
+def residual(
+    x: Float[Array, "batch length embed_dim"],
+    norm: Callable[[Array], Array],
+    sublayer: Callable[[Array], Array],
+    position: NormPosition,
+) -> Float[Array, "batch length embed_dim"]:
+    """x + sublayer(norm(x)) with the norm before (Xiong et al. 2020), norm(x + sublayer(x)) with it behind (Vaswani
+    et al. 2017, §3.1)."""
+    if position == "pre":
+        return x + sublayer(norm(x))
+    return norm(x + sublayer(x))
+
+
+class EncoderLayer(nnx.Module):
+    """Self-attention, then the feed-forward."""
+
+    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
+        self.config = config
+        self.self_attention = MultiHeadAttention(config, rngs=rngs)
+        self.self_attention_norm = Norm(config, rngs=rngs)
+        self.feed_forward = FeedForward(config, rngs=rngs)
+        self.feed_forward_norm = Norm(config, rngs=rngs)
+
+    def __call__(
+        self,
+        x: Float[Array, "batch length embed_dim"],
+        mask: Bool[Array, "#batch 1 #length length"],
+        tap: Tap = identity,
+    ) -> Float[Array, "batch length embed_dim"]:
+        def normalize(name: str) -> Callable[[Array], Array]:
+            return lambda x: tap(name, getattr(self, name)(x, scoped(tap, name)))
+
+        def attend_self(x: Array) -> Array:
+            return self.self_attention(x, x, mask, scoped(tap, "self_attention"))  # type: ignore[no-any-return]
+
+        def feed(x: Array) -> Array:
+            return self.feed_forward(x, scoped(tap, "feed_forward"))  # type: ignore[no-any-return]
+
+        x = residual(x, normalize("self_attention_norm"), attend_self, self.config.norm_position)
+        x = residual(x, normalize("feed_forward_norm"), feed, self.config.norm_position)
+        return tap("output", x)  # type: ignore[no-any-return]
+
+
+class DecoderLayer(nnx.Module):
+    """Self-attention, attention to `memory` (the encoder's output, if there is one), then the feed-forward."""
+
+    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
+        self.config = config
+        self.self_attention = MultiHeadAttention(config, rngs=rngs)
+        self.self_attention_norm = Norm(config, rngs=rngs)
+        if config.has_encoder:
+            self.cross_attention = MultiHeadAttention(config, rngs=rngs)
+            self.cross_attention_norm = Norm(config, rngs=rngs)
+            if config.memory_norm:
+                self.memory_norm = Norm(config, rngs=rngs)
+        self.feed_forward = FeedForward(config, rngs=rngs)
+        self.feed_forward_norm = Norm(config, rngs=rngs)
+
+    def __call__(
+        self,
+        x: Float[Array, "batch queries embed_dim"],
+        mask: Bool[Array, "#batch 1 #queries queries"],
+        memory: Float[Array, "batch keys embed_dim"] | None = None,
+        memory_mask: Bool[Array, "#batch 1 1 keys"] | None = None,
+        tap: Tap = identity,
+    ) -> Float[Array, "batch queries embed_dim"]:
+        def normalize(name: str) -> Callable[[Array], Array]:
+            return lambda x: tap(name, getattr(self, name)(x, scoped(tap, name)))
+
+        def attend_self(x: Array) -> Array:
+            return self.self_attention(x, x, mask, scoped(tap, "self_attention"))  # type: ignore[no-any-return]
+
+        def attend_memory(x: Array) -> Array:
+            assert memory is not None
+            seen = normalize("memory_norm")(memory) if self.config.memory_norm else memory
+            return self.cross_attention(  # type: ignore[no-any-return]
+                x, seen, memory_mask, scoped(tap, "cross_attention")
+            )
+
+        def feed(x: Array) -> Array:
+            return self.feed_forward(x, scoped(tap, "feed_forward"))  # type: ignore[no-any-return]
+
+        x = residual(x, normalize("self_attention_norm"), attend_self, self.config.norm_position)
+        if memory is not None:
+            x = residual(x, normalize("cross_attention_norm"), attend_memory, self.config.norm_position)
+        x = residual(x, normalize("feed_forward_norm"), feed, self.config.norm_position)
+        return tap("output", x)  # type: ignore[no-any-return]

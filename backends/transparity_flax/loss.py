@@ -1,0 +1,23 @@
+"""The loss: how surprised the model is by the tokens that came."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float, Int
+
+from transparity_flax.normalization import widened
+
+
+def cross_entropy(
+    logits: Float[Array, "batch length vocab"], targets: Int[Array, "batch length"], pad_id: int | None
+) -> Float[Array, ""]:
+    """The mean of −log softmax(logits)[target] over the targets that are not padding (document 001).
+
+    A batch of nothing but padding has no mean: NaN, as in the frameworks.
+    """
+    log_probabilities = jax.nn.log_softmax(widened(logits), axis=-1)
+    picked = jnp.take_along_axis(log_probabilities, targets[..., None], axis=-1)[..., 0]
+    counted = targets != pad_id if pad_id is not None else jnp.ones_like(targets, dtype=bool)
+    return (-jnp.where(counted, picked, 0).sum() / counted.sum()).astype(logits.dtype)

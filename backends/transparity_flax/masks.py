@@ -1,0 +1,28 @@
+"""Masks: True where a query may look at a key. The axes are (batch, heads, queries, keys), 1 where it does not matter."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Int
+
+from transparity.config import TargetMask
+
+
+def padding_mask(tokens: Int[Array, "batch keys"], pad_id: int | None) -> Bool[Array, "batch 1 1 keys"]:
+    """Hides padding from every query (documents 000, 002, 003, 004); with no `pad_id`, nothing."""
+    visible = tokens != pad_id if pad_id is not None else jnp.ones_like(tokens, dtype=bool)
+    return visible[:, None, None, :]
+
+
+def causal_mask(length: int) -> Bool[Array, "1 1 queries keys"]:
+    """Hides the future: position t sees 0 … t (all five documents)."""
+    return jnp.tril(jnp.ones((length, length), bool))[None, None]
+
+
+def target_mask(
+    tokens: Int[Array, "batch keys"], pad_id: int | None, kind: TargetMask
+) -> Bool[Array, "batch 1 queries keys"] | Bool[Array, "1 1 queries keys"]:
+    """What a decoder's self-attention may see: the past, and with `causal-and-padding` no padding in it (003)."""
+    causal = causal_mask(tokens.shape[1])
+    return causal & padding_mask(tokens, pad_id) if kind == "causal-and-padding" else causal

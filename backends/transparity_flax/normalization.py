@@ -1,0 +1,100 @@
+"""The norms. Each divides by a deviation; they differ in which one, over which axes, and where eps stands.
+
+XLA computes in the dtype it is given: half precision is widened to float32 here, as PyTorch's kernels do inside.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jaxtyping import Float
+
+from transparity.config import TransformerConfig
+from transparity.taps import Tap, identity
+
+
+def widened(x: Float[Array, "*batch embed_dim"]) -> Float[Array, "*batch embed_dim"]:
+    """`x` in at least float32."""
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def layer_norm(
+    x: Float[Array, "*batch embed_dim"],
+    weight: Float[Array, " embed_dim"],
+    bias: Float[Array, " embed_dim"],
+    eps: float,
+) -> Float[Array, "*batch embed_dim"]:
+    """(x − mean) / √(variance + eps) · weight + bias over the features, the variance over n (Ba et al. 2016)."""
+    wide = widened(x)
+    centered = wide - wide.mean(axis=-1, keepdims=True)
+    variance = (centered * centered).mean(axis=-1, keepdims=True)
+    return (centered / jnp.sqrt(variance + eps) * weight + bias).astype(x.dtype)
+
+
+def layer_norm_unbiased(
+    x: Float[Array, "*batch embed_dim"],
+    weight: Float[Array, " embed_dim"],
+    bias: Float[Array, " embed_dim"],
+    eps: float,
+) -> Float[Array, "*batch embed_dim"]:
+    """(x − mean) / (deviation + eps) · weight + bias, the deviation over n − 1 and eps outside the root (document 003)."""
+    wide = widened(x)
+    mean, deviation = wide.mean(axis=-1, keepdims=True), wide.std(axis=-1, ddof=1, keepdims=True)
+    return ((wide - mean) / (deviation + eps) * weight + bias).astype(x.dtype)
+
+
+def batch_norm(
+    x: Float[Array, "*batch embed_dim"],
+    weight: Float[Array, " embed_dim"],
+    bias: Float[Array, " embed_dim"],
+    mean: Float[Array, " embed_dim"],
+    variance: Float[Array, " embed_dim"],
+    eps: float,
+) -> Float[Array, "*batch embed_dim"]:
+    """(x − mean) / √(variance + eps) · weight + bias with given statistics (document 001; Ioffe and Szegedy 2015)."""
+    return ((widened(x) - mean) / jnp.sqrt(widened(variance) + eps) * weight + bias).astype(x.dtype)
+
+
+def batch_statistics(
+    x: Float[Array, "*batch embed_dim"],
+) -> tuple[Float[Array, " embed_dim"], Float[Array, " embed_dim"]]:
+    """The mean and the variance (over n) of each feature over the batch and the positions."""
+    wide, axes = widened(x), tuple(range(x.ndim - 1))
+    return wide.mean(axis=axes).astype(x.dtype), wide.var(axis=axes).astype(x.dtype)
+
+
+def running_average(
+    old: Float[Array, " embed_dim"], new: Float[Array, " embed_dim"], momentum: float
+) -> Float[Array, " embed_dim"]:
+    """(1 − momentum) · old + momentum · new. Document 001 averages the variance over n, and so does `nnx.BatchNorm`,
+    whose `momentum` is the share of the old."""
+    return (1 - momentum) * old + momentum * new
+
+
+class Norm(nnx.Module):
+    """The norm that `config.norm` names; in training a batch norm taps its new `running_mean` and `running_var`."""
+
+    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
+        self.config = config
+        self.scale = nnx.Param(jnp.ones(config.embed_dim))
+        self.bias = nnx.Param(jnp.zeros(config.embed_dim))
+        self.use_running_average = True  # what nnx's train() and eval() switch
+        if config.norm == "batch":
+            self.mean = nnx.BatchStat(jnp.zeros(config.embed_dim))
+            self.var = nnx.BatchStat(jnp.ones(config.embed_dim))
+
+    def __call__(self, x: Float[Array, "*batch embed_dim"], tap: Tap = identity) -> Float[Array, "*batch embed_dim"]:
+        config, weight, bias = self.config, self.scale[...], self.bias[...]
+        if config.norm == "layer":
+            return layer_norm(x, weight, bias, config.norm_eps)
+        if config.norm == "layer-unbiased":
+            return layer_norm_unbiased(x, weight, bias, config.norm_eps)
+        mean, variance = self.mean[...], self.var[...]
+        if not self.use_running_average:
+            mean, variance = batch_statistics(x)
+            self.mean[...] = running_average(self.mean[...], mean, config.norm_momentum)
+            self.var[...] = running_average(self.var[...], variance, config.norm_momentum)
+            tap("running_mean", self.mean[...])
+            tap("running_var", self.var[...])
+        return batch_norm(x, weight, bias, mean, variance, config.norm_eps)

@@ -1,0 +1,46 @@
+"""The specification's parameters in Flax: one table of names, and kernels are (in, out) where weights are (out, in)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+NAMES = {
+    "kernel": "weight",
+    "embedding": "weight",
+    "scale": "weight",
+    "bias": "bias",
+    "mean": "running_mean",
+    "var": "running_var",
+}
+
+
+def load(model: nnx.Module, parameters: Mapping[str, np.ndarray], dtype: Any) -> None:
+    """Put `parameters` into `model`, whose own may be no more than shapes, in `dtype`."""
+    for path, variable in _variables(model):
+        value = np.asarray(parameters[_name(path)])
+        variable.set_value(jnp.asarray(value.T if path[-1] == "kernel" else value, dtype))
+
+
+def dump(model: nnx.Module) -> dict[str, np.ndarray]:
+    """The parameters of `model` under the specification's names, as NumPy arrays."""
+    arrays = {path: to_numpy(variable.get_value()) for path, variable in _variables(model)}
+    return {_name(path): value.T if path[-1] == "kernel" else value for path, value in arrays.items()}
+
+
+def to_numpy(value: Any) -> np.ndarray:
+    """`value` in NumPy, which has no bfloat16 of its own: that comes back as float32, without loss."""
+    array = np.asarray(value)
+    return array.astype(np.float32) if array.dtype == jnp.bfloat16 else array
+
+
+def _variables(model: nnx.Module) -> list[tuple[tuple[Any, ...], nnx.Variable[Any]]]:
+    return [(path, node) for path, node in nnx.iter_graph(model) if isinstance(node, nnx.Variable)]
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    return ".".join([*map(str, path[:-1]), NAMES[path[-1]]])

@@ -1,0 +1,206 @@
+"""The door to the JAX column: `build(config, parameters)`, with everything offered."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import flax
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from transparity.backend import Arrays, check_choice
+from transparity.config import TransformerConfig
+from transparity.inputs import check_inputs, check_prompt
+from transparity.parameters import check_parameters
+from transparity.taps import recording, tap_shapes
+from transparity_flax.generation import generate
+from transparity_flax.loss import cross_entropy
+from transparity_flax.parameters import dump, load, to_numpy
+from transparity_flax.transformer import Transformer
+
+
+class FlaxForward:
+    """`transparity.backend.Forward` in JAX."""
+
+    def __init__(self, model: Transformer, dtype: str, device: jax.Device, mode: str) -> None:
+        self.model, self.dtype, self.device = model, dtype, device
+        graph, self.state = nnx.split(model)
+
+        def fast(state: nnx.State[Any, Any], inputs: dict[str, jax.Array]) -> jax.Array:
+            return nnx.merge(graph, state)(**inputs)
+
+        def traced(state: nnx.State[Any, Any], inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
+            taps: dict[str, jax.Array] = {}
+            nnx.merge(graph, state)(**inputs, tap=recording(taps))
+            return taps
+
+        self.fast: Callable[..., jax.Array] = jax.jit(fast) if mode == "jit" else fast
+        self.traced: Callable[..., dict[str, jax.Array]] = jax.jit(traced) if mode == "jit" else traced
+
+    def __call__(self, **tokens: Any) -> dict[str, Any]:
+        inputs = check_inputs(self.model.config, tokens)
+        with x64_for(self.dtype):
+            taps = self.traced(self.state, self._arrays(inputs))
+        # jit returns a dict with its keys sorted; the shapes have them in the order of the forward pass.
+        return {name: taps[name] for name in _in_order(self.model.config, inputs, taps)}
+
+    def logits(self, **tokens: Any) -> jax.Array:
+        inputs = check_inputs(self.model.config, tokens)
+        with x64_for(self.dtype):
+            return self.fast(self.state, self._arrays(inputs))
+
+    def loss(self, targets: Any, **tokens: Any) -> float:
+        logits = self.logits(**tokens)
+        with x64_for(self.dtype):
+            return float(cross_entropy(logits, self._array(targets), self.model.config.pad_id))
+
+    def generate(
+        self, prompt: Any, max_new_tokens: int, *, source: Any = None, uniforms: Any = None
+    ) -> np.ndarray:
+        inputs = check_prompt(self.model.config, prompt, source)
+        with x64_for(self.dtype):
+            arrays = self._arrays(inputs)
+            drawn = None if uniforms is None else self._array(uniforms)
+            tokens = generate(self.model, arrays.pop("prompt"), max_new_tokens, **arrays, uniforms=drawn)
+            return np.asarray(tokens)
+
+    def ready(self, result: Any) -> None:
+        jax.block_until_ready(result)
+
+    def _array(self, value: Any) -> jax.Array:
+        return jax.device_put(jnp.asarray(value), self.device)
+
+    def _arrays(self, values: dict[str, np.ndarray]) -> dict[str, jax.Array]:
+        return {name: self._array(value) for name, value in values.items()}
+
+
+class FlaxModule:
+    """`transparity.backend.Module`: an `nnx.Module` of the column, between NumPy arrays."""
+
+    def __init__(self, module: nnx.Module, dtype: str, device: jax.Device) -> None:
+        self.module, self.dtype, self.device = module, dtype, device
+
+    def __call__(self, *arrays: Any, taps: dict[str, Any] | None = None, **named: Any) -> Any:
+        heard: dict[str, jax.Array] = {}
+        listening = {} if taps is None else {"tap": recording(heard)}
+        with x64_for(self.dtype):
+            given = [_placed(array, self.dtype, self.device) for array in arrays]
+            keywords = {name: _placed(array, self.dtype, self.device) for name, array in named.items()}
+            result = to_numpy(self.module(*given, **keywords, **listening))
+        if taps is not None:
+            state = self.parameters()
+            taps |= {name: to_numpy(value) for name, value in heard.items() if name not in state}
+        return result
+
+    def train(self) -> None:
+        self.module.train()
+
+    def parameters(self) -> dict[str, np.ndarray]:
+        return dump(self.module)
+
+
+class FlaxBackend:
+    """`transparity.backend.Backend` in JAX."""
+
+    name = "flax"
+    dtypes = ("float32", "float64", "bfloat16", "float16")
+    modes = ("jit", "eager")
+
+    def __call__(
+        self,
+        config: TransformerConfig,
+        parameters: Arrays,
+        *,
+        dtype: str = "float32",
+        device: str = "cpu",
+        mode: str = "jit",
+    ) -> FlaxForward:
+        check_choice(self.name, "mode", mode, self.modes)
+        check_parameters(config, parameters)
+        model = self._load(Transformer, config, parameters, dtype, device)
+        return FlaxForward(model, dtype, _device(device), mode)
+
+    def function(self, name: str, *, dtype: str = "float32", device: str = "cpu") -> Callable[..., Any]:
+        function = _named(name)
+        check_choice(self.name, "dtype", dtype, self.dtypes)
+
+        def on_arrays(*arrays: Any, **named: Any) -> Any:
+            with x64_for(dtype):
+                result = function(*(_placed(array, dtype, _device(device)) for array in arrays), **named)
+                return tuple(map(_array, result)) if isinstance(result, tuple) else _array(result)
+
+        return on_arrays
+
+    def module(
+        self,
+        name: str,
+        config: TransformerConfig,
+        parameters: Arrays,
+        *,
+        dtype: str = "float32",
+        device: str = "cpu",
+    ) -> FlaxModule:
+        return FlaxModule(self._load(_named(name), config, parameters, dtype, device), dtype, _device(device))
+
+    def devices(self) -> tuple[str, ...]:
+        return ("cpu",) if jax.default_backend() == "cpu" else ("cpu", "cuda")
+
+    def describe(self, device: str) -> dict[str, str]:
+        precision = jax.config.jax_default_matmul_precision or "default"
+        versions = {"jax": jax.__version__, "flax": flax.__version__}
+        return versions | {"device": _device(device).device_kind, "matmul": f"float32 {precision}"}
+
+    @contextmanager
+    def pinned(self) -> Iterator[None]:
+        with jax.default_matmul_precision("highest"):
+            yield
+
+    def _load(
+        self, module: Callable[..., Any], config: TransformerConfig, parameters: Arrays, dtype: str, device: str
+    ) -> Any:
+        check_choice(self.name, "device", device, self.devices())
+        check_choice(self.name, "dtype", dtype, self.dtypes)
+        # Only shapes: nothing is initialised that is overwritten at once.
+        model = nnx.eval_shape(lambda: module(config, rngs=nnx.Rngs(0)))
+        with x64_for(dtype), jax.default_device(_device(device)):
+            load(model, parameters, dtype)
+        return model
+
+
+def x64_for(dtype: str) -> Any:
+    """While it is entered, JAX has float64 if that is the `dtype`; outside, the user's own setting stands."""
+    return jax.enable_x64(dtype == "float64")
+
+
+def _device(device: str) -> jax.Device:
+    return jax.devices(device)[0]
+
+
+def _in_order(config: TransformerConfig, inputs: dict[str, np.ndarray], taps: dict[str, Any]) -> list[str]:
+    order = list(tap_shapes(config, 1, **{name: tokens.shape[1] for name, tokens in inputs.items()}))
+    return sorted(taps, key=order.index)
+
+
+def _named(name: str) -> Callable[..., Any]:
+    file, attribute = name.split(".")
+    found: Callable[..., Any] = getattr(importlib.import_module(f"transparity_flax.{file}"), attribute)
+    return found
+
+
+def _placed(value: Any, dtype: str, device: jax.Device) -> Any:
+    """An array on `device`, floats in `dtype`; anything else as it is."""
+    if not isinstance(value, np.ndarray):
+        return value
+    return jax.device_put(jnp.asarray(value, dtype if value.dtype.kind == "f" else None), device)
+
+
+def _array(value: Any) -> Any:
+    return to_numpy(value) if isinstance(value, jax.Array) else value
+
+
+build = FlaxBackend()

@@ -1,0 +1,132 @@
+"""Attention: queries weigh keys and gather their values."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from transparity.config import Projection, TransformerConfig
+from transparity.taps import Tap, identity
+
+# Below this, the weight of a hidden key underflows to exactly 0, so leaving the key out is the same as replacing its
+# score; above it (walkthrough's −1e-20) it is not, and only the explicit path is right.
+LEAVES_OUT = -1e6
+
+
+def split_heads(
+    x: Float[Tensor, "batch length embed_dim"], num_heads: int
+) -> Float[Tensor, "batch heads length head_dim"]:
+    """The features cut into `num_heads` consecutive pieces, one a head (document 003)."""
+    return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
+
+
+def merge_heads(x: Float[Tensor, "batch heads length head_dim"]) -> Float[Tensor, "batch length embed_dim"]:
+    """The heads side by side again: what `split_heads` undoes."""
+    return x.transpose(1, 2).flatten(2)
+
+
+def project_heads(
+    linear: nn.Linear,
+    x: Float[Tensor, "batch length embed_dim"],
+    num_heads: int,
+    projection: Projection,
+) -> Float[Tensor, "batch heads length head_dim"]:
+    """The query, key or value of every head: projected and split, or split and projected by one map for all heads
+    (document 002)."""
+    if projection == "shared-per-head":
+        return linear(split_heads(x, num_heads))  # type: ignore[no-any-return]
+    return split_heads(linear(x), num_heads)
+
+
+def score_scale(config: TransformerConfig) -> float:
+    """What scores are multiplied by: head_dim^−½ (Vaswani et al. 2017, eq. 1) or embed_dim^−½ (001, 002, 004)."""
+    features = config.head_dim if config.attention_scale == "head_dim" else config.embed_dim
+    return float(features**-0.5)
+
+
+def hidden_score(config: TransformerConfig) -> float:
+    """What takes the place of a hidden score, once scaled: masking before the scale scales the mask's value too."""
+    return config.mask_value * score_scale(config) if config.mask_order == "before-scale" else config.mask_value
+
+
+def attention_scores(
+    query: Float[Tensor, "batch heads queries head_dim"],
+    key: Float[Tensor, "batch heads keys head_dim"],
+    scale: float,
+) -> Float[Tensor, "batch heads queries keys"]:
+    """query · keyᵀ · scale."""
+    return query @ key.transpose(-2, -1) * scale
+
+
+def attention_weights(
+    scores: Float[Tensor, "batch heads queries keys"], mask: Bool[Tensor, "#batch 1 #queries keys"], hidden: float
+) -> Float[Tensor, "batch heads queries keys"]:
+    """softmax of the scores over the keys, after `hidden` has replaced those that `mask` hides.
+
+    `hidden` is held at the lowest number of the dtype: exp(lowest − largest) is exactly 0, as it is for −inf, and a
+    row that sees nothing weighs all keys alike instead of being NaN.
+    """
+    lowest = torch.finfo(scores.dtype).min
+    return scores.masked_fill(~mask, max(hidden, lowest)).softmax(dim=-1)
+
+
+def _fused_attention(
+    query: Float[Tensor, "batch heads queries head_dim"],
+    key: Float[Tensor, "batch heads keys head_dim"],
+    value: Float[Tensor, "batch heads keys head_dim"],
+    mask: Bool[Tensor, "#batch 1 #queries keys"],
+    scale: float,
+) -> Float[Tensor, "batch heads queries head_dim"]:
+    """One kernel for all of it. It would return zeros for a row that sees nothing; with that row's query zeroed and
+    all its keys shown, it weighs them alike, as the explicit path does."""
+    sees = mask.any(dim=-1, keepdim=True)
+    query = query.masked_fill(~sees, 0)
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask | ~sees, scale=scale)
+
+
+def attention(
+    query: Float[Tensor, "batch heads queries head_dim"],
+    key: Float[Tensor, "batch heads keys head_dim"],
+    value: Float[Tensor, "batch heads keys head_dim"],
+    mask: Bool[Tensor, "#batch 1 #queries keys"],
+    *,
+    scale: float,
+    hidden: float,
+    tap: Tap = identity,
+) -> Float[Tensor, "batch queries embed_dim"]:
+    """softmax(query · keyᵀ · scale) · value, the heads merged (Vaswani et al. 2017, eq. 1)."""
+    if tap is identity and hidden < LEAVES_OUT:
+        return merge_heads(_fused_attention(query, key, value, mask, scale))
+    scores = tap("scores", attention_scores(query, key, scale))
+    weights = tap("weights", attention_weights(scores, mask, hidden))
+    return tap("context", merge_heads(weights @ value))  # type: ignore[no-any-return]
+
+
+class MultiHeadAttention(nn.Module):
+    """`x` looks at `memory` (at itself, in self-attention) with several heads (Vaswani et al. 2017, §3.2.2)."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        features = config.embed_dim if config.projection == "full" else config.head_dim
+        self.query = nn.Linear(features, features, bias=config.qkv_bias)
+        self.key = nn.Linear(features, features, bias=config.qkv_bias)
+        self.value = nn.Linear(features, features, bias=config.qkv_bias)
+        self.output = nn.Linear(config.embed_dim, config.embed_dim, bias=config.output_bias)
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch queries embed_dim"],
+        memory: Float[Tensor, "batch keys embed_dim"],
+        mask: Bool[Tensor, "#batch 1 #queries keys"],
+        tap: Tap = identity,
+    ) -> Float[Tensor, "batch queries embed_dim"]:
+        heads, projection = self.config.num_heads, self.config.projection
+        query = tap("query", project_heads(self.query, x, heads, projection))
+        key = tap("key", project_heads(self.key, memory, heads, projection))
+        value = tap("value", project_heads(self.value, memory, heads, projection))
+        scale, hidden = score_scale(self.config), hidden_score(self.config)
+        context = attention(query, key, value, mask, scale=scale, hidden=hidden, tap=tap)
+        return tap("output", self.output(context))  # type: ignore[no-any-return]

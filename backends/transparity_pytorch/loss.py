@@ -1,0 +1,18 @@
+"""The loss: how surprised the model is by the tokens that came."""
+
+from __future__ import annotations
+
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def cross_entropy(
+    logits: Float[Tensor, "batch length vocab"], targets: Int[Tensor, "batch length"], pad_id: int | None
+) -> Float[Tensor, ""]:
+    """The mean of −log softmax(logits)[target] over the targets that are not padding (document 001).
+
+    A batch of nothing but padding has no mean: NaN, as in the frameworks.
+    """
+    ignored = -100 if pad_id is None else pad_id  # −100 is no token
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=ignored)

@@ -1,0 +1,93 @@
+"""The norms. Each divides by a deviation; they differ in which one, over which axes, and where eps stands."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from transparity.config import TransformerConfig
+from transparity.taps import Tap, identity
+
+
+def layer_norm(
+    x: Float[Tensor, "*batch embed_dim"],
+    weight: Float[Tensor, " embed_dim"],
+    bias: Float[Tensor, " embed_dim"],
+    eps: float,
+) -> Float[Tensor, "*batch embed_dim"]:
+    """(x − mean) / √(variance + eps) · weight + bias over the features, the variance over n (Ba et al. 2016)."""
+    return F.layer_norm(x, weight.shape, weight, bias, eps)
+
+
+def layer_norm_unbiased(
+    x: Float[Tensor, "*batch embed_dim"],
+    weight: Float[Tensor, " embed_dim"],
+    bias: Float[Tensor, " embed_dim"],
+    eps: float,
+) -> Float[Tensor, "*batch embed_dim"]:
+    """(x − mean) / (deviation + eps) · weight + bias, the deviation over n − 1 and eps outside the root (document 003)."""
+    deviation, mean = torch.std_mean(x, dim=-1, correction=1, keepdim=True)
+    return (x - mean) / (deviation + eps) * weight + bias
+
+
+def batch_norm(
+    x: Float[Tensor, "*batch embed_dim"],
+    weight: Float[Tensor, " embed_dim"],
+    bias: Float[Tensor, " embed_dim"],
+    mean: Float[Tensor, " embed_dim"],
+    variance: Float[Tensor, " embed_dim"],
+    eps: float,
+) -> Float[Tensor, "*batch embed_dim"]:
+    """(x − mean) / √(variance + eps) · weight + bias with given statistics (document 001; Ioffe and Szegedy 2015)."""
+    return (x - mean) / torch.sqrt(variance + eps) * weight + bias
+
+
+def batch_statistics(
+    x: Float[Tensor, "*batch embed_dim"],
+) -> tuple[Float[Tensor, " embed_dim"], Float[Tensor, " embed_dim"]]:
+    """The mean and the variance (over n) of each feature over the batch and the positions."""
+    variance, mean = torch.var_mean(x, dim=tuple(range(x.ndim - 1)), correction=0)
+    return mean, variance
+
+
+def running_average(
+    old: Float[Tensor, " embed_dim"], new: Float[Tensor, " embed_dim"], momentum: float
+) -> Float[Tensor, " embed_dim"]:
+    """(1 − momentum) · old + momentum · new. Document 001 averages the variance over n; `torch.nn.BatchNorm1d`
+    normalises by it too, but averages the one over n − 1."""
+    return torch.lerp(old, new, momentum)
+
+
+class Norm(nn.Module):
+    """The norm that `config.norm` names; in training a batch norm taps its new `running_mean` and `running_var`."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.weight = nn.Parameter(torch.ones(config.embed_dim))
+        self.bias = nn.Parameter(torch.zeros(config.embed_dim))
+        self.running_mean: Tensor
+        self.running_var: Tensor
+        if config.norm == "batch":
+            self.register_buffer("running_mean", torch.zeros(config.embed_dim))
+            self.register_buffer("running_var", torch.ones(config.embed_dim))
+
+    def forward(
+        self, x: Float[Tensor, "*batch embed_dim"], tap: Tap = identity
+    ) -> Float[Tensor, "*batch embed_dim"]:
+        config = self.config
+        if config.norm == "layer":
+            return layer_norm(x, self.weight, self.bias, config.norm_eps)
+        if config.norm == "layer-unbiased":
+            return layer_norm_unbiased(x, self.weight, self.bias, config.norm_eps)
+        mean, variance = self.running_mean, self.running_var
+        if self.training:
+            mean, variance = batch_statistics(x)
+            with torch.no_grad():
+                self.running_mean.copy_(running_average(self.running_mean, mean, config.norm_momentum))
+                self.running_var.copy_(running_average(self.running_var, variance, config.norm_momentum))
+            tap("running_mean", self.running_mean)
+            tap("running_var", self.running_var)
+        return batch_norm(x, self.weight, self.bias, mean, variance, config.norm_eps)

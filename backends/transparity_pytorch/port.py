@@ -1,0 +1,184 @@
+"""The door to the PyTorch column: `build(config, parameters)`, with everything offered."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from transparity.backend import Arrays, check_choice
+from transparity.config import TransformerConfig
+from transparity.inputs import check_inputs, check_prompt
+from transparity.parameters import check_parameters
+from transparity.taps import recording
+from transparity_pytorch.generation import generate
+from transparity_pytorch.loss import cross_entropy
+from transparity_pytorch.parameters import dump, load, to_numpy
+from transparity_pytorch.transformer import Transformer
+
+
+class PytorchForward:
+    """`transparity.backend.Forward` in PyTorch."""
+
+    def __init__(self, model: Transformer, device: str, mode: str) -> None:
+        self.model, self.device = model, device
+
+        def traced(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+            taps: dict[str, torch.Tensor] = {}
+            model(**inputs, tap=recording(taps))
+            return taps
+
+        compiled = mode == "compile"
+        self.fast: Callable[..., torch.Tensor] = torch.compile(model) if compiled else model
+        self.traced: Callable[..., dict[str, torch.Tensor]] = torch.compile(traced) if compiled else traced
+
+    @torch.no_grad()
+    def __call__(self, **tokens: Any) -> dict[str, Any]:
+        return self.traced(self._inputs(tokens))
+
+    @torch.no_grad()
+    def logits(self, **tokens: Any) -> torch.Tensor:
+        return self.fast(**self._inputs(tokens))
+
+    def loss(self, targets: Any, **tokens: Any) -> float:
+        expected = _tensor(np.asarray(targets), None, self.device)
+        return float(cross_entropy(self.logits(**tokens), expected, self.model.config.pad_id))
+
+    def generate(
+        self, prompt: Any, max_new_tokens: int, *, source: Any = None, uniforms: Any = None
+    ) -> np.ndarray:
+        checked = check_prompt(self.model.config, prompt, source)
+        inputs = {name: _tensor(value, None, self.device) for name, value in checked.items()}
+        drawn = None if uniforms is None else _tensor(np.asarray(uniforms), torch.float64, self.device)
+        tokens = generate(self.model, inputs.pop("prompt"), max_new_tokens, **inputs, uniforms=drawn)
+        return to_numpy(tokens)
+
+    def ready(self, result: Any) -> None:
+        if self.device != "cpu":
+            torch.cuda.synchronize(self.device)
+
+    def _inputs(self, tokens: dict[str, Any]) -> dict[str, torch.Tensor]:
+        checked = check_inputs(self.model.config, tokens)
+        return {name: _tensor(value, None, self.device) for name, value in checked.items()}
+
+
+class PytorchModule:
+    """`transparity.backend.Module`: an `nn.Module` of the column, between NumPy arrays."""
+
+    def __init__(self, module: nn.Module, dtype: torch.dtype, device: str) -> None:
+        self.module, self.dtype, self.device = module, dtype, device
+
+    @torch.no_grad()
+    def __call__(self, *arrays: Any, taps: dict[str, Any] | None = None, **named: Any) -> Any:
+        heard: dict[str, torch.Tensor] = {}
+        listening = {} if taps is None else {"tap": recording(heard)}
+        given = [_tensor(array, self.dtype, self.device) for array in arrays]
+        keywords = {name: _tensor(array, self.dtype, self.device) for name, array in named.items()}
+        result = self.module(*given, **keywords, **listening)
+        if taps is not None:
+            state = self.module.state_dict()
+            taps |= {name: to_numpy(value) for name, value in heard.items() if name not in state}
+        return to_numpy(result)
+
+    def train(self) -> None:
+        self.module.train()
+
+    def parameters(self) -> dict[str, np.ndarray]:
+        return dump(self.module)
+
+
+class PytorchBackend:
+    """`transparity.backend.Backend` in PyTorch."""
+
+    name = "pytorch"
+    dtypes = ("float32", "float64", "bfloat16", "float16")
+    modes = ("eager", "compile")
+
+    def __call__(
+        self,
+        config: TransformerConfig,
+        parameters: Arrays,
+        *,
+        dtype: str = "float32",
+        device: str = "cpu",
+        mode: str = "eager",
+    ) -> PytorchForward:
+        check_choice(self.name, "mode", mode, self.modes)
+        check_parameters(config, parameters)
+        return PytorchForward(self._load(Transformer, config, parameters, dtype, device), device, mode)
+
+    def function(self, name: str, *, dtype: str = "float32", device: str = "cpu") -> Callable[..., Any]:
+        function, torch_dtype = _named(name), self._dtype(dtype)
+
+        def on_arrays(*arrays: Any, **named: Any) -> Any:
+            result = function(*(_tensor(array, torch_dtype, device) for array in arrays), **named)
+            return tuple(map(_array, result)) if isinstance(result, tuple) else _array(result)
+
+        return on_arrays
+
+    def module(
+        self,
+        name: str,
+        config: TransformerConfig,
+        parameters: Arrays,
+        *,
+        dtype: str = "float32",
+        device: str = "cpu",
+    ) -> PytorchModule:
+        return PytorchModule(self._load(_named(name), config, parameters, dtype, device), self._dtype(dtype), device)
+
+    def devices(self) -> tuple[str, ...]:
+        return ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+
+    def describe(self, device: str) -> dict[str, str]:
+        name = torch.cuda.get_device_name() if device == "cuda" else torch.backends.cpu.get_cpu_capability()
+        matmul = f"float32 {torch.get_float32_matmul_precision()}"
+        return {"torch": torch.__version__, "device": name, "matmul": matmul}
+
+    @contextmanager
+    def pinned(self) -> Iterator[None]:
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("highest")
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
+
+    def _load(
+        self, module: Callable[..., Any], config: TransformerConfig, parameters: Arrays, dtype: str, device: str
+    ) -> Any:
+        check_choice(self.name, "device", device, self.devices())
+        with torch.device("meta"):  # nothing is initialised that is overwritten at once
+            model = module(config)
+        model = model.to_empty(device=device).to(self._dtype(dtype)).eval()
+        load(model, parameters)
+        return model
+
+    def _dtype(self, dtype: str) -> torch.dtype:
+        torch_dtype: torch.dtype = getattr(torch, check_choice(self.name, "dtype", dtype, self.dtypes))
+        return torch_dtype
+
+
+def _named(name: str) -> Callable[..., Any]:
+    file, attribute = name.split(".")
+    found: Callable[..., Any] = getattr(importlib.import_module(f"transparity_pytorch.{file}"), attribute)
+    return found
+
+
+def _tensor(value: Any, dtype: torch.dtype | None, device: str) -> Any:
+    """An array as a tensor on `device`, floats in `dtype`; anything else as it is."""
+    if not isinstance(value, np.ndarray):
+        return value
+    return torch.as_tensor(value, dtype=dtype if value.dtype.kind == "f" else None).to(device)
+
+
+def _array(value: Any) -> Any:
+    return to_numpy(value) if isinstance(value, torch.Tensor) else value
+
+
+build = PytorchBackend()

@@ -1,0 +1,107 @@
+"""Attention: queries weigh keys and gather their values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Inexact
+from numpy import ndarray as Array
+
+from transparity.config import Projection, TransformerConfig
+from transparity.functional import linear, softmax
+from transparity.taps import Tap, identity
+
+
+def split_heads(
+    x: Inexact[Array, "batch length embed_dim"], num_heads: int
+) -> Inexact[Array, "batch heads length head_dim"]:
+    """The features cut into `num_heads` consecutive pieces, one a head (document 003)."""
+    batch, length, embed_dim = x.shape
+    return x.reshape(batch, length, num_heads, embed_dim // num_heads).swapaxes(1, 2)
+
+
+def merge_heads(x: Inexact[Array, "batch heads length head_dim"]) -> Inexact[Array, "batch length embed_dim"]:
+    """The heads side by side again: what `split_heads` undoes."""
+    batch, heads, length, head_dim = x.shape
+    return x.swapaxes(1, 2).reshape(batch, length, heads * head_dim)
+
+
+def project_heads(
+    parameters: Mapping[str, Array],
+    x: Inexact[Array, "batch length embed_dim"],
+    num_heads: int,
+    projection: Projection,
+) -> Inexact[Array, "batch heads length head_dim"]:
+    """The query, key or value of every head: projected and split, or split and projected by one map for all heads
+    (document 002)."""
+    if projection == "shared-per-head":
+        return linear(parameters, split_heads(x, num_heads))
+    return split_heads(linear(parameters, x), num_heads)
+
+
+def score_scale(config: TransformerConfig) -> float:
+    """What scores are multiplied by: head_dim^−½ (Vaswani et al. 2017, eq. 1) or embed_dim^−½ (001, 002, 004)."""
+    features = config.head_dim if config.attention_scale == "head_dim" else config.embed_dim
+    return float(features**-0.5)
+
+
+def hidden_score(config: TransformerConfig) -> float:
+    """What takes the place of a hidden score, once scaled: masking before the scale scales the mask's value too."""
+    return config.mask_value * score_scale(config) if config.mask_order == "before-scale" else config.mask_value
+
+
+def attention_scores(
+    query: Inexact[Array, "batch heads queries head_dim"],
+    key: Inexact[Array, "batch heads keys head_dim"],
+    scale: float,
+) -> Inexact[Array, "batch heads queries keys"]:
+    """query · keyᵀ · scale."""
+    return query @ key.swapaxes(-2, -1) * query.dtype.type(scale)
+
+
+def attention_weights(
+    scores: Inexact[Array, "batch heads queries keys"], mask: Bool[Array, "#batch 1 #queries keys"], hidden: float
+) -> Inexact[Array, "batch heads queries keys"]:
+    """softmax of the scores over the keys, after `hidden` has replaced those that `mask` hides.
+
+    `hidden` is held at the lowest number of the dtype: exp(lowest − largest) is exactly 0, as it is for −inf, and a
+    row that sees nothing weighs all keys alike instead of being NaN.
+    """
+    lowest = float(np.finfo(scores.dtype).min)
+    return softmax(np.where(mask, scores, scores.dtype.type(max(hidden, lowest))))
+
+
+def attention(
+    query: Inexact[Array, "batch heads queries head_dim"],
+    key: Inexact[Array, "batch heads keys head_dim"],
+    value: Inexact[Array, "batch heads keys head_dim"],
+    mask: Bool[Array, "#batch 1 #queries keys"],
+    *,
+    scale: float,
+    hidden: float,
+    tap: Tap = identity,
+) -> Inexact[Array, "batch queries embed_dim"]:
+    """softmax(query · keyᵀ · scale) · value, the heads merged (Vaswani et al. 2017, eq. 1)."""
+    scores = tap("scores", attention_scores(query, key, scale))
+    weights = tap("weights", attention_weights(scores, mask, hidden))
+    return tap("context", merge_heads(weights @ value))  # type: ignore[no-any-return]
+
+
+def multi_head_attention(
+    config: TransformerConfig,
+    parameters: Mapping[str, Any],
+    x: Inexact[Array, "batch queries embed_dim"],
+    memory: Inexact[Array, "batch keys embed_dim"],
+    mask: Bool[Array, "#batch 1 #queries keys"],
+    tap: Tap = identity,
+) -> Inexact[Array, "batch queries embed_dim"]:
+    """`x` looks at `memory` (at itself, in self-attention) with several heads (Vaswani et al. 2017, §3.2.2)."""
+    heads, projection = config.num_heads, config.projection
+    query = tap("query", project_heads(parameters["query"], x, heads, projection))
+    key = tap("key", project_heads(parameters["key"], memory, heads, projection))
+    value = tap("value", project_heads(parameters["value"], memory, heads, projection))
+    scale, hidden = score_scale(config), hidden_score(config)
+    context = attention(query, key, value, mask, scale=scale, hidden=hidden, tap=tap)
+    return tap("output", linear(parameters["output"], context))  # type: ignore[no-any-return]

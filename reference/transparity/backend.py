@@ -1,0 +1,92 @@
+"""The door: what a port offers, and what our own backends offer beyond it.
+
+A port is any `build(config, parameters) -> forward`, with `forward(**tokens)` returning logits or a dict of taps that
+includes `logits`. All else is offered by attribute, and what is not offered is reported as not compared. A package
+becomes a backend by naming its `build` in the entry-point group `transparity.backends`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity.errors import BackendError
+
+ENTRY_POINTS = "transparity.backends"
+
+Arrays = Mapping[str, np.ndarray]
+
+
+class Forward(Protocol):
+    """A model with its weights in it. Tokens are integer arrays (batch, length)."""
+
+    def __call__(self, **tokens: Any) -> dict[str, Any]:
+        """Every tap by name (`transparity.taps.tap_shapes`): the traced path."""
+
+    def logits(self, **tokens: Any) -> Any:
+        """The logits alone, as an array of the framework: the fast path."""
+
+    def loss(self, targets: Any, **tokens: Any) -> float:
+        """The mean cross-entropy of the logits, padded targets (batch, length) ignored."""
+
+    def generate(
+        self, prompt: Any, max_new_tokens: int, *, source: Any = None, uniforms: Any = None
+    ) -> np.ndarray:
+        """`prompt` (batch, length) continued by `max_new_tokens`: greedily, or by `uniforms` (batch, max_new_tokens)."""
+
+    def ready(self, result: Any) -> None:
+        """Wait until `result` is computed: frameworks answer before their device has finished."""
+
+
+class Backend(Protocol):
+    """A `build` with everything offered. `name`, `dtypes` and `modes` list the first as the default."""
+
+    name: str
+    dtypes: tuple[str, ...]
+    modes: tuple[str, ...]
+
+    def __call__(
+        self, config: TransformerConfig, parameters: Arrays, *, dtype: str = ..., device: str = ..., mode: str = ...
+    ) -> Forward:
+        """The model of `config` with `parameters` (float32, as `parameter_shapes` names them)."""
+
+    def function(self, name: str, *, dtype: str = ..., device: str = ...) -> Callable[..., Any]:
+        """A free function of the column, such as `attention.split_heads`, from NumPy arrays to NumPy arrays."""
+
+    def module(
+        self, name: str, config: TransformerConfig, parameters: Arrays, *, dtype: str = ..., device: str = ...
+    ) -> Module:
+        """A module of the column, such as `layers.EncoderLayer`, with its own `parameters` (names from it on down)."""
+
+    def devices(self) -> tuple[str, ...]:
+        """The devices at hand, `cpu` first."""
+
+    def describe(self, device: str) -> dict[str, str]:
+        """Versions, the device's name, and the precision of float32 matrix products."""
+
+    def pinned(self) -> AbstractContextManager[None]:
+        """While it is entered, float32 matrix products keep all of float32's bits on every device (no TF32)."""
+
+
+class Module(Protocol):
+    """A part of a model, from NumPy arrays to NumPy arrays."""
+
+    def __call__(self, *arrays: Any, taps: dict[str, Any] | None = None, **named: Any) -> Any:
+        """What the part returns; with `taps` given, its activations are left there."""
+
+    def train(self) -> None:
+        """Normalise by the batch from now on, and keep running statistics."""
+
+    def parameters(self) -> dict[str, np.ndarray]:
+        """The parameters as they are now, running statistics included."""
+
+
+def check_choice(backend: str, name: str, value: str, offered: tuple[str, ...]) -> str:
+    """`value`, or a `BackendError` that lists what is offered."""
+    if value not in offered:
+        raise BackendError(f"{name} is {value!r}; the {backend} backend offers {', '.join(offered)}.")
+    return value

@@ -1,0 +1,264 @@
+"""One frozen description of a transformer: every difference between two systems is one field."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import operator
+from dataclasses import dataclass
+from typing import Any, Literal, get_args, get_type_hints
+
+from transparity.errors import ConfigError
+
+Architecture = Literal["encoder-decoder", "decoder", "encoder"]
+Activation = Literal["relu"]
+NormKind = Literal["layer", "layer-unbiased", "batch"]
+NormPosition = Literal["pre", "post"]
+Projection = Literal["full", "shared-per-head"]
+AttentionScale = Literal["head_dim", "embed_dim"]
+MaskOrder = Literal["before-scale", "after-scale"]
+TargetMask = Literal["causal", "causal-and-padding"]
+Positions = Literal["learned", "sinusoidal"]
+EmbeddingScale = Literal["none", "embed_dim"]
+
+PROBE_SIZES = {
+    "source_vocab_size": 19,
+    "target_vocab_size": 17,
+    "max_length": 11,
+    "embed_dim": 24,
+    "num_heads": 3,
+    "num_encoder_layers": 2,
+    "num_decoder_layers": 2,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerConfig:
+    """Everything that two transformers may differ in, one orthogonal field each.
+
+    Raises `ConfigError`, naming the field, the value and what would be right, if the whole is impossible.
+    Fields of a stack that the architecture lacks (a decoder's `source_vocab_size`) are not read.
+    """
+
+    architecture: Architecture
+    """`encoder-decoder`, or one stack alone: `decoder` (causal) or `encoder` (sees everything)."""
+    source_vocab_size: int | None = None
+    """Tokens that the encoder knows."""
+    target_vocab_size: int | None = None
+    """Tokens that the decoder knows."""
+    max_length: int = 100
+    """The longest sequence, in tokens."""
+    embed_dim: int = 512
+    """Features of a token; a multiple of `num_heads`."""
+    num_heads: int = 8
+    num_encoder_layers: int = 6
+    num_decoder_layers: int = 6
+    feed_forward_dim: int = 2048
+    """Features inside the feed-forward."""
+    activation: Activation = "relu"
+    norm: NormKind = "layer"
+    """`layer`: (x − mean) / √(variance + eps). `layer-unbiased`: (x − mean) / (deviation over n − 1, + eps).
+    `batch`: over the batch and the positions, with running statistics."""
+    norm_eps: float = 1e-5
+    norm_momentum: float = 0.1
+    """The share of a new batch in `batch`'s running statistics (PyTorch's convention; Flax counts the rest)."""
+    norm_position: NormPosition = "post"
+    """`post`: norm(x + f(x)). `pre`: x + f(norm(x))."""
+    final_norm: bool = False
+    """One more norm at the end of each stack."""
+    memory_norm: bool = False
+    """Each decoder layer normalises the encoder's output before it looks at it."""
+    projection: Projection = "full"
+    """`full`: embed_dim → embed_dim, then split. `shared-per-head`: split, then one head_dim → head_dim for all heads."""
+    qkv_bias: bool = True
+    output_bias: bool = True
+    """Whether the attention's output projection has a bias."""
+    attention_scale: AttentionScale = "head_dim"
+    """Scores are divided by the root of this."""
+    mask_value: float = -math.inf
+    """What a hidden score is replaced by. −inf stands for the lowest number of the dtype: the same weights, and a
+    row that sees nothing weighs all its keys alike, as it does with every other value, instead of being NaN."""
+    mask_order: MaskOrder = "after-scale"
+    """Whether hidden scores are replaced before the division by the scale or after it."""
+    target_mask: TargetMask = "causal"
+    """What the decoder's self-attention hides: the future, or the future and the padding."""
+    positions: Positions = "learned"
+    embedding_scale: EmbeddingScale = "none"
+    """`embed_dim`: token embeddings are multiplied by √embed_dim before the positions are added."""
+    dropout: float = 0.0
+    """Of training alone; evaluation, which is all that is compared, never drops."""
+    pad_id: int | None = 0
+    """The token that fills up short sequences; None if there is no such token."""
+    bos_id: int | None = None
+    """The token that generation starts from."""
+    eos_id: int | None = None
+    """The token that generation ends with."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = _checked(field.name, getattr(self, field.name))
+            object.__setattr__(self, field.name, value)
+        _check_together(self)
+
+    @property
+    def has_encoder(self) -> bool:
+        return self.architecture != "decoder"
+
+    @property
+    def has_decoder(self) -> bool:
+        return self.architecture != "encoder"
+
+    @property
+    def head_dim(self) -> int:
+        return self.embed_dim // self.num_heads
+
+    @property
+    def vocab_size(self) -> int:
+        """The tokens that the logits are over: the decoder's, or a lone encoder's."""
+        return self.stack_vocab_size("decoder" if self.has_decoder else "encoder")
+
+    def stack_vocab_size(self, stack: str) -> int:
+        """The tokens that `stack` (`encoder` or `decoder`) knows."""
+        size = self.source_vocab_size if stack == "encoder" else self.target_vocab_size
+        assert size is not None  # held on construction
+        return size
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """What `forward` is called with: `source` and `target`, or `tokens`."""
+        return ("source", "target") if self.architecture == "encoder-decoder" else ("tokens",)
+
+    def input_stack(self, name: str) -> str:
+        """The stack that reads the input `name`."""
+        if name == "tokens":
+            return "decoder" if self.has_decoder else "encoder"
+        return "encoder" if name == "source" else "decoder"
+
+    def resized(self, **sizes: Any) -> TransformerConfig:
+        """The same system at another size: small enough for a probe, with what is named in `sizes` replaced.
+
+        The feed-forward keeps its proportion to `embed_dim` unless `feed_forward_dim` is given; sizes of a stack that
+        the architecture lacks are left out, so that one call serves every preset.
+        """
+        unknown = set(sizes) - {field.name for field in dataclasses.fields(self)}
+        if unknown:
+            raise ConfigError(f"resized() was given {sorted(unknown)}, which no configuration has.")
+        sizes = PROBE_SIZES | sizes
+        for stack, names in (
+            (self.has_encoder, ("source_vocab_size", "num_encoder_layers")),
+            (self.has_decoder, ("target_vocab_size", "num_decoder_layers")),
+        ):
+            if not stack:
+                sizes = {name: value for name, value in sizes.items() if name not in names}
+        sizes.setdefault("feed_forward_dim", self.feed_forward_dim * sizes["embed_dim"] // self.embed_dim)
+        return dataclasses.replace(self, **sizes)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields as JSON values; −inf is the string `"-inf"`, for JSON has no number for it."""
+        fields = dataclasses.asdict(self)
+        return fields | {"mask_value": "-inf" if self.mask_value == -math.inf else self.mask_value}
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> TransformerConfig:
+        """The configuration that `as_dict` wrote; raises `ConfigError` for a field that does not exist or is missing."""
+        if not isinstance(fields, dict):
+            raise ConfigError(f"A configuration is an object of fields, but {type(fields).__name__} was given.")
+        known = [field.name for field in dataclasses.fields(cls)]
+        for name in fields:
+            if name not in known:
+                raise ConfigError(f"A configuration has no field {name!r}; its fields are {', '.join(known)}.")
+        if "architecture" not in fields:
+            raise ConfigError(f"architecture is missing; it should be one of {', '.join(get_args(Architecture))}.")
+        if fields.get("mask_value") == "-inf":
+            fields = fields | {"mask_value": -math.inf}
+        return cls(**fields)
+
+    def to_json(self) -> str:
+        return json.dumps(self.as_dict(), indent=2, allow_nan=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> TransformerConfig:
+        """The configuration that `to_json` wrote; raises `ConfigError` if `text` is not JSON."""
+        try:
+            fields = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"The configuration is not JSON: {error}.") from None
+        return cls.from_dict(fields)
+
+
+def _check_together(config: TransformerConfig) -> None:
+    """Hold what no single field can say."""
+    needed = [("source_vocab_size", config.has_encoder), ("target_vocab_size", config.has_decoder)]
+    for name, used in needed:
+        if used and getattr(config, name) is None:
+            raise ConfigError(f"{name} is missing: the architecture {config.architecture!r} needs it.")
+    if config.embed_dim % config.num_heads:
+        raise ConfigError(
+            f"embed_dim is {config.embed_dim}, which {config.num_heads} heads (num_heads) do not divide evenly; "
+            f"{config.embed_dim // config.num_heads * config.num_heads or config.num_heads} would be right."
+        )
+    if config.positions == "sinusoidal" and config.embed_dim % 2:
+        raise ConfigError(
+            f"embed_dim is {config.embed_dim}, but sinusoidal positions pair each sine with a cosine: "
+            f"{config.embed_dim + 1} would be right."
+        )
+    vocabularies = [config.stack_vocab_size(config.input_stack(name)) for name in config.input_names]
+    for name, sizes in (("pad_id", vocabularies), ("bos_id", vocabularies[-1:]), ("eos_id", vocabularies[-1:])):
+        token = getattr(config, name)
+        if token is not None and token >= min(sizes):
+            raise ConfigError(f"{name} is {token}, outside the vocabulary of {min(sizes)} tokens.")
+
+
+def _checked(name: str, value: Any) -> Any:
+    """`value` as the plain Python type of the field `name`."""
+    kind = _FIELD_KINDS[name]
+    if choices := get_args(kind) if getattr(kind, "__origin__", None) is Literal else ():
+        if not isinstance(value, str) or value not in choices:
+            raise ConfigError(f"{name} is {value!r}; it should be one of {', '.join(choices)}.")
+        return value
+    if kind is bool:
+        if not isinstance(value, bool):
+            raise ConfigError(f"{name} is {value!r}; it should be true or false.")
+        return value
+    if kind is float:
+        return _checked_float(name, value)
+    optional = kind is not int
+    if optional and value is None:
+        return None
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        value = operator.index(value)
+    except TypeError:
+        raise ConfigError(f"{name} is {value!r}; it should be a whole number.") from None
+    least = 0 if name.endswith("_id") or name in _STACK_LAYERS else 1
+    if value < least:
+        raise ConfigError(f"{name} is {value}; it should be at least {least}.")
+    return value
+
+
+_STACK_LAYERS = ("num_encoder_layers", "num_decoder_layers")
+
+_RANGES = {
+    "norm_eps": (lambda x: 0 <= x < math.inf, "a finite number ≥ 0"),
+    "norm_momentum": (lambda x: 0 <= x <= 1, "between 0 and 1"),
+    "mask_value": (lambda x: x <= 0, "0 or less (−inf allowed)"),
+    "dropout": (lambda x: 0 <= x < 1, "at least 0 and less than 1"),
+}
+
+
+def _checked_float(name: str, value: Any) -> float:
+    holds, says = _RANGES[name]
+    try:
+        if isinstance(value, bool | str):
+            raise TypeError
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise ConfigError(f"{name} is {value!r}; it should be a number, {says}.") from None
+    if not holds(number):
+        raise ConfigError(f"{name} is {number}; it should be {says}.")
+    return number
+
+
+_FIELD_KINDS = get_type_hints(TransformerConfig)

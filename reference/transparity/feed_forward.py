@@ -1,0 +1,27 @@
+"""The feed-forward: every position by itself, up to a wider vector and down again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxtyping import Inexact
+from numpy import ndarray as Array
+
+from transparity.config import TransformerConfig
+from transparity.functional import linear, relu
+from transparity.taps import Tap, identity
+
+ACTIVATIONS = {"relu": relu}
+
+
+def feed_forward(
+    config: TransformerConfig,
+    parameters: Mapping[str, Any],
+    x: Inexact[Array, "batch length embed_dim"],
+    tap: Tap = identity,
+) -> Inexact[Array, "batch length embed_dim"]:
+    """activation(x W₁ᵀ + b₁) W₂ᵀ + b₂ (Vaswani et al. 2017, eq. 2)."""
+    activation = ACTIVATIONS[config.activation]
+    hidden = tap("hidden", activation(linear(parameters["up"], x)))
+    return tap("output", linear(parameters["down"], hidden))  # type: ignore[no-any-return]

@@ -1,0 +1,51 @@
+"""What `torch.nn.functional` and `jax.nn` bring along and NumPy does not: the one file without a twin.
+
+Every function keeps the dtype that it is given; complex numbers flow through, because derivatives are taken along
+the imaginary axis (the complex step), so nothing here takes an absolute value or compares complex numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from jaxtyping import Inexact
+from numpy import ndarray as Array
+
+
+def linear(
+    parameters: Mapping[str, Array], x: Inexact[Array, "*batch features_in"]
+) -> Inexact[Array, "*batch features_out"]:
+    """x Wᵀ + b; `bias` may be absent."""
+    product = x @ parameters["weight"].T
+    return product + parameters["bias"] if "bias" in parameters else product
+
+
+def softmax(scores: Inexact[Array, "*batch keys"]) -> Inexact[Array, "*batch keys"]:
+    """exp(scores) / Σ exp(scores) over the last axis, shifted by the largest score so that nothing overflows."""
+    exponentials = np.exp(scores - scores.real.max(axis=-1, keepdims=True))
+    return exponentials / exponentials.sum(axis=-1, keepdims=True)
+
+
+def log_softmax(scores: Inexact[Array, "*batch keys"]) -> Inexact[Array, "*batch keys"]:
+    """The logarithm of `softmax`, without taking the logarithm of a number that underflowed."""
+    shifted = scores - scores.real.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+def relu(x: Inexact[Array, "*batch"]) -> Inexact[Array, "*batch"]:
+    """max(x, 0), by the sign of the real part."""
+    return np.where(x.real > 0, x, x.dtype.type(0))
+
+
+def nest(parameters: Mapping[str, Array]) -> dict[str, Any]:
+    """Flat names as a tree: `tree["encoder"]["layers"]["0"]`, as a module holds its modules."""
+    tree: dict[str, Any] = {}
+    for name, value in parameters.items():
+        *scopes, leaf = name.split(".")
+        branch = tree
+        for scope in scopes:
+            branch = branch.setdefault(scope, {})
+        branch[leaf] = value
+    return tree

@@ -1,0 +1,90 @@
+"""The norms. Each divides by a deviation; they differ in which one, over which axes, and where eps stands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from jaxtyping import Inexact
+from numpy import ndarray as Array
+
+from transparity.config import TransformerConfig
+from transparity.taps import Tap, identity
+
+
+def layer_norm(
+    x: Inexact[Array, "*batch embed_dim"],
+    weight: Inexact[Array, " embed_dim"],
+    bias: Inexact[Array, " embed_dim"],
+    eps: float,
+) -> Inexact[Array, "*batch embed_dim"]:
+    """(x − mean) / √(variance + eps) · weight + bias over the features, the variance over n (Ba et al. 2016)."""
+    centered = x - x.mean(axis=-1, keepdims=True)
+    variance = (centered * centered).mean(axis=-1, keepdims=True)
+    return centered / np.sqrt(variance + x.dtype.type(eps)) * weight + bias
+
+
+def layer_norm_unbiased(
+    x: Inexact[Array, "*batch embed_dim"],
+    weight: Inexact[Array, " embed_dim"],
+    bias: Inexact[Array, " embed_dim"],
+    eps: float,
+) -> Inexact[Array, "*batch embed_dim"]:
+    """(x − mean) / (deviation + eps) · weight + bias, the deviation over n − 1 and eps outside the root (document 003)."""
+    centered = x - x.mean(axis=-1, keepdims=True)
+    variance = (centered * centered).sum(axis=-1, keepdims=True) / x.dtype.type(x.shape[-1] - 1)
+    return centered / (np.sqrt(variance) + x.dtype.type(eps)) * weight + bias
+
+
+def batch_norm(
+    x: Inexact[Array, "*batch embed_dim"],
+    weight: Inexact[Array, " embed_dim"],
+    bias: Inexact[Array, " embed_dim"],
+    mean: Inexact[Array, " embed_dim"],
+    variance: Inexact[Array, " embed_dim"],
+    eps: float,
+) -> Inexact[Array, "*batch embed_dim"]:
+    """(x − mean) / √(variance + eps) · weight + bias with given statistics (document 001; Ioffe and Szegedy 2015)."""
+    return (x - mean) / np.sqrt(variance + x.dtype.type(eps)) * weight + bias
+
+
+def batch_statistics(
+    x: Inexact[Array, "*batch embed_dim"],
+) -> tuple[Inexact[Array, " embed_dim"], Inexact[Array, " embed_dim"]]:
+    """The mean and the variance (over n) of each feature over the batch and the positions."""
+    axes = tuple(range(x.ndim - 1))
+    mean = x.mean(axis=axes)
+    centered = x - mean
+    return mean, (centered * centered).mean(axis=axes)
+
+
+def running_average(
+    old: Inexact[Array, " embed_dim"], new: Inexact[Array, " embed_dim"], momentum: float
+) -> Inexact[Array, " embed_dim"]:
+    """(1 − momentum) · old + momentum · new. Document 001 averages the variance over n; `torch.nn.BatchNorm1d`
+    normalises by it too, but averages the one over n − 1."""
+    share = old.dtype.type(momentum)
+    return (1 - share) * old + share * new
+
+
+def norm(
+    config: TransformerConfig,
+    parameters: Mapping[str, Array],
+    x: Inexact[Array, "*batch embed_dim"],
+    tap: Tap = identity,
+    *,
+    training: bool = False,
+) -> Inexact[Array, "*batch embed_dim"]:
+    """The norm that `config.norm` names; in training a batch norm taps its new `running_mean` and `running_var`."""
+    weight, bias = parameters["weight"], parameters["bias"]
+    if config.norm == "layer":
+        return layer_norm(x, weight, bias, config.norm_eps)
+    if config.norm == "layer-unbiased":
+        return layer_norm_unbiased(x, weight, bias, config.norm_eps)
+    mean, variance = parameters["running_mean"], parameters["running_var"]
+    if training:
+        old_mean, old_variance = mean, variance
+        mean, variance = batch_statistics(x)
+        tap("running_mean", running_average(old_mean, mean, config.norm_momentum))
+        tap("running_var", running_average(old_variance, variance, config.norm_momentum))
+    return batch_norm(x, weight, bias, mean, variance, config.norm_eps)

@@ -1,0 +1,136 @@
+"""The parameters: flat names, PyTorch's orientation `(out, in)`, safetensors files.
+
+`parameter_shapes` is the one source of truth; initialising, checking, loading and saving all read it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from transparity.config import TransformerConfig
+from transparity.errors import ParameterError
+
+Parameters = Mapping[str, np.ndarray]
+
+FLOATS = {"F16": "float16", "F32": "float32", "F64": "float64"}
+
+
+def parameter_shapes(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
+    """The name and shape of every parameter, in the order in which the forward pass meets them."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    stacks = ["encoder"] * config.has_encoder + ["decoder"] * config.has_decoder
+    for stack in stacks:
+        shapes |= _stack_shapes(stack, config)
+    return shapes | _linear("head", config.vocab_size, config.embed_dim, bias=True)
+
+
+def _stack_shapes(stack: str, config: TransformerConfig) -> dict[str, tuple[int, ...]]:
+    shapes = {f"{stack}.token_embedding.weight": (config.stack_vocab_size(stack), config.embed_dim)}
+    if config.positions == "learned":
+        shapes[f"{stack}.position_embedding.weight"] = (config.max_length, config.embed_dim)
+    layers = config.num_encoder_layers if stack == "encoder" else config.num_decoder_layers
+    for layer in range(layers):
+        scope = f"{stack}.layers.{layer}"
+        shapes |= _attention_shapes(f"{scope}.self_attention", config)
+        shapes |= _norm_shapes(f"{scope}.self_attention_norm", config)
+        if stack == "decoder" and config.has_encoder:
+            shapes |= _attention_shapes(f"{scope}.cross_attention", config)
+            shapes |= _norm_shapes(f"{scope}.cross_attention_norm", config)
+            if config.memory_norm:
+                shapes |= _norm_shapes(f"{scope}.memory_norm", config)
+        shapes |= _linear(f"{scope}.feed_forward.up", config.feed_forward_dim, config.embed_dim, bias=True)
+        shapes |= _linear(f"{scope}.feed_forward.down", config.embed_dim, config.feed_forward_dim, bias=True)
+        shapes |= _norm_shapes(f"{scope}.feed_forward_norm", config)
+    if config.final_norm:
+        shapes |= _norm_shapes(f"{stack}.final_norm", config)
+    return shapes
+
+
+def _attention_shapes(scope: str, config: TransformerConfig) -> dict[str, tuple[int, ...]]:
+    features = config.embed_dim if config.projection == "full" else config.head_dim
+    shapes: dict[str, tuple[int, ...]] = {}
+    for role in ("query", "key", "value"):
+        shapes |= _linear(f"{scope}.{role}", features, features, bias=config.qkv_bias)
+    return shapes | _linear(f"{scope}.output", config.embed_dim, config.embed_dim, bias=config.output_bias)
+
+
+def _linear(scope: str, out: int, into: int, *, bias: bool) -> dict[str, tuple[int, ...]]:
+    weight: dict[str, tuple[int, ...]] = {f"{scope}.weight": (out, into)}
+    return weight | {f"{scope}.bias": (out,)} if bias else weight
+
+
+def _norm_shapes(scope: str, config: TransformerConfig) -> dict[str, tuple[int, ...]]:
+    names = ["weight", "bias"] + ["running_mean", "running_var"] * (config.norm == "batch")
+    return {f"{scope}.{name}": (config.embed_dim,) for name in names}
+
+
+def initialize_parameters(config: TransformerConfig, seed: int = 0) -> dict[str, np.ndarray]:
+    """Parameters to start training from, float32: matrices uniform with Glorot's bound (document 003), gains and
+    variances 1, all else 0."""
+    random = np.random.default_rng(seed)
+    parameters = {}
+    for name, shape in parameter_shapes(config).items():
+        if len(shape) == 2:
+            bound = math.sqrt(6 / sum(shape))
+            parameters[name] = random.uniform(-bound, bound, shape).astype(np.float32)
+        else:
+            ones = name.endswith(("norm.weight", "running_var"))
+            parameters[name] = np.full(shape, 1 if ones else 0, np.float32)
+    return parameters
+
+
+def check_parameters(config: TransformerConfig, parameters: Mapping[str, Any]) -> None:
+    """Raise `ParameterError` unless `parameters` are exactly those of `config`: finite floats of the right shapes."""
+    shapes = parameter_shapes(config)
+    for name in parameters:
+        if name not in shapes:
+            close = difflib.get_close_matches(str(name), shapes, 1)
+            hint = f"; the nearest name is {close[0]!r}" if close else ""
+            raise ParameterError(f"Parameter {name!r} does not belong to this configuration{hint}.")
+    for name, shape in shapes.items():
+        if name not in parameters:
+            raise ParameterError(f"Parameter {name!r} is missing; it should have the shape {shape}.")
+        value = np.asarray(parameters[name])
+        if value.shape != shape:
+            transposed = " (it looks transposed)" if value.shape == shape[::-1] else ""
+            raise ParameterError(f"Parameter {name!r} has the shape {value.shape}, not {shape}{transposed}.")
+        if value.dtype.kind not in "fc":
+            raise ParameterError(f"Parameter {name!r} has the dtype {value.dtype}; it should be a float.")
+        if not np.isfinite(value).all():
+            where = tuple(int(index) for index in np.argwhere(~np.isfinite(value))[0])
+            raise ParameterError(f"Parameter {name!r} is {value[where]} at {list(where)}; it should be finite.")
+        if name.endswith("running_var") and (value.real < 0).any():
+            raise ParameterError(f"Parameter {name!r} is negative ({value.real.min()}); a variance should be ≥ 0.")
+
+
+def save_parameters(path: str | os.PathLike[str], parameters: Parameters) -> None:
+    """Write `parameters` as a safetensors file."""
+    save_file({name: np.ascontiguousarray(value) for name, value in parameters.items()}, path)
+
+
+def load_parameters(path: str | os.PathLike[str], config: TransformerConfig | None = None) -> dict[str, np.ndarray]:
+    """Read a safetensors file, and hold it to `config` if one is given.
+
+    Raises `ParameterError` if there is no such file, it is not safetensors, or a tensor is not a float that NumPy knows.
+    """
+    try:
+        with safe_open(path, framework="numpy") as file:
+            for name in file.keys():  # noqa: SIM118 - a handle, not a dict
+                dtype = file.get_slice(name).get_dtype()
+                if dtype not in FLOATS:
+                    expected = ", ".join(FLOATS.values())
+                    raise ParameterError(f"Parameter {name!r} of {path} has the dtype {dtype}; expected {expected}.")
+            parameters = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise ParameterError(f"{path} cannot be read as a safetensors file: {error}.") from None
+    if config is not None:
+        check_parameters(config, parameters)
+    return parameters

@@ -1,0 +1,153 @@
+"""The door to the NumPy column: `build(config, parameters)`, with everything offered."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import platform
+import re
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+
+from transparity.backend import Arrays, check_choice
+from transparity.config import TransformerConfig
+from transparity.functional import nest
+from transparity.generation import generate
+from transparity.inputs import check_inputs, check_prompt
+from transparity.loss import cross_entropy
+from transparity.parameters import check_parameters
+from transparity.taps import recording
+from transparity.transformer import transformer
+
+
+class NumpyForward:
+    """`transparity.backend.Forward` in NumPy."""
+
+    def __init__(self, config: TransformerConfig, parameters: Arrays, dtype: str) -> None:
+        check_parameters(config, parameters)
+        self.config = config
+        self.parameters = {name: np.asarray(value).astype(dtype) for name, value in parameters.items()}
+
+    def __call__(self, **tokens: Any) -> dict[str, Any]:
+        taps: dict[str, Any] = {}
+        inputs = check_inputs(self.config, tokens)
+        transformer(self.config, self.parameters, **inputs, tap=recording(taps))
+        return taps
+
+    def logits(self, **tokens: Any) -> Any:
+        return transformer(self.config, self.parameters, **check_inputs(self.config, tokens))
+
+    def loss(self, targets: Any, **tokens: Any) -> float:
+        return float(cross_entropy(self.logits(**tokens), np.asarray(targets), self.config.pad_id))
+
+    def generate(
+        self, prompt: Any, max_new_tokens: int, *, source: Any = None, uniforms: Any = None
+    ) -> np.ndarray:
+        inputs = check_prompt(self.config, prompt, source)
+        return generate(
+            self.config,
+            self.parameters,
+            inputs["prompt"],
+            max_new_tokens,
+            source=inputs.get("source"),
+            uniforms=None if uniforms is None else np.asarray(uniforms),
+        )
+
+    def ready(self, result: Any) -> None:
+        """NumPy answers when it has finished."""
+
+
+class NumpyModule:
+    """`transparity.backend.Module`: a function of the column with its configuration and parameters in it."""
+
+    def __init__(
+        self, function: Callable[..., Any], config: TransformerConfig, parameters: Arrays, dtype: str
+    ) -> None:
+        self.function, self.config, self.dtype = function, config, dtype
+        self.state = {name: np.asarray(value).astype(dtype) for name, value in parameters.items()}
+        self.training: dict[str, bool] = {}
+
+    def __call__(self, *arrays: Any, taps: dict[str, Any] | None = None, **named: Any) -> Any:
+        heard: dict[str, Any] = {}
+        arrays = tuple(_in_dtype(array, self.dtype) for array in arrays)
+        flat = self.function is transformer
+        parameters = self.state if flat else nest(self.state)
+        result = self.function(self.config, parameters, *arrays, **named, **self.training, tap=recording(heard))
+        self.state |= {name: value for name, value in heard.items() if name in self.state}
+        if taps is not None:
+            taps |= {name: value for name, value in heard.items() if name not in self.state}
+        return result
+
+    def train(self) -> None:
+        self.training = {"training": True}
+
+    def parameters(self) -> dict[str, np.ndarray]:
+        return dict(self.state)
+
+
+class NumpyBackend:
+    """`transparity.backend.Backend` in NumPy."""
+
+    name = "numpy"
+    dtypes = ("float64", "float32", "float16")
+    modes = ("eager",)
+
+    def __call__(
+        self,
+        config: TransformerConfig,
+        parameters: Arrays,
+        *,
+        dtype: str = "float64",
+        device: str = "cpu",
+        mode: str = "eager",
+    ) -> NumpyForward:
+        check_choice(self.name, "dtype", dtype, self.dtypes)
+        check_choice(self.name, "device", device, self.devices())
+        check_choice(self.name, "mode", mode, self.modes)
+        return NumpyForward(config, parameters, dtype)
+
+    def function(self, name: str, *, dtype: str = "float64", device: str = "cpu") -> Callable[..., Any]:
+        function = _named(name)
+
+        def on_arrays(*arrays: Any, **named: Any) -> Any:
+            return function(*(_in_dtype(array, dtype) for array in arrays), **named)
+
+        return functools.wraps(function)(on_arrays)
+
+    def module(
+        self,
+        name: str,
+        config: TransformerConfig,
+        parameters: Arrays,
+        *,
+        dtype: str = "float64",
+        device: str = "cpu",
+    ) -> NumpyModule:
+        return NumpyModule(_named(name), config, parameters, dtype)
+
+    def devices(self) -> tuple[str, ...]:
+        return ("cpu",)
+
+    def describe(self, device: str) -> dict[str, str]:
+        return {"numpy": np.__version__, "device": platform.machine(), "matmul": "full precision"}
+
+    def pinned(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+def _named(name: str) -> Callable[..., Any]:
+    """`layers.EncoderLayer` is `layers.encoder_layer` here: a module with its weights elsewhere is a function."""
+    file, attribute = name.split(".")
+    snake_case = re.sub(r"(?<!^)(?=[A-Z])", "_", attribute).lower()
+    function: Callable[..., Any] = getattr(importlib.import_module(f"transparity.{file}"), snake_case)
+    return function
+
+
+def _in_dtype(value: Any, dtype: str) -> Any:
+    return value.astype(dtype) if isinstance(value, np.ndarray) and value.dtype.kind == "f" else value
+
+
+build = NumpyBackend()

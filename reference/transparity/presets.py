@@ -1,0 +1,158 @@
+"""The source systems: five documents that build a transformer, as configurations.
+
+A preset is a value of `TransformerConfig` at the size that its document prints. What a document does by mistake is
+kept, and `departures` says it by name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from transparity.config import TransformerConfig
+from transparity.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A source system: its configuration, the document it comes from, and what had to be decided where that is silent."""
+
+    config: TransformerConfig
+    document: str
+    decided: str = ""
+
+
+_NOTES_LM = TransformerConfig(
+    architecture="decoder",
+    target_vocab_size=65,
+    max_length=256,
+    embed_dim=384,
+    num_heads=6,
+    num_decoder_layers=6,
+    feed_forward_dim=4 * 384,
+    norm_position="pre",
+    final_norm=True,
+    qkv_bias=False,
+    attention_scale="embed_dim",
+    mask_value=-math.inf,
+    dropout=0.2,
+)
+
+_TRANSLATION = TransformerConfig(
+    architecture="encoder-decoder",
+    source_vocab_size=10,
+    target_vocab_size=10,
+    max_length=100,
+    embed_dim=512,
+    num_heads=8,
+    num_encoder_layers=6,
+    num_decoder_layers=6,
+    feed_forward_dim=4 * 512,
+    attention_scale="embed_dim",
+    mask_value=-1e20,
+    mask_order="before-scale",
+    bos_id=1,
+    eos_id=2,
+)
+
+_NOTES_DECIDED = (
+    "the document prints no sizes: they are those of the lecture it adapts; it has no padding: token 0 stands for it"
+)
+
+PRESETS = {
+    "walkthrough": Preset(
+        dataclasses.replace(
+            _TRANSLATION,
+            source_vocab_size=8,
+            target_vocab_size=8,
+            max_length=10,
+            feed_forward_dim=512,
+            attention_scale="head_dim",
+            mask_value=-1e-20,
+            dropout=0.2,
+        ),
+        "000",
+        "the document does not generate: <bos> is 1 and <eos> is 2, as its example batch reads",
+    ),
+    "notes-lm": Preset(_NOTES_LM, "001, the language model", _NOTES_DECIDED),
+    "notes-attention": Preset(
+        dataclasses.replace(_NOTES_LM, attention_scale="head_dim"), "001, the notes' own classes", _NOTES_DECIDED
+    ),
+    "shared-heads": Preset(
+        dataclasses.replace(
+            _TRANSLATION, embed_dim=256, feed_forward_dim=4 * 256, projection="shared-per-head", qkv_bias=False
+        ),
+        "002",
+    ),
+    "pre-norm": Preset(
+        TransformerConfig(
+            architecture="encoder-decoder",
+            source_vocab_size=10_000,
+            target_vocab_size=10_000,
+            norm="layer-unbiased",
+            norm_position="pre",
+            memory_norm=True,
+            qkv_bias=False,
+            output_bias=False,
+            mask_value=-1e9,
+            target_mask="causal-and-padding",
+            positions="sinusoidal",
+            embedding_scale="embed_dim",
+            dropout=0.1,
+            bos_id=1,
+            eos_id=2,
+        ),
+        "003",
+        "the document prints neither its embedding class (tokens are scaled by √embed_dim, as in the paper) nor its "
+        "vocabularies (10,000 each)",
+    ),
+    "translation": Preset(_TRANSLATION, "004"),
+}
+
+
+def preset(name: str) -> TransformerConfig:
+    """The configuration of the source system `name`, at its document's size."""
+    if name not in PRESETS:
+        raise ConfigError(f"There is no preset {name!r}; the presets are {', '.join(PRESETS)}.")
+    return PRESETS[name].config
+
+
+# Vaswani et al. (2017), "Attention is all you need", field by field: what is otherwise is said in these words.
+_DEPARTURES: tuple[tuple[Callable[[TransformerConfig], bool], str], ...] = (
+    (
+        lambda c: c.mask_value > -1e3,
+        "masked scores are replaced by {c.mask_value:g}, which hides nothing (paper: −∞, §3.2.3)",
+    ),
+    (
+        lambda c: c.attention_scale == "embed_dim" and c.num_heads > 1,
+        "scores are divided by √embed_dim = {root_embed:.3g}, not by √head_dim = {root_head:.3g} (§3.2.1)",
+    ),
+    (
+        lambda c: c.projection == "shared-per-head",
+        "one head_dim×head_dim projection is shared by all heads (paper: one per head, §3.2.2)",
+    ),
+    (
+        lambda c: c.feed_forward_dim != 4 * c.embed_dim,
+        "the feed-forward has {c.feed_forward_dim} hidden features, not 4 × embed_dim (§3.3)",
+    ),
+    (lambda c: c.norm_position == "pre", "norms stand before the sublayers (paper: after the residual, §3.1)"),
+    (lambda c: c.norm == "layer-unbiased", "the norm divides by (deviation over n − 1) + eps"),
+    (lambda c: c.norm == "batch", "the norm is a batch norm (paper: layer norm, §3.1)"),
+    (lambda c: c.final_norm, "one more norm ends each stack"),
+    (lambda c: c.memory_norm, "each decoder layer normalises the encoder's output once more"),
+    (lambda c: c.positions == "learned", "positions are learned (paper: sinusoidal, §3.5)"),
+    (lambda c: c.embedding_scale == "none", "token embeddings are not multiplied by √embed_dim (§3.4)"),
+    (lambda c: c.architecture != "encoder-decoder", "it is a lone {c.architecture}"),
+    (
+        lambda c: c.has_decoder and c.has_encoder and c.target_mask == "causal",
+        "the target's padding is not hidden, only its future",
+    ),
+)
+
+
+def departures(config: TransformerConfig) -> list[str]:
+    """What `config` does otherwise than "Attention is all you need", one clause each."""
+    roots = {"root_embed": config.embed_dim**0.5, "root_head": config.head_dim**0.5}
+    return [says.format(c=config, **roots) for holds, says in _DEPARTURES if holds(config)]

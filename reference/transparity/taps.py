@@ -1,0 +1,88 @@
+"""The tap: every named activation passes through `tap(name, value) -> value`.
+
+A tap can record, replace, round or perturb what flows through it. It is passed explicitly, never a global, so that
+functions stay pure: `jax.jit` traces through it and `torch.compile` sees nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from transparity.config import TransformerConfig
+
+Tap = Callable[[str, Any], Any]
+
+
+def identity(name: str, value: Any) -> Any:
+    """Nobody listens."""
+    return value
+
+
+def scoped(tap: Tap, scope: str) -> Tap:
+    """`tap`, hearing every name with `scope` in front; `identity` stays itself, so that unheard taps cost nothing."""
+    if tap is identity:
+        return identity
+
+    def scoped_tap(name: str, value: Any) -> Any:
+        return tap(f"{scope}.{name}", value)
+
+    return scoped_tap
+
+
+def recording(into: dict[str, Any]) -> Tap:
+    """A tap that keeps every value in `into` under its name."""
+
+    def record(name: str, value: Any) -> Any:
+        into[name] = value
+        return value
+
+    return record
+
+
+def tap_shapes(config: TransformerConfig, batch: int, **lengths: int) -> dict[str, tuple[int, ...]]:
+    """Every tap of a forward pass, in the order in which it is reached, with its shape.
+
+    `lengths` are those of the inputs by name: `source` and `target`, or `tokens`.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name in config.input_names:
+        stack, length = config.input_stack(name), lengths[name]
+        embedded = (batch, length, config.embed_dim)
+        shapes[f"{stack}.embedding"] = embedded
+        layers = config.num_encoder_layers if stack == "encoder" else config.num_decoder_layers
+        attends = ["self_attention"] + ["cross_attention"] * (name == "target")
+        for layer in range(layers):
+            scope = f"{stack}.layers.{layer}"
+            for attention in attends:
+                keys = lengths["source"] if attention == "cross_attention" else length
+                pre, norm = config.norm_position == "pre", {f"{scope}.{attention}_norm": embedded}
+                shapes |= norm if pre else {}
+                if attention == "cross_attention" and config.memory_norm:
+                    shapes[f"{scope}.memory_norm"] = (batch, keys, config.embed_dim)
+                shapes |= _attention_shapes(f"{scope}.{attention}", config, batch, length, keys)
+                shapes |= {} if pre else norm
+            norm = {f"{scope}.feed_forward_norm": embedded}
+            shapes |= norm if config.norm_position == "pre" else {}
+            shapes[f"{scope}.feed_forward.hidden"] = (batch, length, config.feed_forward_dim)
+            shapes[f"{scope}.feed_forward.output"] = embedded
+            shapes |= norm if config.norm_position == "post" else {}
+            shapes[f"{scope}.output"] = embedded
+        shapes[f"{stack}.output"] = embedded
+    shapes["logits"] = (batch, lengths[config.input_names[-1]], config.vocab_size)
+    return shapes
+
+
+def _attention_shapes(
+    scope: str, config: TransformerConfig, batch: int, queries: int, keys: int
+) -> dict[str, tuple[int, ...]]:
+    heads, head_dim = config.num_heads, config.head_dim
+    return {
+        f"{scope}.query": (batch, heads, queries, head_dim),
+        f"{scope}.key": (batch, heads, keys, head_dim),
+        f"{scope}.value": (batch, heads, keys, head_dim),
+        f"{scope}.scores": (batch, heads, queries, keys),
+        f"{scope}.weights": (batch, heads, queries, keys),
+        f"{scope}.context": (batch, queries, config.embed_dim),
+        f"{scope}.output": (batch, queries, config.embed_dim),
+    }

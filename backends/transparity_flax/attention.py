@@ -10,11 +10,15 @@ from jaxtyping import Bool, Float
 
 from transparity.config import Projection, TransformerConfig
 from transparity.taps import Tap, identity
-from transparity_flax.normalization import widened
+from transparity_flax.precision import widened
 
 # Below this, the weight of a hidden key underflows to exactly 0, so leaving the key out is the same as replacing its
 # score; above it (walkthrough's −1e-20) it is not, and only the explicit path is right.
 LEAVES_OUT = -1e6
+
+# The fused call takes its softmax in float32, which is too little for float64, and XLA's CPU has no product of
+# float16 that sums in float32, which it asks for.
+FUSED_DTYPES = (jnp.float32, jnp.bfloat16)
 
 
 def split_heads(
@@ -69,10 +73,10 @@ def attention_weights(
 ) -> Float[Array, "batch heads queries keys"]:
     """softmax of the scores over the keys, after `hidden` has replaced those that `mask` hides.
 
-    `hidden` is held at the lowest number of the dtype: exp(lowest − largest) is exactly 0, as it is for −inf, and a
-    row that sees nothing weighs all keys alike instead of being NaN.
+    `hidden` is held at half the lowest number of the dtype: exp(that − largest) is exactly 0, as it is for −inf, and
+    a row that sees nothing weighs all keys alike instead of being NaN.
     """
-    lowest = float(jnp.finfo(scores.dtype).min)
+    lowest = float(jnp.finfo(scores.dtype).min) / 2
     shown = jnp.where(mask, scores, jnp.asarray(max(hidden, lowest), scores.dtype))
     return jax.nn.softmax(widened(shown), axis=-1).astype(scores.dtype)
 
@@ -101,8 +105,7 @@ def attention(
     tap: Tap = identity,
 ) -> Float[Array, "batch queries embed_dim"]:
     """softmax(query · keyᵀ · scale) · value, the heads merged (Vaswani et al. 2017, eq. 1)."""
-    wider_than_fused = query.dtype == jnp.float64  # the fused call takes its softmax in float32, come what may
-    if tap is identity and hidden < LEAVES_OUT and not wider_than_fused:
+    if tap is identity and hidden < LEAVES_OUT and query.dtype in FUSED_DTYPES:
         return merge_heads(_fused_attention(query, key, value, mask, scale))
     scores = tap("scores", attention_scores(query, key, scale))
     weights = tap("weights", attention_weights(scores, mask, hidden))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from transparity_flax.normalization import widened
+from transparity_flax.attention import LEAVES_OUT, hidden_score
+from transparity_flax.precision import widened
 from transparity_flax.transformer import Transformer
 
 
@@ -25,7 +28,7 @@ def sampled_tokens(logits: Float[Array, "batch vocab"], uniforms: Float[Array, "
     return jnp.minimum(passed.sum(axis=-1), logits.shape[-1] - 1)
 
 
-@nnx.jit
+@partial(nnx.jit, static_argnames="width")
 def _step(
     model: Transformer,
     tokens: Int[Array, "batch total_length"],
@@ -33,11 +36,12 @@ def _step(
     ended: Bool[Array, " batch"],
     source: Int[Array, "batch keys"] | None,
     uniforms: Float[Array, " batch"] | None,
+    *,
+    width: int,
 ) -> tuple[Int[Array, "batch total_length"], Bool[Array, " batch"]]:
-    """`tokens` with its next one written at `length`. One program serves every step, since no shape depends on it:
-    the model is shown what is not yet written, too, and cannot see it, for it lies in the future."""
+    """`tokens` with its next one written at `length`, by what the model says of `width` tokens up to there or, at the
+    beginning, past it."""
     config = model.config
-    width = min(config.max_length, tokens.shape[1])
     start = jnp.maximum(length - width, 0)
     context = jax.lax.dynamic_slice_in_dim(tokens, start, width, axis=1)
     inputs = {"tokens": context} if source is None else {"source": source, "target": context}
@@ -65,9 +69,13 @@ def generate(
     batch, length = prompt.shape
     tokens = jnp.pad(prompt, ((0, 0), (0, max_new_tokens)))
     ended = jnp.zeros(batch, bool)
+    # A width that does not change lets one program serve every step: what is not yet written is shown, too, and not
+    # seen, for it lies in the future. A mask that hides nothing (walkthrough's) needs a program for each length.
+    hides = hidden_score(model.config) < LEAVES_OUT
     for step in range(max_new_tokens):
+        width = min(model.config.max_length, tokens.shape[1] if hides else length)
         drawn = None if uniforms is None else uniforms[:, step]
-        tokens, ended = _step(model, tokens, jnp.asarray(length), ended, source, drawn)
+        tokens, ended = _step(model, tokens, jnp.asarray(length), ended, source, drawn, width=width)
         length += 1
         if ended.all():
             break

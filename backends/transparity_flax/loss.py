@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
-from transparity_flax.normalization import widened
+from transparity_flax.precision import widened
 
 
 def cross_entropy(

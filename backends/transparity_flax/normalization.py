@@ -1,7 +1,4 @@
-"""The norms. Each divides by a deviation; they differ in which one, over which axes, and where eps stands.
-
-XLA computes in the dtype it is given: half precision is widened to float32 here, as PyTorch's kernels do inside.
-"""
+"""The norms. Each divides by a deviation; they differ in which one, over which axes, and where eps stands."""
 
 from __future__ import annotations
 
@@ -12,11 +9,7 @@ from jaxtyping import Float
 
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity
-
-
-def widened(x: Float[Array, "*batch embed_dim"]) -> Float[Array, "*batch embed_dim"]:
-    """`x` in at least float32."""
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+from transparity_flax.precision import widened
 
 
 def layer_norm(

@@ -15,7 +15,7 @@ from flax import nnx
 
 from transparity.backend import Arrays, check_choice
 from transparity.config import TransformerConfig
-from transparity.inputs import check_inputs, check_prompt
+from transparity.inputs import check_draws, check_inputs, check_prompt, check_targets
 from transparity.parameters import check_parameters
 from transparity.taps import recording, tap_shapes
 from transparity_flax.generation import generate
@@ -23,50 +23,60 @@ from transparity_flax.loss import cross_entropy
 from transparity_flax.parameters import dump, load, to_numpy
 from transparity_flax.transformer import Transformer
 
+Graph = nnx.GraphDef[Transformer]
+State = nnx.GraphState
+
+
+def _fast(graph: Graph, state: State, inputs: dict[str, jax.Array]) -> jax.Array:
+    return nnx.merge(graph, state)(**inputs)
+
+
+def _traced(graph: Graph, state: State, inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    taps: dict[str, jax.Array] = {}
+    nnx.merge(graph, state)(**inputs, tap=recording(taps))
+    return taps
+
+
+# The graph is what the program depends on, the state what it is given: two models of one configuration share a program.
+_fast_jit, _traced_jit = jax.jit(_fast, static_argnums=0), jax.jit(_traced, static_argnums=0)
+
 
 class FlaxForward:
     """`transparity.backend.Forward` in JAX."""
 
     def __init__(self, model: Transformer, dtype: str, device: jax.Device, mode: str) -> None:
         self.model, self.dtype, self.device = model, dtype, device
-        graph, self.state = nnx.split(model)
-
-        def fast(state: nnx.State[Any, Any], inputs: dict[str, jax.Array]) -> jax.Array:
-            return nnx.merge(graph, state)(**inputs)
-
-        def traced(state: nnx.State[Any, Any], inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
-            taps: dict[str, jax.Array] = {}
-            nnx.merge(graph, state)(**inputs, tap=recording(taps))
-            return taps
-
-        self.fast: Callable[..., jax.Array] = jax.jit(fast) if mode == "jit" else fast
-        self.traced: Callable[..., dict[str, jax.Array]] = jax.jit(traced) if mode == "jit" else traced
+        self.graph, self.state = nnx.split(model)
+        self.fast, self.traced = (_fast_jit, _traced_jit) if mode == "jit" else (_fast, _traced)
 
     def __call__(self, **tokens: Any) -> dict[str, Any]:
         inputs = check_inputs(self.model.config, tokens)
         with x64_for(self.dtype):
-            taps = self.traced(self.state, self._arrays(inputs))
+            taps = self.traced(self.graph, self.state, self._arrays(inputs))
         # jit returns a dict with its keys sorted; the shapes have them in the order of the forward pass.
         return {name: taps[name] for name in _in_order(self.model.config, inputs, taps)}
 
     def logits(self, **tokens: Any) -> jax.Array:
         inputs = check_inputs(self.model.config, tokens)
         with x64_for(self.dtype):
-            return self.fast(self.state, self._arrays(inputs))
+            return self.fast(self.graph, self.state, self._arrays(inputs))
 
     def loss(self, targets: Any, **tokens: Any) -> float:
+        config = self.model.config
+        expected = check_targets(config, targets, check_inputs(config, tokens))
         logits = self.logits(**tokens)
         with x64_for(self.dtype):
-            return float(cross_entropy(logits, self._array(targets), self.model.config.pad_id))
+            return float(cross_entropy(logits, self._array(expected), config.pad_id))
 
     def generate(
         self, prompt: Any, max_new_tokens: int, *, source: Any = None, uniforms: Any = None
     ) -> np.ndarray:
         inputs = check_prompt(self.model.config, prompt, source)
+        steps, uniforms = check_draws(len(inputs["prompt"]), max_new_tokens, uniforms)
         with x64_for(self.dtype):
             arrays = self._arrays(inputs)
             drawn = None if uniforms is None else self._array(uniforms)
-            tokens = generate(self.model, arrays.pop("prompt"), max_new_tokens, **arrays, uniforms=drawn)
+            tokens = generate(self.model, arrays.pop("prompt"), steps, **arrays, uniforms=drawn)
             return np.asarray(tokens)
 
     def ready(self, result: Any) -> None:
@@ -146,6 +156,9 @@ class FlaxBackend:
         device: str = "cpu",
     ) -> FlaxModule:
         return FlaxModule(self._load(_named(name), config, parameters, dtype, device), dtype, _device(device))
+
+    def einsum(self, subscripts: str, *arrays: np.ndarray) -> np.ndarray:
+        return to_numpy(jnp.einsum(subscripts, *arrays))
 
     def devices(self) -> tuple[str, ...]:
         return ("cpu",) if jax.default_backend() == "cpu" else ("cpu", "cuda")

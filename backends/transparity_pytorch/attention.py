@@ -65,10 +65,10 @@ def attention_weights(
 ) -> Float[Tensor, "batch heads queries keys"]:
     """softmax of the scores over the keys, after `hidden` has replaced those that `mask` hides.
 
-    `hidden` is held at the lowest number of the dtype: exp(lowest − largest) is exactly 0, as it is for −inf, and a
-    row that sees nothing weighs all keys alike instead of being NaN.
+    `hidden` is held at half the lowest number of the dtype: exp(that − largest) is exactly 0, as it is for −inf, and
+    a row that sees nothing weighs all keys alike instead of being NaN.
     """
-    lowest = torch.finfo(scores.dtype).min
+    lowest = torch.finfo(scores.dtype).min / 2
     return scores.masked_fill(~mask, max(hidden, lowest)).softmax(dim=-1)
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from transparity.backend import Arrays, check_choice
 from transparity.config import TransformerConfig
-from transparity.inputs import check_inputs, check_prompt
+from transparity.inputs import check_draws, check_inputs, check_prompt, check_targets
 from transparity.parameters import check_parameters
 from transparity.taps import recording
 from transparity_pytorch.generation import generate
@@ -46,16 +46,18 @@ class PytorchForward:
         return self.fast(**self._inputs(tokens))
 
     def loss(self, targets: Any, **tokens: Any) -> float:
-        expected = _tensor(np.asarray(targets), None, self.device)
-        return float(cross_entropy(self.logits(**tokens), expected, self.model.config.pad_id))
+        config = self.model.config
+        expected = _tensor(check_targets(config, targets, check_inputs(config, tokens)), None, self.device)
+        return float(cross_entropy(self.logits(**tokens), expected, config.pad_id))
 
     def generate(
         self, prompt: Any, max_new_tokens: int, *, source: Any = None, uniforms: Any = None
     ) -> np.ndarray:
         checked = check_prompt(self.model.config, prompt, source)
         inputs = {name: _tensor(value, None, self.device) for name, value in checked.items()}
-        drawn = None if uniforms is None else _tensor(np.asarray(uniforms), torch.float64, self.device)
-        tokens = generate(self.model, inputs.pop("prompt"), max_new_tokens, **inputs, uniforms=drawn)
+        steps, uniforms = check_draws(len(checked["prompt"]), max_new_tokens, uniforms)
+        drawn = _tensor(uniforms, torch.float64, self.device)
+        tokens = generate(self.model, inputs.pop("prompt"), steps, **inputs, uniforms=drawn)
         return to_numpy(tokens)
 
     def ready(self, result: Any) -> None:
@@ -131,6 +133,9 @@ class PytorchBackend:
         device: str = "cpu",
     ) -> PytorchModule:
         return PytorchModule(self._load(_named(name), config, parameters, dtype, device), self._dtype(dtype), device)
+
+    def einsum(self, subscripts: str, *arrays: np.ndarray) -> np.ndarray:
+        return to_numpy(torch.einsum(subscripts, *map(torch.as_tensor, arrays)))
 
     def devices(self) -> tuple[str, ...]:
         return ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)

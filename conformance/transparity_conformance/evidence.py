@@ -73,12 +73,13 @@ class Evidence:
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         fields |= dataclasses.asdict(fields.pop("subject"))
         fields |= {"share": self.share, "agrees": self.agrees}
-        return {name: "inf" if value in (math.inf, -math.inf) else value for name, value in fields.items()}
+        numbers = ("error", "budget", "share")
+        return fields | {name: "inf" for name in numbers if not math.isfinite(fields[name])}
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Evidence:
         """What `as_dict` wrote."""
-        fields = {name: math.inf if value == "inf" else value for name, value in fields.items()}
+        fields = dict(fields) | {name: float(fields[name]) for name in ("error", "budget")}
         subject = Subject(*(fields[field.name] for field in dataclasses.fields(Subject)))
         names = [field.name for field in dataclasses.fields(cls) if field.name != "subject"]
         return cls(subject=subject, **{name: fields[name] for name in names})

@@ -66,10 +66,10 @@ def attention_weights(
 ) -> Inexact[Array, "batch heads queries keys"]:
     """softmax of the scores over the keys, after `hidden` has replaced those that `mask` hides.
 
-    `hidden` is held at the lowest number of the dtype: exp(lowest − largest) is exactly 0, as it is for −inf, and a
-    row that sees nothing weighs all keys alike instead of being NaN.
+    `hidden` is held at half the lowest number of the dtype: exp(that − largest) is exactly 0, as it is for −inf, and
+    a row that sees nothing weighs all keys alike instead of being NaN.
     """
-    lowest = float(np.finfo(scores.dtype).min)
+    lowest = float(np.finfo(scores.dtype).min) / 2
     return softmax(np.where(mask, scores, scores.dtype.type(max(hidden, lowest))))
 
 

@@ -1,19 +1,19 @@
 """The one vocabulary of dimension names, in every shape annotation of the project.
 
-| letter | word        | what it counts                                              |
-|--------|-------------|-------------------------------------------------------------|
-| B      | `batch`     | sequences                                                   |
-| T      | `queries`   | positions that look                                         |
-| S      | `keys`      | positions that are looked at                                |
-|        | `length`    | positions, where it does not matter which of the two        |
-| D      | `embed_dim` | features of a token                                         |
-| N      | `heads`     | attention heads                                             |
-| H      | `head_dim`  | features of a head                                          |
-| F      | `hidden`    | features inside the feed-forward                            |
-| V      | `vocab`     | tokens of the vocabulary                                    |
-|        | `features`  | features of whatever a linear map is given or returns       |
+| letter | word                          | what it counts                                        |
+|--------|-------------------------------|-------------------------------------------------------|
+| B      | `batch`                       | sequences                                             |
+| T      | `queries`                     | positions that look                                   |
+| S      | `keys`                        | positions that are looked at                          |
+| T      | `length`                      | positions, where it does not matter which of the two  |
+| T      | `new_tokens`, `total_length`  | positions to generate; those and the prompt's         |
+| D      | `embed_dim`                   | features of a token                                   |
+| D      | `features_in`, `features_out` | features that a linear map is given and returns       |
+| N      | `heads`                       | attention heads                                       |
+| H      | `head_dim`                    | features of a head                                    |
+| V      | `vocab`                       | tokens of the vocabulary                              |
 
-A bare `1` is an axis kept for broadcasting, `*batch` any leading axes.
+A bare `1` is an axis kept for broadcasting, `#batch` one that may be 1, `*batch` any leading axes.
 """
 
 LEGEND = {
@@ -21,13 +21,12 @@ LEGEND = {
     "queries": "T",
     "keys": "S",
     "length": "T",
+    "new_tokens": "T",
+    "total_length": "T",
     "embed_dim": "D",
-    "heads": "N",
-    "head_dim": "H",
-    "hidden": "F",
-    "vocab": "V",
-    "features": "D",
     "features_in": "D",
     "features_out": "D",
-    "max_length": "T",
+    "heads": "N",
+    "head_dim": "H",
+    "vocab": "V",
 }

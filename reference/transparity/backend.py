@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity.errors import BackendError
+from transparity.errors import BackendError, shown
 
 ENTRY_POINTS = "transparity.backends"
 
@@ -62,6 +62,9 @@ class Backend(Protocol):
     ) -> Module:
         """A module of the column, such as `layers.EncoderLayer`, with its own `parameters` (names from it on down)."""
 
+    def einsum(self, subscripts: str, *arrays: np.ndarray) -> np.ndarray:
+        """The framework's own `einsum`, in which the documents write attention."""
+
     def devices(self) -> tuple[str, ...]:
         """The devices at hand, `cpu` first."""
 
@@ -88,5 +91,5 @@ class Module(Protocol):
 def check_choice(backend: str, name: str, value: str, offered: tuple[str, ...]) -> str:
     """`value`, or a `BackendError` that lists what is offered."""
     if value not in offered:
-        raise BackendError(f"{name} is {value!r}; the {backend} backend offers {', '.join(offered)}.")
+        raise BackendError(f"{name} is {shown(value)}; the {backend} backend offers {', '.join(offered)}.")
     return value

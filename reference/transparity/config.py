@@ -9,7 +9,7 @@ import operator
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_type_hints
 
-from transparity.errors import ConfigError
+from transparity.errors import ConfigError, shown
 
 Architecture = Literal["encoder-decoder", "decoder", "encoder"]
 Activation = Literal["relu"]
@@ -23,8 +23,8 @@ Positions = Literal["learned", "sinusoidal"]
 EmbeddingScale = Literal["none", "embed_dim"]
 
 PROBE_SIZES = {
-    "source_vocab_size": 19,
-    "target_vocab_size": 17,
+    "source_vocab_size": 37,
+    "target_vocab_size": 31,
     "max_length": 11,
     "embed_dim": 24,
     "num_heads": 3,
@@ -143,7 +143,7 @@ class TransformerConfig:
         """
         unknown = set(sizes) - {field.name for field in dataclasses.fields(self)}
         if unknown:
-            raise ConfigError(f"resized() was given {sorted(unknown)}, which no configuration has.")
+            raise ConfigError(f"resized() was given {', '.join(sorted(unknown))}, which no configuration has.")
         sizes = PROBE_SIZES | sizes
         for stack, names in (
             (self.has_encoder, ("source_vocab_size", "num_encoder_layers")),
@@ -151,7 +151,8 @@ class TransformerConfig:
         ):
             if not stack:
                 sizes = {name: value for name, value in sizes.items() if name not in names}
-        sizes.setdefault("feed_forward_dim", self.feed_forward_dim * sizes["embed_dim"] // self.embed_dim)
+        embed_dim = _checked("embed_dim", sizes["embed_dim"])
+        sizes.setdefault("feed_forward_dim", max(1, self.feed_forward_dim * embed_dim // self.embed_dim))
         return dataclasses.replace(self, **sizes)
 
     def as_dict(self) -> dict[str, Any]:
@@ -181,10 +182,18 @@ class TransformerConfig:
     def from_json(cls, text: str) -> TransformerConfig:
         """The configuration that `to_json` wrote; raises `ConfigError` if `text` is not JSON."""
         try:
-            fields = json.loads(text)
-        except (ValueError, RecursionError) as error:
+            fields = json.loads(text, object_pairs_hook=_without_repetition)
+        except (ValueError, RecursionError, TypeError) as error:
             raise ConfigError(f"The configuration is not JSON: {error}.") from None
         return cls.from_dict(fields)
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; `json` alone would keep the last of two fields of one name, in silence."""
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        raise ValueError(f"a field stands twice among {', '.join(name for name, _ in pairs)}")
+    return fields
 
 
 def _check_together(config: TransformerConfig) -> None:
@@ -198,6 +207,8 @@ def _check_together(config: TransformerConfig) -> None:
             f"embed_dim is {config.embed_dim}, which {config.num_heads} heads (num_heads) do not divide evenly; "
             f"{config.embed_dim // config.num_heads * config.num_heads or config.num_heads} would be right."
         )
+    if config.norm == "layer-unbiased" and config.embed_dim == 1:
+        raise ConfigError("embed_dim is 1, but the unbiased deviation divides by embed_dim − 1: at least 2 would be right.")
     if config.positions == "sinusoidal" and config.embed_dim % 2:
         raise ConfigError(
             f"embed_dim is {config.embed_dim}, but sinusoidal positions pair each sine with a cosine: "
@@ -215,11 +226,11 @@ def _checked(name: str, value: Any) -> Any:
     kind = _FIELD_KINDS[name]
     if choices := get_args(kind) if getattr(kind, "__origin__", None) is Literal else ():
         if not isinstance(value, str) or value not in choices:
-            raise ConfigError(f"{name} is {value!r}; it should be one of {', '.join(choices)}.")
-        return value
+            raise ConfigError(f"{name} is {shown(value)}; it should be one of {', '.join(choices)}.")
+        return str(value)
     if kind is bool:
         if not isinstance(value, bool):
-            raise ConfigError(f"{name} is {value!r}; it should be true or false.")
+            raise ConfigError(f"{name} is {shown(value)}; it should be true or false.")
         return value
     if kind is float:
         return _checked_float(name, value)
@@ -231,10 +242,11 @@ def _checked(name: str, value: Any) -> Any:
             raise TypeError
         value = operator.index(value)
     except TypeError:
-        raise ConfigError(f"{name} is {value!r}; it should be a whole number.") from None
+        raise ConfigError(f"{name} is {shown(value)}; it should be a whole number.") from None
     least = 0 if name.endswith("_id") or name in _STACK_LAYERS else 1
-    if value < least:
-        raise ConfigError(f"{name} is {value}; it should be at least {least}.")
+    most = 10_000 if name in _STACK_LAYERS else 2**31 - 1
+    if not least <= value <= most:
+        raise ConfigError(f"{name} is {shown(value)}; it should be between {least} and {most}.")
     return value
 
 
@@ -255,7 +267,7 @@ def _checked_float(name: str, value: Any) -> float:
             raise TypeError
         number = float(value)
     except (TypeError, ValueError, OverflowError):
-        raise ConfigError(f"{name} is {value!r}; it should be a number, {says}.") from None
+        raise ConfigError(f"{name} is {shown(value)}; it should be a number, {says}.") from None
     if not holds(number):
         raise ConfigError(f"{name} is {number}; it should be {says}.")
     return number

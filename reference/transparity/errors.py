@@ -1,5 +1,11 @@
 """What a user's mistake is answered with: one sentence, never a framework's traceback."""
 
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
 
 class TransparityError(ValueError):
     """Says what was given, where, what was expected, and what to do."""
@@ -19,3 +25,18 @@ class InputError(TransparityError):
 
 class BackendError(TransparityError):
     """A backend was asked for something that it does not offer."""
+
+
+def shown(value: Any) -> str:
+    """`value` as an error quotes it: on one line, and not without end."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+def as_array(name: str, value: Any, error: type[TransparityError]) -> np.ndarray:
+    """`value` as an array; raises `error` if it is none, such as a list of rows of different lengths."""
+    try:
+        return np.asarray(value)
+    except Exception as reason:  # noqa: BLE001 - whatever the `__array__` of a stranger raises
+        says = " ".join(str(reason).split()).split(". ")[0].rstrip(".")
+        raise error(f"{name} is {shown(value)}; expected an array ({says}).") from None

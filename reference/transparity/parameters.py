@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from transparity.config import TransformerConfig
-from transparity.errors import ParameterError
+from transparity.errors import ConfigError, ParameterError, as_array, shown
 
 Parameters = Mapping[str, np.ndarray]
 
@@ -88,32 +88,49 @@ def initialize_parameters(config: TransformerConfig, seed: int = 0) -> dict[str,
 
 
 def check_parameters(config: TransformerConfig, parameters: Mapping[str, Any]) -> None:
-    """Raise `ParameterError` unless `parameters` are exactly those of `config`: finite floats of the right shapes."""
+    """Raise `ParameterError` unless `parameters` are exactly those of `config`: floats of the right shapes, finite in
+    float32."""
+    if not isinstance(config, TransformerConfig):
+        raise ConfigError(f"The configuration is {shown(config)}; it should be a TransformerConfig.")
+    if not isinstance(parameters, Mapping):
+        raise ParameterError(f"The parameters are {shown(parameters)}; they should be arrays by name.")
     shapes = parameter_shapes(config)
     for name in parameters:
         if name not in shapes:
             close = difflib.get_close_matches(str(name), shapes, 1)
             hint = f"; the nearest name is {close[0]!r}" if close else ""
-            raise ParameterError(f"Parameter {name!r} does not belong to this configuration{hint}.")
+            raise ParameterError(f"Parameter {shown(name)} does not belong to this configuration{hint}.")
     for name, shape in shapes.items():
         if name not in parameters:
             raise ParameterError(f"Parameter {name!r} is missing; it should have the shape {shape}.")
-        value = np.asarray(parameters[name])
+        value = as_array(f"Parameter {name!r}", parameters[name], ParameterError)
         if value.shape != shape:
             transposed = " (it looks transposed)" if value.shape == shape[::-1] else ""
             raise ParameterError(f"Parameter {name!r} has the shape {value.shape}, not {shape}{transposed}.")
-        if value.dtype.kind not in "fc":
-            raise ParameterError(f"Parameter {name!r} has the dtype {value.dtype}; it should be a float.")
-        if not np.isfinite(value).all():
-            where = tuple(int(index) for index in np.argwhere(~np.isfinite(value))[0])
+        _check_float(name, value)
+        finite = np.abs(value) <= np.finfo(np.float32).max
+        if not finite.all():
+            where = tuple(int(index) for index in np.argwhere(~finite)[0])
             raise ParameterError(f"Parameter {name!r} is {value[where]} at {list(where)}; it should be finite.")
-        if name.endswith("running_var") and (value.real < 0).any():
-            raise ParameterError(f"Parameter {name!r} is negative ({value.real.min()}); a variance should be ≥ 0.")
+        if name.endswith("running_var") and (value < 0).any():
+            raise ParameterError(f"Parameter {name!r} is negative ({value.min()}); a variance should be ≥ 0.")
+
+
+def _check_float(name: str, value: np.ndarray) -> None:
+    if value.dtype not in FLOATS.values():
+        expected = ", ".join(FLOATS.values())
+        raise ParameterError(f"Parameter {name!r} has the dtype {value.dtype}; expected one of {expected}.")
 
 
 def save_parameters(path: str | os.PathLike[str], parameters: Parameters) -> None:
-    """Write `parameters` as a safetensors file."""
-    save_file({name: np.ascontiguousarray(value) for name, value in parameters.items()}, path)
+    """Write `parameters` as a safetensors file; raises `ParameterError` if one is no float or the file no file."""
+    arrays = {name: as_array(f"Parameter {name!r}", value, ParameterError) for name, value in parameters.items()}
+    for name, value in arrays.items():
+        _check_float(name, value)
+    try:
+        save_file({name: np.ascontiguousarray(value) for name, value in arrays.items()}, path)
+    except (OSError, SafetensorError, TypeError) as error:
+        raise ParameterError(f"{path} cannot be written as a safetensors file: {error}.") from None
 
 
 def load_parameters(path: str | os.PathLike[str], config: TransformerConfig | None = None) -> dict[str, np.ndarray]:
@@ -122,14 +139,16 @@ def load_parameters(path: str | os.PathLike[str], config: TransformerConfig | No
     Raises `ParameterError` if there is no such file, it is not safetensors, or a tensor is not a float that NumPy knows.
     """
     try:
+        if os.path.isdir(path):
+            raise ParameterError(f"{path} is a folder; expected a safetensors file.")
         with safe_open(path, framework="numpy") as file:
             for name in file.keys():  # noqa: SIM118 - a handle, not a dict
                 dtype = file.get_slice(name).get_dtype()
                 if dtype not in FLOATS:
                     expected = ", ".join(FLOATS.values())
-                    raise ParameterError(f"Parameter {name!r} of {path} has the dtype {dtype}; expected {expected}.")
+                    raise ParameterError(f"Parameter {name!r} of {path} has the dtype {dtype}; expected one of {expected}.")
             parameters = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, TypeError) as error:
         raise ParameterError(f"{path} cannot be read as a safetensors file: {error}.") from None
     if config is not None:
         check_parameters(config, parameters)

@@ -16,7 +16,7 @@ from transparity.backend import Arrays, check_choice
 from transparity.config import TransformerConfig
 from transparity.functional import nest
 from transparity.generation import generate
-from transparity.inputs import check_inputs, check_prompt
+from transparity.inputs import check_draws, check_inputs, check_prompt, check_targets
 from transparity.loss import cross_entropy
 from transparity.parameters import check_parameters
 from transparity.taps import recording
@@ -41,20 +41,16 @@ class NumpyForward:
         return transformer(self.config, self.parameters, **check_inputs(self.config, tokens))
 
     def loss(self, targets: Any, **tokens: Any) -> float:
-        return float(cross_entropy(self.logits(**tokens), np.asarray(targets), self.config.pad_id))
+        expected = check_targets(self.config, targets, check_inputs(self.config, tokens))
+        return float(cross_entropy(self.logits(**tokens), expected, self.config.pad_id))
 
     def generate(
         self, prompt: Any, max_new_tokens: int, *, source: Any = None, uniforms: Any = None
     ) -> np.ndarray:
         inputs = check_prompt(self.config, prompt, source)
-        return generate(
-            self.config,
-            self.parameters,
-            inputs["prompt"],
-            max_new_tokens,
-            source=inputs.get("source"),
-            uniforms=None if uniforms is None else np.asarray(uniforms),
-        )
+        prompt = inputs.pop("prompt")
+        steps, uniforms = check_draws(len(prompt), max_new_tokens, uniforms)
+        return generate(self.config, self.parameters, prompt, steps, **inputs, uniforms=uniforms)
 
     def ready(self, result: Any) -> None:
         """NumPy answers when it has finished."""
@@ -127,6 +123,10 @@ class NumpyBackend:
         device: str = "cpu",
     ) -> NumpyModule:
         return NumpyModule(_named(name), config, parameters, dtype)
+
+    def einsum(self, subscripts: str, *arrays: np.ndarray) -> np.ndarray:
+        result: np.ndarray = np.einsum(subscripts, *arrays)
+        return result
 
     def devices(self) -> tuple[str, ...]:
         return ("cpu",)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from transparity.config import TransformerConfig
-from transparity.errors import ConfigError
+from transparity.errors import ConfigError, shown
 
 
 @dataclass(frozen=True)
@@ -114,8 +114,8 @@ PRESETS = {
 
 def preset(name: str) -> TransformerConfig:
     """The configuration of the source system `name`, at its document's size."""
-    if name not in PRESETS:
-        raise ConfigError(f"There is no preset {name!r}; the presets are {', '.join(PRESETS)}.")
+    if not isinstance(name, str) or name not in PRESETS:
+        raise ConfigError(f"There is no preset {shown(name)}; the presets are {', '.join(PRESETS)}.")
     return PRESETS[name].config
 
 

@@ -1,0 +1,65 @@
+"""How many floating-point operations a forward pass takes, counted from the configuration alone.
+
+A product of (m, k) and (k, n) matrices takes m · n · k multiplications and as many additions: 2 · m · n · k FLOPs.
+With the letters of `transparity.axes`, and F for `feed_forward_dim`:
+
+| product                                            | FLOPs                  |
+|----------------------------------------------------|------------------------|
+| query; key and value, each (`full`)                | 2·B·T·D·D; 2·B·S·D·D   |
+| query; key and value, each (`shared-per-head`)     | 2·B·T·D·H; 2·B·S·D·H   |
+| scores; context                                    | 2·B·T·S·D each         |
+| output                                             | 2·B·T·D·D              |
+| feed-forward, up and down                          | 2·B·T·D·F each         |
+| head                                               | 2·B·T·D·V              |
+
+Counted as the model is defined: hidden scores too (a causal mask saves nothing), and each decoder layer projects the
+memory anew. Not counted, for they are no matrix products: softmax, masks, scales, norms, biases, residuals,
+activations and embeddings.
+"""
+
+from __future__ import annotations
+
+from transparity.config import TransformerConfig
+
+
+def forward_flops(config: TransformerConfig, batch: int, **lengths: int) -> int:
+    """The FLOPs of one forward pass; `lengths` are those of the inputs by name: `source` and `target`, or `tokens`."""
+    if set(lengths) != set(config.input_names):
+        expected, given = ", ".join(config.input_names), ", ".join(lengths) or "none"
+        raise ValueError(f"lengths are given of {given}; expected those of {expected}.")
+    stacks = sum(stack_flops(config, name, **lengths) for name in config.input_names)
+    return batch * (stacks + product_flops(lengths[config.input_names[-1]], config.embed_dim, config.vocab_size))
+
+
+def stack_flops(config: TransformerConfig, name: str, **lengths: int) -> int:
+    """The layers that read the input `name`, for one row of the batch."""
+    length = lengths[name]
+    in_encoder = config.input_stack(name) == "encoder"
+    layers = config.num_encoder_layers if in_encoder else config.num_decoder_layers
+    layer = attention_flops(config, length, length) + feed_forward_flops(config, length)
+    if name == "target":
+        layer += attention_flops(config, length, lengths["source"])
+    return layers * layer
+
+
+def attention_flops(config: TransformerConfig, queries: int, keys: int) -> int:
+    """`queries` positions that look at `keys` positions."""
+    embed_dim, features = config.embed_dim, _projected_features(config)
+    query, key_and_value = product_flops(queries, embed_dim, features), 2 * product_flops(keys, embed_dim, features)
+    scores_and_context = 2 * product_flops(queries, embed_dim, keys)
+    return query + key_and_value + scores_and_context + product_flops(queries, embed_dim, embed_dim)
+
+
+def feed_forward_flops(config: TransformerConfig, length: int) -> int:
+    """Up and down."""
+    return 2 * product_flops(length, config.embed_dim, config.feed_forward_dim)
+
+
+def product_flops(rows: int, inner: int, columns: int) -> int:
+    """(rows, inner) times (inner, columns), a multiplication and an addition each."""
+    return 2 * rows * inner * columns
+
+
+def _projected_features(config: TransformerConfig) -> int:
+    """From how many features each feature of a query, a key or a value is summed."""
+    return {"full": config.embed_dim, "shared-per-head": config.head_dim}[config.projection]

@@ -1,0 +1,1 @@
+"""What the columns are held to: claims, evidence, budgets, and the agreement matrix."""

@@ -1,0 +1,25 @@
+"""The backends that are installed, found by entry point: a third party's is as good as ours."""
+
+from __future__ import annotations
+
+import functools
+from importlib.metadata import entry_points
+
+from transparity.backend import ENTRY_POINTS, Backend
+
+REFERENCE = "numpy"
+
+
+@functools.cache
+def installed() -> dict[str, str]:
+    """The name of every installed backend, the reference first, with the object that it names."""
+    found = {point.name: point.value for point in entry_points(group=ENTRY_POINTS)}
+    return {name: found[name] for name in sorted(found, key=lambda name: (name != REFERENCE, name != "pytorch", name))}
+
+
+@functools.cache
+def backend(name: str) -> Backend:
+    """The backend called `name`; its framework is imported now. Raises `ImportError` if that is not installed."""
+    (point,) = (point for point in entry_points(group=ENTRY_POINTS) if point.name == name)
+    loaded: Backend = point.load()
+    return loaded

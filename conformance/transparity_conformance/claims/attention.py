@@ -1,0 +1,104 @@
+"""Attention by itself, and what its weights must be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from transparity.presets import PRESETS
+from transparity.taps import Tap
+from transparity_conformance.bench import Bench, as_numbers, function_oracle
+from transparity_conformance.claims import claim
+from transparity_conformance.evidence import Evidence
+from transparity_conformance.oracle import Arrays, Oracle
+from transparity_conformance.probes import Probe, probes
+
+BATCH, HEADS, QUERIES, KEYS, HEAD_DIM = 8, 3, 7, 9, 8
+HIDDEN = (-math.inf, -1e20, -1e9, -10.0, -1e-20, 0.0)
+"""What a hidden score is replaced by: values that hide wholly, partly and not at all."""
+
+
+def drawn() -> tuple[Arrays, np.ndarray]:
+    """Query, key and value, and a mask with a row that sees everything, one that sees nothing, and mixed ones."""
+    random = np.random.default_rng(0)
+    shapes = {"query": (BATCH, HEADS, QUERIES, HEAD_DIM), "key": (BATCH, HEADS, KEYS, HEAD_DIM)}
+    arrays = {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    arrays["value"] = random.normal(size=shapes["key"]).astype(np.float32)
+    mask = random.random((BATCH, 1, QUERIES, KEYS)) < 0.6
+    mask[0, 0, 0], mask[1, 0, 1] = True, False
+    return arrays, mask
+
+
+@claim(dtypes=("float64", "float32"))
+def split_and_merge_heads(bench: Bench) -> Iterator[Evidence]:
+    """Heads are consecutive features, and merging undoes splitting, exactly."""
+    x = np.arange(2 * 3 * 8, dtype=np.float32).reshape(2, 3, 8)
+    truth = [[[row[2 * head : 2 * head + 2] for row in sequence] for head in range(4)] for sequence in x]
+    record = bench.evidence("attention.split_and_merge_heads", "counted")
+    split = bench.function("attention.split_heads")(x, 4)
+    yield record.exactly("split", split, truth)
+    yield record.exactly("merged", bench.function("attention.merge_heads")(np.asarray(truth, np.float32)), x)
+
+
+@claim()
+def alone(bench: Bench) -> Iterator[Evidence]:
+    """Attention of drawn queries, keys and values, for every mask value, by the traced and by the fast path."""
+    arrays, mask = drawn()
+    for hidden in HIDDEN:
+        record = bench.evidence("attention.alone", f"hidden scores {hidden:g}")
+        named = {"scale": 0.7, "hidden": hidden}
+        oracle = function_oracle("attention.attention", arrays | {"mask": mask}, **named)
+        result = bench.function("attention.attention")(*arrays.values(), mask, **named)
+        yield record.oracle(oracle, "context", result, "result")
+        scores = 4 * arrays["query"] @ arrays["key"].swapaxes(-1, -2)
+        weighed = function_oracle("attention.attention_weights", {"scores": scores, "mask": mask}, hidden=hidden)
+        result = bench.function("attention.attention_weights")(scores, mask, hidden=hidden)
+        yield record.oracle(weighed, "weights", result, "result")
+
+
+@claim(of_reference=True, compiled=True)
+def rows_of_weights_sum_to_one(bench: Bench) -> Iterator[Evidence]:
+    """Every row of attention weights sums to one, in a row that sees nothing, too."""
+    for case in PRESETS:
+        probe = probes(case)["mixed"]
+        record = bench.evidence("attention.rows_of_weights_sum_to_one", case)
+        names = [name for name in probe.oracle.expected if name.endswith("weights")]
+        sums = Oracle(_sums, {name: probe.oracle.expected[name].astype(np.float32) for name in names})
+        for name in names:
+            total = as_numbers(bench.traced(probe)[name]).astype(np.float64).sum(-1)
+            yield record.within(name, total, np.ones_like(total), sums.budget(name, bench.subject.dtype))
+
+
+def _sums(arrays: Arrays, tap: Tap) -> None:
+    for name, weights in arrays.items():
+        tap(name, weights.sum(-1))
+
+
+@claim(of_reference=True, compiled=True)
+def what_is_hidden_weighs_nothing(bench: Bench) -> Iterator[Evidence]:
+    """The weight of what a mask hides is exactly 0 wherever the row sees anything, unless the mask's value hides nothing."""
+    for case in PRESETS:
+        probe = probes(case)["mixed"]
+        breaks = probe.config.mask_value > -1
+        note = f"masked scores are replaced by {probe.config.mask_value:g}, which hides nothing" if breaks else ""
+        record = bench.evidence("attention.what_is_hidden_weighs_nothing", case)
+        for name, value in bench.traced(probe).items():
+            if name.endswith("weights"):
+                mask = _mask(probe, name)
+                hidden = np.broadcast_to(~mask & mask.any(-1, keepdims=True), np.shape(value))
+                weights = as_numbers(value)[hidden]
+                expectation = "breaks" if breaks else "holds"
+                yield record.exactly(name, weights, np.zeros_like(weights), expectation, note)
+
+
+def _mask(probe: Probe, name: str) -> np.ndarray:
+    """What the attention called `name` may look at, written out anew."""
+    stack = name.split(".")[0]
+    causal = stack == "decoder" and "self_attention" in name
+    keys = probe.inputs.get("source" if "cross" in name or stack == "encoder" else "target", probe.inputs.get("tokens"))
+    assert keys is not None
+    padded = not causal or probe.config.target_mask == "causal-and-padding"
+    visible = keys[:, None, None, :] != probe.config.pad_id if padded else np.ones((len(keys), 1, 1, 1), bool)
+    return visible & np.tri(keys.shape[1], dtype=bool) if causal else visible

@@ -1,0 +1,112 @@
+"""Generation: greedy to the end token, sampled with shared draws, the context cropped to `max_length`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity.presets import PRESETS
+from transparity_conformance.backends import REFERENCE, backend
+from transparity_conformance.bench import Bench
+from transparity_conformance.claims import EVERY, WIDE, claim
+from transparity_conformance.evidence import Evidence
+from transparity_conformance.oracle import Arrays, forward_oracle
+from transparity_conformance.probes import probe_parameters, probes
+
+ROWS, NEW, LONGEST = 3, 6, 4
+
+
+def prompted(case: str) -> tuple[TransformerConfig, Arrays, np.ndarray, np.ndarray | None]:
+    """A small model, a prompt, and a source where one is read; `max_length` is shorter than what is generated."""
+    config = probes(case)["mixed"].config
+    config = dataclasses.replace(config, max_length=LONGEST)
+    parameters = probe_parameters(config, 7)
+    inputs = probes(case)["mixed"].inputs
+    source = inputs["source"][:ROWS, : config.max_length] if config.has_encoder else None
+    bos = 1 if config.bos_id is None else config.bos_id
+    return config, parameters, np.full((ROWS, 1), bos), source
+
+
+@claim(dtypes=EVERY, quick=("float64",))
+def greedy(bench: Bench) -> Iterator[Evidence]:
+    """Each token is the likeliest after those before it: no other's float64 logit is larger by more than rounding."""
+    for case in PRESETS:
+        config, parameters, prompt, source = prompted(case)
+        tokens = bench.forward(config, parameters).generate(prompt, NEW, source=source)
+        record = bench.evidence("generation.greedy", case)
+        ended = np.zeros(ROWS, bool)
+        for position in range(1, tokens.shape[1]):
+            context = tokens[:, max(0, position - config.max_length) : position]
+            inputs = {"tokens": context} if source is None else {"source": source, "target": context}
+            oracle = forward_oracle(config, parameters, inputs, neighbours=1)
+            logits = oracle.expected["logits"][:, -1]
+            chosen = np.take_along_axis(logits, tokens[:, position, None], 1)[:, 0]
+            behind = np.where(ended, 0, logits.max(-1) - chosen)
+            budget = 2 * oracle.budget("logits", bench.subject.dtype)
+            yield record.within(f"token {position}", behind, np.zeros(ROWS), budget)
+            if ended.any():
+                filled = tokens[ended, position]
+                yield record.exactly(f"token {position} after the end", filled, np.full(len(filled), config.pad_id))
+            ended |= tokens[:, position] == (-1 if config.eos_id is None else config.eos_id)
+
+
+@claim(dtypes=("float64",))
+def stops_at_the_end_token(bench: Bench) -> Iterator[Evidence]:
+    """A row ends with `<eos>` and is padded from there; the last row to end, ends generation."""
+    for case, preset in PRESETS.items():
+        if preset.config.eos_id is not None:
+            config, parameters, prompt, source = prompted(case)
+            bias = parameters["head.bias"].copy()
+            for push in (0.6, 1.2, 30.0):  # some rows end, all rows end, every row ends at once
+                bias[config.eos_id] = push
+                changed = parameters | {"head.bias": bias.copy()}
+                truth = backend(REFERENCE)(config, changed).generate(prompt, NEW, source=source)
+                tokens = bench.forward(config, changed).generate(prompt, NEW, source=source)
+                record = bench.evidence("generation.stops_at_the_end_token", case)
+                yield record.exactly(f"tokens with {push:g} on <eos>", tokens, truth)
+
+
+@claim(dtypes=("float64",))
+def crops_the_context(bench: Bench) -> Iterator[Evidence]:
+    """A prompt longer than `max_length` goes on as its last `max_length` tokens would."""
+    for case, preset in PRESETS.items():
+        if preset.config.eos_id is None:
+            config, parameters, _, _ = prompted(case)
+            prompt = np.random.default_rng(3).integers(1, config.vocab_size, (ROWS, config.max_length + 4))
+            generate = bench.forward(config, parameters).generate
+            whole, end = generate(prompt, 3), generate(prompt[:, -config.max_length :], 3)
+            record = bench.evidence("generation.crops_the_context", case)
+            yield record.exactly("new tokens", whole[:, -3:], end[:, -3:])
+            yield record.exactly("prompt", whole[:, :-3], prompt)
+
+
+@claim(dtypes=WIDE, of_reference=True)
+def sampled_tokens(bench: Bench) -> Iterator[Evidence]:
+    """The same logits and the same uniform draws pick the same tokens: the first whose cumulative probability passes
+    the draw."""
+    random = np.random.default_rng(4)
+    logits, uniforms = (2 * random.normal(size=(500, 13))).astype(np.float32), random.random(500)
+    logits[:50, 3:6] = -np.inf
+    uniforms[:60] = 0.0
+    probabilities = np.exp(logits.astype(np.float64) - logits.max(-1, keepdims=True).astype(np.float64))
+    cumulative = np.cumsum(probabilities / probabilities.sum(-1, keepdims=True), -1)
+    truth = [next(i for i, total in enumerate(row) if total > draw) for row, draw in zip(cumulative, uniforms, strict=True)]
+    tokens = bench.function("generation.sampled_tokens")(logits, uniforms)
+    record = bench.evidence("generation.sampled_tokens", "drawn logits")
+    yield record.exactly("tokens", tokens, truth)
+    ties = np.array([[0, 5, 5, 1], [2, 2, 2, 2]], np.float32)
+    yield record.exactly("the first of equals", bench.function("generation.greedy_tokens")(ties), [1, 0])
+
+
+@claim(dtypes=("float64",))
+def sampling(bench: Bench) -> Iterator[Evidence]:
+    """A whole text sampled with shared draws is the same, token for token."""
+    for case in PRESETS:
+        config, parameters, prompt, source = prompted(case)
+        uniforms = np.random.default_rng(5).random((ROWS, NEW))
+        truth = backend(REFERENCE)(config, parameters).generate(prompt, NEW, source=source, uniforms=uniforms)
+        tokens = bench.forward(config, parameters).generate(prompt, NEW, source=source, uniforms=uniforms)
+        yield bench.evidence("generation.sampling", case).exactly("tokens", tokens, truth)

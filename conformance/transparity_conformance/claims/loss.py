@@ -1,0 +1,49 @@
+"""The loss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from transparity.presets import PRESETS
+from transparity_conformance.backends import REFERENCE, backend
+from transparity_conformance.bench import Bench, function_oracle
+from transparity_conformance.claims import EVERY, claim
+from transparity_conformance.evidence import Evidence
+from transparity_conformance.probes import probes
+
+
+@claim(dtypes=EVERY, of_reference=True)
+def cross_entropy(bench: Bench) -> Iterator[Evidence]:
+    """The mean of −log softmax at the targets, written out as a sum; padded targets do not count."""
+    random = np.random.default_rng(0)
+    logits = (3 * random.normal(size=(3, 4, 7))).astype(np.float32)
+    targets = np.array([[1, 2, 0, 0], [3, 4, 5, 6], [0, 1, 0, 2]])
+    for pad_id in (0, 4, None):
+        surprises = [
+            math.log(sum(math.exp(x) for x in row)) - row[token]
+            for row, token in zip(logits.reshape(-1, 7).tolist(), targets.flatten().tolist(), strict=True)
+            if token != pad_id
+        ]
+        oracle = function_oracle("loss.cross_entropy", {"logits": logits, "targets": targets}, pad_id=pad_id)
+        budget = oracle.budget("result", bench.subject.dtype)
+        result = bench.function("loss.cross_entropy")(logits, targets, pad_id)
+        record = bench.evidence("loss.cross_entropy", f"pad_id {pad_id}")
+        yield record.within("loss", result, sum(surprises) / len(surprises), budget)
+
+
+@claim(compiled=True)
+def of_the_model(bench: Bench) -> Iterator[Evidence]:
+    """The loss of a model, on padded targets."""
+    for case in PRESETS:
+        probe = probes(case)["mixed"]
+        targets = np.roll(probe.inputs[probe.config.input_names[-1]], -1, axis=1)
+        logits = probe.oracle
+        loss = backend(REFERENCE).function("loss.cross_entropy")
+        expected = loss(logits.expected["logits"], targets, probe.config.pad_id)
+        # A mean of differences of logits is no further off than two logits are.
+        budget = 2 * logits.budget("logits", bench.subject.dtype)
+        result = bench.forward(probe.config, probe.parameters).loss(targets, **probe.inputs)
+        yield bench.evidence("loss.of_the_model", case).within("loss", result, expected, budget)

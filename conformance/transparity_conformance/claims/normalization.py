@@ -1,0 +1,97 @@
+"""The norms, each by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from transparity.presets import preset
+from transparity_conformance.backends import REFERENCE, backend
+from transparity_conformance.bench import Bench, each, function_oracle
+from transparity_conformance.claims import claim
+from transparity_conformance.evidence import Evidence
+from transparity_conformance.oracle import Arrays, Oracle
+from transparity_conformance.probes import probe_parameters
+
+EMBED_DIM = 12
+EPS = 1e-5
+
+
+def drawn(seed: int, spread: float = 1.0, offset: float = 0.5) -> Arrays:
+    """A batch (3, 5, 12) whose mean is not zero, with gains and biases."""
+    random = np.random.default_rng(seed)
+    x = offset * spread + spread * random.normal(size=(3, 5, EMBED_DIM))
+    weight, bias = 1 + 0.3 * random.normal(size=EMBED_DIM), 0.3 * random.normal(size=EMBED_DIM)
+    return {name: value.astype(np.float32) for name, value in (("x", x), ("weight", weight), ("bias", bias))}
+
+
+def at_every_spread(bench: Bench, claim: str, function: str) -> Iterator[Evidence]:
+    """`function` on activations beside which eps is nothing, something, and everything."""
+    for spread in (1.0, 1e-2, 1e-4, 30.0):
+        arrays = drawn(0, spread)
+        oracle = function_oracle(function, arrays, eps=EPS)
+        result = bench.function(function)(*arrays.values(), eps=EPS)
+        yield bench.evidence(claim, f"spread {spread:g}").oracle(oracle, "result", result)
+
+
+@claim()
+def layer(bench: Bench) -> Iterator[Evidence]:
+    """LayerNorm, its variance over n and its eps inside the root."""
+    yield from at_every_spread(bench, "normalization.layer", "normalization.layer_norm")
+
+
+@claim()
+def layer_unbiased(bench: Bench) -> Iterator[Evidence]:
+    """Document 003's norm, its deviation over n − 1 and its eps outside the root."""
+    yield from at_every_spread(bench, "normalization.layer_unbiased", "normalization.layer_norm_unbiased")
+
+
+@claim()
+def batch_evaluation(bench: Bench) -> Iterator[Evidence]:
+    """BatchNorm by running statistics."""
+    for spread in (1.0, 1e-3):
+        arrays = drawn(1) | {"mean": np.full(EMBED_DIM, 0.4, np.float32)}
+        arrays["variance"] = np.linspace(spread**2, 2 * spread**2, EMBED_DIM).astype(np.float32)
+        oracle = function_oracle("normalization.batch_norm", arrays, eps=EPS)
+        result = bench.function("normalization.batch_norm")(*arrays.values(), eps=EPS)
+        yield bench.evidence("normalization.batch_evaluation", f"spread {spread:g}").oracle(oracle, "result", result)
+
+
+@claim()
+def batch_statistics(bench: Bench) -> Iterator[Evidence]:
+    """The mean and the variance over n, by feature, over the batch and the positions."""
+    arrays = {"x": drawn(2)["x"]}
+    oracle = function_oracle("normalization.batch_statistics", arrays)
+    for name, value in each(bench.function("normalization.batch_statistics")(*arrays.values())):
+        yield bench.evidence("normalization.batch_statistics", "drawn").oracle(oracle, name, value)
+
+
+@claim()
+def batch_training(bench: Bench) -> Iterator[Evidence]:
+    """BatchNorm by the batch, and its running statistics after each of several training batches."""
+    config = preset("translation").resized(embed_dim=EMBED_DIM)
+    config = type(config)(**(config.as_dict() | {"norm": "batch"}))
+    scope = "encoder.layers.0.self_attention_norm."
+    whole = probe_parameters(config, 6)
+    parameters = {name.removeprefix(scope): value for name, value in whole.items() if name.startswith(scope)}
+    batches = {f"batch {index}": drawn(index, 1 + index)["x"] for index in range(4)}
+
+    def run(arrays: Arrays, tap) -> None:  # type: ignore[no-untyped-def]
+        dtype = arrays["weight"].dtype.name
+        state = {name: arrays[name] for name in parameters}
+        norm = backend(REFERENCE).module("normalization.Norm", config, state, dtype=dtype)
+        norm.train()
+        for name in batches:
+            tap(name, norm(arrays[name]))
+            for statistic in ("running_mean", "running_var"):
+                tap(f"{statistic} after {name}", norm.parameters()[statistic])
+
+    oracle = Oracle(run, parameters | batches)
+    norm = bench.module("normalization.Norm", config, parameters)
+    norm.train()
+    record = bench.evidence("normalization.batch_training", "four batches")
+    for name, batch in batches.items():
+        yield record.oracle(oracle, name, norm(batch))
+        for statistic in ("running_mean", "running_var"):
+            yield record.oracle(oracle, f"{statistic} after {name}", norm.parameters()[statistic])

@@ -1,0 +1,91 @@
+"""The oracle: what the reference says in float64, and how far its own rounding takes it in every other precision."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity.taps import Tap
+from transparity.transformer import transformer
+from transparity_conformance.budgets import NEIGHBOURS, RULES, epsilon, rounded
+
+Arrays = dict[str, np.ndarray]
+Run = Callable[[Arrays, Tap], None]
+"""A computation on named arrays that leaves every result with a tap."""
+
+
+class Oracle:
+    """The results of a computation in float64, and the budget of each in any precision.
+
+    The error in a precision is the largest at a few neighbouring points (the arrays changed by up to 2⁻¹⁰), each held
+    to its own float64 result. float32 is computed in float32; half precisions are float32 rounded at every tap, for
+    that is how hardware sums them; float64 errs as float32 does, by the ratio of their epsilons.
+    """
+
+    def __init__(self, run: Run, arrays: Mapping[str, np.ndarray], *, neighbours: int = NEIGHBOURS) -> None:
+        self.run, self.arrays, self.neighbours = run, dict(arrays), neighbours
+        self._noise = functools.cache(self._measure)
+
+    @functools.cached_property
+    def expected(self) -> Arrays:
+        """Every result in float64."""
+        return self._evaluate(self.arrays, "float64")
+
+    def budget(self, name: str, dtype: str) -> float:
+        """The largest difference from `expected[name]` that rounding in `dtype` explains."""
+        rule, scale = RULES[dtype], np.abs(self.expected[name]).max(initial=0.0)
+        return float(rule.factor * self.noise(dtype)[name] + rule.floor * epsilon(dtype) * scale)
+
+    def noise(self, dtype: str) -> dict[str, float]:
+        """The reference's own largest error in `dtype`, per result."""
+        return self._noise(dtype)
+
+    def _measure(self, dtype: str) -> dict[str, float]:
+        if dtype == "float64":
+            ratio = epsilon("float64") / epsilon("float32")
+            return {name: error * ratio for name, error in self.noise("float32").items()}
+        worst = dict.fromkeys(self.expected, 0.0)
+        for index in range(self.neighbours):
+            arrays = _neighbour(self.arrays, index)
+            truth = self._evaluate(arrays, "float64") if index else self.expected
+            for name, value in self._evaluate(arrays, dtype).items():
+                error = np.abs(value.astype(np.float64) - truth[name]).max(initial=0.0)
+                worst[name] = max(worst[name], float(error))
+        return worst
+
+    def _evaluate(self, arrays: Arrays, dtype: str) -> Arrays:
+        heard: Arrays = {}
+
+        def tap(name: str, value: np.ndarray) -> np.ndarray:
+            heard[name] = rounded(value, dtype)
+            return heard[name]
+
+        self.run({name: rounded(value, dtype) for name, value in arrays.items()}, tap)
+        return heard
+
+
+def forward_oracle(
+    config: TransformerConfig, parameters: Arrays, inputs: Arrays, *, neighbours: int = NEIGHBOURS
+) -> Oracle:
+    """The oracle of a whole forward pass: every tap."""
+
+    def run(parameters: Arrays, tap: Tap) -> None:
+        transformer(config, parameters, **inputs, tap=tap)
+
+    return Oracle(run, parameters, neighbours=neighbours)
+
+
+def _neighbour(arrays: Arrays, index: int) -> Arrays:
+    """The arrays themselves (0), or the `index`-th neighbouring point, still float32 numbers."""
+    if index == 0:
+        return arrays
+    random = np.random.default_rng(index)
+    return {
+        name: (value * (1 + random.uniform(-(2**-10), 2**-10, value.shape))).astype(np.float32)
+        if value.dtype.kind == "f"
+        else value
+        for name, value in arrays.items()
+    }

@@ -1,0 +1,122 @@
+"""The pytest plugin: a ledger for evidence, and the agreement matrix at the end of the session."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from transparity_conformance.evidence import Evidence, Subject
+
+if TYPE_CHECKING:
+    from transparity_conformance.bench import Bench
+
+
+@dataclass
+class Ledger:
+    """What a session has compared, and what it has not."""
+
+    evidence: list[Evidence] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    not_compared: list[tuple[str, str, str]] = field(default_factory=list)
+
+    def to_json(self) -> str:
+        return json.dumps([[item.as_dict() for item in self.evidence], self.skipped, self.not_compared])
+
+    def add_json(self, text: str) -> None:
+        evidence, skipped, not_compared = json.loads(text)
+        self.evidence += map(Evidence.from_dict, evidence)
+        self.skipped += skipped
+        self.not_compared += [(claim, subject, reason) for claim, subject, reason in not_compared]
+
+
+LEDGER = pytest.StashKey[Ledger]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.getgroup("transparity").addoption(
+        "--agreement",
+        default="reports",
+        metavar="DIR",
+        help="where agreement.json and agreement.html are written (default: reports)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[LEDGER] = Ledger()
+    config.addinivalue_line("markers", "slow: left out of the quick suite, `nox -s conformance`")
+    if not config.pluginmanager.hasplugin("xdist"):
+        config.addinivalue_line("markers", "xdist_group(name): what shares compiled programs (for pytest-xdist)")
+
+
+@pytest.fixture(scope="session")
+def ledger(pytestconfig: pytest.Config) -> Ledger:
+    """Where evidence is left for the agreement matrix."""
+    return pytestconfig.stash[LEDGER]
+
+
+@pytest.fixture(scope="session")
+def benches() -> Callable[[Subject], Bench]:
+    """The bench of a subject: one for the whole session, so that nothing is built twice."""
+    from transparity_conformance.bench import Bench
+
+    return functools.cache(Bench)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Under xdist a worker hands its ledger to the controller."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["transparity"] = session.config.stash[LEDGER].to_json()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Under xdist the controller takes what a worker has left."""
+    if text := getattr(node, "workeroutput", {}).get("transparity"):
+        node.config.stash[LEDGER].add_json(text)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Print the matrix, and write it as JSON and as a page."""
+    ledger = config.stash[LEDGER]
+    if not ledger.evidence:
+        return
+    from rich.console import Console
+
+    from transparity_conformance.matrix import Printout, fold
+    from transparity_conformance.report import write_html, write_json
+
+    matrix = fold(ledger.evidence)
+    folder = Path(config.rootpath, config.getoption("--agreement"))
+    folder.mkdir(parents=True, exist_ok=True)
+    report = matrix, environment(ledger), ledger.skipped, ledger.not_compared
+    write_json(folder / "agreement.json", *report)
+    write_html(folder / "agreement.html", *report)
+
+    terminalreporter.section("agreement matrix: the worst error as a share of its budget")
+    width = int(os.environ.get("COLUMNS", 0)) or max(110, terminalreporter._tw.fullwidth)
+    console = Console(width=width, force_terminal=terminalreporter._tw.hasmarkup, highlight=False)
+    with console.capture() as captured:
+        console.print(Printout(matrix, ledger.skipped, ledger.not_compared))
+    terminalreporter.write(captured.get())
+    for name in ("agreement.json", "agreement.html"):
+        terminalreporter.write_line(f"written: {os.path.relpath(folder / name)}")
+
+
+def environment(ledger: Ledger) -> dict[str, Any]:
+    """The versions, the devices and the precision of matrix products that the evidence was won with."""
+    from transparity_conformance.backends import backend
+
+    described: dict[str, Any] = {"python": platform.python_version()}
+    for name, device in dict.fromkeys((item.subject.backend, item.subject.device) for item in ledger.evidence):
+        build = backend(name)
+        with build.pinned():
+            described[name if device == "cpu" else f"{name} on {device}"] = build.describe(device)
+    return described

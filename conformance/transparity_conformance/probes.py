@@ -1,0 +1,122 @@
+"""Probes: weights and inputs that show mistakes. Freshly initialised weights and short prompts hide most of them.
+
+Weights: attention scores spread by about 2, biases that are not zero, gains spread around one. Inputs: sizes that are
+all different, so that no two axes can be taken for each other; each row says what it is there to catch.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity.parameters import parameter_shapes
+from transparity.presets import preset
+from transparity_conformance.oracle import Arrays, Oracle, forward_oracle
+from transparity_conformance.texts import text_inputs
+
+BATCH, SOURCE, TARGET = 8, 9, 7
+
+SCORE_SPREAD = 2.0
+WEIGHT_SPREAD = 0.3
+"""Of gains around 1 and of biases around 0."""
+
+
+@dataclass(frozen=True, eq=False)
+class Probe:
+    """A model with weights and inputs, and what it is there to catch."""
+
+    case: str
+    name: str
+    purpose: str
+    config: TransformerConfig
+    parameters: Arrays
+    inputs: Arrays
+
+    @functools.cached_property
+    def oracle(self) -> Oracle:
+        return forward_oracle(self.config, self.parameters, self.inputs)
+
+
+def probe_parameters(config: TransformerConfig, seed: int = 0, embedding: float = 1.0) -> Arrays:
+    """Weights that show mistakes, float32; token embeddings and positions have the spread `embedding`, and where that
+    is small no bias drowns them."""
+    random = np.random.default_rng(seed)
+    parameters = {}
+    for name, shape in parameter_shapes(config).items():
+        value = random.normal(size=shape)
+        if name.endswith("running_var"):
+            value = np.exp(value * WEIGHT_SPREAD)
+        elif name.endswith("norm.weight"):
+            value = 1 + WEIGHT_SPREAD * value
+        elif name.endswith(("bias", "running_mean")):
+            value = WEIGHT_SPREAD * value * (1 if "norm" in name else min(1, embedding))
+        elif name.endswith("token_embedding.weight") and config.embedding_scale == "embed_dim":
+            value = value * embedding / config.embed_dim**0.5
+        elif name.endswith("embedding.weight"):
+            value = value * embedding
+        else:
+            value = value * _gain(config, name) / shape[1] ** 0.5
+        parameters[name] = value.astype(np.float32)
+    return parameters
+
+
+def _gain(config: TransformerConfig, name: str) -> float:
+    """For inputs of spread 1, query · key has the spread gain² · √head_dim before the scale: this makes it 2 behind."""
+    if not name.endswith(("query.weight", "key.weight")):
+        return 1.0
+    scaled_by = config.head_dim if config.attention_scale == "head_dim" else config.embed_dim
+    return float((SCORE_SPREAD * (scaled_by / config.head_dim) ** 0.5) ** 0.5)
+
+
+ROWS = (
+    "all different tokens",
+    "padding on the right",
+    "padding on the left",
+    "padding inside",
+    "one token repeated",
+    "all padding in the source",
+    "the first row with its last tokens exchanged",
+    "padding all but the first token",
+)
+
+
+def mixed_inputs(config: TransformerConfig, seed: int = 0, source: int = SOURCE, target: int = TARGET) -> Arrays:
+    """One row for each of `ROWS`; a lone stack's `tokens` are as long as `source`."""
+    random = np.random.default_rng(seed)
+    lengths = {"source": source, "target": target, "tokens": source}
+    pad = 0 if config.pad_id is None else config.pad_id
+    inputs = {}
+    for name in config.input_names:
+        length, size = lengths[name], config.stack_vocab_size(config.input_stack(name))
+        tokens = random.integers(0, size - 1, (BATCH, length))
+        tokens += tokens >= pad  # anything but padding
+        tokens[0] = (pad + 1 + random.permutation(min(size - 1, length))[np.arange(length) % (size - 1)]) % size
+        tokens[1, -2:], tokens[2, :2], tokens[3, length // 2] = pad, pad, pad
+        tokens[4] = tokens[4, 0]
+        tokens[6] = np.concatenate([tokens[0, :-2], tokens[0, :-3:-1]])
+        tokens[7, 1:] = pad
+        if name != "target":
+            tokens[5] = pad
+        inputs[name] = tokens[:, :length]
+    return inputs
+
+
+@functools.cache
+def probes(case: str) -> dict[str, Probe]:
+    """The probes of a preset by name."""
+    config = preset(case).resized()
+    square = preset(case).resized(embed_dim=16, num_heads=4, feed_forward_dim=16)
+    ordinary, longest = probe_parameters(config), config.max_length
+    made = (
+        ("mixed", "every kind of row at once", config, ordinary, mixed_inputs(config)),
+        ("text", "real text, as people feed it", config, ordinary, text_inputs(config, SOURCE, TARGET)),
+        ("one", "length 1", config, ordinary, mixed_inputs(config, 1, 1, 1)),
+        ("longest", "max_length", config, ordinary, mixed_inputs(config, 2, longest, longest)),
+        ("tiny", "activations beside which eps is large", config, probe_parameters(config, 3, 1e-3), mixed_inputs(config)),
+        ("hot", "scores that overflow a careless softmax", config, probe_parameters(config, 4, 30.0), mixed_inputs(config)),
+        ("square", "every weight square: a transposed one fits", square, probe_parameters(square, 5), mixed_inputs(square)),
+    )
+    return {name: Probe(case, name, purpose, *rest) for name, purpose, *rest in made}

@@ -1,0 +1,218 @@
+"""The agreement matrix as files: JSON for machines, and one HTML page, a heat map that needs nothing from outside."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import resources
+from itertools import groupby, product
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from transparity_conformance.evidence import Evidence
+from transparity_conformance.matrix import (
+    Cell,
+    Column,
+    Footnote,
+    Group,
+    Matrix,
+    NotCompared,
+    as_json,
+    cell_in_words,
+    column_of,
+    extent,
+    name_of,
+    not_compared_in_words,
+    share_in_words,
+    verdict_in_words,
+)
+
+_PALEST = 1e-3
+"""The share below which all cells look the same; from here to 1 the colour follows the logarithm."""
+
+
+def write_json(
+    path: str | Path,
+    matrix: Matrix,
+    environment: Mapping[str, Any],
+    skipped: Sequence[str] = (),
+    not_compared: Sequence[NotCompared] = (),
+) -> None:
+    """`as_json`, in a file."""
+    content = as_json(matrix, environment, skipped, not_compared)
+    Path(path).write_text(json.dumps(content, allow_nan=False, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def write_html(
+    path: str | Path,
+    matrix: Matrix,
+    environment: Mapping[str, Any],
+    skipped: Sequence[str] = (),
+    not_compared: Sequence[NotCompared] = (),
+) -> None:
+    """One page, complete in itself."""
+    Path(path).write_text(as_html(matrix, environment, skipped, not_compared), encoding="utf-8")
+
+
+def as_html(
+    matrix: Matrix,
+    environment: Mapping[str, Any],
+    skipped: Sequence[str] = (),
+    not_compared: Sequence[NotCompared] = (),
+) -> str:
+    """The page: verdict, environment, heat map with its details, what the documents break, what was left out."""
+    return _template().render(
+        matrix=matrix,
+        headline=verdict_in_words(matrix),
+        extent="; ".join(extent(matrix, skipped, not_compared)),
+        environment=list(_environment(environment)),
+        families=[(family, len(list(columns))) for family, columns in groupby(matrix.columns, lambda c: c.family)],
+        starts=_first_of_families(matrix.columns),
+        topics=_topics(matrix),
+        disagreements=[_disagreement(matrix, group) for group in matrix.disagreements],
+        notes=[_note(note) for note in matrix.footnotes],
+        not_compared=not_compared_in_words(not_compared),
+        skipped=skipped,
+        details=_details(matrix, not_compared),
+    )
+
+
+def _template() -> jinja2.Template:
+    source = resources.files("transparity_conformance").joinpath("templates", "matrix.html.jinja")
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.from_string(source.read_text(encoding="utf-8"))
+
+
+def _environment(environment: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Each entry on a line of its own, what is nested in it behind one another."""
+    for name, value in environment.items():
+        if isinstance(value, Mapping):
+            yield name, " · ".join(f"{key} {item}" for key, item in value.items())
+        elif isinstance(value, list | tuple):
+            yield name, " · ".join(map(str, value))
+        else:
+            yield name, str(value)
+
+
+def _first_of_families(columns: Sequence[Column]) -> set[Column]:
+    return {next(members) for _, members in groupby(columns, lambda column: column.family)}
+
+
+def _topics(matrix: Matrix) -> list[tuple[str, list[dict[str, Any]]]]:
+    return [(topic, [_row(matrix, claim) for claim in claims]) for topic, claims in matrix.topics.items()]
+
+
+def _row(matrix: Matrix, claim: str) -> dict[str, Any]:
+    cells = [(column, matrix.cells.get((claim, column))) for column in matrix.columns]
+    return {"claim": claim, "name": name_of(claim), "cells": [_cell(matrix, claim, *cell) for cell in cells]}
+
+
+def _cell(matrix: Matrix, claim: str, column: Column, cell: Cell | None) -> dict[str, Any]:
+    worst = cell.worst if cell else None
+    return {
+        "id": _place(matrix, claim, column),
+        "column": column,
+        "says": cell_in_words(cell),
+        "mark": matrix.marks(cell),
+        "kind": _kind(cell),
+        "heat": _heat(worst.share) if worst else 0,
+        "title": f"{claim}, {column}: " + (f"worst at {worst.where}, {worst.case}" if worst else cell_in_words(cell)),
+    }
+
+
+def _place(matrix: Matrix, claim: str, column: Column) -> str:
+    return f"{matrix.claims.index(claim)}-{matrix.columns.index(column)}"
+
+
+def _kind(cell: Cell | None) -> str:
+    if cell is None:
+        return "blank"
+    if not cell.agrees:
+        return "fails"
+    if cell.worst is None:
+        return "breaks"
+    return "exact" if cell.exact else "share"
+
+
+def _heat(share: float) -> float:
+    """0 (no error to speak of) to 1 (the whole budget), by the logarithm of the share."""
+    if share <= _PALEST:
+        return 0.0
+    return round(min(1.0, 1 - math.log(share) / math.log(_PALEST)), 3)
+
+
+def _disagreement(matrix: Matrix, group: Group) -> dict[str, Any]:
+    claim, subject = group.worst.claim, group.worst.subject
+    place = _place(matrix, claim, column_of(subject))
+    return _comparison(group) | {"claim": claim, "subject": str(subject), "cell": place}
+
+
+def _note(note: Footnote) -> dict[str, Any]:
+    sizes = sorted(group.worst.error for group in note.groups)
+    agrees = all(group.agrees for group in note.groups)
+    return {"mark": note.mark, "says": str(note), "claims": note.claims, "by": _range(sizes), "agrees": agrees}
+
+
+def _range(sizes: Sequence[float]) -> str:
+    low, high = _scientific(sizes[0]), _scientific(sizes[-1])
+    return low if low == high else f"{low} to {high}"
+
+
+def _details(matrix: Matrix, not_compared: Sequence[NotCompared]) -> dict[str, dict[str, Any]]:
+    """What the page shows of a cell that is clicked, by its place."""
+    columns = {str(group.worst.subject): column_of(group.worst.subject) for group in matrix.groups}
+    reasons: dict[tuple[str, Column | None], list[str]] = defaultdict(list)
+    for claim, subject, reason in not_compared:
+        reasons[claim, columns.get(str(subject))].append(f"{subject}: {reason}")
+    return {
+        _place(matrix, *where): _detail(where, matrix.cells.get(where), reasons.get(where, []))
+        for where in product(matrix.claims, matrix.columns)
+    }
+
+
+def _detail(where: tuple[str, Column], cell: Cell | None, reasons: list[str]) -> dict[str, Any]:
+    claim, column = where
+    # lists, not objects: the names of a row's entries, thousands of times, would be half of the page
+    rows = [list(_comparison(group).values()) for group in _worst_first(cell)] if cell else []
+    comparisons = cell.comparisons if cell else 0
+    return {"claim": claim, "column": str(column), "comparisons": comparisons, "rows": rows, "reasons": reasons}
+
+
+def _worst_first(cell: Cell) -> list[Group]:
+    return sorted(cell.groups, key=lambda group: (not group.agrees, group.worst.share), reverse=True)
+
+
+def _comparison(group: Group) -> dict[str, Any]:
+    worst = group.worst
+    return {
+        "case": worst.case,
+        "mode": worst.subject.mode,
+        "comparisons": group.comparisons,
+        "where": worst.where,
+        "error": _scientific(worst.error),
+        "budget": _scientific(worst.budget) if worst.budget else "exact",
+        "share": _outcome(worst),
+        "note": worst.note,
+        "agrees": group.agrees,
+    }
+
+
+def _outcome(item: Evidence) -> str:
+    """The share of the budget, or what became of a claim that has to break."""
+    if item.expectation == "breaks":
+        return "breaks, as printed" if item.agrees else "does not break"
+    if item.budget == 0:
+        return "equal" if item.agrees else "differs"
+    return share_in_words(item.share)
+
+
+def _scientific(number: float) -> str:
+    if not math.isfinite(number):
+        return "∞"
+    return f"{number:.2e}" if number and not 0.01 <= abs(number) < 1000 else f"{number:.3g}"

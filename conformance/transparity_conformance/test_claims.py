@@ -1,0 +1,49 @@
+"""Every claim, made about every subject: the agreement matrix is what comes of it."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+
+import pytest
+
+from transparity_conformance.backends import REFERENCE, backend, installed
+from transparity_conformance.bench import Bench
+from transparity_conformance.claims import Claim
+from transparity_conformance.evidence import Subject
+from transparity_conformance.plugin import Ledger
+from transparity_conformance.suite import cases, make
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if {"claim", "subject"} <= set(metafunc.fixturenames):
+        params = [
+            pytest.param(claim, subject, id=f"{claim.name}-{subject}".replace(" ", "-"), marks=_marks(subject, quick))
+            for name in installed()
+            for claim, subject, quick in cases(name)
+        ]
+        metafunc.parametrize(("claim", "subject"), params)
+
+
+def _marks(subject: Subject, quick: bool) -> list[pytest.MarkDecorator]:
+    """Under xdist, what one subject has built (and compiled) serves all of its claims."""
+    return [pytest.mark.xdist_group(str(subject))] + [pytest.mark.slow] * (not quick)
+
+
+def test_claim(claim: Claim, subject: Subject, benches: Callable[[Subject], Bench], ledger: Ledger) -> None:
+    missing = [module for module in claim.needs if importlib.util.find_spec(module) is None]
+    if missing:
+        ledger.not_compared.append((claim.name, str(subject), f"{missing[0]} is not installed"))
+        pytest.skip(f"{missing[0]} is not installed")
+    evidence = make(claim, benches(subject))
+    ledger.evidence += evidence
+    wrong = [str(item) for item in evidence if not item.agrees]
+    assert not wrong, f"{claim.says}\n" + "\n".join(wrong[:8]) + (f"\n… and {len(wrong) - 8} more" if wrong[8:] else "")
+
+
+@pytest.mark.parametrize("name", [name for name in installed() if name != REFERENCE])
+def test_a_gpu_is_at_hand(name: str, ledger: Ledger) -> None:
+    devices = backend(name).devices()
+    if len(devices) == 1:
+        ledger.skipped.append(f"{name} on a GPU: none is at hand")
+        pytest.skip(f"{name} on a GPU: none is at hand")

@@ -1,0 +1,28 @@
+"""The option `--benchmark`: benchmarks are collected with it, and with it alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parent / "benchmarks"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--benchmark", action="store_true", help="Run the benchmarks, and no tests unless they are named.")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--benchmark") and not config.pluginmanager.hasplugin("benchmark"):
+        raise pytest.UsageError("--benchmark needs pytest-benchmark: python -m pip install pytest-benchmark")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out benchmarks without `--benchmark`; with it, all else, unless the command line names what to run."""
+    is_benchmark = collection_path.is_relative_to(BENCHMARKS)
+    if not config.getoption("--benchmark"):
+        return True if is_benchmark else None
+    named = config.args_source is pytest.Config.ArgsSource.ARGS
+    leads_to_benchmarks = is_benchmark or BENCHMARKS.is_relative_to(collection_path)
+    return None if named or leads_to_benchmarks else True

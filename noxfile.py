@@ -1,0 +1,83 @@
+# /// script
+# dependencies = ["nox>=2025.5.1"]
+# ///
+"""Everything that one can do with this project: `nox -l` lists it, `nox -s NAME` does it."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import nox
+
+nox.options.sessions = ["conformance"]
+nox.options.reuse_existing_virtualenvs = True
+
+PYPROJECT = nox.project.load_toml("pyproject.toml")
+
+
+def install(session: nox.Session, *groups: str, project: str = ".[all]") -> None:
+    """Install the project, editable, and `groups` within constraints.txt; again only once what was asked for changed."""
+    requirements = nox.project.dependency_groups(PYPROJECT, *groups)
+    arguments = ["--constraint", "constraints.txt", *requirements]
+    arguments += ["--editable", project] if project else []
+    asked = "".join(Path(name).read_text() for name in ("pyproject.toml", "constraints.txt")) + repr(arguments)
+    digest = hashlib.sha256(asked.encode()).hexdigest()
+    stamp = Path(session.virtualenv.location, "installed.sha256")
+    if not stamp.exists() or stamp.read_text() != digest:
+        session.install(*arguments)
+        stamp.write_text(digest)
+
+
+@nox.session
+def conformance(session: nox.Session) -> None:
+    """The main job: every claim against every backend, and the agreement matrix."""
+    install(session, "test")
+    session.run("pytest", "conformance/transparity_conformance", "-m", "not slow", *session.posargs)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """All tests, slow ones too: conformance, the tests of the tests, and the tests of the tools."""
+    install(session, "test", "benchmarks")
+    session.run("pytest", *session.posargs)
+
+
+@nox.session
+def meta(session: nox.Session) -> None:
+    """The tests of the tests: every check catches the mistake planted for it."""
+    install(session, "test")
+    session.run("pytest", "conformance/meta", *session.posargs)
+
+
+@nox.session
+def benchmarks(session: nox.Session) -> None:
+    """The speed of what was shown to conform: tokens and FLOPs a second."""
+    install(session, "test", "benchmarks")
+    session.run("pytest", "--benchmark", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style and format, by ruff."""
+    install(session, "lint", project="")
+    session.run("ruff", "check", *session.posargs)
+    session.run("ruff", "format", "--check", *session.posargs)
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Types, by mypy, strictly."""
+    install(session, "types")
+    session.run("mypy", *session.posargs)
+
+
+@nox.session
+def imports(session: nox.Session) -> None:
+    """Who may import whom, by import-linter."""
+    install(session, "imports", project=".")
+    session.run("lint-imports", *session.posargs)
+
+
+if __name__ == "__main__":
+    nox.main()

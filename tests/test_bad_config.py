@@ -1,0 +1,127 @@
+"""An impossible configuration gets one sentence: the field, what was found, and what would be right."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from transparity import TransformerConfig, preset
+from transparity.errors import ConfigError
+
+CONFIG = preset("pre-norm").resized()
+WHOLE_NUMBERS = ["max_length", "embed_dim", "num_heads", "num_encoder_layers", "feed_forward_dim", "target_vocab_size"]
+CHOICES = ["architecture", "activation", "norm", "norm_position", "projection", "attention_scale", "mask_order"]
+CHOICES += ["target_mask", "positions", "embedding_scale"]
+SWITCHES = ["final_norm", "memory_norm", "qkv_bias", "output_bias"]
+NUMBERS = ["norm_eps", "norm_momentum", "mask_value", "dropout"]
+
+
+def refusal(**fields: Any) -> str:
+    """What the configuration with these fields is refused with, held to be one line that ends as a sentence does."""
+    with pytest.raises(ConfigError) as caught:
+        dataclasses.replace(CONFIG, **fields)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message.endswith(".")
+    return message
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, "8", True, [8], math.nan, 10**30, np.ones((2, 2))], ids=repr)
+@pytest.mark.parametrize("field", WHOLE_NUMBERS)
+def test_a_size_that_is_no_whole_number_in_reach(field: str, value: Any) -> None:
+    assert refusal(**{field: value}).startswith(f"{field} is ")
+
+
+@pytest.mark.parametrize("field", ["max_length", "embed_dim", "num_heads", "feed_forward_dim", "source_vocab_size"])
+def test_a_size_of_zero(field: str) -> None:
+    assert refusal(**{field: 0}).startswith(f"{field} is 0; it should be between 1 and ")
+
+
+@pytest.mark.parametrize("value", ["no such choice", None, 1, ["layer"], np.ones((2, 2))], ids=repr)
+@pytest.mark.parametrize("field", CHOICES)
+def test_a_choice_that_is_not_offered(field: str, value: Any) -> None:
+    message = refusal(**{field: value})
+    assert message.startswith(f"{field} is ")
+    assert getattr(CONFIG, field) in message, "the choices are listed"
+
+
+@pytest.mark.parametrize("value", [None, 1, "yes", [True]], ids=repr)
+@pytest.mark.parametrize("field", SWITCHES)
+def test_a_switch_that_is_neither_on_nor_off(field: str, value: Any) -> None:
+    assert refusal(**{field: value}).endswith("it should be true or false.")
+
+
+@pytest.mark.parametrize("value", [None, "0.1", math.nan, math.inf, True, [0.1]], ids=repr)
+@pytest.mark.parametrize("field", NUMBERS)
+def test_a_number_that_is_none(field: str, value: Any) -> None:
+    assert refusal(**{field: value}).startswith(f"{field} is ")
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"norm_eps": -1e-5}, "norm_eps is -1e-05; it should be a finite number ≥ 0."),
+        ({"norm_momentum": 1.1}, "norm_momentum is 1.1; it should be between 0 and 1."),
+        ({"mask_value": 1}, "mask_value is 1.0; it should be 0 or less (−inf allowed)."),
+        ({"dropout": 1}, "dropout is 1.0; it should be at least 0 and less than 1."),
+        ({"embed_dim": 26}, "embed_dim is 26, which 3 heads (num_heads) do not divide evenly; 24 would be right."),
+        ({"embed_dim": 25, "num_heads": 5}, "embed_dim is 25, but sinusoidal positions pair each sine with a cosine"),
+        ({"source_vocab_size": None}, "source_vocab_size is missing: the architecture 'encoder-decoder' needs it."),
+        ({"target_vocab_size": None}, "target_vocab_size is missing: the architecture 'encoder-decoder' needs it."),
+        ({"pad_id": 31}, "pad_id is 31, outside the vocabulary of 31 tokens."),
+        ({"bos_id": 99}, "bos_id is 99, outside the vocabulary of 31 tokens."),
+        ({"eos_id": -1}, "eos_id is -1; it should be between 0 and"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else str(value),
+)
+def test_fields_that_do_not_go_together_or_are_out_of_range(fields: dict[str, Any], says: str) -> None:
+    assert refusal(**fields).startswith(says)
+
+
+def test_the_quoted_value_is_short() -> None:
+    assert len(refusal(norm="x" * 10_000)) < 150
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "The configuration is not JSON"),
+        ("{", "The configuration is not JSON"),
+        ("[" * 100_000, "The configuration is not JSON"),
+        ("[]", "A configuration is an object of fields, but list was given."),
+        ("{}", "architecture is missing; it should be one of encoder-decoder, decoder, encoder."),
+        ('{"architecture": "decoder", "heads": 3}', "A configuration has no field 'heads'; its fields are"),
+        ('{"architecture": "decoder", "target_vocab_size": NaN}', "target_vocab_size is nan"),
+        (
+            '{"architecture": "decoder", "architecture": "encoder"}',
+            "The configuration is not JSON: a field stands twice",
+        ),
+    ],
+    ids=lambda text: text[:30],
+)
+def test_json_that_is_no_configuration(text: str, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        TransformerConfig.from_json(text)
+    assert str(caught.value).startswith(says)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["no-such-preset", None, ["walkthrough"]], ids=repr)
+def test_a_preset_that_does_not_exist(name: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^There is no preset .*; the presets are walkthrough, .*\.$"):
+        preset(name)
+
+
+@pytest.mark.parametrize("value", ["x", None, 0, 2.5], ids=repr)
+def test_a_size_that_resized_cannot_use(value: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^embed_dim is "):
+        CONFIG.resized(embed_dim=value)
+
+
+def test_a_size_that_no_configuration_has() -> None:
+    with pytest.raises(ConfigError, match=r"^resized\(\) was given heads, which no configuration has\.$"):
+        CONFIG.resized(heads=3)

@@ -1,0 +1,57 @@
+"""The three columns mirror each other: a reader lays the same file of each side by side and reads across."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+COLUMNS = {
+    "numpy": ROOT / "reference/transparity",
+    "pytorch": ROOT / "backends/transparity_pytorch",
+    "flax": ROOT / "backends/transparity_flax",
+}
+MIRRORED = [
+    "masks",
+    "embeddings",
+    "normalization",
+    "attention",
+    "feed_forward",
+    "layers",
+    "transformer",
+    "loss",
+    "generation",
+]
+WITHOUT_TWIN = {
+    "numpy": {"functional"},  # what the frameworks bring along
+    "pytorch": {"parameters"},  # their own names and orientations
+    "flax": {"parameters", "precision"},  # XLA computes in the dtype that it is given
+}
+CONTRACT = {"axes", "backend", "config", "errors", "inputs", "parameters", "presets", "taps"}
+
+
+def names(column: str, file: str) -> list[str]:
+    """The public functions and classes of a file, in order. What has its weights in it is a class in the frameworks
+    and a function in NumPy: `EncoderLayer` goes by `encoder_layer`."""
+    tree = ast.parse((COLUMNS[column] / f"{file}.py").read_text())
+    defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    return [re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower() for name in defined if not name.startswith("_")]
+
+
+@pytest.mark.parametrize("file", MIRRORED)
+@pytest.mark.parametrize("column", ["pytorch", "flax"])
+def test_a_file_holds_the_same_names_in_the_same_order(column: str, file: str) -> None:
+    specified = names("numpy", file)
+    assert specified, f"{file}.py of the reference defines nothing"
+    assert names(column, file) == specified
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_a_column_holds_the_mirrored_files_and_no_others(column: str) -> None:
+    files = {file.stem for file in COLUMNS[column].glob("*.py")} - {"__init__"}
+    if column == "numpy":
+        files -= CONTRACT
+    assert files == {*MIRRORED, "port"} | WITHOUT_TWIN[column]

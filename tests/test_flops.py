@@ -1,0 +1,77 @@
+"""The FLOPs that benchmarks report are those that PyTorch itself counts while the explicit path runs."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from transparity.config import TransformerConfig
+from transparity.parameters import initialize_parameters
+from transparity.presets import PRESETS, preset
+
+from benchmarks.flops import forward_flops
+
+SIZES = {"batch": 5, "source": 7, "target": 4, "tokens": 6}
+LENGTHS = (
+    SIZES,
+    {"batch": 1, "source": 1, "target": 1, "tokens": 1},
+    {"batch": 3, "source": 2, "target": 11, "tokens": 11},
+)
+UNEVEN = {"num_encoder_layers": 1, "num_decoder_layers": 3, "feed_forward_dim": 17}
+
+
+def lengths_of(config: TransformerConfig, sizes: dict[str, int]) -> dict[str, int]:
+    return {name: sizes[name] for name in config.input_names}
+
+
+def counted_by_torch(config: TransformerConfig, batch: int, **lengths: int) -> int:
+    """What PyTorch's own counter sees of the traced path, whose attention is matrix products (not one fused kernel)."""
+    pytest.importorskip("torch")
+    from torch.utils.flop_counter import FlopCounterMode
+    from transparity_pytorch.port import build
+
+    forward = build(config, initialize_parameters(config), dtype="float32")
+    inputs = {name: np.ones((batch, length), np.int64) for name, length in lengths.items()}
+    with FlopCounterMode(display=False) as counter:
+        forward(**inputs)
+    return int(counter.get_total_flops())
+
+
+@pytest.mark.parametrize("sizes", LENGTHS, ids=["mixed", "one", "long-target"])
+@pytest.mark.parametrize("name", PRESETS)
+def test_flops_are_those_that_torch_counts(name: str, sizes: dict[str, int]) -> None:
+    config = preset(name).resized()
+    lengths = lengths_of(config, sizes)
+    assert forward_flops(config, sizes["batch"], **lengths) == counted_by_torch(config, sizes["batch"], **lengths)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_stacks_of_different_depths_are_told_apart(name: str) -> None:
+    config = preset(name).resized(**UNEVEN)
+    lengths = lengths_of(config, SIZES)
+    assert forward_flops(config, 5, **lengths) == counted_by_torch(config, 5, **lengths)
+
+
+def test_a_lone_encoder_is_counted() -> None:
+    encoder = dataclasses.replace(preset("translation").resized(), architecture="encoder")
+    assert forward_flops(encoder, 2, tokens=5) == counted_by_torch(encoder, 2, tokens=5)
+
+
+def test_flops_of_one_product_by_hand() -> None:
+    """One layer, 2 features, 3 tokens, worked out on paper: projections 4 · 2·3·2·2, scores and context 2 · 2·3·3·2,
+    feed-forward 2 · 2·3·2·8, head 2·3·2·7."""
+    config = TransformerConfig(
+        architecture="decoder",
+        target_vocab_size=7,
+        embed_dim=2,
+        num_heads=1,
+        num_decoder_layers=1,
+        feed_forward_dim=8,
+    )
+    assert forward_flops(config, 1, tokens=3) == 96 + 72 + 192 + 84
+
+
+def test_lengths_of_other_inputs_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"lengths are given of tokens; expected those of source, target\."):
+        forward_flops(preset("translation"), 1, tokens=3)

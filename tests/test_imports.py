@@ -1,0 +1,44 @@
+"""No framework is imported that was not asked for: NumPy alone is enough for the specification."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+FRAMEWORKS = {"torch", "jax", "flax"}
+
+
+def imported_by(statement: str) -> set[str]:
+    """The frameworks that a process has after `statement`."""
+    script = f"import sys\n{statement}\nprint(*(name for name in {FRAMEWORKS} if name in sys.modules))"
+    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return set(process.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("statement", "expected"),
+    [
+        ("import transparity", set()),
+        ("import transparity.port", set()),
+        ("import transparity_pytorch", set()),
+        ("import transparity_flax", set()),
+        ("import transparity_conformance", set()),
+        ("import transparity_conformance.plugin", set()),
+        ("import transparity_pytorch.port", {"torch"}),
+        ("import transparity_flax.port", {"jax", "flax"}),
+    ],
+)
+def test_an_import_brings_no_framework_that_was_not_asked_for(statement: str, expected: set[str]) -> None:
+    assert imported_by(statement) == expected
+
+
+def test_a_numpy_forward_pass_brings_no_framework() -> None:
+    forward = (
+        "from transparity import initialize_parameters, preset\n"
+        "from transparity.port import build\n"
+        "config = preset('notes-lm').resized()\n"
+        "build(config, initialize_parameters(config))(tokens=[[1, 2, 3]])"
+    )
+    assert imported_by(forward) == set()

@@ -1,0 +1,223 @@
+"""The agreement matrix says what was compared, what was not, and what failed: in a terminal, as JSON and as a page."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from transparity_conformance.evidence import Evidence, Expectation, Subject
+from transparity_conformance.matrix import Column, Matrix, NotCompared, Printout, as_json, as_table, fold, summary
+from transparity_conformance.report import as_html, write_html, write_json
+
+FLAX = Subject("flax", "float32")
+NOTE = "masked scores become −1e-20, which hides nothing"
+
+
+def evidence(
+    share: float = 0.5,
+    claim: str = "attention.scores",
+    subject: Subject = FLAX,
+    case: str = "translation",
+    *,
+    expectation: Expectation = "holds",
+    note: str = "",
+    where: str = "logits",
+) -> Evidence:
+    return Evidence(claim, subject, case, where, share * 1e-6, 1e-6, expectation, note)
+
+
+def exact(error: float = 0.0, claim: str = "masks.causal") -> Evidence:
+    return Evidence(claim, FLAX, "translation", "mask", error, 0.0)
+
+
+def broken(share: float = 1e5, note: str = NOTE) -> Evidence:
+    claim = "metamorphic.future_tokens_do_not_matter"
+    return evidence(share, claim, case="walkthrough", expectation="breaks", note=note)
+
+
+def printed(matrix: Matrix, width: int = 110, not_compared: list[NotCompared] | None = None) -> str:
+    console = Console(width=width, file=io.StringIO(), color_system=None)
+    console.print(Printout(matrix, (), not_compared or []))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def cell(matrix: Matrix) -> str:
+    """The one cell of a matrix, as it is printed."""
+    console = Console(width=110, file=io.StringIO(), color_system=None)
+    console.print(as_table(matrix))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().splitlines()[-1].split(maxsplit=1)[1].strip()
+
+
+@pytest.mark.parametrize(
+    ("share", "words"),
+    [
+        (0.0, "0 %"),
+        (1e-6, "<0.1 %"),
+        (0.004, "0.40 %"),
+        (0.0996, "10 %"),
+        (0.43, "43 %"),
+        (1.0, "100 %"),
+        (1.001, "FAILS >1×"),
+        (3.2, "FAILS 3.2×"),
+        (1.2e7, "FAILS 1e7×"),
+        (math.inf, "FAILS ∞"),
+        (math.nan, "FAILS ∞"),
+    ],
+)
+def test_a_cell_says_which_share_of_the_budget_was_used(share: float, words: str) -> None:
+    assert cell(fold([evidence(share)])) == words
+
+
+def test_a_failing_cell_says_fails() -> None:
+    matrix = fold([evidence(0.1), evidence(3.2)])
+    assert matrix.verdict == "diverges"
+    assert "FAILS 3.2×" in printed(matrix)
+    assert "1 of 1 claim FAILS" in printed(matrix)
+    assert "FAILS 3.2×" in as_html(matrix, {})
+
+
+def test_the_worst_of_many_is_shown() -> None:
+    modes = [evidence(0.2, subject=Subject("flax", "float32", "cpu", mode)) for mode in ("eager", "jit")]
+    worst = evidence(0.43, subject=Subject("flax", "float32", "cpu", "jit"), case="pre-norm", where="decoder.output")
+    matrix = fold([*modes, worst, *modes])
+    assert cell(matrix) == "43 %"
+    assert "worst share 43 % (attention.scores, flax float32 jit, pre-norm: decoder.output)" in summary(matrix)
+    assert matrix.cells["attention.scores", Column("flax", "float32")].comparisons == 5
+
+
+def test_an_exact_claim_says_exact_or_fails() -> None:
+    assert cell(fold([exact()])) == "exact"
+    assert cell(fold([exact(), exact(2.0)])) == "FAILS"
+    assert cell(fold([exact(), evidence(0.2, "masks.causal")])) == "20 %"
+
+
+def test_nothing_compared_is_not_agreement() -> None:
+    matrix = fold([])
+    assert matrix.verdict == "inconclusive"
+    assert "nothing was compared" in printed(matrix)
+    assert '<p class="verdict inconclusive">nothing was compared</p>' in as_html(matrix, {})
+
+
+def test_what_was_not_compared_is_blank_and_listed() -> None:
+    matrix = fold([evidence(), exact(), evidence(subject=Subject("theirs", "float32"))])
+    left_out: list[NotCompared] = [("masks.causal", Subject("theirs", "float32"), "it offers no masks")]
+    text = printed(matrix, not_compared=left_out)
+    assert re.search(r"^ causal +exact +·$", text, re.MULTILINE)
+    assert "masks.causal (theirs float32 eager): it offers no masks" in text
+    assert "1 not compared" in text
+    assert "theirs float32 eager: it offers no masks" in as_html(matrix, {}, (), left_out)
+    assert printed(matrix, not_compared=[("masks.causal", "theirs float32 eager", "it offers no masks")]) == text
+
+
+def test_what_breaks_as_printed_is_named() -> None:
+    matrix = fold([broken(), broken(2e5), evidence(0.1, broken().claim)])
+    sentence = f"breaks for walkthrough, as document 000 prints it: {NOTE}"
+    assert matrix.verdict == "agrees"
+    assert cell(matrix) == "10 %¹"
+    assert printed(matrix).count(f"¹ {sentence}") == 1
+    assert sentence in as_html(matrix, {})
+    assert as_json(matrix, {})["document_breaks"][0]["says"] == sentence
+
+
+def test_a_claim_that_only_breaks_says_so() -> None:
+    assert cell(fold([broken()])) == "breaks¹"
+
+
+def test_what_should_break_and_does_not_fails() -> None:
+    matrix = fold([broken(), broken(0.5), evidence(0.1, broken().claim)])
+    assert matrix.verdict == "diverges"
+    assert cell(matrix) == "FAILS¹"
+    assert "did not break: metamorphic.future_tokens_do_not_matter (flax float32 eager)" in " ".join(
+        printed(matrix).split()
+    )
+
+
+def test_different_mistakes_have_different_marks() -> None:
+    assert cell(fold([broken(), broken(note="another")])) == "breaks¹,²"
+
+
+def test_columns_stand_by_backend_device_and_precision() -> None:
+    subjects = [("flax", "float16"), ("numpy", "float64"), ("flax", "float64", "cuda"), ("flax", "float64")]
+    matrix = fold(evidence(subject=Subject(*subject)) for subject in subjects)
+    assert [str(column) for column in matrix.columns] == [
+        "flax float64",
+        "flax float16",
+        "flax float64 on cuda",
+        "numpy float64",
+    ]
+
+
+def test_claims_stand_by_topic_in_order_of_first_appearance() -> None:
+    matrix = fold(evidence(claim=claim) for claim in ("masks.causal", "loss.sum", "masks.padding", "loss.sum"))
+    assert matrix.claims == ("masks.causal", "masks.padding", "loss.sum")
+
+
+@pytest.mark.parametrize("width", [60, 80, 110, 200])
+def test_a_narrow_terminal_gets_several_tables_and_loses_nothing(width: int) -> None:
+    columns = [Subject(backend, dtype) for backend in ("one", "two") for dtype in ("float64", "float32", "bfloat16")]
+    shares = [0.11, 0.12, 0.13, 0.14, 0.15, 32]
+    pairs = zip(columns, shares, strict=True)
+    text = printed(fold(evidence(share, "topic.a_claim_with_a_long_name", subject) for subject, share in pairs), width)
+    table = text.partition("Disagreements")[0]
+    assert max(map(len, table.splitlines())) <= width
+    assert re.findall(r"(\d+) ?[%×]", table) == [str(int(100 * share if share < 1 else share)) for share in shares]
+
+
+def test_an_infinite_share_is_written_as_json(tmp_path: Path) -> None:
+    path = tmp_path / "matrix.json"
+    skipped = ["test_cuda: needs a GPU"]
+    left_out: list[NotCompared] = [("loss.sum", FLAX, "not offered")]
+    write_json(path, fold([evidence(math.nan), exact(1.0)]), {"wall": math.inf, "torch": None}, skipped, left_out)
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    content = json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse)
+    assert [item["share"] for item in content["evidence"]] == ["inf", "inf"]
+    assert content["evidence"][0]["error"] == "inf"
+    assert content["claims"][0]["cells"][0]["share"] == "inf"
+    assert content["skipped"] == skipped
+    assert content["not_compared"][0]["reason"] == "not offered"
+    assert content["verdict"] == "diverges"
+
+
+def test_the_json_holds_one_row_per_claim_subject_and_case() -> None:
+    content = as_json(fold([evidence(0.1), evidence(0.3), evidence(0.2), evidence(0.4, case="pre-norm")]), {})
+    rows = [(row["case"], row["comparisons"], row["share"]) for row in content["evidence"]]
+    assert rows == [("translation", 3, pytest.approx(0.3)), ("pre-norm", 1, pytest.approx(0.4))]
+    assert Evidence.from_dict(content["evidence"][0]).share == pytest.approx(0.3)
+
+
+def test_the_page_needs_nothing_from_outside(tmp_path: Path) -> None:
+    path = tmp_path / "matrix.html"
+    write_html(path, fold([evidence(), broken(), exact()]), {"versions": {"numpy": "2"}, "devices": ["cpu"]})
+    page = path.read_text(encoding="utf-8")
+    outside = re.findall(r"""(?:src|href|action)\s*=\s*["']?(?!["']|#|data:)[^\s>]+|url\(|@import|https?://""", page)
+    assert not outside
+
+
+def test_names_are_escaped() -> None:
+    name = "<script>alert(1)</script>"
+    nasty = evidence(2.0, f"topic.{name}", Subject(name, name), name, note=name, where=name)
+    page = as_html(fold([nasty, broken(note=name)]), {name: name}, [name], [(nasty.claim, nasty.subject, name)])
+    assert name not in page
+    assert page.count("<script") == 2
+    assert name in printed(fold([nasty]), width=200)
+
+
+def test_names_are_not_markup_in_the_terminal() -> None:
+    assert "[red]case" in printed(fold([evidence(2.0, case="[red]case")]))
+
+
+def test_every_cell_of_the_page_has_its_details() -> None:
+    page = as_html(fold([evidence(), exact(), evidence(subject=Subject("numpy", "float64"))]), {})
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page)
+    assert found
+    assert sorted(json.loads(found[1])) == sorted(re.findall(r'id="cell-(\d+-\d+)"', page))

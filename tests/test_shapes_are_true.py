@@ -1,0 +1,84 @@
+"""The shapes in the signatures are true: whole forward passes run with each of them checked."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+PACKAGES = {"numpy": "transparity", "pytorch": "transparity_pytorch", "flax": "transparity_flax"}
+FILES = "masks embeddings normalization attention feed_forward layers transformer loss generation functional precision"
+
+CHECKED = """
+import sys
+from importlib import import_module
+
+import numpy as np
+from jaxtyping import TypeCheckError, install_import_hook
+
+_, package, *files = sys.argv
+with install_import_hook([f"{package}.{file}" for file in files], "beartype.beartype"):
+    build = import_module(f"{package}.port").build
+"""
+
+EVERY_FORWARD = """
+import dataclasses
+from transparity import PRESETS, initialize_parameters, preset
+
+presets = [preset(name).resized(num_encoder_layers=1, num_decoder_layers=1) for name in PRESETS]
+lone_encoder = dataclasses.replace(presets[0], architecture="encoder")
+batch_norm = dataclasses.replace(presets[1], norm="batch")
+random = np.random.default_rng(0)
+for config in [*presets, lone_encoder, batch_norm]:
+    tokens = {
+        name: random.integers(3, config.stack_vocab_size(config.input_stack(name)), (2, length))
+        for name, length in zip(config.input_names, (7, 5))
+    }
+    forward = build(config, initialize_parameters(config), mode="eager")
+    assert "logits" in forward(**tokens)
+    forward.logits(**tokens)
+    forward.loss(tokens[config.input_names[-1]], **tokens)
+
+for config in presets[:2]:
+    forward = build(config, initialize_parameters(config), mode="eager")
+    prompt, source = np.array([[3, 4], [5, 6]]), np.array([[3, 4, 5], [6, 7, 8]]) if config.has_encoder else None
+    for uniforms in (None, random.random((2, 2))):
+        assert forward.generate(prompt, 2, source=source, uniforms=uniforms).shape[0] == 2
+"""
+
+WRONG_SHAPES = """
+split_heads, scores = build.function("attention.split_heads"), build.function("attention.attention_scores")
+query, key, other = (np.ones(shape, np.float32) for shape in [(2, 3, 5, 4), (2, 3, 7, 4), (2, 3, 7, 6)])
+assert split_heads(np.ones((2, 3, 4), np.float32), 2).shape == (2, 2, 3, 2)
+assert scores(query, key, 1.0).shape == (2, 3, 5, 7)
+wrong = {
+    "an axis too few": lambda: split_heads(np.ones((3, 4), np.float32), 2),
+    "tokens for floats": lambda: split_heads(np.ones((2, 3, 4), np.int64), 2),
+    "two sizes of head_dim": lambda: scores(query, other, 1.0),
+}
+for what, call in wrong.items():
+    try:
+        call()
+    except TypeCheckError:
+        continue
+    sys.exit(f"{what}: not caught")
+"""
+
+
+def run_checked(package: str, script: str) -> None:
+    """Run `script` in a process of its own, where the shapes of `package` are checked at every call."""
+    command = [sys.executable, "-c", CHECKED + script, package, *FILES.split()]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", PACKAGES)
+def test_every_shape_holds_in_every_preset(backend: str) -> None:
+    run_checked(PACKAGES[backend], EVERY_FORWARD)
+
+
+@pytest.mark.parametrize("backend", PACKAGES)
+def test_wrong_shapes_are_caught(backend: str) -> None:
+    run_checked(PACKAGES[backend], WRONG_SHAPES)

@@ -1,8 +1,9 @@
-"""The option `--benchmark`: benchmarks are collected with it, and with it alone."""
+"""The option `--benchmark`: benchmarks are collected with it, and with it alone. Under xdist, what goes together."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,3 +27,16 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     named = config.args_source is pytest.Config.ArgsSource.ARGS
     leads_to_benchmarks = is_benchmark or BENCHMARKS.is_relative_to(collection_path)
     return None if named or leads_to_benchmarks else True
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """All claims about one subject go to one process, for what is built and compiled for one serves the next."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class BySubject(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            file, _, test = nodeid.partition("::")
+            return test.partition("[")[2].partition("-")[2] if "transparity_conformance" in file else file
+
+    return BySubject(config, log)

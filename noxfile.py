@@ -13,11 +13,15 @@ import nox
 nox.options.sessions = ["conformance"]
 nox.options.reuse_existing_virtualenvs = True
 
+# Two processes of one thread each: what is tried is small, and threads that wait for each other cost more than that.
+PARALLEL = ["-n", "2"]
+SINGLE_THREADED = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 
 
 def install(session: nox.Session, *groups: str, project: str = ".[all]") -> None:
-    """Install the project, editable, and `groups` within constraints.txt; again only once what was asked for changed."""
+    """Install the project, editable, and `groups` within constraints.txt; again only if what is asked for changed."""
     requirements = nox.project.dependency_groups(PYPROJECT, *groups)
     arguments = ["--constraint", "constraints.txt", *requirements]
     arguments += ["--editable", project] if project else []
@@ -33,21 +37,24 @@ def install(session: nox.Session, *groups: str, project: str = ".[all]") -> None
 def conformance(session: nox.Session) -> None:
     """The main job: every claim against every backend, and the agreement matrix."""
     install(session, "test")
-    session.run("pytest", "conformance/transparity_conformance", "-m", "not slow", *session.posargs)
+    # XLA compiles every shape anew, and takes two thirds of the time for it with its passes on: `tests` has them on.
+    environment = SINGLE_THREADED | {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
+    suite = ["conformance/transparity_conformance", "-m", "not slow"]
+    session.run("pytest", *suite, *PARALLEL, *session.posargs, env=environment)
 
 
 @nox.session
 def tests(session: nox.Session) -> None:
     """All tests, slow ones too: conformance, the tests of the tests, and the tests of the tools."""
     install(session, "test", "benchmarks")
-    session.run("pytest", *session.posargs)
+    session.run("pytest", *PARALLEL, *session.posargs, env=SINGLE_THREADED)
 
 
 @nox.session
 def meta(session: nox.Session) -> None:
     """The tests of the tests: every check catches the mistake planted for it."""
     install(session, "test")
-    session.run("pytest", "conformance/meta", *session.posargs)
+    session.run("pytest", "conformance/meta", *PARALLEL, *session.posargs, env=SINGLE_THREADED)
 
 
 @nox.session

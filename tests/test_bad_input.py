@@ -190,8 +190,9 @@ def test_targets_that_the_logits_are_not_of(forward: Forward, refused: Refused, 
 def test_generation_from_nothing_sensible(
     forward: Forward, refused: Refused, arguments: dict[str, Any], says: str
 ) -> None:
+    sensible: dict[str, Any] = {"prompt": TARGET, "max_new_tokens": 3, "source": SOURCE}
     with refused(InputError, says):
-        forward.generate(**{"prompt": TARGET, "max_new_tokens": 3, "source": SOURCE} | arguments)
+        forward.generate(**sensible | arguments)
 
 
 def test_a_lone_encoder_does_not_generate(backend: Backend, refused: Refused) -> None:

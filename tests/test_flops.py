@@ -6,11 +6,11 @@ import dataclasses
 
 import numpy as np
 import pytest
+from benchmarks.flops import forward_flops
+
 from transparity.config import TransformerConfig
 from transparity.parameters import initialize_parameters
 from transparity.presets import PRESETS, preset
-
-from benchmarks.flops import forward_flops
 
 SIZES = {"batch": 5, "source": 7, "target": 4, "tokens": 6}
 LENGTHS = (
@@ -29,6 +29,7 @@ def counted_by_torch(config: TransformerConfig, batch: int, **lengths: int) -> i
     """What PyTorch's own counter sees of the traced path, whose attention is matrix products (not one fused kernel)."""
     pytest.importorskip("torch")
     from torch.utils.flop_counter import FlopCounterMode
+
     from transparity_pytorch.port import build
 
     forward = build(config, initialize_parameters(config), dtype="float32")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+
 from transparity_conformance.evidence import Evidence, Expectation, Subject
 from transparity_conformance.matrix import Column, Matrix, NotCompared, Printout, as_json, as_table, fold, summary
 from transparity_conformance.report import as_html, write_html, write_json

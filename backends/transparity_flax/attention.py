@@ -109,7 +109,7 @@ def attention(
         return merge_heads(_fused_attention(query, key, value, mask, scale))
     scores = tap("scores", attention_scores(query, key, scale))
     weights = tap("weights", attention_weights(scores, mask, hidden))
-    return tap("context", merge_heads(weights @ value))  # type: ignore[no-any-return]
+    return tap("context", merge_heads(weights @ value))
 
 
 class MultiHeadAttention(nnx.Module):
@@ -136,4 +136,4 @@ class MultiHeadAttention(nnx.Module):
         value = tap("value", project_heads(self.value, memory, heads, projection))
         scale, hidden = score_scale(self.config), hidden_score(self.config)
         context = attention(query, key, value, mask, scale=scale, hidden=hidden, tap=tap)
-        return tap("output", self.output(context))  # type: ignore[no-any-return]
+        return tap("output", self.output(context))

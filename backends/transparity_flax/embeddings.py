@@ -15,7 +15,7 @@ from transparity.inputs import check_length
 
 def sinusoidal_positions(length: int, embed_dim: int) -> Float64[np.ndarray, "length embed_dim"]:
     """sin(position / 10000^(i / embed_dim)) at even features i, the cosine of the same angle beside it (document 003;
-    Vaswani et al. 2017, §3.5). Computed in float64, whatever the model's dtype: float32 angles lose digits with length.
+    Vaswani et al. 2017, §3.5). Computed in float64, whatever the model's dtype: float32 angles lose digits.
     JAX has float64 only where it is switched on; the table is a constant, so NumPy computes it while tracing."""
     angles = np.arange(length)[:, None] / 10_000.0 ** (np.arange(0, embed_dim, 2) / embed_dim)
     return np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(length, embed_dim)
@@ -27,7 +27,7 @@ def embed(
     position_embedding: nnx.Embed | None,
     tokens: Int[Array, "batch length"],
 ) -> Float[Array, "batch length embed_dim"]:
-    """The embeddings of the tokens plus those of their positions, which are learned if there is an embedding of them."""
+    """The embeddings of the tokens plus those of the positions, learned if there is an embedding of them."""
     length = tokens.shape[1]
     check_length(config, length)
     x = token_embedding.embedding[tokens]  # calling it would answer in the dtype it was created with

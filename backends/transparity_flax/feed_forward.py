@@ -25,4 +25,4 @@ class FeedForward(nnx.Module):
         self, x: Float[Array, "batch length embed_dim"], tap: Tap = identity
     ) -> Float[Array, "batch length embed_dim"]:
         hidden = tap("hidden", self.activation(self.up(x)))
-        return tap("output", self.down(hidden))  # type: ignore[no-any-return]
+        return tap("output", self.down(hidden))

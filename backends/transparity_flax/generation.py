@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ def sampled_tokens(logits: Float[Array, "batch vocab"], uniforms: Float[Array, "
     return jnp.minimum(passed.sum(axis=-1), logits.shape[-1] - 1)
 
 
-@partial(nnx.jit, static_argnames="width")
+@nnx.jit(static_argnames="width")
 def _step(
     model: Transformer,
     tokens: Int[Array, "batch total_length"],
@@ -44,7 +44,7 @@ def _step(
     config = model.config
     start = jnp.maximum(length - width, 0)
     context = jax.lax.dynamic_slice_in_dim(tokens, start, width, axis=1)
-    inputs = {"tokens": context} if source is None else {"source": source, "target": context}
+    inputs: dict[str, Any] = {"tokens": context} if source is None else {"source": source, "target": context}
     logits = jax.lax.dynamic_index_in_dim(model(**inputs), length - start - 1, axis=1, keepdims=False)
     token = greedy_tokens(logits) if uniforms is None else sampled_tokens(logits, uniforms)
     if config.eos_id is not None:

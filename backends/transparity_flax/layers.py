@@ -48,14 +48,14 @@ class EncoderLayer(nnx.Module):
             return lambda x: tap(name, getattr(self, name)(x, scoped(tap, name)))
 
         def attend_self(x: Array) -> Array:
-            return self.self_attention(x, x, mask, scoped(tap, "self_attention"))  # type: ignore[no-any-return]
+            return self.self_attention(x, x, mask, scoped(tap, "self_attention"))
 
         def feed(x: Array) -> Array:
-            return self.feed_forward(x, scoped(tap, "feed_forward"))  # type: ignore[no-any-return]
+            return self.feed_forward(x, scoped(tap, "feed_forward"))
 
         x = residual(x, normalize("self_attention_norm"), attend_self, self.config.norm_position)
         x = residual(x, normalize("feed_forward_norm"), feed, self.config.norm_position)
-        return tap("output", x)  # type: ignore[no-any-return]
+        return tap("output", x)
 
 
 class DecoderLayer(nnx.Module):
@@ -85,20 +85,18 @@ class DecoderLayer(nnx.Module):
             return lambda x: tap(name, getattr(self, name)(x, scoped(tap, name)))
 
         def attend_self(x: Array) -> Array:
-            return self.self_attention(x, x, mask, scoped(tap, "self_attention"))  # type: ignore[no-any-return]
+            return self.self_attention(x, x, mask, scoped(tap, "self_attention"))
 
         def attend_memory(x: Array) -> Array:
-            assert memory is not None
+            assert memory is not None and memory_mask is not None
             seen = normalize("memory_norm")(memory) if self.config.memory_norm else memory
-            return self.cross_attention(  # type: ignore[no-any-return]
-                x, seen, memory_mask, scoped(tap, "cross_attention")
-            )
+            return self.cross_attention(x, seen, memory_mask, scoped(tap, "cross_attention"))
 
         def feed(x: Array) -> Array:
-            return self.feed_forward(x, scoped(tap, "feed_forward"))  # type: ignore[no-any-return]
+            return self.feed_forward(x, scoped(tap, "feed_forward"))
 
         x = residual(x, normalize("self_attention_norm"), attend_self, self.config.norm_position)
         if memory is not None:
             x = residual(x, normalize("cross_attention_norm"), attend_memory, self.config.norm_position)
         x = residual(x, normalize("feed_forward_norm"), feed, self.config.norm_position)
-        return tap("output", x)  # type: ignore[no-any-return]
+        return tap("output", x)

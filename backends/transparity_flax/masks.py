@@ -1,4 +1,4 @@
-"""Masks: True where a query may look at a key. The axes are (batch, heads, queries, keys), 1 where it does not matter."""
+"""Masks: True where a query may look at a key. Axes are (batch, heads, queries, keys), 1 where it does not matter."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def layer_norm_unbiased(
     bias: Float[Array, " embed_dim"],
     eps: float,
 ) -> Float[Array, "*batch embed_dim"]:
-    """(x − mean) / (deviation + eps) · weight + bias, the deviation over n − 1 and eps outside the root (document 003)."""
+    """(x − mean) / (deviation + eps) · weight + bias, the deviation over n − 1, eps outside the root (document 003)."""
     wide = widened(x)
     mean, deviation = wide.mean(axis=-1, keepdims=True), wide.std(axis=-1, ddof=1, keepdims=True)
     return ((wide - mean) / (deviation + eps) * weight + bias).astype(x.dtype)

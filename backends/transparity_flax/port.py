@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -24,14 +25,14 @@ from transparity_flax.parameters import dump, load, to_numpy
 from transparity_flax.transformer import Transformer
 
 Graph = nnx.GraphDef[Transformer]
-State = nnx.GraphState
+State = nnx.State[Any, Any]
 
 
-def _fast(graph: Graph, state: State, inputs: dict[str, jax.Array]) -> jax.Array:
+def _fast(graph: Graph, state: State, inputs: dict[str, Any]) -> jax.Array:
     return nnx.merge(graph, state)(**inputs)
 
 
-def _traced(graph: Graph, state: State, inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
+def _traced(graph: Graph, state: State, inputs: dict[str, Any]) -> dict[str, jax.Array]:
     taps: dict[str, jax.Array] = {}
     nnx.merge(graph, state)(**inputs, tap=recording(taps))
     return taps
@@ -47,7 +48,8 @@ class FlaxForward:
     def __init__(self, model: Transformer, dtype: str, device: jax.Device, mode: str) -> None:
         self.model, self.dtype, self.device = model, dtype, device
         self.graph, self.state = nnx.split(model)
-        self.fast, self.traced = (_fast_jit, _traced_jit) if mode == "jit" else (_fast, _traced)
+        self.fast: Callable[..., jax.Array] = _fast_jit if mode == "jit" else _fast
+        self.traced: Callable[..., dict[str, jax.Array]] = _traced_jit if mode == "jit" else _traced
 
     def __call__(self, **tokens: Any) -> dict[str, Any]:
         inputs = check_inputs(self.model.config, tokens)
@@ -68,9 +70,7 @@ class FlaxForward:
         with x64_for(self.dtype):
             return float(cross_entropy(logits, self._array(expected), config.pad_id))
 
-    def generate(
-        self, prompt: Any, max_new_tokens: int, *, source: Any = None, uniforms: Any = None
-    ) -> np.ndarray:
+    def generate(self, prompt: Any, max_new_tokens: int, *, source: Any = None, uniforms: Any = None) -> np.ndarray:
         inputs = check_prompt(self.model.config, prompt, source)
         steps, uniforms = check_draws(len(inputs["prompt"]), max_new_tokens, uniforms)
         with x64_for(self.dtype):
@@ -164,8 +164,8 @@ class FlaxBackend:
         return ("cpu",) if jax.default_backend() == "cpu" else ("cpu", "cuda")
 
     def describe(self, device: str) -> dict[str, str]:
-        precision = jax.config.jax_default_matmul_precision or "default"
-        versions = {"jax": jax.__version__, "flax": flax.__version__}
+        precision = jax.config.jax_default_matmul_precision or "default"  # type: ignore[attr-defined]
+        versions = {"jax": jax.__version__, "flax": flax.__version__, "XLA_FLAGS": os.environ.get("XLA_FLAGS", "")}
         return versions | {"device": _device(device).device_kind, "matmul": f"float32 {precision}"}
 
     @contextmanager

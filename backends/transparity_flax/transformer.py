@@ -33,7 +33,7 @@ class Encoder(nnx.Module):
             x = layer(x, mask, scoped(tap, f"layers.{i}"))
         if self.final_norm is not None:
             x = self.final_norm(x, scoped(tap, "final_norm"))
-        return tap("output", x)  # type: ignore[no-any-return]
+        return tap("output", x)
 
 
 class Decoder(nnx.Module):
@@ -60,7 +60,7 @@ class Decoder(nnx.Module):
             x = layer(x, mask, memory, memory_mask, scoped(tap, f"layers.{i}"))
         if self.final_norm is not None:
             x = self.final_norm(x, scoped(tap, "final_norm"))
-        return tap("output", x)  # type: ignore[no-any-return]
+        return tap("output", x)
 
 
 class Transformer(nnx.Module):
@@ -97,4 +97,4 @@ class Transformer(nnx.Module):
             assert tokens is not None
             mask = target_mask(tokens, config.pad_id, config.target_mask)
             x = self.decoder(tokens, mask, tap=scoped(tap, "decoder"))
-        return tap("logits", self.head(x))  # type: ignore[no-any-return]
+        return tap("logits", self.head(x))

@@ -36,7 +36,7 @@ def project_heads(
     """The query, key or value of every head: projected and split, or split and projected by one map for all heads
     (document 002)."""
     if projection == "shared-per-head":
-        return linear(split_heads(x, num_heads))  # type: ignore[no-any-return]
+        return linear(split_heads(x, num_heads))
     return split_heads(linear(x), num_heads)
 
 
@@ -101,7 +101,7 @@ def attention(
         return merge_heads(_fused_attention(query, key, value, mask, scale))
     scores = tap("scores", attention_scores(query, key, scale))
     weights = tap("weights", attention_weights(scores, mask, hidden))
-    return tap("context", merge_heads(weights @ value))  # type: ignore[no-any-return]
+    return tap("context", merge_heads(weights @ value))
 
 
 class MultiHeadAttention(nn.Module):
@@ -129,4 +129,4 @@ class MultiHeadAttention(nn.Module):
         value = tap("value", project_heads(self.value, memory, heads, projection))
         scale, hidden = score_scale(self.config), hidden_score(self.config)
         context = attention(query, key, value, mask, scale=scale, hidden=hidden, tap=tap)
-        return tap("output", self.output(context))  # type: ignore[no-any-return]
+        return tap("output", self.output(context))

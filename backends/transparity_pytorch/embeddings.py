@@ -16,7 +16,7 @@ def sinusoidal_positions(
     length: int, embed_dim: int, device: torch.device | str | None = None
 ) -> Float64[Tensor, "length embed_dim"]:
     """sin(position / 10000^(i / embed_dim)) at even features i, the cosine of the same angle beside it (document 003;
-    Vaswani et al. 2017, §3.5). Computed in float64, whatever the model's dtype: float32 angles lose digits with length."""
+    Vaswani et al. 2017, §3.5). Computed in float64, whatever the model's dtype: float32 angles lose digits."""
     positions = torch.arange(length, dtype=torch.float64, device=device)[:, None]
     features = torch.arange(0, embed_dim, 2, dtype=torch.float64, device=device)
     angles = positions / 10_000.0 ** (features / embed_dim)
@@ -29,7 +29,7 @@ def embed(
     position_embedding: nn.Embedding | None,
     tokens: Int[Tensor, "batch length"],
 ) -> Float[Tensor, "batch length embed_dim"]:
-    """The embeddings of the tokens plus those of their positions, which are learned if there is an embedding of them."""
+    """The embeddings of the tokens plus those of the positions, learned if there is an embedding of them."""
     length = tokens.shape[1]
     check_length(config, length)
     x: Tensor = token_embedding(tokens)

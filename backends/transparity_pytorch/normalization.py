@@ -27,7 +27,7 @@ def layer_norm_unbiased(
     bias: Float[Tensor, " embed_dim"],
     eps: float,
 ) -> Float[Tensor, "*batch embed_dim"]:
-    """(x − mean) / (deviation + eps) · weight + bias, the deviation over n − 1 and eps outside the root (document 003)."""
+    """(x − mean) / (deviation + eps) · weight + bias, the deviation over n − 1, eps outside the root (document 003)."""
     deviation, mean = torch.std_mean(x, dim=-1, correction=1, keepdim=True)
     return (x - mean) / (deviation + eps) * weight + bias
 
@@ -74,9 +74,7 @@ class Norm(nn.Module):
             self.register_buffer("running_mean", torch.zeros(config.embed_dim))
             self.register_buffer("running_var", torch.ones(config.embed_dim))
 
-    def forward(
-        self, x: Float[Tensor, "*batch embed_dim"], tap: Tap = identity
-    ) -> Float[Tensor, "*batch embed_dim"]:
+    def forward(self, x: Float[Tensor, "*batch embed_dim"], tap: Tap = identity) -> Float[Tensor, "*batch embed_dim"]:
         config = self.config
         if config.norm == "layer":
             return layer_norm(x, self.weight, self.bias, config.norm_eps)

@@ -50,9 +50,7 @@ class PytorchForward:
         expected = _tensor(check_targets(config, targets, check_inputs(config, tokens)), None, self.device)
         return float(cross_entropy(self.logits(**tokens), expected, config.pad_id))
 
-    def generate(
-        self, prompt: Any, max_new_tokens: int, *, source: Any = None, uniforms: Any = None
-    ) -> np.ndarray:
+    def generate(self, prompt: Any, max_new_tokens: int, *, source: Any = None, uniforms: Any = None) -> np.ndarray:
         checked = check_prompt(self.model.config, prompt, source)
         inputs = {name: _tensor(value, None, self.device) for name, value in checked.items()}
         steps, uniforms = check_draws(len(checked["prompt"]), max_new_tokens, uniforms)

@@ -52,8 +52,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[LEDGER] = Ledger()
     config.addinivalue_line("markers", "slow: left out of the quick suite, `nox -s conformance`")
-    if not config.pluginmanager.hasplugin("xdist"):
-        config.addinivalue_line("markers", "xdist_group(name): what shares compiled programs (for pytest-xdist)")
 
 
 @pytest.fixture(scope="session")

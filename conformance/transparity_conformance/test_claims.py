@@ -18,16 +18,11 @@ from transparity_conformance.suite import cases, make
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if {"claim", "subject"} <= set(metafunc.fixturenames):
         params = [
-            pytest.param(claim, subject, id=f"{claim.name}-{subject}".replace(" ", "-"), marks=_marks(subject, quick))
+            pytest.param(claim, subject, id=f"{claim.name}-{subject}".replace(" ", "-"), marks=[pytest.mark.slow] * (not quick))
             for name in installed()
             for claim, subject, quick in cases(name)
         ]
         metafunc.parametrize(("claim", "subject"), params)
-
-
-def _marks(subject: Subject, quick: bool) -> list[pytest.MarkDecorator]:
-    """Under xdist, what one subject has built (and compiled) serves all of its claims."""
-    return [pytest.mark.xdist_group(str(subject))] + [pytest.mark.slow] * (not quick)
 
 
 def test_claim(claim: Claim, subject: Subject, benches: Callable[[Subject], Bench], ledger: Ledger) -> None:

@@ -86,7 +86,7 @@ def attention(
     """softmax(query · keyᵀ · scale) · value, the heads merged (Vaswani et al. 2017, eq. 1)."""
     scores = tap("scores", attention_scores(query, key, scale))
     weights = tap("weights", attention_weights(scores, mask, hidden))
-    return tap("context", merge_heads(weights @ value))  # type: ignore[no-any-return]
+    return tap("context", merge_heads(weights @ value))
 
 
 def multi_head_attention(
@@ -104,4 +104,4 @@ def multi_head_attention(
     value = tap("value", project_heads(parameters["value"], memory, heads, projection))
     scale, hidden = score_scale(config), hidden_score(config)
     context = attention(query, key, value, mask, scale=scale, hidden=hidden, tap=tap)
-    return tap("output", linear(parameters["output"], context))  # type: ignore[no-any-return]
+    return tap("output", linear(parameters["output"], context))

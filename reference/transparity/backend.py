@@ -33,10 +33,8 @@ class Forward(Protocol):
     def loss(self, targets: Any, **tokens: Any) -> float:
         """The mean cross-entropy of the logits, padded targets (batch, length) ignored."""
 
-    def generate(
-        self, prompt: Any, max_new_tokens: int, *, source: Any = None, uniforms: Any = None
-    ) -> np.ndarray:
-        """`prompt` (batch, length) continued by `max_new_tokens`: greedily, or by `uniforms` (batch, max_new_tokens)."""
+    def generate(self, prompt: Any, max_new_tokens: int, *, source: Any = None, uniforms: Any = None) -> np.ndarray:
+        """`prompt` (batch, length) continued by `max_new_tokens`: greedily, or by `uniforms`, a number for each."""
 
     def ready(self, result: Any) -> None:
         """Wait until `result` is computed: frameworks answer before their device has finished."""

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_type_hints
 
@@ -70,7 +71,7 @@ class TransformerConfig:
     memory_norm: bool = False
     """Each decoder layer normalises the encoder's output before it looks at it."""
     projection: Projection = "full"
-    """`full`: embed_dim → embed_dim, then split. `shared-per-head`: split, then one head_dim → head_dim for all heads."""
+    """`full`: embed_dim → embed_dim, then split. `shared-per-head`: split, then head_dim → head_dim, one for all."""
     qkv_bias: bool = True
     output_bias: bool = True
     """Whether the attention's output projection has a bias."""
@@ -162,7 +163,7 @@ class TransformerConfig:
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> TransformerConfig:
-        """The configuration that `as_dict` wrote; raises `ConfigError` for a field that does not exist or is missing."""
+        """The configuration that `as_dict` wrote; raises `ConfigError` for a field that is unknown or missing."""
         if not isinstance(fields, dict):
             raise ConfigError(f"A configuration is an object of fields, but {type(fields).__name__} was given.")
         known = [field.name for field in dataclasses.fields(cls)]
@@ -208,7 +209,7 @@ def _check_together(config: TransformerConfig) -> None:
             f"{config.embed_dim // config.num_heads * config.num_heads or config.num_heads} would be right."
         )
     if config.norm == "layer-unbiased" and config.embed_dim == 1:
-        raise ConfigError("embed_dim is 1, but the unbiased deviation divides by embed_dim − 1: at least 2 would be right.")
+        raise ConfigError("embed_dim is 1, but the unbiased deviation divides by embed_dim − 1: 2 would be right.")
     if config.positions == "sinusoidal" and config.embed_dim % 2:
         raise ConfigError(
             f"embed_dim is {config.embed_dim}, but sinusoidal positions pair each sine with a cosine: "
@@ -252,7 +253,7 @@ def _checked(name: str, value: Any) -> Any:
 
 _STACK_LAYERS = ("num_encoder_layers", "num_decoder_layers")
 
-_RANGES = {
+_RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
     "norm_eps": (lambda x: 0 <= x < math.inf, "a finite number ≥ 0"),
     "norm_momentum": (lambda x: 0 <= x <= 1, "between 0 and 1"),
     "mask_value": (lambda x: x <= 0, "0 or less (−inf allowed)"),

@@ -16,7 +16,7 @@ from transparity.inputs import check_length
 
 def sinusoidal_positions(length: int, embed_dim: int) -> Float64[Array, "length embed_dim"]:
     """sin(position / 10000^(i / embed_dim)) at even features i, the cosine of the same angle beside it (document 003;
-    Vaswani et al. 2017, §3.5). Computed in float64, whatever the model's dtype: float32 angles lose digits with length."""
+    Vaswani et al. 2017, §3.5). Computed in float64, whatever the model's dtype: float32 angles lose digits."""
     angles = np.arange(length)[:, None] / 10_000.0 ** (np.arange(0, embed_dim, 2) / embed_dim)
     return np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(length, embed_dim)
 

@@ -24,4 +24,4 @@ def feed_forward(
     """activation(x W₁ᵀ + b₁) W₂ᵀ + b₂ (Vaswani et al. 2017, eq. 2)."""
     activation = ACTIVATIONS[config.activation]
     hidden = tap("hidden", activation(linear(parameters["up"], x)))
-    return tap("output", linear(parameters["down"], hidden))  # type: ignore[no-any-return]
+    return tap("output", linear(parameters["down"], hidden))

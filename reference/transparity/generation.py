@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Inexact, Int
@@ -44,7 +45,7 @@ def generate(
     ended = np.zeros(len(prompt), bool)
     for step in range(max_new_tokens):
         context = tokens[:, -config.max_length :]
-        inputs = {"tokens": context} if source is None else {"source": source, "target": context}
+        inputs: dict[str, Any] = {"tokens": context} if source is None else {"source": source, "target": context}
         logits = transformer(config, parameters, **inputs)[:, -1]
         token = greedy_tokens(logits) if uniforms is None else sampled_tokens(logits, uniforms[:, step])
         if config.eos_id is not None:

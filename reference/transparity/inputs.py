@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ def check_length(config: TransformerConfig, length: int, name: str = "a sequence
         raise InputError(f"{name} has {length} tokens; expected at most {config.max_length} (max_length).")
 
 
-def check_inputs(config: TransformerConfig, inputs: dict[str, Any]) -> dict[str, np.ndarray]:
+def check_inputs(config: TransformerConfig, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """The tokens as int64 arrays (batch, length), in the order of `config.input_names`.
 
     Raises `InputError` for a missing or an unknown input, another shape or dtype, an empty batch or sequence, a token
@@ -35,7 +36,7 @@ def check_inputs(config: TransformerConfig, inputs: dict[str, Any]) -> dict[str,
     return checked
 
 
-def check_targets(config: TransformerConfig, targets: Any, inputs: dict[str, np.ndarray]) -> np.ndarray:
+def check_targets(config: TransformerConfig, targets: Any, inputs: Mapping[str, Any]) -> np.ndarray:
     """The tokens that should have come, one for each that the logits are of. Raises `InputError` as `check_inputs`."""
     name = config.input_names[-1]
     checked = _checked_tokens(config, name, targets, called="targets")
@@ -44,7 +45,7 @@ def check_targets(config: TransformerConfig, targets: Any, inputs: dict[str, np.
     return checked
 
 
-def check_prompt(config: TransformerConfig, prompt: Any, source: Any = None) -> dict[str, np.ndarray]:
+def check_prompt(config: TransformerConfig, prompt: Any, source: Any = None) -> dict[str, Any]:
     """What generation starts from: `prompt` (None: `<bos>` for each row of the source), and a `source` if one is read.
 
     A prompt may be longer than `max_length`: the model sees its end. Raises `InputError` as `check_inputs` does.

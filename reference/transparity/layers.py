@@ -43,16 +43,14 @@ def encoder_layer(
         return lambda x: tap(name, norm(config, parameters[name], x, scoped(tap, name), training=training))
 
     def attend_self(x: Array) -> Array:
-        return multi_head_attention(
-            config, parameters["self_attention"], x, x, mask, scoped(tap, "self_attention")
-        )
+        return multi_head_attention(config, parameters["self_attention"], x, x, mask, scoped(tap, "self_attention"))
 
     def feed(x: Array) -> Array:
         return feed_forward(config, parameters["feed_forward"], x, scoped(tap, "feed_forward"))
 
     x = residual(x, normalize("self_attention_norm"), attend_self, config.norm_position)
     x = residual(x, normalize("feed_forward_norm"), feed, config.norm_position)
-    return tap("output", x)  # type: ignore[no-any-return]
+    return tap("output", x)
 
 
 def decoder_layer(
@@ -72,9 +70,7 @@ def decoder_layer(
         return lambda x: tap(name, norm(config, parameters[name], x, scoped(tap, name), training=training))
 
     def attend_self(x: Array) -> Array:
-        return multi_head_attention(
-            config, parameters["self_attention"], x, x, mask, scoped(tap, "self_attention")
-        )
+        return multi_head_attention(config, parameters["self_attention"], x, x, mask, scoped(tap, "self_attention"))
 
     def attend_memory(x: Array) -> Array:
         assert memory is not None and memory_mask is not None
@@ -90,4 +86,4 @@ def decoder_layer(
     if memory is not None:
         x = residual(x, normalize("cross_attention_norm"), attend_memory, config.norm_position)
     x = residual(x, normalize("feed_forward_norm"), feed, config.norm_position)
-    return tap("output", x)  # type: ignore[no-any-return]
+    return tap("output", x)

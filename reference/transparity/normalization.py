@@ -30,7 +30,7 @@ def layer_norm_unbiased(
     bias: Inexact[Array, " embed_dim"],
     eps: float,
 ) -> Inexact[Array, "*batch embed_dim"]:
-    """(x − mean) / (deviation + eps) · weight + bias, the deviation over n − 1 and eps outside the root (document 003)."""
+    """(x − mean) / (deviation + eps) · weight + bias, the deviation over n − 1, eps outside the root (document 003)."""
     centered = x - x.mean(axis=-1, keepdims=True)
     variance = (centered * centered).sum(axis=-1, keepdims=True) / x.dtype.type(x.shape[-1] - 1)
     return centered / (np.sqrt(variance) + x.dtype.type(eps)) * weight + bias

@@ -9,6 +9,7 @@ import difflib
 import math
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,21 +20,22 @@ from transparity.config import TransformerConfig
 from transparity.errors import ConfigError, ParameterError, as_array, shown
 
 Parameters = Mapping[str, np.ndarray]
+Shapes = dict[str, tuple[int, ...]]
 
 FLOATS = {"F16": "float16", "F32": "float32", "F64": "float64"}
 
 
-def parameter_shapes(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
+def parameter_shapes(config: TransformerConfig) -> Shapes:
     """The name and shape of every parameter, in the order in which the forward pass meets them."""
-    shapes: dict[str, tuple[int, ...]] = {}
+    shapes: Shapes = {}
     stacks = ["encoder"] * config.has_encoder + ["decoder"] * config.has_decoder
     for stack in stacks:
         shapes |= _stack_shapes(stack, config)
     return shapes | _linear("head", config.vocab_size, config.embed_dim, bias=True)
 
 
-def _stack_shapes(stack: str, config: TransformerConfig) -> dict[str, tuple[int, ...]]:
-    shapes = {f"{stack}.token_embedding.weight": (config.stack_vocab_size(stack), config.embed_dim)}
+def _stack_shapes(stack: str, config: TransformerConfig) -> Shapes:
+    shapes: Shapes = {f"{stack}.token_embedding.weight": (config.stack_vocab_size(stack), config.embed_dim)}
     if config.positions == "learned":
         shapes[f"{stack}.position_embedding.weight"] = (config.max_length, config.embed_dim)
     layers = config.num_encoder_layers if stack == "encoder" else config.num_decoder_layers
@@ -54,20 +56,20 @@ def _stack_shapes(stack: str, config: TransformerConfig) -> dict[str, tuple[int,
     return shapes
 
 
-def _attention_shapes(scope: str, config: TransformerConfig) -> dict[str, tuple[int, ...]]:
+def _attention_shapes(scope: str, config: TransformerConfig) -> Shapes:
     features = config.embed_dim if config.projection == "full" else config.head_dim
-    shapes: dict[str, tuple[int, ...]] = {}
+    shapes: Shapes = {}
     for role in ("query", "key", "value"):
         shapes |= _linear(f"{scope}.{role}", features, features, bias=config.qkv_bias)
     return shapes | _linear(f"{scope}.output", config.embed_dim, config.embed_dim, bias=config.output_bias)
 
 
-def _linear(scope: str, out: int, into: int, *, bias: bool) -> dict[str, tuple[int, ...]]:
-    weight: dict[str, tuple[int, ...]] = {f"{scope}.weight": (out, into)}
+def _linear(scope: str, out: int, into: int, *, bias: bool) -> Shapes:
+    weight: Shapes = {f"{scope}.weight": (out, into)}
     return weight | {f"{scope}.bias": (out,)} if bias else weight
 
 
-def _norm_shapes(scope: str, config: TransformerConfig) -> dict[str, tuple[int, ...]]:
+def _norm_shapes(scope: str, config: TransformerConfig) -> Shapes:
     names = ["weight", "bias"] + ["running_mean", "running_var"] * (config.norm == "batch")
     return {f"{scope}.{name}": (config.embed_dim,) for name in names}
 
@@ -107,7 +109,7 @@ def check_parameters(config: TransformerConfig, parameters: Mapping[str, Any]) -
         if value.shape != shape:
             transposed = " (it looks transposed)" if value.shape == shape[::-1] else ""
             raise ParameterError(f"Parameter {name!r} has the shape {value.shape}, not {shape}{transposed}.")
-        _check_float(name, value)
+        _check_dtype(repr(name), value.dtype.name)
         finite = np.abs(value) <= np.finfo(np.float32).max
         if not finite.all():
             where = tuple(int(index) for index in np.argwhere(~finite)[0])
@@ -116,17 +118,16 @@ def check_parameters(config: TransformerConfig, parameters: Mapping[str, Any]) -
             raise ParameterError(f"Parameter {name!r} is negative ({value.min()}); a variance should be ≥ 0.")
 
 
-def _check_float(name: str, value: np.ndarray) -> None:
-    if value.dtype not in FLOATS.values():
-        expected = ", ".join(FLOATS.values())
-        raise ParameterError(f"Parameter {name!r} has the dtype {value.dtype}; expected one of {expected}.")
+def _check_dtype(name: str, dtype: str) -> None:
+    if dtype not in FLOATS.values():
+        raise ParameterError(f"Parameter {name} has the dtype {dtype}; expected one of {', '.join(FLOATS.values())}.")
 
 
 def save_parameters(path: str | os.PathLike[str], parameters: Parameters) -> None:
     """Write `parameters` as a safetensors file; raises `ParameterError` if one is no float or the file no file."""
     arrays = {name: as_array(f"Parameter {name!r}", value, ParameterError) for name, value in parameters.items()}
     for name, value in arrays.items():
-        _check_float(name, value)
+        _check_dtype(repr(name), value.dtype.name)
     try:
         save_file({name: np.ascontiguousarray(value) for name, value in arrays.items()}, path)
     except (OSError, SafetensorError, TypeError) as error:
@@ -136,17 +137,15 @@ def save_parameters(path: str | os.PathLike[str], parameters: Parameters) -> Non
 def load_parameters(path: str | os.PathLike[str], config: TransformerConfig | None = None) -> dict[str, np.ndarray]:
     """Read a safetensors file, and hold it to `config` if one is given.
 
-    Raises `ParameterError` if there is no such file, it is not safetensors, or a tensor is not a float that NumPy knows.
+    Raises `ParameterError` if there is no such file, it is not safetensors, or a tensor is no float of NumPy.
     """
     try:
-        if os.path.isdir(path):
+        if Path(path).is_dir():
             raise ParameterError(f"{path} is a folder; expected a safetensors file.")
         with safe_open(path, framework="numpy") as file:
             for name in file.keys():  # noqa: SIM118 - a handle, not a dict
                 dtype = file.get_slice(name).get_dtype()
-                if dtype not in FLOATS:
-                    expected = ", ".join(FLOATS.values())
-                    raise ParameterError(f"Parameter {name!r} of {path} has the dtype {dtype}; expected one of {expected}.")
+                _check_dtype(f"{name!r} of {path}", FLOATS.get(dtype, dtype))
             parameters = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError, TypeError) as error:
         raise ParameterError(f"{path} cannot be read as a safetensors file: {error}.") from None

@@ -44,9 +44,7 @@ class NumpyForward:
         expected = check_targets(self.config, targets, check_inputs(self.config, tokens))
         return float(cross_entropy(self.logits(**tokens), expected, self.config.pad_id))
 
-    def generate(
-        self, prompt: Any, max_new_tokens: int, *, source: Any = None, uniforms: Any = None
-    ) -> np.ndarray:
+    def generate(self, prompt: Any, max_new_tokens: int, *, source: Any = None, uniforms: Any = None) -> np.ndarray:
         inputs = check_prompt(self.config, prompt, source)
         prompt = inputs.pop("prompt")
         steps, uniforms = check_draws(len(prompt), max_new_tokens, uniforms)
@@ -59,9 +57,7 @@ class NumpyForward:
 class NumpyModule:
     """`transparity.backend.Module`: a function of the column with its configuration and parameters in it."""
 
-    def __init__(
-        self, function: Callable[..., Any], config: TransformerConfig, parameters: Arrays, dtype: str
-    ) -> None:
+    def __init__(self, function: Callable[..., Any], config: TransformerConfig, parameters: Arrays, dtype: str) -> None:
         self.function, self.config, self.dtype = function, config, dtype
         self.state = {name: np.asarray(value).astype(dtype) for name, value in parameters.items()}
         self.training: dict[str, bool] = {}

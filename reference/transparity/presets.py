@@ -17,7 +17,7 @@ from transparity.errors import ConfigError, shown
 
 @dataclass(frozen=True)
 class Preset:
-    """A source system: its configuration, the document it comes from, and what had to be decided where that is silent."""
+    """A source system: its configuration, the document it comes from, and what was decided where that is silent."""
 
     config: TransformerConfig
     document: str

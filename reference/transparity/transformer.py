@@ -33,7 +33,7 @@ def encoder(
         x = encoder_layer(config, layer, x, mask, scoped(tap, f"layers.{i}"), training=training)
     if config.final_norm:
         x = norm(config, parameters["final_norm"], x, scoped(tap, "final_norm"), training=training)
-    return tap("output", x)  # type: ignore[no-any-return]
+    return tap("output", x)
 
 
 def decoder(
@@ -51,12 +51,10 @@ def decoder(
     x = tap("embedding", embed(config, parameters, tokens))
     for i in range(config.num_decoder_layers):
         layer = parameters["layers"][str(i)]
-        x = decoder_layer(
-            config, layer, x, mask, memory, memory_mask, scoped(tap, f"layers.{i}"), training=training
-        )
+        x = decoder_layer(config, layer, x, mask, memory, memory_mask, scoped(tap, f"layers.{i}"), training=training)
     if config.final_norm:
         x = norm(config, parameters["final_norm"], x, scoped(tap, "final_norm"), training=training)
-    return tap("output", x)  # type: ignore[no-any-return]
+    return tap("output", x)
 
 
 def transformer(
@@ -90,4 +88,4 @@ def transformer(
         assert tokens is not None
         mask = target_mask(tokens, config.pad_id, config.target_mask)
         x = decoder(config, tree["decoder"], tokens, mask, tap=scoped(tap, "decoder"), training=training)
-    return tap("logits", linear(tree["head"], x))  # type: ignore[no-any-return]
+    return tap("logits", linear(tree["head"], x))

@@ -143,10 +143,7 @@ def printed_shapes(bench: Bench) -> Iterator[Evidence]:
     """The documents' example batches at their full size: the shapes that they print, and the logits."""
     for case, (_, shape) in PRINTED_SHAPES.items():
         parameters, inputs, oracle = full_size_oracle(case)
-        subject = bench.subject
-        # Compiling six layers for one batch takes longer than running them does.
-        forward = bench.backend(preset(case), parameters, dtype=subject.dtype, device=subject.device, mode="eager")
-        result = as_numbers(forward.logits(**inputs))
+        result = as_numbers(bench.forward(preset(case), parameters).logits(**inputs))
         record = bench.evidence("documents.printed_shapes", case)
         yield record.exactly("shape", result.shape, shape)
         yield record.oracle(oracle, "logits", result)

@@ -14,18 +14,22 @@ from transparity_conformance.claims import claim
 from transparity_conformance.evidence import Evidence
 from transparity_conformance.probes import Probe, probes
 
-SAME_SHAPE = ("mixed", "text", "tiny", "hot")
+ONE_SHAPE = {"mixed", "text", "tiny", "hot"}
+"""Probes that share a configuration and a shape: what compiles, compiles once for all of them."""
+
+HALF = ONE_SHAPE - {"hot"}
+"""Half precision is for ordinary activations: of a score of some thousands, nothing is left behind its point."""
+
+EAGER = {"float64": ONE_SHAPE | {"one", "longest"}, "float32": ONE_SHAPE | {"one", "longest", "square"}}
 
 
 def probes_for(bench: Bench) -> Iterator[Probe]:
-    """All probes in float64 and, uncompiled, in float32; elsewhere those of one shape, for compiling takes seconds."""
-    everything = bench.subject.dtype == "float64" or bench.subject.mode == "eager" and bench.subject.dtype == "float32"
+    """The probes that a subject is tried on; uncompiled in float64 and float32, those of every shape."""
+    chosen = HALF if bench.subject.dtype in ("bfloat16", "float16") else ONE_SHAPE
+    if bench.subject.mode == "eager":
+        chosen = EAGER.get(bench.subject.dtype, chosen)
     for case in PRESETS:
-        for name, probe in probes(case).items():
-            # Half precision is for ordinary activations: beyond a score of some thousands nothing is left of it.
-            half = bench.subject.dtype in ("bfloat16", "float16")
-            if (everything and bench.subject.mode == "eager") or (name in SAME_SHAPE and not (half and name == "hot")):
-                yield probe
+        yield from (probe for name, probe in probes(case).items() if name in chosen)
 
 
 def taps_agree(bench: Bench, claim: str, pattern: str) -> Iterator[Evidence]:

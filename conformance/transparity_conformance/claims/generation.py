@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -26,17 +26,15 @@ def prompted(case: str) -> tuple[TransformerConfig, Arrays, np.ndarray, np.ndarr
     parameters = probe_parameters(config, 7)
     inputs = probes(case)["mixed"].inputs
     source = inputs["source"][:ROWS, : config.max_length] if config.has_encoder else None
-    bos = 1 if config.bos_id is None else config.bos_id
-    return config, parameters, np.full((ROWS, 1), bos), source
+    prompt = np.arange(1, ROWS + 1)[:, None] if config.bos_id is None else np.full((ROWS, 1), config.bos_id)
+    return config, parameters, prompt, source
 
 
-@claim(dtypes=EVERY, quick=("float64",))
-def greedy(bench: Bench) -> Iterator[Evidence]:
-    """Each token is the likeliest after those before it: no other's float64 logit is larger by more than rounding."""
-    for case in PRESETS:
+def _greedy(bench: Bench, claim: str, cases: Iterable[str]) -> Iterator[Evidence]:
+    for case in cases:
         config, parameters, prompt, source = prompted(case)
         tokens = bench.forward(config, parameters).generate(prompt, NEW, source=source)
-        record = bench.evidence("generation.greedy", case)
+        record = bench.evidence(claim, case)
         ended = np.zeros(ROWS, bool)
         for position in range(1, tokens.shape[1]):
             context = tokens[:, max(0, position - config.max_length) : position]
@@ -51,13 +49,26 @@ def greedy(bench: Bench) -> Iterator[Evidence]:
                 filled = tokens[ended, position]
                 yield record.exactly(f"token {position} after the end", filled, np.full(len(filled), config.pad_id))
             ended |= tokens[:, position] == (-1 if config.eos_id is None else config.eos_id)
+        yield record.exactly("prompt", tokens[:, :1], prompt)
+        yield record.exactly("goes on to the end", tokens.shape[1] == 1 + NEW or bool(ended.all()), True)
 
 
 @claim(dtypes=("float64",))
-def stops_at_the_end_token(bench: Bench) -> Iterator[Evidence]:
-    """A row ends with `<eos>` and is padded from there; the last row to end, ends generation."""
-    for case, preset in PRESETS.items():
-        if preset.config.eos_id is not None:
+def greedy(bench: Bench) -> Iterator[Evidence]:
+    """Each token is the likeliest after those before it (document 004): no other's float64 logit is larger by more than
+    rounding."""
+    yield from _greedy(bench, "generation.greedy", ["translation"])
+
+
+@claim(dtypes=EVERY, quick=())
+def greedy_by_every_preset(bench: Bench) -> Iterator[Evidence]:
+    """The same for every preset."""
+    yield from _greedy(bench, "generation.greedy_by_every_preset", PRESETS)
+
+
+def _stops(bench: Bench, claim: str, cases: Iterable[str]) -> Iterator[Evidence]:
+    for case in cases:
+        if PRESETS[case].config.eos_id is not None:
             config, parameters, prompt, source = prompted(case)
             bias = parameters["head.bias"].copy()
             for push in (0.6, 1.2, 30.0):  # some rows end, all rows end, every row ends at once
@@ -65,22 +76,32 @@ def stops_at_the_end_token(bench: Bench) -> Iterator[Evidence]:
                 changed = parameters | {"head.bias": bias.copy()}
                 truth = backend(REFERENCE)(config, changed).generate(prompt, NEW, source=source)
                 tokens = bench.forward(config, changed).generate(prompt, NEW, source=source)
-                record = bench.evidence("generation.stops_at_the_end_token", case)
+                record = bench.evidence(claim, case)
                 yield record.exactly(f"tokens with {push:g} on <eos>", tokens, truth)
 
 
 @claim(dtypes=("float64",))
+def stops_at_the_end_token(bench: Bench) -> Iterator[Evidence]:
+    """A row ends with `<eos>` and is padded from there; the last row to end, ends generation (document 004)."""
+    yield from _stops(bench, "generation.stops_at_the_end_token", ["translation"])
+
+
+@claim(dtypes=("float64",), quick=())
+def every_preset_stops_at_the_end_token(bench: Bench) -> Iterator[Evidence]:
+    """The same for every preset that has an end token."""
+    yield from _stops(bench, "generation.every_preset_stops_at_the_end_token", PRESETS)
+
+
+@claim(dtypes=("float64",))
 def crops_the_context(bench: Bench) -> Iterator[Evidence]:
-    """A prompt longer than `max_length` goes on as its last `max_length` tokens would."""
-    for case, preset in PRESETS.items():
-        if preset.config.eos_id is None:
-            config, parameters, _, _ = prompted(case)
-            prompt = np.random.default_rng(3).integers(1, config.vocab_size, (ROWS, config.max_length + 4))
-            generate = bench.forward(config, parameters).generate
-            whole, end = generate(prompt, 3), generate(prompt[:, -config.max_length :], 3)
-            record = bench.evidence("generation.crops_the_context", case)
-            yield record.exactly("new tokens", whole[:, -3:], end[:, -3:])
-            yield record.exactly("prompt", whole[:, :-3], prompt)
+    """A prompt longer than `max_length` goes on as its last `max_length` tokens would (document 001)."""
+    config, parameters, _, _ = prompted("notes-lm")
+    prompt = np.random.default_rng(3).integers(1, config.vocab_size, (ROWS, config.max_length + 4))
+    generate = bench.forward(config, parameters).generate
+    whole, end = generate(prompt, 3), generate(prompt[:, -config.max_length :], 3)
+    record = bench.evidence("generation.crops_the_context", "notes-lm")
+    yield record.exactly("new tokens", whole[:, -3:], end[:, -3:])
+    yield record.exactly("prompt", whole[:, :-3], prompt)
 
 
 @claim(dtypes=WIDE, of_reference=True)
@@ -101,12 +122,22 @@ def sampled_tokens(bench: Bench) -> Iterator[Evidence]:
     yield record.exactly("the first of equals", bench.function("generation.greedy_tokens")(ties), [1, 0])
 
 
-@claim(dtypes=("float64",))
-def sampling(bench: Bench) -> Iterator[Evidence]:
-    """A whole text sampled with shared draws is the same, token for token."""
-    for case in PRESETS:
+def _sampling(bench: Bench, claim: str, cases: Iterable[str]) -> Iterator[Evidence]:
+    for case in cases:
         config, parameters, prompt, source = prompted(case)
         uniforms = np.random.default_rng(5).random((ROWS, NEW))
         truth = backend(REFERENCE)(config, parameters).generate(prompt, NEW, source=source, uniforms=uniforms)
         tokens = bench.forward(config, parameters).generate(prompt, NEW, source=source, uniforms=uniforms)
-        yield bench.evidence("generation.sampling", case).exactly("tokens", tokens, truth)
+        yield bench.evidence(claim, case).exactly("tokens", tokens, truth)
+
+
+@claim(dtypes=("float64",))
+def sampling(bench: Bench) -> Iterator[Evidence]:
+    """A whole text sampled with shared draws is the same, token for token (document 001)."""
+    yield from _sampling(bench, "generation.sampling", ["notes-lm"])
+
+
+@claim(dtypes=("float64",), quick=())
+def sampling_by_every_preset(bench: Bench) -> Iterator[Evidence]:
+    """The same for every preset."""
+    yield from _sampling(bench, "generation.sampling_by_every_preset", PRESETS)

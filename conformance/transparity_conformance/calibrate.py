@@ -1,0 +1,147 @@
+"""Where the factors of `budgets` come from: `python -m transparity_conformance.calibrate` measures them anew.
+
+A right program differs from the reference in the order in which it sums. The reference itself becomes such a program
+when its features are permuted: heads, the features of a head, hidden features and the model's own. What comes out is
+the same to the last feature, and every sum on the way is taken in another order. Its error, over what the oracle
+measured at the same weights, is what a budget has to allow. No backend is asked: none certifies itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+
+import numpy as np
+from hypothesis import HealthCheck, Phase, given, settings
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from transparity.config import TransformerConfig
+from transparity.presets import PRESETS
+from transparity.taps import Tap
+from transparity.transformer import transformer
+from transparity_conformance.budgets import RULES, epsilon
+from transparity_conformance.oracle import Arrays, Oracle, forward_oracle
+from transparity_conformance.probes import probe_parameters, probes
+from transparity_conformance.strategies import models
+
+
+def permuted(config: TransformerConfig, parameters: Arrays, seed: int) -> tuple[Arrays, Arrays]:
+    """The parameters with their features permuted, and the permutations by what they permute."""
+    random = np.random.default_rng(seed)
+    heads = random.permutation(config.num_heads)
+    within = random.permutation(config.head_dim)
+    head_features = (heads[:, None] * config.head_dim + within).ravel()
+    orders = {"heads": heads, "head_dim": within, "merged": head_features}
+    orders["hidden"] = random.permutation(config.feed_forward_dim)
+    # The model's own features stay where they are cut into heads before they are projected.
+    shared = config.projection == "shared-per-head"
+    orders["model"] = head_features if shared else random.permutation(config.embed_dim)
+    if config.positions == "sinusoidal":  # whose features are given
+        orders["model"] = np.arange(config.embed_dim)
+        if shared:
+            orders |= {"heads": np.arange(config.num_heads), "head_dim": np.arange(config.head_dim)}
+            orders["merged"] = orders["model"]
+    changed = {}
+    for name, value in parameters.items():
+        out, into = _axes(config, name)
+        value = value[orders[out]] if out else value
+        changed[name] = value[:, orders[into]] if into else value
+    return changed, orders
+
+
+def _axes(config: TransformerConfig, name: str) -> tuple[str, str]:
+    """What the rows and the columns of a parameter are; empty for what is not permuted."""
+    weight = name.endswith("weight") and "norm" not in name
+    if "embedding" in name:
+        return "", "model"
+    if any(f".{role}." in name for role in ("query", "key", "value")):
+        rows, columns = ("merged", "model") if config.projection == "full" else ("head_dim", "head_dim")
+        return rows, columns if weight else ""
+    for part, rows, columns in (
+        ("attention.output.", "model", "merged"),
+        ("up.", "hidden", "model"),
+        ("down.", "model", "hidden"),
+        ("head.", "", "model"),
+    ):
+        if part in name:
+            return rows, columns if weight else ""
+    return "model", ""
+
+
+def unpermuted(name: str, value: np.ndarray, orders: Arrays) -> np.ndarray:
+    """A tap of the permuted model with its features where they belong."""
+    leaf = name.rpartition(".")[2]
+    if leaf == "logits":
+        return value
+    if leaf in ("scores", "weights"):
+        return value[:, np.argsort(orders["heads"])]
+    if leaf in ("query", "key", "value"):
+        return value[:, np.argsort(orders["heads"])][..., np.argsort(orders["head_dim"])]
+    order = {"context": "merged", "hidden": "hidden"}.get(leaf, "model")
+    return value[..., np.argsort(orders[order])]
+
+
+def ratios(config: TransformerConfig, parameters: Arrays, inputs: Arrays, oracle: Oracle, dtype: str) -> Iterator[float]:
+    """The error of the permuted reference at each tap over the largest that the oracle expects: its noise and the floor."""
+    changed, orders = permuted(config, parameters, 0)
+
+    def run(arrays: Arrays, tap: Tap) -> None:
+        transformer(config, arrays, **inputs, tap=tap)
+
+    evaluated = Oracle(run, changed)._evaluate(changed, dtype)
+    for name, value in evaluated.items():
+        expected = oracle.expected[name]
+        error = np.abs(unpermuted(name, value.astype(np.float64), orders) - expected).max()
+        noise = oracle.noise(dtype)[name]
+        allowed = max(0.0, error - RULES[dtype].floor * epsilon(dtype) * np.abs(expected).max())
+        yield float(allowed / noise) if noise else (0.0 if allowed == 0 else float("inf"))
+
+
+def measure(dtype: str, drawn: int, seeds: int) -> list[float]:
+    """All ratios over the presets' probes, at several weights, and over drawn configurations."""
+    found: list[float] = []
+    for case in track(PRESETS, f"{dtype}: presets"):
+        for probe in probes(case).values():
+            if probe.name == "hot" and dtype not in ("float32", "float64"):
+                continue
+            for seed in range(seeds):
+                parameters = probe_parameters(probe.config, 100 + seed) if seed else probe.parameters
+                oracle = forward_oracle(probe.config, parameters, probe.inputs)
+                found += ratios(probe.config, parameters, probe.inputs, oracle, dtype)
+
+    @settings(
+        max_examples=drawn,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(models())
+    def add(model: tuple[TransformerConfig, int, Arrays]) -> None:
+        config, seed, inputs = model
+        parameters = probe_parameters(config, seed)
+        oracle = forward_oracle(config, parameters, inputs)
+        found.extend(ratios(config, parameters, inputs, oracle, dtype))
+
+    add()
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--drawn", type=int, default=300, help="how many configurations are drawn")
+    parser.add_argument("--seeds", type=int, default=3, help="at how many weights each probe is measured")
+    options = parser.parse_args()
+    table = Table("precision", "taps", "median", "99 %", "worst", "factor", title="error over the oracle's noise")
+    for dtype, rule in RULES.items():
+        found = np.array(measure(dtype, options.drawn, options.seeds))
+        shown = [f"{value:.2f}" for value in (*np.quantile(found, [0.5, 0.99]), found.max())]
+        table.add_row(dtype, f"{len(found):,}", *shown, f"{rule.factor:g}")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

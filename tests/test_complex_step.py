@@ -1,0 +1,83 @@
+"""Derivatives along the imaginary axis: the reference lets complex numbers through, and f(x + ih) = f(x) + ih f′(x)."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from transparity import PRESETS, TransformerConfig, initialize_parameters, preset
+from transparity.loss import cross_entropy
+from transparity.transformer import transformer
+
+CONFIGS = {name: preset(name).resized(num_encoder_layers=1, num_decoder_layers=1) for name in PRESETS}
+CONFIGS["batch norm"] = dataclasses.replace(CONFIGS["notes-lm"], norm="batch")
+CONFIGS["lone encoder"] = dataclasses.replace(CONFIGS["translation"], architecture="encoder")
+
+IMAGINARY_STEP = 1e-30
+# (f(x + h) − f(x − h)) / 2h errs by h²/6 · f‴ of the function and by ε/h · |f| of rounding.
+REAL_STEP = 1e-5
+ROUNDING = float(np.finfo(np.float64).eps)
+
+Parameters = Mapping[str, np.ndarray]
+
+
+def drawn(config: TransformerConfig) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Parameters and a direction to go from them, with no zeros: at a kink of the ReLU there is no derivative."""
+    random = np.random.default_rng(11)
+    begin = initialize_parameters(config)
+    parameters = {name: value + random.normal(0, 0.1, value.shape) for name, value in begin.items()}
+    direction = {name: random.normal(0, 0.1, value.shape) for name, value in begin.items()}
+    variances = {name: np.abs(value) + 0.5 for name, value in parameters.items() if name.endswith("running_var")}
+    return parameters | variances, direction
+
+
+def loss(config: TransformerConfig, parameters: Parameters) -> np.ndarray:
+    """Of a batch with padding in it, so that masks are differentiated through."""
+    tokens = np.array([[3, 4, 5, 6, 7], [8, 9, 3, 0, 0]])
+    inputs: dict[str, Any] = {name: tokens[:, : 5 - i] for i, name in enumerate(config.input_names)}
+    logits = transformer(config, parameters, **inputs)
+    return cross_entropy(logits, inputs[config.input_names[-1]], config.pad_id)
+
+
+def moved(parameters: Parameters, direction: Parameters, step: complex) -> dict[str, np.ndarray]:
+    return {name: value + step * direction[name] for name, value in parameters.items()}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_complex_step_is_the_derivative(name: str) -> None:
+    config = CONFIGS[name]
+    parameters, direction = drawn(config)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # above all NumPy's ComplexWarning: an imaginary part thrown away
+        complex_step = loss(config, moved(parameters, direction, IMAGINARY_STEP * 1j)).imag / IMAGINARY_STEP
+
+    steps = (-2, -1, 0, 1, 2)
+    at = {step: float(loss(config, moved(parameters, direction, step * REAL_STEP))) for step in steps}
+    slope = (at[1] - at[-1]) / (2 * REAL_STEP)
+    third_difference = at[2] - 2 * at[1] + 2 * at[-1] - at[-2]  # 2h³ · f‴
+    truncated = abs(third_difference) / (12 * REAL_STEP)
+    rounded = 100 * ROUNDING / REAL_STEP * abs(at[0])
+    assert abs(complex_step - slope) <= truncated + rounded
+    assert abs(slope) > 1e-3, "nothing was differentiated"
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_complex_loss_is_the_real_loss(name: str) -> None:
+    config = CONFIGS[name]
+    parameters, direction = drawn(config)
+    real, stepped = loss(config, parameters), loss(config, moved(parameters, direction, IMAGINARY_STEP * 1j))
+    assert stepped.dtype == np.complex128
+    assert stepped.real == pytest.approx(float(real), rel=100 * ROUNDING)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex128"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_parameters_give_the_dtype(name: str, dtype: str) -> None:
+    parameters, _ = drawn(CONFIGS[name])
+    result = loss(CONFIGS[name], {parameter: value.astype(dtype) for parameter, value in parameters.items()})
+    assert result.dtype == dtype

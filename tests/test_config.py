@@ -1,0 +1,116 @@
+"""A configuration is data: JSON both ways, frozen, and small enough for a probe when it is asked to be."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from typing import Any, get_args, get_type_hints
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transparity import PRESETS, TransformerConfig, departures, preset
+
+KINDS = get_type_hints(TransformerConfig)
+SPECIAL = {
+    "norm_eps": st.floats(0, 1),
+    "norm_momentum": st.floats(0, 1),
+    "mask_value": st.floats(max_value=0, allow_nan=False),
+    "dropout": st.floats(0, 1, exclude_max=True),
+    "embed_dim": st.sampled_from([12, 24, 36]),
+    "num_heads": st.sampled_from([1, 2, 3]),
+    "source_vocab_size": st.integers(9, 99),
+    "target_vocab_size": st.integers(9, 99),
+}
+
+
+def values(field: str) -> st.SearchStrategy[Any]:
+    """What a field may be: every value of a choice, whole numbers in reach of the vocabularies for the rest."""
+    kind = KINDS[field]
+    if field in SPECIAL:
+        return SPECIAL[field]
+    if kind is bool:
+        return st.booleans()
+    if all(isinstance(choice, str) for choice in get_args(kind)) and get_args(kind):
+        return st.sampled_from(get_args(kind))
+    return st.integers(1, 8)
+
+
+configs = st.builds(TransformerConfig, **{field: values(field) for field in KINDS})
+
+
+@given(configs)
+def test_json_gives_back_the_same_configuration(config: TransformerConfig) -> None:
+    assert TransformerConfig.from_json(config.to_json()) == config
+
+
+@given(configs)
+def test_json_is_json_to_everyone(config: TransformerConfig) -> None:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    assert set(json.loads(config.to_json(), parse_constant=refuse)) == set(KINDS)
+
+
+def test_minus_infinity_has_a_name_in_json() -> None:
+    config = preset("notes-lm")
+    assert config.mask_value == -math.inf
+    assert json.loads(config.to_json())["mask_value"] == "-inf"
+    assert TransformerConfig.from_json(config.to_json()).mask_value == -math.inf
+
+
+def test_fields_that_json_leaves_out_have_their_defaults() -> None:
+    config = TransformerConfig.from_json('{"architecture": "decoder", "target_vocab_size": 9}')
+    assert config == TransformerConfig(architecture="decoder", target_vocab_size=9)
+
+
+def test_a_configuration_is_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        preset("translation").embed_dim = 8  # type: ignore[misc]
+
+
+def test_a_configuration_is_a_key() -> None:
+    assert len({preset(name) for name in PRESETS} | {preset(name) for name in PRESETS}) == len(PRESETS)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_resized_changes_sizes_alone(name: str) -> None:
+    config, small = preset(name), preset(name).resized()
+    sizes = {"source_vocab_size", "target_vocab_size", "max_length", "embed_dim", "num_heads", "feed_forward_dim"}
+    sizes |= {"num_encoder_layers", "num_decoder_layers"}
+    before, after = config.as_dict(), small.as_dict()
+    assert {field for field in before if before[field] != after[field]} <= sizes
+    assert small.feed_forward_dim * config.embed_dim == config.feed_forward_dim * small.embed_dim
+    assert small.num_heads > 1
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_resized_tells_axes_apart(name: str) -> None:
+    small = preset(name).resized()
+    sizes = [small.max_length, small.embed_dim, small.num_heads, small.head_dim]
+    sizes += [small.stack_vocab_size(small.input_stack(stack)) for stack in small.input_names]
+    assert len(set(sizes)) == len(sizes)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_resized_takes_sizes_by_name(name: str) -> None:
+    small = preset(name).resized(embed_dim=20, num_heads=5, max_length=7, dropout=0.5)
+    assert (small.embed_dim, small.num_heads, small.max_length, small.dropout) == (20, 5, 7, 0.5)
+
+
+def test_what_a_document_does_by_mistake_is_said() -> None:
+    assert "masked scores are replaced by -1e-20, which hides nothing (paper: −∞, §3.2.3)" in departures(
+        preset("walkthrough")
+    )
+    scaled = "scores are divided by √embed_dim = 22.6, not by √head_dim = 8 (§3.2.1)"
+    assert scaled in departures(preset("translation"))
+    assert scaled not in departures(preset("walkthrough"))
+
+
+def test_the_paper_does_not_depart_from_itself() -> None:
+    paper = dataclasses.replace(
+        preset("pre-norm"), norm="layer", norm_position="post", memory_norm=False, final_norm=False
+    )
+    assert departures(paper) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 from collections.abc import Callable, Iterator
@@ -178,8 +179,7 @@ class FlaxBackend:
     ) -> Any:
         check_choice(self.name, "device", device, self.devices())
         check_choice(self.name, "dtype", dtype, self.dtypes)
-        # Only shapes: nothing is initialised that is overwritten at once.
-        model = nnx.eval_shape(lambda: module(config, rngs=nnx.Rngs(0)))
+        model = nnx.merge(*_shapes_of(module, config))
         with x64_for(dtype), jax.default_device(_device(device)):
             load(model, parameters, dtype)
         return model
@@ -188,6 +188,12 @@ class FlaxBackend:
 def x64_for(dtype: str) -> Any:
     """While it is entered, JAX has float64 if that is the `dtype`; outside, the user's own setting stands."""
     return jax.enable_x64(dtype == "float64")
+
+
+@functools.cache
+def _shapes_of(module: Callable[..., Any], config: TransformerConfig) -> tuple[Graph, State]:
+    """A module without numbers: none is initialised that would be overwritten at once, and none is traced twice."""
+    return nnx.split(nnx.eval_shape(lambda: module(config, rngs=nnx.Rngs(0))))
 
 
 def _device(device: str) -> jax.Device:

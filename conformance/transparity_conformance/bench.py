@@ -53,9 +53,7 @@ class Bench:
         return self.backend.function(name, dtype=self.subject.dtype, device=self.subject.device)
 
     def module(self, name: str, config: TransformerConfig, parameters: Arrays) -> Module:
-        return self.backend.module(
-            name, config, parameters, dtype=self.subject.dtype, device=self.subject.device
-        )
+        return self.backend.module(name, config, parameters, dtype=self.subject.dtype, device=self.subject.device)
 
     def _traced(self, probe: Probe) -> dict[str, Any]:
         """Every tap of a probe, by the traced path."""

@@ -22,19 +22,26 @@ class Rule:
 
 
 MEASURED = (
-    "python -m transparity_conformance.calibrate: the worst error of the reference in this precision, its features "
-    "permuted so that everything is summed in another order, over what the oracle expects of it"
+    "python -m transparity_conformance.calibrate: the reference with its features permuted, so that everything is summed "
+    "in another order, errs at worst 2.03 × what the oracle measured beside it (27,000 taps; 99 %: 0.62 ×); twice that"
+)
+HALF = (
+    "as for float32, from which it is rounded; float16 in which every sum is rounded errs by 0.04 × at 99 %, and at worst, "
+    "where a variance underflows, by 21 ×: a port has to widen what it sums, as every kernel does"
 )
 
 RULES = {
-    "float64": Rule(6, 4, MEASURED),
-    "float32": Rule(6, 4, MEASURED),
-    "bfloat16": Rule(6, 4, MEASURED),
-    "float16": Rule(6, 4, MEASURED),
+    "float64": Rule(4, 4, MEASURED),
+    "float32": Rule(4, 4, MEASURED),
+    "bfloat16": Rule(4, 4, HALF),
+    "float16": Rule(4, 4, HALF),
 }
 
 NEIGHBOURS = 3
 """At how many points the reference's error is measured: one alone may be small by luck."""
+
+NEIGHBOURS_OF_DRAWN = 8
+"""The same for drawn configurations, which may have so few features that luck is likelier."""
 
 
 def epsilon(dtype: str) -> float:

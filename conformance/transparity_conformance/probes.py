@@ -115,8 +115,26 @@ def probes(case: str) -> dict[str, Probe]:
         ("text", "real text, as people feed it", config, ordinary, text_inputs(config, SOURCE, TARGET)),
         ("one", "length 1", config, ordinary, mixed_inputs(config, 1, 1, 1)),
         ("longest", "max_length", config, ordinary, mixed_inputs(config, 2, longest, longest)),
-        ("tiny", "activations beside which eps is large", config, probe_parameters(config, 3, 1e-3), mixed_inputs(config)),
-        ("hot", "scores that overflow a careless softmax", config, probe_parameters(config, 4, 30.0), mixed_inputs(config)),
-        ("square", "every weight square: a transposed one fits", square, probe_parameters(square, 5), mixed_inputs(square)),
+        (
+            "tiny",
+            "activations beside which eps is large",
+            config,
+            probe_parameters(config, 3, 1e-3),
+            mixed_inputs(config),
+        ),
+        (
+            "hot",
+            "scores that overflow a careless softmax",
+            config,
+            probe_parameters(config, 4, 30.0),
+            mixed_inputs(config),
+        ),
+        (
+            "square",
+            "every weight square: a transposed one fits",
+            square,
+            probe_parameters(square, 5),
+            mixed_inputs(square),
+        ),
     )
     return {name: Probe(case, name, purpose, *rest) for name, purpose, *rest in made}

@@ -18,7 +18,9 @@ from transparity_conformance.suite import cases, make
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if {"claim", "subject"} <= set(metafunc.fixturenames):
         params = [
-            pytest.param(claim, subject, id=f"{claim.name}-{subject}".replace(" ", "-"), marks=[pytest.mark.slow] * (not quick))
+            pytest.param(
+                claim, subject, id=f"{claim.name}-{subject}".replace(" ", "-"), marks=[pytest.mark.slow] * (not quick)
+            )
             for name in installed()
             for claim, subject, quick in cases(name)
         ]

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from transparity.backend import Backend
 from transparity.config import TransformerConfig
 from transparity_conformance.backends import REFERENCE, backend, installed
 from transparity_conformance.bench import as_numbers
+from transparity_conformance.budgets import NEIGHBOURS_OF_DRAWN
 from transparity_conformance.evidence import Evidence, Subject, difference
 from transparity_conformance.oracle import Arrays, forward_oracle
 from transparity_conformance.plugin import Ledger
@@ -19,17 +21,18 @@ EXAMPLES = {"flax": (8, 60)}
 """How many are drawn, quickly and thoroughly: XLA compiles every new shape."""
 
 
-def drawn_evidence(name: str, config: TransformerConfig, seed: int, inputs: Arrays) -> list[Evidence]:
+def drawn_evidence(
+    build: Backend, config: TransformerConfig, seed: int, inputs: Arrays, mode: str | None = None
+) -> list[Evidence]:
     """Every tap in float64, and the logits by the fast path in the backend's first dtype."""
     parameters = probe_parameters(config, seed)
-    oracle = forward_oracle(config, parameters, inputs)
+    oracle = forward_oracle(config, parameters, inputs, neighbours=NEIGHBOURS_OF_DRAWN)
     evidence = []
-    build = backend(name)
-    mode = build.modes[0]
+    mode = mode or build.modes[0]
 
     def hold(dtype: str, where: str, actual: object, tap: str) -> None:
         error = difference(as_numbers(actual), oracle.expected[tap])
-        subject = Subject(name, dtype, "cpu", mode)
+        subject = Subject(build.name, dtype, "cpu", mode)
         evidence.append(Evidence("drawn.configurations", subject, "drawn", where, error, oracle.budget(tap, dtype)))
 
     with build.pinned():
@@ -57,7 +60,7 @@ def test_drawn_configurations_agree(name: str, effort: str, ledger: Ledger) -> N
     @given(models())
     def agree(model: tuple[TransformerConfig, int, Arrays]) -> None:
         config, seed, inputs = model
-        evidence = drawn_evidence(name, config, seed, inputs)
+        evidence = drawn_evidence(backend(name), config, seed, inputs)
         wrong = [str(item) for item in evidence if not item.agrees]
         shown = {key: tokens.tolist() for key, tokens in inputs.items()}
         assert not wrong, f"{wrong[0]}\n{config.to_json()}weights: probe_parameters(config, {seed})\ninputs: {shown}"

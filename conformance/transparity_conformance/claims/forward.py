@@ -83,7 +83,9 @@ def taps_are_complete(bench: Bench) -> Iterator[Evidence]:
         shapes = tap_shapes(probe.config, len(probe.inputs[probe.config.input_names[0]]), **lengths)
         taps = bench.traced(probe)
         record = bench.evidence("forward.taps_are_complete", case)
-        wrong = [name for name in {*shapes, *taps} if name not in taps or shapes.get(name) != as_numbers(taps[name]).shape]
+        wrong = [
+            name for name in {*shapes, *taps} if name not in taps or shapes.get(name) != as_numbers(taps[name]).shape
+        ]
         yield record.exactly("names and shapes", len(wrong), 0, note=", ".join(sorted(wrong)[:3]))
         yield record.exactly("order", list(taps) == list(shapes), True)
         other = [name for name, value in taps.items() if dtype_name(value) != bench.subject.dtype]

@@ -110,11 +110,13 @@ def sampled_tokens(bench: Bench) -> Iterator[Evidence]:
     the draw."""
     random = np.random.default_rng(4)
     logits, uniforms = (2 * random.normal(size=(500, 13))).astype(np.float32), random.random(500)
-    logits[:50, 3:6] = -np.inf
+    logits[:50, :3] = -np.inf  # no draw picks what has no probability, not even a draw of 0
     uniforms[:60] = 0.0
     probabilities = np.exp(logits.astype(np.float64) - logits.max(-1, keepdims=True).astype(np.float64))
     cumulative = np.cumsum(probabilities / probabilities.sum(-1, keepdims=True), -1)
-    truth = [next(i for i, total in enumerate(row) if total > draw) for row, draw in zip(cumulative, uniforms, strict=True)]
+    truth = [
+        next(i for i, total in enumerate(row) if total > draw) for row, draw in zip(cumulative, uniforms, strict=True)
+    ]
     tokens = bench.function("generation.sampled_tokens")(logits, uniforms)
     record = bench.evidence("generation.sampled_tokens", "drawn logits")
     yield record.exactly("tokens", tokens, truth)

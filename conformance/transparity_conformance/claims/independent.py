@@ -128,7 +128,9 @@ def torch_multihead_attention(bench: Bench) -> Iterator[Evidence]:
     causal = np.tri(QUERIES, dtype=bool)[None, None]
     for case, seen, mask in (("padding", memory, padding(KEYS)), ("causal", x, causal)):
         oracle = module_oracle("attention.MultiHeadAttention", CONFIG, parameters, x, seen, mask)
-        hidden = {"key_padding_mask": _tensor(~mask[:, 0, 0])} if case == "padding" else {"attn_mask": _tensor(~mask[0, 0])}
+        hidden = (
+            {"key_padding_mask": _tensor(~mask[:, 0, 0])} if case == "padding" else {"attn_mask": _tensor(~mask[0, 0])}
+        )
         output, weights = theirs(*map(_tensor, (x, seen, seen)), **hidden, average_attn_weights=False)
         yield _held(bench, "torch_multihead_attention", case, oracle, output)
         taps: Arrays = {}
@@ -154,7 +156,11 @@ def torch_layers(bench: Bench) -> Iterator[Evidence]:
         theirs = _torch_layer("TransformerDecoderLayer", config, parameters)
         hidden = {"tgt_mask": _tensor(~causal[0, 0]), "memory_key_padding_mask": _tensor(~padding(KEYS)[:, 0, 0])}
         yield _held(
-            bench, "torch_layers", f"decoder layer, {position}-norm", oracle, theirs(_tensor(x), _tensor(memory), **hidden)
+            bench,
+            "torch_layers",
+            f"decoder layer, {position}-norm",
+            oracle,
+            theirs(_tensor(x), _tensor(memory), **hidden),
         )
 
 
@@ -180,8 +186,12 @@ def torch_batch_norm(bench: Bench) -> Iterator[Evidence]:
 
     config = dataclasses.replace(CONFIG, norm="batch")
     parameters = part(config, "encoder.layers.0.self_attention_norm.")
-    theirs = torch.nn.BatchNorm1d(config.embed_dim, eps=config.norm_eps, momentum=config.norm_momentum, dtype=torch.float64)
-    theirs.load_state_dict({name: _tensor(value) for name, value in parameters.items()} | {"num_batches_tracked": torch.tensor(0)})
+    theirs = torch.nn.BatchNorm1d(
+        config.embed_dim, eps=config.norm_eps, momentum=config.norm_momentum, dtype=torch.float64
+    )
+    theirs.load_state_dict(
+        {name: _tensor(value) for name, value in parameters.items()} | {"num_batches_tracked": torch.tensor(0)}
+    )
     ours = backend(REFERENCE).module("normalization.Norm", config, parameters)
     ours.train()
     unbiased = parameters["running_var"].astype(float)
@@ -200,7 +210,9 @@ def torch_batch_norm(bench: Bench) -> Iterator[Evidence]:
         unbiased = (1 - share) * unbiased + share * x.reshape(rows, -1).astype(float).var(0, ddof=1)
         yield record.within("running_var over n − 1", unbiased, as_numbers(theirs.running_var), budget)
     x = activations(QUERIES, 30)
-    final = {name: as_numbers(value).astype(np.float32) for name, value in theirs.state_dict().items() if name in parameters}
+    final = {
+        name: as_numbers(value).astype(np.float32) for name, value in theirs.state_dict().items() if name in parameters
+    }
     theirs.load_state_dict({name: _tensor(v) for name, v in final.items()} | {"num_batches_tracked": torch.tensor(0)})
     oracle = module_oracle("normalization.Norm", config, final, x)
     result = theirs.eval()(_tensor(x).flatten(0, 1)).unflatten(0, (BATCH, QUERIES))

@@ -27,9 +27,7 @@ def part_agrees(
     probe = probes(case)["mixed"]
     stack = probe.config.input_stack(probe.config.input_names[-1]) if "Encoder" not in module else "encoder"
     scope = f"{stack}.layers.0.{scope}." if scope else f"{stack}.layers.0."
-    parameters = {
-        name.removeprefix(scope): value for name, value in probe.parameters.items() if name.startswith(scope)
-    }
+    parameters = {name.removeprefix(scope): value for name, value in probe.parameters.items() if name.startswith(scope)}
     length = QUERIES if stack == "decoder" and probe.config.has_encoder else KEYS
     x = np.random.default_rng(1).normal(size=(BATCH, length, probe.config.embed_dim)).astype(np.float32)
     arrays = {f"argument {index}": value for index, value in enumerate([x, *others])}

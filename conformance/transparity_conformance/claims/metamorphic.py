@@ -159,7 +159,10 @@ def without_a_padding_token_nothing_is_padding(bench: Bench) -> Iterator[Evidenc
     for case in PRESETS:
         probe = probes(case)["text"]
         config = dataclasses.replace(probe.config, pad_id=None)
-        swapped, parameters = {name: np.where(t == 0, 3, np.where(t == 3, 0, t)) for name, t in probe.inputs.items()}, {}
+        swapped, parameters = (
+            {name: np.where(t == 0, 3, np.where(t == 3, 0, t)) for name, t in probe.inputs.items()},
+            {},
+        )
         for name, value in probe.parameters.items():
             table = name.endswith("token_embedding.weight")
             parameters[name] = value[[3, 1, 2, 0, *range(4, len(value))]] if table else value

@@ -1,0 +1,174 @@
+"""Nothing is timed that was not first shown to conform, and what is timed is what its name says."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks import cases
+from benchmarks.cases import Case, Workload, shapes, workloads
+from benchmarks.conforming import inputs_of
+from benchmarks.figures import Figures
+
+from transparity.presets import PRESETS, preset
+from transparity_conformance.evidence import Evidence, Subject
+
+ROOT = Path(__file__).parents[1]
+
+STRANGERS = '''
+"""A right backend, one that is slightly wrong, and one that is wrong from its second call on."""
+from pathlib import Path
+
+from transparity.port import NumpyBackend
+
+CALLS = Path(__file__).parent
+
+
+class Stranger(NumpyBackend):
+    def __init__(self, name, wrong_from):
+        self.name, self.wrong_from = name, wrong_from
+
+    def __call__(self, *arguments, **choices):
+        forward = super().__call__(*arguments, **choices)
+        right, calls = forward.logits, 0
+
+        def logits(**tokens):
+            nonlocal calls
+            calls += 1
+            (CALLS / f"{self.name}.calls").write_text(str(calls))
+            logits = right(**tokens)
+            return logits + logits.dtype.type(1e-3) if calls >= self.wrong_from else logits
+
+        forward.logits = logits
+        return forward
+
+
+right, wrong, drifting = (Stranger(*each) for each in (("right", 10**9), ("wrong", 1), ("drifting", 2)))
+'''
+
+ENTRY_POINTS = """
+[transparity.backends]
+right = strangers:right
+wrong = strangers:wrong
+drifting = strangers:drifting
+missing = a_framework_that_nobody_installed:build
+"""
+
+
+@dataclass(frozen=True)
+class Session:
+    """What `pytest --benchmark` said, wrote, and let the backends compute."""
+
+    returncode: int
+    output: str
+    report: dict[str, Any]
+    calls: dict[str, int]
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
+    """The benchmarks of one workload with four strangers installed."""
+    folder = tmp_path_factory.mktemp("strangers")
+    (folder / "strangers.py").write_text(STRANGERS)
+    installed = folder / "strangers-1.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: strangers\nVersion: 1\n")
+    (installed / "entry_points.txt").write_text(ENTRY_POINTS)
+    report = folder / "report.json"
+    chosen = "walkthrough-1x10 and (right or wrong or drifting or missing)"
+    options = ["--benchmark", "-k", chosen, f"--benchmark-json={report}", "--benchmark-max-time=0.1"]
+    ended = pytest_in(folder, *options, "-p", "no:cacheprovider")
+    calls = {path.stem: int(path.read_text()) for path in folder.glob("*.calls")}
+    return Session(ended.returncode, ended.stdout + ended.stderr, json.loads(report.read_text()), calls)
+
+
+def pytest_in(path: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """A session of its own, even if this one is a worker of xdist."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    environment = inherited | {"PYTHONPATH": str(path), "COLUMNS": "200"}
+    command = [sys.executable, "-m", "pytest", *options]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_only_what_conforms_is_timed(session: Session) -> None:
+    assert session.returncode == pytest.ExitCode.TESTS_FAILED, session.output
+    assert [timed["extra_info"]["backend"] for timed in session.report["benchmarks"]] == ["right"]
+    assert "1 passed" in session.output
+    assert "2 failed" in session.output
+
+
+def test_what_does_not_conform_is_never_run_again(session: Session) -> None:
+    """The two calls that are checked, and no more; what conforms is run by the clock as well."""
+    assert session.calls["wrong"] == session.calls["drifting"] == 2
+    assert session.calls["right"] > 2
+
+
+def test_why_it_was_not_timed_is_said(session: Session) -> None:
+    says = "benchmark.forward, {} float32 eager, walkthrough-1x10: logits differs by 0.001"
+    for name in ("wrong", "drifting"):
+        assert f"Not timed: {says.format(name)}" in session.output
+    assert [refused["backend"] for refused in session.report["not_timed"]["refused"]] == ["drifting", "wrong"]
+
+
+def test_what_is_absent_is_listed(session: Session) -> None:
+    absent = session.report["not_timed"]["absent"]
+    missing = "missing: it cannot be imported (No module named 'a_framework_that_nobody_installed')"
+    right = "right on cuda: it is not among its devices here (cpu)"
+    assert {missing, right} <= set(absent)
+    assert missing in session.output
+    assert right in session.output
+
+
+def test_the_report_says_what_a_figure_depends_on(session: Session) -> None:
+    (timed,) = session.report["benchmarks"]
+    said, median = timed["extra_info"], timed["stats"]["median"]
+    assert said["tokens_per_second"] == pytest.approx(10 / median)
+    assert said["gflops_per_second"] == pytest.approx(said["flops"] / median / 1e9)
+    assert 0 < said["conformity"]["error"] <= said["conformity"]["budget"]
+    assert said["surroundings"]["matmul"]
+    assert said["threads"]["cores"] >= 1
+
+
+def test_benchmarks_are_off_under_xdist(tmp_path: Path) -> None:
+    pytest.importorskip("xdist")
+    ended = pytest_in(tmp_path, "--benchmark", "-k", "walkthrough-1x10", "-n", "1", "-rs", "-p", "no:cacheprovider")
+    assert ended.returncode == pytest.ExitCode.OK, ended.stdout
+    assert "benchmarks are off under xdist" in ended.stdout
+
+
+def test_shapes_fit_and_are_named_as_they_are() -> None:
+    assert shapes(preset("walkthrough")) == [(1, 10), (8, 10)]
+    assert shapes(preset("translation")) == [(1, 32), (1, 64), (8, 32), (8, 64)]
+    case = Case("pytorch", "eager", "float32", "cpu", "translation", 8, 64)
+    assert str(case) == "pytorch-eager-float32-cpu-translation-8x64"
+
+
+@pytest.mark.parametrize("workload", workloads(), ids=str)
+def test_tokens_are_what_is_counted(workload: Workload) -> None:
+    """Each input has the shape that the name says, and no padding that would be counted as tokens."""
+    inputs, pad = inputs_of(workload), workload.config.pad_id
+    assert set(inputs) == set(workload.config.input_names)
+    for tokens in inputs.values():
+        assert tokens.shape == (workload.batch, workload.length)
+        assert (tokens != pad).all()
+
+
+def test_every_preset_and_every_mode_is_timed() -> None:
+    found = cases.cases(all_modes=True)
+    assert {case.preset for case in found} == set(PRESETS)
+    assert {("pytorch", "compile"), ("flax", "eager")} <= {(case.backend, case.mode) for case in found}
+    assert len(set(map(str, found))) == len(found)
+
+
+def test_tokens_a_second_count_the_output_alone() -> None:
+    case = Case("numpy", "eager", "float32", "cpu", "translation", 8, 64)
+    evidence = Evidence("benchmark.forward", Subject("numpy", "float32"), "", "logits", 0.0, 1.0)
+    figures = Figures(case, evidence, seconds=0.5)
+    assert figures.tokens_per_second == 8 * 64 / 0.5
+    assert figures.as_dict()["source_tokens"] == 8 * 64

@@ -26,7 +26,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from meta.planting import FILES, REFERENCE_COLUMN, as_reference, column_path, planted
 from meta.test_plants import DRAWN, caught
-
 from transparity.backend import Backend
 from transparity_conformance.backends import backend
 from transparity_conformance.claims import all_claims
@@ -89,7 +88,7 @@ def mutate(node: ast.AST, variant: int) -> bool:
         case ast.Compare(ops=[op]) if variant == 0 and type(op) in COMPARISONS:
             node.ops = [COMPARISONS[type(op)]()]
         case ast.UnaryOp() if variant == 0:
-            node.op = ast.UAdd() if not isinstance(node.op, ast.Not) else ast.UAdd()
+            node.op = ast.UAdd()
         case ast.IfExp() if variant == 0:
             node.body, node.orelse = node.orelse, node.body
         case ast.If() if variant == 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import ExitStack
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -17,8 +17,8 @@ from transparity_conformance.strategies import models
 from transparity_conformance.suite import make
 from transparity_conformance.test_drawn import drawn_evidence
 
-from .planting import REFERENCE_COLUMN, as_reference, column_path, planted
-from .plants import PLANTS, Plant
+from meta.planting import REFERENCE_COLUMN, as_reference, column_path, planted
+from meta.plants import PLANTS, Plant
 
 DRAWN = "drawn.configurations"
 
@@ -66,9 +66,11 @@ def test_the_claim_catches_what_is_planted_for_it(plant: Plant) -> None:
     assert plant.line in text, f"{plant.column}/{plant.file}.py has no line {plant.line!r}"
     # What is drawn is the same for every column; where XLA compiles each shape, drawing it takes minutes.
     asked = [name for name in plant.caught_by if not (name == DRAWN and plant.column == "transparity_flax")]
-    with planted(plant.column, plant.file, text.replace(plant.line, plant.becomes)) as build:
-        with as_reference(build) if plant.column == REFERENCE_COLUMN else nullcontext():
-            slept_through = [name for name in asked if not caught(name, build)]
+    with ExitStack() as stack:
+        build = stack.enter_context(planted(plant.column, plant.file, text.replace(plant.line, plant.becomes)))
+        if plant.column == REFERENCE_COLUMN:
+            stack.enter_context(as_reference(build))
+        slept_through = [name for name in asked if not caught(name, build)]
     assert not slept_through, f"{plant} went unnoticed by {', '.join(slept_through)}"
 
 

@@ -22,12 +22,13 @@ class Rule:
 
 
 MEASURED = (
-    "python -m transparity_conformance.calibrate: the reference with its features permuted, so that everything is summed "
-    "in another order, errs at worst 2.03 × what the oracle measured beside it (27,000 taps; 99 %: 0.62 ×); twice that"
+    "python -m transparity_conformance.calibrate: the reference with its features permuted, so that everything is "
+    "summed in another order, errs at worst 2.03 × what the oracle measured beside it (27,000 taps; 99 %: 0.62 ×); "
+    "twice that"
 )
 HALF = (
-    "as for float32, from which it is rounded; float16 in which every sum is rounded errs by 0.04 × at 99 %, and at worst, "
-    "where a variance underflows, by 21 ×: a port has to widen what it sums, as every kernel does"
+    "as for float32, from which it is rounded; float16 in which every sum is rounded errs by 0.27 × at 99 %, and at "
+    "worst, where a variance underflows, by some hundred ×: a port has to widen what it sums, as every kernel does"
 )
 
 RULES = {

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from hypothesis import HealthCheck, Phase, given, settings
@@ -46,8 +47,8 @@ def permuted(config: TransformerConfig, parameters: Arrays, seed: int) -> tuple[
     changed = {}
     for name, value in parameters.items():
         out, into = _axes(config, name)
-        value = value[orders[out]] if out else value
-        changed[name] = value[:, orders[into]] if into else value
+        rows = value[orders[out]] if out else value
+        changed[name] = rows[:, orders[into]] if into else rows
     return changed, orders
 
 
@@ -87,9 +88,10 @@ def evaluated(config: TransformerConfig, parameters: Arrays, inputs: Arrays, dty
     """Every tap in arithmetic of `dtype`: float16 rounds every sum and product on the way, more than any hardware does.
     float64 is shown as float32 is, by the ratio of their epsilons; NumPy has no arithmetic of bfloat16."""
     taps: Arrays = {}
+    tokens: dict[str, Any] = dict(inputs)
     cast = {name: value.astype(dtype) for name, value in parameters.items()}
     with np.errstate(over="ignore"):
-        transformer(config, cast, **inputs, tap=recording(taps))
+        transformer(config, cast, tap=recording(taps), **tokens)
     return taps
 
 

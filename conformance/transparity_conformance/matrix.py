@@ -15,8 +15,8 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
-from transparity.presets import PRESETS
 
+from transparity.presets import PRESETS
 from transparity_conformance.evidence import Evidence, Subject
 
 FORMAT_VERSION = 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -71,9 +72,10 @@ def forward_oracle(
     config: TransformerConfig, parameters: Arrays, inputs: Arrays, *, neighbours: int = NEIGHBOURS
 ) -> Oracle:
     """The oracle of a whole forward pass: every tap."""
+    tokens: dict[str, Any] = dict(inputs)
 
     def run(parameters: Arrays, tap: Tap) -> None:
-        transformer(config, parameters, **inputs, tap=tap)
+        transformer(config, parameters, tap=tap, **tokens)
 
     return Oracle(run, parameters, neighbours=neighbours)
 

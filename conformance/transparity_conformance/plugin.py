@@ -99,7 +99,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     write_html(folder / "agreement.html", *report)
 
     terminalreporter.section("agreement matrix: the worst error as a share of its budget")
-    width = int(os.environ.get("COLUMNS", 0)) or max(110, terminalreporter._tw.fullwidth)
+    width = int(os.environ.get("COLUMNS", "0")) or max(110, terminalreporter._tw.fullwidth)
     console = Console(width=width, force_terminal=terminalreporter._tw.hasmarkup, highlight=False)
     with console.capture() as captured:
         console.print(Printout(matrix, ledger.skipped, ledger.not_compared))

@@ -137,4 +137,7 @@ def probes(case: str) -> dict[str, Probe]:
             mixed_inputs(square),
         ),
     )
-    return {name: Probe(case, name, purpose, *rest) for name, purpose, *rest in made}
+    return {
+        name: Probe(case, name, purpose, config, parameters, inputs)
+        for name, purpose, config, parameters, inputs in made
+    }

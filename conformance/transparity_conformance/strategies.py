@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 from hypothesis import strategies as st
@@ -15,7 +15,7 @@ from transparity_conformance.oracle import Arrays
 MASK_VALUES = (-math.inf, -1e20, -1e9, -100.0, -3.0, -1e-20, 0.0)
 
 
-def choice(kind: object) -> st.SearchStrategy[str]:
+def choice(kind: object) -> st.SearchStrategy[Any]:
     """Any value of a field that is a choice, the first being the simplest."""
     return st.sampled_from(get_args(kind))
 

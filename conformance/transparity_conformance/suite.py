@@ -11,7 +11,7 @@ from transparity_conformance.claims import Claim, all_claims
 from transparity_conformance.evidence import Evidence, Subject
 
 COMPILERS = {"compile"}
-"""Modes that compile for many seconds: with them a claim is made in the first dtype alone, and not in the quick suite."""
+"""Modes that compile for many seconds: with them a claim is made in the first dtype alone, and never quickly."""
 
 
 def subjects(name: str) -> Iterator[tuple[Subject, bool]]:

@@ -11,7 +11,7 @@ from transparity.presets import PRESETS
 from transparity.taps import Tap
 from transparity_conformance.bench import Bench, as_numbers, function_oracle
 from transparity_conformance.claims import claim
-from transparity_conformance.evidence import Evidence
+from transparity_conformance.evidence import Evidence, Expectation
 from transparity_conformance.oracle import Arrays, Oracle
 from transparity_conformance.probes import Probe, probes
 
@@ -78,7 +78,7 @@ def _sums(arrays: Arrays, tap: Tap) -> None:
 
 @claim(of_reference=True, compiled=True)
 def what_is_hidden_weighs_nothing(bench: Bench) -> Iterator[Evidence]:
-    """The weight of what a mask hides is exactly 0 wherever the row sees anything, unless the mask's value hides nothing."""
+    """What a mask hides weighs exactly 0 wherever the row sees anything, unless the mask's value hides nothing."""
     for case in PRESETS:
         probe = probes(case)["mixed"]
         breaks = probe.config.mask_value > -1
@@ -89,7 +89,7 @@ def what_is_hidden_weighs_nothing(bench: Bench) -> Iterator[Evidence]:
                 mask = _mask(probe, name)
                 hidden = np.broadcast_to(~mask & mask.any(-1, keepdims=True), np.shape(value))
                 weights = as_numbers(value)[hidden]
-                expectation = "breaks" if breaks else "holds"
+                expectation: Expectation = "breaks" if breaks else "holds"
                 yield record.exactly(name, weights, np.zeros_like(weights), expectation, note)
 
 

@@ -118,7 +118,7 @@ def of_reference(*needs: str) -> Callable[[Check], Check]:
 
 @of_reference("torch")
 def torch_multihead_attention(bench: Bench) -> Iterator[Evidence]:
-    """`torch.nn.MultiheadAttention`, its output and its weights of every head, with padding and with the future hidden."""
+    """`torch.nn.MultiheadAttention`, its output and every head's weights, with padding and with the future hidden."""
     import torch
 
     parameters = part(CONFIG, "encoder.layers.0.self_attention.")
@@ -233,7 +233,7 @@ def torch_cross_entropy(bench: Bench) -> Iterator[Evidence]:
 
 @of_reference("flax", "jax")
 def flax_multi_head_attention(bench: Bench) -> Iterator[Evidence]:
-    """`flax.nnx.MultiHeadAttention`, with padding hidden; it takes its softmax in float32: held to the budget of that."""
+    """`flax.nnx.MultiHeadAttention`, which takes its softmax in float32: held to the budget of that."""
     import jax
     import jax.numpy as jnp
     from flax import nnx
@@ -252,6 +252,7 @@ def flax_multi_head_attention(bench: Bench) -> Iterator[Evidence]:
             layer.kernel[...] = jnp.asarray(kernel, jnp.float64)
             layer.bias[...] = jnp.asarray(parameters[f"{role}.bias"].reshape(heads, size), jnp.float64)
         theirs.out.kernel[...] = jnp.asarray(parameters["output.weight"].T.reshape(heads, size, -1), jnp.float64)
+        assert theirs.out.bias is not None
         theirs.out.bias[...] = jnp.asarray(parameters["output.bias"], jnp.float64)
         result = np.asarray(theirs(*(jnp.asarray(a, jnp.float64) for a in (x, memory, memory)), mask=jnp.asarray(mask)))
     yield _held(bench, "flax_multi_head_attention", "padding", oracle, result, "float32", FLOAT32_SOFTMAX)
@@ -268,7 +269,7 @@ def jax_dot_product_attention(bench: Bench) -> Iterator[Evidence]:
     arrays = {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
     mask = padding(KEYS)
     oracle = function_oracle("attention.attention", arrays | {"mask": mask}, scale=0.5, hidden=-1e9)
-    swapped = [jnp.asarray(value.swapaxes(1, 2)) for value in arrays.values()]
-    theirs = jax.nn.dot_product_attention(*swapped, mask=jnp.asarray(mask), scale=0.5)
+    query, key, value = (jnp.asarray(array.swapaxes(1, 2)) for array in arrays.values())
+    theirs = jax.nn.dot_product_attention(query, key, value, mask=jnp.asarray(mask), scale=0.5)
     merged = np.asarray(theirs).reshape(BATCH, QUERIES, -1)
     yield _held(bench, "jax_dot_product_attention", "padding", oracle, merged, "float32", FLOAT32_SOFTMAX)

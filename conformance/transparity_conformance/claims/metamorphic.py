@@ -1,4 +1,4 @@
-"""Metamorphic claims: what must not matter, does not. They need no oracle to be true, so the reference is held to them."""
+"""Metamorphic claims: what must not matter, does not. They need no oracle, so the reference is held to them, too."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ import argparse
 import ast
 import copy
 import json
+import random
 import sys
 import time
 from collections.abc import Iterator
@@ -161,20 +162,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("column")
     parser.add_argument("files", nargs="*", default=FILES)
+    parser.add_argument("--sample", type=int, help="how many mutants are drawn from all of them (default: all)")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     console, killed, survivors, started = Console(), 0, [], time.monotonic()
-    for file in options.files:
-        text = (column_path(options.column) / f"{file}.py").read_text()
-        for mutant in mutants(file, text):
-            by = killer(options.column, mutant)
-            killed += by is not None
-            if by is None:
-                survivors.append(f"{mutant.file}.py:{mutant.line}: {mutant.change}")
-                console.print(f"[yellow]survived[/] {survivors[-1]}", highlight=False)
-            if options.json:
-                report = {"killed": killed, "survivors": survivors, "seconds": time.monotonic() - started, "file": file}
-                options.json.write_text(json.dumps(report, indent=2, ensure_ascii=False))
+    texts = {file: (column_path(options.column) / f"{file}.py").read_text() for file in options.files}
+    chosen = [mutant for file, text in texts.items() for mutant in mutants(file, text)]
+    if options.sample and options.sample < len(chosen):
+        chosen = random.Random(0).sample(chosen, options.sample)
+    for mutant in chosen:
+        by = killer(options.column, mutant)
+        killed += by is not None
+        if by is None:
+            survivors.append(f"{mutant.file}.py:{mutant.line}: {mutant.change}")
+            console.print(f"[yellow]survived[/] {survivors[-1]}", highlight=False)
+        if options.json:
+            report = {"killed": killed, "survivors": survivors, "seconds": round(time.monotonic() - started)}
+            options.json.write_text(json.dumps(report, indent=2, ensure_ascii=False))
     total = killed + len(survivors)
     console.print(f"{options.column}: {killed} of {total} mutants killed ({killed / total:.1%})")
 

@@ -346,8 +346,10 @@ PLANTS = [
         "transformer",
         (
             'x = tap("embedding", embed(self.config, self.token_embedding, self.position_embedding, tokens))',
-            "x = embed(self.config, self.token_embedding, self.position_embedding, tokens); "
-            'x = tap("embedding", x + x[:1])',
+            (
+                "x = embed(self.config, self.token_embedding, self.position_embedding, tokens); "
+                'x = tap("embedding", x + x[:1])'
+            ),
         ),
         None,
         "metamorphic.permuting_the_batch_permutes_the_output",

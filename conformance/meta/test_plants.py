@@ -7,6 +7,8 @@ from contextlib import ExitStack
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
+from meta.planting import REFERENCE_COLUMN, as_reference, column_path, planted
+from meta.plants import PLANTS, Plant
 from transparity.backend import Backend
 from transparity.config import TransformerConfig
 from transparity_conformance.bench import Bench
@@ -16,9 +18,6 @@ from transparity_conformance.oracle import Arrays
 from transparity_conformance.strategies import models
 from transparity_conformance.suite import make
 from transparity_conformance.test_drawn import drawn_evidence
-
-from meta.planting import REFERENCE_COLUMN, as_reference, column_path, planted
-from meta.plants import PLANTS, Plant
 
 DRAWN = "drawn.configurations"
 

@@ -98,7 +98,7 @@ def evaluated(config: TransformerConfig, parameters: Arrays, inputs: Arrays, dty
 def ratios(
     config: TransformerConfig, parameters: Arrays, inputs: Arrays, oracle: Oracle, dtype: str
 ) -> Iterator[float]:
-    """The error of the permuted reference at each tap over the largest that the oracle expects: its noise and the floor."""
+    """The error of the permuted reference at each tap, less the floor, over the noise that the oracle measured."""
     changed, orders = permuted(config, parameters, 0)
 
     for name, value in evaluated(config, changed, inputs, dtype).items():

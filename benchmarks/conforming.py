@@ -23,6 +23,11 @@ CALLS = 2
 """How many calls are held to the oracle: the first compiles, the second shows that the first left nothing behind."""
 
 
+POINTS = 1
+"""Where the reference's own error is measured: a preset at its full size has so many logits that the largest error of
+one point is no luck, and its neighbours would take minutes."""
+
+
 @functools.lru_cache(maxsize=1)
 def parameters_of(preset: str, config: TransformerConfig) -> Arrays:
     """Weights that show mistakes; one preset's are kept, for its workloads follow each other."""
@@ -44,7 +49,8 @@ def inputs_of(workload: Workload) -> Arrays:
 def oracle_of(workload: Workload) -> Oracle:
     """What the reference says of a workload in float64; one is kept, for its cases follow each other."""
     config = workload.config
-    return forward_oracle(config, parameters_of(workload.preset, config), inputs_of(workload))
+    parameters = parameters_of(workload.preset, config)
+    return forward_oracle(config, parameters, inputs_of(workload), neighbours=POINTS)
 
 
 def forward_of(case: Case) -> Forward:

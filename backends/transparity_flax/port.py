@@ -179,7 +179,7 @@ class FlaxBackend:
     ) -> Any:
         check_choice(self.name, "device", device, self.devices())
         check_choice(self.name, "dtype", dtype, self.dtypes)
-        model = nnx.merge(*_shapes_of(module, config))
+        model = nnx.merge(*_shapes_of(module, config), copy=True)
         with x64_for(dtype), jax.default_device(_device(device)):
             load(model, parameters, dtype)
         return model

@@ -126,11 +126,12 @@ def permuting_the_batch_permutes_the_output(bench: Bench) -> Iterator[Evidence]:
 
 @claim(dtypes=EVERY, of_reference=True, compiled=True)
 def two_runs_are_bitwise_equal(bench: Bench) -> Iterator[Evidence]:
-    """Nothing is drawn, nothing is left over from the last run."""
+    """Nothing is drawn, nothing is left over from the last run or from another model of the same configuration."""
     for case in PRESETS:
         probe = probes(case)["mixed"]
         first = logits(bench, probe, probe.inputs)
-        logits(bench, probe, probes(case)["text"].inputs)
+        other = {name: value[::-1].copy() for name, value in probe.parameters.items()}
+        logits(bench, probe, probes(case)["text"].inputs, other)
         record = bench.evidence("metamorphic.two_runs_are_bitwise_equal", case)
         yield record.exactly("logits", logits(bench, probe, probe.inputs), first)
 

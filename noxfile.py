@@ -38,7 +38,13 @@ def conformance(session: nox.Session) -> None:
     """The main job: every claim against every backend, and the agreement matrix."""
     install(session, "test")
     # XLA compiles every shape anew, and takes two thirds of the time for it with its passes on: `tests` has them on.
-    environment = SINGLE_THREADED | {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
+    # What it has compiled, it keeps: a second run compiles what has changed.
+    environment = SINGLE_THREADED | {
+        "XLA_FLAGS": "--xla_backend_optimization_level=0",
+        "JAX_COMPILATION_CACHE_DIR": str(Path(session.virtualenv.location, "compiled").absolute()),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
     suite = ["conformance/transparity_conformance", "-m", "not slow"]
     session.run("pytest", *suite, *PARALLEL, *session.posargs, env=environment)
 

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from transparity.errors import ParameterError
+
 NAMES = {
     "kernel": "weight",
     "embedding": "weight",
@@ -20,10 +22,17 @@ NAMES = {
 
 
 def load(model: nnx.Module, parameters: Mapping[str, np.ndarray], dtype: Any) -> None:
-    """Put `parameters` into `model`, whose own may be no more than shapes, in `dtype`."""
+    """Put `parameters` into `model`, whose own may be no more than shapes, in `dtype`.
+
+    Raises `ParameterError` where a shape is not the model's own, which Flax would take without a word.
+    """
     for path, variable in _variables(model):
-        value = np.asarray(parameters[_name(path)])
-        variable.set_value(jnp.asarray(value.T if path[-1] == "kernel" else value, dtype))
+        name, own = _name(path), variable.get_value().shape
+        value = np.asarray(parameters[name])
+        value = value.T if path[-1] == "kernel" else value
+        if value.shape != own:
+            raise ParameterError(f"{name}: {value.shape} cannot take the place of the model's own {own}")
+        variable.set_value(jnp.asarray(value, dtype))
 
 
 def dump(model: nnx.Module) -> dict[str, np.ndarray]:

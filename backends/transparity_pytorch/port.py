@@ -156,9 +156,10 @@ class PytorchBackend:
         self, module: Callable[..., Any], config: TransformerConfig, parameters: Arrays, dtype: str, device: str
     ) -> Any:
         check_choice(self.name, "device", device, self.devices())
-        with torch.device("meta"):  # nothing is initialised that is overwritten at once
-            model = module(config)
-        model = model.to_empty(device=device).to(self._dtype(dtype)).eval()
+        # What is drawn here is overwritten at once. Under the meta device nothing would be drawn, but to draw nothing
+        # PyTorch imports its compiler, which takes seconds.
+        with torch.random.fork_rng(devices=[]):
+            model = module(config).to(device, self._dtype(dtype)).eval()
         load(model, parameters)
         return model
 

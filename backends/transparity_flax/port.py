@@ -105,8 +105,7 @@ class FlaxModule:
             keywords = {name: _placed(array, self.dtype, self.device) for name, array in named.items()}
             result = to_numpy(self.module(*given, **keywords, **listening))
         if taps is not None:
-            state = self.parameters()
-            taps |= {name: to_numpy(value) for name, value in heard.items() if name not in state}
+            taps |= {name: to_numpy(value) for name, value in heard.items()}
         return result
 
     def train(self) -> None:

@@ -20,7 +20,7 @@ def dump(model: nn.Module) -> dict[str, np.ndarray]:
 
 
 def to_numpy(value: torch.Tensor) -> np.ndarray:
-    """`value` in NumPy, which has no bfloat16: that comes back as float32, without loss."""
+    """`value` as it is now, in NumPy, which has no bfloat16: that comes back as float32, without loss."""
     value = value.detach().cpu()
     array: np.ndarray = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
-    return array
+    return array.copy()  # training changes buffers in place

@@ -81,8 +81,7 @@ class PytorchModule:
         keywords = {name: _tensor(array, self.dtype, self.device) for name, array in named.items()}
         result = self.module(*given, **keywords, **listening)
         if taps is not None:
-            state = self.module.state_dict()
-            taps |= {name: to_numpy(value) for name, value in heard.items() if name not in state}
+            taps |= {name: to_numpy(value) for name, value in heard.items()}
         return to_numpy(result)
 
     def train(self) -> None:

@@ -54,6 +54,9 @@ TWINS |= {
     "running_mean": "running_var",
 }
 
+COMMUTATIVE = {"transpose", "swapaxes", "max", "min", "maximum", "minimum"}
+"""Calls that mean the same with their arguments exchanged: such a mutant is none."""
+
 
 @dataclass(frozen=True)
 class Mutant:
@@ -102,7 +105,9 @@ def mutate(node: ast.AST, variant: int) -> bool:
             node.attr = TWINS[name]
         case ast.Name(id=name) if variant == 0 and name in TWINS and isinstance(node.ctx, ast.Load):
             node.id = TWINS[name]
-        case ast.Call(args=[first, second, *rest]) if variant == 0 and not isinstance(second, ast.Starred):
+        case ast.Call(args=[first, second, *rest]) if variant == 0 and not (
+            isinstance(second, ast.Starred) or ast.unparse(node.func).rpartition(".")[2] in COMMUTATIVE
+        ):
             node.args = [second, first, *rest]
         case ast.Call(keywords=[_, *_]) if variant == 1:
             node.keywords = node.keywords[1:]
@@ -138,9 +143,13 @@ def killer(column: str, mutant: Mutant) -> str | None:
         (
             name
             for name, claim in all_claims().items()
-            if claim.quick and not (claim.needs and column != REFERENCE_COLUMN)
+            if (claim.quick or name.startswith(mutant.file)) and not (claim.needs and column != REFERENCE_COLUMN)
         ),
-        key=lambda name: (not name.startswith(mutant.file), name.startswith(("documents.printed", "metamorphic"))),
+        key=lambda name: (
+            not all_claims()[name].quick,
+            not name.startswith(mutant.file),
+            name.startswith(("documents.printed", "metamorphic")),
+        ),
     )
     try:
         with planted(column, mutant.file, mutant.source) as build, ExitStack() as stack:

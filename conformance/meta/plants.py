@@ -125,6 +125,7 @@ PLANTS = [
         ("wide.var(axis=axes)", "wide.var(axis=axes, ddof=1)"),
         "normalization.batch_statistics",
         "normalization.batch_training",
+        "normalization.batch_training_of_a_model",
     ),
     *in_both(
         "running-average-turned",
@@ -132,6 +133,7 @@ PLANTS = [
         ("torch.lerp(old, new, momentum)", "torch.lerp(new, old, momentum)"),
         ("(1 - momentum) * old + momentum * new", "momentum * old + (1 - momentum) * new"),
         "normalization.batch_training",
+        "normalization.batch_training_of_a_model",
     ),
     *in_both(
         "batch-norm-bias",
@@ -179,6 +181,7 @@ PLANTS = [
         "attention",
         ('if config.mask_order == "before-scale" else', 'if config.mask_order == "after-scale" else'),
         None,
+        "attention.masked_before_and_after_the_scale",
         "drawn.configurations",
     ),
     *in_both(

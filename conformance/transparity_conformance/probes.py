@@ -63,6 +63,12 @@ def probe_parameters(config: TransformerConfig, seed: int = 0, embedding: float 
     return parameters
 
 
+def scoped_parameters(parameters: Arrays, scope: str) -> Arrays:
+    """The parameters of the part `scope`, under its own names."""
+    scope += "."
+    return {name.removeprefix(scope): value for name, value in parameters.items() if name.startswith(scope)}
+
+
 def _gain(config: TransformerConfig, name: str) -> float:
     """For inputs of spread 1, query · key has the spread gain² · √head_dim before the scale: this makes it 2 behind."""
     if not name.endswith(("query.weight", "key.weight")):

@@ -70,7 +70,7 @@ class NumpyModule:
         result = self.function(self.config, parameters, *arrays, **named, **self.training, tap=recording(heard))
         self.state |= {name: value for name, value in heard.items() if name in self.state}
         if taps is not None:
-            taps |= {name: value for name, value in heard.items() if name not in self.state}
+            taps |= heard
         return result
 
     def train(self) -> None:

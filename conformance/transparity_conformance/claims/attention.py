@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 
 import numpy as np
 
+from transparity.config import TransformerConfig
 from transparity.presets import PRESETS
 from transparity.taps import Tap
+from transparity_conformance.backends import REFERENCE, backend
 from transparity_conformance.bench import Bench, as_numbers, function_oracle
 from transparity_conformance.claims import claim
 from transparity_conformance.evidence import Evidence, Expectation
 from transparity_conformance.oracle import Arrays, Oracle
-from transparity_conformance.probes import Probe, probes
+from transparity_conformance.probes import Probe, probes, scoped_parameters
 
 BATCH, HEADS, QUERIES, KEYS, HEAD_DIM = 8, 3, 7, 9, 8
 HIDDEN = (-math.inf, -1e20, -1e9, -10.0, -1e-20, 0.0)
@@ -56,6 +59,28 @@ def alone(bench: Bench) -> Iterator[Evidence]:
         weighed = function_oracle("attention.attention_weights", {"scores": scores, "mask": mask}, hidden=hidden)
         result = bench.function("attention.attention_weights")(scores, mask, hidden=hidden)
         yield record.oracle(weighed, "weights", result, "result")
+
+
+@claim()
+def masked_before_and_after_the_scale(bench: Bench) -> Iterator[Evidence]:
+    """A hidden score that is finite weighs in, by as much as the scale that follows the mask leaves of it."""
+    probe = probes("translation")["mixed"]
+    parameters = scoped_parameters(probe.parameters, "encoder.layers.0.self_attention")
+    x = np.random.default_rng(1).normal(size=(BATCH, KEYS, probe.config.embed_dim)).astype(np.float32)
+    mask = np.ones((BATCH, 1, 1, KEYS), bool)
+    mask[1, ..., -2:], mask[2] = False, False
+    for order in ("before-scale", "after-scale"):
+        config = TransformerConfig(**(probe.config.as_dict() | {"mask_value": -2.0, "mask_order": order}))
+        oracle = Oracle(functools.partial(_attend, config, mask), parameters | {"x": x})
+        result = bench.module("attention.MultiHeadAttention", config, parameters)(x, x, mask)
+        yield bench.evidence("attention.masked_before_and_after_the_scale", order).oracle(oracle, "output", result)
+
+
+def _attend(config: TransformerConfig, mask: np.ndarray, arrays: Arrays, tap: Tap) -> None:
+    weights = {name: value for name, value in arrays.items() if name != "x"}
+    x = arrays["x"]
+    part = backend(REFERENCE).module("attention.MultiHeadAttention", config, weights, dtype=x.dtype.name)
+    tap("output", part(x, x, mask))
 
 
 @claim(of_reference=True, compiled=True)

@@ -120,6 +120,9 @@ def sampled_tokens(bench: Bench) -> Iterator[Evidence]:
     tokens = bench.function("generation.sampled_tokens")(logits, uniforms)
     record = bench.evidence("generation.sampled_tokens", "drawn logits")
     yield record.exactly("tokens", tokens, truth)
+    highest = np.full(len(logits), np.nextafter(1, 0))  # which float32 rounds to 1
+    tokens = bench.function("generation.sampled_tokens")(logits, highest)
+    yield record.exactly("tokens of the highest draw", tokens, np.full(len(logits), logits.shape[1] - 1))
     ties = np.array([[0, 5, 5, 1], [2, 2, 2, 2]], np.float32)
     yield record.exactly("the first of equals", bench.function("generation.greedy_tokens")(ties), [1, 0])
 

@@ -13,7 +13,7 @@ from transparity_conformance.bench import Bench
 from transparity_conformance.claims import claim
 from transparity_conformance.evidence import Evidence
 from transparity_conformance.oracle import Arrays, Oracle
-from transparity_conformance.probes import probes
+from transparity_conformance.probes import probes, scoped_parameters
 
 # The shapes of the mixed probe: frameworks that compile every new shape have compiled these.
 BATCH, QUERIES, KEYS = 8, 7, 9
@@ -26,8 +26,7 @@ def part_agrees(
     its result and in every tap."""
     probe = probes(case)["mixed"]
     stack = probe.config.input_stack(probe.config.input_names[-1]) if "Encoder" not in module else "encoder"
-    scope = f"{stack}.layers.0.{scope}." if scope else f"{stack}.layers.0."
-    parameters = {name.removeprefix(scope): value for name, value in probe.parameters.items() if name.startswith(scope)}
+    parameters = scoped_parameters(probe.parameters, f"{stack}.layers.0.{scope}".rstrip("."))
     length = QUERIES if stack == "decoder" and probe.config.has_encoder else KEYS
     x = np.random.default_rng(1).normal(size=(BATCH, length, probe.config.embed_dim)).astype(np.float32)
     arrays = {f"argument {index}": value for index, value in enumerate([x, *others])}

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
+from transparity.backend import Backend, Module
+from transparity.config import TransformerConfig
 from transparity.presets import preset
+from transparity.taps import Tap
 from transparity_conformance.backends import REFERENCE, backend
 from transparity_conformance.bench import Bench, each, function_oracle
-from transparity_conformance.claims import claim
+from transparity_conformance.claims import WIDE, claim
 from transparity_conformance.evidence import Evidence
 from transparity_conformance.oracle import Arrays, Oracle
-from transparity_conformance.probes import probe_parameters
+from transparity_conformance.probes import mixed_inputs, probe_parameters, scoped_parameters
 
 EMBED_DIM = 12
 EPS = 1e-5
@@ -72,9 +77,7 @@ def batch_training(bench: Bench) -> Iterator[Evidence]:
     """BatchNorm by the batch, and its running statistics after each of several training batches."""
     config = preset("translation").resized(embed_dim=EMBED_DIM)
     config = type(config)(**(config.as_dict() | {"norm": "batch"}))
-    scope = "encoder.layers.0.self_attention_norm."
-    whole = probe_parameters(config, 6)
-    parameters = {name.removeprefix(scope): value for name, value in whole.items() if name.startswith(scope)}
+    parameters = scoped_parameters(probe_parameters(config, 6), "encoder.layers.0.self_attention_norm")
     batches = {f"batch {index}": drawn(index, 1 + index)["x"] for index in range(4)}
 
     def run(arrays: Arrays, tap) -> None:  # type: ignore[no-untyped-def]
@@ -95,3 +98,36 @@ def batch_training(bench: Bench) -> Iterator[Evidence]:
         yield record.oracle(oracle, name, norm(batch))
         for statistic in ("running_mean", "running_var"):
             yield record.oracle(oracle, f"{statistic} after {name}", norm.parameters()[statistic])
+
+
+@claim(dtypes=WIDE)
+def batch_training_of_a_model(bench: Bench) -> Iterator[Evidence]:
+    """A whole model in training: every tap, and the running statistics of every norm after two batches."""
+    for norm_position in ("pre", "post"):
+        config = preset("translation").resized()
+        changes = {"norm": "batch", "norm_position": norm_position, "final_norm": True, "memory_norm": True}
+        config = TransformerConfig(**(config.as_dict() | changes))
+        parameters, batches = probe_parameters(config, 6), [mixed_inputs(config, seed) for seed in (0, 1)]
+        oracle = Oracle(functools.partial(_train, backend(REFERENCE), config, batches), parameters)
+        model = bench.module("transformer.Transformer", config, parameters)
+        record = bench.evidence("normalization.batch_training_of_a_model", f"{norm_position}-norm")
+        actual = dict(_trained(model, batches))
+        for name in oracle.expected:
+            yield record.oracle(oracle, name, actual.get(name, np.empty(0)))
+
+
+def _train(build: Backend, config: TransformerConfig, batches: list[Arrays], parameters: Arrays, tap: Tap) -> None:
+    dtype = next(iter(parameters.values())).dtype.name
+    for name, value in _trained(build.module("transformer.Transformer", config, parameters, dtype=dtype), batches):
+        tap(name, value)
+
+
+def _trained(model: Module, batches: list[Arrays]) -> Iterator[tuple[str, Any]]:
+    """What a model says of each batch in training, and what it has become after each."""
+    model.train()
+    for index, batch in enumerate(batches):
+        taps: Arrays = {}
+        yield f"logits of batch {index}", model(**batch, taps=taps)
+        yield from ((f"{name} of batch {index}", value) for name, value in taps.items())
+        state = model.parameters()
+        yield from ((f"{name} after batch {index}", state[name]) for name in state if "running" in name)

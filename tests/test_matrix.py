@@ -12,8 +12,10 @@ import pytest
 from rich.console import Console
 
 from transparity_conformance.evidence import Evidence, Expectation, Subject
-from transparity_conformance.matrix import Column, Matrix, NotCompared, Printout, as_json, as_table, fold, summary
-from transparity_conformance.report import as_html, write_html, write_json
+from transparity_conformance.matrix import Column, Matrix, NotCompared, fold
+from transparity_conformance.report import as_html, as_json, write_html, write_json
+from transparity_conformance.terminal import Printout, as_table
+from transparity_conformance.words import summary
 
 FLAX = Subject("flax", "float32")
 NOTE = "masked scores become −1e-20, which hides nothing"

@@ -88,8 +88,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         return
     from rich.console import Console
 
-    from transparity_conformance.matrix import Printout, fold
+    from transparity_conformance.matrix import fold
     from transparity_conformance.report import write_html, write_json
+    from transparity_conformance.terminal import Printout
 
     matrix = fold(ledger.evidence)
     folder = Path(config.rootpath, config.getoption("--agreement"))

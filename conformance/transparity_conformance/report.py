@@ -6,6 +6,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from importlib import resources
 from itertools import groupby, product
 from pathlib import Path
@@ -21,15 +22,20 @@ from transparity_conformance.matrix import (
     Group,
     Matrix,
     NotCompared,
-    as_json,
-    cell_in_words,
     column_of,
-    extent,
     name_of,
+    number,
+)
+from transparity_conformance.words import (
+    cell_in_words,
+    extent,
     not_compared_in_words,
     share_in_words,
+    summary,
     verdict_in_words,
 )
+
+FORMAT_VERSION = 1
 
 _PALEST = 1e-3
 """The share below which all cells look the same; from here to 1 the colour follows the logarithm."""
@@ -45,6 +51,64 @@ def write_json(
     """`as_json`, in a file."""
     content = as_json(matrix, environment, skipped, not_compared)
     Path(path).write_text(json.dumps(content, allow_nan=False, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def as_json(
+    matrix: Matrix,
+    environment: Mapping[str, Any],
+    skipped: Sequence[str] = (),
+    not_compared: Sequence[NotCompared] = (),
+) -> dict[str, Any]:
+    """Strict JSON: the verdict, the cells of each claim, the evidence by claim, subject and case."""
+    return {
+        "format_version": FORMAT_VERSION,
+        "verdict": matrix.verdict,
+        "summary": summary(matrix, skipped, not_compared),
+        "environment": _strict(environment),
+        "columns": [asdict(column) for column in matrix.columns],
+        "claims": [{"id": claim, "cells": _cells_as_json(matrix, claim)} for claim in matrix.claims],
+        "document_breaks": [_footnote_as_json(note) for note in matrix.footnotes],
+        "evidence": [group.as_dict() for group in matrix.groups],
+        "not_compared": [
+            {"claim": claim, "subject": str(subject), "reason": reason} for claim, subject, reason in not_compared
+        ],
+        "skipped": list(skipped),
+    }
+
+
+def _cells_as_json(matrix: Matrix, claim: str) -> list[dict[str, Any] | None]:
+    """One cell per column; null where nothing was compared."""
+    cells = (matrix.cells.get((claim, column)) for column in matrix.columns)
+    return [None if cell is None else _cell_as_json(cell) for cell in cells]
+
+
+def _cell_as_json(cell: Cell) -> dict[str, Any]:
+    return {
+        "says": cell_in_words(cell),
+        "agrees": cell.agrees,
+        "exact": cell.exact,
+        "share": None if cell.worst is None else number(cell.worst.share),
+        "comparisons": cell.comparisons,
+        "worst": None if cell.worst is None else Group(cell.worst, 1, cell.worst.agrees, cell.exact).as_dict(),
+        "breaks": list(cell.breaks),
+    }
+
+
+def _footnote_as_json(note: Footnote) -> dict[str, Any]:
+    agrees = all(group.agrees for group in note.groups)
+    fields = {"case": note.case, "note": note.note, "claims": list(note.claims), "agrees": agrees}
+    return fields | {"says": f"{note}"}
+
+
+def _strict(value: Any) -> Any:
+    """`value` as JSON values; what JSON has no word for, as text."""
+    if isinstance(value, Mapping):
+        return {str(key): _strict(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_strict(item) for item in value]
+    if value is None or isinstance(value, str | bool | int) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    return str(value)
 
 
 def write_html(

@@ -1,24 +1,38 @@
-"""The check: is a port right and, if not, where and why?"""
+"""The check: is a port right and, if not, where and why?
+
+A port is run on every probe, twice on one of them; what it says is held to the oracle, then the reference is walked
+through it (`walk`), and every segment that is wrong by itself is explained (`causes`).
+"""
 
 from __future__ import annotations
 
+import inspect
+import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.probes import Probe
-from transparity_conformance.verdict import Report
+from transparity.errors import TransparityError, shown
+from transparity.presets import preset as preset_called
+from transparity.taps import tap_shapes
+from transparity_conformance.bench import as_numbers
+from transparity_conformance.judgement import Actual, Progress, judge, silent
+from transparity_conformance.probes import Probe, probes_of
+from transparity_conformance.probes import probes as probes_of_preset
+from transparity_conformance.verdict import Held, Report, share
 
-Port = Callable[[TransformerConfig, dict[str, np.ndarray]], Callable[..., Any]]
+Port = Callable[..., Callable[..., Any]]
 """`build(config, parameters)` → `forward(source=…, target=…)` or `forward(tokens=…)`."""
 
-Progress = Callable[[str, int, int], None]
-"""Hears what is being done, how many steps are done, and of how many."""
+HALF = ("bfloat16", "float16")
 
-Actual = Mapping[str, Mapping[str, np.ndarray]]
-"""What a port said: by probe, by tap."""
+__all__ = ["Actual", "Port", "PortError", "Progress", "check", "judge"]
+
+
+class PortError(TransparityError):
+    """The port itself fell over, or answered with what is no answer."""
 
 
 def check(
@@ -30,19 +44,131 @@ def check(
     logits_only: bool = False,
     progress: Progress | None = None,
 ) -> Report:
-    """Check a port against the reference, at the preset's probe size or for any `config`."""
-    raise NotImplementedError
+    """Check a port against the reference, at the preset's probe size or for any `config`.
+
+    Raises `PortError` if the port raises, or returns what is no array; `ConfigError` for an unknown preset.
+    """
+    if config is None and preset is None:
+        raise PortError("check() was given neither a preset nor a config; name one of the two.")
+    if config is None:
+        assert preset is not None
+        preset_called(preset)
+        probes = probes_of_preset(preset)
+    else:
+        probes = probes_of(config, preset or "config")
+    name = preset or "config"
+    if dtype in HALF:  # of a score of some thousands, nothing is left behind its point
+        probes = {key: probe for key, probe in probes.items() if key != "hot"}
+    heard = progress or silent
+    actual: dict[str, dict[str, np.ndarray]] = {}
+    forwards: dict[int, Callable[..., Any]] = {}
+    for done, (key, probe) in enumerate(probes.items()):
+        heard("running the port", done, len(probes))
+        if id(probe.parameters) not in forwards:
+            forwards[id(probe.parameters)] = _built(build, probe)
+        actual[key] = run(forwards[id(probe.parameters)], probe, logits_only=logits_only)
+    first = next(iter(probes.values()))
+    again = run(forwards[id(first.parameters)], first, logits_only=logits_only)
+    repeated = _repeated(first, actual[first.name], again, dtype)
+    forward = forwards[id(first.parameters)]
+    offered = [what for what in OFFERS if hasattr(forward, what)]
+    absent = tuple(f"{what}: the port does not offer it" for what in OFFERS if what not in offered)
+    return judge(
+        name,
+        probes,
+        actual,
+        dtype=dtype,
+        logits_only=logits_only,
+        progress=heard,
+        not_compared=absent + tuple(f"{what}: offered, not compared by this version" for what in offered),
+        repeated=repeated,
+    )
 
 
-def judge(
-    name: str,
-    probes: Mapping[str, Probe],
-    actual: Actual,
-    *,
-    dtype: str = "float32",
-    logits_only: bool = False,
-    progress: Progress | None = None,
-    not_compared: tuple[str, ...] = (),
-) -> Report:
-    """The verdict on what a port said of `probes`, however it was run: here, elsewhere, or last week."""
-    raise NotImplementedError
+OFFERS = ("loss", "generate", "loss_and_gradients")
+
+
+def _built(build: Port, probe: Probe) -> Callable[..., Any]:
+    copies = {name: value.copy() for name, value in probe.parameters.items()}
+    try:
+        forward = build(probe.config, copies)
+    except Exception as error:
+        raise PortError(f"build(config, parameters) raised {_told(error)}.") from error
+    if not callable(forward):
+        raise PortError(f"build(config, parameters) returned {shown(forward)}; expected a function forward(**tokens).")
+    return forward
+
+
+def run(forward: Callable[..., Any], probe: Probe, *, logits_only: bool = False) -> dict[str, np.ndarray]:
+    """What a port says of a probe, by tap, as NumPy arrays: shapes are looked at later, names and kinds at once."""
+    inputs = {name: np.array(tokens, np.int64) for name, tokens in probe.inputs.items()}
+    try:
+        said = forward(**inputs)
+    except Exception as error:
+        takes = _signature(forward)
+        raise PortError(
+            f"forward({', '.join(f'{name}=…' for name in inputs)}) raised {_told(error)} on the probe {probe.name!r}{takes}."
+        ) from error
+    taps = dict(said) if isinstance(said, Mapping) else {"logits": said}
+    lengths = {name: tokens.shape[1] for name, tokens in inputs.items()}
+    known = tap_shapes(probe.config, len(next(iter(inputs.values()))), **lengths)
+    result = {}
+    for name, value in taps.items():
+        if name not in known:
+            raise PortError(f"forward returned {shown(name)}, which is no tap; the taps are {_some(known)}.")
+        result[name] = _array(name, value)
+    if "logits" not in result:
+        raise PortError(f"forward returned {', '.join(map(repr, taps)) or 'nothing'}; expected at least 'logits'.")
+    return {"logits": result["logits"]} if logits_only else {name: result[name] for name in known if name in result}
+
+
+def _array(name: str, value: Any) -> np.ndarray:
+    try:
+        array = as_numbers(value)
+        if array.dtype.kind not in "fiu":
+            raise TypeError(f"its dtype is {array.dtype}")
+        return array.astype(np.float64)
+    except Exception as error:
+        raise PortError(f"{name} is {shown(value)}, no array of numbers ({_told(error)}).") from None
+
+
+def _told(error: Exception) -> str:
+    """An exception in one clause, with the line where it was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({frames[-1].filename.rpartition('/')[2]}, line {frames[-1].lineno})" if len(frames) > 1 else ""
+    says = " ".join(str(error).split())
+    return f"{type(error).__name__}{': ' + says[:200] if says else ''}".rstrip(".") + where
+
+
+def _signature(forward: Callable[..., Any]) -> str:
+    try:
+        return f"; it takes {inspect.signature(forward)}"
+    except (TypeError, ValueError):
+        return ""
+
+
+def _some(known: Mapping[str, Any]) -> str:
+    names = list(known)
+    return f"{', '.join(names[:4])}, … and logits"
+
+
+def _repeated(probe: Probe, once: Actual | Any, again: Any, dtype: str) -> Held:
+    """Whether two runs say the same; to the bit is not asked of a device that sums in any order."""
+    worst = Held("two_runs_are_the_same", "agrees", 0.0, 0.0, "logits")
+    for name, value in once.items():
+        budget = probe.oracle.budget(name, dtype)
+        error = _apart(value, again[name])
+        if share(error, budget) > 1:
+            return Held("two_runs_are_the_same", "diverges", error, budget, name)
+        if error > worst.error:
+            worst = Held("two_runs_are_the_same", "agrees", error, budget, name)
+    return worst
+
+
+def _apart(one: np.ndarray, other: np.ndarray) -> float:
+    if one.shape != other.shape:
+        return float("inf")
+    same = (one == other) | (np.isnan(one) & np.isnan(other))
+    with np.errstate(invalid="ignore"):
+        apart = np.where(same, 0.0, np.abs(one - other))
+    return float(np.where(np.isnan(apart), np.inf, apart).max(initial=0.0))

@@ -50,7 +50,7 @@ class Oracle:
             return {name: error * ratio for name, error in self.noise("float32").items()}
         worst = dict.fromkeys(self.expected, 0.0)
         for index in range(self.neighbours):
-            arrays = _neighbour(self.arrays, index)
+            arrays = neighbour(self.arrays, index)
             truth = self._evaluate(arrays, "float64") if index else self.expected
             for name, value in self._evaluate(arrays, dtype).items():
                 error = np.abs(value.astype(np.float64) - truth[name]).max(initial=0.0)
@@ -80,7 +80,7 @@ def forward_oracle(
     return Oracle(run, parameters, neighbours=neighbours)
 
 
-def _neighbour(arrays: Arrays, index: int) -> Arrays:
+def neighbour(arrays: Arrays, index: int) -> Arrays:
     """The arrays themselves (0), or the `index`-th neighbouring point, still float32 numbers."""
     if index == 0:
         return arrays

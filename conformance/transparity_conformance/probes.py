@@ -6,6 +6,7 @@ all different, so that no two axes can be taken for each other; each row says wh
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from dataclasses import dataclass
 
@@ -110,39 +111,41 @@ def mixed_inputs(config: TransformerConfig, seed: int = 0, source: int = SOURCE,
     return inputs
 
 
+TEXT_TOKENS = 31
+"""So many tokens a vocabulary needs for the real text."""
+
+LARGE = 5_000_000
+"""Parameters from which on a model is tried on fewer probes."""
+
+
 @functools.cache
 def probes(case: str) -> dict[str, Probe]:
     """The probes of a preset by name."""
-    config = preset(case).resized()
-    square = preset(case).resized(embed_dim=16, num_heads=4, feed_forward_dim=16)
+    return probes_of(preset(case).resized(), case)
+
+
+def probes_of(config: TransformerConfig, case: str) -> dict[str, Probe]:
+    """The probes of any configuration by name; of a large one, those that show most."""
     ordinary, longest = probe_parameters(config), config.max_length
-    made = (
-        ("mixed", "every kind of row at once", config, ordinary, mixed_inputs(config)),
-        ("text", "real text, as people feed it", config, ordinary, text_inputs(config, SOURCE, TARGET)),
+    source, target = min(SOURCE, longest), min(TARGET, longest)
+    mixed = mixed_inputs(config, 0, source, target)
+    made = [
+        ("mixed", "every kind of row at once", config, ordinary, mixed),
         ("one", "length 1", config, ordinary, mixed_inputs(config, 1, 1, 1)),
-        ("longest", "max_length", config, ordinary, mixed_inputs(config, 2, longest, longest)),
-        (
-            "tiny",
-            "activations beside which eps is large",
-            config,
-            probe_parameters(config, 3, 1e-3),
-            mixed_inputs(config),
-        ),
-        (
-            "hot",
-            "scores that overflow a careless softmax",
-            config,
-            probe_parameters(config, 4, 30.0),
-            mixed_inputs(config),
-        ),
-        (
-            "square",
-            "every weight square: a transposed one fits",
-            square,
-            probe_parameters(square, 5),
-            mixed_inputs(square),
-        ),
-    )
+        ("tiny", "activations beside which eps is large", config, probe_parameters(config, 3, 1e-3), mixed),
+    ]
+    if sum(value.size for value in ordinary.values()) < LARGE:
+        made += [
+            ("longest", "max_length", config, ordinary, mixed_inputs(config, 2, longest, longest)),
+            ("hot", "scores that overflow a careless softmax", config, probe_parameters(config, 4, 30.0), mixed),
+        ]
+        if min(config.stack_vocab_size(config.input_stack(name)) for name in config.input_names) >= TEXT_TOKENS:
+            text = text_inputs(config, source, target)
+            made.insert(1, ("text", "real text, as people feed it", config, ordinary, text))
+        square = dataclasses.replace(config, embed_dim=16, num_heads=4, feed_forward_dim=16)
+        inputs = mixed_inputs(square, 0, source, target)
+        purpose = "every weight square: a transposed one fits"
+        made.append(("square", purpose, square, probe_parameters(square, 5), inputs))
     return {
         name: Probe(case, name, purpose, config, parameters, inputs)
         for name, purpose, config, parameters, inputs in made

@@ -1,0 +1,241 @@
+"""Causes: which mistake, put into the reference, makes a disagreement vanish.
+
+Single mistakes are tried exhaustively, then those that have a number are fitted, then pairs of which one is the best
+single. A cause is named only if what is left with it falls within the budget on every probe.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from transparity.attention import score_scale
+from transparity.config import TransformerConfig
+from transparity_conformance.mistakes import hypotheses, whole_model
+from transparity_conformance.mistakes.attention import named_scale, scaled
+from transparity_conformance.mistakes.embedding import based
+from transparity_conformance.mistakes.embedding import scaled as embedding_scaled
+from transparity_conformance.mistakes.norms import other_eps
+from transparity_conformance.mistakes.places import is_norm
+from transparity_conformance.probes import Probe
+from transparity_conformance.verdict import Cause
+from transparity_conformance.walk import Hypothesis, Mistake, gap, segment_budgets, walk
+
+BEAM = 3
+"""Of how many best single mistakes a second is looked for."""
+
+NEAR = 30.0
+"""A budget changes with the mistake, but not by more than this: what is further off is not measured again."""
+
+Combination = tuple[Hypothesis, ...]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A segment that disagrees, on every probe that has it."""
+
+    tap: str
+    probes: Sequence[Probe]
+    flows: Mapping[str, Mapping[str, np.ndarray]]
+    """What the port said, by probe."""
+    budgets: Mapping[str, float]
+    """Of this segment, by probe."""
+    dtype: str
+    neighbours: int
+
+    def left(self, probe: Probe, chosen: Combination) -> np.ndarray:
+        """The reference with `chosen` put into it, less the port."""
+        ours = walk(probe, self.flows[probe.name], chosen, until=self.tap)[self.tap]
+        return _less(self.flows[probe.name][self.tap], ours)
+
+    def share(self, probe: Probe, chosen: Combination) -> float:
+        """The share of the budget that is left; the budget is measured anew if that could matter."""
+        error, budget = float(np.abs(self.left(probe, chosen)).max(initial=0.0)), self.budgets[probe.name]
+        if budget < error < NEAR * budget:
+            flows = {name: value for name, value in self.flows[probe.name].items() if name != self.tap}
+            changed = segment_budgets(
+                probe, flows, self.dtype, chosen, until=self.tap, neighbours=min(2, self.neighbours)
+            )
+            budget = max(budget, changed[self.tap])
+        return error / budget if budget else (0.0 if error == 0 else math.inf)
+
+    def vanishes(self, chosen: Combination) -> bool:
+        """Whether the disagreement falls within the budget on every probe."""
+        return all(self.share(probe, chosen) <= 1 for probe in self.probes)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What is known about the cause of a disagreement."""
+
+    causes: tuple[Cause, ...] = ()
+    chosen: Combination = ()
+    indistinguishable: tuple[str, ...] = ()
+    split_by: str | None = None
+
+
+def explain(place: Place, sites: list[str], known: Combination, others: Mapping[str, Probe]) -> Answer:
+    """The cause of the disagreement at `place`, made at one of `sites`, with `known` mistakes already put in.
+
+    `others` are all probes that there are: one of them may split a tie.
+    """
+    config = place.probes[0].config
+    screen = max(place.probes, key=lambda probe: _rms(place.left(probe, known)) / (place.budgets[probe.name] or 1))
+    before = _rms(place.left(screen, known))
+    candidates = [(h,) for h in hypotheses(config, sites)]
+    if place.tap == "logits":
+        candidates += [(h,) for h in whole_model(config)]
+    ranked = sorted(
+        ((_rms(place.left(screen, (*known, *chosen))), index, chosen) for index, chosen in enumerate(candidates)),
+        key=lambda item: item[:2],
+    )
+    found = _survivors(place, screen, known, [chosen for _, _, chosen in ranked])
+    if not found:
+        found = _survivors(place, screen, known, list(_fitted(place, screen, known, config, sites)))
+    if not found:
+        for _, _, (first,) in ranked[:BEAM]:
+            seconds = [(first, second) for (second,) in candidates if second != first]
+            scored = [(_rms(place.left(screen, (*known, *pair))), i) for i, pair in enumerate(seconds)]
+            best = [seconds[i] for _, i in sorted(scored)[:BEAM]]
+            if found := _survivors(place, screen, known, best):
+                break
+    if not found:
+        return Answer()
+    chosen = found[0]
+    causes = tuple(_cause(place, known, chosen, index, before, screen) for index in range(len(chosen)))
+    rivals = [rival for rival in found[1:] if rival[0].mistake.id != chosen[0].mistake.id] if len(chosen) == 1 else []
+    ids = tuple(dict.fromkeys(rival[0].mistake.id for rival in rivals))
+    splits = (_split_by(place, known, chosen, rival, others) for rival in rivals)
+    return Answer(causes, chosen, ids, next((name for name in splits if name), None))
+
+
+def _survivors(place: Place, screen: Probe, known: Combination, ranked: list[Combination]) -> list[Combination]:
+    """Those that make the disagreement vanish, the catalogue's order among equals: `ranked` is by what is left."""
+    found = []
+    for chosen in ranked:
+        combined = (*known, *chosen)
+        if float(np.abs(place.left(screen, combined)).max(initial=0.0)) > NEAR * (place.budgets[screen.name] or 1):
+            break
+        if place.share(screen, combined) <= 1 and place.vanishes(combined):
+            found.append(chosen)
+    return sorted(found, key=lambda chosen: (len(chosen), _preference(chosen[0])))
+
+
+def _preference(hypothesis: Hypothesis) -> tuple[int, int]:
+    """Among what explains equally well: what people do more often, and what is made in one place of the code."""
+    order = (
+        "attention-scale",
+        "causal-missing",
+        "causal-diagonal",
+        "padding-ignored",
+        "weight-transpose",
+        "bias-dropped",
+    )
+    identity = hypothesis.mistake.id
+    return (order.index(identity) if identity in order else len(order), -len(hypothesis.sites))
+
+
+def _cause(place: Place, known: Combination, chosen: Combination, index: int, before: float, screen: Probe) -> Cause:
+    mistake = chosen[index].mistake
+    until_here = (*known, *chosen[: index + 1])
+    residual = max(float(np.abs(place.left(probe, until_here)).max(initial=0.0)) for probe in place.probes)
+    gone = 1 - _rms(place.left(screen, until_here)) / before if before else 1.0
+    says = mistake.says if place.tap in chosen[index].sites else f"{mistake.says}, {_at(chosen[index])}"
+    return Cause(mistake.id, says, mistake.value, residual, max(0.0, gone))
+
+
+def _at(hypothesis: Hypothesis) -> str:
+    sites = hypothesis.sites
+    if not sites:
+        return "in the whole model"
+    return f"at {sites[0]}" + (f" and {len(sites) - 1} more like it" if sites[1:] else "")
+
+
+def _split_by(
+    place: Place, known: Combination, chosen: Combination, rival: Combination, others: Mapping[str, Probe]
+) -> str | None:
+    """The first probe on which the two differ by more than rounding."""
+    for name, probe in others.items():
+        flows = place.flows.get(name, {})
+        ours, theirs = (walk(probe, flows, (*known, *one), until=place.tap)[place.tap] for one in (chosen, rival))
+        if gap(ours, theirs) > place.budgets.get(name, 1e-4 * float(np.nanmax(np.abs(ours)))):
+            return name
+    return None
+
+
+def _fitted(
+    place: Place, screen: Probe, known: Combination, config: TransformerConfig, sites: list[str]
+) -> Iterator[Combination]:
+    """Every mistake with a number in it, its number fitted on one probe."""
+    for make, grid, chosen in _families(config, sites):
+
+        def left(number: float, make: Callable[[float], Mistake] = make, chosen: tuple[str, ...] = chosen) -> float:
+            return _rms(place.left(screen, (*known, Hypothesis(make(number), chosen))))
+
+        number = _minimize(left, grid)
+        yield (Hypothesis(make(number), chosen),)
+
+
+def _families(
+    config: TransformerConfig, sites: list[str]
+) -> Iterator[tuple[Callable[[float], Mistake], list[float], tuple[str, ...]]]:
+    scores = [site for site in sites if site.endswith(".scores")]
+    right = score_scale(config)
+    for chosen in _groups(scores):
+        grid = [right * 2.0**power for power in np.linspace(-8, 8, 33)]
+        yield lambda scale: scaled(config, scale, named_scale(config, scale)), grid, chosen
+    for chosen in _groups([site for site in sites if is_norm(config, site)]):
+        yield lambda eps: other_eps(config, eps), [10.0**power for power in range(-14, 2)], chosen
+    embeddings = [site for site in sites if site.endswith(".embedding")]
+    for chosen in _groups(embeddings):
+        grid = [2.0**power for power in np.linspace(-10, 10, 41)]
+        yield lambda factor: embedding_scaled(config, factor, f"{factor:.6g}"), grid, chosen
+        if config.positions == "sinusoidal":
+            yield lambda base: based(base, f"{base:.6g}"), [10.0**power for power in np.linspace(0.5, 8, 31)], chosen
+
+
+def _groups(sites: list[str]) -> Iterator[tuple[str, ...]]:
+    if sites:
+        yield tuple(sites)
+    if len(sites) > 1:
+        yield from ((site,) for site in sites)
+
+
+def _minimize(function: Callable[[float], float], grid: list[float], steps: int = 40) -> float:
+    """The positive number where `function` is least: the best of the grid, then a golden section between its
+    neighbours, on a logarithmic axis."""
+    values = [function(number) for number in grid]
+    best = int(np.nanargmin(values)) if not np.all(np.isnan(values)) else 0
+    low, high = math.log(grid[max(0, best - 1)]), math.log(grid[min(len(grid) - 1, best + 1)])
+    ratio = (math.sqrt(5) - 1) / 2
+    inner, outer = high - ratio * (high - low), low + ratio * (high - low)
+    at_inner, at_outer = function(math.exp(inner)), function(math.exp(outer))
+    for _ in range(steps):
+        if at_inner < at_outer:
+            high, outer, at_outer = outer, inner, at_inner
+            inner = high - ratio * (high - low)
+            at_inner = function(math.exp(inner))
+        else:
+            low, inner, at_inner = inner, outer, at_outer
+            outer = low + ratio * (high - low)
+            at_outer = function(math.exp(outer))
+    return math.exp((low + high) / 2)
+
+
+def _less(actual: np.ndarray, ours: np.ndarray) -> np.ndarray:
+    """actual − ours; where both are NaN, or the same infinity, nothing is left, where one alone is, infinitely much."""
+    if actual.shape != ours.shape:
+        return np.array([math.inf])
+    with np.errstate(invalid="ignore"):
+        left = actual.astype(np.float64) - ours
+    same = (actual == ours) | (np.isnan(actual) & np.isnan(ours))
+    return np.where(same, 0.0, np.where(np.isnan(left), math.inf, left))
+
+
+def _rms(left: np.ndarray) -> float:
+    """The root of the mean square: unlike the largest, it says how near a guess is."""
+    with np.errstate(over="ignore"):
+        return float(np.sqrt(np.mean(np.square(left)))) if left.size else 0.0

@@ -1,0 +1,333 @@
+"""The judgement: what a port said of its probes, held to the oracle, walked through, and explained."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from transparity.taps import tap_shapes
+from transparity_conformance.causes import Answer, Place, explain
+from transparity_conformance.evidence import difference
+from transparity_conformance.mistakes import whole_model
+from transparity_conformance.mistakes.places import is_norm
+from transparity_conformance.mistakes.structure import rounded_to
+from transparity_conformance.probes import LARGE, Probe
+from transparity_conformance.verdict import Cause, Fault, Held, Measured, Report, Verdict, share
+from transparity_conformance.walk import Hypothesis, gap, segment_budgets, walk
+
+Progress = Callable[[str, int, int], None]
+"""Hears what is being done, how many steps are done, and of how many."""
+
+Actual = Mapping[str, Mapping[str, np.ndarray]]
+"""What a port said: by probe, by tap."""
+
+INTERNAL = ("query", "key", "value", "scores", "weights", "context", "hidden")
+"""Taps inside a sublayer: a port may hold them in another form and still be right."""
+
+MOST_FAULTS = 40
+"""So many segments are explained; the rest is listed without a cause."""
+
+
+def silent(says: str, done: int, of: int) -> None:
+    """Nobody listens."""
+
+
+@dataclass
+class Trial:
+    """One probe with what the port said of it, and how far that is off."""
+
+    probe: Probe
+    said: dict[str, np.ndarray]
+    misshapen: dict[str, str]
+    order: list[str]
+    budgets: dict[str, float]
+    """Of every segment."""
+    errors: dict[str, float]
+    """Of every segment."""
+
+
+def judge(
+    name: str,
+    probes: Mapping[str, Probe],
+    actual: Actual,
+    *,
+    dtype: str = "float32",
+    logits_only: bool = False,
+    progress: Progress | None = None,
+    not_compared: tuple[str, ...] = (),
+    repeated: Held | None = None,
+) -> Report:
+    """The verdict on what a port said of `probes`, however it was run: here, elsewhere, or last week."""
+    heard = progress or silent
+    trials: dict[str, Trial] = {}
+    missing = list(not_compared)
+    for done, (key, probe) in enumerate(probes.items()):
+        heard("walking through the port", done, len(probes))
+        said = dict(actual.get(key, {}))
+        if logits_only:
+            said = {tap: value for tap, value in said.items() if tap == "logits"}
+        if "logits" not in said:
+            missing.append(f"probe {key}: no logits")
+            continue
+        trials[key] = _trial(probe, said, dtype)
+    measured = tuple(_measured(trials.values(), dtype))
+    taps = dict.fromkeys(tap for trial in trials.values() for tap in trial.order)
+    unsaid = [tap for tap in taps if not any(tap in trial.said or tap in trial.misshapen for trial in trials.values())]
+    if unsaid:
+        missing.append(f"{len(unsaid)} of {len(taps)} taps: the port does not show them ({_abridged(unsaid)})")
+    claims = tuple(_claims(measured)) + ((repeated,) if repeated else ())
+    if not trials:
+        return Report(name, "inconclusive", None, claims=claims, not_compared=tuple(missing), dtype=dtype)
+    logits_agree = all(item.share <= 1 for item in measured if item.tap == "logits")
+    first = next((item.tap for item in measured if item.share > 1), None)
+    first = min((item.tap for item in measured if item.share > 1), key=list(taps).index, default=None)
+    common = {"claims": claims, "measured": measured, "dtype": dtype}
+    if repeated and repeated.verdict == "diverges":
+        says = "two runs on the same tokens differ: dropout, or another draw, is active"
+        cause = Cause("dropout-active", says, None, repeated.error, 0.0)
+        fault = Fault(repeated.where, repeated.error, repeated.budget, (cause,), next(iter(trials)))
+        return Report(name, "diverges", repeated.where, (fault,), not_compared=tuple(missing), **common)  # type: ignore[arg-type]
+    faulty, healed = _faulty_segments(trials)
+    notes = [f"{tap} is held in another form, which makes no difference behind it" for tap in healed]
+    if logits_agree:
+        notes += [f"{tap} differs from the reference's, which no logit shows" for tap in faulty]
+        few = [key for key in probes if key not in trials]
+        verdict: Verdict = "inconclusive" if few else "agrees"
+        return Report(name, verdict, None, not_compared=tuple(missing), notes=tuple(notes), **common)  # type: ignore[arg-type]
+    if rounding := _rounding(trials, dtype):
+        worst = max(measured, key=lambda item: item.share)
+        fault = Fault(first or "logits", worst.error, worst.budget, (rounding,), worst.probe, worst.profile)
+        notes.append(f"{rounding.says}, not a mistake: against {dtype}'s budget the worst share is {worst.share:.3g}")
+        return Report(name, "agrees", None, (fault,), not_compared=tuple(missing), notes=tuple(notes), **common)  # type: ignore[arg-type]
+    faults, answers = _explained(trials, faulty or ["logits"], dtype, heard)
+    ids = tuple(dict.fromkeys(identity for answer in answers for identity in answer.indistinguishable))
+    split_by = next((answer.split_by for answer in answers if answer.split_by), None)
+    return Report(
+        name,
+        "diverges",
+        first,
+        faults,
+        ids,
+        split_by,
+        not_compared=tuple(missing),
+        notes=tuple(notes),
+        **common,  # type: ignore[arg-type]
+    )
+
+
+def _trial(probe: Probe, said: dict[str, np.ndarray], dtype: str) -> Trial:
+    lengths = {name: tokens.shape[1] for name, tokens in probe.inputs.items()}
+    shapes = tap_shapes(probe.config, len(next(iter(probe.inputs.values()))), **lengths)
+    misshapen = {
+        tap: f"{tap} has the shape {value.shape}, expected {shapes[tap]}"
+        for tap, value in said.items()
+        if value.shape != shapes[tap]
+    }
+    flows = {tap: np.asarray(value, np.float64) for tap, value in said.items() if tap not in misshapen}
+    neighbours = 1 if sum(value.size for value in probe.parameters.values()) >= LARGE else 3
+    ours = walk(probe, flows)
+    return Trial(
+        probe=probe,
+        said=flows,
+        misshapen=misshapen,
+        order=list(ours),
+        budgets=segment_budgets(probe, flows, dtype, neighbours=neighbours),
+        errors={tap: gap(value, ours[tap]) for tap, value in flows.items()} | dict.fromkeys(misshapen, math.inf),
+    )
+
+
+def _measured(trials: Iterable[Trial], dtype: str) -> Iterable[Measured]:
+    for trial in trials:
+        for tap in trial.order:
+            if tap not in trial.errors:
+                continue
+            expected, budget = trial.probe.oracle.expected[tap], trial.probe.oracle.budget(tap, dtype)
+            error = difference(trial.said[tap], expected) if tap in trial.said else math.inf
+            profile = _profile(trial.said[tap], expected) if share(error, budget) > 1 and tap in trial.said else {}
+            yield Measured(tap, trial.probe.name, error, budget, trial.errors[tap], trial.budgets[tap], profile)
+
+
+def _profile(actual: np.ndarray, expected: np.ndarray) -> dict[str, Any]:
+    """The largest error by row, position, head and feature."""
+    with np.errstate(invalid="ignore"):
+        apart = np.nan_to_num(np.abs(actual - expected), nan=np.inf, posinf=np.inf)
+    axes = ("row", "head", "position", "feature") if apart.ndim == 4 else ("row", "position", "feature")
+    others = {name: tuple(i for i in range(apart.ndim) if i != axis) for axis, name in enumerate(axes)}
+    return {name: apart.max(axis=rest).tolist() for name, rest in others.items() if name != "feature"}
+
+
+def _claims(measured: Iterable[Measured]) -> Iterable[Held]:
+    """The worst of each kind of tap."""
+    worst: dict[str, Measured] = {}
+    for item in measured:
+        kind = _kind_of(item.tap)
+        if kind not in worst or item.share > worst[kind].share:
+            worst[kind] = item
+    for kind, item in worst.items():
+        verdict: Verdict = "agrees" if item.share <= 1 else "diverges"
+        yield Held(f"forward.{kind}", verdict, item.error, item.budget, f"{item.tap} ({item.probe})")
+
+
+def _kind_of(tap: str) -> str:
+    last = tap.rpartition(".")[2]
+    if last in ("query", "key", "value"):
+        return "query_key_value"
+    if last.endswith("_norm"):
+        return "norms"
+    if "feed_forward." in tap:
+        return "feed_forward"
+    if tap.endswith("attention.output"):
+        return "attention_output"
+    if last == "output":
+        return f"{tap.split('.')[0]}_layers" if ".layers." in tap else "stacks"
+    return last
+
+
+def _faulty_segments(trials: Mapping[str, Trial]) -> tuple[list[str], list[str]]:
+    """Segments that are wrong by themselves, in order, and those that are so in form alone: inside a sublayer, and
+    with nothing left of it at the sublayer's end."""
+    faulty: dict[str, None] = {}
+    healed: dict[str, None] = {}
+    order = list(dict.fromkeys(tap for trial in trials.values() for tap in trial.order))
+    for trial in trials.values():
+        wrong = [tap for tap in trial.errors if share(trial.errors[tap], trial.budgets[tap]) > 1]
+        inside = [tap for tap in wrong if tap.rpartition(".")[2] in INTERNAL]
+        if inside:
+            coarse = {tap: value for tap, value in trial.said.items() if tap.rpartition(".")[2] not in INTERNAL}
+            ours = walk(trial.probe, coarse)
+            budgets = segment_budgets(trial.probe, coarse, "float32", neighbours=1)
+        for tap in wrong:
+            end = _end_of(tap, trial) if tap in inside else None
+            if end is not None and gap(trial.said[end], ours[end]) <= max(budgets[end], trial.budgets[end]):
+                healed[tap] = None
+            else:
+                faulty[tap] = None
+    return (
+        sorted(faulty, key=order.index),
+        sorted((tap for tap in healed if tap not in faulty), key=order.index),
+    )
+
+
+def _end_of(tap: str, trial: Trial) -> str | None:
+    """The first tap behind a sublayer's inside that the port shows."""
+    later = trial.order[trial.order.index(tap) + 1 :]
+    return next((name for name in later if name in trial.said and name.rpartition(".")[2] not in INTERNAL), None)
+
+
+def _explained(
+    trials: Mapping[str, Trial], faulty: list[str], dtype: str, heard: Progress
+) -> tuple[tuple[Fault, ...], list[Answer]]:
+    known, faults, answers = _everywhere(trials, faulty, dtype)
+    for hypothesis in known:
+        mistake = hypothesis.mistake
+        worst = max(trials.values(), key=lambda trial: share(trial.errors.get(faulty[0], 0), trial.budgets[faulty[0]]))
+        left = max(
+            gap(t.said["logits"], walk(t.probe, t.said, known)["logits"]) for t in trials.values() if "logits" in t.said
+        )
+        cause = Cause(mistake.id, mistake.says, mistake.value, left, 1.0)
+        faults.append(Fault(faulty[0], worst.errors[faulty[0]], worst.budgets[faulty[0]], (cause,), worst.probe.name))
+        faulty = _left_over(trials, known, dtype)
+    for done, tap in enumerate(faulty):
+        heard("looking for causes", done, len(faulty))
+        trial = max(
+            (trial for trial in trials.values() if tap in trial.errors),
+            key=lambda trial: share(trial.errors[tap], trial.budgets[tap]),
+        )
+        error, budget = trial.errors[tap], trial.budgets[tap]
+        if tap in trial.misshapen or done >= MOST_FAULTS:
+            faults.append(Fault(tap, error, budget, (), trial.probe.name))
+            continue
+        with_tap = [other for other in trials.values() if tap in other.said]
+        place = Place(
+            tap,
+            [other.probe for other in with_tap],
+            {other.probe.name: other.said for other in with_tap},
+            {other.probe.name: other.budgets[tap] for other in with_tap},
+            dtype,
+            1 if len(trial.probe.parameters) and sum(v.size for v in trial.probe.parameters.values()) >= LARGE else 3,
+        )
+        others = {other.probe.name: other.probe for other in trials.values()}
+        answer = explain(place, _sites(trial, tap), known, others)
+        answers.append(answer)
+        known = (*known, *answer.chosen)
+        profile = _profile(trial.said[tap], walk(trial.probe, trial.said, until=tap)[tap]) if not answer.causes else {}
+        faults.append(Fault(tap, error, budget, answer.causes, trial.probe.name, profile))
+    return tuple(faults), answers
+
+
+def _everywhere(
+    trials: Mapping[str, Trial], faulty: list[str], dtype: str
+) -> tuple[tuple[Hypothesis, ...], list[Fault], list[Answer]]:
+    """The mistake of the whole model that leaves fewest segments wrong, if it leaves at most half of them."""
+    if len(faulty) < 2:
+        return (), [], []
+    config = next(iter(trials.values())).probe.config
+    counted = [(len(_left_over(trials, (h,), dtype)), i, h) for i, h in enumerate(whole_model(config))]
+    left, _, best = min(counted, key=lambda item: item[:2])
+    return ((best,), [], []) if left <= len(faulty) // 2 and left < len(faulty) - 1 else ((), [], [])
+
+
+def _left_over(trials: Mapping[str, Trial], known: tuple[Hypothesis, ...], dtype: str) -> list[str]:
+    """Segments that are still wrong with `known` put into the reference."""
+    wrong: dict[str, None] = {}
+    for trial in trials.values():
+        ours = walk(trial.probe, trial.said, known)
+        budgets = segment_budgets(trial.probe, trial.said, dtype, known, neighbours=2)
+        for tap, value in trial.said.items():
+            if tap not in ours or share(gap(value, ours[tap]), max(trial.budgets[tap], budgets[tap])) > 1:
+                wrong[tap] = None
+    order = next(iter(trials.values())).order
+    return sorted(wrong, key=order.index)
+
+
+def _sites(trial: Trial, tap: str) -> list[str]:
+    """Where a mistake may have been made that shows at `tap`: there, wherever the port shows nothing before it, and at
+    what flows into a residual."""
+    before = trial.order[: trial.order.index(tap)]
+    sites = []
+    for name in reversed(before):
+        if name in trial.said:
+            break
+        sites.append(name)
+    if not tap.startswith("encoder") and "encoder.output" in before and "encoder.output" not in trial.said:
+        sites += [name for name in reversed(before) if name.startswith("encoder") and name not in trial.said]
+    if is_norm(trial.probe.config, tap) or tap.endswith(".output"):
+        scope = tap.rsplit(".", 1)[0]
+        sites += [name for name in before if name.startswith(f"{scope}.") and name.endswith(".output")]
+        previous = [name for name in before if name.endswith("feed_forward.output")]
+        sites += previous[-1:]
+    return [*dict.fromkeys(reversed(sites)), tap]
+
+
+def _rounding(trials: Mapping[str, Trial], dtype: str) -> Cause | None:
+    """Whether rounding to fewer bits explains everything: of the weights, exactly, or of all arithmetic, if every
+    number that the port shows is one of those few."""
+    config = next(iter(trials.values())).probe.config
+    for mistake in (mistake for mistake in (h.mistake for h in whole_model(config)) if mistake.id == "low-precision"):
+        hypothesis = Hypothesis(mistake, ("parameters",))
+        if not _left_over(trials, (hypothesis,), dtype):
+            left = max(gap(t.said["logits"], walk(t.probe, t.said, (hypothesis,))["logits"]) for t in trials.values())
+            return Cause("low-precision", mistake.says, None, left, 1.0)
+    for kind in ("bfloat16", "float16"):
+        if kind == dtype:
+            continue
+        shown = all(
+            np.array_equal(rounded_to(v, kind), v, equal_nan=True) for t in trials.values() for v in t.said.values()
+        )
+        if shown and all(_within(trial, kind) for trial in trials.values()):
+            worst = max(gap(t.said["logits"], t.probe.oracle.expected["logits"]) for t in trials.values())
+            return Cause("low-precision", f"rounding of {kind} arithmetic", None, worst, 1.0)
+    return None
+
+
+def _within(trial: Trial, kind: str) -> bool:
+    budgets = segment_budgets(trial.probe, trial.said, kind, neighbours=1)
+    return all(trial.errors[tap] <= budgets[tap] for tap in trial.said) and not trial.misshapen
+
+
+def _abridged(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (", …" if names[3:] else "")

@@ -1,0 +1,199 @@
+"""Mistakes between scores and weights: what is hidden, by what, and over which axis the softmax runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+
+from transparity.attention import attention_weights, hidden_score
+from transparity.config import TransformerConfig
+from transparity.functional import softmax
+from transparity.masks import padding_mask
+from transparity_conformance.mistakes.places import Value, keys_of, split
+from transparity_conformance.walk import Mistake, Run
+
+Mask = np.ndarray
+
+
+def mistakes(config: TransformerConfig, site: str) -> Iterator[Mistake]:
+    _, sublayer, tap = split(site)
+    if tap == "context" and sublayer.endswith("attention"):
+        says = "a row that sees nothing gathers zeros"
+        yield Mistake("mask-wholly-hidden-row", "zero context", says, patch=_zero_context)
+    if tap != "weights":
+        return
+    pads = config.pad_id is not None
+    causal = site.startswith("decoder") and sublayer == "self_attention"
+    masked = not causal or config.target_mask == "causal-and-padding"
+    hides = causal or pads
+    if hides:
+        yield _masked("mask-polarity", "inverted", "the mask keeps what it should hide", _inverted)
+        for value in (-10.0, -1e-20, -1e-9, -1.0, 0.0, -100.0, -1e4, -1e9, -math.inf):
+            if value != config.mask_value:
+                yield Mistake(
+                    "mask-value",
+                    f"{value:g}",
+                    f"hidden scores are replaced by {value:g} instead of {config.mask_value:g}",
+                    patch=partial(_hidden_by, value),
+                    value=value,
+                )
+        for value in (config.mask_value, -1e9, -10.0, 1.0):
+            if math.isfinite(value):
+                says = f"{value:g} is added to hidden scores instead of replacing them"
+                yield Mistake("mask-value", f"{value:g} added", says, patch=partial(_added, value), value=value)
+        says = "the mask multiplies the weights behind the softmax"
+        yield Mistake("mask-order", "behind the softmax", says, patch=partial(_behind, False))
+        says += ", and they are normalised again"
+        yield Mistake("mask-order", "behind the softmax, normalised", says, patch=partial(_behind, True))
+        other = "after" if config.mask_order == "before-scale" else "before"
+        says = f"hidden scores are replaced {other} the scale"
+        yield Mistake("mask-order", other, says, patch=_other_order)
+    if causal:
+        yield _masked("causal-missing", "missing", "there is no causal mask: the future is seen", _no_future)
+        yield _masked("causal-diagonal", "hides itself", "each position hides itself, too", partial(_diagonal, -1))
+        yield _masked(
+            "causal-diagonal", "shows the next", "each position sees the next one, too", partial(_diagonal, 1)
+        )
+        says = "the causal mask is transposed: the past is hidden"
+        yield _masked("mask-polarity", "past hidden", says, _past_hidden)
+    if pads and masked:
+        says = "padding is not hidden"
+        yield _masked("padding-ignored", "not hidden", says, _no_padding)
+        says = "padded queries are masked instead of padded keys"
+        if sublayer == "self_attention":
+            yield _masked("padding-axis", "queries", says, _padded_queries)
+    if pads and causal and not masked:
+        yield _masked("padding-ignored", "hidden", "padding is hidden, which is shown here", _with_padding)
+    yield Mistake("softmax-axis", "queries", "softmax runs over the queries", patch=partial(_softmax_over, -2))
+    if config.num_heads > 1:
+        yield Mistake("softmax-axis", "heads", "softmax runs over the heads", patch=partial(_softmax_over, 1))
+    if pads or causal:
+        for name, fill, says in (
+            ("zero", 0.0, "a row that sees nothing weighs nothing"),
+            ("NaN", math.nan, "a row that sees nothing becomes NaN"),
+        ):
+            yield Mistake("mask-wholly-hidden-row", name, says, patch=partial(_unseeing, fill))
+        if causal:
+            says = "a row that sees nothing weighs the keys up to its own position alike"
+            yield Mistake("mask-wholly-hidden-row", "past", says, patch=_unseeing_past)
+
+
+def right_mask(run: Run, site: str) -> Mask:
+    """What the attention at `site` may look at."""
+    return _visible(run, site, *_parts(run, site))
+
+
+def _parts(run: Run, site: str) -> tuple[Mask, Mask]:
+    """Padding (batch, 1, 1, keys) and the future (1, 1, queries, keys), whether or not they are hidden here."""
+    tokens, causal = keys_of(run, site)
+    length = tokens.shape[1]
+    tril = np.tril(np.ones((length, length), bool)) if causal else np.ones((1, 1), bool)
+    return padding_mask(tokens, run.config.pad_id), tril[None, None]
+
+
+def _hides_padding(run: Run, site: str) -> bool:
+    return not keys_of(run, site)[1] or run.config.target_mask == "causal-and-padding"
+
+
+def _visible(run: Run, site: str, padding: Mask, causal: Mask) -> Mask:
+    mask: Mask = causal & padding if _hides_padding(run, site) else causal
+    return mask
+
+
+def _masked(identity: str, variant: str, says: str, change: Callable[[Run, str], Mask]) -> Mistake:
+    return Mistake(identity, variant, says, patch=partial(_weighed, change))
+
+
+def _weighed(change: Callable[[Run, str], Mask], run: Run, site: str, value: Value) -> Value:
+    mask = np.broadcast_to(change(run, site), value.shape)
+    return attention_weights(_scores(run, site), mask, hidden_score(run.config))
+
+
+def _scores(run: Run, site: str) -> Value:
+    return run.seen[site.replace(".weights", ".scores")]
+
+
+def _inverted(run: Run, site: str) -> Mask:
+    return ~right_mask(run, site)
+
+
+def _no_future(run: Run, site: str) -> Mask:
+    padding, causal = _parts(run, site)
+    return _visible(run, site, padding, np.ones_like(causal))
+
+
+def _diagonal(offset: int, run: Run, site: str) -> Mask:
+    padding, causal = _parts(run, site)
+    return _visible(run, site, padding, np.tril(np.ones_like(causal), offset))
+
+
+def _past_hidden(run: Run, site: str) -> Mask:
+    padding, causal = _parts(run, site)
+    return _visible(run, site, padding, np.triu(np.ones_like(causal)))
+
+
+def _no_padding(run: Run, site: str) -> Mask:
+    padding, causal = _parts(run, site)
+    return np.ones_like(padding) & causal
+
+
+def _with_padding(run: Run, site: str) -> Mask:
+    padding, causal = _parts(run, site)
+    return padding & causal
+
+
+def _padded_queries(run: Run, site: str) -> Mask:
+    padding, causal = _parts(run, site)
+    return padding.swapaxes(-1, -2) & causal
+
+
+def _hidden_by(hidden: float, run: Run, site: str, value: Value) -> Value:
+    scale = hidden_score(run.config) / run.config.mask_value if math.isfinite(run.config.mask_value) else 1.0
+    if run.config.mask_value == 0:
+        scale = 1.0
+    return attention_weights(_scores(run, site), right_mask(run, site), hidden * scale)
+
+
+def _added(hidden: float, run: Run, site: str, value: Value) -> Value:
+    return softmax(_scores(run, site) + np.where(right_mask(run, site), 0.0, hidden).astype(value.dtype))
+
+
+def _behind(normalised: bool, run: Run, site: str, value: Value) -> Value:
+    weights = softmax(_scores(run, site)) * right_mask(run, site)
+    return weights / weights.sum(-1, keepdims=True) if normalised else weights
+
+
+def _other_order(run: Run, site: str, value: Value) -> Value:
+    order = "after-scale" if run.config.mask_order == "before-scale" else "before-scale"
+    changed = type(run.config)(**(run.config.as_dict() | {"mask_value": run.config.mask_value, "mask_order": order}))
+    return attention_weights(_scores(run, site), right_mask(run, site), hidden_score(changed))
+
+
+def _softmax_over(axis: int, run: Run, site: str, value: Value) -> Value:
+    lowest = float(np.finfo(value.dtype).min) / 2
+    hidden = value.dtype.type(max(hidden_score(run.config), lowest))
+    shown = np.where(right_mask(run, site), _scores(run, site), hidden)
+    return np.moveaxis(softmax(np.moveaxis(shown, axis, -1)), -1, axis)
+
+
+def _unseeing(fill: float, run: Run, site: str, value: Value) -> Value:
+    sees = right_mask(run, site).any(-1, keepdims=True)
+    return np.where(sees, value, value.dtype.type(fill))
+
+
+def _unseeing_past(run: Run, site: str, value: Value) -> Value:
+    _, causal = _parts(run, site)
+    sees = right_mask(run, site).any(-1, keepdims=True)
+    return np.where(sees, value, causal / causal.sum(-1, keepdims=True))
+
+
+def _zero_context(run: Run, site: str, value: Value) -> Value:
+    weights = site.replace(".context", ".weights")
+    sees = right_mask(run, weights).any(-1, keepdims=True)
+    scope = site.rpartition(".")[0]
+    heads = np.where(sees, run.seen[weights] @ run.seen[f"{scope}.value"], value.dtype.type(0))
+    batch, _, length, _ = heads.shape
+    return heads.swapaxes(1, 2).reshape(batch, length, -1)

@@ -1,0 +1,164 @@
+"""The walk: the reference, led through the port's own activations.
+
+At each tap the reference computes the next value from what the port had, and goes on from what the port says. So every
+segment stands alone: a fault shows where it is made and nowhere behind, and several faults are all found at once. It is
+one forward pass under one tap; with nothing to go by but logits, the one segment is the whole model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import ChainMap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity.transformer import transformer
+from transparity_conformance.budgets import RULES, epsilon, rounded
+from transparity_conformance.oracle import Arrays, neighbour
+from transparity_conformance.probes import Probe
+
+
+@dataclass
+class Run:
+    """One forward pass as a mistake sees it: what it runs on, and what has flowed so far."""
+
+    config: TransformerConfig
+    parameters: Arrays
+    inputs: Arrays
+    seen: Arrays = field(default_factory=dict)
+
+
+Alter = Callable[[TransformerConfig, Arrays, str], Arrays]
+Patch = Callable[[Run, str, Any], Any]
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A way to be wrong that can be put into the reference; what is None is left right."""
+
+    id: str
+    """As the catalogue calls it."""
+    variant: str
+    """Which of the ways to make it."""
+    says: str
+    """What the port seems to do, in words."""
+    fields: Mapping[str, Any] | None = None
+    """Fields of the configuration as the port takes them to be."""
+    alter: Alter | None = None
+    """Parameters as the port took them over, for one site."""
+    patch: Patch | None = None
+    """What the port has at a site instead of the right value."""
+    onward: Patch | None = None
+    """What the port goes on with behind a site, while the site itself is right."""
+    value: float | None = None
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A mistake, and the taps at which it is made."""
+
+    mistake: Mistake
+    sites: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.mistake.id} ({self.mistake.variant}) at {', '.join(self.sites) or 'the whole model'}"
+
+
+class Reached(Exception):
+    """The tap that was asked for has been passed: the rest of the forward pass is nobody's concern."""
+
+
+def walk(
+    probe: Probe,
+    flows: Mapping[str, np.ndarray],
+    hypotheses: Sequence[Hypothesis] = (),
+    *,
+    dtype: str = "float64",
+    until: str | None = None,
+    index: int = 0,
+) -> Arrays:
+    """What the reference, with `hypotheses` put into it, makes of the activations `flows` at every tap up to `until`.
+
+    `dtype` is the precision that it computes in; `index` chooses one of the neighbouring points at which its rounding
+    is measured (0: the point itself).
+    """
+    config, parameters = probe.config, neighbour(probe.parameters, index)
+    flows = neighbour(dict(flows), index) if index else flows
+    for hypothesis in hypotheses:
+        mistake = hypothesis.mistake
+        if mistake.fields:
+            config = dataclasses.replace(config, **mistake.fields)
+        if mistake.alter:
+            changes = [mistake.alter(config, parameters, site) for site in hypothesis.sites]
+            parameters = dict(ChainMap(*changes, parameters))
+    run = Run(config, {name: rounded(value, dtype) for name, value in parameters.items()}, probe.inputs)
+    heard: Arrays = {}
+
+    def tap(name: str, value: np.ndarray) -> np.ndarray:
+        for hypothesis in hypotheses:
+            if hypothesis.mistake.patch and name in hypothesis.sites:
+                value = hypothesis.mistake.patch(run, name, value)
+        heard[name] = rounded(value, dtype)
+        if name == until:
+            raise Reached
+        flow = rounded(flows[name], dtype) if name in flows else heard[name]
+        run.seen[name] = flow
+        for hypothesis in hypotheses:
+            if hypothesis.mistake.onward and name in hypothesis.sites:
+                flow = hypothesis.mistake.onward(run, name, flow)
+        run.seen[name] = flow
+        return flow
+
+    tokens: dict[str, Any] = dict(probe.inputs)
+    try:
+        with np.errstate(all="ignore"):
+            transformer(config, run.parameters, tap=tap, **tokens)
+    except Reached:
+        pass
+    return heard
+
+
+def segment_budgets(
+    probe: Probe,
+    flows: Mapping[str, np.ndarray],
+    dtype: str,
+    hypotheses: Sequence[Hypothesis] = (),
+    *,
+    until: str | None = None,
+    neighbours: int = 3,
+) -> dict[str, float]:
+    """How far rounding in `dtype` may take each segment: the reference's own error in it, as every budget here."""
+    rule, ulp = RULES[dtype], epsilon(dtype)
+    measured = "float32" if dtype == "float64" else dtype
+    noise: dict[str, float] = {}
+    scale: dict[str, float] = {}
+    for index in range(neighbours):
+        truth = walk(probe, flows, hypotheses, until=until, index=index)
+        jittered = {name: _jittered(value, index, epsilon(measured)) for name, value in flows.items()}
+        for name, value in walk(probe, jittered, hypotheses, dtype=measured, until=until, index=index).items():
+            noise[name] = max(noise.get(name, 0.0), gap(value, truth[name]))
+            finite = truth[name][np.isfinite(truth[name])]
+            scale[name] = max(scale.get(name, 0.0), float(np.abs(finite).max(initial=0.0)))
+    ratio = epsilon(dtype) / epsilon(measured)
+    return {name: rule.factor * noise[name] * ratio + rule.floor * ulp * scale[name] for name in noise}
+
+
+def _jittered(value: np.ndarray, index: int, ulp: float) -> np.ndarray:
+    """A port rounds what it shows; what it goes on with may not have been."""
+    random = np.random.default_rng([index, value.size])
+    return value * (1 + random.uniform(-ulp / 2, ulp / 2, value.shape))
+
+
+def gap(actual: np.ndarray, expected: np.ndarray) -> float:
+    """The largest difference; what is not finite has to be the same on both sides, NaN as NaN."""
+    if actual.shape != expected.shape:
+        return float("inf")
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(actual.astype(np.float64) - expected.astype(np.float64))
+    same = (actual == expected) | (np.isnan(actual) & np.isnan(expected))
+    apart = np.where(same, 0.0, np.where(np.isnan(apart), np.inf, apart))
+    return float(apart.max(initial=0.0))

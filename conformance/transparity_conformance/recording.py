@@ -122,7 +122,7 @@ def _recording(framework: Framework, places: list[_Place]) -> Iterator[dict[str,
         for place in by_call.get((name, side), ()):
             if place.tap in heard:
                 raise TransparityError(
-                    f"Module {name!r} is called more than once; expected one call, for the tap {place.tap!r} is one array."
+                    f"Module {name!r} is called more than once; expected one call: the tap {place.tap!r} is one array."
                 )
             heard[place.tap] = framework.kept(_taken(place, value))
 

@@ -30,6 +30,9 @@ BEAM = 3
 NEAR = 30.0
 """A budget changes with the mistake, but not by more than this: what is further off is not measured again."""
 
+COMMON = ("attention-scale", "causal-missing", "causal-diagonal", "padding-ignored", "weight-transpose", "bias-dropped")
+"""Named first where they explain as well as another."""
+
 Combination = tuple[Hypothesis, ...]
 
 
@@ -77,14 +80,23 @@ class Answer:
     split_by: str | None = None
 
 
-def explain(place: Place, sites: list[str], known: Combination, others: Mapping[str, Probe]) -> Answer:
+def explain(
+    place: Place,
+    sites: list[str],
+    known: Combination,
+    others: Mapping[str, Probe],
+    before_it: Mapping[str, Answer],
+) -> Answer:
     """The cause of the disagreement at `place`, made at one of `sites`, with `known` mistakes already put in.
 
-    `others` are all probes that there are: one of them may split a tie.
+    `others` are all probes that there are: one of them may split a tie. `before_it` are the answers for other places:
+    who scales wrongly in one layer does so in the next.
     """
     config = place.probes[0].config
     screen = max(place.probes, key=lambda probe: _rms(place.left(probe, known)) / (place.budgets[probe.name] or 1))
     before = _rms(place.left(screen, known))
+    if (alike := _as_before(place, known, before, screen, before_it)) is not None:
+        return alike
     candidates = [(h,) for h in hypotheses(config, sites)]
     if place.tap == "logits":
         candidates += [(h,) for h in whole_model(config)]
@@ -94,7 +106,10 @@ def explain(place: Place, sites: list[str], known: Combination, others: Mapping[
     )
     found = _survivors(place, screen, known, [chosen for _, _, chosen in ranked])
     if not found:
-        found = _survivors(place, screen, known, list(_fitted(place, screen, known, config, sites)))
+        fitted = [
+            (_rms(place.left(screen, (*known, *one))), one) for one in _fitted(place, screen, known, config, sites)
+        ]
+        found = _survivors(place, screen, known, [one for _, one in sorted(fitted, key=lambda item: item[0])])
     if not found:
         for _, _, (first,) in ranked[:BEAM]:
             seconds = [(first, second) for (second,) in candidates if second != first]
@@ -112,7 +127,37 @@ def explain(place: Place, sites: list[str], known: Combination, others: Mapping[
     return Answer(causes, chosen, ids, next((name for name in splits if name), None))
 
 
-def _survivors(place: Place, screen: Probe, known: Combination, ranked: list[Combination]) -> list[Combination]:
+def _as_before(
+    place: Place, known: Combination, before: float, screen: Probe, before_it: Mapping[str, Answer]
+) -> Answer | None:
+    """The answer of a place of the same kind, if it holds here, too."""
+    for tap, answer in before_it.items():
+        alike = kind_of(tap) == kind_of(place.tap) and len(answer.chosen) == 1 and answer.chosen[0].sites == (tap,)
+        if alike:
+            chosen = (Hypothesis(answer.chosen[0].mistake, (place.tap,)),)
+            if place.share(screen, (*known, *chosen)) <= 1 and place.vanishes((*known, *chosen)):
+                cause = _cause(place, known, chosen, 0, before, screen)
+                return Answer((cause,), chosen, answer.indistinguishable, answer.split_by)
+    return None
+
+
+def kind_of(tap: str) -> str:
+    """`norms` of every norm's tap, `scores` of all scores, and so on."""
+    last = tap.rpartition(".")[2]
+    if last in ("query", "key", "value"):
+        return "query_key_value"
+    if last.endswith("_norm"):
+        return "norms"
+    if "feed_forward." in tap:
+        return "feed_forward"
+    if tap.endswith("attention.output"):
+        return "attention_output"
+    if last == "output":
+        return f"{tap.split('.')[0]}_layers" if ".layers." in tap else "stacks"
+    return last
+
+
+def _survivors(place: Place, screen: Probe, known: Combination, ranked: Sequence[Combination]) -> list[Combination]:
     """Those that make the disagreement vanish, the catalogue's order among equals: `ranked` is by what is left."""
     found = []
     for chosen in ranked:
@@ -126,16 +171,8 @@ def _survivors(place: Place, screen: Probe, known: Combination, ranked: list[Com
 
 def _preference(hypothesis: Hypothesis) -> tuple[int, int]:
     """Among what explains equally well: what people do more often, and what is made in one place of the code."""
-    order = (
-        "attention-scale",
-        "causal-missing",
-        "causal-diagonal",
-        "padding-ignored",
-        "weight-transpose",
-        "bias-dropped",
-    )
     identity = hypothesis.mistake.id
-    return (order.index(identity) if identity in order else len(order), -len(hypothesis.sites))
+    return (COMMON.index(identity) if identity in COMMON else len(COMMON), -len(hypothesis.sites))
 
 
 def _cause(place: Place, known: Combination, chosen: Combination, index: int, before: float, screen: Probe) -> Cause:

@@ -105,9 +105,9 @@ def run(forward: Callable[..., Any], probe: Probe, *, logits_only: bool = False)
     try:
         said = forward(**inputs)
     except Exception as error:
-        takes = _signature(forward)
+        key, takes = probe.name, _signature(forward)
         raise PortError(
-            f"forward({', '.join(f'{name}=…' for name in inputs)}) raised {_told(error)} on the probe {probe.name!r}{takes}."
+            f"forward({', '.join(f'{name}=…' for name in inputs)}) raised {_told(error)} on the probe {key!r}{takes}."
         ) from error
     taps = dict(said) if isinstance(said, Mapping) else {"logits": said}
     lengths = {name: tokens.shape[1] for name, tokens in inputs.items()}
@@ -128,7 +128,7 @@ def _array(name: str, value: Any) -> np.ndarray:
         if array.dtype.kind not in "fiu":
             raise TypeError(f"its dtype is {array.dtype}")
         return array.astype(np.float64)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - whatever a stranger's array raises
         raise PortError(f"{name} is {shown(value)}, no array of numbers ({_told(error)}).") from None
 
 
@@ -152,7 +152,7 @@ def _some(known: Mapping[str, Any]) -> str:
     return f"{', '.join(names[:4])}, … and logits"
 
 
-def _repeated(probe: Probe, once: Actual | Any, again: Any, dtype: str) -> Held:
+def _repeated(probe: Probe, once: dict[str, np.ndarray], again: dict[str, np.ndarray], dtype: str) -> Held:
     """Whether two runs say the same; to the bit is not asked of a device that sums in any order."""
     worst = Held("two_runs_are_the_same", "agrees", 0.0, 0.0, "logits")
     for name, value in once.items():

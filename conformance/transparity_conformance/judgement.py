@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from transparity.taps import tap_shapes
-from transparity_conformance.causes import Answer, Place, explain
+from transparity_conformance.causes import Answer, Place, explain, kind_of
 from transparity_conformance.evidence import difference
 from transparity_conformance.mistakes import whole_model
 from transparity_conformance.mistakes.places import is_norm
@@ -83,7 +83,6 @@ def judge(
     if not trials:
         return Report(name, "inconclusive", None, claims=claims, not_compared=tuple(missing), dtype=dtype)
     logits_agree = all(item.share <= 1 for item in measured if item.tap == "logits")
-    first = next((item.tap for item in measured if item.share > 1), None)
     first = min((item.tap for item in measured if item.share > 1), key=list(taps).index, default=None)
     common = {"claims": claims, "measured": measured, "dtype": dtype}
     if repeated and repeated.verdict == "diverges":
@@ -128,16 +127,19 @@ def _trial(probe: Probe, said: dict[str, np.ndarray], dtype: str) -> Trial:
         if value.shape != shapes[tap]
     }
     flows = {tap: np.asarray(value, np.float64) for tap, value in said.items() if tap not in misshapen}
-    neighbours = 1 if sum(value.size for value in probe.parameters.values()) >= LARGE else 3
     ours = walk(probe, flows)
     return Trial(
         probe=probe,
         said=flows,
         misshapen=misshapen,
         order=list(ours),
-        budgets=segment_budgets(probe, flows, dtype, neighbours=neighbours),
+        budgets=segment_budgets(probe, flows, dtype, neighbours=_neighbours(probe)),
         errors={tap: gap(value, ours[tap]) for tap, value in flows.items()} | dict.fromkeys(misshapen, math.inf),
     )
+
+
+def _neighbours(probe: Probe) -> int:
+    return 1 if sum(value.size for value in probe.parameters.values()) >= LARGE else 3
 
 
 def _measured(trials: Iterable[Trial], dtype: str) -> Iterable[Measured]:
@@ -164,27 +166,12 @@ def _claims(measured: Iterable[Measured]) -> Iterable[Held]:
     """The worst of each kind of tap."""
     worst: dict[str, Measured] = {}
     for item in measured:
-        kind = _kind_of(item.tap)
+        kind = kind_of(item.tap)
         if kind not in worst or item.share > worst[kind].share:
             worst[kind] = item
     for kind, item in worst.items():
         verdict: Verdict = "agrees" if item.share <= 1 else "diverges"
         yield Held(f"forward.{kind}", verdict, item.error, item.budget, f"{item.tap} ({item.probe})")
-
-
-def _kind_of(tap: str) -> str:
-    last = tap.rpartition(".")[2]
-    if last in ("query", "key", "value"):
-        return "query_key_value"
-    if last.endswith("_norm"):
-        return "norms"
-    if "feed_forward." in tap:
-        return "feed_forward"
-    if tap.endswith("attention.output"):
-        return "attention_output"
-    if last == "output":
-        return f"{tap.split('.')[0]}_layers" if ".layers." in tap else "stacks"
-    return last
 
 
 def _faulty_segments(trials: Mapping[str, Trial]) -> tuple[list[str], list[str]]:
@@ -221,13 +208,13 @@ def _end_of(tap: str, trial: Trial) -> str | None:
 def _explained(
     trials: Mapping[str, Trial], faulty: list[str], dtype: str, heard: Progress
 ) -> tuple[tuple[Fault, ...], list[Answer]]:
-    known, faults, answers = _everywhere(trials, faulty, dtype)
+    known = _everywhere(trials, faulty, dtype)
+    faults: list[Fault] = []
+    answers: dict[str, Answer] = {}
     for hypothesis in known:
         mistake = hypothesis.mistake
         worst = max(trials.values(), key=lambda trial: share(trial.errors.get(faulty[0], 0), trial.budgets[faulty[0]]))
-        left = max(
-            gap(t.said["logits"], walk(t.probe, t.said, known)["logits"]) for t in trials.values() if "logits" in t.said
-        )
+        left = _left(trials, known)
         cause = Cause(mistake.id, mistake.says, mistake.value, left, 1.0)
         faults.append(Fault(faulty[0], worst.errors[faulty[0]], worst.budgets[faulty[0]], (cause,), worst.probe.name))
         faulty = _left_over(trials, known, dtype)
@@ -248,27 +235,25 @@ def _explained(
             {other.probe.name: other.said for other in with_tap},
             {other.probe.name: other.budgets[tap] for other in with_tap},
             dtype,
-            1 if len(trial.probe.parameters) and sum(v.size for v in trial.probe.parameters.values()) >= LARGE else 3,
+            _neighbours(trial.probe),
         )
         others = {other.probe.name: other.probe for other in trials.values()}
-        answer = explain(place, _sites(trial, tap), known, others)
-        answers.append(answer)
+        answer = explain(place, _sites(trial, tap), known, others, answers)
+        answers[tap] = answer
         known = (*known, *answer.chosen)
         profile = _profile(trial.said[tap], walk(trial.probe, trial.said, until=tap)[tap]) if not answer.causes else {}
         faults.append(Fault(tap, error, budget, answer.causes, trial.probe.name, profile))
-    return tuple(faults), answers
+    return tuple(faults), list(answers.values())
 
 
-def _everywhere(
-    trials: Mapping[str, Trial], faulty: list[str], dtype: str
-) -> tuple[tuple[Hypothesis, ...], list[Fault], list[Answer]]:
+def _everywhere(trials: Mapping[str, Trial], faulty: list[str], dtype: str) -> tuple[Hypothesis, ...]:
     """The mistake of the whole model that leaves fewest segments wrong, if it leaves at most half of them."""
     if len(faulty) < 2:
-        return (), [], []
+        return ()
     config = next(iter(trials.values())).probe.config
     counted = [(len(_left_over(trials, (h,), dtype)), i, h) for i, h in enumerate(whole_model(config))]
     left, _, best = min(counted, key=lambda item: item[:2])
-    return ((best,), [], []) if left <= len(faulty) // 2 and left < len(faulty) - 1 else ((), [], [])
+    return (best,) if left <= len(faulty) // 2 and left < len(faulty) - 1 else ()
 
 
 def _left_over(trials: Mapping[str, Trial], known: tuple[Hypothesis, ...], dtype: str) -> list[str]:
@@ -310,8 +295,7 @@ def _rounding(trials: Mapping[str, Trial], dtype: str) -> Cause | None:
     for mistake in (mistake for mistake in (h.mistake for h in whole_model(config)) if mistake.id == "low-precision"):
         hypothesis = Hypothesis(mistake, ("parameters",))
         if not _left_over(trials, (hypothesis,), dtype):
-            left = max(gap(t.said["logits"], walk(t.probe, t.said, (hypothesis,))["logits"]) for t in trials.values())
-            return Cause("low-precision", mistake.says, None, left, 1.0)
+            return Cause("low-precision", mistake.says, None, _left(trials, (hypothesis,)), 1.0)
     for kind in ("bfloat16", "float16"):
         if kind == dtype:
             continue
@@ -322,6 +306,12 @@ def _rounding(trials: Mapping[str, Trial], dtype: str) -> Cause | None:
             worst = max(gap(t.said["logits"], t.probe.oracle.expected["logits"]) for t in trials.values())
             return Cause("low-precision", f"rounding of {kind} arithmetic", None, worst, 1.0)
     return None
+
+
+def _left(trials: Mapping[str, Trial], known: tuple[Hypothesis, ...]) -> float:
+    """What is left of the logits' own segment, at worst."""
+    ours = {key: walk(trial.probe, trial.said, known)["logits"] for key, trial in trials.items()}
+    return max(gap(trial.said["logits"], ours[key]) for key, trial in trials.items() if "logits" in trial.said)
 
 
 def _within(trial: Trial, kind: str) -> bool:

@@ -68,7 +68,7 @@ class Hypothesis:
         return f"{self.mistake.id} ({self.mistake.variant}) at {', '.join(self.sites) or 'the whole model'}"
 
 
-class Reached(Exception):
+class Reached(Exception):  # noqa: N818 - no error
     """The tap that was asked for has been passed: the rest of the forward pass is nobody's concern."""
 
 

@@ -68,7 +68,7 @@ def mistakes(config: TransformerConfig, site: str) -> Iterator[Mistake]:
         names += ["memory_norm"] * (config.memory_norm and "cross_attention_norm" in names)
         for other in names:
             if other != name:
-                pair = tuple(sorted((name, other)))
+                pair = (min(name, other), max(name, other))
                 says = f"the parameters of {pair[0]} and {pair[1]} are exchanged"
                 yield Mistake("norm-swapped", " and ".join(pair), says, alter=partial(_exchanged, pair))
 
@@ -80,7 +80,7 @@ def form_of(config: TransformerConfig) -> Form:
 
 
 def _without(form: Form, **changes: bool) -> Form:
-    return Form(**({name: getattr(form, name) for name in Form.__dataclass_fields__} | changes))  # type: ignore[arg-type]
+    return Form(**({name: getattr(form, name) for name in Form.__dataclass_fields__} | changes))
 
 
 def other_eps(config: TransformerConfig, eps: float) -> Mistake:
@@ -99,13 +99,19 @@ def _normed(form: Form, eps: float | None, run: Run, site: str, value: Value) ->
     weight = parameters["weight"] if form.gained else number(1)
     bias = parameters["bias"] if form.biased else number(0)
     if form.statistics != "features":
-        running = parameters.get("running_mean"), parameters.get("running_var")
-        mean, variance = running if form.statistics == "running" else batch_statistics(x)
+        of_batch = form.statistics == "batch"
+        statistics = batch_statistics(x) if of_batch else (parameters["running_mean"], parameters["running_var"])
+        mean, variance = statistics
         return batch_norm(x, weight, bias, mean, variance, eps)
     centered = x - x.mean(-1, keepdims=True) if form.centered else x
     variance = (centered * centered).sum(-1, keepdims=True) / number(x.shape[-1] - form.correction)
     deviation = np.sqrt(variance) + eps if form.outside else np.sqrt(variance + eps)
     return centered / deviation * weight + bias
+
+
+def normed(run: Run, site: str) -> Value:
+    """What the right norm makes of what flows into it."""
+    return _normed(form_of(run.config), None, run, site, None)
 
 
 def _missing(run: Run, site: str, value: Value) -> Value:

@@ -11,7 +11,8 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.functional import log_softmax
-from transparity_conformance.mistakes.places import Value, apply_linear, norm_input, split, stream, sublayer_input
+from transparity_conformance.mistakes.norms import normed
+from transparity_conformance.mistakes.places import Value, apply_linear, split, stream, sublayer_input
 from transparity_conformance.oracle import Arrays
 from transparity_conformance.walk import Mistake, Run
 
@@ -21,8 +22,8 @@ def everywhere(config: TransformerConfig) -> Iterator[Mistake]:
     other = "pre" if config.norm_position == "post" else "post"
     says = f"{other}-norm instead of {config.norm_position}-norm"
     yield Mistake("norm-placement", other, says, fields={"norm_position": other})
-    says += ", with a final norm" if not config.final_norm else ", without the final norm"
     if config.final_norm:
+        says += ", without the final norm"
         yield Mistake(
             "norm-placement", f"{other}, no final norm", says, fields={"norm_position": other, "final_norm": False}
         )
@@ -32,7 +33,7 @@ def everywhere(config: TransformerConfig) -> Iterator[Mistake]:
 
 
 def mistakes(config: TransformerConfig, site: str) -> Iterator[Mistake]:
-    scope, sublayer, tap = split(site)
+    _, sublayer, tap = split(site)
     if tap == "hidden":
         for name, (function, says) in ACTIVATIONS.items():
             yield Mistake("activation", name, f"{says} instead of ReLU", patch=partial(_activated, function))
@@ -125,15 +126,13 @@ def _from_layer_input(run: Run, site: str, flow: Value) -> Value:
 
 
 def _normed_output(run: Run, site: str, value: Value) -> Value:
-    from transparity_conformance.mistakes.norms import _normed, form_of
-
     scope, name = site.rpartition(".")[::2]
     sublayer = name.removesuffix("_norm")
     x, out = stream(run, scope, sublayer), run.seen[f"{scope}.{sublayer}.output"]
     run.seen[f"{scope}.{sublayer}.output"] = out - x  # what the norm then finds with the residual added is `out`
-    normed = _normed(form_of(run.config), None, run, site, value)
+    behind = normed(run, site)
     run.seen[f"{scope}.{sublayer}.output"] = out
-    return x + normed
+    return x + behind
 
 
 def _log_softmax(run: Run, site: str, value: Value) -> Value:
@@ -146,6 +145,3 @@ def _largest_0(run: Run, site: str, value: Value) -> Value:
 
 def _mean_0(run: Run, site: str, value: Value) -> Value:
     return value - value.mean(-1, keepdims=True)
-
-
-__all__ = ["ACTIVATIONS", "everywhere", "mistakes", "norm_input", "rounded_to"]

@@ -1,0 +1,277 @@
+"""Bundles: a check as a folder of files, for a port in any language.
+
+`manifest.json` says what the others hold; `config.json`, `parameters.safetensors` and `inputs.safetensors` are what a
+port reads, `expected.safetensors` is what it should say. Reading trusts nothing: sizes are held to the configuration
+and to the files before anything is loaded, and what is expected is computed anew.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import save_file
+
+from transparity.config import TransformerConfig
+from transparity.errors import shown
+from transparity.inputs import check_inputs
+from transparity.parameters import check_parameters, parameter_shapes
+from transparity.presets import preset
+from transparity.taps import tap_shapes
+from transparity_conformance.budgets import RULES
+from transparity_conformance.manifest import FILES, FORMAT, digest, own_digest, promised_shapes, read_manifest
+from transparity_conformance.probes import Probe, probes_of
+from transparity_conformance.tensors import (
+    BundleError,
+    file_size,
+    load_entries,
+    read_bytes,
+    read_entries,
+)
+
+ACTUAL = "actual.safetensors"
+ACTUAL_DTYPES = ("F64", "F32", "F16", "BF16")
+
+SMALLEST_VOCABULARY = 3
+LONGEST = 256
+"""Longer than this, no probe is of the full `max_length`: scores grow with its square."""
+LARGEST_CONFIG = 2**16
+BYTES_OF_A_LAYER = 500
+"""Fewer than the names of a layer's parameters take."""
+
+SIZES = (
+    "source_vocab_size",
+    "target_vocab_size",
+    "max_length",
+    "embed_dim",
+    "num_heads",
+    "num_encoder_layers",
+    "num_decoder_layers",
+    "feed_forward_dim",
+)
+"""What may differ between two sizes of one system."""
+
+Outputs = dict[str, dict[str, np.ndarray]]
+"""What a port said: by probe, by tap."""
+
+
+@dataclass(frozen=True, eq=False)
+class Bundle:
+    """One configuration, one set of parameters, and probes that share them."""
+
+    name: str
+    """The preset's, or `config`."""
+    dtype: str
+    config: TransformerConfig
+    probes: dict[str, Probe]
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Every `{probe}/{tap}` with its shape."""
+        return {
+            f"{name}/{tap}": shape
+            for name, probe in self.probes.items()
+            for tap, shape in _tap_shapes(self.config, probe.inputs).items()
+        }
+
+
+def bundle_probes(name: str, config: TransformerConfig) -> dict[str, Probe]:
+    """The probes of `config` that share its ordinary parameters."""
+    if min(config.stack_vocab_size(config.input_stack(read)) for read in config.input_names) < SMALLEST_VOCABULARY:
+        raise BundleError(f"A bundle needs vocabularies of at least {SMALLEST_VOCABULARY} tokens, for rows to differ.")
+    made = probes_of(config, name)
+    ordinary = made["mixed"].parameters
+    return {
+        key: probe
+        for key, probe in made.items()
+        if probe.parameters is ordinary and (key != "longest" or config.max_length <= LONGEST)
+    }
+
+
+def export_bundle(
+    config: TransformerConfig,
+    folder: str | Path,
+    probes: Mapping[str, Probe] | None = None,
+    *,
+    name: str = "config",
+    dtype: str = "float32",
+) -> Bundle:
+    """Write a bundle; raises `BundleError` for a folder with other things in it, which would be overwritten."""
+    folder = Path(folder)
+    _check_name(name, config)
+    _check_dtype(dtype)
+    bundle = Bundle(name, dtype, config, dict(bundle_probes(name, config) if probes is None else probes))
+    _check_shared(bundle)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()) and not (folder / "manifest.json").is_file():
+            raise BundleError(f"{folder} has other files in it; expected an empty folder, or a new one.")
+        _write(bundle, folder)
+    except (OSError, SafetensorError) as error:
+        raise BundleError(f"{folder} cannot be written: {error}.") from None
+    return bundle
+
+
+def read_bundle(folder: str | Path) -> Bundle:
+    """The bundle in `folder`; raises `TransparityError`, in one sentence, for anything that is not as it should be."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise BundleError(f"{folder} is not a folder; expected a bundle, as `transparity export` writes it.")
+    manifest = read_manifest(folder)
+    name, dtype, listed = manifest["preset"], manifest["dtype"], manifest["probes"]
+    config = _read_config(folder)
+    _check_name(name, config)
+    _check_dtype(dtype)
+    parameters, inputs, expected = _read_arrays(folder, config, manifest)
+    check_parameters(config, parameters)
+    probes = {}
+    for probe, said in listed.items():
+        tokens = check_inputs(config, {read: inputs[f"{probe}/{read}"] for read in config.input_names})
+        probes[probe] = Probe(name, probe, said["for"], config, parameters, tokens)
+    bundle = Bundle(name, dtype, config, probes)
+    _check_expected(folder, bundle, expected)
+    return bundle
+
+
+def read_actual(path: str | Path, bundle: Bundle, *, cut: bool = False) -> Outputs:
+    """What a port wrote: by probe, by tap; a probe without logits is left out, for it is not compared.
+
+    Raises `BundleError` for a name that the bundle does not have, another shape, or another dtype. With `cut`, for a
+    port that was stopped, what a file that ends early holds whole is taken.
+    """
+    path = Path(path)
+    outputs: Outputs = {}
+    entries = read_entries(path, bundle.shapes, ACTUAL_DTYPES, optional=True, cut=cut)
+    for name, value in load_entries(path, entries).items():
+        probe, _, tap = name.partition("/")
+        outputs.setdefault(probe, {})[tap] = value
+    return {probe: taps for probe, taps in outputs.items() if "logits" in taps}
+
+
+def _tap_shapes(config: TransformerConfig, inputs: Mapping[str, np.ndarray]) -> dict[str, tuple[int, ...]]:
+    lengths = {name: inputs[name].shape[1] for name in config.input_names}
+    return tap_shapes(config, len(inputs[config.input_names[0]]), **lengths)
+
+
+# Writing
+
+
+def _check_shared(bundle: Bundle) -> None:
+    if not bundle.probes:
+        raise BundleError("A bundle needs at least one probe.")
+    first = next(iter(bundle.probes.values())).parameters
+    for name, probe in bundle.probes.items():
+        if probe.config != bundle.config or probe.parameters is not first:
+            raise BundleError(f"The probe {name!r} has a model of its own; a bundle holds one for all of its probes.")
+
+
+def _write(bundle: Bundle, folder: Path) -> None:
+    parameters = next(iter(bundle.probes.values())).parameters
+    probes = bundle.probes.items()
+    (folder / "config.json").write_text(bundle.config.to_json(), encoding="utf-8")
+    _save(folder / "parameters.safetensors", parameters, np.float32)
+    inputs = {f"{name}/{read}": value for name, probe in probes for read, value in probe.inputs.items()}
+    _save(folder / "inputs.safetensors", inputs, np.int32)
+    expected = {f"{name}/{tap}": value for name, probe in probes for tap, value in probe.oracle.expected.items()}
+    _save(folder / "expected.safetensors", expected, np.float64)
+    manifest: dict[str, Any] = {
+        "format": FORMAT,
+        "preset": bundle.name,
+        "dtype": bundle.dtype,
+        "probes": {name: _described(probe, bundle.dtype) for name, probe in probes},
+        "sha256": {name: digest(folder / name) for name in FILES},
+    }
+    manifest["sha256"]["manifest.json"] = own_digest(manifest)
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+
+
+def _save(path: Path, arrays: Mapping[str, np.ndarray], dtype: type[np.generic]) -> None:
+    save_file({name: np.ascontiguousarray(value, dtype) for name, value in arrays.items()}, path)
+
+
+def _described(probe: Probe, dtype: str) -> dict[str, Any]:
+    return {
+        "for": probe.purpose,
+        "inputs": {name: list(value.shape) for name, value in probe.inputs.items()},
+        "taps": {
+            tap: {"shape": list(value.shape), "budget": probe.oracle.budget(tap, dtype)}
+            for tap, value in probe.oracle.expected.items()
+        },
+    }
+
+
+# Reading
+
+
+def _check_name(name: str, config: TransformerConfig) -> None:
+    """A bundle may bear a preset's name if it is that system, at whatever size."""
+    if name == "config":
+        return
+    sizes = {field: getattr(config, field) for field in SIZES}
+    if preset(name).architecture != config.architecture or preset(name).resized(**sizes) != config:
+        raise BundleError(f"The bundle is said to be of {name!r}, but its configuration is of another system.")
+
+
+def _check_dtype(dtype: str) -> None:
+    if dtype not in RULES:
+        raise BundleError(f"The dtype is {shown(dtype)}; it should be one of {', '.join(RULES)}.")
+
+
+def _read_config(folder: Path) -> TransformerConfig:
+    path = folder / "config.json"
+    try:
+        config = TransformerConfig.from_json(read_bytes(path, LARGEST_CONFIG).decode("utf-8"))
+    except UnicodeDecodeError:
+        raise BundleError(f"{path} is not JSON: it is not UTF-8.") from None
+    layers = config.num_encoder_layers * config.has_encoder + config.num_decoder_layers * config.has_decoder
+    size = file_size(folder / "parameters.safetensors")
+    if layers * BYTES_OF_A_LAYER > size:
+        raise BundleError(f"{path} speaks of {layers} layers, more than parameters.safetensors has in {size} bytes.")
+    return config
+
+
+def _read_arrays(folder: Path, config: TransformerConfig, manifest: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+    """The three files of tensors: every header first, then the digests, and only then the data."""
+    paths = [folder / name for name in FILES[1:]]
+    parameters = read_entries(paths[0], parameter_shapes(config), ["F32"])
+    inputs, taps = promised_shapes(folder / "manifest.json", config, manifest["probes"])
+    promised = (
+        parameters,
+        read_entries(paths[1], inputs, ["I32"]),
+        read_entries(paths[2], taps, ["F64"]),
+    )
+    for name in FILES:
+        try:
+            found = digest(folder / name)
+        except OSError as error:
+            raise BundleError(f"{folder / name} cannot be read: {error.strerror or error}.") from None
+        if manifest["sha256"][name] != found:
+            raise BundleError(f"{folder / name} was changed: it does not have the sha256 that manifest.json says.")
+    first, second, third = (load_entries(path, entries) for path, entries in zip(paths, promised, strict=True))
+    return first, second, third
+
+
+def _check_expected(folder: Path, bundle: Bundle, expected: Mapping[str, np.ndarray]) -> None:
+    """Hold what a bundle says is right to what the reference says now; budgets are taken from the latter alone."""
+    path = folder / "expected.safetensors"
+    for name, probe in bundle.probes.items():
+        with np.errstate(all="ignore"):
+            right = probe.oracle.expected
+            budgets = {tap: probe.oracle.budget(tap, bundle.dtype) for tap in right}
+            strict = {tap: probe.oracle.budget(tap, "float64") for tap in right}
+            errors = {tap: np.abs(expected[f"{name}/{tap}"] - right[tap]).max(initial=0.0) for tap in right}
+        for tap, value in right.items():
+            if not (np.isfinite(value).all() and math.isfinite(budgets[tap])):
+                raise BundleError(f"The parameters in {folder} are too large: {tap} of {name} is not finite.")
+        for tap, error in errors.items():
+            if not error <= strict[tap]:
+                raise BundleError(
+                    f"{path} is not what the reference says: {name}/{tap} is off by {error:.3g}, "
+                    f"and rounding explains {strict[tap]:.3g}."
+                )

@@ -6,6 +6,7 @@ single. A cause is named only if what is left with it falls within the budget on
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -92,8 +93,8 @@ def explain(
     `others` are all probes that there are: one of them may split a tie. `before_it` are the answers for other places:
     who scales wrongly in one layer does so in the next.
     """
-    config = place.probes[0].config
-    screen = max(place.probes, key=lambda probe: _rms(place.left(probe, known)) / (place.budgets[probe.name] or 1))
+    screen = _screen(place, known)
+    config = screen.config
     before = _rms(place.left(screen, known))
     if (alike := _as_before(place, known, before, screen, before_it)) is not None:
         return alike
@@ -109,7 +110,9 @@ def explain(
         fitted = [
             (_rms(place.left(screen, (*known, *one))), one) for one in _fitted(place, screen, known, config, sites)
         ]
-        found = _survivors(place, screen, known, [one for _, one in sorted(fitted, key=lambda item: item[0])])
+        # A number without a name says nothing about a model of another size.
+        sized = dataclasses.replace(place, probes=[probe for probe in place.probes if probe.config == config])
+        found = _survivors(sized, screen, known, [one for _, one in sorted(fitted, key=lambda item: item[0])])
     if not found:
         for _, _, (first,) in ranked[:BEAM]:
             seconds = [(first, second) for (second,) in candidates if second != first]
@@ -125,6 +128,16 @@ def explain(
     ids = tuple(dict.fromkeys(rival[0].mistake.id for rival in rivals))
     splits = (_split_by(place, known, chosen, rival, others) for rival in rivals)
     return Answer(causes, chosen, ids, next((name for name in splits if name), None))
+
+
+def _screen(place: Place, known: Combination) -> Probe:
+    """The probe that shows most, of the ordinary size if it shows there at all: numbers are told in that."""
+    shares = {
+        probe.name: float(np.abs(place.left(probe, known)).max(initial=0.0)) / (place.budgets[probe.name] or 1)
+        for probe in place.probes
+    }
+    ordinary = [probe for probe in place.probes if probe.config == place.probes[0].config and shares[probe.name] > 1]
+    return max(ordinary or place.probes, key=lambda probe: shares[probe.name])
 
 
 def _as_before(

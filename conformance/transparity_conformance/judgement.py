@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from transparity.taps import tap_shapes
-from transparity_conformance.causes import Answer, Place, explain, kind_of
+from transparity_conformance.causes import NEAR, Answer, Place, explain, kind_of
 from transparity_conformance.evidence import difference
 from transparity_conformance.mistakes import whole_model
 from transparity_conformance.mistakes.places import is_norm
@@ -251,20 +251,26 @@ def _everywhere(trials: Mapping[str, Trial], faulty: list[str], dtype: str) -> t
     if len(faulty) < 2:
         return ()
     config = next(iter(trials.values())).probe.config
-    counted = [(len(_left_over(trials, (h,), dtype)), i, h) for i, h in enumerate(whole_model(config))]
+    most = min(len(faulty) // 2, len(faulty) - 2)
+    candidates = [hypothesis for hypothesis in whole_model(config) if hypothesis.mistake.id != "low-precision"]
+    counted = [(len(_left_over(trials, (h,), dtype, most)), i, h) for i, h in enumerate(candidates)]
     left, _, best = min(counted, key=lambda item: item[:2])
-    return (best,) if left <= len(faulty) // 2 and left < len(faulty) - 1 else ()
+    return (best,) if left <= most else ()
 
 
-def _left_over(trials: Mapping[str, Trial], known: tuple[Hypothesis, ...], dtype: str) -> list[str]:
-    """Segments that are still wrong with `known` put into the reference."""
+def _left_over(trials: Mapping[str, Trial], known: tuple[Hypothesis, ...], dtype: str, most: int = 10_000) -> list[str]:
+    """Segments that are still wrong with `known` put into the reference; not all of them if there are over `most`."""
     wrong: dict[str, None] = {}
     for trial in trials.values():
         ours = walk(trial.probe, trial.said, known)
-        budgets = segment_budgets(trial.probe, trial.said, dtype, known, neighbours=2)
-        for tap, value in trial.said.items():
-            if tap not in ours or share(gap(value, ours[tap]), max(trial.budgets[tap], budgets[tap])) > 1:
+        gaps = {tap: gap(value, ours[tap]) if tap in ours else math.inf for tap, value in trial.said.items()}
+        near = [tap for tap in gaps if 1 < share(gaps[tap], trial.budgets[tap]) < NEAR]
+        budgets = segment_budgets(trial.probe, trial.said, dtype, known, neighbours=2) if near else trial.budgets
+        for tap, error in gaps.items():
+            if share(error, max(trial.budgets[tap], budgets[tap])) > 1:
                 wrong[tap] = None
+        if len(wrong) > most:
+            break
     order = next(iter(trials.values())).order
     return sorted(wrong, key=order.index)
 
@@ -294,7 +300,7 @@ def _rounding(trials: Mapping[str, Trial], dtype: str) -> Cause | None:
     config = next(iter(trials.values())).probe.config
     for mistake in (mistake for mistake in (h.mistake for h in whole_model(config)) if mistake.id == "low-precision"):
         hypothesis = Hypothesis(mistake, ("parameters",))
-        if not _left_over(trials, (hypothesis,), dtype):
+        if not _left_over(trials, (hypothesis,), dtype, most=0):
             return Cause("low-precision", mistake.says, None, _left(trials, (hypothesis,)), 1.0)
     for kind in ("bfloat16", "float16"):
         if kind == dtype:

@@ -129,7 +129,7 @@ def as_html(
     not_compared: Sequence[NotCompared] = (),
 ) -> str:
     """The page: verdict, environment, heat map with its details, what the documents break, what was left out."""
-    return _template().render(
+    return template("matrix.html.jinja").render(
         matrix=matrix,
         headline=verdict_in_words(matrix),
         extent="; ".join(extent(matrix, skipped, not_compared)),
@@ -145,8 +145,9 @@ def as_html(
     )
 
 
-def _template() -> jinja2.Template:
-    source = resources.files("transparity_conformance").joinpath("templates", "matrix.html.jinja")
+def template(name: str) -> jinja2.Template:
+    """A page to be filled in; whatever is put into it is escaped."""
+    source = resources.files("transparity_conformance").joinpath("templates", name)
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -185,7 +186,7 @@ def _cell(matrix: Matrix, claim: str, column: Column, cell: Cell | None) -> dict
         "says": cell_in_words(cell),
         "mark": matrix.marks(cell),
         "kind": _kind(cell),
-        "heat": _heat(worst.share) if worst else 0,
+        "heat": heat(worst.share) if worst else 0,
         "title": f"{claim}, {column}: " + (f"worst at {worst.where}, {worst.case}" if worst else cell_in_words(cell)),
     }
 
@@ -204,7 +205,7 @@ def _kind(cell: Cell | None) -> str:
     return "exact" if cell.exact else "share"
 
 
-def _heat(share: float) -> float:
+def heat(share: float) -> float:
     """0 (no error to speak of) to 1 (the whole budget), by the logarithm of the share."""
     if share <= _PALEST:
         return 0.0
@@ -224,7 +225,7 @@ def _note(note: Footnote) -> dict[str, Any]:
 
 
 def _range(sizes: Sequence[float]) -> str:
-    low, high = _scientific(sizes[0]), _scientific(sizes[-1])
+    low, high = scientific(sizes[0]), scientific(sizes[-1])
     return low if low == high else f"{low} to {high}"
 
 
@@ -259,8 +260,8 @@ def _comparison(group: Group) -> dict[str, Any]:
         "mode": worst.subject.mode,
         "comparisons": group.comparisons,
         "where": worst.where,
-        "error": _scientific(worst.error),
-        "budget": _scientific(worst.budget) if worst.budget else "exact",
+        "error": scientific(worst.error),
+        "budget": scientific(worst.budget) if worst.budget else "exact",
         "share": _outcome(worst),
         "note": worst.note,
         "agrees": group.agrees,
@@ -276,7 +277,7 @@ def _outcome(item: Evidence) -> str:
     return share_in_words(item.share)
 
 
-def _scientific(number: float) -> str:
+def scientific(number: float) -> str:
     if not math.isfinite(number):
         return "∞"
     return f"{number:.2e}" if number and not 0.01 <= abs(number) < 1000 else f"{number:.3g}"

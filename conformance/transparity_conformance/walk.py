@@ -86,14 +86,16 @@ def walk(
     `dtype` is the precision that it computes in; `index` chooses one of the neighbouring points at which its rounding
     is measured (0: the point itself).
     """
-    config, parameters = probe.config, neighbour(probe.parameters, index)
+    config, right = probe.config, neighbour(probe.parameters, index)
+    parameters = right
     flows = neighbour(dict(flows), index) if index else flows
     for hypothesis in hypotheses:
         mistake = hypothesis.mistake
         if mistake.fields:
             config = dataclasses.replace(config, **mistake.fields)
         if mistake.alter:
-            changes = [mistake.alter(config, parameters, site) for site in hypothesis.sites]
+            # Of the right ones: two that were exchanged are both taken from where they were.
+            changes = [mistake.alter(config, right, site) for site in hypothesis.sites]
             parameters = dict(ChainMap(*changes, parameters))
     run = Run(config, {name: rounded(value, dtype) for name, value in parameters.items()}, probe.inputs)
     heard: Arrays = {}

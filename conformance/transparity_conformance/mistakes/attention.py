@@ -40,6 +40,7 @@ SCALES: dict[str, Callable[[TransformerConfig], float]] = {
     "1/√num_heads": lambda config: config.num_heads**-0.5,
     "the scale's inverse": lambda config: 1 / score_scale(config),
     "1/√(head_dim + 1)": lambda config: (config.head_dim + 1) ** -0.5,
+    "1/√(embed_dim + 1)": lambda config: (config.embed_dim + 1) ** -0.5,
     "1/√max_length": lambda config: config.max_length**-0.5,
 }
 """What people multiply scores by, the likeliest first."""

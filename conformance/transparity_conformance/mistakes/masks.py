@@ -63,8 +63,7 @@ def mistakes(config: TransformerConfig, site: str) -> Iterator[Mistake]:
         says = "padding is not hidden"
         yield _masked("padding-ignored", "not hidden", says, _no_padding)
         says = "padded queries are masked instead of padded keys"
-        if sublayer == "self_attention":
-            yield _masked("padding-axis", "queries", says, _padded_queries)
+        yield _masked("padding-axis", "queries", says, _padded_queries)
     if pads and causal and not masked:
         yield _masked("padding-ignored", "hidden", "padding is hidden, which is shown here", _with_padding)
     yield Mistake("softmax-axis", "queries", "softmax runs over the queries", patch=partial(_softmax_over, -2))
@@ -146,8 +145,10 @@ def _with_padding(run: Run, site: str) -> Mask:
 
 
 def _padded_queries(run: Run, site: str) -> Mask:
-    padding, causal = _parts(run, site)
-    return padding.swapaxes(-1, -2) & causal
+    _, causal = _parts(run, site)
+    stack = site.split(".")[0]
+    name = next(name for name in run.config.input_names if run.config.input_stack(name) == stack)
+    return padding_mask(run.inputs[name], run.config.pad_id).swapaxes(-1, -2) & causal
 
 
 def _hidden_by(hidden: float, run: Run, site: str, value: Value) -> Value:

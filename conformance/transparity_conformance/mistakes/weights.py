@@ -71,7 +71,8 @@ def _named(site: str) -> str:
 
 def _transposed(config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
     name = f"{_named(site)}.weight"
-    return {name: parameters[name].T}
+    rows, columns = parameters[name].shape
+    return {name: parameters[name].T} if rows == columns else {}
 
 
 def _exchanged(
@@ -80,6 +81,8 @@ def _exchanged(
     part = _named(site)
     scope, role = part.rpartition(".")[::2]
     other = f"{scope}.{pair[role == pair[0]]}"
+    if parameters[f"{other}.weight"].shape != parameters[f"{part}.weight"].shape:
+        return {}  # in a model of another size it cannot be made
     kinds = ("weight", "bias") if biases else ("weight",)
     return {f"{part}.{kind}": parameters[f"{other}.{kind}"] for kind in kinds if f"{other}.{kind}" in parameters}
 
@@ -90,5 +93,6 @@ def _unbiased(config: TransformerConfig, parameters: Arrays, site: str) -> Array
 
 
 def _tied(stack: str, config: TransformerConfig, parameters: Arrays, site: str, *, bias: bool = True) -> Arrays:
-    changed = {"head.weight": parameters[f"{stack}.token_embedding.weight"]}
+    table = parameters[f"{stack}.token_embedding.weight"]
+    changed = {"head.weight": table} if table.shape == parameters["head.weight"].shape else {}
     return changed if bias else changed | {"head.bias": np.zeros_like(parameters["head.bias"])}

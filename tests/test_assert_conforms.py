@@ -1,0 +1,73 @@
+"""One line of a test holds a port to the reference; where it fails, the message is the table."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+import transparity_conformance
+from transparity.config import TransformerConfig
+from transparity.port import build
+from transparity.presets import preset
+from transparity_conformance import assert_conforms, check, testing
+from transparity_conformance.verdict import Report, Verdict
+
+
+def wrongly_scaled(config: TransformerConfig, parameters: dict[str, np.ndarray]) -> Any:
+    assert config.attention_scale == "embed_dim"
+    return build(dataclasses.replace(config, attention_scale="head_dim"), parameters)
+
+
+def test_a_port_that_conforms_passes() -> None:
+    assert assert_conforms(build, preset="notes-lm").verdict == "agrees"
+
+
+def test_a_port_that_does_not_fails_with_the_table() -> None:
+    with pytest.raises(AssertionError) as caught:
+        assert_conforms(wrongly_scaled, preset="notes-lm")
+    message = str(caught.value)
+    assert "notes-lm (float32) DIVERGES" in message
+    assert "decoder.layers.0.self_attention.scores" in message
+    assert "attention-scale" in message
+    assert max(map(len, message.splitlines())) <= 100
+
+
+@pytest.mark.parametrize("verdict", ["diverges", "inconclusive"])
+def test_only_agreement_passes(monkeypatch: pytest.MonkeyPatch, verdict: Verdict) -> None:
+    monkeypatch.setattr(testing, "check", lambda build, preset, **options: Report(preset, verdict, None))
+    with pytest.raises(AssertionError, match=f"translation .* {verdict.upper()}"):
+        assert_conforms(build)
+
+
+def test_options_are_those_of_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[Any] = []
+
+    def listening(build: Any, preset: str | None, **options: Any) -> Report:
+        heard.append((preset, options))
+        return Report("x", "agrees", None)
+
+    monkeypatch.setattr(testing, "check", listening)
+    config = preset("notes-lm").resized()
+    assert_conforms(build, config=config)
+    assert_conforms(build, "pre-norm", dtype="float64", logits_only=True)
+    assert heard == [(None, {"config": config}), ("pre-norm", {"dtype": "float64", "logits_only": True})]
+
+
+def test_the_check_is_a_function_of_the_package_whoever_imported_what_before() -> None:
+    import transparity_conformance.check as again  # noqa: F401
+
+    assert callable(check)
+    assert callable(transparity_conformance.check)
+    with pytest.raises(AttributeError, match="no attribute 'chek'"):
+        transparity_conformance.chek  # noqa: B018
+
+
+def test_importing_the_package_brings_nothing_with_it() -> None:
+    script = "import sys, transparity_conformance; print('numpy' in sys.modules, 'rich' in sys.modules)"
+    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert process.stdout.split() == ["False", "False"]

@@ -1,0 +1,168 @@
+"""A check's answer says its verdict first, then what is wrong, where and why, in a terminal and as a page."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from transparity_conformance.checkup import as_text, bars, write_html
+from transparity_conformance.findings import findings, sentence, spread
+from transparity_conformance.page import as_html, headline
+from transparity_conformance.verdict import Cause, Fault, Held, Measured, Report, Verdict
+
+SCORES = "decoder.layers.{}.self_attention.scores"
+SAYS = "your scores are 0.5000 × ours: scaled by 1/√embed_dim (0.125) instead of 1/√head_dim (0.25)"
+SCALE = Cause("attention-scale", SAYS, 0.125, 2e-7, 1.0)
+BIAS = Cause("bias-dropped", "the value bias is missing", None, 3e-7, 0.9999)
+PROFILE = {"row": [1.0, 1.0], "position": [0.0, 1e-8, 1.0, 0.1], "head": [0.0, 2.0, 0.0]}
+MEASURED = tuple(
+    Measured(SCORES.format(i), probe, 0.5e-6, 1e-6, 0.25e-6, 1e-6) for probe in ("mixed", "tiny") for i in range(2)
+)
+
+
+def fault(layer: int = 0, *causes: Cause, error: float = 1.0, **fields: Any) -> Fault:
+    return Fault(SCORES.format(layer), error, 1e-6, causes, "mixed", **fields)
+
+
+def report(*faults: Fault, verdict: Verdict = "diverges", **fields: Any) -> Report:
+    first = faults[0].where if faults else None
+    return Report("notes-lm", verdict, first, faults, **{"measured": MEASURED} | fields)
+
+
+def flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_the_verdict_of_one_mistake_says_where_what_and_what_is_left() -> None:
+    assert sentence(report(fault(0, SCALE))) == (
+        f"{SCORES.format(0)}: {SAYS}; with that put into the reference, the two agree to 2e-07. Nothing else differs."
+    )
+
+
+def test_one_mistake_in_every_layer_is_one_finding() -> None:
+    found = findings(report(fault(0, SCALE), fault(1, SCALE), fault(2, BIAS)))
+    assert [finding.place for finding in found] == [f"{SCORES.format(0)} and 1 more like it", SCORES.format(2)]
+
+
+def test_what_is_unexplained_is_said_to_be_so_and_how_it_is_spread() -> None:
+    unexplained = report(fault(profile=PROFILE))
+    assert "unexplained (in all 2 rows; positions 2–3 of 4; head 1 of 3)" in sentence(unexplained)
+    assert "Nothing else differs" not in sentence(report(fault(0, SCALE), fault(1)))
+    text = as_text([unexplained], 80)
+    assert "··█▇" in text
+    assert "·█·" in text
+
+
+def test_unexplained_faults_stay_apart() -> None:
+    assert len(findings(report(fault(0), fault(1)))) == 2
+
+
+def test_what_one_mistake_leaves_is_not_called_nothing() -> None:
+    half = Cause("attention-scale", SAYS, None, 0.6, 0.37)
+    assert "that is 37% of it, something else remains." in sentence(report(fault(0, half)))
+    both = sentence(report(fault(0, half, BIAS)))
+    assert "with both put into the reference, the two agree to 3e-07 (1e-04 of the error). Nothing else" in both
+
+
+@pytest.mark.parametrize("verdict", ["agrees", "inconclusive"])
+def test_the_share_of_the_budget_is_always_shown(verdict: Verdict) -> None:
+    assert "the worst share of the budget is 50 %" in flat(as_text([report(verdict=verdict)])).lower()
+
+
+def test_rounding_is_no_mistake() -> None:
+    rounding = fault(0, Cause("low-precision", "rounding of bfloat16 weights", None, 1e-7, 1.0))
+    assert sentence(report(rounding, verdict="agrees")) == (
+        "What differs is rounding of bfloat16 weights, and nothing else."
+    )
+
+
+def test_nothing_compared_is_said() -> None:
+    empty = Report("notes-lm", "inconclusive", None, not_compared=("probe mixed: no logits",))
+    assert "Nothing was compared." in as_text([empty])
+    assert "probe mixed: no logits" in as_text([empty])
+    assert "too little to say: probe hot: no logits." in sentence(
+        report(verdict="inconclusive", not_compared=("probe hot: no logits",))
+    )
+
+
+def test_ties_claims_notes_and_what_was_not_compared_are_listed() -> None:
+    tied = report(
+        fault(0, SCALE),
+        indistinguishable=("weight-transpose", "mask-order"),
+        split_by="square",
+        claims=(Held("two_runs_are_the_same", "agrees", 0.0, 0.0, "logits"), Held("x", "diverges", 2.0, 1.0, "y")),
+        not_compared=("loss: the port does not offer it",),
+        notes=("a note",),
+    )
+    text = flat(as_text([tied], 80))
+    assert "It is as well explained by weight-transpose, mask-order; the probe square would tell." in text
+    assert "two_runs_are_the_same exact logits" in text
+    assert "x 2.0× y" in text
+    assert "Not compared: loss: the port does not offer it Notes: a note" in text
+    page = as_html([tied])
+    assert "the probe square would tell" in page
+    assert "a note" in page
+
+
+def test_it_is_readable_at_80_columns() -> None:
+    text = as_text([report(fault(0, SCALE), fault(1, SCALE), fault(2, profile=PROFILE))], 80)
+    assert max(map(len, text.splitlines())) <= 80
+    assert SCORES.format(0) in text, "a name is not broken"
+
+
+def test_numbers_that_are_not_finite_have_words() -> None:
+    lost = report(fault(error=math.inf), measured=(Measured("logits", "mixed", math.nan, 1e-6, math.inf, 1e-6),))
+    assert "another shape, or a number that is not finite" in as_text([lost])
+    assert "∞" in as_html([lost])
+    assert bars([math.inf, 1.0, 0.0, math.nan], 1e-6) == "█▁·█"
+    assert bars([math.nan, 1.0], 1e-6) == "█▁"
+
+
+def test_spread_does_not_list_without_end() -> None:
+    assert spread({"position": [1.0, 0.0] * 20}, 1e-6) == ["20 of 40 positions"]
+    assert spread({"position": [1.0]}, 1e-6) == []
+
+
+def test_the_headline_is_the_worst_verdict() -> None:
+    good, bad = report(verdict="agrees"), report(fault())
+    assert headline([good, good])["says"] == "All 2 agree"
+    assert headline([good, bad]) == {"verdict": "diverges", "says": "1 of 2 diverges"}
+    assert headline([bad])["says"] == "notes-lm diverges"
+    assert headline([])["verdict"] == "inconclusive"
+
+
+def test_the_page_needs_nothing_from_outside_and_runs_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "check.html"
+    write_html([report(fault(profile=PROFILE)), report(verdict="agrees")], path)
+    page = path.read_text(encoding="utf-8")
+    assert not re.findall(r"""(?:src|href|action)\s*=\s*["']?(?!["']|#|data:)[^\s>]+|url\(|@import|https?://""", page)
+    assert "<script" not in page
+
+
+def test_names_are_escaped_and_are_not_markup() -> None:
+    name = "<b>[red]x"
+    nasty = Report(
+        name,
+        "diverges",
+        name,
+        (Fault(name, 1.0, 1e-6, (Cause(name, name, None, 0.0, 1.0),), name), Fault(name, 1.0, 1e-6)),
+        (name,),
+        name,
+        (Held(name, "diverges", 1.0, 1.0, name),),
+        (Measured(name, name, 1.0, 1.0, 1.0, 1.0, {"row": [1.0, 2.0]}),),
+        (name,),
+        (name,),
+        name,
+    )
+    assert name not in as_html([nasty, nasty])
+    assert as_text([nasty], 200).count(name) >= 10
+
+
+def test_a_long_profile_is_drawn_with_few_bars() -> None:
+    page = as_html([report(fault(profile={"position": [1.0] * 1000}))])
+    assert page.count('title="position') < 130
+    assert "position 992–999" in page

@@ -16,8 +16,11 @@ from flax import nnx
 from torch import nn
 from torch.nn import functional as F
 
+from transparity.config import TransformerConfig
 from transparity.errors import TransparityError
+from transparity_conformance import check
 from transparity_conformance.recording import as_is, heads, received, record_module, recorded
+from transparity_pytorch.port import build as pytorch
 
 Refused = Callable[..., AbstractContextManager[None]]
 B, T, D, N, F_DIM, V = 2, 5, 12, 3, 20, 11
@@ -240,3 +243,18 @@ def test_a_flax_model_that_is_traced_is_refused(refused: Refused) -> None:
 
     with refused(TransparityError, "The model ran while JAX was tracing it"):
         recorded(model, NNX_TAPS, compiled)(tokens=TOKENS)
+
+
+def test_what_was_recorded_places_a_fault() -> None:
+    def build(config: TransformerConfig, parameters: dict[str, np.ndarray]) -> Callable[..., Any]:
+        parameters["decoder.layers.1.feed_forward.up.bias"][:] = 0
+        model = pytorch(config, parameters).model
+        taps: dict[str, Any] = {
+            "decoder.layers.{i}.feed_forward.down": {"decoder.layers.{i}.feed_forward.hidden": received()},
+            "decoder.layers.{i}": "decoder.layers.{i}.output",
+        }
+        return recorded(model, taps, lambda tokens: model(tokens=tokens))
+
+    report = check(build, "notes-lm")
+    assert [fault.where for fault in report.faults] == ["decoder.layers.1.feed_forward.hidden"]
+    assert report.faults[0].causes[0].mistake == "bias-dropped"

@@ -64,15 +64,15 @@ def _parts(report: Report) -> Iterator[RenderableType]:
     yield Text.assemble((f"{report.preset} ({report.dtype}) ", "bold"), (report.verdict.upper(), style))
     yield Text(sentence(report))
     if report.faults:
-        yield Padding(_faults(report), (1, 0, 0, 0))
+        yield Padding(_faults(report), (1, 0, 0, 0), expand=False)
     if tied := ties(report):
-        yield Padding(Text(tied, style="yellow"), (1, 0, 0, 0))
+        yield Padding(Text(tied, style="yellow"), (1, 0, 0, 0), expand=False)
     if report.faults or report.verdict != "agrees":
-        yield Padding(Text(_sentence_case(worst_in_words(report)) + "."), (1, 0, 0, 0))
+        yield Padding(Text(_sentence_case(worst_in_words(report)) + "."), (1, 0, 0, 0), expand=False)
     if report.first_divergence and report.first_divergence not in {fault.where for fault in report.faults}:
         yield Text(f"The first tap beyond its budget is {report.first_divergence}.")
     if report.claims:
-        yield Padding(_claims(report), (1, 0, 0, 0))
+        yield Padding(_claims(report), (1, 0, 0, 0), expand=False)
     yield from _list("Not compared", report.not_compared)
     yield from _list("Notes", report.notes)
     yield ""

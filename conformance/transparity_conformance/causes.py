@@ -191,7 +191,7 @@ def _preference(hypothesis: Hypothesis) -> tuple[int, int]:
 def _cause(place: Place, known: Combination, chosen: Combination, index: int, before: float, screen: Probe) -> Cause:
     mistake = chosen[index].mistake
     until_here = (*known, *chosen[: index + 1])
-    residual = max(float(np.abs(place.left(probe, until_here)).max(initial=0.0)) for probe in place.probes)
+    residual = float(np.abs(place.left(place.probes[0], until_here)).max(initial=0.0))
     gone = 1 - _rms(place.left(screen, until_here)) / before if before else 1.0
     says = mistake.says if place.tap in chosen[index].sites else f"{mistake.says}, {_at(chosen[index])}"
     return Cause(mistake.id, says, mistake.value, residual, max(0.0, gone))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from transparity.taps import tap_shapes
-from transparity_conformance.causes import NEAR, Answer, Place, explain, kind_of
+from transparity_conformance.causes import Answer, Place, explain, kind_of
 from transparity_conformance.evidence import difference
 from transparity_conformance.mistakes import whole_model
 from transparity_conformance.mistakes.places import is_norm
@@ -91,7 +91,8 @@ def judge(
         fault = Fault(repeated.where, repeated.error, repeated.budget, (cause,), next(iter(trials)))
         return Report(name, "diverges", repeated.where, (fault,), not_compared=tuple(missing), **common)  # type: ignore[arg-type]
     faulty, healed = _faulty_segments(trials)
-    notes = [f"{tap} is held in another form, which makes no difference behind it" for tap in healed]
+    notes = [says for trial in trials.values() for says in trial.misshapen.values()]
+    notes += [f"{tap} is held in another form, which makes no difference behind it" for tap in healed]
     if logits_agree:
         notes += [f"{tap} differs from the reference's, which no logit shows" for tap in faulty]
         few = [key for key in probes if key not in trials]
@@ -122,7 +123,7 @@ def _trial(probe: Probe, said: dict[str, np.ndarray], dtype: str) -> Trial:
     lengths = {name: tokens.shape[1] for name, tokens in probe.inputs.items()}
     shapes = tap_shapes(probe.config, len(next(iter(probe.inputs.values()))), **lengths)
     misshapen = {
-        tap: f"{tap} has the shape {value.shape}, expected {shapes[tap]}"
+        tap: f"{tap} has the shape {value.shape} on the probe {probe.name}, expected {shapes[tap]}"
         for tap, value in said.items()
         if value.shape != shapes[tap]
     }
@@ -238,6 +239,8 @@ def _explained(
             _neighbours(trial.probe),
         )
         others = {other.probe.name: other.probe for other in trials.values()}
+        if known and place.vanishes(known):
+            continue  # what came before explains this, too
         answer = explain(place, _sites(trial, tap), known, others, answers)
         answers[tap] = answer
         known = (*known, *answer.chosen)
@@ -264,8 +267,8 @@ def _left_over(trials: Mapping[str, Trial], known: tuple[Hypothesis, ...], dtype
     for trial in trials.values():
         ours = walk(trial.probe, trial.said, known)
         gaps = {tap: gap(value, ours[tap]) if tap in ours else math.inf for tap, value in trial.said.items()}
-        near = [tap for tap in gaps if 1 < share(gaps[tap], trial.budgets[tap]) < NEAR]
-        budgets = segment_budgets(trial.probe, trial.said, dtype, known, neighbours=2) if near else trial.budgets
+        off = any(share(gaps[tap], trial.budgets[tap]) > 1 for tap in gaps)
+        budgets = segment_budgets(trial.probe, trial.said, dtype, known, neighbours=2) if off else trial.budgets
         for tap, error in gaps.items():
             if share(error, max(trial.budgets[tap], budgets[tap])) > 1:
                 wrong[tap] = None
@@ -279,7 +282,9 @@ def _sites(trial: Trial, tap: str) -> list[str]:
     """Where a mistake may have been made that shows at `tap`: there, wherever the port shows nothing before it, and at
     what flows into a residual."""
     before = trial.order[: trial.order.index(tap)]
-    sites = []
+    layer = ".".join(tap.split(".")[:3])
+    # What the port shows in between need not lie on the way: of the layer itself, everything that it does not show.
+    sites = [name for name in reversed(before) if name not in trial.said and name.startswith(f"{layer}.")]
     for name in reversed(before):
         if name in trial.said:
             break

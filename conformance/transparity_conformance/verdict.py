@@ -24,7 +24,7 @@ class Cause:
     value: float | None
     """The number that was fitted, if the mistake has one."""
     residual: float
-    """The largest difference that is left with the mistake put into the reference."""
+    """The largest difference that is left on the first probe with the mistake put into the reference."""
     explained: float
     """The share of the disagreement that is gone: 1 is all of it."""
 

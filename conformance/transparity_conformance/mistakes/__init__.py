@@ -25,8 +25,8 @@ def whole_model(config: TransformerConfig) -> Iterator[Hypothesis]:
 
 
 def hypotheses(config: TransformerConfig, sites: list[str]) -> list[Hypothesis]:
-    """Every mistake over every sensible set of `sites`: all alike, those of one stack's sublayers, those of one
-    sublayer, and each alone; the widest first, for code is shared and mistakes in it are, too."""
+    """Every mistake over every sensible set of `sites`: all alike, those of one stack, of one kind of sublayer, of one
+    layer, of one sublayer, and each alone; the widest first, for code is shared and mistakes in it are, too."""
     found: dict[tuple[str, str], dict[str, Mistake]] = {}
     for site in sites:
         for mistake in mistakes_at(config, site):
@@ -35,13 +35,21 @@ def hypotheses(config: TransformerConfig, sites: list[str]) -> list[Hypothesis]:
     for places in found.values():
         mistake = next(iter(places.values()))
         sets = [tuple(places)]
-        for scope in (_kind, _sublayer, str):
+        for scope in (_stack, _kind, _layer, _sublayer, str):
             groups: dict[str, list[str]] = {}
             for site in places:
                 groups.setdefault(scope(site), []).append(site)
             sets += [tuple(group) for group in groups.values()]
         result += [Hypothesis(mistake, chosen) for chosen in dict.fromkeys(sets)]
     return result
+
+
+def _stack(site: str) -> str:
+    return site.split(".")[0]
+
+
+def _layer(site: str) -> str:
+    return ".".join(site.split(".")[:3])
 
 
 def _kind(site: str) -> str:

@@ -47,10 +47,13 @@ def mistakes(config: TransformerConfig, site: str) -> Iterator[Mistake]:
         says += f", and eps is added {place}"
         form = Form(correction=1 - right.correction, outside=not right.outside)
         yield _formed("norm-variance", f"{over}, eps {place}", says, form)
-        says = "it is an RMSNorm: the mean is not taken away"
-        yield _formed("norm-kind", "RMSNorm", says, Form(centered=False, biased=True))
-        says = "it is an RMSNorm: the mean is not taken away, and there is no bias"
-        yield _formed("norm-kind", "RMSNorm without bias", says, Form(centered=False, biased=False))
+        for biased, without in ((True, ""), (False, ", and there is no bias")):
+            says = f"it is an RMSNorm: the mean is not taken away{without}"
+            yield _formed("norm-kind", f"RMSNorm{without}", says, Form(centered=False, biased=biased))
+            if right.outside:
+                form = _without(right, centered=False, biased=biased)
+                says += ", the deviation as in the right norm"
+                yield _formed("norm-kind", f"RMSNorm{without}, same deviation", says, form)
         says = "it is a BatchNorm over the batch and the positions"
         yield _formed("norm-kind", "BatchNorm", says, Form(statistics="batch"))
     else:

@@ -66,6 +66,14 @@ def meta(session: nox.Session) -> None:
 
 
 @nox.session
+def power(session: nox.Session) -> None:
+    """How good the checker is: the share of ports that it judges rightly, beside what it has to be."""
+    install(session, "test")
+    environment = SINGLE_THREADED | {"PYTHONPATH": "conformance"}
+    session.run("python", "conformance/meta/power.py", "--jobs", "2", *session.posargs, env=environment)
+
+
+@nox.session
 def benchmarks(session: nox.Session) -> None:
     """The speed of what was shown to conform: tokens and FLOPs a second."""
     install(session, "test", "benchmarks")

@@ -10,6 +10,7 @@ import argparse
 import json
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,18 @@ from meta.trials import CASES, MEASURES, Answer, Measure, Trial, all_trials, ask
 
 
 def asked(trials: Sequence[Trial], jobs: int, console: Console) -> list[Answer]:
-    """The answer to every trial, in order."""
-    if jobs == 1:
-        return [ask(trial) for trial in track(trials, "checking", console=console)]
-    with ProcessPoolExecutor(jobs) as pool:
-        return list(track(pool.map(ask, trials), "checking", len(trials), console=console))
+    """The answer to every trial, in order; what is wrong with one is told at once, for all of them take long."""
+    answers = []
+    with ExitStack() as stack:
+        given = stack.enter_context(ProcessPoolExecutor(jobs)).map(ask, trials) if jobs > 1 else map(ask, trials)
+        for answer in track(given, "checking", len(trials), console=console):
+            for measure in MEASURES:
+                if wrong(measure, [answer]):
+                    console.print(
+                        f"[red]not[/] {measure.says}: {answer.trial} → {answer}", highlight=False, soft_wrap=True
+                    )
+            answers.append(answer)
+    return answers
 
 
 def wrong(measure: Measure, answers: Iterable[Answer]) -> list[Answer]:
@@ -87,9 +95,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     answers = asked(trials, options.jobs, console)
     found = scores(answers)
     console.print(table(found))
-    for score in found:
-        for failure in score["failures"]:
-            console.print(f"[red]{score['measure']}[/]: {failure['trial']} → {failure['answer']}", highlight=False)
     if options.json:
         report = {"measures": found, "answers": [asdict(answer) for answer in answers]}
         options.json.write_text(json.dumps(report, indent=1))

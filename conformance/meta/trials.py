@@ -105,6 +105,9 @@ def ask(trial: Trial) -> Answer:
 
 
 def is_detected(answer: Answer) -> bool:
+    """Said to be wrong; of rounding alone, said to be that, which is no mistake."""
+    if [slip.id for slip in answer.trial.slips] == ["low-precision"]:
+        return any(named(fault) == "low-precision" for fault in answer.faults)
     return answer.verdict == "diverges"
 
 

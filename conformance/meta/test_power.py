@@ -1,0 +1,170 @@
+"""The checker reaches its measures, on a sample; and what measures it is right itself.
+
+`nox -s power` tries everything.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from meta.plain_port import Slip, Style, build_port
+from meta.power import scores
+from meta.slips import probes_for, styles
+from meta.trials import (
+    CASES,
+    MEASURES,
+    Answer,
+    Measure,
+    Trial,
+    all_trials,
+    ask,
+    is_named,
+    is_placed,
+    not_acting,
+    one_named,
+    sampled,
+)
+from transparity.config import TransformerConfig
+from transparity.taps import tap_shapes
+from transparity_conformance.budgets import NEIGHBOURS_OF_DRAWN
+from transparity_conformance.evidence import difference
+from transparity_conformance.oracle import Arrays, forward_oracle
+from transparity_conformance.probes import probe_parameters
+from transparity_conformance.strategies import models
+
+SAMPLE = 12
+"""Trials of each measure."""
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_port_without_a_mistake_is_right_at_every_tap(case: str) -> None:
+    for probe in probes_for(CASES[case]).values():
+        heard = build_port()(probe.config, probe.parameters)(**probe.inputs)
+        assert set(heard) == set(probe.oracle.expected)
+        for name, expected in probe.oracle.expected.items():
+            assert difference(heard[name], expected) <= probe.oracle.budget(name, "float32"), (probe.name, name)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(models())
+def test_the_port_serves_every_configuration(model: tuple[TransformerConfig, int, Arrays]) -> None:
+    config, seed, inputs = model
+    parameters = probe_parameters(config, seed)
+    oracle = forward_oracle(config, parameters, inputs, neighbours=NEIGHBOURS_OF_DRAWN)
+    heard = build_port()(config, parameters)(**inputs)
+    assert list(heard) != [] and set(heard) == set(oracle.expected)
+    for name, expected in oracle.expected.items():
+        assert difference(heard[name], expected) <= oracle.budget(name, "float32"), name
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_style_is_right(case: str) -> None:
+    """By the oracle's budget, not by the checker: else an alarm might not be a false one."""
+    for style in styles(CASES[case], seeds=2):
+        dtype = "bfloat16" if style.kind == "bfloat16" else "float32"
+        for probe in probes_for(CASES[case]).values():
+            logits = build_port(style=style)(probe.config, probe.parameters)(**probe.inputs)["logits"]
+            error = difference(logits, probe.oracle.expected["logits"])
+            assert error <= probe.oracle.budget("logits", dtype), (str(style), probe.name)
+
+
+def test_every_mistake_acts_in_some_configuration() -> None:
+    assert not_acting() == set()
+
+
+def test_there_are_as_many_trials_as_promised() -> None:
+    of_measure = [trial.measure for trial in all_trials(("walkthrough", "notes-lm", "pre-norm"))]
+    assert of_measure.count("pair") == 2 * 60
+    assert sum(len(styles(config)) for config in CASES.values()) >= 300
+    assert {measure.trials for measure in MEASURES} == set(of_measure)
+
+
+def test_a_tap_is_no_other_dtype_than_declared() -> None:
+    probe = probes_for(CASES["translation"])["mixed"]
+    for style in (Style(), Style("float64"), Style("permuted sums", 1)):
+        heard = build_port(style=style)(probe.config, probe.parameters)(**probe.inputs)
+        assert {np.asarray(value).dtype for value in heard.values()} == {np.dtype("float32")}
+
+
+def test_a_sample_tries_as_many_mistakes_as_it_can() -> None:
+    trials = [trial for trial in all_trials(("translation",)) if trial.measure == "slip"]
+    chosen = sampled(trials, 20)
+    assert len(chosen) == 40
+    assert len({trial.slips[0].id for trial in chosen if trial.logits_only}) == 20
+
+
+SCALE, BIAS = Slip("attention-scale", "none"), Slip("bias-dropped", "up", "decoder.layers.1")
+
+
+def answer(*faults: tuple[str, str], slips: tuple[Slip, ...] = (SCALE,), **report: Any) -> Answer:
+    """An answer with faults, each a place and the cause named first (or none)."""
+    listed = [
+        {
+            "where": where,
+            "error": 1.0,
+            "budget": 0.1,
+            "causes": [{"mistake": name, "residual": 0.0, "explained": 1.0}] if name else [],
+        }
+        for where, name in faults
+    ]
+    measure = "slip" if len(slips) == 1 else "pair"
+    trial = Trial(measure, "translation", slips, logits_only=len(slips) > 1)
+    return Answer(trial, {"verdict": "diverges", "faults": listed} | report, 1.0)
+
+
+def test_a_wrong_place_and_a_wrong_name_are_wrong() -> None:
+    scores_tap, output = "encoder.layers.0.self_attention.scores", "encoder.layers.0.output"
+    right = answer((scores_tap, "attention-scale"))
+    assert is_placed(right) and is_named(right)
+    assert not is_placed(answer((scores_tap, "attention-scale"), (output, "")))
+    assert not is_placed(answer())
+    assert not is_named(answer((scores_tap, "weight-transpose")))
+    assert not is_named(answer((scores_tap, "")))
+    assert is_named(answer((scores_tap, "weight-transpose"), indistinguishable=["attention-scale"]))
+
+
+def test_one_of_two_mistakes_is_named_only_if_the_other_is_not_denied() -> None:
+    pair = (SCALE, BIAS)
+    assert one_named(answer(("logits", "attention-scale"), ("logits", "bias-dropped"), slips=pair))
+    assert one_named(answer(("logits", "attention-scale"), ("logits", ""), slips=pair))
+    assert not one_named(answer(("logits", "attention-scale"), slips=pair))
+    assert not one_named(answer(("logits", ""), slips=pair))
+
+
+def test_a_checker_that_always_agrees_reaches_no_target_but_one() -> None:
+    trials = sampled(all_trials(("translation",)), 5)
+    found = scores([Answer(trial, {"verdict": "agrees", "faults": []}, 0.0) for trial in trials])
+    assert [score["measure"] for score in found if score["reached"]] == ["no false alarm"]
+
+
+def test_every_tap_has_a_mistake_that_shows_there() -> None:
+    config = CASES["pre-norm"]
+    trials = [trial for trial in all_trials(("pre-norm",)) if trial.measure == "slip"]
+    shown = {
+        name
+        for name in tap_shapes(config, 1, source=1, target=1)
+        for trial in trials
+        if trial.slips[0].id != "low-precision" and is_placed(answer((name, ""), slips=trial.slips))
+    }
+    assert {
+        "decoder.layers.1.cross_attention.weights",
+        "decoder.embedding",
+        "logits",
+        "encoder.layers.0.output",
+    } <= shown
+
+
+@pytest.fixture(scope="module")
+def answers() -> list[Answer]:
+    return [ask(trial) for trial in sampled(all_trials(), SAMPLE, seed=1)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("measure", MEASURES, ids=lambda measure: measure.says.replace(" ", "-"))
+def test_the_checker_reaches_its_targets(measure: Measure, answers: list[Answer]) -> None:
+    (score,) = (score for score in scores(answers) if score["measure"] == measure.says)
+    assert score["reached"], score["failures"]

@@ -25,6 +25,7 @@ from transparity.parameters import check_parameters, parameter_shapes
 from transparity.presets import preset
 from transparity.taps import tap_shapes
 from transparity_conformance.budgets import RULES
+from transparity_conformance.judgement import Progress, judge
 from transparity_conformance.manifest import FILES, FORMAT, digest, own_digest, promised_shapes, read_manifest
 from transparity_conformance.probes import Probe, probes_of
 from transparity_conformance.tensors import (
@@ -34,6 +35,7 @@ from transparity_conformance.tensors import (
     read_bytes,
     read_entries,
 )
+from transparity_conformance.verdict import Report
 
 ACTUAL = "actual.safetensors"
 ACTUAL_DTYPES = ("F64", "F32", "F16", "BF16")
@@ -125,7 +127,8 @@ def read_bundle(folder: str | Path) -> Bundle:
         raise BundleError(f"{folder} is not a folder; expected a bundle, as `transparity export` writes it.")
     manifest = read_manifest(folder)
     name, dtype, listed = manifest["preset"], manifest["dtype"], manifest["probes"]
-    config = _read_config(folder)
+    config = read_config(folder / "config.json")
+    _check_layers(folder, config)
     _check_name(name, config)
     _check_dtype(dtype)
     parameters, inputs, expected = _read_arrays(folder, config, manifest)
@@ -137,6 +140,14 @@ def read_bundle(folder: str | Path) -> Bundle:
     bundle = Bundle(name, dtype, config, probes)
     _check_expected(folder, bundle, expected)
     return bundle
+
+
+def read_config(path: Path) -> TransformerConfig:
+    """The configuration in a file; raises `BundleError` or `ConfigError`."""
+    try:
+        return TransformerConfig.from_json(read_bytes(path, LARGEST_CONFIG).decode("utf-8"))
+    except UnicodeDecodeError:
+        raise BundleError(f"{path} is not JSON: it is not UTF-8.") from None
 
 
 def read_actual(path: str | Path, bundle: Bundle, *, cut: bool = False) -> Outputs:
@@ -152,6 +163,14 @@ def read_actual(path: str | Path, bundle: Bundle, *, cut: bool = False) -> Outpu
         probe, _, tap = name.partition("/")
         outputs.setdefault(probe, {})[tap] = value
     return {probe: taps for probe, taps in outputs.items() if "logits" in taps}
+
+
+def judge_bundle(
+    bundle: Bundle, said: Outputs, *, logits_only: bool = False, progress: Progress | None = None
+) -> Report:
+    """The verdict on what a port said of a bundle."""
+    with np.errstate(all="ignore"):  # what a stranger wrote may be of any size
+        return judge(bundle.name, bundle.probes, said, dtype=bundle.dtype, logits_only=logits_only, progress=progress)
 
 
 def _tap_shapes(config: TransformerConfig, inputs: Mapping[str, np.ndarray]) -> dict[str, tuple[int, ...]]:
@@ -223,17 +242,12 @@ def _check_dtype(dtype: str) -> None:
         raise BundleError(f"The dtype is {shown(dtype)}; it should be one of {', '.join(RULES)}.")
 
 
-def _read_config(folder: Path) -> TransformerConfig:
-    path = folder / "config.json"
-    try:
-        config = TransformerConfig.from_json(read_bytes(path, LARGEST_CONFIG).decode("utf-8"))
-    except UnicodeDecodeError:
-        raise BundleError(f"{path} is not JSON: it is not UTF-8.") from None
+def _check_layers(folder: Path, config: TransformerConfig) -> None:
+    """Names are listed for every layer, so there should be no more than a file can hold."""
     layers = config.num_encoder_layers * config.has_encoder + config.num_decoder_layers * config.has_decoder
-    size = file_size(folder / "parameters.safetensors")
+    path, size = folder / "parameters.safetensors", file_size(folder / "parameters.safetensors")
     if layers * BYTES_OF_A_LAYER > size:
-        raise BundleError(f"{path} speaks of {layers} layers, more than parameters.safetensors has in {size} bytes.")
-    return config
+        raise BundleError(f"config.json speaks of {layers} layers, more than {path} can hold in {size} bytes.")
 
 
 def _read_arrays(folder: Path, config: TransformerConfig, manifest: Mapping[str, Any]) -> tuple[Any, Any, Any]:

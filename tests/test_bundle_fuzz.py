@@ -1,0 +1,269 @@
+"""No byte of a bundle, or of what a port wrote, can do harm: it is a sentence or a verdict, and never a wrong one."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from transparity.config import TransformerConfig
+from transparity.errors import TransparityError
+from transparity_conformance.bundle import (
+    ACTUAL,
+    Bundle,
+    bundle_probes,
+    export_bundle,
+    judge_bundle,
+    read_actual,
+    read_bundle,
+)
+from transparity_conformance.manifest import FILES, digest
+
+UNSIGNED, SIGNED, WRITTEN = 5_000, 600, 5_000
+JUDGED = 60
+"""Of what was written, so many are judged: looking for causes takes its time."""
+
+MEGABYTES = 300
+"""By so much the memory may grow on the way."""
+
+CONFIG = TransformerConfig(
+    architecture="decoder",
+    target_vocab_size=5,
+    max_length=3,
+    embed_dim=2,
+    num_heads=1,
+    num_decoder_layers=1,
+    feed_forward_dim=2,
+)
+
+Mutation = Callable[[np.random.Generator, bytes], bytes]
+
+
+def place(random: np.random.Generator, data: bytes) -> int:
+    """Anywhere, or as often where a header is."""
+    size = len(data) if random.random() < 0.5 else min(len(data), 600)
+    return int(random.integers(max(1, size)))
+
+
+def flip_a_bit(random: np.random.Generator, data: bytes) -> bytes:
+    at = place(random, data)
+    return data[:at] + bytes([data[at] ^ 1 << int(random.integers(8))]) + data[at + 1 :]
+
+
+def change_a_byte(random: np.random.Generator, data: bytes) -> bytes:
+    at = place(random, data)
+    return data[:at] + random.bytes(1) + data[at + 1 :]
+
+
+def cut(random: np.random.Generator, data: bytes) -> bytes:
+    return data[: place(random, data)]
+
+
+def cut_out(random: np.random.Generator, data: bytes) -> bytes:
+    at = place(random, data)
+    return data[:at] + data[at + int(random.integers(1, 40)) :]
+
+
+def swell_at_the_end(random: np.random.Generator, data: bytes) -> bytes:
+    return data + random.bytes(int(random.integers(1, 5000)))
+
+
+def swell_inside(random: np.random.Generator, data: bytes) -> bytes:
+    at = place(random, data)
+    return data[:at] + random.bytes(int(random.integers(1, 40))) + data[at:]
+
+
+def repeat_a_piece(random: np.random.Generator, data: bytes) -> bytes:
+    at = place(random, data)
+    piece = data[at : at + int(random.integers(1, 200))]
+    return data[:at] + piece * int(random.integers(2, 5)) + data[at + len(piece) :]
+
+
+def blank(random: np.random.Generator, data: bytes) -> bytes:
+    at, size = place(random, data), int(random.integers(1, 40))
+    return data[:at] + (b"\0", b"\xff", b" ")[int(random.integers(3))] * size + data[at + size :]
+
+
+def lie_about_the_length(random: np.random.Generator, data: bytes) -> bytes:
+    length = int(random.integers(2**63)) >> int(random.integers(63))
+    return length.to_bytes(8, "little") + data[8:]
+
+
+NUMBERS = (
+    b"0",
+    b"-1",
+    b"1",
+    b"2",
+    b"7",
+    b"1e9",
+    b"4294967296",
+    b"9223372036854775807",
+    b"9" * 30,
+    b"null",
+    b'"1"',
+    b"[]",
+)
+
+
+def lie_about_a_number(random: np.random.Generator, data: bytes) -> bytes:
+    """Put another number into JSON, and make the header as long as it then is."""
+    found = list(re.finditer(rb"(?<=[\[:, ])\d+(?=[,\]} \n])", data[:4000]))
+    if not found:
+        return flip_a_bit(random, data)
+    chosen = found[int(random.integers(len(found)))]
+    number = NUMBERS[int(random.integers(len(NUMBERS)))]
+    changed = data[: chosen.start()] + number + data[chosen.end() :]
+    if data[:1] == b"{":
+        return changed
+    length = int.from_bytes(data[:8], "little") + len(changed) - len(data)
+    return max(0, length).to_bytes(8, "little") + changed[8:]
+
+
+MUTATIONS: tuple[Mutation, ...] = (
+    flip_a_bit,
+    flip_a_bit,
+    change_a_byte,
+    cut,
+    cut_out,
+    swell_at_the_end,
+    swell_inside,
+    repeat_a_piece,
+    blank,
+    lie_about_the_length,
+    lie_about_a_number,
+    lie_about_a_number,
+)
+
+
+def mutants(seed: int, data: bytes, count: int) -> Iterator[bytes]:
+    """What becomes of `data`; never itself."""
+    random = np.random.default_rng(seed)
+    while count:
+        changed = MUTATIONS[int(random.integers(len(MUTATIONS)))](random, data)
+        if changed != data:
+            yield changed
+            count -= 1
+
+
+@pytest.fixture(autouse=True)
+def _memory_does_not_grow() -> Iterator[None]:
+    resource = pytest.importorskip("resource")
+    scale = 2**20 if sys.platform == "darwin" else 2**10
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    yield
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / scale < MEGABYTES
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Bundle]:
+    folder = tmp_path_factory.mktemp("bundle")
+    probes = {name: probe for name, probe in bundle_probes("config", CONFIG).items() if name in ("one", "mixed")}
+    return folder, export_bundle(CONFIG, folder, probes)
+
+
+def one_sentence(error: TransparityError) -> int:
+    """1, so that it can be counted."""
+    text = str(error)
+    assert text.endswith(".")
+    assert "\n" not in text
+    return 1
+
+
+def is_the_same(one: Bundle, other: Bundle) -> bool:
+    return (one.name, one.dtype, one.config, list(one.probes)) == (
+        other.name,
+        other.dtype,
+        other.config,
+        list(other.probes),
+    ) and all(
+        np.array_equal(mine[name], theirs[name])
+        for probe in one.probes
+        for mine, theirs in (
+            (one.probes[probe].parameters, other.probes[probe].parameters),
+            (one.probes[probe].inputs, other.probes[probe].inputs),
+        )
+        for name in theirs
+    )
+
+
+@pytest.mark.parametrize("name", ["manifest.json", *FILES])
+def test_a_changed_bundle_is_refused_or_means_the_same(tmp_path: Path, written: tuple[Path, Bundle], name: str) -> None:
+    folder, bundle = written
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    refused = 0
+    for changed in mutants(1, (folder / name).read_bytes(), UNSIGNED // 5):
+        (copy / name).write_bytes(changed)
+        try:
+            read = read_bundle(copy)
+        except TransparityError as error:
+            refused += one_sentence(error)
+        else:
+            assert name == "manifest.json", "every other file has a digest"
+            assert is_the_same(read, bundle)
+    assert refused > UNSIGNED // 5 * 0.9
+
+
+@pytest.mark.parametrize("name", ["manifest.json", *FILES])
+def test_a_forged_bundle_expects_what_the_reference_says(
+    tmp_path: Path, written: tuple[Path, Bundle], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = written
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    # every digest is right, whatever is in the file
+    monkeypatch.setattr(
+        "transparity_conformance.manifest.own_digest", lambda manifest: manifest["sha256"]["manifest.json"]
+    )
+    known = {file: (copy / file).read_bytes() for file in FILES}
+    digests = {file: bytes(file, "ascii").hex() for file in known}
+    text = (folder / "manifest.json").read_text()
+    for file in FILES:
+        text = text.replace(digest(folder / file), digests[file])
+    (copy / "manifest.json").write_text(text)
+    monkeypatch.setattr("transparity_conformance.bundle.digest", lambda path: digests[path.name])
+    for changed in mutants(2, (copy / name).read_bytes(), SIGNED // 5):
+        (copy / name).write_bytes(changed)
+        with suppress(TransparityError):
+            read = read_bundle(copy)
+            for key, probe in read.probes.items():
+                assert all(np.isfinite(value).all() for value in probe.oracle.expected.values()), key
+                assert all(np.isfinite(probe.oracle.budget(tap, read.dtype)) for tap in probe.oracle.expected), key
+
+
+def test_a_changed_actual_is_refused_or_judged(tmp_path: Path, written: tuple[Path, Bundle]) -> None:
+    folder, bundle = written
+    shapes, path = bundle.shapes, tmp_path / ACTUAL
+    readable = judged = refused = 0
+    for index, changed in enumerate(mutants(3, (folder / "expected.safetensors").read_bytes(), WRITTEN)):
+        path.write_bytes(changed)
+        try:
+            said = read_actual(path, bundle, cut=index % 2 == 0)
+        except TransparityError as error:
+            refused += one_sentence(error)
+            continue
+        readable += 1
+        assert all(
+            value.shape == shapes[f"{probe}/{tap}"] for probe, taps in said.items() for tap, value in taps.items()
+        )
+        if readable % 20 == 0 and judged < JUDGED:
+            judged += 1
+            report = judge_bundle(bundle, said)
+            right = all(
+                "logits" in said.get(key, {})
+                and np.abs(said[key]["logits"] - probe.oracle.expected["logits"]).max()
+                <= probe.oracle.budget("logits", "float32")
+                for key, probe in bundle.probes.items()
+            )
+            assert right or report.verdict != "agrees"
+    assert readable + refused == WRITTEN
+    assert readable > WRITTEN // 20
+    assert judged
+
+
+def test_there_are_ten_thousand_of_them() -> None:
+    assert UNSIGNED + SIGNED + WRITTEN >= 10_000

@@ -1,0 +1,77 @@
+"""A port that is not Python: JavaScript on Node reads a bundle, and agrees on every tap of every probe."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from transparity.config import TransformerConfig
+from transparity.presets import PRESETS, preset
+from transparity_conformance.bundle import Outputs, export_bundle, judge_bundle, read_actual, read_bundle
+from transparity_conformance.process import check_command, run_command
+
+NODE = shutil.which("node")
+PORT = Path(__file__).parent / "ports/port.mjs"
+
+pytestmark = pytest.mark.skipif(NODE is None, reason="Node is not installed")
+
+CONFIGS = {name: preset(name).resized() for name in PRESETS} | {
+    "batch norm": TransformerConfig(
+        architecture="encoder",
+        source_vocab_size=7,
+        max_length=5,
+        embed_dim=6,
+        num_heads=2,
+        num_encoder_layers=1,
+        feed_forward_dim=5,
+        norm="batch",
+        pad_id=None,
+    )
+}
+
+
+@pytest.fixture(params=CONFIGS)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def ran(folder: Path, name: str, port: Path = PORT) -> Outputs:
+    known = name if name in PRESETS else "config"
+    export_bundle(CONFIGS[name], folder / "bundle", name=known)
+    run = run_command(f"node '{port}'", folder / "bundle", folder / "actual.safetensors", timeout=60)
+    assert run.failure is None
+    return read_actual(run.actual, read_bundle(folder / "bundle"))
+
+
+def test_it_agrees_on_every_probe(tmp_path: Path, name: str) -> None:
+    said = ran(tmp_path, name)
+    bundle = read_bundle(tmp_path / "bundle")
+    report = judge_bundle(bundle, said)
+    assert report.verdict == "agrees"
+    assert (report.faults, report.not_compared) == ((), ())
+    assert {f"{item.probe}/{item.tap}" for item in report.measured} == set(bundle.shapes)
+
+
+def test_it_is_within_the_budgets_of_the_manifest(tmp_path: Path, name: str) -> None:
+    said = ran(tmp_path, name)
+    bundle = read_bundle(tmp_path / "bundle")
+    manifest = json.loads((tmp_path / "bundle/manifest.json").read_text())
+    for probe, of in manifest["probes"].items():
+        for tap, it in of["taps"].items():
+            error = np.abs(said[probe][tap] - bundle.probes[probe].oracle.expected[tap]).max()
+            assert error <= it["budget"], f"{probe}/{tap}"
+
+
+def test_a_mistake_in_it_is_found_and_named(tmp_path: Path) -> None:
+    """The scale is that of the other field: the one mistake that nearly every port makes."""
+    wrong = PORT.read_text().replace('config.attention_scale === "head_dim"', 'config.attention_scale !== "head_dim"')
+    assert wrong != PORT.read_text()
+    (tmp_path / "wrong.mjs").write_text(wrong)
+    config = CONFIGS["notes-attention"]
+    report = check_command(f"node '{tmp_path / 'wrong.mjs'}'", "notes-attention", config)
+    assert (report.verdict, report.first_divergence) == ("diverges", "decoder.layers.0.self_attention.scores")
+    assert report.faults[0].causes[0].mistake == "attention-scale"

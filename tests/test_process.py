@@ -1,0 +1,151 @@
+"""A program may crash, hang, or write garbage: the answer is a sentence or a verdict, and what it wrote is judged."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from transparity.presets import preset
+from transparity_conformance.process import check_command, command_line, run_command
+from transparity_conformance.tensors import BundleError
+from transparity_conformance.verdict import Report
+
+Refused = Callable[..., AbstractContextManager[None]]
+
+CONFIG = preset("notes-lm").resized(embed_dim=6, num_heads=2, num_decoder_layers=1)
+
+COPY = """
+import pathlib, sys
+bundle, actual = map(pathlib.Path, sys.argv[1:])
+right = (bundle / "expected.safetensors").read_bytes()
+"""
+
+
+@pytest.fixture
+def checked(tmp_path: Path) -> Callable[..., Report]:
+    """The report on a program in Python that starts with `COPY`."""
+
+    def check(script: str, timeout: float = 60) -> Report:
+        path = tmp_path / "port.py"
+        path.write_text(COPY + script)
+        return check_command(shlex.join([sys.executable, str(path)]), "notes-lm", CONFIG, timeout=timeout)
+
+    return check
+
+
+def test_a_program_that_is_right(checked: Callable[..., Report]) -> None:
+    report = checked("actual.write_bytes(right)")
+    assert (report.verdict, report.preset, report.notes) == ("agrees", "notes-lm", ())
+
+
+def test_a_program_that_is_wrong(checked: Callable[..., Report]) -> None:
+    report = checked("actual.write_bytes(right[:-1] + b'\\x7f')")
+    assert report.verdict == "diverges"
+
+
+def test_a_crash_behind_a_right_answer_does_not_agree(checked: Callable[..., Report]) -> None:
+    report = checked("actual.write_bytes(right)\nsys.exit('out of memory.')")
+    assert (report.verdict, report.exit_code) == ("inconclusive", 3)
+    assert report.notes[0].endswith("ended with the exit code 1, saying: out of memory.")
+
+
+def test_a_crash_behind_a_wrong_answer_diverges(checked: Callable[..., Report]) -> None:
+    report = checked("actual.write_bytes(right[:-1] + b'\\x7f')\nsys.exit(7)")
+    assert report.verdict == "diverges"
+    assert any("the exit code 7" in note for note in report.notes)
+
+
+def test_what_is_whole_in_a_file_that_is_not_is_judged(checked: Callable[..., Report]) -> None:
+    report = checked("import os\nactual.write_bytes(right[:-8])\nos.abort()")
+    assert report.verdict == "inconclusive"
+    assert report.measured
+    assert "was killed by SIGABRT" in report.notes[0]
+
+
+def test_a_cut_file_of_a_program_that_ended_well_is_garbage(checked: Callable[..., Report]) -> None:
+    with pytest.raises(BundleError, match="cannot be read as a safetensors file: its header speaks of"):
+        checked("actual.write_bytes(right[:-8])")
+
+
+def test_partial_output_is_inconclusive(checked: Callable[..., Report]) -> None:
+    report = checked("""
+from safetensors.numpy import load_file, save_file
+tensors = load_file(bundle / "expected.safetensors")
+save_file({name: value for name, value in tensors.items() if name != "one/logits"}, actual)
+""")
+    assert report.verdict == "inconclusive"
+    assert any("one" in line for line in report.not_compared)
+
+
+@pytest.mark.parametrize("content", ["b''", "b'garbage'", "b'\\xff' * 100", "right[8:]"])
+def test_garbage(checked: Callable[..., Report], content: str) -> None:
+    with pytest.raises(BundleError, match="cannot be read as a safetensors file"):
+        checked(f"actual.write_bytes({content})")
+    with pytest.raises(BundleError, match=r"exit code 3; .*cannot be read as a safetensors file"):
+        checked(f"actual.write_bytes({content})\nsys.exit(3)")
+
+
+def test_nothing(checked: Callable[..., Report], refused: Refused) -> None:
+    with refused(BundleError, "The command "):
+        checked("")
+    with pytest.raises(BundleError, match=r"ended well, but wrote no actual\.safetensors"):
+        checked("")
+    with pytest.raises(BundleError, match="is not a file"):
+        checked("actual.mkdir()")
+
+
+def test_a_hang_ends_with_all_that_it_started(tmp_path: Path) -> None:
+    script = tmp_path / "port.py"
+    script.write_text(
+        "import pathlib, subprocess, sys, time\n"
+        "subprocess.Popen([sys.executable, '-c', "
+        "f'import pathlib, time; time.sleep(2); pathlib.Path({str(pathlib.Path(sys.argv[2]))!r}).touch()'])\n"
+        "time.sleep(600)\n"
+    )
+    began = time.monotonic()
+    run = run_command(f"'{sys.executable}' '{script}'", tmp_path, tmp_path / "actual", timeout=0.5)
+    assert time.monotonic() - began < 30
+    assert run.failure is not None
+    assert run.failure.endswith("was stopped after 0.5 s.")
+    time.sleep(2.5)
+    assert not run.actual.exists(), "a child lived on"
+
+
+def test_a_program_may_talk_without_end(tmp_path: Path) -> None:
+    script = tmp_path / "port.py"
+    script.write_text(
+        "import sys\n"
+        "for _ in range(2000): sys.stderr.write('x' * 1000); sys.stdout.write('y' * 1000)\n"
+        "sys.exit('\\n\\x1b[31mat last\\n\\n')\n"
+    )
+    run = run_command(f"'{sys.executable}' '{script}'", tmp_path, tmp_path / "actual", timeout=60)
+    assert run.failure is not None
+    assert "\x1b" not in run.failure
+    assert run.failure.endswith("at last.")
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("", "The command is empty"),
+        ("'", 'The command "\'" cannot be read: no closing quotation.'),
+        ("/no/such/program", "The command '/no/such/program' cannot be started: No such file or directory."),
+        ("program\0", "The command 'program\\x00' cannot be started: "),
+    ],
+)
+def test_a_command_that_is_none(tmp_path: Path, refused: Refused, command: str, says: str) -> None:
+    with refused(BundleError, says):
+        run_command(command, tmp_path, tmp_path / "actual")
+
+
+def test_the_paths_come_last_or_where_they_are_wanted() -> None:
+    bundle, actual = Path("a b"), Path("c")
+    assert command_line("run 'me too'", bundle, actual) == ["run", "me too", "a b", "c"]
+    assert command_line("run --out={actual} {bundle}", bundle, actual) == ["run", "--out=c", "a b"]
+    assert command_line("run {bundle}; rm $HOME", bundle, actual) == ["run", "a b;", "rm", "$HOME"]

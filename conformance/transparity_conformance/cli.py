@@ -1,0 +1,325 @@
+"""The command `transparity`: is a port right and, if not, where and why?
+
+Exit codes: 0 agrees, 1 diverges, 2 bad usage or bad input, 3 inconclusive. Of several presets the worst counts.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from transparity.errors import TransparityError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from transparity.config import TransformerConfig
+    from transparity_conformance.judgement import Progress
+    from transparity_conformance.verdict import Report
+
+BAD_INPUT = 2
+WORST_FIRST = (1, 3, 0)
+"""Of the exit codes of several reports."""
+
+PATIENCE = 2.0
+"""Seconds after which what takes longer gets a bar."""
+
+app = typer.Typer(
+    help="Is your port of a transformer right and, if not, where and why?",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+class Dtype(StrEnum):
+    """The precision that a port computes in."""
+
+    float32 = "float32"
+    float64 = "float64"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
+JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the reports as JSON.")]
+HtmlFile = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write the reports as one page.")]
+Taps = Annotated[bool, typer.Option("--taps/--logits-only", help="Compare what the port shows, or its logits alone.")]
+Precision = Annotated[Dtype, typer.Option("--dtype", help="The precision that the port computes in.")]
+
+
+@app.command()
+def presets() -> None:
+    """List the source systems, and what each does otherwise than the paper."""
+    from transparity.presets import PRESETS, departures
+
+    for name, system in PRESETS.items():
+        differs = "; ".join(departures(system.config)) or "nothing"
+        _say(f"{name}  (document {system.document})")
+        _say(f"as printed; differs from the paper in: {differs}", indent=4)
+        if system.decided:
+            _say(f"decided: {system.decided}", indent=4)
+
+
+@app.command()
+def describe(preset: Annotated[str, typer.Argument(metavar="PRESET", help="Its name, or a JSON file.")]) -> None:
+    """Show the parameters, the taps, and a diagram of the architecture (Mermaid)."""
+    with _sentences():
+        from transparity_conformance.describe import mermaid, parameters_table, taps_table
+
+        config = _named(preset, resized=False)
+        _print(parameters_table(config))
+        _print(taps_table(config))
+        typer.echo(mermaid(config), nl=False)
+
+
+@app.command()
+def check(
+    port: Annotated[
+        str | None,
+        typer.Argument(metavar="PORT", help="path/to/file.py:build or package.module:build.", show_default=False),
+    ] = None,
+    preset: Annotated[
+        list[str] | None, typer.Option("--preset", metavar="NAME", help="Again for more; all, if none is given.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", metavar="FILE", help="Any other configuration, as JSON.")
+    ] = None,
+    taps: Taps = True,
+    dtype: Precision = Dtype.float32,
+    command: Annotated[
+        str | None,
+        typer.Option(
+            "--command",
+            metavar='"…"',
+            help="Instead of PORT, a program in any language: it is given a bundle, and writes actual.safetensors. "
+            "{bundle} and {actual} stand for the two paths, which otherwise come last.",
+        ),
+    ] = None,
+    timeout: Annotated[float, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="For --command.")] = 300,
+    json_file: JsonFile = None,
+    html_file: HtmlFile = None,
+) -> None:
+    """Check a port: at the probe size of every preset, or of those that are named."""
+    with _sentences():
+        if (port is None) == (command is None):
+            raise UsageError("check takes either a PORT or --command; give one of the two.")
+        _check_writable(json_file, html_file)
+        one = _checker(port, command, logits_only=not taps, dtype=dtype, timeout=timeout)
+        systems = list(_systems(preset or [], config))
+    reports, failed = [], False
+    for name, system in systems:
+        try:
+            with _progress() as heard:
+                report = one(name, system, heard)
+        except TransparityError as error:
+            _complain(f"{name}: {error}" if len(systems) > 1 else str(error))
+            failed = True
+            continue
+        reports.append(report)
+        _show(report)
+    _finish(reports, json_file, html_file, failed=failed)
+
+
+@app.command()
+def export(
+    preset: Annotated[str, typer.Argument(metavar="PRESET", help="Its name, or a JSON file.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that is empty, or is made.")],
+    dtype: Precision = Dtype.float32,
+) -> None:
+    """Write a bundle: the check of a preset at its probe size, for a port in any language."""
+    with _sentences():
+        from transparity_conformance.bundle import export_bundle
+
+        config = _named(preset, resized=True)
+        bundle = export_bundle(config, folder, name=_name_of(preset), dtype=dtype)
+        _say(f"{folder}: {len(bundle.probes)} probes of {bundle.name} ({', '.join(bundle.probes)})")
+
+
+@app.command()
+def compare(
+    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A folder that `transparity export` wrote.")],
+    actual: Annotated[Path, typer.Argument(metavar="ACTUAL", help="What the port wrote of it, as safetensors.")],
+    taps: Taps = True,
+    json_file: JsonFile = None,
+    html_file: HtmlFile = None,
+) -> None:
+    """Say whether what a port wrote of a bundle is right."""
+    with _sentences():
+        from transparity_conformance.bundle import judge_bundle, read_actual, read_bundle
+
+        _check_writable(json_file, html_file)
+        with _progress() as heard:
+            heard("reading the bundle", 0, 1)
+            read = read_bundle(bundle)
+            said = read_actual(actual, read)
+            report = judge_bundle(read, said, logits_only=not taps, progress=heard)
+        _show(report)
+        _finish([report], json_file, html_file)
+
+
+def main() -> None:
+    """The entry point."""
+    try:
+        app()
+    except Exception:  # noqa: BLE001 - a fault of ours is no verdict, and Python would end with 1
+        traceback.print_exc()
+        sys.exit(BAD_INPUT)
+
+
+class UsageError(TransparityError):
+    """The command was given what does not go together."""
+
+
+def _checker(
+    port: str | None, command: str | None, *, logits_only: bool, dtype: str, timeout: float
+) -> Callable[[str, TransformerConfig, Progress], Report]:
+    """The check of one system: of a function that is loaded here, or of a program."""
+    if command is not None:
+        from transparity_conformance.process import check_command
+
+        return lambda name, config, heard: check_command(
+            command, name, config, dtype=dtype, logits_only=logits_only, timeout=timeout, progress=heard
+        )
+    from transparity_conformance.check import PortError
+    from transparity_conformance.check import check as check_port
+    from transparity_conformance.loading import load_port
+
+    assert port is not None
+    build = load_port(port)
+
+    def one(name: str, config: TransformerConfig, heard: Progress) -> Report:
+        system: dict[str, Any] = {"config": config} if name == "config" else {"preset": name}
+        try:
+            return check_port(build, **system, dtype=dtype, logits_only=logits_only, progress=heard)
+        except SystemExit as end:  # whose code would be taken for a verdict
+            raise PortError(f"The port ended the process with sys.exit({end.code!r}).") from None
+
+    return one
+
+
+def _systems(names: Sequence[str], config: Path | None) -> Iterator[tuple[str, TransformerConfig]]:
+    """What is checked: the presets that are named, a configuration, or all presets."""
+    from transparity.presets import PRESETS, preset
+
+    for name in dict.fromkeys(names or (() if config else PRESETS)):
+        yield name, preset(name).resized()
+    if config is not None:
+        yield "config", _read_config(config)
+
+
+def _named(name: str, *, resized: bool) -> TransformerConfig:
+    """The configuration of a preset, or in a file."""
+    from transparity.presets import preset
+
+    if _name_of(name) == "config":
+        return _read_config(Path(name))
+    return preset(name).resized() if resized else preset(name)
+
+
+def _name_of(name: str) -> str:
+    return "config" if name.endswith(".json") else name
+
+
+def _read_config(path: Path) -> TransformerConfig:
+    from transparity_conformance.bundle import read_config
+
+    return read_config(path)
+
+
+def _finish(reports: Sequence[Report], json_file: Path | None, html_file: Path | None, *, failed: bool = False) -> None:
+    """Write what was asked for, and end with the worst of the exit codes."""
+    with _sentences():
+        if json_file is not None:
+            text = json.dumps([report.as_dict() for report in reports], indent=2, ensure_ascii=False)
+            _write(json_file, lambda: json_file.write_text(text + "\n", encoding="utf-8"))
+        if html_file is not None:
+            from transparity_conformance.checkup import write_html
+
+            _write(html_file, lambda: write_html(reports, html_file))
+    codes = {report.exit_code for report in reports}
+    raise typer.Exit(BAD_INPUT if failed else next(code for code in WORST_FIRST if code in codes))
+
+
+def _write(path: Path, write: Callable[[], object]) -> None:
+    try:
+        write()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror or error}.") from None
+
+
+def _check_writable(*paths: Path | None) -> None:
+    """Say it before the work and not behind it."""
+    for path in paths:
+        if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+            raise UsageError(f"{path} cannot be written: it is a folder, or there is no folder to put it in.")
+
+
+@contextmanager
+def _sentences() -> Iterator[None]:
+    """A user's mistake is answered with one sentence and the exit code 2."""
+    try:
+        yield
+    except TransparityError as error:
+        _complain(str(error))
+        raise typer.Exit(BAD_INPUT) from None
+
+
+def _complain(sentence: str) -> None:
+    typer.echo(sentence.encode("utf-8", "backslashreplace").decode(), err=True)
+
+
+def _show(report: Report) -> None:
+    from transparity_conformance.checkup import table
+
+    _print(table(report))
+
+
+def _print(what: RenderableType) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False)
+    console.print(what)
+
+
+def _say(line: str, indent: int = 0) -> None:
+    from rich.padding import Padding
+    from rich.text import Text
+
+    _print(Padding(Text(line), (0, 0, 0, indent), expand=False))
+
+
+@contextmanager
+def _progress() -> Iterator[Progress]:
+    """A bar, on a terminal, for what takes longer than a moment."""
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+
+    console = Console(stderr=True)
+    bar = Bar(console=console, transient=True)
+    task = bar.add_task("", total=None)
+    began = time.monotonic()
+
+    def heard(says: str, done: int, of: int) -> None:
+        if not bar.live.is_started and console.is_terminal and time.monotonic() - began > PATIENCE:
+            bar.start()
+        bar.update(task, description=says, completed=done, total=of)
+
+    try:
+        yield heard
+    finally:
+        if bar.live.is_started:
+            bar.stop()
+
+
+if __name__ == "__main__":
+    main()

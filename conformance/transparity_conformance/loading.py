@@ -1,0 +1,81 @@
+"""Ports by name: `path/to/file.py:build` or `package.module:build`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from transparity.errors import TransparityError, shown
+
+
+class LoadError(TransparityError):
+    """There is no such port, or it cannot be imported."""
+
+
+def load_port(spec: str) -> Callable[..., Any]:
+    """The function that `spec` names; raises `LoadError`, in one sentence."""
+    where, _, name = spec.rpartition(":")
+    if not where or not name.isidentifier():
+        raise LoadError(f"The port is {shown(spec)}; expected path/to/file.py:build or package.module:build.")
+    module = _load_file(Path(where)) if where.endswith(".py") else _load_module(where)
+    if not hasattr(module, name):
+        raise LoadError(f"{where} has no {name!r}; expected a function {name}(config, parameters) there.")
+    build = getattr(module, name)
+    if not callable(build):
+        raise LoadError(f"{name!r} of {where} is {shown(build)}; expected a function {name}(config, parameters).")
+    return build
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise LoadError(f"There is no file {path}.")
+    # as `python file.py` would have it: what lies beside it can be imported
+    _importable_from(path.parent)
+    name = path.stem
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    before = sys.modules.get(name)
+    sys.modules[name] = module  # for dataclasses, which look their module up
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        raise LoadError(f"{path} cannot be imported: {_told(error)}.") from error
+    finally:
+        if before is not None:
+            sys.modules[name] = before
+    return module
+
+
+def _load_module(name: str) -> ModuleType:
+    _importable_from(Path.cwd())
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name and f"{name}.".startswith(f"{error.name}."):
+            raise LoadError(f"There is no module {name!r} here, and none is installed.") from None
+        raise LoadError(f"{name} cannot be imported: {_told(error)}.") from error
+    except (Exception, SystemExit) as error:
+        raise LoadError(f"{name} cannot be imported: {_told(error)}.") from error
+
+
+def _importable_from(folder: Path) -> None:
+    path = str(folder.resolve())
+    if path not in sys.path:
+        sys.path.insert(0, path)
+
+
+def _told(error: BaseException) -> str:
+    """An exception in one clause, with the line where it was raised."""
+    if isinstance(error, SyntaxError):
+        return f"SyntaxError: {error.msg} (line {error.lineno})"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")]
+    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if len(frames) > 1 else ""
+    says = " ".join(str(error).split())[:200].rstrip(".")
+    return f"{type(error).__name__}{': ' + says if says else ''}{where}"

@@ -1,0 +1,296 @@
+"""The command: what it answers, and with which exit code."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from transparity.presets import PRESETS, departures, preset
+from transparity_conformance.cli import app
+from transparity_conformance.verdict import Report
+
+REFERENCE = "transparity.port:build"
+
+PORTS = """
+import numpy as np
+from transparity.port import build as right
+
+def wrong(config, parameters):
+    forward = right(config, parameters)
+    return lambda **tokens: forward(**tokens)["logits"] + 1
+
+def falls(config, parameters):
+    raise RuntimeError("no weights\\nfor you.")
+
+def falls_later(config, parameters):
+    def forward(**tokens):
+        raise RuntimeError("no tokens")
+    return forward
+
+def leaves(config, parameters):
+    raise SystemExit(0)
+
+def falls_on_notes(config, parameters):
+    if config.architecture == "decoder":
+        raise RuntimeError("no decoder")
+    return right(config, parameters)
+
+number = 5
+"""
+
+
+@pytest.fixture
+def ports(tmp_path: Path) -> Path:
+    path = tmp_path / "ports.py"
+    path.write_text(PORTS)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in ("ports", "main_port", "bad"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+def said(*arguments: Any) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def refused(result: Result) -> str:
+    """The one sentence of an answer to a mistake."""
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.endswith(".\n")
+    assert result.stdout == ""
+    return result.stderr.strip()
+
+
+def plain(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_presets_say_what_is_otherwise_than_in_the_paper() -> None:
+    result = said("presets")
+    assert result.exit_code == 0
+    text = plain(result.stdout)
+    for name, system in PRESETS.items():
+        assert f"{name} (document {system.document})" in text
+        assert f"as printed; differs from the paper in: {'; '.join(departures(system.config))}" in text
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_describe_shows_parameters_taps_and_a_diagram(name: str) -> None:
+    result = said("describe", name)
+    assert result.exit_code == 0
+    assert "self_attention.query.weight" in result.stdout
+    assert "self_attention.scores" in result.stdout
+    assert "\nflowchart TD\n" in result.stdout
+    assert "head --> logits" in result.stdout
+
+
+def test_describe_takes_any_configuration(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(preset("pre-norm").resized(num_decoder_layers=0, max_length=77).to_json())
+    assert said("describe", path).exit_code == 0
+    path.write_text("{")
+    assert refused(said("describe", path)).startswith("The configuration is not JSON")
+    path.write_bytes(b"\xff")
+    assert refused(said("describe", path)) == f"{path} is not JSON: it is not UTF-8."
+    assert refused(said("describe", tmp_path / "no.json")) == f"There is no file {tmp_path / 'no.json'}."
+    assert refused(said("describe", "gpt")).startswith("There is no preset 'gpt'")
+
+
+def test_a_right_port_agrees(tmp_path: Path) -> None:
+    answers = tmp_path / "answers.json"
+    result = said("check", REFERENCE, "--preset", "notes-lm", "--preset", "walkthrough", "--json", answers)
+    assert result.exit_code == 0, result.output
+    reports = json.loads(answers.read_text())
+    assert [(report["preset"], report["verdict"]) for report in reports] == [
+        ("notes-lm", "agrees"),
+        ("walkthrough", "agrees"),
+    ]
+    assert "AGREES" in result.stdout.upper()
+
+
+def test_a_wrong_port_diverges(ports: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    result = said("check", f"{ports}:wrong", "--preset", "notes-lm", "--logits-only", "--html", page)
+    assert result.exit_code == 1, result.output
+    assert "<html" in page.read_text(encoding="utf-8")
+
+
+def test_any_configuration_is_checked(tmp_path: Path) -> None:
+    path, answers = tmp_path / "mine.json", tmp_path / "answers.json"
+    path.write_text(preset("notes-lm").resized(num_decoder_layers=1).to_json())
+    assert said("check", REFERENCE, "--config", path, "--json", answers).exit_code == 0
+    assert [report["preset"] for report in json.loads(answers.read_text())] == ["config"]
+
+
+@pytest.mark.parametrize(
+    ("port", "says"),
+    [
+        ("{}:nothing", "{} has no 'nothing'; expected a function nothing(config, parameters) there."),
+        ("{}:number", "'number' of {} is 5; expected a function number(config, parameters)."),
+        ("{}", "The port is '{}'; expected path/to/file.py:build or package.module:build."),
+        ("{}:", "The port is '{}:'; expected"),
+        ("{}x.py:build", "There is no file {}x.py."),
+        ("no.such:build", "There is no module 'no.such' here, and none is installed."),
+        ("json.no:build", "There is no module 'json.no' here, and none is installed."),
+        ("..:build", ".. cannot be imported: "),
+        ("{}:falls", "build(config, parameters) raised RuntimeError: no weights for you"),
+        ("{}:falls_later", "forward(tokens=…) raised RuntimeError: no tokens (ports.py, line 14)"),
+        ("{}:leaves", "The port ended the process with sys.exit(0)."),
+    ],
+)
+def test_a_port_that_is_none(ports: Path, port: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ports.parent)
+    name = ports.name
+    result = refused(said("check", port.format(name), "--preset", "notes-lm"))
+    assert result.startswith(says.format(name))
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        (
+            "import no_such_module\n",
+            "bad.py cannot be imported: ModuleNotFoundError: No module named 'no_such_module' ",
+        ),
+        ("x = 1\n1 / 0\n", "bad.py cannot be imported: ZeroDivisionError: division by zero (bad.py, line 2)."),
+        ("def build(:\n", "bad.py cannot be imported: SyntaxError: invalid syntax (line 1)."),
+        ("raise SystemExit\n", "bad.py cannot be imported: SystemExit"),
+        ("\0", "bad.py cannot be imported: "),
+    ],
+)
+def test_a_file_that_cannot_be_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("bad.py").write_text(source)
+    assert refused(said("check", "bad.py:build")).startswith(says)
+
+
+def test_a_port_imports_what_lies_beside_it(ports: Path) -> None:
+    (ports.parent / "main_port.py").write_text("from ports import right as build\n")
+    assert said("check", f"{ports.parent / 'main_port.py'}:build", "--preset", "notes-lm").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["check"],
+        ["check", REFERENCE, "--command", "true"],
+        ["check", REFERENCE, "--preset", "gpt"],
+        ["check", REFERENCE, "--config", "no.json"],
+        ["check", REFERENCE, "--json", "/no/such/folder/x.json"],
+        ["compare", "no-bundle", "no-file"],
+        ["export", "gpt", "folder"],
+    ],
+)
+def test_a_mistake_gets_one_sentence(arguments: list[str]) -> None:
+    refused(said(*arguments))
+
+
+@pytest.mark.parametrize(
+    "arguments", [["check", REFERENCE, "--dtype", "int8"], ["no-such-command"], ["export"], ["check", "--no-such"]]
+)
+def test_bad_usage(arguments: list[str]) -> None:
+    assert said(*arguments).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "code"),
+    [
+        (["agrees", "agrees"], 0),
+        (["agrees", "inconclusive"], 3),
+        (["inconclusive", "diverges"], 1),
+        (["diverges", "agrees"], 1),
+    ],
+)
+def test_the_worst_of_several_presets_counts(verdicts: list[Any], code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter(verdicts)
+    names = list(PRESETS)[: len(verdicts)]
+
+    def checker(*_: Any, **__: Any) -> Callable[..., Report]:
+        return lambda name, config, heard: Report(name, next(answers), None)
+
+    monkeypatch.setattr("transparity_conformance.cli._checker", checker)
+    arguments = [argument for name in names for argument in ("--preset", name)]
+    assert said("check", REFERENCE, *arguments).exit_code == code
+
+
+def test_one_preset_that_falls_does_not_hide_the_others(ports: Path, tmp_path: Path) -> None:
+    answers = tmp_path / "answers.json"
+    port = f"{ports}:falls_on_notes"
+    result = said("check", port, "--preset", "notes-lm", "--preset", "walkthrough", "--json", answers)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("notes-lm: build(config, parameters) raised RuntimeError: no decoder")
+    assert [report["preset"] for report in json.loads(answers.read_text())] == ["walkthrough"]
+
+
+def test_a_bundle_is_exported_and_compared(tmp_path: Path) -> None:
+    folder, answers = tmp_path / "bundle", tmp_path / "answers.json"
+    result = said("export", "notes-lm", folder, "--dtype", "bfloat16")
+    assert result.exit_code == 0
+    assert "mixed, text, one, longest" in plain(result.stdout)
+    assert refused(said("compare", folder, tmp_path / "none")) == f"There is no file {tmp_path / 'none'}."
+    assert said("compare", folder, folder / "expected.safetensors", "--json", answers).exit_code == 0
+    (report,) = json.loads(answers.read_text())
+    assert (report["preset"], report["verdict"], report["dtype"]) == ("notes-lm", "agrees", "bfloat16")
+    shutil.copy(folder / "expected.safetensors", folder / "manifest.json")
+    assert "is not JSON" in refused(said("compare", folder, folder / "expected.safetensors"))
+
+
+def test_a_program_is_checked(tmp_path: Path) -> None:
+    script = tmp_path / "port.py"
+    script.write_text("import shutil, sys\nshutil.copy(sys.argv[1] + '/expected.safetensors', sys.argv[2])\n")
+    command = f"'{sys.executable}' '{script}'"
+    assert said("check", "--command", command, "--preset", "notes-lm").exit_code == 0
+    script.write_text("import time\ntime.sleep(60)\n")
+    result = said("check", "--command", command, "--preset", "notes-lm", "--timeout", "0.5")
+    assert refused(result).endswith("was stopped after 0.5 s, but wrote no actual.safetensors.")
+
+
+def test_a_fault_of_ours_is_no_verdict(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from transparity_conformance import cli
+
+    def falls() -> None:
+        raise AssertionError("ours")
+
+    monkeypatch.setattr(cli, "app", falls)
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 2
+    assert "AssertionError: ours" in capsys.readouterr().err
+
+
+def test_help_imports_nothing_that_it_does_not_need() -> None:
+    heavy = {"torch", "jax", "flax", "hypothesis", "pytest", "ml_dtypes", "transparity_conformance.judgement"}
+    script = (
+        "import sys\nfrom transparity_conformance.cli import main\nsys.argv = ['transparity', '--help']\n"
+        f"try:\n    main()\nexcept SystemExit:\n    print('loaded', *({heavy!r} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "loaded"
+
+
+def test_a_check_of_a_numpy_port_imports_no_framework(tmp_path: Path) -> None:
+    folder = tmp_path / "bundle"
+    script = (
+        "import sys\nfrom transparity_conformance.cli import app\n"
+        f"for arguments in (['check', {REFERENCE!r}, '--preset', 'notes-lm'], ['export', 'notes-lm', {str(folder)!r}],"
+        f" ['compare', {str(folder)!r}, {str(folder / 'expected.safetensors')!r}]):\n"
+        "    try:\n        app(arguments)\n    except SystemExit as end:\n        assert not end.code, end.code\n"
+        "print('loaded', *({'torch', 'jax', 'flax', 'hypothesis', 'pytest'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "loaded"

@@ -162,7 +162,7 @@ def places(slip: Slip, config: TransformerConfig) -> Places:
     """The taps, as patterns, at the end of the segments that the mistake makes wrong."""
     variant = slip.variant
     by_id: dict[str, Places] = {
-        "attention-scale": (r"attention\.scores$",),
+        "attention-scale": _scaled(config),
         "mask-polarity": _WEIGHTS,
         "mask-value": _WEIGHTS,
         "mask-order": _WEIGHTS,
@@ -212,6 +212,12 @@ def places(slip: Slip, config: TransformerConfig) -> Places:
         "positions twice in the decoder": _EMBEDDING,
         "values a position late": (r"attention\.value$",),
     }[variant]
+
+
+def _scaled(config: TransformerConfig) -> Places:
+    """What is replaced before the scale is scaled as well, which shows if it is small enough to weigh something."""
+    early = config.mask_order == "before-scale" and -1e6 < config.mask_value < -1e-6
+    return (r"attention\.scores$",) + _WEIGHTS * early
 
 
 def _residual(config: TransformerConfig) -> Places:

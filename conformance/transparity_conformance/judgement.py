@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 
 from transparity.taps import tap_shapes
+from transparity_conformance.budgets import epsilon
 from transparity_conformance.causes import Answer, Place, explain, kind_of
 from transparity_conformance.evidence import difference
+from transparity_conformance.forms import Pair, is_another_form
 from transparity_conformance.mistakes import whole_model
 from transparity_conformance.mistakes.places import is_norm
 from transparity_conformance.mistakes.structure import rounded_to
@@ -27,6 +29,9 @@ Actual = Mapping[str, Mapping[str, np.ndarray]]
 
 INTERNAL = ("query", "key", "value", "scores", "weights", "context", "hidden")
 """Taps inside a sublayer: a port may hold them in another form and still be right."""
+
+FORM = 1024
+"""How many ulps of the largest number another form may be off: it is told from a wrong number, not judged."""
 
 MOST_FAULTS = 40
 """So many segments are explained; the rest is listed without a cause."""
@@ -62,7 +67,20 @@ def judge(
     repeated: Held | None = None,
 ) -> Report:
     """The verdict on what a port said of `probes`, however it was run: here, elsewhere, or last week."""
-    heard = progress or silent
+    with np.errstate(all="ignore"):  # a port may say anything
+        return _judged(name, probes, actual, dtype, logits_only, progress or silent, not_compared, repeated)
+
+
+def _judged(
+    name: str,
+    probes: Mapping[str, Probe],
+    actual: Actual,
+    dtype: str,
+    logits_only: bool,
+    heard: Progress,
+    not_compared: tuple[str, ...],
+    repeated: Held | None,
+) -> Report:
     trials: dict[str, Trial] = {}
     missing = list(not_compared)
     for done, (key, probe) in enumerate(probes.items()):
@@ -90,11 +108,11 @@ def judge(
         cause = Cause("dropout-active", says, None, repeated.error, 0.0)
         fault = Fault(repeated.where, repeated.error, repeated.budget, (cause,), next(iter(trials)))
         return Report(name, "diverges", repeated.where, (fault,), not_compared=tuple(missing), **common)  # type: ignore[arg-type]
-    faulty, healed = _faulty_segments(trials)
+    faulty, healed = _faulty_segments(trials, dtype)
     notes = [says for trial in trials.values() for says in trial.misshapen.values()]
     notes += [f"{tap} is held in another form, which makes no difference behind it" for tap in healed]
-    if logits_agree:
-        notes += [f"{tap} differs from the reference's, which no logit shows" for tap in faulty]
+    if logits_agree and not (unsound := _unsound(trials, faulty)):
+        notes += [f"{tap} differs from the reference's at padding alone, which no logit shows" for tap in faulty]
         few = [key for key in probes if key not in trials]
         verdict: Verdict = "inconclusive" if few else "agrees"
         return Report(name, verdict, None, not_compared=tuple(missing), notes=tuple(notes), **common)  # type: ignore[arg-type]
@@ -103,6 +121,9 @@ def judge(
         fault = Fault(first or "logits", worst.error, worst.budget, (rounding,), worst.probe, worst.profile)
         notes.append(f"{rounding.says}, not a mistake: against {dtype}'s budget the worst share is {worst.share:.3g}")
         return Report(name, "agrees", None, (fault,), not_compared=tuple(missing), notes=tuple(notes), **common)  # type: ignore[arg-type]
+    if logits_agree:
+        faulty = unsound
+        notes.append("the logits agree: what is wrong here makes no difference to them")
     faults, answers = _explained(trials, faulty or ["logits"], dtype, heard)
     ids = tuple(dict.fromkeys(identity for answer in answers for identity in answer.indistinguishable))
     split_by = next((answer.split_by for answer in answers if answer.split_by), None)
@@ -175,29 +196,64 @@ def _claims(measured: Iterable[Measured]) -> Iterable[Held]:
         yield Held(f"forward.{kind}", verdict, item.error, item.budget, f"{item.tap} ({item.probe})")
 
 
-def _faulty_segments(trials: Mapping[str, Trial]) -> tuple[list[str], list[str]]:
-    """Segments that are wrong by themselves, in order, and those that are so in form alone: inside a sublayer, and
-    with nothing left of it at the sublayer's end."""
+def _faulty_segments(trials: Mapping[str, Trial], dtype: str) -> tuple[list[str], list[str]]:
+    """Segments that are wrong by themselves, in order, and those that are so in form alone: inside a sublayer, with
+    nothing left of it at the sublayer's end, and related to ours by one map (`forms`)."""
     faulty: dict[str, None] = {}
     healed: dict[str, None] = {}
     order = list(dict.fromkeys(tap for trial in trials.values() for tap in trial.order))
-    for trial in trials.values():
-        wrong = [tap for tap in trial.errors if share(trial.errors[tap], trial.budgets[tap]) > 1]
-        inside = [tap for tap in wrong if tap.rpartition(".")[2] in INTERNAL]
-        if inside:
-            coarse = {tap: value for tap, value in trial.said.items() if tap.rpartition(".")[2] not in INTERNAL}
-            ours = walk(trial.probe, coarse)
-            budgets = segment_budgets(trial.probe, coarse, "float32", neighbours=1)
-        for tap in wrong:
-            end = _end_of(tap, trial) if tap in inside else None
-            if end is not None and gap(trial.said[end], ours[end]) <= max(budgets[end], trial.budgets[end]):
-                healed[tap] = None
-            else:
-                faulty[tap] = None
+    forms: dict[tuple[str, int], list[Pair]] = {}
+    wrong = {key: [tap for tap in t.errors if share(t.errors[tap], t.budgets[tap]) > 1] for key, t in trials.items()}
+    suspects = {tap for taps in wrong.values() for tap in taps if tap.rpartition(".")[2] in INTERNAL}
+    ends: dict[tuple[str, str], bool] = {}
+    for key, trial in trials.items() if suspects else ():
+        coarse = {tap: value for tap, value in trial.said.items() if tap.rpartition(".")[2] not in INTERNAL}
+        ours = walk(trial.probe, coarse)
+        budgets = segment_budgets(trial.probe, coarse, dtype, neighbours=1)
+        for tap in suspects & set(trial.said):
+            end = _end_of(tap, trial)
+            ends[key, tap] = end is not None and gap(trial.said[end], ours[end]) <= max(
+                budgets[end], trial.budgets[end]
+            )
+            forms.setdefault((tap, id(trial.probe.parameters)), []).append((trial.said[tap], ours[tap]))
+    tolerance = FORM * epsilon(dtype)
+    accepted = {place: is_another_form(place[0], pairs, tolerance) for place, pairs in forms.items()}
+    for key, trial in trials.items():
+        for tap in wrong[key]:
+            same = ends.get((key, tap), False) and accepted.get((tap, id(trial.probe.parameters)), False)
+            (healed if same else faulty)[tap] = None
     return (
         sorted(faulty, key=order.index),
         sorted((tap for tap in healed if tap not in faulty), key=order.index),
     )
+
+
+def _unsound(trials: Mapping[str, Trial], faulty: list[str]) -> list[str]:
+    """Of the taps that differ though the logits agree, those that do so at real tokens: what a port makes of padding
+    that nobody looks at is its own affair."""
+    found: dict[str, None] = {}
+    for trial in trials.values():
+        expected = trial.probe.oracle.expected
+        for tap in trial.misshapen:
+            found[tap] = None
+        for tap in faulty:
+            if tap in trial.said and share(trial.errors[tap], trial.budgets[tap]) > 1:
+                if tap.rpartition(".")[2] in INTERNAL:
+                    found[tap] = None
+                    continue
+                real = _at_real_tokens(trial.probe, tap)
+                apart = gap(trial.said[tap] * real, expected[tap] * real)
+                if share(apart, trial.probe.oracle.budget(tap, "float32")) > 1:
+                    found[tap] = None
+    return sorted(found, key=lambda tap: faulty.index(tap) if tap in faulty else -1)
+
+
+def _at_real_tokens(probe: Probe, tap: str) -> np.ndarray:
+    """1 where a position of `tap` (batch, length, …) holds a token, 0 where it holds padding."""
+    stack = "encoder" if tap.endswith("memory_norm") else tap.split(".")[0]
+    names = [name for name in probe.config.input_names if probe.config.input_stack(name) == stack]
+    tokens = probe.inputs[names[0] if names else probe.config.input_names[-1]]
+    return (tokens != probe.config.pad_id)[..., None].astype(np.float64)
 
 
 def _end_of(tap: str, trial: Trial) -> str | None:

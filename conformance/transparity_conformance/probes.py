@@ -118,6 +118,10 @@ LARGE = 5_000_000
 """Parameters from which on a model is tried on fewer probes."""
 
 
+LONGEST = 256
+"""Where `max_length` is more, it is not probed: the weights of attention grow with its square."""
+
+
 @functools.cache
 def probes(case: str) -> dict[str, Probe]:
     """The probes of a preset by name."""
@@ -135,10 +139,10 @@ def probes_of(config: TransformerConfig, case: str) -> dict[str, Probe]:
         ("tiny", "activations beside which eps is large", config, probe_parameters(config, 3, 1e-3), mixed),
     ]
     if sum(value.size for value in ordinary.values()) < LARGE:
-        made += [
-            ("longest", "max_length", config, ordinary, mixed_inputs(config, 2, longest, longest)),
-            ("hot", "scores that overflow a careless softmax", config, probe_parameters(config, 4, 30.0), mixed),
-        ]
+        hot = probe_parameters(config, 4, 30.0)
+        made.append(("hot", "scores that overflow a careless softmax", config, hot, mixed))
+        if longest <= LONGEST:
+            made.append(("longest", "max_length", config, ordinary, mixed_inputs(config, 2, longest, longest)))
         if min(config.stack_vocab_size(config.input_stack(name)) for name in config.input_names) >= TEXT_TOKENS:
             text = text_inputs(config, source, target)
             made.insert(1, ("text", "real text, as people feed it", config, ordinary, text))

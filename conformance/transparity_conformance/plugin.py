@@ -26,15 +26,18 @@ class Ledger:
     evidence: list[Evidence] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     not_compared: list[tuple[str, str, str]] = field(default_factory=list)
+    environment: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        return json.dumps([[item.as_dict() for item in self.evidence], self.skipped, self.not_compared])
+        evidence = [item.as_dict() for item in self.evidence]
+        return json.dumps([evidence, self.skipped, self.not_compared, self.environment])
 
     def add_json(self, text: str) -> None:
-        evidence, skipped, not_compared = json.loads(text)
+        evidence, skipped, not_compared, environment = json.loads(text)
         self.evidence += map(Evidence.from_dict, evidence)
         self.skipped += skipped
         self.not_compared += [(claim, subject, reason) for claim, subject, reason in not_compared]
+        self.environment |= environment
 
 
 LEDGER = pytest.StashKey[Ledger]()
@@ -69,9 +72,12 @@ def benches() -> Callable[[Subject], Bench]:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Under xdist a worker hands its ledger to the controller."""
+    """Say what the evidence was won with, where it was won; under xdist a worker hands its ledger to the controller."""
+    ledger = session.config.stash[LEDGER]
+    if ledger.evidence:
+        ledger.environment |= environment(ledger)
     if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["transparity"] = session.config.stash[LEDGER].to_json()
+        session.config.workeroutput["transparity"] = ledger.to_json()
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -95,7 +101,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     matrix = fold(ledger.evidence)
     folder = Path(config.rootpath, config.getoption("--agreement"))
     folder.mkdir(parents=True, exist_ok=True)
-    report = matrix, environment(ledger), ledger.skipped, ledger.not_compared
+    report = matrix, dict(sorted(ledger.environment.items())), ledger.skipped, ledger.not_compared
     write_json(folder / "agreement.json", *report)
     write_html(folder / "agreement.html", *report)
 

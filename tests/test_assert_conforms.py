@@ -59,7 +59,7 @@ def test_options_are_those_of_the_check(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_check_is_a_function_of_the_package_whoever_imported_what_before() -> None:
-    import transparity_conformance.check as again  # noqa: F401
+    import transparity_conformance.checking as again  # noqa: F401
 
     assert callable(check)
     assert callable(transparity_conformance.check)

@@ -21,7 +21,7 @@ from transparity.config import TransformerConfig
 from transparity.errors import ConfigError, InputError, ParameterError
 from transparity.presets import PRESETS, preset
 from transparity_conformance.bundle import Bundle, bundle_probes, export_bundle, read_actual, read_bundle
-from transparity_conformance.check import judge
+from transparity_conformance.judgement import judge
 from transparity_conformance.manifest import digest, own_digest
 from transparity_conformance.probes import probes
 from transparity_conformance.tensors import BundleError

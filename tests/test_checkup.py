@@ -25,7 +25,7 @@ MEASURED = tuple(
 
 
 def fault(layer: int = 0, *causes: Cause, error: float = 1.0, **fields: Any) -> Fault:
-    return Fault(SCORES.format(layer), error, 1e-6, causes, "mixed", **fields)
+    return Fault(SCORES.format(layer), error, 1e-6, causes, probe="mixed", **fields)
 
 
 def report(*faults: Fault, verdict: Verdict = "diverges", **fields: Any) -> Report:
@@ -91,9 +91,7 @@ def test_nothing_compared_is_said() -> None:
 
 def test_ties_claims_notes_and_what_was_not_compared_are_listed() -> None:
     tied = report(
-        fault(0, SCALE),
-        indistinguishable=("weight-transpose", "mask-order"),
-        split_by="square",
+        fault(0, SCALE, indistinguishable=("weight-transpose", "mask-order"), split_by="square"),
         claims=(Held("two_runs_are_the_same", "agrees", 0.0, 0.0, "logits"), Held("x", "diverges", 2.0, 1.0, "y")),
         not_compared=("loss: the port does not offer it",),
         notes=("a note",),
@@ -149,9 +147,7 @@ def test_names_are_escaped_and_are_not_markup() -> None:
         name,
         "diverges",
         name,
-        (Fault(name, 1.0, 1e-6, (Cause(name, name, None, 0.0, 1.0),), name), Fault(name, 1.0, 1e-6)),
-        (name,),
-        name,
+        (Fault(name, 1.0, 1e-6, (Cause(name, name, None, 0.0, 1.0),), (name,), name), Fault(name, 1.0, 1e-6)),
         (Held(name, "diverges", 1.0, 1.0, name),),
         (Measured(name, name, 1.0, 1.0, 1.0, 1.0, {"row": [1.0, 2.0]}),),
         (name,),

@@ -7,7 +7,6 @@ import importlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import flax
@@ -193,9 +192,14 @@ def x64_for(dtype: str) -> Any:
 @functools.cache
 def _shapes_of(module: Callable[..., Any], config: TransformerConfig) -> tuple[Graph, State]:
     """A module without numbers: none is initialised that would be overwritten at once, and none is traced twice."""
-    key = jax.random.key(0)
-    one_key = SimpleNamespace(params=lambda: key)  # nothing is drawn; to split keys would take most of the time
-    return nnx.split(nnx.eval_shape(lambda: module(config, rngs=one_key)))
+    return nnx.split(nnx.eval_shape(lambda: module(config, rngs=_OneKey(0))))
+
+
+class _OneKey(nnx.Rngs):
+    """The same key for every parameter: nothing is drawn, and to split keys would take most of the time."""
+
+    def params(self) -> jax.Array:
+        return jax.random.key(0)
 
 
 def _device(device: str) -> jax.Device:

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -100,20 +98,21 @@ def test_a_sample_tries_as_many_mistakes_as_it_can() -> None:
 SCALE, BIAS = Slip("attention-scale", "none"), Slip("bias-dropped", "up", "decoder.layers.1")
 
 
-def answer(*faults: tuple[str, str], slips: tuple[Slip, ...] = (SCALE,), **report: Any) -> Answer:
-    """An answer with faults, each a place and the cause named first (or none)."""
+def answer(*faults: tuple[str, str], slips: tuple[Slip, ...] = (SCALE,), tied: tuple[str, ...] = ()) -> Answer:
+    """An answer with faults, each a place and the cause named first (or none), and what is tied with it."""
     listed = [
         {
             "where": where,
             "error": 1.0,
             "budget": 0.1,
             "causes": [{"mistake": name, "residual": 0.0, "explained": 1.0}] if name else [],
+            "indistinguishable": tied,
         }
         for where, name in faults
     ]
     measure = "slip" if len(slips) == 1 else "pair"
     trial = Trial(measure, "translation", slips, logits_only=len(slips) > 1)
-    return Answer(trial, {"verdict": "diverges", "faults": listed} | report, 1.0)
+    return Answer(trial, {"verdict": "diverges", "faults": listed}, 1.0)
 
 
 def test_a_wrong_place_and_a_wrong_name_are_wrong() -> None:
@@ -124,7 +123,7 @@ def test_a_wrong_place_and_a_wrong_name_are_wrong() -> None:
     assert not is_placed(answer())
     assert not is_named(answer((scores_tap, "weight-transpose")))
     assert not is_named(answer((scores_tap, "")))
-    assert is_named(answer((scores_tap, "weight-transpose"), indistinguishable=["attention-scale"]))
+    assert is_named(answer((scores_tap, "weight-transpose"), tied=("attention-scale",)))
 
 
 def test_one_of_two_mistakes_is_named_only_if_the_other_is_not_denied() -> None:

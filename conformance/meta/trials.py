@@ -23,7 +23,7 @@ from meta.slips import acting, placed_at, probes_for, slips, styles, uncatalogue
 from transparity.config import TransformerConfig
 from transparity.presets import PRESETS, preset
 from transparity.taps import tap_shapes
-from transparity_conformance.check import check
+from transparity_conformance.checking import check
 
 FURTHER = {
     "batch-norm": dataclasses.replace(preset("notes-attention"), norm="batch").resized(),
@@ -80,7 +80,7 @@ class Answer:
 
     def __str__(self) -> str:
         faults = [f"{fault['where']}: {named(fault) or 'unexplained'}" for fault in self.faults]
-        ties = self.report.get("indistinguishable", ())
+        ties = dict.fromkeys(other for fault in self.faults for other in fault["indistinguishable"])
         tied = f" (or {', '.join(ties)})" if ties else ""
         return self.crash or f"{self.verdict}; {'; '.join(faults[:4])}{' …' * (len(faults) > 4)}{tied}"
 
@@ -159,7 +159,7 @@ def agrees(answer: Answer) -> bool:
 
 
 def _tied(answer: Answer, slip: Slip) -> bool:
-    return any(other.startswith(slip.id) for other in answer.report.get("indistinguishable", ()))
+    return any(other.startswith(slip.id) for fault in answer.faults for other in fault["indistinguishable"])
 
 
 @dataclass(frozen=True)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import importlib
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from transparity_conformance.check import check
+    from transparity_conformance.checking import check
     from transparity_conformance.testing import assert_conforms
 
 __all__ = ["assert_conforms", "check"]
 
-_HOMES = {"assert_conforms": "testing", "check": "check"}
+_HOMES = {"assert_conforms": "testing", "check": "checking"}
 
 
 def __getattr__(name: str) -> Any:
@@ -21,14 +19,3 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-
-
-class _Package(ModuleType):
-    """A package whose function `check` is not hidden once somebody has imported the module of that name."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        hides = isinstance(value, ModuleType) and name in _HOMES
-        super().__setattr__(name, getattr(value, name) if hides else value)
-
-
-sys.modules[__name__].__class__ = _Package

@@ -8,22 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from transparity.attention import score_scale
-from transparity.config import TransformerConfig
+from transparity_conformance.fitting import fitted
 from transparity_conformance.mistakes import hypotheses, whole_model
-from transparity_conformance.mistakes.attention import named_scale, scaled
-from transparity_conformance.mistakes.embedding import based
-from transparity_conformance.mistakes.embedding import scaled as embedding_scaled
-from transparity_conformance.mistakes.norms import other_eps
-from transparity_conformance.mistakes.places import is_norm
+from transparity_conformance.pairs import Effects
 from transparity_conformance.probes import Probe
 from transparity_conformance.verdict import Cause
-from transparity_conformance.walk import Hypothesis, Mistake, gap, segment_budgets, walk
+from transparity_conformance.walk import Hypothesis, gap, segment_budgets, walk
 
 BEAM = 3
 """Of how many best single mistakes a second is looked for."""
@@ -101,24 +96,32 @@ def explain(
     candidates = [(h,) for h in hypotheses(config, sites)]
     if place.tap == "logits":
         candidates += [(h,) for h in whole_model(config)]
-    ranked = sorted(
-        ((_rms(place.left(screen, (*known, *chosen))), index, chosen) for index, chosen in enumerate(candidates)),
-        key=lambda item: item[:2],
-    )
-    found = _survivors(place, screen, known, [chosen for _, _, chosen in ranked])
+
+    def left(*chosen: Hypothesis) -> float:
+        return _rms(place.left(screen, (*known, *chosen)))
+
+    def by_what_is_left(combinations: Sequence[Combination]) -> list[Combination]:
+        return sorted(combinations, key=lambda chosen: left(*chosen))
+
+    effects, alone = Effects(place.left(screen, known)), []
+    for one in candidates:
+        with_it = place.left(screen, (*known, *one))
+        effects.add(with_it)
+        alone.append(_rms(with_it))
+    singles = [candidates[index] for index in np.argsort(alone, kind="stable")]
+    found = _survivors(place, screen, known, singles)
     if not found:
-        fitted = [
-            (_rms(place.left(screen, (*known, *one))), one) for one in _fitted(place, screen, known, config, sites)
-        ]
         # A number without a name says nothing about a model of another size.
         sized = dataclasses.replace(place, probes=[probe for probe in place.probes if probe.config == config])
-        found = _survivors(sized, screen, known, [one for _, one in sorted(fitted, key=lambda item: item[0])])
+        found = _survivors(sized, screen, known, by_what_is_left([(h,) for h in fitted(config, sites, left)]))
     if not found:
-        for _, _, (first,) in ranked[:BEAM]:
-            seconds = [(first, second) for (second,) in candidates if second != first]
-            scored = [(_rms(place.left(screen, (*known, *pair))), i) for i, pair in enumerate(seconds)]
-            best = [seconds[i] for _, i in sorted(scored)[:BEAM]]
-            if found := _survivors(place, screen, known, best):
+        likely = by_what_is_left([(*candidates[i], *candidates[j]) for i, j in effects.likely_pairs()])
+        found = _survivors(place, screen, known, likely)
+    if not found:
+        firsts = [*(likely[0] if likely else ()), *(hypothesis for (hypothesis,) in singles)]
+        for first in firsts[:BEAM]:
+            pairs = by_what_is_left([(first, second) for (second,) in candidates if second != first])
+            if found := _survivors(place, screen, known, pairs[:BEAM]):
                 break
     if not found:
         return Answer()
@@ -214,65 +217,6 @@ def _split_by(
         if gap(ours, theirs) > place.budgets.get(name, 1e-4 * float(np.nanmax(np.abs(ours)))):
             return name
     return None
-
-
-def _fitted(
-    place: Place, screen: Probe, known: Combination, config: TransformerConfig, sites: list[str]
-) -> Iterator[Combination]:
-    """Every mistake with a number in it, its number fitted on one probe."""
-    for make, grid, chosen in _families(config, sites):
-
-        def left(number: float, make: Callable[[float], Mistake] = make, chosen: tuple[str, ...] = chosen) -> float:
-            return _rms(place.left(screen, (*known, Hypothesis(make(number), chosen))))
-
-        number = _minimize(left, grid)
-        yield (Hypothesis(make(number), chosen),)
-
-
-def _families(
-    config: TransformerConfig, sites: list[str]
-) -> Iterator[tuple[Callable[[float], Mistake], list[float], tuple[str, ...]]]:
-    scores = [site for site in sites if site.endswith(".scores")]
-    right = score_scale(config)
-    for chosen in _groups(scores):
-        grid = [right * 2.0**power for power in np.linspace(-8, 8, 33)]
-        yield lambda scale: scaled(config, scale, named_scale(config, scale)), grid, chosen
-    for chosen in _groups([site for site in sites if is_norm(config, site)]):
-        yield lambda eps: other_eps(config, eps), [10.0**power for power in range(-14, 2)], chosen
-    embeddings = [site for site in sites if site.endswith(".embedding")]
-    for chosen in _groups(embeddings):
-        grid = [2.0**power for power in np.linspace(-10, 10, 41)]
-        yield lambda factor: embedding_scaled(config, factor, f"{factor:.6g}"), grid, chosen
-        if config.positions == "sinusoidal":
-            yield lambda base: based(base, f"{base:.6g}"), [10.0**power for power in np.linspace(0.5, 8, 31)], chosen
-
-
-def _groups(sites: list[str]) -> Iterator[tuple[str, ...]]:
-    if sites:
-        yield tuple(sites)
-    if len(sites) > 1:
-        yield from ((site,) for site in sites)
-
-
-def _minimize(function: Callable[[float], float], grid: list[float], steps: int = 40) -> float:
-    """The positive number where `function` is least: the best of the grid, then a golden section between its
-    neighbours, on a logarithmic axis."""
-    values = [function(number) for number in grid]
-    best = int(np.nanargmin(values)) if not np.all(np.isnan(values)) else 0
-    low, high = math.log(grid[max(0, best - 1)]), math.log(grid[min(len(grid) - 1, best + 1)])
-    ratio = (math.sqrt(5) - 1) / 2
-    inner, outer = high - ratio * (high - low), low + ratio * (high - low)
-    at_inner, at_outer = function(math.exp(inner)), function(math.exp(outer))
-    for _ in range(steps):
-        if at_inner < at_outer:
-            high, outer, at_outer = outer, inner, at_inner
-            inner = high - ratio * (high - low)
-            at_inner = function(math.exp(inner))
-        else:
-            low, inner, at_inner = inner, outer, at_outer
-            outer = low + ratio * (high - low)
-            at_outer = function(math.exp(outer))
-    return math.exp((low + high) / 2)
 
 
 def _less(actual: np.ndarray, ours: np.ndarray) -> np.ndarray:

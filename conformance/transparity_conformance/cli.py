@@ -190,8 +190,8 @@ def _checker(
         return lambda name, config, heard: check_command(
             command, name, config, dtype=dtype, logits_only=logits_only, timeout=timeout, progress=heard
         )
-    from transparity_conformance.check import PortError
-    from transparity_conformance.check import check as check_port
+    from transparity_conformance.checking import PortError
+    from transparity_conformance.checking import check as check_port
     from transparity_conformance.loading import load_port
 
     assert port is not None

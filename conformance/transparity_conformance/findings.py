@@ -173,9 +173,13 @@ def by_layer(measured: Iterable[Measured]) -> dict[str, dict[int, Measured]]:
 
 
 def ties(report: Report) -> str:
-    """What else would explain it, and which probe would tell."""
-    if not report.indistinguishable:
+    """What else would explain a fault, and which probe would tell."""
+    return " ".join(dict.fromkeys(filter(None, map(_tie, report.faults))))
+
+
+def _tie(fault: Fault) -> str:
+    if not fault.indistinguishable:
         return ""
-    also = ", ".join(report.indistinguishable)
-    splits = f"the probe {report.split_by} would tell" if report.split_by else "no probe tells them apart"
+    also = ", ".join(fault.indistinguishable)
+    splits = f"the probe {fault.split_by} would tell" if fault.split_by else "no probe tells them apart"
     return f"It is as well explained by {also}; {splits}."

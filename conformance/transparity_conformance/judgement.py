@@ -18,6 +18,7 @@ from transparity_conformance.mistakes import whole_model
 from transparity_conformance.mistakes.places import is_norm
 from transparity_conformance.mistakes.structure import rounded_to
 from transparity_conformance.probes import LARGE, Probe
+from transparity_conformance.products import TYPICAL, WORST, left_with, products_of
 from transparity_conformance.verdict import Cause, Fault, Held, Measured, Report, Verdict, share
 from transparity_conformance.walk import Hypothesis, gap, segment_budgets, walk
 
@@ -106,7 +107,7 @@ def _judged(
     if repeated and repeated.verdict == "diverges":
         says = "two runs on the same tokens differ: dropout, or another draw, is active"
         cause = Cause("dropout-active", says, None, repeated.error, 0.0)
-        fault = Fault(repeated.where, repeated.error, repeated.budget, (cause,), next(iter(trials)))
+        fault = Fault(repeated.where, repeated.error, repeated.budget, (cause,), probe=next(iter(trials)))
         return Report(name, "diverges", repeated.where, (fault,), not_compared=tuple(missing), **common)  # type: ignore[arg-type]
     faulty, healed = _faulty_segments(trials, dtype)
     notes = [says for trial in trials.values() for says in trial.misshapen.values()]
@@ -118,26 +119,16 @@ def _judged(
         return Report(name, verdict, None, not_compared=tuple(missing), notes=tuple(notes), **common)  # type: ignore[arg-type]
     if rounding := _rounding(trials, dtype):
         worst = max(measured, key=lambda item: item.share)
-        fault = Fault(first or "logits", worst.error, worst.budget, (rounding,), worst.probe, worst.profile)
+        fault = Fault(
+            first or "logits", worst.error, worst.budget, (rounding,), probe=worst.probe, profile=worst.profile
+        )
         notes.append(f"{rounding.says}, not a mistake: against {dtype}'s budget the worst share is {worst.share:.3g}")
         return Report(name, "agrees", None, (fault,), not_compared=tuple(missing), notes=tuple(notes), **common)  # type: ignore[arg-type]
     if logits_agree:
         faulty = unsound
         notes.append("the logits agree: what is wrong here makes no difference to them")
-    faults, answers = _explained(trials, faulty or ["logits"], dtype, heard)
-    ids = tuple(dict.fromkeys(identity for answer in answers for identity in answer.indistinguishable))
-    split_by = next((answer.split_by for answer in answers if answer.split_by), None)
-    return Report(
-        name,
-        "diverges",
-        first,
-        faults,
-        ids,
-        split_by,
-        not_compared=tuple(missing),
-        notes=tuple(notes),
-        **common,  # type: ignore[arg-type]
-    )
+    faults = _explained(trials, faulty or ["logits"], dtype, heard)
+    return Report(name, "diverges", first, faults, not_compared=tuple(missing), notes=tuple(notes), **common)  # type: ignore[arg-type]
 
 
 def _trial(probe: Probe, said: dict[str, np.ndarray], dtype: str) -> Trial:
@@ -251,6 +242,8 @@ def _unsound(trials: Mapping[str, Trial], faulty: list[str]) -> list[str]:
 def _at_real_tokens(probe: Probe, tap: str) -> np.ndarray:
     """1 where a position of `tap` (batch, length, …) holds a token, 0 where it holds padding."""
     stack = "encoder" if tap.endswith("memory_norm") else tap.split(".")[0]
+    if stack == "decoder" and "padding" not in probe.config.target_mask:
+        return np.ones(1)  # it knows of no padding
     names = [name for name in probe.config.input_names if probe.config.input_stack(name) == stack]
     tokens = probe.inputs[names[0] if names else probe.config.input_names[-1]]
     return (tokens != probe.config.pad_id)[..., None].astype(np.float64)
@@ -262,9 +255,7 @@ def _end_of(tap: str, trial: Trial) -> str | None:
     return next((name for name in later if name in trial.said and name.rpartition(".")[2] not in INTERNAL), None)
 
 
-def _explained(
-    trials: Mapping[str, Trial], faulty: list[str], dtype: str, heard: Progress
-) -> tuple[tuple[Fault, ...], list[Answer]]:
+def _explained(trials: Mapping[str, Trial], faulty: list[str], dtype: str, heard: Progress) -> tuple[Fault, ...]:
     known = _everywhere(trials, faulty, dtype)
     faults: list[Fault] = []
     answers: dict[str, Answer] = {}
@@ -273,7 +264,8 @@ def _explained(
         worst = max(trials.values(), key=lambda trial: share(trial.errors.get(faulty[0], 0), trial.budgets[faulty[0]]))
         left = _left(trials, known)
         cause = Cause(mistake.id, mistake.says, mistake.value, left, 1.0)
-        faults.append(Fault(faulty[0], worst.errors[faulty[0]], worst.budgets[faulty[0]], (cause,), worst.probe.name))
+        error, budget = worst.errors[faulty[0]], worst.budgets[faulty[0]]
+        faults.append(Fault(faulty[0], error, budget, (cause,), probe=worst.probe.name))
         faulty = _left_over(trials, known, dtype)
     for done, tap in enumerate(faulty):
         heard("looking for causes", done, len(faulty))
@@ -283,7 +275,7 @@ def _explained(
         )
         error, budget = trial.errors[tap], trial.budgets[tap]
         if tap in trial.misshapen or done >= MOST_FAULTS:
-            faults.append(Fault(tap, error, budget, (), trial.probe.name))
+            faults.append(Fault(tap, error, budget, probe=trial.probe.name))
             continue
         with_tap = [other for other in trials.values() if tap in other.said]
         place = Place(
@@ -301,8 +293,9 @@ def _explained(
         answers[tap] = answer
         known = (*known, *answer.chosen)
         profile = _profile(trial.said[tap], walk(trial.probe, trial.said, until=tap)[tap]) if not answer.causes else {}
-        faults.append(Fault(tap, error, budget, answer.causes, trial.probe.name, profile))
-    return tuple(faults), list(answers.values())
+        ties = answer.indistinguishable, answer.split_by
+        faults.append(Fault(tap, error, budget, answer.causes, *ties, trial.probe.name, profile))
+    return tuple(faults)
 
 
 def _everywhere(trials: Mapping[str, Trial], faulty: list[str], dtype: str) -> tuple[Hypothesis, ...]:
@@ -372,7 +365,21 @@ def _rounding(trials: Mapping[str, Trial], dtype: str) -> Cause | None:
         if shown and all(_within(trial, kind) for trial in trials.values()):
             worst = max(gap(t.said["logits"], t.probe.oracle.expected["logits"]) for t in trials.values())
             return Cause("low-precision", f"rounding of {kind} arithmetic", None, worst, 1.0)
+    for hypothesis in products_of(next(iter(trials.values())).order):
+        left = [_left_with(trial, hypothesis) for trial in trials.values()]
+        if max(left) <= WORST and float(np.median(left)) <= TYPICAL:
+            gone = 1 - float(np.median(left))
+            return Cause("low-precision", hypothesis.mistake.says, None, _left(trials, (hypothesis,)), gone)
     return None
+
+
+def _left_with(trial: Trial, hypothesis: Hypothesis) -> float:
+    """What rounding leaves of the differences that are over their budgets, at worst; all of a wrong shape."""
+    off = [tap for tap in trial.errors if share(trial.errors[tap], trial.budgets[tap]) > 1]
+    if not off or trial.misshapen:
+        return math.inf if trial.misshapen else 0.0
+    ours, rounded = walk(trial.probe, trial.said), walk(trial.probe, trial.said, (hypothesis,))
+    return max(left_with(trial.said[tap], ours[tap], rounded[tap]) for tap in off)
 
 
 def _left(trials: Mapping[str, Trial], known: tuple[Hypothesis, ...]) -> float:

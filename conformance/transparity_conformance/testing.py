@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from transparity_conformance.check import Port, check
+from transparity_conformance.checking import Port, check
 from transparity_conformance.checkup import as_text
 from transparity_conformance.verdict import Report
 

@@ -39,6 +39,10 @@ class Fault:
     budget: float
     causes: tuple[Cause, ...] = ()
     """The causes that make the disagreement vanish, the likeliest first; none: unexplained."""
+    indistinguishable: tuple[str, ...] = ()
+    """Mistakes that explain it as well as the one named first, and are not the same."""
+    split_by: str | None = None
+    """The probe that would tell those apart."""
     probe: str = ""
     """Where the error is largest."""
     profile: dict[str, Any] = field(default_factory=dict)
@@ -88,10 +92,6 @@ class Report:
     verdict: Verdict
     first_divergence: str | None
     faults: tuple[Fault, ...] = ()
-    indistinguishable: tuple[str, ...] = ()
-    """Mistakes that explain it as well as the one named first, and are not the same."""
-    split_by: str | None = None
-    """The probe that would tell those apart."""
     claims: tuple[Held, ...] = ()
     measured: tuple[Measured, ...] = ()
     """Every comparison, in the order of the forward pass, probe by probe."""
@@ -117,8 +117,6 @@ class Report:
             "dtype": self.dtype,
             "first_divergence": self.first_divergence,
             "faults": [dataclasses.asdict(fault) for fault in self.faults],
-            "indistinguishable": self.indistinguishable,
-            "split_by": self.split_by,
             "claims": [dataclasses.asdict(claim) for claim in self.claims],
             "taps": [dataclasses.asdict(item) | {"share": item.share} for item in self.measured],
             "not_compared": self.not_compared,

@@ -28,7 +28,7 @@ Port = Callable[..., Callable[..., Any]]
 
 HALF = ("bfloat16", "float16")
 
-__all__ = ["Actual", "Port", "PortError", "Progress", "check", "judge"]
+__all__ = ["Actual", "Port", "PortError", "Progress", "check"]
 
 
 class PortError(TransparityError):

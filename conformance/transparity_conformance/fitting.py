@@ -1,0 +1,73 @@
+"""Mistakes with a number in them: the number is fitted first, and then named."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from transparity.attention import score_scale
+from transparity.config import TransformerConfig
+from transparity_conformance.mistakes.attention import named_scale, scaled
+from transparity_conformance.mistakes.embedding import based
+from transparity_conformance.mistakes.embedding import scaled as embedding_scaled
+from transparity_conformance.mistakes.norms import other_eps
+from transparity_conformance.mistakes.places import is_norm
+from transparity_conformance.walk import Hypothesis, Mistake
+
+
+def fitted(config: TransformerConfig, sites: list[str], left: Callable[[Hypothesis], float]) -> Iterator[Hypothesis]:
+    """Every mistake with a number in it that can be made at `sites`, its number such that least is `left`."""
+    for make, grid, chosen in _families(config, sites):
+
+        def left_of(number: float, make: Callable[[float], Mistake] = make, at: tuple[str, ...] = chosen) -> float:
+            return left(Hypothesis(make(number), at))
+
+        yield Hypothesis(make(_minimize(left_of, grid)), chosen)
+
+
+def _families(
+    config: TransformerConfig, sites: list[str]
+) -> Iterator[tuple[Callable[[float], Mistake], list[float], tuple[str, ...]]]:
+    scores = [site for site in sites if site.endswith(".scores")]
+    right = score_scale(config)
+    for chosen in _groups(scores):
+        grid = [right * 2.0**power for power in np.linspace(-8, 8, 33)]
+        yield lambda scale: scaled(config, scale, named_scale(config, scale)), grid, chosen
+    for chosen in _groups([site for site in sites if is_norm(config, site)]):
+        yield lambda eps: other_eps(config, eps), [10.0**power for power in range(-14, 2)], chosen
+    embeddings = [site for site in sites if site.endswith(".embedding")]
+    for chosen in _groups(embeddings):
+        grid = [2.0**power for power in np.linspace(-10, 10, 41)]
+        yield lambda factor: embedding_scaled(config, factor, f"{factor:.6g}"), grid, chosen
+        if config.positions == "sinusoidal":
+            yield lambda base: based(base, f"{base:.6g}"), [10.0**power for power in np.linspace(0.5, 8, 31)], chosen
+
+
+def _groups(sites: list[str]) -> Iterator[tuple[str, ...]]:
+    if sites:
+        yield tuple(sites)
+    if len(sites) > 1:
+        yield from ((site,) for site in sites)
+
+
+def _minimize(function: Callable[[float], float], grid: list[float], steps: int = 40) -> float:
+    """The positive number where `function` is least: the best of the grid, then a golden section between its
+    neighbours, on a logarithmic axis."""
+    values = [function(number) for number in grid]
+    best = int(np.nanargmin(values)) if not np.all(np.isnan(values)) else 0
+    low, high = math.log(grid[max(0, best - 1)]), math.log(grid[min(len(grid) - 1, best + 1)])
+    ratio = (math.sqrt(5) - 1) / 2
+    inner, outer = high - ratio * (high - low), low + ratio * (high - low)
+    at_inner, at_outer = function(math.exp(inner)), function(math.exp(outer))
+    for _ in range(steps):
+        if at_inner < at_outer:
+            high, outer, at_outer = outer, inner, at_inner
+            inner = high - ratio * (high - low)
+            at_inner = function(math.exp(inner))
+        else:
+            low, inner, at_inner = inner, outer, at_outer
+            outer = low + ratio * (high - low)
+            at_outer = function(math.exp(outer))
+    return math.exp((low + high) / 2)

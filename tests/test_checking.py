@@ -1,0 +1,129 @@
+"""The check: its answer has the shape that was promised, and it fails closed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from meta.plain_port import Slip, build_port
+from transparity.config import TransformerConfig
+from transparity.port import build
+from transparity_conformance import check
+from transparity_conformance.checking import PortError
+
+Arrays = dict[str, np.ndarray]
+
+SCORES = "decoder.layers.0.self_attention.scores"
+
+
+def changed(change: Callable[[Arrays], Any]) -> Callable[..., Any]:
+    """Our own port, with what it says changed in place."""
+
+    def wrong(config: TransformerConfig, parameters: Arrays) -> Callable[..., Any]:
+        forward = build(config, parameters)
+
+        def answer(**tokens: Any) -> Any:
+            said = dict(forward(**tokens))
+            replaced = change(said)
+            return said if replaced is None else replaced
+
+        return answer
+
+    return wrong
+
+
+def test_a_report_has_the_keys_that_were_promised() -> None:
+    report = check(build_port(Slip("attention-scale", "the other root")), preset="translation").as_dict()
+    assert {"preset", "verdict", "first_divergence", "faults", "claims", "not_compared"} <= set(report)
+    assert report["faults"] and report["claims"] and report["not_compared"]
+    for fault in report["faults"]:
+        assert {"where", "error", "budget", "causes", "indistinguishable", "split_by"} <= set(fault)
+        for cause in fault["causes"]:
+            assert set(cause) == {"mistake", "says", "value", "residual", "explained"}
+    for claim in report["claims"]:
+        assert set(claim) == {"id", "verdict", "error", "budget", "where"}
+
+
+@pytest.mark.parametrize("logits_only", [False, True], ids=["taps", "logits"])
+@pytest.mark.parametrize(
+    ("variant", "says"),
+    [
+        ("bfloat16 weights", "rounding of bfloat16 weights"),
+        ("float16 weights", "rounding of float16 weights"),
+        ("bfloat16 arithmetic", "rounding of bfloat16 arithmetic"),
+        ("tf32 products", "rounding of the factors of matrix products to TF32"),
+    ],
+)
+@pytest.mark.parametrize("preset", ["translation", "notes-lm"])
+def test_rounding_is_told_from_a_mistake(preset: str, variant: str, says: str, logits_only: bool) -> None:
+    report = check(build_port(Slip("low-precision", variant)), preset=preset, logits_only=logits_only)
+    assert report.verdict == "agrees"
+    ((cause,),) = (fault.causes for fault in report.faults)
+    assert (cause.mistake, cause.says) == ("low-precision", says)
+    assert any("of its budget" in note or "share" in note for note in report.notes)
+
+
+@pytest.mark.parametrize("logits_only", [False, True], ids=["taps", "logits"])
+def test_rounding_excuses_no_mistake(logits_only: bool) -> None:
+    slips = (Slip("low-precision", "tf32 products"), Slip("attention-scale", "the other root"))
+    assert check(build_port(slips), preset="translation", logits_only=logits_only).verdict == "diverges"
+
+
+@pytest.mark.parametrize("tap", ["logits", SCORES, "decoder.layers.1.output", "decoder.embedding"])
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_one_number_that_is_none_never_agrees(tap: str, number: float) -> None:
+    def spoil(said: Arrays) -> None:
+        said[tap] = said[tap].copy()
+        said[tap].flat[-1] = number
+
+    report = check(changed(spoil), preset="notes-lm")
+    assert report.verdict == "diverges" and report.first_divergence == tap
+
+
+@pytest.mark.parametrize("tap", [SCORES, "decoder.layers.0.self_attention.query", "decoder.layers.1.output"])
+def test_one_wrong_number_beside_right_logits_diverges(tap: str) -> None:
+    def spoil(said: Arrays) -> None:
+        said[tap] = said[tap].copy()
+        said[tap].flat[0] += 0.01
+
+    report = check(changed(spoil), preset="notes-lm")
+    assert report.verdict == "diverges"
+    assert report.faults[0].where == tap
+
+
+@pytest.mark.parametrize("tap", ["logits", SCORES, "decoder.layers.1.output"])
+@pytest.mark.parametrize("shape", [lambda x: x.swapaxes(0, 1), lambda x: x[..., :-1], lambda x: x[None]])
+def test_nothing_is_transposed_cut_or_broadcast_to_fit(tap: str, shape: Callable[[np.ndarray], np.ndarray]) -> None:
+    report = check(changed(lambda said: said.update({tap: shape(said[tap])})), preset="notes-lm")
+    assert report.verdict == "diverges"
+    assert any(f"{tap} has the shape" in note for note in report.notes)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda said: {"logits": said["logits"], "decoder.layer.0.output": said["logits"]}, "which is no tap"),
+        (lambda said: {SCORES: said[SCORES]}, "expected at least 'logits'"),
+        (lambda said: {}, "expected at least 'logits'"),
+        (lambda said: {"logits": None} | said | {"logits": "x"}, "no array of numbers"),
+        (lambda said: said["logits"].astype(complex), "no array of numbers"),
+        (lambda said: said["logits"] > 0, "no array of numbers"),
+        (lambda said: said["logits"].astype(object), "no array of numbers"),
+    ],
+)
+def test_what_is_no_answer_is_refused(change: Callable[[Arrays], Any], says: str) -> None:
+    with pytest.raises(PortError, match=says):
+        check(changed(change), preset="notes-lm")
+
+
+def test_a_port_that_draws_is_told_so() -> None:
+    draw = np.random.default_rng(0)
+
+    def noisy(said: Arrays) -> Any:
+        return {"logits": said["logits"] + draw.normal(0, 0.1, said["logits"].shape)}
+
+    (fault,) = check(changed(noisy), preset="notes-lm").faults
+    assert [cause.mistake for cause in fault.causes] == ["dropout-active"]

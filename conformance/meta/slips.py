@@ -124,7 +124,8 @@ def slips(config: TransformerConfig) -> tuple[Slip, ...]:
 
 def uncatalogued(config: TransformerConfig) -> tuple[Slip, ...]:
     """The mistakes outside the catalogue, as a port of `config` can make them."""
-    return tuple(Slip("uncatalogued", variant) for variant in UNCATALOGUED)
+    made = tuple(Slip("uncatalogued", variant) for variant in UNCATALOGUED)
+    return tuple(slip for slip in made if acts(slip, config))
 
 
 @functools.lru_cache(maxsize=32)

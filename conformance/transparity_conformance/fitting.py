@@ -24,7 +24,8 @@ def fitted(config: TransformerConfig, sites: list[str], left: Callable[[Hypothes
         def left_of(number: float, make: Callable[[float], Mistake] = make, at: tuple[str, ...] = chosen) -> float:
             return left(Hypothesis(make(number), at))
 
-        yield Hypothesis(make(_minimize(left_of, grid)), chosen)
+        if (number := _minimize(left_of, grid)) is not None:
+            yield Hypothesis(make(number), chosen)
 
 
 def _families(
@@ -52,11 +53,13 @@ def _groups(sites: list[str]) -> Iterator[tuple[str, ...]]:
         yield from ((site,) for site in sites)
 
 
-def _minimize(function: Callable[[float], float], grid: list[float], steps: int = 40) -> float:
+def _minimize(function: Callable[[float], float], grid: list[float], steps: int = 40) -> float | None:
     """The positive number where `function` is least: the best of the grid, then a golden section between its
-    neighbours, on a logarithmic axis."""
+    neighbours, on a logarithmic axis. None if all of the grid is alike: the number does nothing here."""
     values = [function(number) for number in grid]
-    best = int(np.nanargmin(values)) if not np.all(np.isnan(values)) else 0
+    if not np.nanmin(values) < np.nanmax(values):
+        return None
+    best = int(np.nanargmin(values))
     low, high = math.log(grid[max(0, best - 1)]), math.log(grid[min(len(grid) - 1, best + 1)])
     ratio = (math.sqrt(5) - 1) / 2
     inner, outer = high - ratio * (high - low), low + ratio * (high - low)

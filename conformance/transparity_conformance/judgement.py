@@ -11,12 +11,13 @@ import numpy as np
 
 from transparity.taps import tap_shapes
 from transparity_conformance.budgets import epsilon
-from transparity_conformance.causes import Answer, Place, explain, kind_of
+from transparity_conformance.causes import Answer, explain, kind_of
 from transparity_conformance.evidence import difference
 from transparity_conformance.forms import Pair, is_another_form
 from transparity_conformance.mistakes import whole_model
 from transparity_conformance.mistakes.places import is_norm
 from transparity_conformance.mistakes.structure import rounded_to
+from transparity_conformance.place import Place
 from transparity_conformance.probes import LARGE, Probe
 from transparity_conformance.products import TYPICAL, WORST, left_with, products_of
 from transparity_conformance.verdict import Cause, Fault, Held, Measured, Report, Verdict, share
@@ -295,7 +296,18 @@ def _explained(trials: Mapping[str, Trial], faulty: list[str], dtype: str, heard
         profile = _profile(trial.said[tap], walk(trial.probe, trial.said, until=tap)[tap]) if not answer.causes else {}
         ties = answer.indistinguishable, answer.split_by
         faults.append(Fault(tap, error, budget, answer.causes, *ties, trial.probe.name, profile))
+        if answer.remains:
+            faults.append(_remaining(place, known, trials))
     return tuple(faults)
+
+
+def _remaining(place: Place, known: tuple[Hypothesis, ...], trials: Mapping[str, Trial]) -> Fault:
+    """What nothing explains beside what is known."""
+    probe = max(place.probes, key=lambda probe: place.share(probe, known))
+    flows, budget = trials[probe.name].said, place.budgets[probe.name]
+    ours = walk(probe, flows, known, until=place.tap)[place.tap]
+    profile = _profile(flows[place.tap], ours)
+    return Fault(place.tap, gap(flows[place.tap], ours), budget, probe=probe.name, profile=profile)
 
 
 def _everywhere(trials: Mapping[str, Trial], faulty: list[str], dtype: str) -> tuple[Hypothesis, ...]:

@@ -28,6 +28,9 @@ def mistakes(config: TransformerConfig, site: str) -> Iterator[Mistake]:
         for name, (merge, says) in MERGES.items():
             kind = "head-split" if name == "view" else "head-order"
             yield Mistake(kind, f"merged by {name}", says, patch=partial(_merged, merge))
+    if tap in ("query", "key", "value", "context") and config.num_heads > 1:
+        says = "heads are interleaved, (head_dim, heads) instead of (heads, head_dim), in splitting and in merging"
+        yield Mistake("head-order", "split and merged interleaved", says, patch=_interleaved_throughout)
 
 
 SCALES: dict[str, Callable[[TransformerConfig], float]] = {
@@ -108,3 +111,9 @@ def _split(wrong: Callable[[Value, int], Value], run: Run, site: str, value: Val
 def _merged(merge: Callable[[Value], Value], run: Run, site: str, value: Value) -> Value:
     scope = site.rpartition(".")[0]
     return merge(run.seen[f"{scope}.weights"] @ run.seen[f"{scope}.value"])
+
+
+def _interleaved_throughout(run: Run, site: str, value: Value) -> Value:
+    if site.endswith(".context"):
+        return _merged(MERGES["interleaved"][0], run, site, value)
+    return _split(interleaved, run, site, value)

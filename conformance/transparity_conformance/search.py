@@ -1,0 +1,138 @@
+"""The search for what makes a disagreement vanish: single mistakes, those with a number, and pairs."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity_conformance.fitting import fitted
+from transparity_conformance.pairs import Effects
+from transparity_conformance.place import Combination, Place, rms
+from transparity_conformance.probes import Probe
+from transparity_conformance.walk import Hypothesis
+
+BEAM = 3
+"""For so many of the best single mistakes a second is looked for, among those that add up with it."""
+
+WALKS = 2000
+"""So many are taken, and at least one for each, to look for a second among all: first beside those that explain a probe
+wholly."""
+
+COMMON = ("attention-scale", "causal-missing", "causal-diagonal", "padding-ignored", "weight-transpose", "bias-dropped")
+"""Named first where they explain as well as another."""
+
+
+class Search:
+    """What of `candidates` explains the disagreement at `place`, with `known` mistakes already put in; `screen` is the
+    probe on which they are ranked."""
+
+    def __init__(self, place: Place, known: Combination, screen: Probe, candidates: list[Hypothesis]) -> None:
+        self.place, self.known, self.screen = place, known, screen
+        self.candidates = candidates
+
+    def singles(self) -> list[Combination]:
+        """One mistake that explains every probe."""
+        return self._survivors(self.screen, self._ranked)
+
+    def fitted(self, config: TransformerConfig, sites: list[str]) -> list[Combination]:
+        """One mistake with a number in it; a number without a name says nothing about a model of another size."""
+        found = [(h,) for h in fitted(config, sites, lambda hypothesis: self._left(self.screen, (hypothesis,)))]
+        sized = [probe for probe in self.place.probes if probe.config == config]
+        return self._survivors(self.screen, self._by_what_is_left(self.screen, found), sized)
+
+    def pairs(self) -> list[Combination]:
+        """Two mistakes that explain every probe together."""
+        likely = self._by_what_is_left(self.screen, self._pairs(self._effects.likely_pairs()))
+        if found := self._survivors(self.screen, likely):
+            return found
+        sweeps = max(1, WALKS // len(self.candidates))
+        wholly = [first for (first,), _ in self._explaining[:sweeps]]
+        best = [*(likely[0] if likely else ()), *self._distinct]
+        for first in wholly + [first for first in best if first not in wholly][: sweeps - len(wholly)]:
+            hidden = max(self.place.probes, key=lambda probe: self._share(probe, (first,)))
+            pairs: list[Combination] = [(first, second) for second in self.candidates if second != first]
+            if found := self._survivors(hidden, self._by_what_is_left(hidden, pairs)):
+                return found
+        for first in best[:BEAM]:
+            index = self.candidates.index(first)
+            beside = self._pairs([(index, second) for second in self._effects.likely_beside(index)])
+            if found := self._survivors(self.screen, self._by_what_is_left(self.screen, beside)):
+                return found
+        return []
+
+    def partial(self) -> list[Combination]:
+        """One mistake that explains several probes wholly, but not all: those that explain most, the likeliest first;
+        of one probe alone it would say too little."""
+        most = max((count for _, count in self._explaining), default=0)
+        return [chosen for chosen, count in self._explaining if count == most > 1]
+
+    @functools.cached_property
+    def _explaining(self) -> list[tuple[Combination, int]]:
+        """Single mistakes that explain some probe wholly, and how many of those that are off: the most first. On the
+        shortest probe fewest mistakes show, and one may stand alone."""
+        shortest = min(self.place.probes, key=lambda probe: sum(tokens.size for tokens in probe.inputs.values()))
+        off = [probe for probe in self.place.probes if self._share(probe, ()) > 1]
+        found = self._survivors(self.screen, self._ranked, [self.screen])
+        if shortest in off and shortest is not self.screen:
+            alone: list[Combination] = [(hypothesis,) for hypothesis in self.candidates]
+            found += self._survivors(shortest, self._by_what_is_left(shortest, alone), [shortest])
+        explained = [(chosen, sum(self._share(probe, chosen) <= 1 for probe in off)) for chosen in found]
+        return sorted(explained, key=lambda item: -item[1])
+
+    @functools.cached_property
+    def _ranked(self) -> list[Combination]:
+        scores = [rms(left) for left in self._lefts()]
+        return [(self.candidates[index],) for index in np.argsort(scores, kind="stable")]
+
+    @functools.cached_property
+    def _effects(self) -> Effects:
+        return Effects(self.place.left(self.screen, self.known))
+
+    @functools.cached_property
+    def _distinct(self) -> list[Hypothesis]:
+        """The best single mistakes, without those that do the same."""
+        order = {id(h): rank for rank, (h,) in enumerate(self._ranked)}
+        return sorted((self.candidates[i] for i in self._effects.distinct), key=lambda h: order[id(h)])
+
+    def _lefts(self) -> Iterator[np.ndarray]:
+        for hypothesis in self.candidates:
+            left = self.place.left(self.screen, (*self.known, hypothesis))
+            self._effects.add(left)
+            yield left
+
+    def _pairs(self, indices: Sequence[tuple[int, int]]) -> list[Combination]:
+        return [(self.candidates[one], self.candidates[other]) for one, other in indices]
+
+    def _left(self, probe: Probe, chosen: Combination) -> float:
+        return self.place.rms(probe, (*self.known, *chosen))
+
+    def _share(self, probe: Probe, chosen: Combination) -> float:
+        return self.place.share(probe, (*self.known, *chosen))
+
+    def _by_what_is_left(self, probe: Probe, combinations: Sequence[Combination]) -> list[Combination]:
+        return sorted(combinations, key=lambda chosen: self._left(probe, chosen))
+
+    def _survivors(
+        self, screen: Probe, ranked: Sequence[Combination], probes: Sequence[Probe] | None = None
+    ) -> list[Combination]:
+        """Those that make the disagreement vanish on all `probes`, the catalogue's order among equals: `ranked` is by
+        what is left on `screen`."""
+        place = self.place if probes is None else dataclasses.replace(self.place, probes=probes)
+        found = []
+        for chosen in ranked:
+            combined = (*self.known, *chosen)
+            if not place.is_near(screen, combined):
+                break
+            if place.share(screen, combined) <= 1 and place.vanishes(combined):
+                found.append(chosen)
+        return sorted(found, key=lambda chosen: (len(chosen), _preference(chosen[0])))
+
+
+def _preference(hypothesis: Hypothesis) -> tuple[int, int]:
+    """Among what explains equally well: what people do more often, and what is made in one place of the code."""
+    identity = hypothesis.mistake.id
+    return (COMMON.index(identity) if identity in COMMON else len(COMMON), -len(hypothesis.sites))

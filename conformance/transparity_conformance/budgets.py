@@ -55,5 +55,5 @@ def rounded(value: np.ndarray, dtype: str) -> np.ndarray:
     if value.dtype.kind != "f":
         return value
     if dtype in ("float64", "float32"):
-        return value.astype(dtype)
+        return value.astype(dtype, copy=False)
     return value.astype(dtype if dtype == "float16" else ml_dtypes.bfloat16).astype(np.float32)

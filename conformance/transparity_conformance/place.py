@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from transparity_conformance.probes import Probe
-from transparity_conformance.walk import Hypothesis, segment_budgets, walk
+from transparity_conformance.walk import Base, Hypothesis, base_of, segment_budgets, walk
 
 NEAR = 30.0
 """A budget changes with the mistake, but not by more than this: what is further off is not measured again."""
@@ -29,10 +30,24 @@ class Place:
     """Of this segment, by probe."""
     dtype: str
     neighbours: int
+    known: Combination = ()
+    """Mistakes that are put into the reference whatever is tried."""
+
+    @functools.cached_property
+    def _bases(self) -> dict[str, Base]:
+        return {}
+
+    def _base(self, probe: Probe) -> Base | None:
+        """Without any activation to go by, the walk that all others have in common."""
+        if len(self.flows[probe.name]) > 1:
+            return None
+        if probe.name not in self._bases:
+            self._bases[probe.name] = base_of(probe, self.flows[probe.name], self.known)
+        return self._bases[probe.name]
 
     def left(self, probe: Probe, chosen: Combination) -> np.ndarray:
         """The reference with `chosen` put into it, less the port."""
-        ours = walk(probe, self.flows[probe.name], chosen, until=self.tap)[self.tap]
+        ours = walk(probe, self.flows[probe.name], chosen, until=self.tap, base=self._base(probe))[self.tap]
         return _less(self.flows[probe.name][self.tap], ours)
 
     def share(self, probe: Probe, chosen: Combination) -> float:

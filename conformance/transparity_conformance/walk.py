@@ -20,6 +20,7 @@ from transparity.transformer import transformer
 from transparity_conformance.budgets import RULES, epsilon, rounded
 from transparity_conformance.oracle import Arrays, neighbour
 from transparity_conformance.probes import Probe
+from transparity_conformance.skipping import Start, depth, start_at
 
 
 @dataclass
@@ -72,6 +73,22 @@ class Reached(Exception):  # noqa: N818 - no error
     """The tap that was asked for has been passed: the rest of the forward pass is nobody's concern."""
 
 
+@dataclass(frozen=True)
+class Base:
+    """A walk that others differ from only behind some layer."""
+
+    hypotheses: tuple[Hypothesis, ...]
+    heard: Arrays
+    seen: Arrays
+
+
+def base_of(probe: Probe, flows: Mapping[str, np.ndarray], hypotheses: Sequence[Hypothesis] = ()) -> Base:
+    """The whole walk, for others to begin in its midst."""
+    run = Run(probe.config, {}, {})
+    heard = walk(probe, flows, hypotheses, seen=run.seen)
+    return Base(tuple(hypotheses), heard, run.seen)
+
+
 def walk(
     probe: Probe,
     flows: Mapping[str, np.ndarray],
@@ -80,25 +97,38 @@ def walk(
     dtype: str = "float64",
     until: str | None = None,
     index: int = 0,
+    base: Base | None = None,
+    seen: Arrays | None = None,
 ) -> Arrays:
     """What the reference, with `hypotheses` put into it, makes of the activations `flows` at every tap up to `until`.
 
     `dtype` is the precision that it computes in; `index` chooses one of the neighbouring points at which its rounding
-    is measured (0: the point itself).
+    is measured (0: the point itself). What `base` has computed, on the same flows, is not computed again; `seen` takes
+    what flows on.
     """
     config, right = probe.config, neighbour(probe.parameters, index)
     parameters = right
     flows = neighbour(dict(flows), index) if index else flows
+    touched: list[str] = []
+    onward: list[str] = []
     for hypothesis in hypotheses:
         mistake = hypothesis.mistake
+        changed: Arrays = {}
         if mistake.fields:
             config = dataclasses.replace(config, **mistake.fields)
         if mistake.alter:
             # Of the right ones: two that were exchanged are both taken from where they were.
             changes = [mistake.alter(config, right, site) for site in hypothesis.sites]
-            parameters = dict(ChainMap(*changes, parameters))
-    run = Run(config, {name: rounded(value, dtype) for name, value in parameters.items()}, probe.inputs)
-    heard: Arrays = {}
+            changed = dict(ChainMap(*changes))
+            parameters = parameters | changed
+        if base is None or not any(hypothesis is known for known in base.hypotheses):
+            touched += [*changed, *hypothesis.sites] if not mistake.fields else ["encoder.embedding"]
+            onward += hypothesis.sites if mistake.onward else ["encoder.embedding"] * bool(mistake.fields)
+    start = _start(config, flows, until, base, touched, onward)
+    cast = {name: value if start.skips(name) else rounded(value, dtype) for name, value in parameters.items()}
+    before = {name: rounded(value, dtype) for name, value in start.given.items()} if start.skipped else {}
+    run = Run(config, cast, probe.inputs, before if seen is None else seen)
+    heard: Arrays = {} if base is None else dict(base.heard)
 
     def tap(name: str, value: np.ndarray) -> np.ndarray:
         for hypothesis in hypotheses:
@@ -118,10 +148,29 @@ def walk(
     tokens: dict[str, Any] = dict(probe.inputs)
     try:
         with np.errstate(all="ignore"):
-            transformer(config, run.parameters, tap=tap, **tokens)
+            transformer(start.shorter, start.shortened(run.parameters), tap=start.tap(tap), **tokens)
     except Reached:
         pass
     return heard
+
+
+def _start(
+    config: TransformerConfig,
+    flows: Mapping[str, np.ndarray],
+    until: str | None,
+    base: Base | None,
+    touched: list[str],
+    onward: list[str],
+) -> Start:
+    """Where the walk begins: behind it nothing is asked for that is not known."""
+    if until is None and base is None:
+        return Start(config, {})
+    end = depth(config, until or "logits")
+    # What was done wrong in front of what the port itself shows does not show behind it, unless it is handed on.
+    cut = start_at(config, flows, end).depth if until else (0, 0)
+    earliest = min([end, *(depth(config, name) for name in touched if depth(config, name) >= cut)])
+    earliest = min([earliest, *(depth(config, name) for name in onward)])
+    return start_at(config, flows if base is None else base.seen, earliest)
 
 
 def segment_budgets(

@@ -1,0 +1,117 @@
+"""Where a walk may begin: layers in front of everything that is asked need not be computed again.
+
+A stack that begins at its third layer is a shorter stack whose embedding is what flows behind the second: the reference
+runs it as it is, under a tap that renames.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from transparity.config import TransformerConfig
+from transparity_conformance.oracle import Arrays
+
+LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.(.*)", re.DOTALL)
+
+Depth = tuple[int, int]
+"""(0, i) is layer i of the encoder, (1, i) of the decoder; its number of layers is what comes behind them."""
+
+
+def depth(config: TransformerConfig, name: str) -> Depth:
+    """How deep in the model a tap or a parameter is."""
+    if found := LAYER.match(name):
+        return int(found[1] == "decoder"), int(found[2])
+    stack, _, rest = name.partition(".")
+    if stack == "encoder":
+        return 0, config.num_encoder_layers if rest.startswith(("output", "final_norm")) else 0
+    if stack == "decoder":
+        return 1, config.num_decoder_layers if rest.startswith(("output", "final_norm")) else 0
+    return (1, config.num_decoder_layers) if config.has_decoder else (0, config.num_encoder_layers)
+
+
+@dataclass(frozen=True)
+class Start:
+    """So many layers of each stack are skipped, for what they return is `given`."""
+
+    config: TransformerConfig
+    given: Mapping[str, Any]
+    encoder: int = 0
+    decoder: int = 0
+    whole_encoder: bool = False
+
+    @property
+    def skipped(self) -> bool:
+        return bool(self.encoder or self.decoder or self.whole_encoder)
+
+    @property
+    def depth(self) -> Depth:
+        """Of the first layer that is not skipped."""
+        is_decoder = self.decoder or self.whole_encoder or not self.config.has_encoder
+        return (1, self.decoder) if is_decoder else (0, self.encoder)
+
+    @property
+    def shorter(self) -> TransformerConfig:
+        """The configuration of what is left."""
+        if not self.skipped:
+            return self.config
+        return dataclasses.replace(
+            self.config,
+            num_encoder_layers=self.config.num_encoder_layers - self.encoder,
+            num_decoder_layers=self.config.num_decoder_layers - self.decoder,
+        )
+
+    def skips(self, name: str) -> bool:
+        """Whether a tap or a parameter lies in what is skipped."""
+        if name.startswith("encoder.") and self.whole_encoder:
+            return True
+        if found := LAYER.match(name):
+            return int(found[2]) < (self.encoder if found[1] == "encoder" else self.decoder)
+        skipped = self.encoder if name.startswith("encoder.") else self.decoder
+        return bool(skipped) and ".embedding" in name
+
+    def shortened(self, parameters: Arrays) -> Arrays:
+        """The parameters by the names that they have in what is left."""
+        if not self.skipped:
+            return parameters
+        return {self._renamed(name, -1): value for name, value in parameters.items() if not self._is_of_skipped(name)}
+
+    def tap(self, tap: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
+        """`tap` under the names of the whole model; what is skipped flows from what is given."""
+
+        def renamed(name: str, value: Any) -> Any:
+            name = self._renamed(name, 1)
+            if name == "encoder.output" and self.whole_encoder:
+                return self.given[name]
+            if self.skips(name):
+                stack, skipped = ("encoder", self.encoder) if name.startswith("encoder") else ("decoder", self.decoder)
+                behind = f"{stack}.layers.{skipped - 1}.output"
+                return self.given.get(behind, value) if name == f"{stack}.embedding" else value
+            return tap(name, value)
+
+        return renamed
+
+    def _renamed(self, name: str, sign: int) -> str:
+        if found := LAYER.match(name):
+            skipped = self.encoder if found[1] == "encoder" else self.decoder
+            return f"{found[1]}.layers.{int(found[2]) + sign * skipped}.{found[3]}"
+        return name
+
+    def _is_of_skipped(self, name: str) -> bool:
+        return bool(LAYER.match(name)) and self.skips(name)
+
+
+def start_at(config: TransformerConfig, given: Mapping[str, Any], earliest: Depth) -> Start:
+    """The latest start at `earliest` or before it that what is given allows."""
+    stack, layer = earliest
+    if stack == 1 and config.has_encoder and "encoder.output" not in given:
+        stack, layer = 0, config.num_encoder_layers
+    name = ("encoder", "decoder")[stack]
+    skipped = next((i for i in range(layer, 0, -1) if f"{name}.layers.{i - 1}.output" in given), 0)
+    if stack == 0:
+        return Start(config, given, encoder=skipped)
+    whole = config.has_encoder
+    return Start(config, given, config.num_encoder_layers if whole else 0, skipped, whole)

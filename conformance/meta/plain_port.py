@@ -270,7 +270,7 @@ class PlainPort:
         axes = (0, 1) if kind == "batch statistics" else -1
         away = x if kind.startswith("rms") else x - self.mean(x, axes)
         spread = self.mean(away * away, axes)
-        count = x.shape[-1]
+        count = x.size // spread.size
         unbiased = (c.norm == "layer-unbiased") != bool(self.slip("norm-variance", name))
         if unbiased and kind != "rms without bias" and count > 1:
             spread = spread * self.dtype.type(count / (count - 1))

@@ -35,8 +35,8 @@ def log_softmax(scores: Inexact[Array, "*batch keys"]) -> Inexact[Array, "*batch
 
 
 def relu(x: Inexact[Array, "*batch"]) -> Inexact[Array, "*batch"]:
-    """max(x, 0), by the sign of the real part."""
-    return np.where(x.real > 0, x, x.dtype.type(0))
+    """max(x, 0), by the sign of the real part; what is not a number stays so."""
+    return np.where(x.real <= 0, x.dtype.type(0), x)
 
 
 def nest(parameters: Mapping[str, Array]) -> dict[str, Any]:

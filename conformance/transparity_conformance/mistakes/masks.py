@@ -59,6 +59,11 @@ def mistakes(config: TransformerConfig, site: str) -> Iterator[Mistake]:
         )
         says = "the causal mask is transposed: the past is hidden"
         yield _masked("mask-polarity", "past hidden", says, _past_hidden)
+        if pads and masked:
+            says = "the causal part of the mask keeps what it should hide"
+            yield _masked("mask-polarity", "causal inverted", says, _causal_inverted)
+            says = "the padding part of the mask keeps what it should hide"
+            yield _masked("mask-polarity", "padding inverted", says, _padding_inverted)
     if pads and masked:
         says = "padding is not hidden"
         yield _masked("padding-ignored", "not hidden", says, _no_padding)
@@ -132,6 +137,16 @@ def _diagonal(offset: int, run: Run, site: str) -> Mask:
 def _past_hidden(run: Run, site: str) -> Mask:
     padding, causal = _parts(run, site)
     return _visible(run, site, padding, np.triu(np.ones_like(causal)))
+
+
+def _causal_inverted(run: Run, site: str) -> Mask:
+    padding, causal = _parts(run, site)
+    return padding & ~causal
+
+
+def _padding_inverted(run: Run, site: str) -> Mask:
+    padding, causal = _parts(run, site)
+    return ~padding & causal
 
 
 def _no_padding(run: Run, site: str) -> Mask:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -9,7 +10,6 @@ from functools import partial
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity.normalization import batch_norm, batch_statistics
 from transparity_conformance.mistakes.places import Value, is_norm, norm_input, norm_scope, parameters_of, sublayers
 from transparity_conformance.oracle import Arrays
 from transparity_conformance.walk import Mistake, Run
@@ -56,7 +56,13 @@ def mistakes(config: TransformerConfig, site: str) -> Iterator[Mistake]:
                 yield _formed("norm-kind", f"RMSNorm{without}, same deviation", says, form)
         says = "it is a BatchNorm over the batch and the positions"
         yield _formed("norm-kind", "BatchNorm", says, Form(statistics="batch"))
+        if right.outside:
+            form = Form(correction=right.correction, outside=True, statistics="batch")
+            says += ", the deviation as in the right norm"
+            yield _formed("norm-kind", "BatchNorm, same deviation", says, form)
     else:
+        form = Form(outside=True, statistics="running")
+        yield _formed("norm-eps-placement", "outside the root", "eps is added outside the root", form)
         says = "it normalises by the batch, not by the running statistics"
         yield _formed("norm-kind", "batch statistics", says, Form(statistics="batch"))
         yield _formed("norm-kind", "LayerNorm", "it is a LayerNorm", Form())
@@ -101,13 +107,13 @@ def _normed(form: Form, eps: float | None, run: Run, site: str, value: Value) ->
     eps = number(run.config.norm_eps if eps is None else eps)
     weight = parameters["weight"] if form.gained else number(1)
     bias = parameters["bias"] if form.biased else number(0)
-    if form.statistics != "features":
-        of_batch = form.statistics == "batch"
-        statistics = batch_statistics(x) if of_batch else (parameters["running_mean"], parameters["running_var"])
-        mean, variance = statistics
-        return batch_norm(x, weight, bias, mean, variance, eps)
-    centered = x - x.mean(-1, keepdims=True) if form.centered else x
-    variance = (centered * centered).sum(-1, keepdims=True) / number(x.shape[-1] - form.correction)
+    if form.statistics == "running":
+        centered, variance = x - parameters["running_mean"], parameters["running_var"]
+    else:
+        axes = (0, 1) if form.statistics == "batch" else (-1,)
+        centered = x - x.mean(axes, keepdims=True) if form.centered else x
+        count = math.prod(x.shape[axis] for axis in axes) - form.correction
+        variance = (centered * centered).sum(axes, keepdims=True) / number(count)
     deviation = np.sqrt(variance) + eps if form.outside else np.sqrt(variance + eps)
     return centered / deviation * weight + bias
 

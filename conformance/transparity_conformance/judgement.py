@@ -17,8 +17,8 @@ from transparity_conformance.forms import Pair, is_another_form
 from transparity_conformance.mistakes import whole_model
 from transparity_conformance.mistakes.places import is_norm
 from transparity_conformance.mistakes.structure import rounded_to
-from transparity_conformance.place import Place
-from transparity_conformance.probes import LARGE, Probe
+from transparity_conformance.place import NEAR, Place
+from transparity_conformance.probes import Probe
 from transparity_conformance.products import TYPICAL, WORST, left_with, products_of
 from transparity_conformance.verdict import Cause, Fault, Held, Measured, Report, Verdict, share
 from transparity_conformance.walk import Hypothesis, gap, segment_budgets, walk
@@ -147,13 +147,9 @@ def _trial(probe: Probe, said: dict[str, np.ndarray], dtype: str) -> Trial:
         said=flows,
         misshapen=misshapen,
         order=list(ours),
-        budgets=segment_budgets(probe, flows, dtype, neighbours=_neighbours(probe)),
+        budgets=segment_budgets(probe, flows, dtype, neighbours=probe.neighbours, truth=ours),
         errors={tap: gap(value, ours[tap]) for tap, value in flows.items()} | dict.fromkeys(misshapen, math.inf),
     )
-
-
-def _neighbours(probe: Probe) -> int:
-    return 1 if sum(value.size for value in probe.parameters.values()) >= LARGE else 3
 
 
 def _measured(trials: Iterable[Trial], dtype: str) -> Iterable[Measured]:
@@ -285,7 +281,7 @@ def _explained(trials: Mapping[str, Trial], faulty: list[str], dtype: str, heard
             {other.probe.name: other.said for other in with_tap},
             {other.probe.name: other.budgets[tap] for other in with_tap},
             dtype,
-            _neighbours(trial.probe),
+            trial.probe.neighbours,
         )
         others = {other.probe.name: other.probe for other in trials.values()}
         if known and place.vanishes(known):
@@ -328,11 +324,13 @@ def _left_over(trials: Mapping[str, Trial], known: tuple[Hypothesis, ...], dtype
     for trial in trials.values():
         ours = walk(trial.probe, trial.said, known)
         gaps = {tap: gap(value, ours[tap]) if tap in ours else math.inf for tap, value in trial.said.items()}
-        off = any(share(gaps[tap], trial.budgets[tap]) > 1 for tap in gaps)
-        budgets = segment_budgets(trial.probe, trial.said, dtype, known, neighbours=2) if off else trial.budgets
-        for tap, error in gaps.items():
-            if share(error, max(trial.budgets[tap], budgets[tap])) > 1:
-                wrong[tap] = None
+        shares = {tap: share(error, trial.budgets[tap]) for tap, error in gaps.items()}
+        wrong |= dict.fromkeys(tap for tap in gaps if shares[tap] > NEAR)
+        if len(wrong) > most:
+            break
+        if any(1 < shares[tap] <= NEAR for tap in gaps):
+            budgets = segment_budgets(trial.probe, trial.said, dtype, known, neighbours=min(2, trial.probe.neighbours))
+            wrong |= {tap: None for tap in gaps if shares[tap] > 1 and share(gaps[tap], budgets[tap]) > 1}
         if len(wrong) > most:
             break
     order = next(iter(trials.values())).order
@@ -378,7 +376,11 @@ def _rounding(trials: Mapping[str, Trial], dtype: str) -> Cause | None:
             worst = max(gap(t.said["logits"], t.probe.oracle.expected["logits"]) for t in trials.values())
             return Cause("low-precision", f"rounding of {kind} arithmetic", None, worst, 1.0)
     for hypothesis in products_of(next(iter(trials.values())).order):
-        left = [_left_with(trial, hypothesis) for trial in trials.values()]
+        left: list[float] = []
+        for trial in trials.values():
+            left.append(_left_with(trial, hypothesis))
+            if left[-1] > WORST:
+                break
         if max(left) <= WORST and float(np.median(left)) <= TYPICAL:
             gone = 1 - float(np.median(left))
             return Cause("low-precision", hypothesis.mistake.says, None, _left(trials, (hypothesis,)), gone)

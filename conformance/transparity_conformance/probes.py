@@ -15,6 +15,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
 from transparity.presets import preset
+from transparity_conformance.budgets import NEIGHBOURS
 from transparity_conformance.oracle import Arrays, Oracle, forward_oracle
 from transparity_conformance.texts import text_inputs
 
@@ -38,7 +39,17 @@ class Probe:
 
     @functools.cached_property
     def oracle(self) -> Oracle:
-        return forward_oracle(self.config, self.parameters, self.inputs)
+        return forward_oracle(self.config, self.parameters, self.inputs, neighbours=self.neighbours)
+
+    @property
+    def is_large(self) -> bool:
+        """Whether every forward pass takes long."""
+        return is_large(self.parameters)
+
+    @property
+    def neighbours(self) -> int:
+        """At how many points rounding is measured."""
+        return 1 if self.is_large else NEIGHBOURS
 
 
 def probe_parameters(config: TransformerConfig, seed: int = 0, embedding: float = 1.0) -> Arrays:
@@ -122,6 +133,10 @@ LONGEST = 256
 """Where `max_length` is more, it is not probed: the weights of attention grow with its square."""
 
 
+def is_large(parameters: Arrays) -> bool:
+    return sum(value.size for value in parameters.values()) >= LARGE
+
+
 @functools.cache
 def probes(case: str) -> dict[str, Probe]:
     """The probes of a preset by name."""
@@ -138,7 +153,7 @@ def probes_of(config: TransformerConfig, case: str) -> dict[str, Probe]:
         ("one", "length 1", config, ordinary, mixed_inputs(config, 1, 1, 1)),
         ("tiny", "activations beside which eps is large", config, probe_parameters(config, 3, 1e-3), mixed),
     ]
-    if sum(value.size for value in ordinary.values()) < LARGE:
+    if not is_large(ordinary):
         hot = probe_parameters(config, 4, 30.0)
         made.append(("hot", "scores that overflow a careless softmax", config, hot, mixed))
         if longest <= LONGEST:

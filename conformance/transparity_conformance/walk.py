@@ -181,18 +181,22 @@ def segment_budgets(
     *,
     until: str | None = None,
     neighbours: int = 3,
+    truth: Arrays | None = None,
 ) -> dict[str, float]:
-    """How far rounding in `dtype` may take each segment: the reference's own error in it, as every budget here."""
+    """How far rounding in `dtype` may take each segment: the reference's own error in it, as every budget here.
+
+    `truth` is the same walk in float64, if that was taken before.
+    """
     rule, ulp = RULES[dtype], epsilon(dtype)
     measured = "float32" if dtype == "float64" else dtype
     noise: dict[str, float] = {}
     scale: dict[str, float] = {}
     for index in range(neighbours):
-        truth = walk(probe, flows, hypotheses, until=until, index=index)
+        exact = truth if truth and not index else walk(probe, flows, hypotheses, until=until, index=index)
         jittered = {name: _jittered(value, index, epsilon(measured)) for name, value in flows.items()}
         for name, value in walk(probe, jittered, hypotheses, dtype=measured, until=until, index=index).items():
-            noise[name] = max(noise.get(name, 0.0), gap(value, truth[name]))
-            finite = truth[name][np.isfinite(truth[name])]
+            noise[name] = max(noise.get(name, 0.0), gap(value, exact[name]))
+            finite = exact[name][np.isfinite(exact[name])]
             scale[name] = max(scale.get(name, 0.0), float(np.abs(finite).max(initial=0.0)))
     ratio = epsilon(dtype) / epsilon(measured)
     return {name: rule.factor * noise[name] * ratio + rule.floor * ulp * scale[name] for name in noise}

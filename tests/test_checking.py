@@ -69,7 +69,7 @@ def test_rounding_is_told_from_a_mistake(preset: str, variant: str, says: str, l
 @pytest.mark.parametrize("logits_only", [False, True], ids=["taps", "logits"])
 def test_rounding_excuses_no_mistake(logits_only: bool) -> None:
     slips = (Slip("low-precision", "tf32 products"), Slip("attention-scale", "the other root"))
-    assert check(build_port(slips), preset="translation", logits_only=logits_only).verdict == "diverges"
+    assert check(build_port(slips), preset="notes-attention", logits_only=logits_only).verdict == "diverges"
 
 
 @pytest.mark.parametrize("tap", ["logits", SCORES, "decoder.layers.1.output", "decoder.embedding"])

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from transparity.taps import tap_shapes
-from transparity_conformance.budgets import epsilon
+from transparity_conformance.budgets import NEIGHBOURS_OF_DRAWN, epsilon
 from transparity_conformance.causes import Answer, explain, kind_of
 from transparity_conformance.evidence import difference
 from transparity_conformance.forms import Pair, is_another_form
@@ -197,7 +197,8 @@ def _faulty_segments(trials: Mapping[str, Trial], dtype: str) -> tuple[list[str]
     for key, trial in trials.items() if suspects else ():
         coarse = {tap: value for tap, value in trial.said.items() if tap.rpartition(".")[2] not in INTERNAL}
         ours = walk(trial.probe, coarse)
-        budgets = segment_budgets(trial.probe, coarse, dtype, neighbours=1)
+        neighbours = 1 if trial.probe.is_large else NEIGHBOURS_OF_DRAWN  # near a tie of hot scores one is luck
+        budgets = segment_budgets(trial.probe, coarse, dtype, neighbours=neighbours)
         for tap in suspects & set(trial.said):
             end = _end_of(tap, trial)
             ends[key, tap] = end is not None and gap(trial.said[end], ours[end]) <= max(

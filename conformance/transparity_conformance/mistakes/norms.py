@@ -51,6 +51,10 @@ def mistakes(config: TransformerConfig, site: str) -> Iterator[Mistake]:
             says = f"it is an RMSNorm: the mean is not taken away{without}"
             yield _formed("norm-kind", f"RMSNorm{without}", says, Form(centered=False, biased=biased))
             if right.outside:
+                outside = Form(centered=False, biased=biased, outside=True)
+                yield _formed(
+                    "norm-kind", f"RMSNorm{without}, eps outside", f"{says}, and eps is outside the root", outside
+                )
                 form = _without(right, centered=False, biased=biased)
                 says += ", the deviation as in the right norm"
                 yield _formed("norm-kind", f"RMSNorm{without}, same deviation", says, form)

@@ -41,6 +41,11 @@ class Probe:
     def oracle(self) -> Oracle:
         return forward_oracle(self.config, self.parameters, self.inputs, neighbours=self.neighbours)
 
+    @functools.cached_property
+    def exact(self) -> Arrays:
+        """The parameters in float64."""
+        return {name: value.astype(np.float64) for name, value in self.parameters.items()}
+
     @property
     def is_large(self) -> bool:
         """Whether every forward pass takes long."""

@@ -125,7 +125,13 @@ def walk(
             touched += [*changed, *hypothesis.sites] if not mistake.fields else ["encoder.embedding"]
             onward += hypothesis.sites if mistake.onward else ["encoder.embedding"] * bool(mistake.fields)
     start = _start(config, flows, until, base, touched, onward)
-    cast = {name: value if start.skips(name) else rounded(value, dtype) for name, value in parameters.items()}
+    exact = probe.exact if dtype == "float64" and index == 0 and not probe.is_large else {}
+    cast = {
+        name: exact[name]
+        if name in exact and value is right[name]
+        else (value if start.skips(name) else rounded(value, dtype))
+        for name, value in parameters.items()
+    }
     before = {name: rounded(value, dtype) for name, value in start.given.items()} if start.skipped else {}
     run = Run(config, cast, probe.inputs, before if seen is None else seen)
     heard: Arrays = {} if base is None else dict(base.heard)

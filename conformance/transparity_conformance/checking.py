@@ -18,10 +18,12 @@ from transparity.errors import TransparityError, shown
 from transparity.presets import preset as preset_called
 from transparity.taps import tap_shapes
 from transparity_conformance.bench import as_numbers
+from transparity_conformance.evidence import share
 from transparity_conformance.judgement import Actual, Progress, judge, silent
 from transparity_conformance.probes import Probe, probes_of
 from transparity_conformance.probes import probes as probes_of_preset
-from transparity_conformance.verdict import Held, Report, share
+from transparity_conformance.verdict import Held, Report
+from transparity_conformance.walk import gap
 
 Port = Callable[..., Callable[..., Any]]
 """`build(config, parameters)` → `forward(source=…, target=…)` or `forward(tokens=…)`."""
@@ -157,18 +159,9 @@ def _repeated(probe: Probe, once: dict[str, np.ndarray], again: dict[str, np.nda
     worst = Held("two_runs_are_the_same", "agrees", 0.0, 0.0, "logits")
     for name, value in once.items():
         budget = probe.oracle.budget(name, dtype)
-        error = _apart(value, again[name])
+        error = gap(value, again[name])
         if share(error, budget) > 1:
             return Held("two_runs_are_the_same", "diverges", error, budget, name)
         if error > worst.error:
             worst = Held("two_runs_are_the_same", "agrees", error, budget, name)
     return worst
-
-
-def _apart(one: np.ndarray, other: np.ndarray) -> float:
-    if one.shape != other.shape:
-        return float("inf")
-    same = (one == other) | (np.isnan(one) & np.isnan(other))
-    with np.errstate(invalid="ignore"):
-        apart = np.where(same, 0.0, np.abs(one - other))
-    return float(np.where(np.isnan(apart), np.inf, apart).max(initial=0.0))

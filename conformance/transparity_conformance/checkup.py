@@ -13,6 +13,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from transparity_conformance.evidence import share
 from transparity_conformance.findings import (
     Finding,
     by_layer,
@@ -24,7 +25,7 @@ from transparity_conformance.findings import (
     ties,
     worst_in_words,
 )
-from transparity_conformance.verdict import Fault, Report, share
+from transparity_conformance.verdict import Fault, Report
 from transparity_conformance.words import share_in_words
 
 STYLES = {"agrees": "bold green", "diverges": "bold red", "inconclusive": "bold yellow"}

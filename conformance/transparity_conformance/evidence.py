@@ -49,11 +49,7 @@ class Evidence:
     @property
     def share(self) -> float:
         """The share of the budget that the error uses: above 1 is a disagreement."""
-        if math.isnan(self.error):
-            return math.inf
-        if self.error == 0:
-            return 0.0
-        return self.error / self.budget if self.budget else math.inf
+        return share(self.error, self.budget)
 
     @property
     def agrees(self) -> bool:
@@ -83,6 +79,15 @@ class Evidence:
         subject = Subject(*(fields[field.name] for field in dataclasses.fields(Subject)))
         names = [field.name for field in dataclasses.fields(cls) if field.name != "subject"]
         return cls(subject=subject, **{name: fields[name] for name in names})
+
+
+def share(error: float, budget: float) -> float:
+    """The share of its budget that an error uses: above 1 is a disagreement, and so is what is not a number."""
+    if math.isnan(error):
+        return math.inf
+    if error == 0:
+        return 0.0
+    return error / budget if budget else math.inf
 
 
 def difference(actual: Any, expected: Any) -> float:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from transparity_conformance.verdict import Cause, Fault, Measured, Report, share
+from transparity_conformance.evidence import share
+from transparity_conformance.verdict import Cause, Fault, Measured, Report
 from transparity_conformance.words import count, share_in_words
 
 PRACTICALLY_ALL = 0.99

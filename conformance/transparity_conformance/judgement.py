@@ -12,7 +12,7 @@ import numpy as np
 from transparity.taps import tap_shapes
 from transparity_conformance.budgets import NEIGHBOURS_OF_DRAWN, epsilon
 from transparity_conformance.causes import Answer, explain, kind_of
-from transparity_conformance.evidence import difference
+from transparity_conformance.evidence import difference, share
 from transparity_conformance.forms import Pair, is_another_form
 from transparity_conformance.mistakes import whole_model
 from transparity_conformance.mistakes.places import is_norm
@@ -20,7 +20,7 @@ from transparity_conformance.mistakes.structure import rounded_to
 from transparity_conformance.place import NEAR, Place
 from transparity_conformance.probes import Probe
 from transparity_conformance.products import TYPICAL, WORST, left_with, products_of
-from transparity_conformance.verdict import Cause, Fault, Held, Measured, Report, Verdict, share
+from transparity_conformance.verdict import Cause, Fault, Held, Measured, Report, Verdict
 from transparity_conformance.walk import Hypothesis, gap, segment_budgets, walk
 
 Progress = Callable[[str, int, int], None]
@@ -282,7 +282,6 @@ def _explained(trials: Mapping[str, Trial], faulty: list[str], dtype: str, heard
             {other.probe.name: other.said for other in with_tap},
             {other.probe.name: other.budgets[tap] for other in with_tap},
             dtype,
-            trial.probe.neighbours,
         )
         others = {other.probe.name: other.probe for other in trials.values()}
         if known and place.vanishes(known):

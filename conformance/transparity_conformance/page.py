@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from transparity_conformance.checkup import height
+from transparity_conformance.evidence import share
 from transparity_conformance.findings import (
     Finding,
     by_layer,
@@ -19,7 +20,7 @@ from transparity_conformance.findings import (
     worst_in_words,
 )
 from transparity_conformance.report import heat, scientific, template
-from transparity_conformance.verdict import Fault, Held, Measured, Report, share
+from transparity_conformance.verdict import Fault, Held, Measured, Report
 from transparity_conformance.words import count, share_in_words
 
 _MOST_BARS = 128

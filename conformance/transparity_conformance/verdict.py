@@ -7,6 +7,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from transparity_conformance.evidence import share
+
 Verdict = Literal["agrees", "diverges", "inconclusive"]
 
 EXIT_CODES: dict[str, int] = {"agrees": 0, "diverges": 1, "inconclusive": 3}
@@ -124,15 +126,6 @@ class Report:
         }
         plain: dict[str, Any] = _plain(fields)
         return plain
-
-
-def share(error: float, budget: float) -> float:
-    """The share of its budget that an error uses: above 1 is a disagreement, and so is what is not a number."""
-    if math.isnan(error):
-        return math.inf
-    if error == 0:
-        return 0.0
-    return error / budget if budget else math.inf
 
 
 def _plain(value: Any) -> Any:

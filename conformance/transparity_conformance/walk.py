@@ -77,16 +77,14 @@ class Reached(Exception):  # noqa: N818 - no error
 class Base:
     """A walk that others differ from only behind some layer."""
 
-    hypotheses: tuple[Hypothesis, ...]
     heard: Arrays
     seen: Arrays
 
 
-def base_of(probe: Probe, flows: Mapping[str, np.ndarray], hypotheses: Sequence[Hypothesis] = ()) -> Base:
-    """The whole walk, for others to begin in its midst."""
-    run = Run(probe.config, {}, {})
-    heard = walk(probe, flows, hypotheses, seen=run.seen)
-    return Base(tuple(hypotheses), heard, run.seen)
+def base_of(probe: Probe, flows: Mapping[str, np.ndarray]) -> Base:
+    """The whole walk without any mistake, for others to begin in its midst."""
+    seen: Arrays = {}
+    return Base(walk(probe, flows, seen=seen), seen)
 
 
 def walk(
@@ -121,9 +119,8 @@ def walk(
             changes = [mistake.alter(config, right, site) for site in hypothesis.sites]
             changed = dict(ChainMap(*changes))
             parameters = parameters | changed
-        if base is None or not any(hypothesis is known for known in base.hypotheses):
-            touched += [*changed, *hypothesis.sites] if not mistake.fields else ["encoder.embedding"]
-            onward += hypothesis.sites if mistake.onward else ["encoder.embedding"] * bool(mistake.fields)
+        touched += [*changed, *hypothesis.sites] if not mistake.fields else ["encoder.embedding"]
+        onward += hypothesis.sites if mistake.onward else ["encoder.embedding"] * bool(mistake.fields)
     start = _start(config, flows, until, base, touched, onward)
     exact = probe.exact if dtype == "float64" and index == 0 and not probe.is_large else {}
     cast = {
@@ -214,12 +211,16 @@ def _jittered(value: np.ndarray, index: int, ulp: float) -> np.ndarray:
     return value * (1 + random.uniform(-ulp / 2, ulp / 2, value.shape))
 
 
+def less(actual: np.ndarray, ours: np.ndarray) -> np.ndarray:
+    """actual − ours; where both are NaN, or the same infinity, nothing is left, where one alone is, infinitely much."""
+    if actual.shape != ours.shape:
+        return np.array([np.inf])
+    with np.errstate(invalid="ignore"):
+        left = actual.astype(np.float64) - ours.astype(np.float64)
+    same = (actual == ours) | (np.isnan(actual) & np.isnan(ours))
+    return np.where(same, 0.0, np.where(np.isnan(left), np.inf, left))
+
+
 def gap(actual: np.ndarray, expected: np.ndarray) -> float:
     """The largest difference; what is not finite has to be the same on both sides, NaN as NaN."""
-    if actual.shape != expected.shape:
-        return float("inf")
-    with np.errstate(invalid="ignore"):
-        apart = np.abs(actual.astype(np.float64) - expected.astype(np.float64))
-    same = (actual == expected) | (np.isnan(actual) & np.isnan(expected))
-    apart = np.where(same, 0.0, np.where(np.isnan(apart), np.inf, apart))
-    return float(apart.max(initial=0.0))
+    return float(np.abs(less(actual, expected)).max(initial=0.0))

@@ -1,0 +1,42 @@
+"""A walk that begins in the midst of the model ends as one that begins at its start."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from transparity.presets import PRESETS
+from transparity_conformance import walk as walking
+from transparity_conformance.mistakes import hypotheses
+from transparity_conformance.probes import probes
+from transparity_conformance.skipping import Start
+from transparity_conformance.walk import Hypothesis, Mistake, base_of, walk
+
+
+@pytest.mark.parametrize("case", PRESETS)
+def test_what_is_skipped_makes_no_difference(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    probe = probes(case)["mixed"]
+    taps = list(probe.oracle.expected)
+    draw, noise = random.Random(1), np.random.default_rng(3)
+    shown = {name: x * (1 + 1e-3 * noise.normal(size=x.shape)) for name, x in probe.oracle.expected.items()}
+    coarse = {name: x for name, x in shown.items() if name == "encoder.output" or name.count(".") == 3}
+    known = hypotheses(probe.config, taps)
+    doubled = Mistake("twice", "twice", "what a layer returns is doubled", onward=lambda run, name, value: 2 * value)
+    handed_on = [Hypothesis(doubled, (name,)) for name in taps if name.count(".") == 3 and name.endswith("output")]
+    chosen = [(draw.choice(some), draw.choice(known)) for some in (known, handed_on) for _ in range(40)]
+    ends = [draw.choice(taps) for _ in chosen]
+    base = base_of(probe, {})
+
+    def walks() -> list[np.ndarray]:
+        of_logits = [walk(probe, {}, (one,), until="logits", base=base)["logits"] for one, _ in chosen]
+        pairs = zip(chosen, ends, strict=True)
+        return of_logits + [
+            walk(probe, flows, pair, until=end)[end] for pair, end in pairs for flows in (shown, coarse)
+        ]
+
+    skipping = walks()
+    monkeypatch.setattr(walking, "_start", lambda config, *rest: Start(config, {}))
+    for one, other in zip(skipping, walks(), strict=True):
+        np.testing.assert_array_equal(one, other)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,18 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     named = config.args_source is pytest.Config.ArgsSource.ARGS
     leads_to_benchmarks = is_benchmark or BENCHMARKS.is_relative_to(collection_path)
     return None if named or leads_to_benchmarks else True
+
+
+def pytest_collection_finish() -> None:
+    """What is imported stays: the garbage collector need not look through three frameworks again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish() -> None:
+    """What was compiled goes with the process, at once; to collect it piece by piece takes seconds."""
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

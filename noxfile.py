@@ -26,6 +26,16 @@ COMPILE_QUICKLY = [
     "--xla_cpu_multi_thread_eigen=false",
 ]
 
+
+def compiled(session: nox.Session) -> dict[str, str]:
+    """Where JAX keeps what it has compiled, from run to run: beside the environment that it was compiled in."""
+    return {
+        "JAX_COMPILATION_CACHE_DIR": f"{session.virtualenv.location}/compiled",
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+
+
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 
 
@@ -46,7 +56,7 @@ def install(session: nox.Session, *groups: str, project: str = ".[all]") -> None
 def conformance(session: nox.Session) -> None:
     """The main job: every claim against every backend, and the agreement matrix."""
     install(session, "test")
-    environment = SINGLE_THREADED | {"XLA_FLAGS": " ".join(COMPILE_QUICKLY)}
+    environment = SINGLE_THREADED | compiled(session) | {"XLA_FLAGS": " ".join(COMPILE_QUICKLY)}
     suite = ["conformance/transparity_conformance", "-m", "not slow"]
     session.run("pytest", *suite, *PARALLEL, *session.posargs, env=environment)
 

@@ -65,7 +65,7 @@ def conformance(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """All tests, slow ones too: conformance, the tests of the tests, and the tests of the tools."""
     install(session, "test", "benchmarks")
-    session.run("pytest", *PARALLEL, *session.posargs, env=SINGLE_THREADED)
+    session.run("pytest", *PARALLEL, *session.posargs, env=SINGLE_THREADED | compiled(session))
 
 
 @nox.session

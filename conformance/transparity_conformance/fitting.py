@@ -14,6 +14,7 @@ from transparity_conformance.mistakes.embedding import based
 from transparity_conformance.mistakes.embedding import scaled as embedding_scaled
 from transparity_conformance.mistakes.norms import other_eps
 from transparity_conformance.mistakes.places import is_norm
+from transparity_conformance.mistakes.scopes import groups
 from transparity_conformance.walk import Hypothesis, Mistake
 
 PROMISING = 12
@@ -36,24 +37,17 @@ def _families(
 ) -> Iterator[tuple[Callable[[float], Mistake], list[float], tuple[str, ...]]]:
     scores = [site for site in sites if site.endswith(".scores")]
     right = score_scale(config)
-    for chosen in _groups(scores):
-        grid = [right * 2.0**power for power in np.linspace(-8, 8, 33)]
+    for chosen in groups(scores):
+        grid = [right * 2.0**power for power in range(-8, 9)]
         yield lambda scale: scaled(config, scale, named_scale(config, scale)), grid, chosen
-    for chosen in _groups([site for site in sites if is_norm(config, site)]):
+    for chosen in groups([site for site in sites if is_norm(config, site)]):
         yield lambda eps: other_eps(config, eps), [10.0**power for power in range(-14, 2)], chosen
     embeddings = [site for site in sites if site.endswith(".embedding")]
-    for chosen in _groups(embeddings):
-        grid = [2.0**power for power in np.linspace(-10, 10, 41)]
+    for chosen in groups(embeddings):
+        grid = [2.0**power for power in range(-10, 11)]
         yield lambda factor: embedding_scaled(config, factor, f"{factor:.6g}"), grid, chosen
         if config.positions == "sinusoidal":
             yield lambda base: based(base, f"{base:.6g}"), [10.0**power for power in np.linspace(0.5, 8, 31)], chosen
-
-
-def _groups(sites: list[str]) -> Iterator[tuple[str, ...]]:
-    if sites:
-        yield tuple(sites)
-    if len(sites) > 1:
-        yield from ((site,) for site in sites)
 
 
 def _minimize(function: Callable[[float], float], grid: list[float], steps: int = 40) -> float | None:

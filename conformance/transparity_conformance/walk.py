@@ -8,6 +8,7 @@ one forward pass under one tap; with nothing to go by but logits, the one segmen
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -53,6 +54,8 @@ class Mistake:
     """Parameters as the port took them over, for one site."""
     patch: Patch | None = None
     """What the port has at a site instead of the right value."""
+    beside: tuple[str, ...] = ()
+    """Further taps of a site's sublayer that are patched with it."""
     onward: Patch | None = None
     """What the port goes on with behind a site, while the site itself is right."""
     value: float | None = None
@@ -64,6 +67,14 @@ class Hypothesis:
 
     mistake: Mistake
     sites: tuple[str, ...] = ()
+
+    @functools.cached_property
+    def patched(self) -> frozenset[str]:
+        """The taps at which something else stands than the right value."""
+        if not self.mistake.patch:
+            return frozenset()
+        scopes = (site.rpartition(".")[0] for site in self.sites)
+        return frozenset([*self.sites, *(f"{scope}.{tap}" for scope in scopes for tap in self.mistake.beside)])
 
     def __str__(self) -> str:
         return f"{self.mistake.id} ({self.mistake.variant}) at {', '.join(self.sites) or 'the whole model'}"
@@ -135,7 +146,7 @@ def walk(
 
     def tap(name: str, value: np.ndarray) -> np.ndarray:
         for hypothesis in hypotheses:
-            if hypothesis.mistake.patch and name in hypothesis.sites:
+            if name in hypothesis.patched and hypothesis.mistake.patch:
                 value = hypothesis.mistake.patch(run, name, value)
         heard[name] = rounded(value, dtype)
         if name == until:

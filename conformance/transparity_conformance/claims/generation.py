@@ -11,7 +11,7 @@ from transparity.config import TransformerConfig
 from transparity.presets import PRESETS
 from transparity_conformance.backends import REFERENCE, backend
 from transparity_conformance.bench import Bench
-from transparity_conformance.claims import EVERY, WIDE, claim
+from transparity_conformance.claims import WIDE, claim
 from transparity_conformance.evidence import Evidence
 from transparity_conformance.oracle import Arrays, forward_oracle
 from transparity_conformance.probes import probe_parameters, probes
@@ -53,14 +53,14 @@ def _greedy(bench: Bench, claim: str, cases: Iterable[str]) -> Iterator[Evidence
         yield record.exactly("goes on to the end", tokens.shape[1] == 1 + NEW or bool(ended.all()), True)
 
 
-@claim(dtypes=("float64",))
+@claim(quick=("float64",))
 def greedy(bench: Bench) -> Iterator[Evidence]:
     """Each token is the likeliest after those before it (document 004): no other's float64 logit is larger by more than
     rounding."""
     yield from _greedy(bench, "generation.greedy", ["translation"])
 
 
-@claim(dtypes=EVERY, quick=())
+@claim(dtypes=WIDE, quick=())
 def greedy_by_every_preset(bench: Bench) -> Iterator[Evidence]:
     """The same for every preset."""
     yield from _greedy(bench, "generation.greedy_by_every_preset", PRESETS)

@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from transparity.attention import merge_heads, score_scale
+from transparity.attention import attention_weights, hidden_score, merge_heads, score_scale
 from transparity.config import TransformerConfig
+from transparity_conformance.mistakes.masks import right_mask, scores_at
 from transparity_conformance.mistakes.places import Value, apply_linear, split, sublayer_input
 from transparity_conformance.walk import Mistake, Run
 
@@ -63,11 +64,16 @@ def scaled(config: TransformerConfig, scale: float, named: str) -> Mistake:
     by = f"{named} ({scale:.4g})" if named else f"{scale:.6g}"
     says = f"your scores are {scale / right:.4f} × ours: scaled by {by} instead of 1/√{kind} ({right:.4g})"
     change = partial(_scaled, SCALES.get(named, lambda config: scale))
-    return Mistake("attention-scale", named or f"{scale:.6g}", says, patch=change, value=scale)
+    # What hides scores before they are scaled is scaled with them; that shows if it hides by half.
+    beside = ("weights",) if config.mask_order == "before-scale" and 0 > config.mask_value > -1e3 else ()
+    return Mistake("attention-scale", named or f"{scale:.6g}", says, patch=change, beside=beside, value=scale)
 
 
 def _scaled(scale: Callable[[TransformerConfig], float], run: Run, site: str, value: Value) -> Value:
-    return value * value.dtype.type(scale(run.config) / score_scale(run.config))
+    ratio = scale(run.config) / score_scale(run.config)
+    if site.endswith(".weights"):
+        return attention_weights(scores_at(run, site), right_mask(run, site), hidden_score(run.config) * ratio)
+    return value * value.dtype.type(ratio)
 
 
 def view(x: Value, num_heads: int) -> Value:

@@ -113,10 +113,10 @@ def _masked(identity: str, variant: str, says: str, change: Callable[[Run, str],
 
 def _weighed(change: Callable[[Run, str], Mask], run: Run, site: str, value: Value) -> Value:
     mask = np.broadcast_to(change(run, site), value.shape)
-    return attention_weights(_scores(run, site), mask, hidden_score(run.config))
+    return attention_weights(scores_at(run, site), mask, hidden_score(run.config))
 
 
-def _scores(run: Run, site: str) -> Value:
+def scores_at(run: Run, site: str) -> Value:
     return run.seen[site.replace(".weights", ".scores")]
 
 
@@ -170,28 +170,28 @@ def _hidden_by(hidden: float, run: Run, site: str, value: Value) -> Value:
     scale = hidden_score(run.config) / run.config.mask_value if math.isfinite(run.config.mask_value) else 1.0
     if run.config.mask_value == 0:
         scale = 1.0
-    return attention_weights(_scores(run, site), right_mask(run, site), hidden * scale)
+    return attention_weights(scores_at(run, site), right_mask(run, site), hidden * scale)
 
 
 def _added(hidden: float, run: Run, site: str, value: Value) -> Value:
-    return softmax(_scores(run, site) + np.where(right_mask(run, site), 0.0, hidden).astype(value.dtype))
+    return softmax(scores_at(run, site) + np.where(right_mask(run, site), 0.0, hidden).astype(value.dtype))
 
 
 def _behind(normalised: bool, run: Run, site: str, value: Value) -> Value:
-    weights = softmax(_scores(run, site)) * right_mask(run, site)
+    weights = softmax(scores_at(run, site)) * right_mask(run, site)
     return weights / weights.sum(-1, keepdims=True) if normalised else weights
 
 
 def _other_order(run: Run, site: str, value: Value) -> Value:
     order = "after-scale" if run.config.mask_order == "before-scale" else "before-scale"
     changed = type(run.config)(**(run.config.as_dict() | {"mask_value": run.config.mask_value, "mask_order": order}))
-    return attention_weights(_scores(run, site), right_mask(run, site), hidden_score(changed))
+    return attention_weights(scores_at(run, site), right_mask(run, site), hidden_score(changed))
 
 
 def _softmax_over(axis: int, run: Run, site: str, value: Value) -> Value:
     lowest = float(np.finfo(value.dtype).min) / 2
     hidden = value.dtype.type(max(hidden_score(run.config), lowest))
-    shown = np.where(right_mask(run, site), _scores(run, site), hidden)
+    shown = np.where(right_mask(run, site), scores_at(run, site), hidden)
     return np.moveaxis(softmax(np.moveaxis(shown, axis, -1)), -1, axis)
 
 

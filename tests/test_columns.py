@@ -23,6 +23,7 @@ MIRRORED = [
     "layers",
     "transformer",
     "loss",
+    "differentiation",
     "generation",
 ]
 WITHOUT_TWIN = {

@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 
 from transparity import PRESETS, TransformerConfig, initialize_parameters, preset
+from transparity.differentiation import loss_and_gradients, loss_of
+from transparity.functional import derivative
 from transparity.loss import cross_entropy
+from transparity.parameters import is_learned
 from transparity.transformer import transformer
 
 CONFIGS = {name: preset(name).resized(num_encoder_layers=1, num_decoder_layers=1) for name in PRESETS}
@@ -81,3 +84,22 @@ def test_the_parameters_give_the_dtype(name: str, dtype: str) -> None:
     parameters, _ = drawn(CONFIGS[name])
     result = loss(CONFIGS[name], {parameter: value.astype(dtype) for parameter, value in parameters.items()})
     assert result.dtype == dtype
+
+
+@pytest.mark.parametrize("name", ["notes-lm", "batch norm"])
+def test_the_gradient_is_the_derivative_in_every_direction(name: str) -> None:
+    config = CONFIGS[name].resized(
+        num_decoder_layers=1, target_vocab_size=10, feed_forward_dim=3, embed_dim=4, num_heads=2
+    )
+    parameters, direction = drawn(config)
+    tokens = np.array([[3, 4, 5, 6], [8, 9, 3, 0]])
+    value, gradients = loss_and_gradients(config, parameters, tokens, training=True, tokens=tokens)
+    learned = {name: toward for name, toward in direction.items() if is_learned(name)}
+    assert set(gradients) == set(learned)
+    along = sum(float((gradients[name] * toward).sum()) for name, toward in learned.items())
+
+    def trained(parameters: Parameters) -> np.ndarray:
+        return loss_of(config, parameters, tokens, training=True, tokens=tokens)
+
+    assert along == pytest.approx(float(derivative(trained, parameters, learned)), rel=1e-12)
+    assert value == trained(parameters)

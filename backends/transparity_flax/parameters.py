@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -37,7 +38,12 @@ def load(model: nnx.Module, parameters: Mapping[str, np.ndarray], dtype: Any) ->
 
 def dump(model: nnx.Module) -> dict[str, np.ndarray]:
     """The parameters of `model` under the specification's names, as NumPy arrays."""
-    arrays = {path: to_numpy(variable.get_value()) for path, variable in _variables(model)}
+    return {name: to_numpy(value) for name, value in named(nnx.state(model)).items()}
+
+
+def named(state: nnx.State[Any, Any]) -> dict[str, jax.Array]:
+    """What `state` holds, parameters or their gradients, under the specification's names and in its orientation."""
+    arrays = {path: variable.get_value() for path, variable in nnx.to_flat_state(state)}
     return {_name(path): value.T if path[-1] == "kernel" else value for path, value in arrays.items()}
 
 

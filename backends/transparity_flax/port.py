@@ -20,6 +20,7 @@ from transparity.config import TransformerConfig
 from transparity.inputs import check_draws, check_inputs, check_prompt, check_targets
 from transparity.parameters import check_parameters
 from transparity.taps import recording, tap_shapes
+from transparity_flax.differentiation import loss_and_gradients
 from transparity_flax.generation import generate
 from transparity_flax.loss import cross_entropy
 from transparity_flax.parameters import dump, load, to_numpy
@@ -39,8 +40,15 @@ def _traced(graph: Graph, state: State, inputs: dict[str, Any]) -> dict[str, jax
     return taps
 
 
+def _differentiated(
+    graph: Graph, state: State, targets: jax.Array, inputs: dict[str, Any]
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    return loss_and_gradients(nnx.merge(graph, state, copy=True), targets, **inputs)
+
+
 # The graph is what the program depends on, the state what it is given: two models of one configuration share a program.
 _fast_jit, _traced_jit = jax.jit(_fast, static_argnums=0), jax.jit(_traced, static_argnums=0)
+_differentiated_jit = jax.jit(_differentiated, static_argnums=0)
 
 
 class FlaxForward:
@@ -51,6 +59,7 @@ class FlaxForward:
         self.graph, self.state = nnx.split(model)
         self.fast: Callable[..., jax.Array] = _fast_jit if mode == "jit" else _fast
         self.traced: Callable[..., dict[str, jax.Array]] = _traced_jit if mode == "jit" else _traced
+        self.differentiated = _differentiated_jit if mode == "jit" else _differentiated
 
     def __call__(self, **tokens: Any) -> dict[str, Any]:
         inputs = check_inputs(self.model.config, tokens)
@@ -70,6 +79,18 @@ class FlaxForward:
         logits = self.logits(**tokens)
         with x64_for(self.dtype):
             return float(cross_entropy(logits, self._array(expected), config.pad_id))
+
+    def loss_and_gradients(
+        self, targets: Any, *, training: bool = False, **tokens: Any
+    ) -> tuple[float, dict[str, np.ndarray]]:
+        inputs = check_inputs(self.model.config, tokens)
+        expected = check_targets(self.model.config, targets, inputs)
+        model = nnx.merge(self.graph, self.state, copy=True)
+        model.set_attributes(use_running_average=not training)
+        graph, state = nnx.split(model)
+        with x64_for(self.dtype):
+            loss, gradients = self.differentiated(graph, state, self._array(expected), self._arrays(inputs))
+            return float(loss), {name: to_numpy(gradient) for name, gradient in gradients.items()}
 
     def generate(self, prompt: Any, max_new_tokens: int, *, source: Any = None, uniforms: Any = None) -> np.ndarray:
         inputs = check_prompt(self.model.config, prompt, source)

@@ -16,6 +16,7 @@ from transparity.config import TransformerConfig
 from transparity.inputs import check_draws, check_inputs, check_prompt, check_targets
 from transparity.parameters import check_parameters
 from transparity.taps import recording
+from transparity_pytorch.differentiation import loss_and_gradients
 from transparity_pytorch.generation import generate
 from transparity_pytorch.loss import cross_entropy
 from transparity_pytorch.parameters import dump, load, to_numpy
@@ -49,6 +50,18 @@ class PytorchForward:
         config = self.model.config
         expected = _tensor(check_targets(config, targets, check_inputs(config, tokens)), None, self.device)
         return float(cross_entropy(self.logits(**tokens), expected, config.pad_id))
+
+    def loss_and_gradients(
+        self, targets: Any, *, training: bool = False, **tokens: Any
+    ) -> tuple[float, dict[str, np.ndarray]]:
+        inputs = self._inputs(tokens)
+        expected = _tensor(check_targets(self.model.config, targets, inputs), None, self.device)
+        self.model.train(training)
+        try:
+            loss, gradients = loss_and_gradients(self.model, expected, **inputs)
+        finally:
+            self.model.eval()
+        return float(loss), {name: to_numpy(gradient) for name, gradient in gradients.items()}
 
     def generate(self, prompt: Any, max_new_tokens: int, *, source: Any = None, uniforms: Any = None) -> np.ndarray:
         checked = check_prompt(self.model.config, prompt, source)

@@ -304,6 +304,13 @@ PLANTS = [
         "loss.of_the_model",
     ),
     *in_both(
+        "gradients-of-the-sum",
+        "differentiation",
+        ("torch.autograd.grad(loss,", "torch.autograd.grad(loss * len(targets),"),
+        ("jax.value_and_grad(loss)(", "jax.value_and_grad(lambda parameters: loss(parameters) * len(targets))("),
+        "differentiation.gradients_of_a_model",
+    ),
+    *in_both(
         "greedy-is-the-least-likely",
         "generation",
         ("logits.argmax(dim=-1)", "logits.argmin(dim=-1)"),

@@ -2,7 +2,7 @@
 
 The contract: `config`, `presets`, `parameters`, `inputs`, `taps`, `backend`, `errors`, `axes`.
 The NumPy column: `masks`, `embeddings`, `normalization`, `attention`, `feed_forward`, `layers`, `transformer`,
-`loss`, `generation`, with `functional` for what frameworks bring along, and `port`, the door.
+`loss`, `differentiation`, `generation`, with `functional` for what frameworks bring along, and `port`, the door.
 """
 
 from transparity.config import TransformerConfig

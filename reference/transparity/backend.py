@@ -33,6 +33,12 @@ class Forward(Protocol):
     def loss(self, targets: Any, **tokens: Any) -> float:
         """The mean cross-entropy of the logits, padded targets (batch, length) ignored."""
 
+    def loss_and_gradients(
+        self, targets: Any, *, training: bool = False, **tokens: Any
+    ) -> tuple[float, dict[str, np.ndarray]]:
+        """The loss, and its gradient by every learned parameter, under the parameter's name and in its shape. In
+        `training` a batch norm normalises by the batch; its running statistics stay as they are."""
+
     def generate(self, prompt: Any, max_new_tokens: int, *, source: Any = None, uniforms: Any = None) -> np.ndarray:
         """`prompt` (batch, length) continued by `max_new_tokens`: greedily, or by `uniforms`, a number for each."""
 

@@ -34,6 +34,11 @@ def parameter_shapes(config: TransformerConfig) -> Shapes:
     return shapes | _linear("head", config.vocab_size, config.embed_dim, bias=True)
 
 
+def is_learned(name: str) -> bool:
+    """Whether the loss has a gradient by it; a batch norm's running statistics are kept, not learned."""
+    return not name.endswith((".running_mean", ".running_var"))
+
+
 def _stack_shapes(stack: str, config: TransformerConfig) -> Shapes:
     shapes: Shapes = {f"{stack}.token_embedding.weight": (config.stack_vocab_size(stack), config.embed_dim)}
     if config.positions == "learned":

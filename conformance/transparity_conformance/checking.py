@@ -20,6 +20,7 @@ from transparity.taps import tap_shapes
 from transparity_conformance.bench import as_numbers
 from transparity_conformance.evidence import share
 from transparity_conformance.judgement import Actual, Progress, judge, silent
+from transparity_conformance.offers import compare_offers, with_offers
 from transparity_conformance.probes import Probe, probes_of
 from transparity_conformance.probes import probes as probes_of_preset
 from transparity_conformance.verdict import Held, Report
@@ -72,22 +73,12 @@ def check(
     first = next(iter(probes.values()))
     again = run(forwards[id(first.parameters)], first, logits_only=logits_only)
     repeated = _repeated(first, actual[first.name], again, dtype)
+    report = judge(name, probes, actual, dtype=dtype, logits_only=logits_only, progress=heard, repeated=repeated)
     forward = forwards[id(first.parameters)]
-    offered = [what for what in OFFERS if hasattr(forward, what)]
-    absent = tuple(f"{what}: the port does not offer it" for what in OFFERS if what not in offered)
-    return judge(
-        name,
-        probes,
-        actual,
-        dtype=dtype,
-        logits_only=logits_only,
-        progress=heard,
-        not_compared=absent + tuple(f"{what}: offered, not compared by this version" for what in offered),
-        repeated=repeated,
-    )
-
-
-OFFERS = ("loss", "generate", "loss_and_gradients")
+    sharing = {key: probe for key, probe in probes.items() if probe.parameters is first.parameters}
+    logits = {key: said["logits"] for key, said in actual.items()}
+    found = compare_offers(forward, sharing, logits, dtype, is_right=report.verdict == "agrees")
+    return with_offers(report, found)
 
 
 def _built(build: Port, probe: Probe) -> Callable[..., Any]:

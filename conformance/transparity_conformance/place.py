@@ -12,7 +12,7 @@ from transparity_conformance.evidence import share
 from transparity_conformance.probes import Probe
 from transparity_conformance.walk import Base, Hypothesis, base_of, less, segment_budgets, walk
 
-NEAR = 30.0
+NEAR = 100.0
 """A budget changes with the mistake, but not by more than this: what is further off is not measured again."""
 
 Combination = tuple[Hypothesis, ...]

@@ -37,7 +37,8 @@ class Forward(Protocol):
         self, targets: Any, *, training: bool = False, **tokens: Any
     ) -> tuple[float, dict[str, np.ndarray]]:
         """The loss, and its gradient by every learned parameter, under the parameter's name and in its shape. In
-        `training` a batch norm normalises by the batch; its running statistics stay as they are."""
+        `training` a batch norm normalises by the batch; its running statistics stay as they are. NumPy's column does
+        not offer it: `transparity.differentiation` takes a forward pass for each number, or for each direction."""
 
     def generate(self, prompt: Any, max_new_tokens: int, *, source: Any = None, uniforms: Any = None) -> np.ndarray:
         """`prompt` (batch, length) continued by `max_new_tokens`: greedily, or by `uniforms`, a number for each."""

@@ -14,7 +14,6 @@ import numpy as np
 
 from transparity.backend import Arrays, check_choice
 from transparity.config import TransformerConfig
-from transparity.differentiation import loss_and_gradients
 from transparity.functional import nest
 from transparity.generation import generate
 from transparity.inputs import check_draws, check_inputs, check_prompt, check_targets
@@ -44,14 +43,6 @@ class NumpyForward:
     def loss(self, targets: Any, **tokens: Any) -> float:
         expected = check_targets(self.config, targets, check_inputs(self.config, tokens))
         return float(cross_entropy(self.logits(**tokens), expected, self.config.pad_id))
-
-    def loss_and_gradients(
-        self, targets: Any, *, training: bool = False, **tokens: Any
-    ) -> tuple[float, dict[str, np.ndarray]]:
-        inputs = check_inputs(self.config, tokens)
-        expected = check_targets(self.config, targets, inputs)
-        loss, gradients = loss_and_gradients(self.config, self.parameters, expected, training=training, **inputs)
-        return float(loss), gradients
 
     def generate(self, prompt: Any, max_new_tokens: int, *, source: Any = None, uniforms: Any = None) -> np.ndarray:
         inputs = check_prompt(self.config, prompt, source)

@@ -1,0 +1,164 @@
+"""What a port offers beside its forward pass: a wrong loss and a wrong gradient are found, placed and named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from meta.plain_port import Slip, build_port
+from transparity.config import TransformerConfig
+from transparity.port import build as numpy_build
+from transparity_conformance import check
+from transparity_conformance.findings import sentence
+from transparity_conformance.mistakes.loss import LOSSES, LossMistake
+from transparity_pytorch.port import build as pytorch_build
+
+Gradients = dict[str, np.ndarray]
+MISSING = "the port does not offer it"
+
+
+class Offering:
+    """A right forward pass that offers something else besides."""
+
+    def __init__(self, forward: Callable[..., Any], **offers: Any) -> None:
+        self.forward = forward
+        vars(self).update(offers)
+
+    def __call__(self, **tokens: Any) -> Any:
+        return self.forward(**tokens)
+
+
+def with_loss(loss: Callable[..., Any]) -> Callable[..., Any]:
+    """A port whose `forward.loss` computes `loss` of its logits in float32."""
+
+    def build(config: TransformerConfig, parameters: dict[str, np.ndarray]) -> Offering:
+        forward = numpy_build(config, parameters, dtype="float32")
+
+        def said(targets: np.ndarray, **tokens: np.ndarray) -> Any:
+            return loss(forward.logits(**tokens), targets, config.pad_id)
+
+        return Offering(forward, loss=said)
+
+    return build
+
+
+def with_gradients(change: Callable[[float, Gradients], Any]) -> Callable[..., Any]:
+    """A port whose gradients are changed on their way out."""
+
+    def build(config: TransformerConfig, parameters: dict[str, np.ndarray]) -> Offering:
+        forward = pytorch_build(config, parameters)
+
+        def said(targets: np.ndarray, **tokens: Any) -> Any:
+            return change(*forward.loss_and_gradients(targets, **tokens))
+
+        return Offering(forward, loss_and_gradients=said)
+
+    return build
+
+
+@pytest.mark.parametrize("preset", ["translation", "notes-lm"])
+def test_our_own_loss_and_gradients_agree(preset: str) -> None:
+    report = check(pytorch_build, preset=preset)
+    assert report.verdict == "agrees"
+    held = {claim.id: claim.verdict for claim in report.claims}
+    assert held["loss"] == held["loss_and_gradients"] == held["gradients"] == "agrees"
+    assert not any(MISSING in says for says in report.not_compared)
+
+
+@pytest.mark.parametrize("mistake", LOSSES, ids=lambda mistake: mistake.says)
+def test_a_wrong_loss_is_named(mistake: LossMistake) -> None:
+    for preset in ("translation", "notes-lm"):
+        report = check(with_loss(mistake.loss), preset=preset)
+        assert (report.verdict, report.first_divergence) == ("diverges", "loss")
+        (fault,) = report.faults
+        assert [cause.says for cause in fault.causes] == [mistake.says]
+        assert fault.causes[0].explained > 0.999
+        assert mistake.says in sentence(report)
+
+
+def test_a_loss_that_nobody_knows_has_no_name() -> None:
+    report = check(with_loss(lambda logits, targets, pad_id: logits.mean()), preset="translation")
+    (fault,) = report.faults
+    assert (report.verdict, fault.where, fault.causes) == ("diverges", "loss", ())
+
+
+def test_a_right_loss_of_wrong_logits_is_no_fault() -> None:
+    def build(config: TransformerConfig, parameters: dict[str, np.ndarray]) -> Offering:
+        forward = build_port(Slip("attention-scale", "the other root"))(config, parameters)
+
+        def loss(targets: np.ndarray, **tokens: np.ndarray) -> Any:
+            logits = forward(**tokens)["logits"].astype(np.float64)
+            shifted = logits - logits.max(-1, keepdims=True)
+            surprises = np.log(np.exp(shifted).sum(-1)) - np.take_along_axis(shifted, targets[..., None], -1)[..., 0]
+            return surprises[targets != config.pad_id].mean()
+
+        return Offering(forward, loss=loss)
+
+    report = check(build, preset="translation")
+    assert report.verdict == "diverges"
+    assert "loss" not in [fault.where for fault in report.faults]
+    assert {claim.id: claim.verdict for claim in report.claims}["loss"] == "agrees"
+
+
+def scaled(loss: float, gradients: Gradients) -> Any:
+    return loss, {name: -gradient for name, gradient in gradients.items()}
+
+
+def cut(loss: float, gradients: Gradients) -> Any:
+    return loss, {name: value * ("cross_attention.key" not in name) for name, value in gradients.items()}
+
+
+def left_out(loss: float, gradients: Gradients) -> Any:
+    return loss, {name: value for name, value in gradients.items() if not name.startswith("encoder")}
+
+
+def one_wrong_number(loss: float, gradients: Gradients) -> Any:
+    changed = gradients["encoder.layers.0.feed_forward.up.weight"].copy()
+    changed[2, 1] += 1e-3
+    return loss, gradients | {"encoder.layers.0.feed_forward.up.weight": changed}
+
+
+def not_a_number(loss: float, gradients: Gradients) -> Any:
+    return loss, {name: gradient * np.nan for name, gradient in gradients.items()}
+
+
+def transposed(loss: float, gradients: Gradients) -> Any:
+    return loss, {name: gradient.T for name, gradient in gradients.items()}
+
+
+@pytest.mark.parametrize(
+    ("change", "where", "cause"),
+    [
+        (scaled, "head.bias", "gradient-scale"),
+        (cut, "decoder.layers.1.cross_attention.key.weight", "gradient-missing"),
+        (left_out, "encoder.layers.1.feed_forward_norm.bias", "gradient-missing"),
+        (one_wrong_number, "encoder.layers.0.feed_forward.up.weight", None),
+        (not_a_number, "head.bias", None),
+        (transposed, "head.weight", None),
+    ],
+)
+def test_a_wrong_gradient_is_placed(change: Callable[..., Any], where: str, cause: str | None) -> None:
+    report = check(with_gradients(change), preset="translation")
+    (fault,) = report.faults
+    assert (report.verdict, fault.where) == ("diverges", f"gradient.{where}")
+    assert [found.mistake for found in fault.causes] == [cause] * (cause is not None)
+
+
+def test_the_gradients_of_a_wrong_forward_pass_are_not_compared() -> None:
+    def build(config: TransformerConfig, parameters: dict[str, np.ndarray]) -> Offering:
+        forward = build_port(Slip("attention-scale", "the other root"))(config, parameters)
+        return Offering(forward, loss_and_gradients=lambda targets, **tokens: (0.0, {}))
+
+    report = check(build, preset="translation")
+    assert any(says.startswith("loss_and_gradients: the forward pass diverges") for says in report.not_compared)
+
+
+@pytest.mark.parametrize("answer", [None, "a word", 1.0, (1.0, 2.0), {"loss": 1.0}], ids=repr)
+def test_what_is_no_answer_is_not_compared(answer: Any) -> None:
+    report = check(with_gradients(lambda loss, gradients: answer), preset="notes-lm")
+    assert any(says.startswith("loss_and_gradients: raised") for says in report.not_compared)
+    report = check(with_loss(lambda *_: {"loss": 1.0}), preset="notes-lm")
+    assert any(says.startswith("loss: raised") for says in report.not_compared)

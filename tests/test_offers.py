@@ -10,9 +10,12 @@ import pytest
 
 from meta.plain_port import Slip, build_port
 from transparity.config import TransformerConfig
+from transparity.loss import cross_entropy
 from transparity.port import build as numpy_build
+from transparity.presets import PRESETS
 from transparity_conformance import check
 from transparity_conformance.findings import sentence
+from transparity_conformance.mistakes.generation import GENERATIONS, Generation, generated
 from transparity_conformance.mistakes.loss import LOSSES, LossMistake
 from transparity_pytorch.port import build as pytorch_build
 
@@ -79,6 +82,13 @@ def test_a_wrong_loss_is_named(mistake: LossMistake) -> None:
         assert mistake.says in sentence(report)
 
 
+def test_a_loss_that_is_scaled_is_fitted() -> None:
+    report = check(with_loss(lambda *given: 3.5 * cross_entropy(*given)), preset="translation")
+    (fault,) = report.faults
+    assert [cause.mistake for cause in fault.causes] == ["loss-scale"]
+    assert fault.causes[0].value == pytest.approx(3.5, rel=1e-5)
+
+
 def test_a_loss_that_nobody_knows_has_no_name() -> None:
     report = check(with_loss(lambda logits, targets, pad_id: logits.mean()), preset="translation")
     (fault,) = report.faults
@@ -101,6 +111,70 @@ def test_a_right_loss_of_wrong_logits_is_no_fault() -> None:
     assert report.verdict == "diverges"
     assert "loss" not in [fault.where for fault in report.faults]
     assert {claim.id: claim.verdict for claim in report.claims}["loss"] == "agrees"
+
+
+def with_generation(how: Generation) -> Callable[..., Any]:
+    """A port whose `forward.generate` generates so."""
+
+    def build(config: TransformerConfig, parameters: dict[str, np.ndarray]) -> Offering:
+        def said(prompt: np.ndarray, max_new_tokens: int, source: np.ndarray | None = None) -> np.ndarray:
+            return generated(config, parameters, prompt, max_new_tokens, source, how)
+
+        return Offering(numpy_build(config, parameters, dtype="float32"), generate=said)
+
+    return build
+
+
+@pytest.mark.parametrize("how", GENERATIONS, ids=lambda how: how.says)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_wrong_generation_is_named(preset: str, how: Generation) -> None:
+    if PRESETS[preset].config.eos_id is None and how.id == "generation-stop":
+        pytest.skip("nothing ends")
+    report = check(with_generation(how), preset=preset)
+    (fault,) = report.faults
+    assert (report.verdict, report.first_divergence, fault.where) == ("diverges", "generate", "generate")
+    assert [cause.says for cause in fault.causes] == [how.says]
+    assert fault.indistinguishable == ()
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_right_generation_agrees(preset: str) -> None:
+    report = check(with_generation(Generation()), preset=preset)
+    assert report.verdict == "agrees"
+    assert {claim.id: claim.verdict for claim in report.claims}["generate"] == "agrees"
+
+
+def test_a_second_best_token_has_no_name() -> None:
+    def build(config: TransformerConfig, parameters: dict[str, np.ndarray]) -> Offering:
+        forward = numpy_build(config, parameters, dtype="float32")
+
+        def said(prompt: np.ndarray, max_new_tokens: int, source: np.ndarray | None = None) -> np.ndarray:
+            tokens = generated(config, parameters, prompt, max_new_tokens, source, Generation())
+            tokens[1, 5] = (tokens[1, 5] + 1) % config.vocab_size
+            return tokens
+
+        return Offering(forward, generate=said)
+
+    report = check(build, preset="notes-lm")
+    (fault,) = report.faults
+    assert (fault.where, fault.causes) == ("generate", ())
+    assert {claim.id: claim.where for claim in report.claims}["generate"].startswith("token 5")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda tokens: tokens.astype(float),
+        lambda tokens: tokens[0],
+        lambda tokens: None,
+    ],
+)
+def test_what_are_no_tokens_is_not_compared(answer: Callable[..., Any]) -> None:
+    def build(config: TransformerConfig, parameters: dict[str, np.ndarray]) -> Offering:
+        return Offering(numpy_build(config, parameters, dtype="float32"), generate=lambda prompt, _: answer(prompt))
+
+    report = check(build, preset="notes-lm")
+    assert any(says.startswith("generate: raised") for says in report.not_compared)
 
 
 def scaled(loss: float, gradients: Gradients) -> Any:

@@ -77,7 +77,7 @@ def check(
     forward = forwards[id(first.parameters)]
     sharing = {key: probe for key, probe in probes.items() if probe.parameters is first.parameters}
     logits = {key: said["logits"] for key, said in actual.items()}
-    found = compare_offers(forward, sharing, logits, dtype, is_right=report.verdict == "agrees")
+    found = compare_offers(build, forward, sharing, logits, dtype, is_right=report.verdict == "agrees")
     return with_offers(report, found)
 
 

@@ -81,7 +81,8 @@ def _parts(report: Report) -> Iterator[RenderableType]:
 
 def _faults(report: Report) -> Table:
     table = _plain_table()
-    table.add_column("place", no_wrap=True)
+    # Nothing is cut off where a terminal is narrow: a place is folded sooner than a cause.
+    table.add_column("place", overflow="fold", min_width=20)
     table.add_column("× budget", justify="right", no_wrap=True)
     table.add_column("cause", overflow="fold", min_width=24)
     found, style = findings(report), "red" if report.verdict == "diverges" else "yellow"

@@ -17,6 +17,7 @@ import numpy as np
 
 from transparity.loss import cross_entropy
 from transparity_conformance.bench import as_numbers, function_oracle
+from transparity_conformance.decoding import Build, decode
 from transparity_conformance.derivatives import Derivatives, targets_of
 from transparity_conformance.evidence import share
 from transparity_conformance.mistakes.loss import LOSSES, Loss, LossMistake
@@ -26,7 +27,7 @@ from transparity_conformance.walk import gap
 
 OFFERS = ("loss", "loss_and_gradients", "generate")
 """`forward.loss(targets, **tokens)`, `forward.loss_and_gradients(targets, **tokens)` → the loss and a dict of arrays
-under the parameters' names, and `forward.generate`."""
+under the parameters' names, and `forward.generate(prompt, max_new_tokens, source=…)` → the prompt and what follows."""
 
 WIDE = ("float64", "float32")
 
@@ -45,9 +46,16 @@ class Findings:
 
 
 def compare_offers(
-    forward: Callable[..., Any], probes: Mapping[str, Probe], logits: Logits, dtype: str, *, is_right: bool
+    build: Build,
+    forward: Callable[..., Any],
+    probes: Mapping[str, Probe],
+    logits: Logits,
+    dtype: str,
+    *,
+    is_right: bool,
 ) -> Findings:
-    """Hold what `forward` offers to the reference; `is_right` says whether its forward pass is."""
+    """Hold what `forward` offers to the reference; `is_right` says whether its forward pass is. `build` makes another,
+    of other parameters."""
     found = Findings()
     offered = [name for name in OFFERS if callable(getattr(forward, name, None))]
     found.not_compared += [f"{name}: the port does not offer it" for name in OFFERS if name not in offered]
@@ -56,7 +64,7 @@ def compare_offers(
     if "loss_and_gradients" in offered:
         _compare_gradients(found, forward.loss_and_gradients, probes, logits, dtype, is_right=is_right)  # type: ignore[attr-defined]
     if "generate" in offered:
-        found.not_compared.append("generate: offered, not compared by this version")
+        _compare_generation(found, build, next(iter(probes.values())), dtype, is_right=is_right)
     return found
 
 
@@ -138,9 +146,24 @@ def _compare_losses(
         Cause(mistake.id, mistake.says, None, errors(mistake.loss)[worst], 1 - errors(mistake.loss)[worst] / off[worst])
         for mistake in explaining[:1]
     )
+    if not explaining:
+        with np.errstate(all="ignore"):
+            right = {key: float(_exactly(cross_entropy, probes[key], logits[key])) for key in said}
+            causes = tuple(_scaled_loss(said, right, budgets, worst))
     rivals = tuple(dict.fromkeys(m.id for m in explaining[1:] if m.id != explaining[0].id))
     found.faults.append(Fault(name, off[worst], budgets[worst], causes, rivals, probe=worst))
     return explaining[0].loss if explaining else None
+
+
+def _scaled_loss(
+    said: Mapping[str, float], right: Mapping[str, float], budgets: Mapping[str, float], worst: str
+) -> Iterator[Cause]:
+    """One factor for all probes; of one probe alone it would say nothing."""
+    factor = sum(said[key] * right[key] for key in said) / sum(right[key] ** 2 for key in said)
+    left = {key: abs(said[key] - factor * right[key]) for key in said}
+    if len(said) > 1 and all(left[key] <= max(1.0, abs(factor)) * budgets[key] for key in said):
+        explained = 1 - left[worst] / abs(said[worst] - right[worst])
+        yield Cause("loss-scale", f"your losses are {factor:.6g} × ours", factor, left[worst], explained)
 
 
 def _counts(probe: Probe) -> bool:
@@ -191,6 +214,23 @@ def _compare_gradients(
 @functools.cache
 def _derivatives(probe: Probe, loss: Loss) -> Derivatives:
     return Derivatives(probe.config, probe.parameters, probe.inputs, loss=loss)
+
+
+def _compare_generation(found: Findings, build: Build, probe: Probe, dtype: str, *, is_right: bool) -> None:
+    reason = "" if is_right else "the forward pass diverges, and its tokens with it"
+    reason = reason if probe.config.has_decoder else "a lone encoder generates nothing"
+    reason = "so many forward passes would take too long in a model of this size" if probe.is_large else reason
+    if reason:
+        found.not_compared.append(f"generate: {reason}")
+        return
+    try:
+        decoded = decode(build, probe, dtype)
+    except Exception as error:  # noqa: BLE001 - whatever a stranger's method does with what it is given
+        found.not_compared.append(f"generate: raised {type(error).__name__}: {error}")
+        return
+    found.claims.append(decoded.claim)
+    found.faults += [decoded.fault] if decoded.fault else []
+    found.notes += decoded.notes
 
 
 def _not_comparable(probe: Probe, dtype: str, *, is_right: bool) -> str:

@@ -24,6 +24,7 @@ MIRRORED = [
     "transformer",
     "loss",
     "differentiation",
+    "optimization",
     "generation",
 ]
 WITHOUT_TWIN = {
@@ -31,7 +32,7 @@ WITHOUT_TWIN = {
     "pytorch": {"parameters"},  # their own names and orientations
     "flax": {"parameters", "precision"},  # XLA computes in the dtype that it is given
 }
-CONTRACT = {"axes", "backend", "config", "errors", "inputs", "parameters", "presets", "taps"}
+CONTRACT = {"axes", "backend", "config", "errors", "inputs", "parameters", "presets", "taps", "training"}
 
 
 def names(column: str, file: str) -> list[str]:

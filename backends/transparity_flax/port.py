@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,12 +17,14 @@ from flax import nnx
 
 from transparity.backend import Arrays, check_choice
 from transparity.config import TransformerConfig
-from transparity.inputs import check_draws, check_inputs, check_prompt, check_targets
+from transparity.inputs import check_batch, check_draws, check_inputs, check_prompt, check_targets
 from transparity.parameters import check_parameters
 from transparity.taps import recording, tap_shapes
+from transparity.training import Training
 from transparity_flax.differentiation import loss_and_gradients
 from transparity_flax.generation import generate
 from transparity_flax.loss import cross_entropy
+from transparity_flax.optimization import train
 from transparity_flax.parameters import dump, load, to_numpy
 from transparity_flax.transformer import Transformer
 
@@ -91,6 +93,16 @@ class FlaxForward:
         with x64_for(self.dtype):
             loss, gradients = self.differentiated(graph, state, self._array(expected), self._arrays(inputs))
             return float(loss), {name: to_numpy(gradient) for name, gradient in gradients.items()}
+
+    def train(
+        self, batches: Sequence[Mapping[str, Any]], training: Training
+    ) -> tuple[list[float], dict[str, np.ndarray]]:
+        checked = [check_batch(self.model.config, batch) for batch in batches]
+        model = nnx.merge(self.graph, self.state, copy=True)
+        model.set_attributes(use_running_average=False)
+        with x64_for(self.dtype):
+            losses, parameters = train(model, [self._arrays(batch) for batch in checked], training)
+            return losses, {name: to_numpy(value) for name, value in parameters.items()}
 
     def generate(self, prompt: Any, max_new_tokens: int, *, source: Any = None, uniforms: Any = None) -> np.ndarray:
         inputs = check_prompt(self.model.config, prompt, source)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,12 +14,14 @@ from torch import nn
 
 from transparity.backend import Arrays, check_choice
 from transparity.config import TransformerConfig
-from transparity.inputs import check_draws, check_inputs, check_prompt, check_targets
+from transparity.inputs import check_batch, check_draws, check_inputs, check_prompt, check_targets
 from transparity.parameters import check_parameters
 from transparity.taps import recording
+from transparity.training import Training
 from transparity_pytorch.differentiation import loss_and_gradients
 from transparity_pytorch.generation import generate
 from transparity_pytorch.loss import cross_entropy
+from transparity_pytorch.optimization import train
 from transparity_pytorch.parameters import dump, load, to_numpy
 from transparity_pytorch.transformer import Transformer
 
@@ -62,6 +65,14 @@ class PytorchForward:
         finally:
             self.model.eval()
         return float(loss), {name: to_numpy(gradient) for name, gradient in gradients.items()}
+
+    def train(
+        self, batches: Sequence[Mapping[str, Any]], training: Training
+    ) -> tuple[list[float], dict[str, np.ndarray]]:
+        checked = [check_batch(self.model.config, batch) for batch in batches]
+        tensors = [{name: _tensor(value, None, self.device) for name, value in batch.items()} for batch in checked]
+        losses, parameters = train(copy.deepcopy(self.model).train(), tensors, training)
+        return losses, {name: to_numpy(value) for name, value in parameters.items()}
 
     def generate(self, prompt: Any, max_new_tokens: int, *, source: Any = None, uniforms: Any = None) -> np.ndarray:
         checked = check_prompt(self.model.config, prompt, source)

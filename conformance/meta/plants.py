@@ -311,6 +311,40 @@ PLANTS = [
         "differentiation.gradients_of_a_model",
     ),
     *in_both(
+        "optimizer-eps-forgotten",
+        "optimization",
+        ("betas=training.betas, eps=training.eps, weight_decay", "betas=training.betas, weight_decay"),
+        ("optax.adamw(rate, beta1, beta2, eps,", "optax.adamw(rate, beta1, beta2,"),
+        "optimization.ten_steps",
+    ),
+    *in_both(
+        "weight-decay-coupled",
+        "optimization",
+        ("return torch.optim.AdamW(", "return torch.optim.Adam("),
+        (
+            "optax.adamw(rate, beta1, beta2, eps, weight_decay=training.weight_decay)",
+            "optax.chain(optax.add_decayed_weights(training.weight_decay), optax.adam(rate, beta1, beta2, eps))",
+        ),
+        "optimization.ten_steps",
+    ),
+    *in_both(
+        "clipping-per-tensor",
+        "optimization",
+        ("get_total_norm(gradients.values())", "get_total_norm(next(iter(gradients.values())))"),
+        (
+            "optax.chain(optax.clip_by_global_norm(training.max_norm), optimizer)",
+            "optax.chain(optax.clip_by_block_rms(training.max_norm), optimizer)",
+        ),
+        "optimization.ten_steps",
+    ),
+    *in_both(
+        "warm-up-begins-at-two",
+        "optimization",
+        ("training.rate(step, model", "training.rate(step + 1, model"),
+        ("range(1, steps + 1)", "range(2, steps + 2)"),
+        "optimization.ten_steps",
+    ),
+    *in_both(
         "greedy-is-the-least-likely",
         "generation",
         ("logits.argmax(dim=-1)", "logits.argmin(dim=-1)"),

@@ -7,7 +7,7 @@ becomes a backend by naming its `build` in the entry-point group `transparity.ba
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.errors import BackendError, shown
+from transparity.training import Training
 
 ENTRY_POINTS = "transparity.backends"
 
@@ -39,6 +40,12 @@ class Forward(Protocol):
         """The loss, and its gradient by every learned parameter, under the parameter's name and in its shape. In
         `training` a batch norm normalises by the batch; its running statistics stay as they are. NumPy's column does
         not offer it: `transparity.differentiation` takes a forward pass for each number, or for each direction."""
+
+    def train(
+        self, batches: Sequence[Mapping[str, Any]], training: Training
+    ) -> tuple[list[float], dict[str, np.ndarray]]:
+        """One step for each batch (`targets` and tokens), from these parameters: the losses before each step, and what
+        the learned parameters have become. The model itself stays as it is."""
 
     def generate(self, prompt: Any, max_new_tokens: int, *, source: Any = None, uniforms: Any = None) -> np.ndarray:
         """`prompt` (batch, length) continued by `max_new_tokens`: greedily, or by `uniforms`, a number for each."""

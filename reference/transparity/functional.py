@@ -46,7 +46,7 @@ def derivative(
     function: Callable[[Mapping[str, Array]], Array],
     parameters: Mapping[str, Array],
     direction: Mapping[str, Array],
-) -> Inexact[Array, "*outputs"]:
+) -> Inexact[Array, "*batch"]:
     """The derivative of `function` at `parameters` along `direction`: Im f(p + i·h·v) / h (Squire and Trapp 1998).
 
     No difference is taken, so it is as exact as the function itself. `direction` has the names and shapes of the

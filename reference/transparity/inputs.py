@@ -45,6 +45,12 @@ def check_targets(config: TransformerConfig, targets: Any, inputs: Mapping[str, 
     return checked
 
 
+def check_batch(config: TransformerConfig, batch: Mapping[str, Any]) -> dict[str, Any]:
+    """What a model is trained on: its inputs, and `targets`. Raises `InputError` as `check_inputs`."""
+    inputs = check_inputs(config, {name: tokens for name, tokens in batch.items() if name != "targets"})
+    return inputs | {"targets": check_targets(config, batch.get("targets"), inputs)}
+
+
 def check_prompt(config: TransformerConfig, prompt: Any, source: Any = None) -> dict[str, Any]:
     """What generation starts from: `prompt` (None: `<bos>` for each row of the source), and a `source` if one is read.
 

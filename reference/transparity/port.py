@@ -6,7 +6,7 @@ import functools
 import importlib
 import platform
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -16,10 +16,12 @@ from transparity.backend import Arrays, check_choice
 from transparity.config import TransformerConfig
 from transparity.functional import nest
 from transparity.generation import generate
-from transparity.inputs import check_draws, check_inputs, check_prompt, check_targets
+from transparity.inputs import check_batch, check_draws, check_inputs, check_prompt, check_targets
 from transparity.loss import cross_entropy
-from transparity.parameters import check_parameters
+from transparity.optimization import train
+from transparity.parameters import check_parameters, is_learned
 from transparity.taps import recording
+from transparity.training import Training
 from transparity.transformer import transformer
 
 
@@ -43,6 +45,13 @@ class NumpyForward:
     def loss(self, targets: Any, **tokens: Any) -> float:
         expected = check_targets(self.config, targets, check_inputs(self.config, tokens))
         return float(cross_entropy(self.logits(**tokens), expected, self.config.pad_id))
+
+    def train(
+        self, batches: Sequence[Mapping[str, Any]], training: Training
+    ) -> tuple[list[float], dict[str, np.ndarray]]:
+        checked = [check_batch(self.config, batch) for batch in batches]
+        losses, parameters = train(self.config, self.parameters, checked, training)
+        return losses, {name: value for name, value in parameters.items() if is_learned(name)}
 
     def generate(self, prompt: Any, max_new_tokens: int, *, source: Any = None, uniforms: Any = None) -> np.ndarray:
         inputs = check_prompt(self.config, prompt, source)

@@ -1,0 +1,51 @@
+"""Optimization: the steps that a loss's gradients are made into, by `torch.optim`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from transparity.training import Training
+from transparity_pytorch.differentiation import loss_and_gradients
+from transparity_pytorch.transformer import Transformer
+
+
+def clip_by_global_norm(gradients: Mapping[str, Tensor], max_norm: float) -> dict[str, Tensor]:
+    """The gradients, all scaled by one factor if together they are longer than `max_norm` (Pascanu et al. 2013).
+
+    `torch.nn.utils.clip_grad_norm_` divides by the norm plus 1e-6.
+    """
+    norm = torch.nn.utils.get_total_norm(gradients.values())
+    factor = (max_norm / norm).clamp(max=1.0)
+    return {name: gradient * factor for name, gradient in gradients.items()}
+
+
+def train(
+    model: Transformer, batches: Sequence[Mapping[str, Tensor]], training: Training
+) -> tuple[list[float], dict[str, Tensor]]:
+    """One step for each batch (`targets` and tokens): the losses before each, and what the parameters have become.
+
+    A batch norm normalises by the batch; its running statistics stay.
+    """
+    parameters, losses = dict(model.named_parameters()), []
+    optimizer = _optimizer(list(parameters.values()), training)
+    for step, batch in enumerate(batches, 1):
+        loss, gradients = loss_and_gradients(model, **batch)
+        losses.append(float(loss))
+        if training.max_norm is not None:
+            gradients = clip_by_global_norm(gradients, training.max_norm)
+        for name, gradient in gradients.items():
+            parameters[name].grad = gradient
+        optimizer.param_groups[0]["lr"] = training.rate(step, model.config.embed_dim)
+        optimizer.step()
+    return losses, {name: parameter.detach() for name, parameter in parameters.items()}
+
+
+def _optimizer(parameters: list[torch.nn.Parameter], training: Training) -> torch.optim.Optimizer:
+    if training.optimizer == "sgd":
+        return torch.optim.SGD(parameters, momentum=training.momentum)
+    if training.optimizer == "adam":
+        return torch.optim.Adam(parameters, betas=training.betas, eps=training.eps)
+    return torch.optim.AdamW(parameters, betas=training.betas, eps=training.eps, weight_decay=training.weight_decay)

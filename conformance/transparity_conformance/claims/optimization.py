@@ -1,0 +1,77 @@
+"""Optimization: some steps from the same weights on the same batches lead to the same place in every framework."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity.optimization import train
+from transparity.presets import preset
+from transparity.taps import Tap
+from transparity.training import Training
+from transparity_conformance.bench import Bench
+from transparity_conformance.claims import WIDE, claim
+from transparity_conformance.evidence import Evidence
+from transparity_conformance.oracle import Arrays, Oracle
+from transparity_conformance.probes import probe_parameters
+
+STEPS = 10
+
+TRAININGS = {
+    "sgd": Training("sgd", learning_rate=0.1),
+    "sgd with momentum": Training("sgd", learning_rate=0.05, momentum=0.9),
+    "adam": Training("adam", learning_rate=0.01),
+    "adam, warmed up": Training("adam", learning_rate=0.05, warmup_steps=4),
+    "adamw": Training("adamw", learning_rate=0.01, weight_decay=0.1),
+    "adamw, clipped and warmed up": Training(
+        "adamw", learning_rate=0.05, eps=1e-5, weight_decay=0.1, max_norm=0.5, warmup_steps=4
+    ),
+}
+
+# The reference differentiates by a forward pass for each number, so there are few.
+CONFIG = preset("notes-lm").resized(
+    embed_dim=4, num_heads=2, feed_forward_dim=3, num_decoder_layers=1, target_vocab_size=7, max_length=5
+)
+
+
+@functools.cache
+def batches(config: TransformerConfig) -> tuple[Arrays, ...]:
+    random = np.random.default_rng(3)
+    drawn = random.integers(0, config.vocab_size, (STEPS, 2, 6))
+    return tuple({"tokens": tokens[:, :-1], "targets": tokens[:, 1:]} for tokens in drawn)
+
+
+@functools.cache
+def oracle_of(name: str) -> Oracle:
+    def run(arrays: Arrays, tap: Tap) -> None:
+        losses, parameters = train(CONFIG, arrays, batches(CONFIG), TRAININGS[name])
+        tap("losses", np.array(losses))
+        for parameter, value in parameters.items():
+            tap(parameter, value)
+
+    return Oracle(run, probe_parameters(CONFIG, 6))
+
+
+def _steps(bench: Bench, claim: str, names: Iterable[str]) -> Iterator[Evidence]:
+    for name in names:
+        oracle, record = oracle_of(name), bench.evidence(claim, name)
+        model = bench.forward(CONFIG, probe_parameters(CONFIG, 6))
+        losses, parameters = model.train(batches(CONFIG), TRAININGS[name])
+        yield record.exactly("every parameter", sorted(parameters) == sorted(oracle.arrays), True)
+        for where, actual in {"losses": np.array(losses), **parameters}.items():
+            yield record.oracle(oracle, where, actual)
+
+
+@claim(dtypes=WIDE, quick=("float32",))
+def ten_steps(bench: Bench) -> Iterator[Evidence]:
+    """Ten steps of AdamW, clipped and warmed up: the losses, and what the parameters have become."""
+    yield from _steps(bench, "optimization.ten_steps", ["adamw, clipped and warmed up"])
+
+
+@claim(dtypes=WIDE, quick=())
+def ten_steps_of_every_optimizer(bench: Bench) -> Iterator[Evidence]:
+    """The same of SGD, Adam and AdamW, with and without."""
+    yield from _steps(bench, "optimization.ten_steps_of_every_optimizer", TRAININGS)

@@ -9,7 +9,8 @@ import pytest
 
 from transparity.presets import PRESETS
 from transparity_conformance import walk as walking
-from transparity_conformance.mistakes import hypotheses
+from transparity_conformance.mistakes import hypotheses, whole_model
+from transparity_conformance.place import Place
 from transparity_conformance.probes import probes
 from transparity_conformance.skipping import Start
 from transparity_conformance.walk import Hypothesis, Mistake, base_of, walk
@@ -40,3 +41,14 @@ def test_what_is_skipped_makes_no_difference(case: str, monkeypatch: pytest.Monk
     monkeypatch.setattr(walking, "_start", lambda config, *rest: Start(config, {}))
     for one, other in zip(skipping, walks(), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_two_mistakes_that_cannot_both_be_made_explain_nothing() -> None:
+    probe = probes("shared-heads")["mixed"]
+    known = hypotheses(probe.config, list(probe.oracle.expected)) + whole_model(probe.config)
+    moved = next(one for one in known if one.mistake.fields and "norm_position" in one.mistake.fields)
+    normed = next(one for one in known if one.mistake.variant == "before the residual")
+    said = {"logits": probe.oracle.expected["logits"]}
+    place = Place("logits", [probe], {probe.name: said}, {probe.name: 1e-6}, "float32")
+    assert not np.isfinite(place.left(probe, (moved, normed))).any()
+    assert place.share(probe, (moved, normed)) > 1

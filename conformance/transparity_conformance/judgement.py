@@ -325,10 +325,10 @@ def _left_over(trials: Mapping[str, Trial], known: tuple[Hypothesis, ...], dtype
         ours = walk(trial.probe, trial.said, known)
         gaps = {tap: gap(value, ours[tap]) if tap in ours else math.inf for tap, value in trial.said.items()}
         shares = {tap: share(error, trial.budgets[tap]) for tap, error in gaps.items()}
-        wrong |= dict.fromkeys(tap for tap in gaps if shares[tap] > NEAR)
+        wrong |= dict.fromkeys(tap for tap in gaps if shares[tap] > NEAR[dtype])
         if len(wrong) > most:
             break
-        if any(1 < shares[tap] <= NEAR for tap in gaps):
+        if any(1 < shares[tap] <= NEAR[dtype] for tap in gaps):
             budgets = segment_budgets(trial.probe, trial.said, dtype, known, neighbours=min(2, trial.probe.neighbours))
             wrong |= {tap: None for tap in gaps if shares[tap] > 1 and share(gaps[tap], budgets[tap]) > 1}
         if len(wrong) > most:

@@ -10,10 +10,11 @@ import numpy as np
 
 from transparity_conformance.evidence import share
 from transparity_conformance.probes import Probe
-from transparity_conformance.walk import Base, Hypothesis, base_of, less, segment_budgets, walk
+from transparity_conformance.walk import Base, Hypothesis, Impossible, base_of, less, segment_budgets, walk
 
-NEAR = 100.0
-"""A budget changes with the mistake, but not by more than this: what is further off is not measured again."""
+NEAR = {"float64": 1000.0, "float32": 1000.0, "bfloat16": 30.0, "float16": 30.0}
+"""A budget changes with the mistake (of hot scores, a hundredfold), but not by more than this: what is further off is
+not measured again. In half precision everything would be nearer than a thousand budgets."""
 
 Combination = tuple[Hypothesis, ...]
 
@@ -44,13 +45,16 @@ class Place:
 
     def left(self, probe: Probe, chosen: Combination) -> np.ndarray:
         """The reference with `chosen` put into it, less the port."""
-        ours = walk(probe, self.flows[probe.name], chosen, until=self.tap, base=self._base(probe))[self.tap]
+        try:
+            ours = walk(probe, self.flows[probe.name], chosen, until=self.tap, base=self._base(probe))[self.tap]
+        except Impossible:
+            return np.array([np.inf])
         return less(self.flows[probe.name][self.tap], ours)
 
     def share(self, probe: Probe, chosen: Combination) -> float:
         """The share of the budget that is left; the budget is measured anew if that could matter."""
         error, budget = self._worst(probe, chosen), self.budgets[probe.name]
-        if budget < error < NEAR * budget:
+        if budget < error < NEAR[self.dtype] * budget:
             flows = {name: value for name, value in self.flows[probe.name].items() if name != self.tap}
             changed = segment_budgets(
                 probe, flows, self.dtype, chosen, until=self.tap, neighbours=min(2, probe.neighbours)
@@ -63,7 +67,7 @@ class Place:
 
     def is_near(self, probe: Probe, chosen: Combination) -> bool:
         """Whether what is left may fall within the budget."""
-        return self._worst(probe, chosen) <= NEAR * (self.budgets[probe.name] or 1)
+        return self._worst(probe, chosen) <= NEAR[self.dtype] * (self.budgets[probe.name] or 1)
 
     def vanishes(self, chosen: Combination) -> bool:
         """Whether the disagreement falls within the budget on every probe."""

@@ -84,6 +84,10 @@ class Reached(Exception):  # noqa: N818 - no error
     """The tap that was asked for has been passed: the rest of the forward pass is nobody's concern."""
 
 
+class Impossible(Exception):  # noqa: N818 - no error
+    """Two mistakes that cannot both be made: one looks at what, with the other, is not there yet."""
+
+
 @dataclass(frozen=True)
 class Base:
     """A walk that others differ from only behind some layer."""
@@ -147,7 +151,7 @@ def walk(
     def tap(name: str, value: np.ndarray) -> np.ndarray:
         for hypothesis in hypotheses:
             if name in hypothesis.patched and hypothesis.mistake.patch:
-                value = hypothesis.mistake.patch(run, name, value)
+                value = _patched(hypothesis.mistake.patch, run, name, value)
         heard[name] = rounded(value, dtype)
         if name == until:
             raise Reached
@@ -155,7 +159,7 @@ def walk(
         run.seen[name] = flow
         for hypothesis in hypotheses:
             if hypothesis.mistake.onward and name in hypothesis.sites:
-                flow = hypothesis.mistake.onward(run, name, flow)
+                flow = _patched(hypothesis.mistake.onward, run, name, flow)
         run.seen[name] = flow
         return flow
 
@@ -166,6 +170,13 @@ def walk(
     except Reached:
         pass
     return heard
+
+
+def _patched(patch: Patch, run: Run, name: str, value: np.ndarray) -> Any:
+    try:
+        return patch(run, name, value)
+    except KeyError as missing:
+        raise Impossible(f"{name} is patched by what is not there: {missing}") from missing
 
 
 def _start(

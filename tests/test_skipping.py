@@ -45,7 +45,7 @@ def test_what_is_skipped_makes_no_difference(case: str, monkeypatch: pytest.Monk
 
 def test_two_mistakes_that_cannot_both_be_made_explain_nothing() -> None:
     probe = probes("shared-heads")["mixed"]
-    known = hypotheses(probe.config, list(probe.oracle.expected)) + whole_model(probe.config)
+    known = [*hypotheses(probe.config, list(probe.oracle.expected)), *whole_model(probe.config)]
     moved = next(one for one in known if one.mistake.fields and "norm_position" in one.mistake.fields)
     normed = next(one for one in known if one.mistake.variant == "before the residual")
     said = {"logits": probe.oracle.expected["logits"]}

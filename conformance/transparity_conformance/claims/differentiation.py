@@ -42,8 +42,8 @@ def _gradients(bench: Bench, claim: str, cases: Iterable[str]) -> Iterator[Evide
 
 @claim(dtypes=WIDE, quick=("float32",))
 def gradients_of_a_model(bench: Bench) -> Iterator[Evidence]:
-    """The gradient of the loss by every parameter of a model is the derivative by the complex step."""
-    yield from _gradients(bench, "differentiation.gradients_of_a_model", ["translation"])
+    """The gradient of the loss by every parameter of a language model is the derivative by the complex step."""
+    yield from _gradients(bench, "differentiation.gradients_of_a_model", ["notes-lm"])
 
 
 @claim(dtypes=WIDE, quick=())

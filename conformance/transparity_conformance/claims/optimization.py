@@ -52,7 +52,8 @@ def oracle_of(name: str) -> Oracle:
         for parameter, value in parameters.items():
             tap(parameter, value)
 
-    return Oracle(run, probe_parameters(CONFIG, 6))
+    # Ten steps are long enough for rounding to show at one point.
+    return Oracle(run, probe_parameters(CONFIG, 6), neighbours=1)
 
 
 def _steps(bench: Bench, claim: str, names: Iterable[str]) -> Iterator[Evidence]:

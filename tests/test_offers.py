@@ -82,11 +82,18 @@ def test_a_wrong_loss_is_named(mistake: LossMistake) -> None:
         assert mistake.says in sentence(report)
 
 
-def test_a_loss_that_is_scaled_is_fitted() -> None:
-    report = check(with_loss(lambda *given: 3.5 * cross_entropy(*given)), preset="translation")
+@pytest.mark.parametrize(
+    ("loss", "cause", "value"),
+    [
+        (lambda *given: 3.5 * cross_entropy(*given), "loss-scale", 3.5),
+        (lambda *given: cross_entropy(*given, label_smoothing=0.1), "loss-smoothing", 0.1),
+    ],
+)
+def test_a_number_in_a_loss_is_fitted(loss: Callable[..., Any], cause: str, value: float) -> None:
+    report = check(with_loss(loss), preset="translation")
     (fault,) = report.faults
-    assert [cause.mistake for cause in fault.causes] == ["loss-scale"]
-    assert fault.causes[0].value == pytest.approx(3.5, rel=1e-5)
+    assert [found.mistake for found in fault.causes] == [cause]
+    assert fault.causes[0].value == pytest.approx(value, rel=1e-4)
 
 
 def test_a_loss_that_nobody_knows_has_no_name() -> None:

@@ -11,13 +11,19 @@ from transparity_flax.precision import widened
 
 
 def cross_entropy(
-    logits: Float[Array, "batch length vocab"], targets: Int[Array, "batch length"], pad_id: int | None
+    logits: Float[Array, "batch length vocab"],
+    targets: Int[Array, "batch length"],
+    pad_id: int | None,
+    label_smoothing: float = 0.0,
 ) -> Float[Array, ""]:
     """The mean of −log softmax(logits)[target] over the targets that are not padding (document 001).
 
-    A batch of nothing but padding has no mean: NaN, as in the frameworks.
+    With `label_smoothing`, a share of each target is spread evenly over the vocabulary (Szegedy et al. 2016, §7). A batch
+    of nothing but padding has no mean: NaN, as in the frameworks.
     """
     log_probabilities = jax.nn.log_softmax(widened(logits), axis=-1)
     picked = jnp.take_along_axis(log_probabilities, targets[..., None], axis=-1)[..., 0]
+    if label_smoothing:
+        picked = (1 - label_smoothing) * picked + label_smoothing * log_probabilities.mean(axis=-1)
     counted = targets != pad_id if pad_id is not None else jnp.ones_like(targets, dtype=bool)
     return (-jnp.where(counted, picked, 0).sum() / counted.sum()).astype(logits.dtype)

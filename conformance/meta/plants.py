@@ -304,6 +304,13 @@ PLANTS = [
         "loss.of_the_model",
     ),
     *in_both(
+        "smoothing-forgotten",
+        "loss",
+        ("label_smoothing=label_smoothing", "label_smoothing=0"),
+        ("picked = (1 - label_smoothing) * picked +", "picked = picked +"),
+        "loss.smoothed",
+    ),
+    *in_both(
         "gradients-of-the-sum",
         "differentiation",
         ("torch.autograd.grad(loss,", "torch.autograd.grad(loss * len(targets),"),

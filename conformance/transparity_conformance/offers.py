@@ -20,7 +20,7 @@ from transparity_conformance.bench import as_numbers, function_oracle
 from transparity_conformance.decoding import Build, decode
 from transparity_conformance.derivatives import Derivatives, targets_of
 from transparity_conformance.evidence import share
-from transparity_conformance.mistakes.loss import LOSSES, Loss, LossMistake
+from transparity_conformance.mistakes.loss import LOSSES, Loss, LossMistake, smoothed
 from transparity_conformance.probes import Probe
 from transparity_conformance.verdict import Cause, Fault, Held, Report
 from transparity_conformance.walk import gap
@@ -149,21 +149,36 @@ def _compare_losses(
     if not explaining:
         with np.errstate(all="ignore"):
             right = {key: float(_exactly(cross_entropy, probes[key], logits[key])) for key in said}
-            causes = tuple(_scaled_loss(said, right, budgets, worst))
+            even = {key: float(_exactly(smoothed, probes[key], logits[key])) for key in said}
+            causes = tuple(_fitted(said, right, even, budgets, worst))[:1]
     rivals = tuple(dict.fromkeys(m.id for m in explaining[1:] if m.id != explaining[0].id))
     found.faults.append(Fault(name, off[worst], budgets[worst], causes, rivals, probe=worst))
     return explaining[0].loss if explaining else None
 
 
-def _scaled_loss(
-    said: Mapping[str, float], right: Mapping[str, float], budgets: Mapping[str, float], worst: str
+def _fitted(
+    said: Mapping[str, float],
+    right: Mapping[str, float],
+    even: Mapping[str, float],
+    budgets: Mapping[str, float],
+    worst: str,
 ) -> Iterator[Cause]:
-    """One factor for all probes; of one probe alone it would say nothing."""
+    """One factor, or one share of label smoothing, for all probes; of one probe alone it would say nothing. `even` are
+    the losses where every token is aimed at alike."""
+    if len(said) < 2:
+        return
+    before = abs(said[worst] - right[worst])
+    toward = {key: even[key] - right[key] for key in said}
+    smoothing = sum((said[key] - right[key]) * toward[key] for key in said) / sum(toward[key] ** 2 for key in said)
+    left = {key: abs(said[key] - right[key] - smoothing * toward[key]) for key in said}
+    if all(left[key] <= budgets[key] for key in said):
+        says = f"the targets are smoothed by {smoothing:.4g} (label smoothing)"
+        yield Cause("loss-smoothing", says, smoothing, left[worst], 1 - left[worst] / before)
     factor = sum(said[key] * right[key] for key in said) / sum(right[key] ** 2 for key in said)
     left = {key: abs(said[key] - factor * right[key]) for key in said}
-    if len(said) > 1 and all(left[key] <= max(1.0, abs(factor)) * budgets[key] for key in said):
-        explained = 1 - left[worst] / abs(said[worst] - right[worst])
-        yield Cause("loss-scale", f"your losses are {factor:.6g} × ours", factor, left[worst], explained)
+    if all(left[key] <= max(1.0, abs(factor)) * budgets[key] for key in said):
+        says = f"your losses are {factor:.6g} × ours"
+        yield Cause("loss-scale", says, factor, left[worst], 1 - left[worst] / before)
 
 
 def _counts(probe: Probe) -> bool:

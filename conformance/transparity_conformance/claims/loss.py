@@ -42,6 +42,26 @@ def cross_entropy(bench: Bench) -> Iterator[Evidence]:
     yield record.within("loss", result, expected, oracle.budget("result", bench.subject.dtype))
 
 
+@claim(dtypes=EVERY, of_reference=True)
+def smoothed(bench: Bench) -> Iterator[Evidence]:
+    """With a share of each target spread over the vocabulary: written out as a sum, padded targets not counted."""
+    random = np.random.default_rng(1)
+    logits = (3 * random.normal(size=(3, 4, 7))).astype(np.float32)
+    targets = np.array([[1, 2, 0, 0], [3, 4, 5, 6], [0, 1, 0, 2]])
+    for share in (0.1, 0.5, 1.0):
+        surprises = []
+        for row, token in zip(logits.reshape(-1, 7).tolist(), targets.flatten().tolist(), strict=True):
+            aims = [share / 7 + (1 - share) * (other == token) for other in range(7)]
+            whole = math.log(sum(math.exp(x) for x in row))
+            surprises += [sum(aim * (whole - x) for aim, x in zip(aims, row, strict=True))] * (token != 0)
+        named = {"pad_id": 0, "label_smoothing": share}
+        oracle = function_oracle("loss.cross_entropy", {"logits": logits, "targets": targets}, **named)
+        result = bench.function("loss.cross_entropy")(logits, targets, **named)
+        budget = oracle.budget("result", bench.subject.dtype)
+        record = bench.evidence("loss.smoothed", f"label_smoothing {share}")
+        yield record.within("loss", result, sum(surprises) / len(surprises), budget)
+
+
 @claim(compiled=True)
 def of_the_model(bench: Bench) -> Iterator[Evidence]:
     """The loss of a model, on padded targets."""

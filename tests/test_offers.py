@@ -86,7 +86,7 @@ def test_a_wrong_loss_is_named(mistake: LossMistake) -> None:
     ("loss", "cause", "value"),
     [
         (lambda *given: 3.5 * cross_entropy(*given), "loss-scale", 3.5),
-        (lambda *given: cross_entropy(*given, label_smoothing=0.1), "loss-smoothing", 0.1),
+        (lambda logits, targets, pad_id: cross_entropy(logits, targets, pad_id, 0.1), "loss-smoothing", 0.1),
     ],
 )
 def test_a_number_in_a_loss_is_fitted(loss: Callable[..., Any], cause: str, value: float) -> None:

@@ -18,8 +18,8 @@ def cross_entropy(
 ) -> Float[Array, ""]:
     """The mean of −log softmax(logits)[target] over the targets that are not padding (document 001).
 
-    With `label_smoothing`, a share of each target is spread evenly over the vocabulary (Szegedy et al. 2016, §7). A batch
-    of nothing but padding has no mean: NaN, as in the frameworks.
+    With `label_smoothing`, a share of each target is spread evenly over the vocabulary (Szegedy et al. 2016, §7). A
+    batch of nothing but padding has no mean: NaN, as in the frameworks.
     """
     log_probabilities = jax.nn.log_softmax(widened(logits), axis=-1)
     picked = jnp.take_along_axis(log_probabilities, targets[..., None], axis=-1)[..., 0]

@@ -15,8 +15,8 @@ def cross_entropy(
 ) -> Float[Tensor, ""]:
     """The mean of −log softmax(logits)[target] over the targets that are not padding (document 001).
 
-    With `label_smoothing`, a share of each target is spread evenly over the vocabulary (Szegedy et al. 2016, §7). A batch
-    of nothing but padding has no mean: NaN, as in the frameworks.
+    With `label_smoothing`, a share of each target is spread evenly over the vocabulary (Szegedy et al. 2016, §7). A
+    batch of nothing but padding has no mean: NaN, as in the frameworks.
     """
     ignored = -100 if pad_id is None else pad_id  # −100 is no token
     return F.cross_entropy(

@@ -17,8 +17,8 @@ def cross_entropy(
 ) -> Inexact[Array, ""]:
     """The mean of −log softmax(logits)[target] over the targets that are not padding (document 001).
 
-    With `label_smoothing`, a share of each target is spread evenly over the vocabulary (Szegedy et al. 2016, §7). A batch
-    of nothing but padding has no mean: NaN, as in the frameworks.
+    With `label_smoothing`, a share of each target is spread evenly over the vocabulary (Szegedy et al. 2016, §7). A
+    batch of nothing but padding has no mean: NaN, as in the frameworks.
     """
     log_probabilities = log_softmax(logits)
     picked = np.take_along_axis(log_probabilities, targets[..., None], axis=-1)[..., 0]

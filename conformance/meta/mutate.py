@@ -2,7 +2,7 @@
 
     python conformance/meta/mutate.py transparity_pytorch
 
-Each mutant changes one operator, number, comparison, name or argument of one of the nine files that every column has,
+Each mutant changes one operator, number, comparison, name or argument of one of the files that every column has,
 and is killed by the first claim that fails (drawn configurations come last). The survivors are printed: each is a
 mutant that means the same, or a hole.
 """

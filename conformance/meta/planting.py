@@ -33,6 +33,8 @@ FILES = (
     "layers",
     "transformer",
     "loss",
+    "differentiation",
+    "optimization",
     "generation",
 )
 """The files that every column has."""

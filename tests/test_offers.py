@@ -96,6 +96,16 @@ def test_a_number_in_a_loss_is_fitted(loss: Callable[..., Any], cause: str, valu
     assert fault.causes[0].value == pytest.approx(value, rel=1e-4)
 
 
+def test_a_loss_beside_logits_of_another_shape_is_not_compared() -> None:
+    def build(config: TransformerConfig, parameters: dict[str, np.ndarray]) -> Offering:
+        forward = numpy_build(config, parameters, dtype="float32")
+        return Offering(lambda **tokens: forward.logits(**tokens)[:, :-1], loss=lambda targets, **tokens: 1.0)
+
+    report = check(build, preset="notes-lm")
+    assert report.verdict == "diverges"
+    assert any(says.startswith("loss: no probe") for says in report.not_compared)
+
+
 def test_a_loss_that_nobody_knows_has_no_name() -> None:
     report = check(with_loss(lambda logits, targets, pad_id: logits.mean()), preset="translation")
     (fault,) = report.faults

@@ -88,6 +88,11 @@ def _arguments(probe: Probe) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     return targets, {name: np.array(tokens, np.int64) for name, tokens in probe.inputs.items()}
 
 
+def _told(error: Exception) -> str:
+    """An exception in one clause."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}".rstrip(": .")
+
+
 def _loss(loss: Callable[..., Any], probe: Probe) -> float:
     targets, tokens = _arguments(probe)
     return _number(loss(targets, **tokens))
@@ -111,11 +116,11 @@ def _compare_losses(
     """The port's losses of all probes; which loss it computes, or None if that cannot be told."""
     said: dict[str, float] = {}
     for key, probe in probes.items():
-        if key in logits and logits[key].ndim == 3 and _counts(probe):
+        if key in logits and logits[key].shape == probe.oracle.expected["logits"].shape and _counts(probe):
             try:
                 said[key] = loss_of(probe)
             except Exception as error:  # noqa: BLE001 - whatever a stranger's method does with what it is given
-                found.not_compared.append(f"{name}: raised {type(error).__name__} on the probe {key}: {error}")
+                found.not_compared.append(f"{name}: raised {_told(error)} on the probe {key}")
                 return None
     if not said:
         found.not_compared.append(f"{name}: no probe has logits and a target that counts")
@@ -218,7 +223,7 @@ def _compare_gradients(
         value, said = loss_and_gradients(targets, **tokens)
         gradients = {str(name): as_numbers(gradient).astype(np.float64) for name, gradient in dict(said).items()}
     except Exception as error:  # noqa: BLE001 - as above
-        found.not_compared.append(f"loss_and_gradients: raised {type(error).__name__}: {error}")
+        found.not_compared.append(f"loss_and_gradients: raised {_told(error)}")
         return
     loss = _compare_losses(found, "loss_and_gradients", lambda _: _number(value), {probe.name: probe}, logits, dtype)
     with np.errstate(all="ignore"):
@@ -241,7 +246,7 @@ def _compare_generation(found: Findings, build: Build, probe: Probe, dtype: str,
     try:
         decoded = decode(build, probe, dtype)
     except Exception as error:  # noqa: BLE001 - whatever a stranger's method does with what it is given
-        found.not_compared.append(f"generate: raised {type(error).__name__}: {error}")
+        found.not_compared.append(f"generate: raised {_told(error)}")
         return
     found.claims.append(decoded.claim)
     found.faults += [decoded.fault] if decoded.fault else []

@@ -94,6 +94,23 @@ def test_one_wrong_number_beside_right_logits_diverges(tap: str) -> None:
     assert report.faults[0].where == tap
 
 
+@pytest.mark.parametrize("tap", ["logits", SCORES])
+def test_rounding_excuses_no_wrong_shape(tap: str) -> None:
+    def wrong(config: TransformerConfig, parameters: Arrays) -> Callable[..., Any]:
+        rounded = {name: value.astype(np.float16).astype(np.float32) for name, value in parameters.items()}
+        forward = build(config, rounded)
+
+        def answer(**tokens: Any) -> Any:
+            said = dict(forward(**tokens))
+            return said["logits"][:, :-1] if tap == "logits" else said | {tap: said[tap][..., :-1]}
+
+        return answer
+
+    report = check(wrong, preset="notes-lm")
+    assert report.verdict == "diverges"
+    assert any(f"{tap} has the shape" in note for note in report.notes)
+
+
 @pytest.mark.parametrize("tap", ["logits", SCORES, "decoder.layers.1.output"])
 @pytest.mark.parametrize("shape", [lambda x: x.swapaxes(0, 1), lambda x: x[..., :-1], lambda x: x[None]])
 def test_nothing_is_transposed_cut_or_broadcast_to_fit(tap: str, shape: Callable[[np.ndarray], np.ndarray]) -> None:

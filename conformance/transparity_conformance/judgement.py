@@ -360,7 +360,9 @@ def _sites(trial: Trial, tap: str) -> list[str]:
 
 def _rounding(trials: Mapping[str, Trial], dtype: str) -> Cause | None:
     """Whether rounding to fewer bits explains everything: of the weights, exactly, or of all arithmetic, if every
-    number that the port shows is one of those few."""
+    number that the port shows is one of those few. Another shape is no rounding."""
+    if any(trial.misshapen for trial in trials.values()):
+        return None
     config = next(iter(trials.values())).probe.config
     for mistake in (mistake for mistake in (h.mistake for h in whole_model(config)) if mistake.id == "low-precision"):
         hypothesis = Hypothesis(mistake, ("parameters",))

@@ -52,7 +52,9 @@ def explain(
     if place.tap == "logits":
         candidates += whole_model(config)
     search = Search(place, known, screen, candidates)
-    found = search.singles() or search.fitted(config, sites) or search.pairs()
+    found = search.singles() or search.fitted(config, sites)
+    if not found and not _puzzling(place, before_it):
+        found = search.pairs()
     partial = [] if found else search.partial()
     if not (found or partial):
         return Answer()
@@ -62,6 +64,11 @@ def explain(
     ids = tuple(dict.fromkeys(rival[0].mistake.id for rival in rivals))
     splits = (_split_by(place, known, chosen, rival, others) for rival in rivals)
     return Answer(causes, chosen, ids, next((name for name in splits if name), None), remains=bool(partial))
+
+
+def _puzzling(place: Place, before_it: Mapping[str, Answer]) -> bool:
+    """Whether another place of the kind is unexplained: so is this one, by any two mistakes."""
+    return any(kind_of(tap) == kind_of(place.tap) and not answer.causes for tap, answer in before_it.items())
 
 
 def _screen(place: Place, known: Combination) -> Probe:

@@ -31,6 +31,11 @@ class Place:
     """Of this segment, by probe."""
     dtype: str
 
+    @property
+    def is_all_there_is(self) -> bool:
+        """Whether the port shows nothing else."""
+        return all(len(flows) == 1 for flows in self.flows.values())
+
     @functools.cached_property
     def _bases(self) -> dict[str, Base]:
         return {}

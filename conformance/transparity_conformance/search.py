@@ -47,8 +47,8 @@ class Search:
     def pairs(self) -> list[Combination]:
         """Two mistakes that explain every probe together."""
         likely = self._by_what_is_left(self.screen, self._pairs(self._effects.likely_pairs()))
-        if found := self._survivors(self.screen, likely):
-            return found
+        if (found := self._survivors(self.screen, likely)) or not self.place.is_all_there_is:
+            return found  # where a port shows its activations, two mistakes are seldom made in one segment
         sweeps = max(1, WALKS // len(self.candidates))
         wholly = [first for (first,), _ in self._explaining[:sweeps]]
         best = [*(likely[0] if likely else ()), *self._distinct]

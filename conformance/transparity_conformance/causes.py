@@ -52,18 +52,21 @@ def explain(
     if place.tap == "logits":
         candidates += whole_model(config)
     search = Search(place, known, screen, candidates)
-    found = search.singles() or search.fitted(config, sites)
+    found, remains = search.singles(), False
+    if not found:
+        found, remains = search.fitted(config, sites)
     if not found and not _puzzling(place, before_it):
-        found = search.pairs()
-    partial = [] if found else search.partial()
-    if not (found or partial):
+        found, remains = search.pairs(), False
+    if not found:
+        found, remains = search.partial(), True
+    if not found:
         return Answer()
-    chosen, *rest = found or partial
+    chosen, *rest = found
     causes = tuple(_cause(place, known, chosen, index, before, screen) for index in range(len(chosen)))
     rivals = [rival for rival in rest if rival[0].mistake.id != chosen[0].mistake.id] if len(chosen) == 1 else []
     ids = tuple(dict.fromkeys(rival[0].mistake.id for rival in rivals))
     splits = (_split_by(place, known, chosen, rival, others) for rival in rivals)
-    return Answer(causes, chosen, ids, next((name for name in splits if name), None), remains=bool(partial))
+    return Answer(causes, chosen, ids, next((name for name in splits if name), None), remains=remains)
 
 
 def _puzzling(place: Place, before_it: Mapping[str, Answer]) -> bool:

@@ -38,11 +38,15 @@ class Search:
         """One mistake that explains every probe."""
         return self._survivors(self.screen, self._ranked)
 
-    def fitted(self, config: TransformerConfig, sites: list[str]) -> list[Combination]:
-        """One mistake with a number in it; a number without a name says nothing about a model of another size."""
+    def fitted(self, config: TransformerConfig, sites: list[str]) -> tuple[list[Combination], bool]:
+        """One mistake with a number in it, and whether something remains: a number may explain every probe of the size
+        that it was fitted in, and not those of another."""
         found = [(h,) for h in fitted(config, sites, lambda hypothesis: self._left(self.screen, (hypothesis,)))]
+        ranked = self._by_what_is_left(self.screen, found)
+        if explaining := self._survivors(self.screen, ranked):
+            return explaining, False
         sized = [probe for probe in self.place.probes if probe.config == config]
-        return self._survivors(self.screen, self._by_what_is_left(self.screen, found), sized)
+        return self._survivors(self.screen, ranked, sized), True
 
     def pairs(self) -> list[Combination]:
         """Two mistakes that explain every probe together."""

@@ -94,11 +94,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         return
     from rich.console import Console
 
+    from transparity_conformance.backends import REFERENCE, installed
     from transparity_conformance.matrix import fold
     from transparity_conformance.report import write_html, write_json
     from transparity_conformance.terminal import Printout
 
-    matrix = fold(ledger.evidence)
+    # Under xdist evidence comes as the workers finish; the columns stand as the backends do, the reference last.
+    order = [*(name for name in installed() if name != REFERENCE), REFERENCE]
+    known = {name: place for place, name in enumerate(order)}
+    matrix = fold(sorted(ledger.evidence, key=lambda item: known.get(item.subject.backend, -1)))
     folder = Path(config.rootpath, config.getoption("--agreement"))
     folder.mkdir(parents=True, exist_ok=True)
     report = matrix, dict(sorted(ledger.environment.items())), ledger.skipped, ledger.not_compared

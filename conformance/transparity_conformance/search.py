@@ -18,7 +18,7 @@ from transparity_conformance.walk import Hypothesis
 BEAM = 3
 """For so many of the best single mistakes a second is looked for, among those that add up with it."""
 
-WALKS = 2000
+WALKS = 1500
 """So many are taken, and at least one for each, to look for a second among all: first beside those that explain a probe
 wholly."""
 

@@ -53,8 +53,7 @@ def oracle_of(name: str) -> Oracle:
         for parameter, value in parameters.items():
             tap(parameter, value)
 
-    # Ten steps are long enough for rounding to show at one point.
-    return Oracle(run, probe_parameters(CONFIG, 6), neighbours=1)
+    return Oracle(run, probe_parameters(CONFIG, 6))
 
 
 def _steps(bench: Bench, claim: str, names: Iterable[str]) -> Iterator[Evidence]:

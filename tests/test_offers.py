@@ -142,11 +142,16 @@ def with_generation(how: Generation) -> Callable[..., Any]:
     return build
 
 
-@pytest.mark.parametrize("how", GENERATIONS, ids=lambda how: how.says)
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize(
+    ("preset", "how"),
+    [
+        pytest.param(preset, how, id=f"{preset}: {how.says}")
+        for preset in PRESETS
+        for how in GENERATIONS
+        if PRESETS[preset].config.eos_id is not None or how.id != "generation-stop"  # where nothing ends, all go on
+    ],
+)
 def test_a_wrong_generation_is_named(preset: str, how: Generation) -> None:
-    if PRESETS[preset].config.eos_id is None and how.id == "generation-stop":
-        pytest.skip("nothing ends")
     report = check(with_generation(how), preset=preset)
     (fault,) = report.faults
     assert (report.verdict, report.first_divergence, fault.where) == ("diverges", "generate", "generate")

@@ -25,6 +25,7 @@ from transparity_conformance.probes import Probe, probes_of
 from transparity_conformance.probes import probes as probes_of_preset
 from transparity_conformance.verdict import Held, Report
 from transparity_conformance.walk import gap
+from transparity_conformance.words import told
 
 Port = Callable[..., Callable[..., Any]]
 """`build(config, parameters)` → `forward(source=…, target=…)` or `forward(tokens=…)`."""
@@ -129,8 +130,7 @@ def _told(error: Exception) -> str:
     """An exception in one clause, with the line where it was raised."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({frames[-1].filename.rpartition('/')[2]}, line {frames[-1].lineno})" if len(frames) > 1 else ""
-    says = " ".join(str(error).split())
-    return f"{type(error).__name__}{': ' + says[:200] if says else ''}".rstrip(".") + where
+    return told(error) + where
 
 
 def _signature(forward: Callable[..., Any]) -> str:

@@ -40,6 +40,11 @@ class Request:
     steps: int
     source: np.ndarray | None
 
+    def context(self, tokens: np.ndarray) -> dict[str, Any]:
+        """What the model is shown to say what follows `tokens`."""
+        shown = tokens[:, -self.config.max_length :]
+        return {"tokens": shown} if self.source is None else {"source": self.source, "target": shown}
+
     def expected(self, how: Generation) -> np.ndarray:
         return generated(self.config, self.parameters, self.prompt, self.steps, self.source, how)
 
@@ -86,10 +91,7 @@ def _push(never: Request, eos_id: int, parameters: Arrays) -> float:
     tokens, begin = never.expected(Generation()), never.prompt.shape[1]
     behind = []
     for position in range(begin, tokens.shape[1]):
-        context = tokens[:, max(0, position - never.config.max_length) : position]
-        inputs: dict[str, Any] = {"tokens": context} if never.source is None else {"source": never.source}
-        inputs |= {} if never.source is None else {"target": context}
-        logits = transformer(never.config, parameters, **inputs)[:, -1]
+        logits = transformer(never.config, parameters, **never.context(tokens[:, :position]))[:, -1]
         behind.append(np.delete(logits, eos_id, axis=1).max(axis=1) - logits[:, eos_id])
     margins = np.stack(behind, axis=1).astype(np.float64)
     ordered = np.unique(margins)
@@ -157,9 +159,7 @@ def _behind(request: Request, tokens: np.ndarray, dtype: str) -> tuple[float, fl
         where = f"token {position}, {request.name}"
         if ended.all():
             return np.inf, 0.0, f"{where}: behind the end of every row", near
-        context = tokens[:, max(0, position - config.max_length) : position]
-        inputs = {"tokens": context} if request.source is None else {"source": request.source, "target": context}
-        oracle = forward_oracle(config, request.parameters, inputs, neighbours=1)
+        oracle = forward_oracle(config, request.parameters, request.context(tokens[:, :position]), neighbours=1)
         logits = oracle.expected["logits"][:, -1]
         chosen = np.take_along_axis(logits, tokens[:, position, None], 1)[:, 0]
         error = float(np.where(ended, 0.0, logits.max(axis=-1) - chosen).max())

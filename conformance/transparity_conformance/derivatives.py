@@ -26,7 +26,7 @@ AT_LEAST = 16
 by luck."""
 
 Loss = Callable[[np.ndarray, np.ndarray, int | None], np.ndarray]
-"""Of logits and targets, padding counted out."""
+"""Of logits (batch, length, vocab), targets (batch, length) and the padding token; complex logits flow through."""
 
 
 def kind_of(name: str) -> str:

@@ -1,4 +1,4 @@
-"""What a port offers beside its forward pass, held to the reference: its loss and its gradients.
+"""What a port offers beside its forward pass, held to the reference: its loss, its gradients and its generation.
 
 The loss is a segment of its own: the reference takes the port's own logits, so that wrong logits are no wrong loss. A
 gradient is compared where the forward pass is right; else it is that of another function.
@@ -17,19 +17,19 @@ import numpy as np
 
 from transparity.loss import cross_entropy
 from transparity_conformance.bench import as_numbers, function_oracle
+from transparity_conformance.claims import WIDE
 from transparity_conformance.decoding import Build, decode
-from transparity_conformance.derivatives import Derivatives, targets_of
+from transparity_conformance.derivatives import Derivatives, Loss, targets_of
 from transparity_conformance.evidence import share
-from transparity_conformance.mistakes.loss import LOSSES, Loss, LossMistake, smoothed
+from transparity_conformance.mistakes.loss import LOSSES, smoothed
 from transparity_conformance.probes import Probe
 from transparity_conformance.verdict import Cause, Fault, Held, Report
 from transparity_conformance.walk import gap
+from transparity_conformance.words import told
 
 OFFERS = ("loss", "loss_and_gradients", "generate")
 """`forward.loss(targets, **tokens)`, `forward.loss_and_gradients(targets, **tokens)` → the loss and a dict of arrays
 under the parameters' names, and `forward.generate(prompt, max_new_tokens, source=…)` → the prompt and what follows."""
-
-WIDE = ("float64", "float32")
 
 Logits = Mapping[str, np.ndarray]
 """What the port said, by probe."""
@@ -88,11 +88,6 @@ def _arguments(probe: Probe) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     return targets, {name: np.array(tokens, np.int64) for name, tokens in probe.inputs.items()}
 
 
-def _told(error: Exception) -> str:
-    """An exception in one clause."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}".rstrip(": .")
-
-
 def _loss(loss: Callable[..., Any], probe: Probe) -> float:
     targets, tokens = _arguments(probe)
     return _number(loss(targets, **tokens))
@@ -120,7 +115,7 @@ def _compare_losses(
             try:
                 said[key] = loss_of(probe)
             except Exception as error:  # noqa: BLE001 - whatever a stranger's method does with what it is given
-                found.not_compared.append(f"{name}: raised {_told(error)} on the probe {key}")
+                found.not_compared.append(f"{name}: raised {told(error)} on the probe {key}")
                 return None
     if not said:
         found.not_compared.append(f"{name}: no probe has logits and a target that counts")
@@ -138,22 +133,17 @@ def _compare_losses(
     if is_right:
         return cross_entropy
 
-    def explains(mistake: LossMistake) -> bool:
-        left = errors(mistake.loss)
+    with np.errstate(all="ignore"):
+        right = {key: float(_exactly(cross_entropy, probes[key], logits[key])) for key in said}
         # A loss rounds by its own size: a sum by more than a mean.
-        grown = {
-            key: max(1.0, abs(said[key] / float(_exactly(cross_entropy, probes[key], logits[key])))) for key in said
-        }
-        return all(share(left[key], grown[key] * budgets[key]) <= 1 for key in said)
-
-    explaining = [mistake for mistake in LOSSES if explains(mistake)]
-    causes = tuple(
-        Cause(mistake.id, mistake.says, None, errors(mistake.loss)[worst], 1 - errors(mistake.loss)[worst] / off[worst])
-        for mistake in explaining[:1]
-    )
-    if not explaining:
-        with np.errstate(all="ignore"):
-            right = {key: float(_exactly(cross_entropy, probes[key], logits[key])) for key in said}
+        grown = {key: max(1.0, abs(said[key] / right[key])) * budgets[key] for key in said}
+        left = {mistake: errors(mistake.loss) for mistake in LOSSES}
+        explaining = [mistake for mistake in LOSSES if all(share(left[mistake][key], grown[key]) <= 1 for key in said)]
+        causes: tuple[Cause, ...]
+        if explaining:
+            first, residual = explaining[0], left[explaining[0]][worst]
+            causes = (Cause(first.id, first.says, None, residual, 1 - residual / off[worst]),)
+        else:
             even = {key: float(_exactly(smoothed, probes[key], logits[key])) for key in said}
             causes = tuple(_fitted(said, right, even, budgets, worst))[:1]
     rivals = tuple(dict.fromkeys(m.id for m in explaining[1:] if m.id != explaining[0].id))
@@ -223,7 +213,7 @@ def _compare_gradients(
         value, said = loss_and_gradients(targets, **tokens)
         gradients = {str(name): as_numbers(gradient).astype(np.float64) for name, gradient in dict(said).items()}
     except Exception as error:  # noqa: BLE001 - as above
-        found.not_compared.append(f"loss_and_gradients: raised {_told(error)}")
+        found.not_compared.append(f"loss_and_gradients: raised {told(error)}")
         return
     loss = _compare_losses(found, "loss_and_gradients", lambda _: _number(value), {probe.name: probe}, logits, dtype)
     with np.errstate(all="ignore"):
@@ -246,7 +236,7 @@ def _compare_generation(found: Findings, build: Build, probe: Probe, dtype: str,
     try:
         decoded = decode(build, probe, dtype)
     except Exception as error:  # noqa: BLE001 - whatever a stranger's method does with what it is given
-        found.not_compared.append(f"generate: raised {_told(error)}")
+        found.not_compared.append(f"generate: raised {told(error)}")
         return
     found.claims.append(decoded.claim)
     found.faults += [decoded.fault] if decoded.fault else []

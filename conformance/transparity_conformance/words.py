@@ -87,3 +87,9 @@ def not_compared_in_words(not_compared: Sequence[NotCompared]) -> list[str]:
     for (claim, reason), names in subjects.items():
         claims[", ".join(dict.fromkeys(names)), reason].append(claim)
     return [f"{', '.join(names)} ({whom}): {reason}" for (whom, reason), names in claims.items()]
+
+
+def told(error: Exception) -> str:
+    """An exception in one clause: its kind, and the beginning of what it says."""
+    says = " ".join(str(error).split())[:200]
+    return f"{type(error).__name__}{': ' + says if says else ''}".rstrip(".")

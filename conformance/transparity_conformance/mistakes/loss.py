@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from transparity.functional import log_softmax, softmax
 from transparity.loss import cross_entropy
-
-Loss = Callable[[np.ndarray, np.ndarray, int | None], np.ndarray]
-"""Of logits (batch, length, vocab), targets (batch, length) and the padding token; complex logits flow through."""
+from transparity_conformance.derivatives import Loss
 
 
 @dataclass(frozen=True)

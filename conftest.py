@@ -42,9 +42,18 @@ def pytest_sessionfinish() -> None:
     gc.freeze()
 
 
+LONGEST = ("test_power.py", "test_plants.py", "-flax", "optimization.")
+"""What takes long is begun first: at the end, it would be waited for alone."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: next((i for i, part in enumerate(LONGEST) if part in item.nodeid), len(LONGEST)))
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """All claims about one subject go to one process, for what is built and compiled for one serves the next."""
+    """All claims about one subject go to one process, for what is built and compiled for one serves the next; where
+    what is expected takes long to compute, all subjects of a claim do."""
     from xdist.scheduler import LoadScopeScheduling
 
     class BySubject(LoadScopeScheduling):  # type: ignore[misc]
@@ -52,8 +61,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             file, _, test = nodeid.partition("::")
             if "transparity_conformance" not in file:
                 return file
-            subject = test.partition("[")[2].partition("-")[2]
-            # What has most tests is begun first: a long one that stands alone would be waited for at the end.
-            return {"flax]": "flax-float16-eager]"}.get(subject, subject)
+            claim, _, subject = test.partition("[")[2].partition("-")
+            return "optimization" if claim.startswith("optimization.") else subject
 
+    config.option.loadscopereorder = False
     return BySubject(config, log)

@@ -25,14 +25,17 @@ MIRRORED = [
     "loss",
     "differentiation",
     "optimization",
+    "cache",
+    "decoding",
     "generation",
+    "beams",
 ]
 WITHOUT_TWIN = {
     "numpy": {"functional"},  # what the frameworks bring along
     "pytorch": {"parameters"},  # their own names and orientations
     "flax": {"parameters", "precision"},  # XLA computes in the dtype that it is given
 }
-CONTRACT = {"axes", "backend", "config", "errors", "inputs", "parameters", "presets", "taps", "training"}
+CONTRACT = {"axes", "backend", "config", "errors", "inputs", "parameters", "presets", "sampling", "taps", "training"}
 
 
 def names(column: str, file: str) -> list[str]:

@@ -6,10 +6,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from transparity.config import Projection, TransformerConfig
 from transparity.taps import Tap, identity
+from transparity_flax.cache import Cache, remember
 from transparity_flax.precision import widened
 
 # Below this, the weight of a hidden key underflows to exactly 0, so leaving the key out is the same as replacing its
@@ -113,7 +114,10 @@ def attention(
 
 
 class MultiHeadAttention(nnx.Module):
-    """`x` looks at `memory` (at itself, in self-attention) with several heads (Vaswani et al. 2017, §3.2.2)."""
+    """`x` looks at `memory` (at itself, in self-attention) with several heads (Vaswani et al. 2017, §3.2.2).
+
+    With a `cache`, at all that is in it: what `memory` gives is kept there first, at `positions`; None gives nothing.
+    """
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
         self.config = config
@@ -126,14 +130,23 @@ class MultiHeadAttention(nnx.Module):
     def __call__(
         self,
         x: Float[Array, "batch queries embed_dim"],
-        memory: Float[Array, "batch keys embed_dim"],
+        memory: Float[Array, "batch memory embed_dim"] | None,
         mask: Bool[Array, "#batch 1 #queries keys"],
         tap: Tap = identity,
+        cache: Cache | None = None,
+        positions: Int[Array, "batch queries"] | None = None,
     ) -> Float[Array, "batch queries embed_dim"]:
         heads, projection = self.config.num_heads, self.config.projection
         query = tap("query", project_heads(self.query, x, heads, projection))
-        key = tap("key", project_heads(self.key, memory, heads, projection))
-        value = tap("value", project_heads(self.value, memory, heads, projection))
+        if memory is None:
+            assert cache is not None
+            key, value = cache["key"], cache["value"]
+        else:
+            key = tap("key", project_heads(self.key, memory, heads, projection))
+            value = tap("value", project_heads(self.value, memory, heads, projection))
+            if cache is not None:
+                assert positions is not None
+                key, value = remember(cache, key, value, positions)
         scale, hidden = score_scale(self.config), hidden_score(self.config)
         context = attention(query, key, value, mask, scale=scale, hidden=hidden, tap=tap)
         return tap("output", self.output(context))

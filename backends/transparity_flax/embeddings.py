@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import Array
@@ -26,13 +27,16 @@ def embed(
     token_embedding: nnx.Embed,
     position_embedding: nnx.Embed | None,
     tokens: Int[Array, "batch length"],
+    positions: Int[Array, "batch length"] | None = None,
 ) -> Float[Array, "batch length embed_dim"]:
-    """The embeddings of the tokens plus those of the positions, learned if there is an embedding of them."""
+    """The embeddings of the tokens plus those of their `positions`: 0, 1 … if none are given. They are learned if there
+    is an embedding of them."""
     length = tokens.shape[1]
     check_length(config, length)
+    at, reach = (slice(length), length) if positions is None else (positions, config.max_length)
     x = token_embedding.embedding[tokens]  # calling it would answer in the dtype it was created with
     if config.embedding_scale == "embed_dim":
         x = x * math.sqrt(config.embed_dim)
     if position_embedding is not None:
-        return x + position_embedding.embedding[:length]
-    return x + sinusoidal_positions(length, config.embed_dim).astype(x.dtype)
+        return x + position_embedding.embedding[at]
+    return x + jnp.asarray(sinusoidal_positions(reach, config.embed_dim), x.dtype)[at]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax import Array
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
-from transparity_flax.attention import LEAVES_OUT, hidden_score
+from transparity.config import TransformerConfig
+from transparity.sampling import Sampling
+from transparity_flax.decoding import cache_for, next_logits
 from transparity_flax.precision import widened
 from transparity_flax.transformer import Transformer
 
@@ -18,6 +17,20 @@ from transparity_flax.transformer import Transformer
 def greedy_tokens(logits: Float[Array, "batch vocab"]) -> Int[Array, " batch"]:
     """The likeliest token of each row (document 004); of equals the first."""
     return logits.argmax(axis=-1)
+
+
+def drawable(logits: Float[Array, "batch vocab"], sampling: Sampling) -> Float[Array, "batch vocab"]:
+    """The logits divided by the temperature, and −inf for what may not be drawn: by `top_k`, then by `top_p`."""
+    logits = logits / sampling.temperature
+    order = jnp.argsort(-logits, axis=-1, stable=True)
+    ranked = jnp.take_along_axis(logits, order, axis=-1)
+    if sampling.top_k is not None:
+        ranked = ranked.at[:, sampling.top_k :].set(-jnp.inf)
+    if sampling.top_p < 1:
+        probability = jax.nn.softmax(widened(ranked), axis=-1)
+        before = probability.cumsum(axis=-1) - probability
+        ranked = jnp.where(before < sampling.top_p, ranked, -jnp.inf)
+    return jnp.take_along_axis(ranked, jnp.argsort(order, axis=-1), axis=-1)
 
 
 def sampled_tokens(logits: Float[Array, "batch vocab"], uniforms: Float[Array, " batch"]) -> Int[Array, " batch"]:
@@ -28,29 +41,14 @@ def sampled_tokens(logits: Float[Array, "batch vocab"], uniforms: Float[Array, "
     return jnp.minimum(passed.sum(axis=-1), logits.shape[-1] - 1)
 
 
-@nnx.jit(static_argnames="width")
-def _step(
-    model: Transformer,
-    tokens: Int[Array, "batch total_length"],
-    length: Int[Array, ""],
-    ended: Bool[Array, " batch"],
-    source: Int[Array, "batch keys"] | None,
-    uniforms: Float[Array, " batch"] | None,
-    *,
-    width: int,
-) -> tuple[Int[Array, "batch total_length"], Bool[Array, " batch"]]:
-    """`tokens` with its next one written at `length`, by what the model says of `width` tokens up to there or, at the
-    beginning, past it."""
-    config = model.config
-    start = jnp.maximum(length - width, 0)
-    context = jax.lax.dynamic_slice_in_dim(tokens, start, width, axis=1)
-    inputs: dict[str, Any] = {"tokens": context} if source is None else {"source": source, "target": context}
-    logits = jax.lax.dynamic_index_in_dim(model(**inputs), length - start - 1, axis=1, keepdims=False)
-    token = greedy_tokens(logits) if uniforms is None else sampled_tokens(logits, uniforms)
-    if config.eos_id is not None:
-        token = jnp.where(ended, config.eos_id if config.pad_id is None else config.pad_id, token)
-        ended = ended | (token == config.eos_id)
-    return jax.lax.dynamic_update_index_in_dim(tokens, token, length, axis=1), ended
+def with_room(
+    config: TransformerConfig, prompt: Int[Array, "batch length"], lengths: Int[Array, " batch"] | None, more: int
+) -> tuple[Int[Array, "batch total_length"], Int[Array, " batch"]]:
+    """The tokens with room for `more`, filled where there is nothing yet, and how many there are."""
+    batch, length = prompt.shape
+    lengths = jnp.full(batch, length) if lengths is None else lengths
+    tokens = jnp.pad(prompt, ((0, 0), (0, more)))
+    return jnp.where(jnp.arange(length + more) < lengths[:, None], tokens, config.filling_id), lengths
 
 
 def generate(
@@ -58,25 +56,33 @@ def generate(
     prompt: Int[Array, "batch length"],
     max_new_tokens: int,
     *,
+    lengths: Int[Array, " batch"] | None = None,
     source: Int[Array, "batch keys"] | None = None,
     uniforms: Float[Array, "batch new_tokens"] | None = None,
+    sampling: Sampling | None = None,
 ) -> Int[Array, "batch total_length"]:
-    """`prompt` and what the model adds to it: greedily, or drawn by `uniforms`.
+    """The first `lengths` tokens of each row of `prompt` (all, without it) and what the model adds to them: greedily,
+    or drawn by `uniforms` as `sampling` says.
 
     The model sees the last `max_length` tokens (document 001). Where there is an `eos_id`, a row that reached it is
-    filled with `pad_id`, and generation ends with the last row (document 004).
+    filled with `pad_id`, and generation ends with the last row (document 004); so are rows with a shorter prompt.
     """
-    batch, length = prompt.shape
-    tokens = jnp.pad(prompt, ((0, 0), (0, max_new_tokens)))
-    ended = jnp.zeros(batch, bool)
-    # A width that does not change lets one program serve every step: what is not yet written is shown, too, and not
-    # seen, for it lies in the future. A mask that hides nothing (walkthrough's) needs a program for each length.
-    hides = hidden_score(model.config) < LEAVES_OUT
-    for step in range(max_new_tokens):
-        width = min(model.config.max_length, tokens.shape[1] if hides else length)
-        drawn = None if uniforms is None else uniforms[:, step]
-        tokens, ended = _step(model, tokens, jnp.asarray(length), ended, source, drawn, width=width)
-        length += 1
+    config = model.config
+    tokens, lengths = with_room(config, prompt, lengths, max_new_tokens)
+    longest, rows = prompt.shape[1], jnp.arange(len(prompt))
+    cache, unseen = cache_for(model, tokens, longest, source), longest
+    ended = jnp.zeros(len(prompt), bool)
+    for new in range(max_new_tokens):
+        cache = cache if longest <= config.max_length else None
+        logits = next_logits(model, tokens, lengths, cache, source, unseen)
+        if uniforms is None:
+            token = greedy_tokens(logits)
+        else:
+            token = sampled_tokens(drawable(logits, sampling or Sampling()), uniforms[:, new])
+        token = jnp.where(ended, config.filling_id, token)
+        ended = ended | (token == config.ending_id)
+        tokens = tokens.at[rows, lengths].set(token)
+        lengths, longest, unseen = lengths + 1, longest + 1, 1
         if ended.all():
             break
-    return tokens[:, :length]
+    return tokens[:, :longest]

@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 from flax import nnx
 from jax import Array
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from transparity.config import NormPosition, TransformerConfig
 from transparity.taps import Tap, identity, scoped
-from transparity_flax.attention import MultiHeadAttention
+from transparity_flax.attention import MultiHeadAttention, project_heads
+from transparity_flax.cache import Cache
 from transparity_flax.feed_forward import FeedForward
 from transparity_flax.normalization import Norm
 
@@ -59,7 +60,10 @@ class EncoderLayer(nnx.Module):
 
 
 class DecoderLayer(nnx.Module):
-    """Self-attention, attention to `memory` (the encoder's output, if there is one), then the feed-forward."""
+    """Self-attention, attention to `memory` (the encoder's output, if there is one), then the feed-forward.
+
+    With a `cache`, `x` are tokens at `positions` that follow those in it; what the memory gives is in it, too.
+    """
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
         self.config = config
@@ -77,26 +81,43 @@ class DecoderLayer(nnx.Module):
         self,
         x: Float[Array, "batch queries embed_dim"],
         mask: Bool[Array, "#batch 1 #queries queries"],
-        memory: Float[Array, "batch keys embed_dim"] | None = None,
-        memory_mask: Bool[Array, "#batch 1 1 keys"] | None = None,
+        memory: Float[Array, "batch memory embed_dim"] | None = None,
+        memory_mask: Bool[Array, "#batch 1 1 memory"] | None = None,
         tap: Tap = identity,
+        *,
+        cache: Cache | None = None,
+        positions: Int[Array, "batch queries"] | None = None,
     ) -> Float[Array, "batch queries embed_dim"]:
+        cached = cache or {}
+
         def normalize(name: str) -> Callable[[Array], Array]:
             return lambda x: tap(name, getattr(self, name)(x, scoped(tap, name)))
 
         def attend_self(x: Array) -> Array:
-            return self.self_attention(x, x, mask, scoped(tap, "self_attention"))
+            scope, kept = scoped(tap, "self_attention"), cached.get("self_attention")
+            return self.self_attention(x, x, mask, scope, kept, positions)
 
         def attend_memory(x: Array) -> Array:
-            assert memory is not None and memory_mask is not None
-            seen = normalize("memory_norm")(memory) if self.config.memory_norm else memory
-            return self.cross_attention(x, seen, memory_mask, scoped(tap, "cross_attention"))
+            assert memory_mask is not None
+            scope, kept = scoped(tap, "cross_attention"), cached.get("cross_attention")
+            seen = memory if memory is None or not self.config.memory_norm else normalize("memory_norm")(memory)
+            return self.cross_attention(x, seen, memory_mask, scope, kept)
 
         def feed(x: Array) -> Array:
             return self.feed_forward(x, scoped(tap, "feed_forward"))
 
         x = residual(x, normalize("self_attention_norm"), attend_self, self.config.norm_position)
-        if memory is not None:
+        if memory is not None or "cross_attention" in cached:
             x = residual(x, normalize("cross_attention_norm"), attend_memory, self.config.norm_position)
         x = residual(x, normalize("feed_forward_norm"), feed, self.config.norm_position)
         return tap("output", x)
+
+
+def memory_keys_and_values(layer: DecoderLayer, memory: Float[Array, "batch keys embed_dim"]) -> Cache:
+    """The `key` and the `value` that a decoder layer makes of `memory`, whatever looks at them."""
+    config, attention = layer.config, layer.cross_attention
+    seen = layer.memory_norm(memory) if config.memory_norm else memory
+    return {
+        name: project_heads(getattr(attention, name), seen, config.num_heads, config.projection)
+        for name in ("key", "value")
+    }

@@ -17,10 +17,22 @@ from flax import nnx
 
 from transparity.backend import Arrays, check_choice
 from transparity.config import TransformerConfig
-from transparity.inputs import check_batch, check_draws, check_inputs, check_prompt, check_targets
+from transparity.inputs import (
+    check_batch,
+    check_beams,
+    check_draws,
+    check_inputs,
+    check_prompt,
+    check_step,
+    check_targets,
+)
 from transparity.parameters import check_parameters
+from transparity.sampling import Sampling
 from transparity.taps import recording, tap_shapes
 from transparity.training import Training
+from transparity_flax.beams import beam_search
+from transparity_flax.cache import Cache
+from transparity_flax.decoding import start, step
 from transparity_flax.differentiation import loss_and_gradients
 from transparity_flax.generation import generate
 from transparity_flax.loss import cross_entropy
@@ -48,9 +60,20 @@ def _differentiated(
     return loss_and_gradients(nnx.merge(graph, state, copy=True), targets, **inputs)
 
 
+def _started(graph: Graph, state: State, batch: int, capacity: int, source: jax.Array | None) -> Cache:
+    return start(nnx.merge(graph, state), batch, capacity, source=source)
+
+
+def _stepped(
+    graph: Graph, state: State, tokens: jax.Array, cache: Cache, counts: jax.Array | None
+) -> tuple[jax.Array, Cache]:
+    return step(nnx.merge(graph, state), tokens, cache, counts=counts), cache
+
+
 # The graph is what the program depends on, the state what it is given: two models of one configuration share a program.
 _fast_jit, _traced_jit = jax.jit(_fast, static_argnums=0), jax.jit(_traced, static_argnums=0)
 _differentiated_jit = jax.jit(_differentiated, static_argnums=0)
+_started_jit, _stepped_jit = jax.jit(_started, static_argnums=(0, 2, 3)), jax.jit(_stepped, static_argnums=0)
 
 
 class FlaxForward:
@@ -62,6 +85,8 @@ class FlaxForward:
         self.fast: Callable[..., jax.Array] = _fast_jit if mode == "jit" else _fast
         self.traced: Callable[..., dict[str, jax.Array]] = _traced_jit if mode == "jit" else _traced
         self.differentiated = _differentiated_jit if mode == "jit" else _differentiated
+        self.started = _started_jit if mode == "jit" else _started
+        self.stepped = _stepped_jit if mode == "jit" else _stepped
 
     def __call__(self, **tokens: Any) -> dict[str, Any]:
         inputs = check_inputs(self.model.config, tokens)
@@ -104,22 +129,59 @@ class FlaxForward:
             losses, parameters = train(model, [self._arrays(batch) for batch in checked], training)
             return losses, {name: to_numpy(value) for name, value in parameters.items()}
 
-    def generate(self, prompt: Any, max_new_tokens: int, *, source: Any = None, uniforms: Any = None) -> np.ndarray:
-        inputs = check_prompt(self.model.config, prompt, source)
-        steps, uniforms = check_draws(len(inputs["prompt"]), max_new_tokens, uniforms)
+    def step(self, tokens: Any, cache: Any = None, *, source: Any = None, counts: Any = None) -> tuple[Any, Any]:
+        config = self.model.config
+        lengths = None if cache is None else to_numpy(cache["lengths"])
+        inputs = check_step(config, tokens, lengths, source, counts)
         with x64_for(self.dtype):
             arrays = self._arrays(inputs)
-            drawn = None if uniforms is None else self._array(uniforms)
-            tokens = generate(self.model, arrays.pop("prompt"), steps, **arrays, uniforms=drawn)
-            return np.asarray(tokens)
+            if cache is None:
+                batch = len(inputs["tokens"])
+                cache = self.started(self.graph, self.state, batch, config.max_length, arrays.get("source"))
+            return self.stepped(self.graph, self.state, arrays["tokens"], cache, arrays["counts"])
+
+    def generate(
+        self,
+        prompt: Any,
+        max_new_tokens: int,
+        *,
+        lengths: Any = None,
+        source: Any = None,
+        uniforms: Any = None,
+        sampling: Sampling | None = None,
+    ) -> np.ndarray:
+        inputs = check_prompt(self.model.config, prompt, source, lengths)
+        steps, uniforms = check_draws(len(inputs["prompt"]), max_new_tokens, uniforms)
+        with x64_for(self.dtype):
+            arrays = self._arrays(inputs | {"uniforms": uniforms})
+            return np.asarray(generate(self.model, arrays.pop("prompt"), steps, **arrays, sampling=sampling))
+
+    def beam_search(
+        self,
+        prompt: Any,
+        max_new_tokens: int,
+        beams: int,
+        *,
+        length_penalty: float = 0.0,
+        lengths: Any = None,
+        source: Any = None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        inputs = check_prompt(self.model.config, prompt, source, lengths)
+        steps, _ = check_draws(len(inputs["prompt"]), max_new_tokens, None)
+        beams, power = check_beams(beams, length_penalty)
+        with x64_for(self.dtype):
+            arrays = self._arrays(inputs)
+            prompt = arrays.pop("prompt")
+            tokens, scores = beam_search(self.model, prompt, steps, beams, length_penalty=power, **arrays)
+            return np.asarray(tokens), to_numpy(scores)
 
     def ready(self, result: Any) -> None:
         jax.block_until_ready(result)
 
-    def _array(self, value: Any) -> jax.Array:
-        return jax.device_put(jnp.asarray(value), self.device)
+    def _array(self, value: Any) -> Any:
+        return None if value is None else jax.device_put(jnp.asarray(value), self.device)
 
-    def _arrays(self, values: dict[str, np.ndarray]) -> dict[str, jax.Array]:
+    def _arrays(self, values: Mapping[str, Any]) -> dict[str, Any]:
         return {name: self._array(value) for name, value in values.items()}
 
 

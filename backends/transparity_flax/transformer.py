@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Int
 
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity, scoped
+from transparity_flax.cache import Cache
 from transparity_flax.embeddings import embed
 from transparity_flax.layers import DecoderLayer, EncoderLayer
 from transparity_flax.masks import padding_mask, target_mask
@@ -37,7 +38,10 @@ class Encoder(nnx.Module):
 
 
 class Decoder(nnx.Module):
-    """The embedded tokens through every decoder layer, each looking at `memory` if there is one."""
+    """The embedded tokens through every decoder layer, each looking at `memory` if there is one.
+
+    With a `cache`, one for each layer, `tokens` stand at `positions`, behind those in it.
+    """
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
         self.config = config
@@ -50,14 +54,18 @@ class Decoder(nnx.Module):
     def __call__(
         self,
         tokens: Int[Array, "batch queries"],
-        mask: Bool[Array, "#batch 1 queries queries"],
-        memory: Float[Array, "batch keys embed_dim"] | None = None,
-        memory_mask: Bool[Array, "batch 1 1 keys"] | None = None,
+        mask: Bool[Array, "#batch 1 queries keys"],
+        memory: Float[Array, "batch memory embed_dim"] | None = None,
+        memory_mask: Bool[Array, "batch 1 1 memory"] | None = None,
         tap: Tap = identity,
+        *,
+        cache: list[Cache] | None = None,
+        positions: Int[Array, "batch queries"] | None = None,
     ) -> Float[Array, "batch queries embed_dim"]:
-        x = tap("embedding", embed(self.config, self.token_embedding, self.position_embedding, tokens))
+        x = tap("embedding", embed(self.config, self.token_embedding, self.position_embedding, tokens, positions))
         for i, layer in enumerate(self.layers):
-            x = layer(x, mask, memory, memory_mask, scoped(tap, f"layers.{i}"))
+            scope, kept = scoped(tap, f"layers.{i}"), cache[i] if cache else None
+            x = layer(x, mask, memory, memory_mask, scope, cache=kept, positions=positions)
         if self.final_norm is not None:
             x = self.final_norm(x, scoped(tap, "final_norm"))
         return tap("output", x)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from transparity.config import Projection, TransformerConfig
 from transparity.taps import Tap, identity
+from transparity_pytorch.cache import Cache, remember
 
 # Below this, the weight of a hidden key underflows to exactly 0, so leaving the key out is the same as replacing its
 # score; above it (walkthrough's −1e-20) it is not, and only the explicit path is right.
@@ -105,7 +106,10 @@ def attention(
 
 
 class MultiHeadAttention(nn.Module):
-    """`x` looks at `memory` (at itself, in self-attention) with several heads (Vaswani et al. 2017, §3.2.2)."""
+    """`x` looks at `memory` (at itself, in self-attention) with several heads (Vaswani et al. 2017, §3.2.2).
+
+    With a `cache`, at all that is in it: what `memory` gives is kept there first, at `positions`; None gives nothing.
+    """
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -119,14 +123,23 @@ class MultiHeadAttention(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "batch queries embed_dim"],
-        memory: Float[Tensor, "batch keys embed_dim"],
+        memory: Float[Tensor, "batch memory embed_dim"] | None,
         mask: Bool[Tensor, "#batch 1 #queries keys"],
         tap: Tap = identity,
+        cache: Cache | None = None,
+        positions: Int[Tensor, "batch queries"] | None = None,
     ) -> Float[Tensor, "batch queries embed_dim"]:
         heads, projection = self.config.num_heads, self.config.projection
         query = tap("query", project_heads(self.query, x, heads, projection))
-        key = tap("key", project_heads(self.key, memory, heads, projection))
-        value = tap("value", project_heads(self.value, memory, heads, projection))
+        if memory is None:
+            assert cache is not None
+            key, value = cache["key"], cache["value"]
+        else:
+            key = tap("key", project_heads(self.key, memory, heads, projection))
+            value = tap("value", project_heads(self.value, memory, heads, projection))
+            if cache is not None:
+                assert positions is not None
+                key, value = remember(cache, key, value, positions)
         scale, hidden = score_scale(self.config), hidden_score(self.config)
         context = attention(query, key, value, mask, scale=scale, hidden=hidden, tap=tap)
         return tap("output", self.output(context))

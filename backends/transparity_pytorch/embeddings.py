@@ -28,13 +28,16 @@ def embed(
     token_embedding: nn.Embedding,
     position_embedding: nn.Embedding | None,
     tokens: Int[Tensor, "batch length"],
+    positions: Int[Tensor, "batch length"] | None = None,
 ) -> Float[Tensor, "batch length embed_dim"]:
-    """The embeddings of the tokens plus those of the positions, learned if there is an embedding of them."""
+    """The embeddings of the tokens plus those of their `positions`: 0, 1 … if none are given. They are learned if there
+    is an embedding of them."""
     length = tokens.shape[1]
     check_length(config, length)
+    at, reach = (slice(length), length) if positions is None else (positions, config.max_length)
     x: Tensor = token_embedding(tokens)
     if config.embedding_scale == "embed_dim":
         x = x * math.sqrt(config.embed_dim)
     if position_embedding is not None:
-        return x + position_embedding.weight[:length]
-    return x + sinusoidal_positions(length, config.embed_dim, tokens.device).to(x.dtype)
+        return x + position_embedding.weight[at]
+    return x + sinusoidal_positions(reach, config.embed_dim, tokens.device).to(x.dtype)[at]

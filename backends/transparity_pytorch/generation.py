@@ -5,13 +5,29 @@ from __future__ import annotations
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn import functional as F
 
+from transparity.config import TransformerConfig
+from transparity.sampling import Sampling
+from transparity_pytorch.decoding import cache_for, next_logits
 from transparity_pytorch.transformer import Transformer
 
 
 def greedy_tokens(logits: Float[Tensor, "batch vocab"]) -> Int[Tensor, " batch"]:
     """The likeliest token of each row (document 004); of equals the first."""
     return logits.argmax(dim=-1)
+
+
+def drawable(logits: Float[Tensor, "batch vocab"], sampling: Sampling) -> Float[Tensor, "batch vocab"]:
+    """The logits divided by the temperature, and −inf for what may not be drawn: by `top_k`, then by `top_p`."""
+    ranked, order = (logits / sampling.temperature).sort(dim=-1, descending=True, stable=True)
+    if sampling.top_k is not None:
+        ranked[:, sampling.top_k :] = -torch.inf
+    if sampling.top_p < 1:
+        probability = ranked.softmax(dim=-1)
+        before = probability.cumsum(dim=-1) - probability
+        ranked = ranked.masked_fill(before >= sampling.top_p, -torch.inf)
+    return ranked.gather(-1, order.argsort(dim=-1))
 
 
 def sampled_tokens(logits: Float[Tensor, "batch vocab"], uniforms: Float[Tensor, " batch"]) -> Int[Tensor, " batch"]:
@@ -22,32 +38,50 @@ def sampled_tokens(logits: Float[Tensor, "batch vocab"], uniforms: Float[Tensor,
     return passed.sum(dim=-1).clamp(max=logits.shape[-1] - 1)
 
 
+def with_room(
+    config: TransformerConfig, prompt: Int[Tensor, "batch length"], lengths: Int[Tensor, " batch"] | None, more: int
+) -> tuple[Int[Tensor, "batch total_length"], Int[Tensor, " batch"]]:
+    """The tokens with room for `more`, filled where there is nothing yet, and how many there are."""
+    batch, length = prompt.shape
+    lengths = torch.full((batch,), length, device=prompt.device) if lengths is None else lengths
+    tokens = F.pad(prompt, (0, more))
+    nothing = torch.arange(length + more, device=prompt.device) >= lengths[:, None]
+    return tokens.masked_fill(nothing, config.filling_id), lengths
+
+
 @torch.no_grad()
 def generate(
     model: Transformer,
     prompt: Int[Tensor, "batch length"],
     max_new_tokens: int,
     *,
+    lengths: Int[Tensor, " batch"] | None = None,
     source: Int[Tensor, "batch keys"] | None = None,
     uniforms: Float[Tensor, "batch new_tokens"] | None = None,
+    sampling: Sampling | None = None,
 ) -> Int[Tensor, "batch total_length"]:
-    """`prompt` and what the model adds to it: greedily, or drawn by `uniforms`.
+    """The first `lengths` tokens of each row of `prompt` (all, without it) and what the model adds to them: greedily,
+    or drawn by `uniforms` as `sampling` says.
 
     The model sees the last `max_length` tokens (document 001). Where there is an `eos_id`, a row that reached it is
-    filled with `pad_id`, and generation ends with the last row (document 004).
+    filled with `pad_id`, and generation ends with the last row (document 004); so are rows with a shorter prompt.
     """
     config = model.config
-    tokens = prompt
+    tokens, lengths = with_room(config, prompt, lengths, max_new_tokens)
+    longest, rows = prompt.shape[1], torch.arange(len(prompt), device=prompt.device)
+    cache, unseen = cache_for(model, tokens, longest, source), longest
     ended = torch.zeros(len(prompt), dtype=torch.bool, device=prompt.device)
-    for step in range(max_new_tokens):
-        context = tokens[:, -config.max_length :]
-        inputs = {"tokens": context} if source is None else {"source": source, "target": context}
-        logits = model(**inputs)[:, -1]
-        token = greedy_tokens(logits) if uniforms is None else sampled_tokens(logits, uniforms[:, step])
-        if config.eos_id is not None:
-            token = token.masked_fill(ended, config.eos_id if config.pad_id is None else config.pad_id)
-            ended = ended | (token == config.eos_id)
-        tokens = torch.cat([tokens, token[:, None]], dim=1)
+    for new in range(max_new_tokens):
+        cache = cache if longest <= config.max_length else None
+        logits = next_logits(model, tokens, lengths, cache, source, unseen)
+        if uniforms is None:
+            token = greedy_tokens(logits)
+        else:
+            token = sampled_tokens(drawable(logits, sampling or Sampling()), uniforms[:, new])
+        token = token.masked_fill(ended, config.filling_id)
+        ended = ended | (token == config.ending_id)
+        tokens[rows, lengths] = token
+        lengths, longest, unseen = lengths + 1, longest + 1, 1
         if ended.all():
             break
-    return tokens
+    return tokens[:, :longest]

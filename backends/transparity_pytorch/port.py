@@ -14,10 +14,21 @@ from torch import nn
 
 from transparity.backend import Arrays, check_choice
 from transparity.config import TransformerConfig
-from transparity.inputs import check_batch, check_draws, check_inputs, check_prompt, check_targets
+from transparity.inputs import (
+    check_batch,
+    check_beams,
+    check_draws,
+    check_inputs,
+    check_prompt,
+    check_step,
+    check_targets,
+)
 from transparity.parameters import check_parameters
+from transparity.sampling import Sampling
 from transparity.taps import recording
 from transparity.training import Training
+from transparity_pytorch.beams import beam_search
+from transparity_pytorch.decoding import start, step
 from transparity_pytorch.differentiation import loss_and_gradients
 from transparity_pytorch.generation import generate
 from transparity_pytorch.loss import cross_entropy
@@ -70,25 +81,62 @@ class PytorchForward:
         self, batches: Sequence[Mapping[str, Any]], training: Training
     ) -> tuple[list[float], dict[str, np.ndarray]]:
         checked = [check_batch(self.model.config, batch) for batch in batches]
-        tensors = [{name: _tensor(value, None, self.device) for name, value in batch.items()} for batch in checked]
+        tensors = [self._tensors(batch) for batch in checked]
         losses, parameters = train(copy.deepcopy(self.model).train(), tensors, training)
         return losses, {name: to_numpy(value) for name, value in parameters.items()}
 
-    def generate(self, prompt: Any, max_new_tokens: int, *, source: Any = None, uniforms: Any = None) -> np.ndarray:
-        checked = check_prompt(self.model.config, prompt, source)
-        inputs = {name: _tensor(value, None, self.device) for name, value in checked.items()}
-        steps, uniforms = check_draws(len(checked["prompt"]), max_new_tokens, uniforms)
+    @torch.no_grad()
+    def step(self, tokens: Any, cache: Any = None, *, source: Any = None, counts: Any = None) -> tuple[Any, Any]:
+        config = self.model.config
+        lengths = None if cache is None else to_numpy(cache["lengths"])
+        inputs = self._tensors(check_step(config, tokens, lengths, source, counts))
+        tokens, source = inputs["tokens"], inputs.get("source")
+        if cache is None:
+            cache = start(self.model, len(tokens), config.max_length, source=source)
+        return step(self.model, tokens, cache, counts=inputs["counts"]), cache
+
+    def generate(
+        self,
+        prompt: Any,
+        max_new_tokens: int,
+        *,
+        lengths: Any = None,
+        source: Any = None,
+        uniforms: Any = None,
+        sampling: Sampling | None = None,
+    ) -> np.ndarray:
+        inputs = self._tensors(check_prompt(self.model.config, prompt, source, lengths))
+        prompt = inputs.pop("prompt")
+        steps, uniforms = check_draws(len(prompt), max_new_tokens, uniforms)
         drawn = _tensor(uniforms, torch.float64, self.device)
-        tokens = generate(self.model, inputs.pop("prompt"), steps, **inputs, uniforms=drawn)
-        return to_numpy(tokens)
+        return to_numpy(generate(self.model, prompt, steps, **inputs, uniforms=drawn, sampling=sampling))
+
+    def beam_search(
+        self,
+        prompt: Any,
+        max_new_tokens: int,
+        beams: int,
+        *,
+        length_penalty: float = 0.0,
+        lengths: Any = None,
+        source: Any = None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        inputs = self._tensors(check_prompt(self.model.config, prompt, source, lengths))
+        prompt = inputs.pop("prompt")
+        steps, _ = check_draws(len(prompt), max_new_tokens, None)
+        beams, power = check_beams(beams, length_penalty)
+        tokens, scores = beam_search(self.model, prompt, steps, beams, length_penalty=power, **inputs)
+        return to_numpy(tokens), to_numpy(scores)
 
     def ready(self, result: Any) -> None:
         if self.device != "cpu":
             torch.cuda.synchronize(self.device)
 
     def _inputs(self, tokens: dict[str, Any]) -> dict[str, torch.Tensor]:
-        checked = check_inputs(self.model.config, tokens)
-        return {name: _tensor(value, None, self.device) for name, value in checked.items()}
+        return self._tensors(check_inputs(self.model.config, tokens))
+
+    def _tensors(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: _tensor(value, None, self.device) for name, value in values.items()}
 
 
 class PytorchModule:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity, scoped
+from transparity_pytorch.cache import Cache
 from transparity_pytorch.embeddings import embed
 from transparity_pytorch.layers import DecoderLayer, EncoderLayer
 from transparity_pytorch.masks import padding_mask, target_mask
@@ -37,7 +38,10 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """The embedded tokens through every decoder layer, each looking at `memory` if there is one."""
+    """The embedded tokens through every decoder layer, each looking at `memory` if there is one.
+
+    With a `cache`, one for each layer, `tokens` stand at `positions`, behind those in it.
+    """
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -51,14 +55,18 @@ class Decoder(nn.Module):
     def forward(
         self,
         tokens: Int[Tensor, "batch queries"],
-        mask: Bool[Tensor, "#batch 1 queries queries"],
-        memory: Float[Tensor, "batch keys embed_dim"] | None = None,
-        memory_mask: Bool[Tensor, "batch 1 1 keys"] | None = None,
+        mask: Bool[Tensor, "#batch 1 queries keys"],
+        memory: Float[Tensor, "batch memory embed_dim"] | None = None,
+        memory_mask: Bool[Tensor, "batch 1 1 memory"] | None = None,
         tap: Tap = identity,
+        *,
+        cache: list[Cache] | None = None,
+        positions: Int[Tensor, "batch queries"] | None = None,
     ) -> Float[Tensor, "batch queries embed_dim"]:
-        x = tap("embedding", embed(self.config, self.token_embedding, self.position_embedding, tokens))
+        x = tap("embedding", embed(self.config, self.token_embedding, self.position_embedding, tokens, positions))
         for i, layer in enumerate(self.layers):
-            x = layer(x, mask, memory, memory_mask, scoped(tap, f"layers.{i}"))
+            scope, kept = scoped(tap, f"layers.{i}"), cache[i] if cache else None
+            x = layer(x, mask, memory, memory_mask, scope, cache=kept, positions=positions)
         if self.final_norm is not None:
             x = self.final_norm(x, scoped(tap, "final_norm"))
         return tap("output", x)

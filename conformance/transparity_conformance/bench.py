@@ -10,6 +10,7 @@ import numpy as np
 
 from transparity.backend import Backend, Forward, Module
 from transparity.config import TransformerConfig
+from transparity.presets import PRESETS
 from transparity.taps import Tap
 from transparity_conformance.backends import REFERENCE, backend
 from transparity_conformance.evidence import Evidence, Expectation, Subject, difference
@@ -54,6 +55,14 @@ class Bench:
 
     def module(self, name: str, config: TransformerConfig, parameters: Arrays) -> Module:
         return self.backend.module(name, config, parameters, dtype=self.subject.dtype, device=self.subject.device)
+
+    @property
+    def traced_cases(self) -> tuple[str, ...]:
+        """The presets whose traced path is tried: all, but compiled in another way than usual only one, for the traced
+        path is there to be looked into, and to compile it takes many seconds."""
+        usual = (self.backend.dtypes[0], self.backend.modes[0])
+        every = self.subject.mode == "eager" or (self.subject.dtype, self.subject.mode) == usual
+        return tuple(PRESETS) if every else ("pre-norm",)
 
     def _traced(self, probe: Probe) -> dict[str, Any]:
         """Every tap of a probe, by the traced path."""

@@ -95,14 +95,21 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     from rich.console import Console
 
     from transparity_conformance.backends import REFERENCE, installed
+    from transparity_conformance.claims import all_claims
     from transparity_conformance.matrix import fold
     from transparity_conformance.report import write_html, write_json
     from transparity_conformance.terminal import Printout
 
-    # Under xdist evidence comes as the workers finish; the columns stand as the backends do, the reference last.
+    # Under xdist evidence comes as the workers finish; rows stand as the claims do, columns as the backends, the
+    # reference last.
+    claims = {name: place for place, name in enumerate(all_claims())}
     order = [*(name for name in installed() if name != REFERENCE), REFERENCE]
-    known = {name: place for place, name in enumerate(order)}
-    matrix = fold(sorted(ledger.evidence, key=lambda item: known.get(item.subject.backend, -1)))
+    backends = {name: place for place, name in enumerate(order)}
+
+    def place(item: Evidence) -> tuple[int, int]:
+        return claims.get(item.claim, len(claims)), backends.get(item.subject.backend, -1)
+
+    matrix = fold(sorted(ledger.evidence, key=place))
     folder = Path(config.rootpath, config.getoption("--agreement"))
     folder.mkdir(parents=True, exist_ok=True)
     report = matrix, dict(sorted(ledger.environment.items())), ledger.skipped, ledger.not_compared

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Inexact
+from jaxtyping import Bool, Inexact, Int
 from numpy import ndarray as Array
 
+from transparity.cache import Cache, remember
 from transparity.config import Projection, TransformerConfig
 from transparity.functional import linear, softmax
 from transparity.taps import Tap, identity
@@ -93,15 +94,27 @@ def multi_head_attention(
     config: TransformerConfig,
     parameters: Mapping[str, Any],
     x: Inexact[Array, "batch queries embed_dim"],
-    memory: Inexact[Array, "batch keys embed_dim"],
+    memory: Inexact[Array, "batch memory embed_dim"] | None,
     mask: Bool[Array, "#batch 1 #queries keys"],
     tap: Tap = identity,
+    cache: Cache | None = None,
+    positions: Int[Array, "batch queries"] | None = None,
 ) -> Inexact[Array, "batch queries embed_dim"]:
-    """`x` looks at `memory` (at itself, in self-attention) with several heads (Vaswani et al. 2017, §3.2.2)."""
+    """`x` looks at `memory` (at itself, in self-attention) with several heads (Vaswani et al. 2017, §3.2.2).
+
+    With a `cache`, at all that is in it: what `memory` gives is kept there first, at `positions`; None gives nothing.
+    """
     heads, projection = config.num_heads, config.projection
     query = tap("query", project_heads(parameters["query"], x, heads, projection))
-    key = tap("key", project_heads(parameters["key"], memory, heads, projection))
-    value = tap("value", project_heads(parameters["value"], memory, heads, projection))
+    if memory is None:
+        assert cache is not None
+        key, value = cache["key"], cache["value"]
+    else:
+        key = tap("key", project_heads(parameters["key"], memory, heads, projection))
+        value = tap("value", project_heads(parameters["value"], memory, heads, projection))
+        if cache is not None:
+            assert positions is not None
+            key, value = remember(cache, key, value, positions)
     scale, hidden = score_scale(config), hidden_score(config)
     context = attention(query, key, value, mask, scale=scale, hidden=hidden, tap=tap)
     return tap("output", linear(parameters["output"], context))

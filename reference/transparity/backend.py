@@ -15,6 +15,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.errors import BackendError, shown
+from transparity.sampling import Sampling
 from transparity.training import Training
 
 ENTRY_POINTS = "transparity.backends"
@@ -47,8 +48,37 @@ class Forward(Protocol):
         """One step for each batch (`targets` and tokens), from these parameters: the losses before each step, and what
         the learned parameters have become. The model itself stays as it is."""
 
-    def generate(self, prompt: Any, max_new_tokens: int, *, source: Any = None, uniforms: Any = None) -> np.ndarray:
-        """`prompt` (batch, length) continued by `max_new_tokens`: greedily, or by `uniforms`, a number for each."""
+    def step(self, tokens: Any, cache: Any = None, *, source: Any = None, counts: Any = None) -> tuple[Any, Any]:
+        """The logits (batch, length, vocab) behind each of `tokens` (batch, length), which follow those in `cache`, and
+        the cache to go on with; the one given is used up. Without a cache they are the first, and an encoder reads
+        `source` (batch, keys), once. Of each row the first `counts` (batch,) tokens count, or all; the rest fills it
+        up. Up to `max_length` tokens, and only where what is masked weighs nothing."""
+
+    def generate(
+        self,
+        prompt: Any,
+        max_new_tokens: int,
+        *,
+        lengths: Any = None,
+        source: Any = None,
+        uniforms: Any = None,
+        sampling: Sampling | None = None,
+    ) -> np.ndarray:
+        """`prompt` (batch, length), of each row its first `lengths` tokens or all, continued by `max_new_tokens`:
+        greedily, or drawn by `uniforms` (batch, max_new_tokens) as `sampling` says. A row that is shorter or reached
+        the end token is filled up; generation ends with the last row."""
+
+    def beam_search(
+        self,
+        prompt: Any,
+        max_new_tokens: int,
+        beams: int,
+        *,
+        length_penalty: float = 0.0,
+        lengths: Any = None,
+        source: Any = None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The same, by the best of `beams` continuations, with its score (batch,)."""
 
     def ready(self, result: Any) -> None:
         """Wait until `result` is computed: frameworks answer before their device has finished."""

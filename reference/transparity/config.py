@@ -111,6 +111,24 @@ class TransformerConfig:
         return self.architecture != "encoder"
 
     @property
+    def hides_wholly(self) -> bool:
+        """Whether what is masked weighs nothing, so that no token depends on those behind it: exp(−10⁶) is 0 in every
+        precision; document 000's −1e-20 hides nothing at all."""
+        features = self.head_dim if self.attention_scale == "head_dim" else self.embed_dim
+        scale = features**-0.5 if self.mask_order == "before-scale" else 1.0
+        return self.mask_value * scale < -1e6
+
+    @property
+    def filling_id(self) -> int:
+        """The token that stands where there is none: padding or, without it, the end, or any."""
+        return next((token for token in (self.pad_id, self.eos_id) if token is not None), 0)
+
+    @property
+    def ending_id(self) -> int:
+        """The token that ends a text; −1, which none is, if there is no such token."""
+        return -1 if self.eos_id is None else self.eos_id
+
+    @property
     def head_dim(self) -> int:
         return self.embed_dim // self.num_heads
 

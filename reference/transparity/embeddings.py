@@ -22,14 +22,19 @@ def sinusoidal_positions(length: int, embed_dim: int) -> Float64[Array, "length 
 
 
 def embed(
-    config: TransformerConfig, parameters: Mapping[str, Any], tokens: Int[Array, "batch length"]
+    config: TransformerConfig,
+    parameters: Mapping[str, Any],
+    tokens: Int[Array, "batch length"],
+    positions: Int[Array, "batch length"] | None = None,
 ) -> Inexact[Array, "batch length embed_dim"]:
-    """The embeddings of the tokens plus those of their positions. `parameters` are a stack's."""
+    """The embeddings of the tokens plus those of their `positions`: 0, 1 … if none are given. `parameters` are a
+    stack's."""
     length = tokens.shape[1]
     check_length(config, length)
+    at, reach = (slice(length), length) if positions is None else (positions, config.max_length)
     x = parameters["token_embedding"]["weight"][tokens]
     if config.embedding_scale == "embed_dim":
         x = x * x.dtype.type(math.sqrt(config.embed_dim))
     if config.positions == "learned":
-        return x + parameters["position_embedding"]["weight"][:length]
-    return x + sinusoidal_positions(length, config.embed_dim).astype(x.dtype)
+        return x + parameters["position_embedding"]["weight"][at]
+    return x + sinusoidal_positions(reach, config.embed_dim).astype(x.dtype)[at]

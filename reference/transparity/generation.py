@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Inexact, Int
 from numpy import ndarray as Array
 
 from transparity.config import TransformerConfig
+from transparity.decoding import cache_for, next_logits
 from transparity.functional import softmax
-from transparity.transformer import transformer
+from transparity.sampling import Sampling
 
 
 def greedy_tokens(logits: Inexact[Array, "batch vocab"]) -> Int[Array, " batch"]:
     """The likeliest token of each row (document 004); of equals the first."""
     return logits.real.argmax(axis=-1)
+
+
+def drawable(logits: Float[Array, "batch vocab"], sampling: Sampling) -> Float[Array, "batch vocab"]:
+    """The logits divided by the temperature, and −inf for what may not be drawn: by `top_k`, then by `top_p`."""
+    logits = logits / logits.dtype.type(sampling.temperature)
+    order = np.argsort(-logits, axis=-1, kind="stable")
+    ranked = np.take_along_axis(logits, order, axis=-1)
+    if sampling.top_k is not None:
+        ranked[:, sampling.top_k :] = -np.inf
+    if sampling.top_p < 1:
+        probability = softmax(ranked)
+        before = np.cumsum(probability, axis=-1) - probability
+        ranked = np.where(before < sampling.top_p, ranked, -np.inf)
+    return np.take_along_axis(ranked, np.argsort(order, axis=-1), axis=-1)
 
 
 def sampled_tokens(logits: Inexact[Array, "batch vocab"], uniforms: Float[Array, " batch"]) -> Int[Array, " batch"]:
@@ -27,31 +41,48 @@ def sampled_tokens(logits: Inexact[Array, "batch vocab"], uniforms: Float[Array,
     return np.minimum(passed.sum(axis=-1), logits.shape[-1] - 1)
 
 
+def with_room(
+    config: TransformerConfig, prompt: Int[Array, "batch length"], lengths: Int[Array, " batch"] | None, more: int
+) -> tuple[Int[Array, "batch total_length"], Int[Array, " batch"]]:
+    """The tokens with room for `more`, filled where there is nothing yet, and how many there are."""
+    batch, length = prompt.shape
+    lengths = np.full(batch, length) if lengths is None else lengths
+    tokens = np.pad(prompt, ((0, 0), (0, more)))
+    return np.where(np.arange(length + more) < lengths[:, None], tokens, config.filling_id), lengths
+
+
 def generate(
     config: TransformerConfig,
     parameters: Mapping[str, Array],
     prompt: Int[Array, "batch length"],
     max_new_tokens: int,
     *,
+    lengths: Int[Array, " batch"] | None = None,
     source: Int[Array, "batch keys"] | None = None,
     uniforms: Float[Array, "batch new_tokens"] | None = None,
+    sampling: Sampling | None = None,
 ) -> Int[Array, "batch total_length"]:
-    """`prompt` and what the model adds to it: greedily, or drawn by `uniforms`.
+    """The first `lengths` tokens of each row of `prompt` (all, without it) and what the model adds to them: greedily,
+    or drawn by `uniforms` as `sampling` says.
 
     The model sees the last `max_length` tokens (document 001). Where there is an `eos_id`, a row that reached it is
-    filled with `pad_id`, and generation ends with the last row (document 004).
+    filled with `pad_id`, and generation ends with the last row (document 004); so are rows with a shorter prompt.
     """
-    tokens = prompt
+    tokens, lengths = with_room(config, prompt, lengths, max_new_tokens)
+    longest, rows = prompt.shape[1], np.arange(len(prompt))
+    cache, unseen = cache_for(config, parameters, tokens, longest, source), longest
     ended = np.zeros(len(prompt), bool)
-    for step in range(max_new_tokens):
-        context = tokens[:, -config.max_length :]
-        inputs: dict[str, Any] = {"tokens": context} if source is None else {"source": source, "target": context}
-        logits = transformer(config, parameters, **inputs)[:, -1]
-        token = greedy_tokens(logits) if uniforms is None else sampled_tokens(logits, uniforms[:, step])
-        if config.eos_id is not None:
-            token = np.where(ended, config.eos_id if config.pad_id is None else config.pad_id, token)
-            ended = ended | (token == config.eos_id)
-        tokens = np.concatenate([tokens, token[:, None]], axis=1)
+    for new in range(max_new_tokens):
+        cache = cache if longest <= config.max_length else None
+        logits = next_logits(config, parameters, tokens, lengths, cache, source, unseen)
+        if uniforms is None:
+            token = greedy_tokens(logits)
+        else:
+            token = sampled_tokens(drawable(logits, sampling or Sampling()), uniforms[:, new])
+        token = np.where(ended, config.filling_id, token)
+        ended = ended | (token == config.ending_id)
+        tokens[rows, lengths] = token
+        lengths, longest, unseen = lengths + 1, longest + 1, 1
         if ended.all():
             break
-    return tokens
+    return tokens[:, :longest]

@@ -51,8 +51,36 @@ def check_batch(config: TransformerConfig, batch: Mapping[str, Any]) -> dict[str
     return inputs | {"targets": check_targets(config, batch.get("targets"), inputs)}
 
 
-def check_prompt(config: TransformerConfig, prompt: Any, source: Any = None) -> dict[str, Any]:
-    """What generation starts from: `prompt` (None: `<bos>` for each row of the source), and a `source` if one is read.
+def check_step(config: TransformerConfig, tokens: Any, lengths: Any, source: Any, counts: Any) -> dict[str, Any]:
+    """What a step with a cache is given: `tokens` behind the `lengths` that are in it (None: in none yet), the `source`
+    of the first step if one is read, and how many tokens of each row count. Raises `InputError` as `check_inputs`."""
+    if not config.has_decoder:
+        raise InputError("A lone encoder has no decoder to cache anything for.")
+    if not config.hides_wholly:
+        says = f"mask_value is {config.mask_value:g}, which hides nothing wholly"
+        raise InputError(f"{says}: what was cached would change with every token; only a full forward pass is right.")
+    if (lengths is None and config.has_encoder) != (source is not None):
+        needs = "takes no source" if source is not None else "needs a source"
+        raise InputError(
+            f"A step {'without' if lengths is None else 'with'} a cache of this {config.architecture} {needs}."
+        )
+    checked = {"tokens": _checked_tokens(config, config.input_names[-1], tokens, called="tokens")}
+    batch, length = checked["tokens"].shape
+    if source is not None:
+        checked["source"] = _checked_tokens(config, "source", source)
+    rows = len(checked.get("source", checked["tokens"])) if lengths is None else len(lengths)
+    if rows != batch:
+        raise InputError(
+            f"tokens has {batch} rows, and there are {rows} of the {'cache' if source is None else 'source'}."
+        )
+    longest = length + (0 if lengths is None else int(np.max(lengths)))
+    check_length(config, longest, "a row with what is in its cache")
+    return checked | {"counts": None if counts is None else _checked_counts("counts", counts, batch, length)}
+
+
+def check_prompt(config: TransformerConfig, prompt: Any, source: Any = None, lengths: Any = None) -> dict[str, Any]:
+    """What generation starts from: `prompt` (None: `<bos>` for each row of the source), and a `source` if one is read;
+    of each row the first `lengths` tokens, or all.
 
     A prompt may be longer than `max_length`: the model sees its end. Raises `InputError` as `check_inputs` does.
     """
@@ -70,7 +98,13 @@ def check_prompt(config: TransformerConfig, prompt: Any, source: Any = None) -> 
     if source is not None and len(inputs["prompt"]) != len(inputs["source"]):
         rows = f"{len(inputs['prompt'])} rows and source {len(inputs['source'])}"
         raise InputError(f"prompt has {rows}; expected as many.")
-    return inputs
+    if lengths is None:
+        return inputs | {"lengths": None}
+    checked = _checked_counts("lengths", lengths, *inputs["prompt"].shape)
+    if len(set(checked.tolist())) > 1 and not config.hides_wholly:
+        says = f"mask_value is {config.mask_value:g}, which hides nothing wholly"
+        raise InputError(f"lengths differ, but {says}: rows would see what fills them up; give them one by one.")
+    return inputs | {"prompt": inputs["prompt"][:, : checked.max()], "lengths": checked}
 
 
 def check_draws(batch: int, max_new_tokens: Any, uniforms: Any) -> tuple[int, np.ndarray | None]:
@@ -91,6 +125,33 @@ def check_draws(batch: int, max_new_tokens: Any, uniforms: Any) -> tuple[int, np
     if not ((drawn >= 0) & (drawn < 1)).all():
         raise InputError(f"uniforms go from {drawn.min()} to {drawn.max()}; expected at least 0 and less than 1.")
     return steps, drawn
+
+
+def check_beams(beams: Any, length_penalty: Any) -> tuple[int, float]:
+    """How many continuations are kept, and the power of their lengths that scores are divided by."""
+    try:
+        count = 0 if isinstance(beams, bool) else operator.index(beams)
+    except TypeError:
+        count = 0
+    if count < 1:
+        raise InputError(f"beams is {shown(beams)}; expected a whole number, at least 1.")
+    if (
+        isinstance(length_penalty, bool)
+        or not isinstance(length_penalty, int | float)
+        or not np.isfinite(length_penalty)
+    ):
+        raise InputError(f"length_penalty is {shown(length_penalty)}; expected a finite number.")
+    return count, float(length_penalty)
+
+
+def _checked_counts(name: str, value: Any, batch: int, length: int) -> np.ndarray:
+    """How many of the `length` tokens of each row count: at least one."""
+    counts = as_array(name, value, InputError)
+    if counts.shape != (batch,) or counts.dtype.kind not in "iu":
+        raise InputError(f"{name} has the shape {counts.shape} and dtype {counts.dtype}; expected {batch} integers.")
+    if counts.min() < 1 or counts.max() > length:
+        raise InputError(f"{name} go from {counts.min()} to {counts.max()}; expected 1 to {length} for each row.")
+    return counts.astype(np.int64)
 
 
 def _checked_tokens(config: TransformerConfig, read_as: str, value: Any, *, called: str | None = None) -> np.ndarray:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jaxtyping import Bool, Inexact
+from jaxtyping import Bool, Inexact, Int
 from numpy import ndarray as Array
 
-from transparity.attention import multi_head_attention
+from transparity.attention import multi_head_attention, project_heads
+from transparity.cache import Cache
 from transparity.config import NormPosition, TransformerConfig
 from transparity.feed_forward import feed_forward
 from transparity.normalization import norm
@@ -62,28 +63,45 @@ def decoder_layer(
     memory_mask: Bool[Array, "#batch 1 1 keys"] | None = None,
     tap: Tap = identity,
     *,
+    cache: Cache | None = None,
+    positions: Int[Array, "batch queries"] | None = None,
     training: bool = False,
 ) -> Inexact[Array, "batch queries embed_dim"]:
-    """Self-attention, attention to `memory` (the encoder's output, if there is one), then the feed-forward."""
+    """Self-attention, attention to `memory` (the encoder's output, if there is one), then the feed-forward.
+
+    With a `cache`, `x` are tokens at `positions` that follow those in it; what the memory gives is in it, too.
+    """
+    cached = cache or {}
 
     def normalize(name: str) -> Callable[[Array], Array]:
         return lambda x: tap(name, norm(config, parameters[name], x, scoped(tap, name), training=training))
 
     def attend_self(x: Array) -> Array:
-        return multi_head_attention(config, parameters["self_attention"], x, x, mask, scoped(tap, "self_attention"))
+        scope, kept = scoped(tap, "self_attention"), cached.get("self_attention")
+        return multi_head_attention(config, parameters["self_attention"], x, x, mask, scope, kept, positions)
 
     def attend_memory(x: Array) -> Array:
-        assert memory is not None and memory_mask is not None
-        seen = normalize("memory_norm")(memory) if config.memory_norm else memory
-        return multi_head_attention(
-            config, parameters["cross_attention"], x, seen, memory_mask, scoped(tap, "cross_attention")
-        )
+        assert memory_mask is not None
+        scope, kept = scoped(tap, "cross_attention"), cached.get("cross_attention")
+        seen = memory if memory is None or not config.memory_norm else normalize("memory_norm")(memory)
+        return multi_head_attention(config, parameters["cross_attention"], x, seen, memory_mask, scope, kept)
 
     def feed(x: Array) -> Array:
         return feed_forward(config, parameters["feed_forward"], x, scoped(tap, "feed_forward"))
 
     x = residual(x, normalize("self_attention_norm"), attend_self, config.norm_position)
-    if memory is not None:
+    if memory is not None or "cross_attention" in cached:
         x = residual(x, normalize("cross_attention_norm"), attend_memory, config.norm_position)
     x = residual(x, normalize("feed_forward_norm"), feed, config.norm_position)
     return tap("output", x)
+
+
+def memory_keys_and_values(
+    config: TransformerConfig, parameters: Mapping[str, Any], memory: Inexact[Array, "batch keys embed_dim"]
+) -> Cache:
+    """The `key` and the `value` that a decoder layer makes of `memory`, whatever looks at them."""
+    seen = norm(config, parameters["memory_norm"], memory) if config.memory_norm else memory
+    attention = parameters["cross_attention"]
+    return {
+        name: project_heads(attention[name], seen, config.num_heads, config.projection) for name in ("key", "value")
+    }

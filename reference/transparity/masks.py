@@ -26,3 +26,11 @@ def target_mask(
     """What a decoder's self-attention may see: the past, and with `causal-and-padding` no padding in it (003)."""
     causal = causal_mask(tokens.shape[1])
     return causal & padding_mask(tokens, pad_id) if kind == "causal-and-padding" else causal
+
+
+def cached_mask(
+    positions: Int[Array, "batch queries"], visible: Bool[Array, "batch keys"]
+) -> Bool[Array, "batch 1 queries keys"]:
+    """What queries at `positions` may see of the keys in a cache: those up to their own that are `visible`."""
+    past = np.arange(visible.shape[1]) <= positions[:, :, None]
+    return (past & visible[:, None])[:, None]

@@ -13,13 +13,24 @@ from typing import Any
 import numpy as np
 
 from transparity.backend import Arrays, check_choice
+from transparity.beams import beam_search
 from transparity.config import TransformerConfig
+from transparity.decoding import start, step
 from transparity.functional import nest
 from transparity.generation import generate
-from transparity.inputs import check_batch, check_draws, check_inputs, check_prompt, check_targets
+from transparity.inputs import (
+    check_batch,
+    check_beams,
+    check_draws,
+    check_inputs,
+    check_prompt,
+    check_step,
+    check_targets,
+)
 from transparity.loss import cross_entropy
 from transparity.optimization import train
 from transparity.parameters import check_parameters, is_learned
+from transparity.sampling import Sampling
 from transparity.taps import recording
 from transparity.training import Training
 from transparity.transformer import transformer
@@ -53,11 +64,44 @@ class NumpyForward:
         losses, parameters = train(self.config, self.parameters, checked, training)
         return losses, {name: value for name, value in parameters.items() if is_learned(name)}
 
-    def generate(self, prompt: Any, max_new_tokens: int, *, source: Any = None, uniforms: Any = None) -> np.ndarray:
-        inputs = check_prompt(self.config, prompt, source)
+    def step(self, tokens: Any, cache: Any = None, *, source: Any = None, counts: Any = None) -> tuple[Any, Any]:
+        lengths = None if cache is None else cache["lengths"]
+        inputs = check_step(self.config, tokens, lengths, source, counts)
+        tokens, source = inputs["tokens"], inputs.get("source")
+        if cache is None:
+            cache = start(self.config, self.parameters, len(tokens), self.config.max_length, source=source)
+        return step(self.config, self.parameters, tokens, cache, counts=inputs["counts"]), cache
+
+    def generate(
+        self,
+        prompt: Any,
+        max_new_tokens: int,
+        *,
+        lengths: Any = None,
+        source: Any = None,
+        uniforms: Any = None,
+        sampling: Sampling | None = None,
+    ) -> np.ndarray:
+        inputs = check_prompt(self.config, prompt, source, lengths)
         prompt = inputs.pop("prompt")
         steps, uniforms = check_draws(len(prompt), max_new_tokens, uniforms)
-        return generate(self.config, self.parameters, prompt, steps, **inputs, uniforms=uniforms)
+        return generate(self.config, self.parameters, prompt, steps, **inputs, uniforms=uniforms, sampling=sampling)
+
+    def beam_search(
+        self,
+        prompt: Any,
+        max_new_tokens: int,
+        beams: int,
+        *,
+        length_penalty: float = 0.0,
+        lengths: Any = None,
+        source: Any = None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        inputs = check_prompt(self.config, prompt, source, lengths)
+        prompt = inputs.pop("prompt")
+        steps, _ = check_draws(len(prompt), max_new_tokens, None)
+        beams, power = check_beams(beams, length_penalty)
+        return beam_search(self.config, self.parameters, prompt, steps, beams, length_penalty=power, **inputs)
 
     def ready(self, result: Any) -> None:
         """NumPy answers when it has finished."""

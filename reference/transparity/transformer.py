@@ -8,6 +8,7 @@ from typing import Any
 from jaxtyping import Bool, Inexact, Int
 from numpy import ndarray as Array
 
+from transparity.cache import Cache
 from transparity.config import TransformerConfig
 from transparity.embeddings import embed
 from transparity.functional import linear, nest
@@ -40,18 +41,25 @@ def decoder(
     config: TransformerConfig,
     parameters: Mapping[str, Any],
     tokens: Int[Array, "batch queries"],
-    mask: Bool[Array, "#batch 1 queries queries"],
-    memory: Inexact[Array, "batch keys embed_dim"] | None = None,
-    memory_mask: Bool[Array, "batch 1 1 keys"] | None = None,
+    mask: Bool[Array, "#batch 1 queries keys"],
+    memory: Inexact[Array, "batch memory embed_dim"] | None = None,
+    memory_mask: Bool[Array, "batch 1 1 memory"] | None = None,
     tap: Tap = identity,
     *,
+    cache: list[Cache] | None = None,
+    positions: Int[Array, "batch queries"] | None = None,
     training: bool = False,
 ) -> Inexact[Array, "batch queries embed_dim"]:
-    """The embedded tokens through every decoder layer, each looking at `memory` if there is one."""
-    x = tap("embedding", embed(config, parameters, tokens))
+    """The embedded tokens through every decoder layer, each looking at `memory` if there is one.
+
+    With a `cache`, one for each layer, `tokens` stand at `positions`, behind those in it.
+    """
+    x = tap("embedding", embed(config, parameters, tokens, positions))
     for i in range(config.num_decoder_layers):
-        layer = parameters["layers"][str(i)]
-        x = decoder_layer(config, layer, x, mask, memory, memory_mask, scoped(tap, f"layers.{i}"), training=training)
+        layer, scope, kept = parameters["layers"][str(i)], scoped(tap, f"layers.{i}"), cache[i] if cache else None
+        x = decoder_layer(
+            config, layer, x, mask, memory, memory_mask, scope, cache=kept, positions=positions, training=training
+        )
     if config.final_norm:
         x = norm(config, parameters["final_norm"], x, scoped(tap, "final_norm"), training=training)
     return tap("output", x)

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity.presets import PRESETS
 from transparity.taps import Tap
 from transparity_conformance.backends import REFERENCE, backend
 from transparity_conformance.bench import Bench, as_numbers, function_oracle
@@ -86,7 +85,7 @@ def _attend(config: TransformerConfig, mask: np.ndarray, arrays: Arrays, tap: Ta
 @claim(of_reference=True, compiled=True)
 def rows_of_weights_sum_to_one(bench: Bench) -> Iterator[Evidence]:
     """Every row of attention weights sums to one, in a row that sees nothing, too."""
-    for case in PRESETS:
+    for case in bench.traced_cases:
         probe = probes(case)["mixed"]
         record = bench.evidence("attention.rows_of_weights_sum_to_one", case)
         names = [name for name in probe.oracle.expected if name.endswith("weights")]
@@ -104,7 +103,7 @@ def _sums(arrays: Arrays, tap: Tap) -> None:
 @claim(of_reference=True, compiled=True)
 def what_is_hidden_weighs_nothing(bench: Bench) -> Iterator[Evidence]:
     """What a mask hides weighs exactly 0 wherever the row sees anything, unless the mask's value hides nothing."""
-    for case in PRESETS:
+    for case in bench.traced_cases:
         probe = probes(case)["mixed"]
         breaks = probe.config.mask_value > -1
         note = f"masked scores are replaced by {probe.config.mask_value:g}, which hides nothing" if breaks else ""

@@ -20,8 +20,9 @@ from transparity_conformance.probes import mixed_inputs, probe_parameters
 @functools.cache
 def derivatives(case: str) -> tuple[Derivatives, Arrays]:
     """Of a preset with few layers, and its parameters; `batch` is a model in training that normalises by the batch."""
+    layers = 2 if case == "notes-lm" else 1
     training = case == "batch"
-    config = preset("translation" if training else case).resized(num_encoder_layers=1, num_decoder_layers=2)
+    config = preset("translation" if training else case).resized(num_encoder_layers=1, num_decoder_layers=layers)
     config = dataclasses.replace(config, norm="batch") if training else config
     parameters = probe_parameters(config, 6)
     return Derivatives(config, parameters, mixed_inputs(config), training=training), parameters

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -23,18 +23,18 @@ HALF = ONE_SHAPE - {"hot"}
 EAGER = {"float64": ONE_SHAPE | {"one", "longest"}, "float32": ONE_SHAPE | {"one", "longest", "square"}}
 
 
-def probes_for(bench: Bench) -> Iterator[Probe]:
+def probes_for(bench: Bench, cases: Iterable[str]) -> Iterator[Probe]:
     """The probes that a subject is tried on; uncompiled in float64 and float32, those of every shape."""
     chosen = HALF if bench.subject.dtype in ("bfloat16", "float16") else ONE_SHAPE
     if bench.subject.mode == "eager":
         chosen = EAGER.get(bench.subject.dtype, chosen)
-    for case in PRESETS:
+    for case in cases:
         yield from (probe for name, probe in probes(case).items() if name in chosen)
 
 
 def taps_agree(bench: Bench, claim: str, pattern: str) -> Iterator[Evidence]:
     """Every tap whose name matches `pattern`, of every probe."""
-    for probe in probes_for(bench):
+    for probe in probes_for(bench, bench.traced_cases):
         record, taps = bench.evidence(claim, probe.case), bench.traced(probe)
         for name in probe.oracle.expected:
             if re.fullmatch(pattern, name):
@@ -69,7 +69,7 @@ for _name, _pattern, _says in (
 @claim(compiled=True)
 def fast_logits(bench: Bench) -> Iterator[Evidence]:
     """The logits by the fast path: fused attention, nothing traced."""
-    for probe in probes_for(bench):
+    for probe in probes_for(bench, PRESETS):
         record = bench.evidence("forward.fast_logits", probe.case)
         yield record.oracle(probe.oracle, f"logits ({probe.name})", bench.logits(probe), "logits")
 
@@ -77,7 +77,7 @@ def fast_logits(bench: Bench) -> Iterator[Evidence]:
 @claim(of_reference=True, compiled=True)
 def taps_are_complete(bench: Bench) -> Iterator[Evidence]:
     """Every tap of the contract is there and no other, in order, in shape, and in the dtype that was asked for."""
-    for case in PRESETS:
+    for case in bench.traced_cases:
         probe = probes(case)["mixed"]
         lengths = {name: tokens.shape[1] for name, tokens in probe.inputs.items()}
         shapes = tap_shapes(probe.config, len(probe.inputs[probe.config.input_names[0]]), **lengths)

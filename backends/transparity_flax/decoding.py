@@ -1,0 +1,122 @@
+"""Decoding with a cache: the logits of the tokens that come next, without computing again what came before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jaxtyping import Float, Int
+
+from transparity.taps import Tap, identity, scoped
+from transparity_flax.cache import Cache, empty_cache, positions_behind, show
+from transparity_flax.layers import memory_keys_and_values
+from transparity_flax.masks import cached_mask, padding_mask
+from transparity_flax.transformer import Transformer
+
+
+def start(model: Transformer, batch: int, capacity: int, *, source: Int[Array, "batch keys"] | None = None) -> Cache:
+    """A cache for `batch` rows of up to `capacity` tokens. The encoder runs here, and every decoder layer's keys and
+    values of what it says are computed here, once."""
+    config = model.config
+    cache = empty_cache(config, batch, capacity, model.head.kernel.dtype)
+    if source is not None:
+        cache["memory_mask"] = padding_mask(source, config.pad_id)
+        memory = model.encoder(source, cache["memory_mask"])
+        for layer, kept in zip(model.decoder.layers, cache["layers"], strict=True):
+            kept["cross_attention"] = memory_keys_and_values(layer, memory)
+    return cache
+
+
+def step(
+    model: Transformer,
+    tokens: Int[Array, "batch queries"],
+    cache: Cache,
+    *,
+    counts: Int[Array, " batch"] | None = None,
+    tap: Tap = identity,
+) -> Float[Array, "batch queries vocab"]:
+    """The logits behind each of the next `tokens`, as the full forward pass would have them; `cache` goes on by them.
+
+    Of each row the first `counts` tokens count, all without it; what follows fills the row up, is never seen by what
+    counts, and is written over by the next step.
+    """
+    config = model.config
+    positions = positions_behind(cache, tokens.shape[1])
+    hides_padding = config.target_mask == "causal-and-padding"
+    visible = padding_mask(tokens, config.pad_id if hides_padding else None)[:, 0, 0]
+    mask = cached_mask(positions, show(cache, visible, positions))
+    memory_mask = cache.get("memory_mask")
+    x = model.decoder(
+        tokens, mask, None, memory_mask, scoped(tap, "decoder"), cache=cache["layers"], positions=positions
+    )
+    cache["lengths"] = cache["lengths"] + (tokens.shape[1] if counts is None else counts)
+    return tap("logits", model.head(x))
+
+
+def cache_for(
+    model: Transformer,
+    tokens: Int[Array, "batch total_length"],
+    longest: int,
+    source: Int[Array, "batch keys"] | None,
+) -> Cache | None:
+    """A cache for the tokens, if there can be one: what is cached must not depend on what comes later."""
+    config = model.config
+    if not config.hides_wholly or longest > config.max_length:
+        return None
+    return _start(model, len(tokens), min(tokens.shape[1], config.max_length), source=source)
+
+
+def next_logits(
+    model: Transformer,
+    tokens: Int[Array, "batch total_length"],
+    lengths: Int[Array, " batch"],
+    cache: Cache | None,
+    source: Int[Array, "batch keys"] | None,
+    unseen: int,
+) -> Float[Array, "batch vocab"]:
+    """What follows the first `lengths` tokens of each row, of which the cache has not seen up to `unseen`. Without a
+    cache the model sees the last `max_length` of them, from the beginning (document 001)."""
+    config = model.config
+    if cache is not None:
+        logits, held = _next_with(model, tokens, lengths, cache, unseen=unseen)
+        cache.update(held)
+        return logits
+    # A width that does not change lets one program serve every step: what is not yet written is shown, too, and not
+    # seen, for it lies in the future. A mask that hides nothing (walkthrough's) needs a program for each length.
+    most = tokens.shape[1] if config.hides_wholly else int(lengths.max())
+    return _next_without(model, tokens, lengths, source, width=min(config.max_length, most))
+
+
+_start = nnx.jit(start, static_argnames=("batch", "capacity"))
+
+
+@nnx.jit(static_argnames="unseen")
+def _next_with(
+    model: Transformer,
+    tokens: Int[Array, "batch total_length"],
+    lengths: Int[Array, " batch"],
+    cache: Cache,
+    *,
+    unseen: int,
+) -> tuple[Float[Array, "batch vocab"], Cache]:
+    counts = lengths - cache["lengths"]
+    chunk = jnp.take_along_axis(tokens, positions_behind(cache, unseen), axis=1)
+    logits = step(model, chunk, cache, counts=counts)[jnp.arange(len(tokens)), counts - 1]
+    return logits, cache
+
+
+@nnx.jit(static_argnames="width")
+def _next_without(
+    model: Transformer,
+    tokens: Int[Array, "batch total_length"],
+    lengths: Int[Array, " batch"],
+    source: Int[Array, "batch keys"] | None,
+    *,
+    width: int,
+) -> Float[Array, "batch vocab"]:
+    begin = jnp.maximum(lengths - width, 0)
+    context = jnp.take_along_axis(tokens, begin[:, None] + jnp.arange(width), axis=1)
+    inputs: dict[str, Any] = {"tokens": context} if source is None else {"source": source, "target": context}
+    return model(**inputs)[jnp.arange(len(tokens)), lengths - begin - 1]

@@ -1,0 +1,89 @@
+"""Decoding with a cache: the logits of the tokens that come next, without computing again what came before."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from transparity.taps import Tap, identity, scoped
+from transparity_pytorch.cache import Cache, empty_cache, positions_behind, show
+from transparity_pytorch.layers import DecoderLayer, memory_keys_and_values
+from transparity_pytorch.masks import cached_mask, padding_mask
+from transparity_pytorch.transformer import Transformer
+
+
+def start(model: Transformer, batch: int, capacity: int, *, source: Int[Tensor, "batch keys"] | None = None) -> Cache:
+    """A cache for `batch` rows of up to `capacity` tokens. The encoder runs here, and every decoder layer's keys and
+    values of what it says are computed here, once."""
+    config = model.config
+    cache = empty_cache(config, batch, capacity, model.head.weight.dtype, model.head.weight.device)
+    if source is not None:
+        cache["memory_mask"] = padding_mask(source, config.pad_id)
+        memory = model.encoder(source, cache["memory_mask"])
+        for layer, kept in zip(model.decoder.layers, cache["layers"], strict=True):
+            assert isinstance(layer, DecoderLayer)
+            kept["cross_attention"] = memory_keys_and_values(layer, memory)
+    return cache
+
+
+def step(
+    model: Transformer,
+    tokens: Int[Tensor, "batch queries"],
+    cache: Cache,
+    *,
+    counts: Int[Tensor, " batch"] | None = None,
+    tap: Tap = identity,
+) -> Float[Tensor, "batch queries vocab"]:
+    """The logits behind each of the next `tokens`, as the full forward pass would have them; `cache` goes on by them.
+
+    Of each row the first `counts` tokens count, all without it; what follows fills the row up, is never seen by what
+    counts, and is written over by the next step.
+    """
+    config = model.config
+    positions = positions_behind(cache, tokens.shape[1])
+    hides_padding = config.target_mask == "causal-and-padding"
+    visible = padding_mask(tokens, config.pad_id if hides_padding else None)[:, 0, 0]
+    mask = cached_mask(positions, show(cache, visible, positions))
+    memory_mask = cache.get("memory_mask")
+    x = model.decoder(
+        tokens, mask, None, memory_mask, scoped(tap, "decoder"), cache=cache["layers"], positions=positions
+    )
+    cache["lengths"] = cache["lengths"] + (tokens.shape[1] if counts is None else counts)
+    return tap("logits", model.head(x))
+
+
+def cache_for(
+    model: Transformer,
+    tokens: Int[Tensor, "batch total_length"],
+    longest: int,
+    source: Int[Tensor, "batch keys"] | None,
+) -> Cache | None:
+    """A cache for the tokens, if there can be one: what is cached must not depend on what comes later."""
+    config = model.config
+    if not config.hides_wholly or longest > config.max_length:
+        return None
+    return start(model, len(tokens), min(tokens.shape[1], config.max_length), source=source)
+
+
+def next_logits(
+    model: Transformer,
+    tokens: Int[Tensor, "batch total_length"],
+    lengths: Int[Tensor, " batch"],
+    cache: Cache | None,
+    source: Int[Tensor, "batch keys"] | None,
+    unseen: int,
+) -> Float[Tensor, "batch vocab"]:
+    """What follows the first `lengths` tokens of each row, of which the cache has not seen up to `unseen`. Without a
+    cache the model sees the last `max_length` of them, from the beginning (document 001)."""
+    config = model.config
+    rows = torch.arange(len(tokens), device=tokens.device)
+    if cache is not None:
+        counts = lengths - cache["lengths"]
+        chunk = tokens.take_along_dim(positions_behind(cache, unseen), dim=1)
+        return step(model, chunk, cache, counts=counts)[rows, counts - 1]
+    begin = (lengths - config.max_length).clamp(min=0)
+    shown = begin[:, None] + torch.arange(min(config.max_length, int(lengths.max())), device=tokens.device)
+    context = tokens.take_along_dim(shown, dim=1)
+    inputs = {"tokens": context} if source is None else {"source": source, "target": context}
+    return model(**inputs)[rows, lengths - begin - 1]

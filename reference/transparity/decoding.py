@@ -1,0 +1,103 @@
+"""Decoding with a cache: the logits of the tokens that come next, without computing again what came before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from jaxtyping import Inexact, Int
+from numpy import ndarray as Array
+
+from transparity.cache import Cache, empty_cache, positions_behind, show
+from transparity.config import TransformerConfig
+from transparity.functional import linear, nest
+from transparity.layers import memory_keys_and_values
+from transparity.masks import cached_mask, padding_mask
+from transparity.taps import Tap, identity, scoped
+from transparity.transformer import decoder, encoder, transformer
+
+
+def start(
+    config: TransformerConfig,
+    parameters: Mapping[str, Array],
+    batch: int,
+    capacity: int,
+    *,
+    source: Int[Array, "batch keys"] | None = None,
+) -> Cache:
+    """A cache for `batch` rows of up to `capacity` tokens. The encoder runs here, and every decoder layer's keys and
+    values of what it says are computed here, once."""
+    tree = nest(parameters)
+    cache = empty_cache(config, batch, capacity, parameters["head.weight"].dtype)
+    if source is not None:
+        cache["memory_mask"] = padding_mask(source, config.pad_id)
+        memory = encoder(config, tree["encoder"], source, cache["memory_mask"])
+        for i in range(config.num_decoder_layers):
+            layer = tree["decoder"]["layers"][str(i)]
+            cache["layers"][i]["cross_attention"] = memory_keys_and_values(config, layer, memory)
+    return cache
+
+
+def step(
+    config: TransformerConfig,
+    parameters: Mapping[str, Array],
+    tokens: Int[Array, "batch queries"],
+    cache: Cache,
+    *,
+    counts: Int[Array, " batch"] | None = None,
+    tap: Tap = identity,
+) -> Inexact[Array, "batch queries vocab"]:
+    """The logits behind each of the next `tokens`, as the full forward pass would have them; `cache` goes on by them.
+
+    Of each row the first `counts` tokens count, all without it; what follows fills the row up, is never seen by what
+    counts, and is written over by the next step.
+    """
+    tree = nest(parameters)
+    positions = positions_behind(cache, tokens.shape[1])
+    hides_padding = config.target_mask == "causal-and-padding"
+    visible = padding_mask(tokens, config.pad_id if hides_padding else None)[:, 0, 0]
+    mask = cached_mask(positions, show(cache, visible, positions))
+    memory_mask = cache.get("memory_mask")
+    x = decoder(
+        config, tree["decoder"], tokens, mask, None, memory_mask, scoped(tap, "decoder"), cache=cache["layers"],
+        positions=positions,
+    )  # fmt: skip
+    cache["lengths"] = cache["lengths"] + (tokens.shape[1] if counts is None else counts)
+    return tap("logits", linear(tree["head"], x))
+
+
+def cache_for(
+    config: TransformerConfig,
+    parameters: Mapping[str, Array],
+    tokens: Int[Array, "batch total_length"],
+    longest: int,
+    source: Int[Array, "batch keys"] | None,
+) -> Cache | None:
+    """A cache for the tokens, if there can be one: what is cached must not depend on what comes later."""
+    if not config.hides_wholly or longest > config.max_length:
+        return None
+    return start(config, parameters, len(tokens), min(tokens.shape[1], config.max_length), source=source)
+
+
+def next_logits(
+    config: TransformerConfig,
+    parameters: Mapping[str, Array],
+    tokens: Int[Array, "batch total_length"],
+    lengths: Int[Array, " batch"],
+    cache: Cache | None,
+    source: Int[Array, "batch keys"] | None,
+    unseen: int,
+) -> Inexact[Array, "batch vocab"]:
+    """What follows the first `lengths` tokens of each row, of which the cache has not seen up to `unseen`. Without a
+    cache the model sees the last `max_length` of them, from the beginning (document 001)."""
+    rows = np.arange(len(tokens))
+    if cache is not None:
+        counts = lengths - cache["lengths"]
+        chunk = np.take_along_axis(tokens, positions_behind(cache, unseen), axis=1)
+        return step(config, parameters, chunk, cache, counts=counts)[rows, counts - 1]
+    begin = np.maximum(lengths - config.max_length, 0)
+    shown = begin[:, None] + np.arange(min(config.max_length, lengths.max()))
+    context = np.take_along_axis(tokens, shown, axis=1)
+    inputs: dict[str, Any] = {"tokens": context} if source is None else {"source": source, "target": context}
+    return transformer(config, parameters, **inputs)[rows, lengths - begin - 1]

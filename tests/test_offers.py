@@ -15,6 +15,7 @@ from transparity.port import build as numpy_build
 from transparity.presets import PRESETS
 from transparity_conformance import check
 from transparity_conformance.findings import sentence
+from transparity_conformance.mistakes.cache import CACHINGS, Caching, cached_logits
 from transparity_conformance.mistakes.generation import GENERATIONS, Generation, generated
 from transparity_conformance.mistakes.loss import LOSSES, LossMistake
 from transparity_pytorch.port import build as pytorch_build
@@ -258,3 +259,64 @@ def test_what_is_no_answer_is_not_compared(answer: Any) -> None:
     assert any(says.startswith("loss_and_gradients: raised") for says in report.not_compared)
     report = check(with_loss(lambda *_: {"loss": 1.0}), preset="notes-lm")
     assert any(says.startswith("loss: raised") for says in report.not_compared)
+
+
+def with_steps(how: Caching) -> Callable[..., Any]:
+    """A port whose `forward.step` decodes so; its cache is what it was shown."""
+
+    def build(config: TransformerConfig, parameters: dict[str, np.ndarray]) -> Offering:
+        forward = numpy_build(config, parameters, dtype="float32")
+
+        def said(tokens: np.ndarray, cache: Any, source: np.ndarray | None = None) -> tuple[np.ndarray, Any]:
+            shown, sizes = ({"source": source} if source is not None else {}, ()) if cache is None else cache
+            name = config.input_names[-1]
+            shown = shown | {name: np.concatenate([*([shown[name]] if name in shown else []), tokens], 1)}
+            sizes = (*sizes, tokens.shape[1])
+            logits = cached_logits(config, forward.parameters, shown, sizes, how)
+            return logits[:, -tokens.shape[1] :].astype(np.float32), (shown, sizes)
+
+        return Offering(forward, step=said)
+
+    return build
+
+
+@pytest.mark.parametrize("preset", [name for name in PRESETS if name != "walkthrough"])
+@pytest.mark.parametrize("how", CACHINGS, ids=lambda how: how.says)
+def test_a_wrong_cache_is_named(how: Caching, preset: str) -> None:
+    config = PRESETS[preset].config
+    if how.says == "padding in the cache is seen" and config.target_mask == "causal":
+        return  # where padding is seen anyway, it is no mistake
+    if how.says == "padding in the source is seen" and not config.has_encoder:
+        return
+    report = check(with_steps(how), preset=preset, logits_only=True)
+    assert (report.verdict, report.first_divergence) == ("diverges", "step")
+    (fault,) = report.faults
+    assert [cause.says for cause in fault.causes] == [how.says]
+    assert how.says in sentence(report)
+
+
+def test_a_right_cache_agrees_and_a_mask_that_hides_nothing_has_none() -> None:
+    for preset, said in (("notes-lm", "agrees"), ("shared-heads", "agrees"), ("walkthrough", None)):
+        for build in (numpy_build, pytorch_build):
+            report = check(build, preset=preset, logits_only=True)
+            assert report.verdict == "agrees"
+            assert {claim.id: claim.verdict for claim in report.claims}.get("step") == said
+    assert any(says.startswith("step: this mask hides nothing") for says in report.not_compared)
+
+
+@pytest.mark.parametrize(
+    ("step", "says"),
+    [
+        (lambda tokens, cache, source=None: tokens, "step: raised TypeError"),
+        (lambda tokens, cache, source=None: (tokens, cache), "expected (8, 1, 31) floats, one by one"),
+        (lambda tokens: 1, "step: raised TypeError"),
+    ],
+)
+def test_a_step_that_is_none_is_not_compared(step: Callable[..., Any], says: str) -> None:
+    report = check(
+        lambda config, parameters: Offering(numpy_build(config, parameters, dtype="float32"), step=step),
+        preset="translation",
+        logits_only=True,
+    )
+    assert report.verdict == "agrees"
+    assert any(says in line for line in report.not_compared), report.not_compared

@@ -35,7 +35,10 @@ FILES = (
     "loss",
     "differentiation",
     "optimization",
+    "cache",
+    "decoding",
     "generation",
+    "beams",
 )
 """The files that every column has."""
 

@@ -23,13 +23,15 @@ from transparity_conformance.derivatives import Derivatives, Loss, targets_of
 from transparity_conformance.evidence import share
 from transparity_conformance.mistakes.loss import LOSSES, smoothed
 from transparity_conformance.probes import Probe
+from transparity_conformance.stepping import compare_steps
 from transparity_conformance.verdict import Cause, Fault, Held, Report
 from transparity_conformance.walk import gap
 from transparity_conformance.words import told
 
-OFFERS = ("loss", "loss_and_gradients", "generate")
-"""`forward.loss(targets, **tokens)`, `forward.loss_and_gradients(targets, **tokens)` → the loss and a dict of arrays
-under the parameters' names, and `forward.generate(prompt, max_new_tokens, source=…)` → the prompt and what follows."""
+OFFERS = ("loss", "loss_and_gradients", "generate", "step")
+"""`forward.loss(targets, **tokens)`; `forward.loss_and_gradients(targets, **tokens)` → the loss and a dict of arrays
+under the parameters' names; `forward.generate(prompt, max_new_tokens, source=…)` → the prompt and what follows; and
+`forward.step(tokens, cache, source=…)` → the logits and the cache, None before the first step, which has the source."""
 
 Logits = Mapping[str, np.ndarray]
 """What the port said, by probe."""
@@ -65,6 +67,8 @@ def compare_offers(
         _compare_gradients(found, forward.loss_and_gradients, probes, logits, dtype, is_right=is_right)  # type: ignore[attr-defined]
     if "generate" in offered:
         _compare_generation(found, build, next(iter(probes.values())), dtype, is_right=is_right)
+    if "step" in offered:
+        _compare_steps(found, forward.step, next(iter(probes.values())), dtype, is_right=is_right)  # type: ignore[attr-defined]
     return found
 
 
@@ -241,6 +245,22 @@ def _compare_generation(found: Findings, build: Build, probe: Probe, dtype: str,
     found.claims.append(decoded.claim)
     found.faults += [decoded.fault] if decoded.fault else []
     found.notes += decoded.notes
+
+
+def _compare_steps(found: Findings, step: Callable[..., Any], probe: Probe, dtype: str, *, is_right: bool) -> None:
+    reason = "" if is_right else "the forward pass diverges, and what is cached with it"
+    reason = reason if probe.config.has_decoder else "a lone encoder generates nothing"
+    reason = reason if probe.config.hides_wholly else "this mask hides nothing, so what is cached is never right"
+    if reason:
+        found.not_compared.append(f"step: {reason}")
+        return
+    try:
+        claim, fault = compare_steps(step, probe, dtype)
+    except Exception as error:  # noqa: BLE001 - whatever a stranger's method does with what it is given
+        found.not_compared.append(f"step: raised {told(error)}")
+        return
+    found.claims.append(claim)
+    found.faults += [fault] if fault else []
 
 
 def _not_comparable(probe: Probe, dtype: str, *, is_right: bool) -> str:

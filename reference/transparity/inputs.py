@@ -61,18 +61,16 @@ def check_step(config: TransformerConfig, tokens: Any, lengths: Any, source: Any
         raise InputError(f"{says}: what was cached would change with every token; only a full forward pass is right.")
     if (lengths is None and config.has_encoder) != (source is not None):
         needs = "takes no source" if source is not None else "needs a source"
-        raise InputError(
-            f"A step {'without' if lengths is None else 'with'} a cache of this {config.architecture} {needs}."
-        )
+        begins = "The first step" if lengths is None else "A step with a cache"
+        raise InputError(f"{begins} of this {config.architecture} {needs}.")
     checked = {"tokens": _checked_tokens(config, config.input_names[-1], tokens, called="tokens")}
     batch, length = checked["tokens"].shape
     if source is not None:
         checked["source"] = _checked_tokens(config, "source", source)
     rows = len(checked.get("source", checked["tokens"])) if lengths is None else len(lengths)
     if rows != batch:
-        raise InputError(
-            f"tokens has {batch} rows, and there are {rows} of the {'cache' if source is None else 'source'}."
-        )
+        others = "cache" if source is None else "source"
+        raise InputError(f"tokens has {batch} rows and the {others} {rows}; expected as many.")
     longest = length + (0 if lengths is None else int(np.max(lengths)))
     check_length(config, longest, "a row with what is in its cache")
     return checked | {"counts": None if counts is None else _checked_counts("counts", counts, batch, length)}

@@ -1,16 +1,20 @@
-"""Generation: greedy to the end token, sampled with shared draws, the context cropped to `max_length`."""
+"""Generation: greedy to the end token, sampled with shared draws, by beams; the context cropped to `max_length`."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.presets import PRESETS
+from transparity.sampling import Sampling
 from transparity_conformance.backends import REFERENCE, backend
-from transparity_conformance.bench import Bench
+from transparity_conformance.bench import Bench, as_numbers
+from transparity_conformance.budgets import epsilon
 from transparity_conformance.claims import WIDE, claim
 from transparity_conformance.evidence import Evidence
 from transparity_conformance.oracle import Arrays, forward_oracle
@@ -146,3 +150,106 @@ def sampling(bench: Bench) -> Iterator[Evidence]:
 def sampling_by_every_preset(bench: Bench) -> Iterator[Evidence]:
     """The same for every preset."""
     yield from _sampling(bench, "generation.sampling_by_every_preset", PRESETS)
+
+
+SAMPLINGS = {
+    "temperature 0.5": Sampling(temperature=0.5),
+    "top_k 4": Sampling(top_k=4),
+    "top_k 1": Sampling(top_k=1),
+    "top_p 0.6": Sampling(top_p=0.6),
+    "temperature 2, top_k 6, top_p 0.8": Sampling(2.0, 6, 0.8),
+}
+
+
+def _drawable(row: list[float], sampling: Sampling) -> list[float]:
+    """Written out: the likeliest first, the lower of equals first; cut after `top_k`, then where `top_p` is reached."""
+    row = [x / sampling.temperature for x in row]
+    ranked = sorted(range(len(row)), key=lambda token: (-row[token], token))[: sampling.top_k]
+    weights = [math.exp(row[token] - max(row)) for token in ranked]
+    kept, total = set(), 0.0
+    for token, weight in zip(ranked, weights, strict=True):
+        if total < sampling.top_p:
+            kept.add(token)
+        total += weight / sum(weights)
+    return [x if token in kept else -math.inf for token, x in enumerate(row)]
+
+
+@claim(dtypes=WIDE, of_reference=True)
+def drawable(bench: Bench) -> Iterator[Evidence]:
+    """What temperature, top-k and top-p leave of the logits, in this order; of equals the lower token stays."""
+    logits = (2 * np.random.default_rng(6).normal(size=(60, 13))).astype(np.float32)
+    logits[:9] = np.round(logits[:9])  # ties
+    for name, sampling in SAMPLINGS.items():
+        expected = np.array([_drawable(row, sampling) for row in logits.astype(float).tolist()])
+        result = as_numbers(bench.function("generation.drawable")(logits, sampling))
+        record = bench.evidence("generation.drawable", name)
+        yield record.exactly("tokens", np.isfinite(result), np.isfinite(expected))
+        left = np.where(np.isfinite(expected), expected, 0)
+        budget = epsilon(bench.subject.dtype) * float(np.abs(left).max())
+        yield record.within("logits", np.where(np.isfinite(result), result, 0), left, budget)
+
+
+def _ragged(bench: Bench, claim: str, cases: Iterable[str]) -> Iterator[Evidence]:
+    for case in cases:
+        config, parameters, _, source = prompted(case)
+        if config.hides_wholly:
+            random = np.random.default_rng(8)
+            prompt, lengths = random.integers(3, config.vocab_size, (ROWS, 3)), np.array([1, 3, 2])
+            uniforms = random.random((ROWS, NEW))
+            forward, record = bench.forward(config, parameters), bench.evidence(claim, case)
+            for how, draws in (("greedy", None), ("drawn", uniforms)):
+                together = forward.generate(prompt, NEW, lengths=lengths, source=source, uniforms=draws)
+                for row, length in enumerate(lengths):
+                    one = slice(row, row + 1)
+                    alone = forward.generate(
+                        prompt[one, :length],
+                        NEW,
+                        source=None if source is None else source[one],
+                        uniforms=None if draws is None else draws[one],
+                    )
+                    filled = np.full(together.shape[1], config.filling_id)
+                    filled[: alone.shape[1]] = alone[0]
+                    yield record.exactly(f"row {row}, {how}", together[row], filled)
+
+
+@claim(dtypes=("float64",), of_reference=True, quick=())
+def ragged_prompts(bench: Bench) -> Iterator[Evidence]:
+    """Prompts of different lengths in one batch go on as each would alone, beyond `max_length`, too, wherever the mask
+    hides what fills a row up."""
+    yield from _ragged(bench, "generation.ragged_prompts", PRESETS)
+
+
+@claim(dtypes=("float64",), quick=())
+def sampling_by_every_option(bench: Bench) -> Iterator[Evidence]:
+    """A text sampled with shared draws is the same with temperature, top-k and top-p."""
+    config, parameters, prompt, source = prompted("translation")
+    uniforms = np.random.default_rng(5).random((ROWS, NEW))
+    for name, sampling in SAMPLINGS.items():
+        given: dict[str, Any] = {"source": source, "uniforms": uniforms, "sampling": sampling}
+        truth = backend(REFERENCE)(config, parameters).generate(prompt, NEW, **given)
+        tokens = bench.forward(config, parameters).generate(prompt, NEW, **given)
+        yield bench.evidence("generation.sampling_by_every_option", name).exactly("tokens", tokens, truth)
+
+
+def _beams(bench: Bench, claim: str, cases: Iterable[str]) -> Iterator[Evidence]:
+    for case in cases:
+        config, parameters, prompt, source = prompted(case)
+        forward, reference = bench.forward(config, parameters), backend(REFERENCE)(config, parameters)
+        greedy = forward.generate(prompt, NEW, source=source)
+        yield bench.evidence(claim, case).exactly(
+            "one beam is greedy", forward.beam_search(prompt, NEW, 1, source=source)[0], greedy
+        )
+        for beams, power in ((3, 0.0), (4, 0.8)):
+            tokens, scores = forward.beam_search(prompt, NEW, beams, length_penalty=power, source=source)
+            truth, expected = reference.beam_search(prompt, NEW, beams, length_penalty=power, source=source)
+            record = bench.evidence(claim, case)
+            yield record.exactly(f"tokens of {beams} beams", tokens, truth)
+            # A score is a sum of as many logarithms as there are tokens; each errs by a few ulps of the largest logit.
+            budget = 16 * NEW * epsilon(bench.subject.dtype) * float(np.abs(expected).max())
+            yield record.within(f"scores of {beams} beams", scores, expected, budget)
+
+
+@claim(dtypes=("float64",), quick=())
+def beam_search(bench: Bench) -> Iterator[Evidence]:
+    """The best continuation that a few beams find is the same, token for token, and so is its score."""
+    yield from _beams(bench, "generation.beam_search", PRESETS)

@@ -1,0 +1,86 @@
+"""Decoding with a port's cache, held to its full forward pass: `forward.step(tokens, cache)`, step for step."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity_conformance.bench import as_numbers
+from transparity_conformance.evidence import share
+from transparity_conformance.mistakes.cache import CACHINGS, Caching, cached_logits
+from transparity_conformance.probes import Probe
+from transparity_conformance.verdict import Cause, Fault, Held
+from transparity_conformance.walk import gap
+
+
+def sees_something(config: TransformerConfig, tokens: np.ndarray) -> np.ndarray:
+    """Where (batch, length) a token sees anything. What sees only padding weighs all keys alike, and so depends on how
+    many there are: the full pass counts those to come, which a cache does not have."""
+    if config.target_mask == "causal":
+        return np.ones(tokens.shape, bool)
+    visible: np.ndarray = np.maximum.accumulate(tokens != config.pad_id, axis=1)
+    return visible
+
+
+def ways(length: int) -> dict[str, tuple[int, ...]]:
+    """How many tokens are shown at each step: one by one, and in uneven chunks."""
+    found = {"one by one": (1,) * length}
+    if length > 2:
+        found["in uneven chunks"] = (2, *((3,) * ((length - 2) // 3)), *((1,) * ((length - 2) % 3)))
+    return found
+
+
+def compare_steps(step: Callable[..., Any], probe: Probe, dtype: str) -> tuple[Held, Fault | None]:
+    """The claim, and the fault if there is one. Raises whatever the port raises, and `TypeError` for what is no
+    `(logits, cache)`."""
+    config = probe.config
+    where = sees_something(config, probe.inputs[config.input_names[-1]])
+    expected, budget = probe.oracle.expected["logits"][where], probe.oracle.budget("logits", dtype)
+    length = where.shape[1]
+    said = {way: _stepped(step, probe, sizes, way)[where] for way, sizes in ways(length).items()}
+    errors = {way: gap(logits, expected) for way, logits in said.items()}
+    worst = max(errors, key=lambda way: errors[way])
+    if share(errors[worst], budget) <= 1:
+        return Held("step", "agrees", errors[worst], budget, worst), None
+    left: dict[Caching, float] = {}
+    for how in CACHINGS:
+        logits = {way: _simulated(probe, sizes, how)[where] for way, sizes in ways(length).items()}
+        left[how] = max(gap(said[way], logits[way]) for way in said)
+    # A mistake that shows nowhere here explains nothing; the budget is that of the right logits, of the same size.
+    explaining = [how for how in CACHINGS if share(left[how], budget) <= 1]
+    causes = tuple(Cause(how.id, how.says, None, left[how], 1 - left[how] / errors[worst]) for how in explaining[:1])
+    rivals = tuple(dict.fromkeys(how.id for how in explaining[1:] if how.id != explaining[0].id))
+    fault = Fault("step", errors[worst], budget, causes, rivals, probe=probe.name)
+    return Held("step", "diverges", errors[worst], budget, worst), fault
+
+
+@functools.cache
+def _simulated(probe: Probe, sizes: tuple[int, ...], how: Caching) -> np.ndarray:
+    parameters = {name: value.astype(np.float64) for name, value in probe.parameters.items()}
+    return cached_logits(probe.config, parameters, probe.inputs, sizes, how)
+
+
+def _stepped(step: Callable[..., Any], probe: Probe, sizes: Sequence[int], way: str) -> np.ndarray:
+    tokens = np.array(probe.inputs[probe.config.input_names[-1]], np.int64)
+    given = {"source": np.array(probe.inputs["source"], np.int64)} if "source" in probe.inputs else {}
+    logits, cache, begin = [], None, 0
+    for size in sizes:
+        shape = (len(tokens), size, probe.config.vocab_size)
+        try:
+            said, cache = step(tokens[:, begin : begin + size].copy(), cache, **given)
+        except (TypeError, ValueError) as error:
+            if "unpack" in str(error):
+                raise TypeError("what is no pair, expected (logits, cache)") from None
+            raise
+        array = as_numbers(said)
+        if array.shape != shape or array.dtype.kind != "f":
+            raise TypeError(
+                f"logits of the shape {array.shape} and dtype {array.dtype}, expected {shape} floats, {way}"
+            )
+        logits.append(array.astype(np.float64))
+        begin, given = begin + size, {}
+    return np.concatenate(logits, axis=1)

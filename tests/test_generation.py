@@ -1,0 +1,118 @@
+"""Generation by the reference, held to what is written out here: beam search to the search of everything."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from transparity.config import TransformerConfig
+from transparity.errors import ConfigError, InputError
+from transparity.port import build
+from transparity.sampling import Sampling
+from transparity_conformance.backends import backend, installed
+from transparity_conformance.probes import probe_parameters
+
+VOCAB, NEW, END, FILLING = 5, 3, 2, 0
+
+
+def small(**fields: Any) -> TransformerConfig:
+    sizes = {"target_vocab_size": VOCAB, "max_length": 6, "embed_dim": 8, "num_heads": 2, "feed_forward_dim": 8}
+    return TransformerConfig(architecture="decoder", num_decoder_layers=1, **(sizes | {"eos_id": END} | fields))
+
+
+def log_probabilities(forward: Any, tokens: list[int]) -> np.ndarray:
+    logits = np.asarray(forward.logits(tokens=np.array([tokens])))[0, -1]
+    shifted: np.ndarray = logits - logits.max()
+    return shifted - np.log(np.exp(shifted).sum())
+
+
+def likeliest(forward: Any, prompt: list[int], power: float) -> tuple[float, list[int]]:
+    """Of every continuation there is the one with the highest score."""
+    best = (-np.inf, [0])
+    for tokens in itertools.product(range(VOCAB), repeat=NEW):
+        end = tokens.index(END) + 1 if END in tokens else NEW
+        score = sum(log_probabilities(forward, [*prompt, *tokens[:i]])[tokens[i]] for i in range(end))
+        best = max(best, (score / ((5 + end) / 6) ** power, [*tokens[:end], *[FILLING] * (NEW - end)]))
+    return best
+
+
+@pytest.mark.parametrize("power", [0.0, 0.7, 3.0])
+@pytest.mark.parametrize("seed", range(4))
+def test_enough_beams_find_what_is_likeliest_of_all(seed: int, power: float) -> None:
+    config = small()
+    forward = build(config, probe_parameters(config, seed))
+    prompt = np.array([[1, 3], [4, 4]])
+    tokens, scores = forward.beam_search(prompt, NEW, VOCAB**NEW, length_penalty=power)
+    for row in range(2):
+        score, expected = likeliest(forward, prompt[row].tolist(), power)
+        assert abs(scores[row] - score) < 1e-12
+        continued = tokens[row, 2:].tolist()
+        assert continued + [FILLING] * (NEW - len(continued)) == expected
+
+
+def test_more_beams_than_one_find_more_than_greedy() -> None:
+    config = small(eos_id=None)
+    found = []
+    for seed in range(20):
+        forward = build(config, probe_parameters(config, seed))
+        found += [forward.beam_search(np.array([[1]]), NEW, beams)[1][0] for beams in (1, 4)]
+    one, four = np.reshape(found, (-1, 2)).T
+    assert (four >= one - 1e-12).all() and (four > one + 1e-6).any()
+
+
+@pytest.mark.parametrize("name", installed())
+def test_what_cannot_be_generated_is_said_in_one_sentence(name: str) -> None:
+    config = small()
+    forward = backend(name)(config, probe_parameters(config))
+    prompt = np.array([[1, 3], [4, 4]])
+    for said, call in (
+        ("lengths go from 0 to 2; expected 1 to 2", lambda: forward.generate(prompt, 2, lengths=[0, 2])),
+        ("lengths has the shape (3,)", lambda: forward.generate(prompt, 2, lengths=[1, 1, 1])),
+        ("beams is 0; expected a whole number", lambda: forward.beam_search(prompt, 2, 0)),
+        ("length_penalty is nan", lambda: forward.beam_search(prompt, 2, 2, length_penalty=float("nan"))),
+        ("a row with what is in its cache has 7 tokens; expected at most 6", lambda: beyond(forward)),
+        ("tokens[0, 0] is 9, outside the vocabulary", lambda: forward.step(np.array([[9]]))),
+        ("tokens has 1 rows and the cache 2", lambda: forward.step(np.array([[1]]), forward.step(prompt)[1])),
+        ("counts go from 3 to 3; expected 1 to 2", lambda: forward.step(prompt, counts=[3, 3])),
+        ("takes no source", lambda: forward.step(prompt, source=prompt)),
+    ):
+        with pytest.raises(InputError) as raised:
+            call()
+        assert said in str(raised.value) and "\n" not in str(raised.value)
+
+
+def beyond(forward: Any) -> None:
+    _, cache = forward.step(np.ones((1, 4), int))
+    forward.step(np.ones((1, 3), int), cache)
+
+
+@pytest.mark.parametrize("name", installed())
+def test_rows_of_different_lengths_need_a_mask_that_hides(name: str) -> None:
+    config = small(mask_value=-1e-20)
+    forward = backend(name)(config, probe_parameters(config))
+    prompt = np.array([[1, 3], [4, 4]])
+    with pytest.raises(InputError, match="hides nothing wholly"):
+        forward.generate(prompt, 2, lengths=[1, 2])
+    with pytest.raises(InputError, match="only a full forward pass is right"):
+        forward.step(prompt)
+    assert forward.generate(prompt, 2, lengths=[1, 1]).shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"temperature": 0}, "temperature is 0; it should be a finite number above 0"),
+        ({"temperature": float("nan")}, "temperature is nan"),
+        ({"top_k": 0}, "top_k is 0; it should be a whole number, at least 1"),
+        ({"top_k": 1.5}, "top_k is 1.5"),
+        ({"top_p": 0.0}, "top_p is 0.0; it should be above 0 and at most 1"),
+        ({"top_p": True}, "top_p is True"),
+    ],
+)
+def test_an_impossible_sampling_is_refused(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        Sampling(**fields)
+    assert says in str(raised.value)

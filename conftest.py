@@ -42,7 +42,7 @@ def pytest_sessionfinish() -> None:
     gc.freeze()
 
 
-LONGEST = ("test_power.py", "test_plants.py", "-flax", "optimization.")
+LONGEST = ("test_power.py", "test_plants.py", "test_drawn.py", "-flax", "optimization.")
 """What takes long is begun first: at the end, it would be waited for alone."""
 
 

@@ -34,14 +34,14 @@ TRAININGS = {
 
 # The reference differentiates by a forward pass for each number, so there are few.
 CONFIG = preset("notes-lm").resized(
-    embed_dim=4, num_heads=2, feed_forward_dim=3, num_decoder_layers=1, target_vocab_size=7, max_length=5
+    embed_dim=4, num_heads=2, feed_forward_dim=2, num_decoder_layers=1, target_vocab_size=6, max_length=4
 )
 
 
 @functools.cache
 def batches(config: TransformerConfig) -> tuple[Arrays, ...]:
     random = np.random.default_rng(3)
-    drawn = random.integers(0, config.vocab_size, (STEPS, 2, 6))
+    drawn = random.integers(0, config.vocab_size, (STEPS, 3, 5))
     return tuple({"tokens": tokens[:, :-1], "targets": tokens[:, 1:]} for tokens in drawn)
 
 

@@ -23,6 +23,7 @@ MIRRORED = [
     "layers",
     "transformer",
     "loss",
+    "dropout",
     "differentiation",
     "optimization",
     "cache",

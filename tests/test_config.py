@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transparity import PRESETS, TransformerConfig, departures, preset
+from transparity.config import DropoutPlace
 
 KINDS = get_type_hints(TransformerConfig)
 SPECIAL = {
@@ -19,6 +20,7 @@ SPECIAL = {
     "norm_momentum": st.floats(0, 1),
     "mask_value": st.floats(max_value=0, allow_nan=False),
     "dropout": st.floats(0, 1, exclude_max=True),
+    "dropout_at": st.lists(st.sampled_from(get_args(DropoutPlace)), unique=True),
     "embed_dim": st.sampled_from([12, 24, 36]),
     "num_heads": st.sampled_from([1, 2, 3]),
     "source_vocab_size": st.integers(9, 99),

@@ -22,18 +22,20 @@ from transparity.inputs import (
     check_beams,
     check_draws,
     check_inputs,
+    check_masks,
     check_prompt,
     check_step,
     check_targets,
 )
 from transparity.parameters import check_parameters
 from transparity.sampling import Sampling
-from transparity.taps import recording, tap_shapes
+from transparity.taps import identity, recording, tap_shapes
 from transparity.training import Training
 from transparity_flax.beams import beam_search
 from transparity_flax.cache import Cache
 from transparity_flax.decoding import start, step
 from transparity_flax.differentiation import loss_and_gradients
+from transparity_flax.dropout import dropping
 from transparity_flax.generation import generate
 from transparity_flax.loss import cross_entropy
 from transparity_flax.optimization import train
@@ -55,9 +57,11 @@ def _traced(graph: Graph, state: State, inputs: dict[str, Any]) -> dict[str, jax
 
 
 def _differentiated(
-    graph: Graph, state: State, targets: jax.Array, inputs: dict[str, Any]
+    graph: Graph, state: State, targets: jax.Array, inputs: dict[str, Any], masks: dict[str, jax.Array]
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    return loss_and_gradients(nnx.merge(graph, state, copy=True), targets, **inputs)
+    model = nnx.merge(graph, state, copy=True)
+    tap = dropping(masks, model.config.dropout) if masks else identity
+    return loss_and_gradients(model, targets, tap=tap, **inputs)
 
 
 def _started(graph: Graph, state: State, batch: int, capacity: int, source: jax.Array | None) -> Cache:
@@ -108,15 +112,17 @@ class FlaxForward:
             return float(cross_entropy(logits, self._array(expected), config.pad_id))
 
     def loss_and_gradients(
-        self, targets: Any, *, training: bool = False, **tokens: Any
+        self, targets: Any, *, training: bool = False, masks: Arrays | None = None, **tokens: Any
     ) -> tuple[float, dict[str, np.ndarray]]:
         inputs = check_inputs(self.model.config, tokens)
         expected = check_targets(self.model.config, targets, inputs)
+        kept = check_masks(self.model.config, masks, inputs)
         model = nnx.merge(self.graph, self.state, copy=True)
         model.set_attributes(use_running_average=not training)
         graph, state = nnx.split(model)
         with x64_for(self.dtype):
-            loss, gradients = self.differentiated(graph, state, self._array(expected), self._arrays(inputs))
+            arrays = self._array(expected), self._arrays(inputs), self._arrays(kept)
+            loss, gradients = self.differentiated(graph, state, *arrays)
             return float(loss), {name: to_numpy(gradient) for name, gradient in gradients.items()}
 
     def train(

@@ -19,17 +19,19 @@ from transparity.inputs import (
     check_beams,
     check_draws,
     check_inputs,
+    check_masks,
     check_prompt,
     check_step,
     check_targets,
 )
 from transparity.parameters import check_parameters
 from transparity.sampling import Sampling
-from transparity.taps import recording
+from transparity.taps import identity, recording
 from transparity.training import Training
 from transparity_pytorch.beams import beam_search
 from transparity_pytorch.decoding import start, step
 from transparity_pytorch.differentiation import loss_and_gradients
+from transparity_pytorch.dropout import dropping
 from transparity_pytorch.generation import generate
 from transparity_pytorch.loss import cross_entropy
 from transparity_pytorch.optimization import train
@@ -66,13 +68,14 @@ class PytorchForward:
         return float(cross_entropy(self.logits(**tokens), expected, config.pad_id))
 
     def loss_and_gradients(
-        self, targets: Any, *, training: bool = False, **tokens: Any
+        self, targets: Any, *, training: bool = False, masks: Arrays | None = None, **tokens: Any
     ) -> tuple[float, dict[str, np.ndarray]]:
-        inputs = self._inputs(tokens)
-        expected = _tensor(check_targets(self.model.config, targets, inputs), None, self.device)
+        config, inputs = self.model.config, self._inputs(tokens)
+        expected = _tensor(check_targets(config, targets, inputs), None, self.device)
+        tap = dropping(self._tensors(check_masks(config, masks, inputs)), config.dropout) if masks else identity
         self.model.train(training)
         try:
-            loss, gradients = loss_and_gradients(self.model, expected, **inputs)
+            loss, gradients = loss_and_gradients(self.model, expected, tap=tap, **inputs)
         finally:
             self.model.eval()
         return float(loss), {name: to_numpy(gradient) for name, gradient in gradients.items()}

@@ -33,6 +33,7 @@ FILES = (
     "layers",
     "transformer",
     "loss",
+    "dropout",
     "differentiation",
     "optimization",
     "cache",

@@ -451,6 +451,20 @@ PLANTS = [
         "generation.beam_search",
     ),
     *in_both(
+        "dropout-unscaled",
+        "dropout",
+        ("value / (1 - rate)", "value / 1"),
+        None,
+        "dropout.gradients_with_shared_masks",
+    ),
+    *in_both(
+        "dropout-keeps-what-it-drops",
+        "dropout",
+        ("~masks[name]", "masks[name]"),
+        ("jnp.where(masks[name]", "jnp.where(~masks[name]"),
+        "dropout.gradients_with_shared_masks",
+    ),
+    *in_both(
         "noise-left-in",
         "feed_forward",
         (

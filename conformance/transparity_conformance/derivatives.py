@@ -14,10 +14,11 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from transparity.config import TransformerConfig
+from transparity.dropout import dropping
 from transparity.functional import derivative
 from transparity.loss import cross_entropy
 from transparity.parameters import is_learned
-from transparity.taps import Tap
+from transparity.taps import Tap, identity
 from transparity.transformer import transformer
 from transparity_conformance.oracle import Arrays, Oracle
 
@@ -45,8 +46,10 @@ class Derivatives:
         *,
         loss: Loss = cross_entropy,
         training: bool = False,
+        masks: Arrays | None = None,
     ) -> None:
         self.config, self.inputs, self.loss, self.training = config, inputs, loss, training
+        self.tap = dropping(masks, config.dropout) if masks else identity
         self.targets = targets_of(config, inputs)
         kinds: dict[str, list[str]] = defaultdict(list)
         for name in filter(is_learned, parameters):
@@ -81,7 +84,7 @@ class Derivatives:
 
     def _run(self, arrays: Arrays, tap: Tap) -> None:
         def loss(parameters: Mapping[str, np.ndarray]) -> np.ndarray:
-            logits = transformer(self.config, parameters, **self.inputs, training=self.training)  # type: ignore[arg-type]
+            logits = transformer(self.config, parameters, **self.inputs, training=self.training, tap=self.tap)
             return self.loss(logits, self.targets, self.config.pad_id)
 
         found: dict[str, list[np.ndarray]] = defaultdict(list)

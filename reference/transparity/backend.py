@@ -36,11 +36,12 @@ class Forward(Protocol):
         """The mean cross-entropy of the logits, padded targets (batch, length) ignored."""
 
     def loss_and_gradients(
-        self, targets: Any, *, training: bool = False, **tokens: Any
+        self, targets: Any, *, training: bool = False, masks: Arrays | None = None, **tokens: Any
     ) -> tuple[float, dict[str, np.ndarray]]:
         """The loss, and its gradient by every learned parameter, under the parameter's name and in its shape. In
-        `training` a batch norm normalises by the batch; its running statistics stay as they are. NumPy's column does
-        not offer it: `transparity.differentiation` takes a forward pass for each number, or for each direction."""
+        `training` a batch norm normalises by the batch; its running statistics stay as they are. Dropout keeps what
+        `masks` show (`transparity.training.dropout_masks`); without them nothing is dropped. NumPy's column does not
+        offer it: `transparity.differentiation` takes a forward pass for each number, or for each direction."""
 
     def train(
         self, batches: Sequence[Mapping[str, Any]], training: Training

@@ -8,7 +8,7 @@ import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from transparity.errors import ConfigError, shown
 
@@ -22,6 +22,16 @@ MaskOrder = Literal["before-scale", "after-scale"]
 TargetMask = Literal["causal", "causal-and-padding"]
 Positions = Literal["learned", "sinusoidal"]
 EmbeddingScale = Literal["none", "embed_dim"]
+DropoutPlace = Literal[
+    "embedding",
+    "attention.weights",
+    "attention.output",
+    "attention_norm",
+    "feed_forward.hidden",
+    "feed_forward.output",
+    "feed_forward_norm",
+]
+"""How the names of the taps end that are dropped from."""
 
 PROBE_SIZES = {
     "source_vocab_size": 37,
@@ -88,7 +98,9 @@ class TransformerConfig:
     embedding_scale: EmbeddingScale = "none"
     """`embed_dim`: token embeddings are multiplied by √embed_dim before the positions are added."""
     dropout: float = 0.0
-    """Of training alone; evaluation, which is all that is compared, never drops."""
+    """The share that training drops; evaluation never drops."""
+    dropout_at: tuple[DropoutPlace, ...] = ("embedding", "attention.output", "feed_forward.output")
+    """The taps that training drops from; by default as in Vaswani et al. 2017, §5.4."""
     pad_id: int | None = 0
     """The token that fills up short sequences; None if there is no such token."""
     bos_id: int | None = None
@@ -177,7 +189,8 @@ class TransformerConfig:
     def as_dict(self) -> dict[str, Any]:
         """The fields as JSON values; −inf is the string `"-inf"`, for JSON has no number for it."""
         fields = dataclasses.asdict(self)
-        return fields | {"mask_value": "-inf" if self.mask_value == -math.inf else self.mask_value}
+        lowest = "-inf" if self.mask_value == -math.inf else self.mask_value
+        return fields | {"mask_value": lowest, "dropout_at": list(self.dropout_at)}
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> TransformerConfig:
@@ -247,6 +260,8 @@ def _checked(name: str, value: Any) -> Any:
         if not isinstance(value, str) or value not in choices:
             raise ConfigError(f"{name} is {shown(value)}; it should be one of {', '.join(choices)}.")
         return str(value)
+    if get_origin(kind) is tuple:
+        return _checked_places(name, value, get_args(get_args(kind)[0]))
     if kind is bool:
         if not isinstance(value, bool):
             raise ConfigError(f"{name} is {shown(value)}; it should be true or false.")
@@ -267,6 +282,15 @@ def _checked(name: str, value: Any) -> Any:
     if not least <= value <= most:
         raise ConfigError(f"{name} is {shown(value)}; it should be between {least} and {most}.")
     return value
+
+
+def _checked_places(name: str, value: Any, choices: tuple[str, ...]) -> tuple[str, ...]:
+    """Some of `choices`, in their order, so that two configurations with the same ones are equal."""
+    given = list(value) if isinstance(value, list | tuple) else [None]
+    for place in given:
+        if place not in choices:
+            raise ConfigError(f"{name} is {shown(value)}; it should list some of {', '.join(choices)}.")
+    return tuple(place for place in choices if place in given)
 
 
 _STACK_LAYERS = ("num_encoder_layers", "num_decoder_layers")

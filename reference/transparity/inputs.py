@@ -10,6 +10,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.errors import InputError, as_array, shown
+from transparity.taps import tap_shapes
 
 
 def check_length(config: TransformerConfig, length: int, name: str = "a sequence") -> None:
@@ -42,6 +43,25 @@ def check_targets(config: TransformerConfig, targets: Any, inputs: Mapping[str, 
     checked = _checked_tokens(config, name, targets, called="targets")
     if checked.shape != inputs[name].shape:
         raise InputError(f"targets has the shape {checked.shape}; expected that of {name}, {inputs[name].shape}.")
+    return checked
+
+
+def check_masks(config: TransformerConfig, masks: Any, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """What training keeps (`transparity.training.dropout_masks`), by tap. Raises `InputError` for a tap that is not
+    dropped from, and for another shape or dtype."""
+    batch = len(inputs[config.input_names[0]])
+    shapes = tap_shapes(config, batch, **{name: tokens.shape[1] for name, tokens in inputs.items()})
+    checked = {}
+    for name, value in dict(masks or {}).items():
+        if name not in shapes or not name.endswith(config.dropout_at):
+            raise InputError(
+                f"masks has {shown(name)}; dropout_at is {', '.join(config.dropout_at)}, at taps there are."
+            )
+        mask = as_array(f"the mask of {name}", value, InputError)
+        if mask.shape != shapes[name] or mask.dtype != bool:
+            given = f"the shape {mask.shape} and dtype {mask.dtype}"
+            raise InputError(f"The mask of {name} has {given}; expected {shapes[name]} bool.")
+        checked[name] = mask
     return checked
 
 

@@ -38,6 +38,7 @@ _NOTES_LM = TransformerConfig(
     attention_scale="embed_dim",
     mask_value=-math.inf,
     dropout=0.2,
+    dropout_at=("attention.weights", "attention.output", "feed_forward.output"),
 )
 
 _TRANSLATION = TransformerConfig(
@@ -53,6 +54,7 @@ _TRANSLATION = TransformerConfig(
     attention_scale="embed_dim",
     mask_value=-1e20,
     mask_order="before-scale",
+    dropout_at=("embedding", "attention_norm", "feed_forward_norm"),
     bos_id=1,
     eos_id=2,
 )
@@ -72,6 +74,7 @@ PRESETS = {
             attention_scale="head_dim",
             mask_value=-1e-20,
             dropout=0.2,
+            dropout_at=("embedding", "attention_norm"),
         ),
         "000",
         "the document does not generate: <bos> is 1 and <eos> is 2, as its example batch reads",
@@ -101,6 +104,13 @@ PRESETS = {
             positions="sinusoidal",
             embedding_scale="embed_dim",
             dropout=0.1,
+            dropout_at=(
+                "embedding",
+                "attention.weights",
+                "attention.output",
+                "feed_forward.hidden",
+                "feed_forward.output",
+            ),
             bos_id=1,
             eos_id=2,
         ),

@@ -5,6 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity.taps import tap_shapes
+
 
 @dataclass(frozen=True)
 class Training:
@@ -32,3 +37,15 @@ class Training:
         if self.warmup_steps is None:
             return self.learning_rate
         return self.learning_rate * embed_dim**-0.5 * min(step**-0.5, step * self.warmup_steps**-1.5)
+
+
+def dropout_masks(
+    config: TransformerConfig, random: np.random.Generator, batch: int, **lengths: int
+) -> dict[str, np.ndarray]:
+    """What training keeps of every tap that it drops from: True with the probability 1 − dropout, by the tap's name and
+    in its shape. `lengths` are those of the inputs, as for `tap_shapes`."""
+    return {
+        name: random.random(shape) >= config.dropout
+        for name, shape in tap_shapes(config, batch, **lengths).items()
+        if name.endswith(config.dropout_at)
+    }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -32,7 +33,8 @@ def _gradients(bench: Bench, claim: str, cases: Iterable[str]) -> Iterator[Evide
     for case in cases:
         ours, parameters = derivatives(case)
         forward = bench.forward(ours.config, parameters)
-        _, gradients = forward.loss_and_gradients(ours.targets, training=ours.training, **ours.inputs)
+        tokens: dict[str, Any] = dict(ours.inputs)
+        _, gradients = forward.loss_and_gradients(ours.targets, training=ours.training, **tokens)
         actual = ours.along(gradients)
         record = bench.evidence(claim, case)
         yield record.exactly("parameters that have a gradient", sorted(gradients) == sorted(ours.expected), True)

@@ -1,0 +1,23 @@
+"""Dropout: in training a share of what flows is dropped, at the taps that the configuration names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from jaxtyping import Bool, Inexact
+from numpy import ndarray as Array
+
+from transparity.taps import Tap
+
+
+def dropping(masks: Mapping[str, Bool[Array, "*shape"]], rate: float) -> Tap:
+    """A tap that keeps what its mask shows, divided by 1 − rate, and drops the rest (Srivastava et al. 2014); what has
+    no mask flows on as it is."""
+
+    def drop(name: str, value: Inexact[Array, "*shape"]) -> Inexact[Array, "*shape"]:
+        if name not in masks:
+            return value
+        return np.where(masks[name], value / value.real.dtype.type(1 - rate), value.dtype.type(0))
+
+    return drop

@@ -24,6 +24,7 @@ MIRRORED = [
     "transformer",
     "loss",
     "dropout",
+    "rounding",
     "differentiation",
     "optimization",
     "cache",

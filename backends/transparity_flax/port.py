@@ -29,7 +29,7 @@ from transparity.inputs import (
 )
 from transparity.parameters import check_parameters
 from transparity.sampling import Sampling
-from transparity.taps import identity, recording, tap_shapes
+from transparity.taps import Tap, chained, identity, recording, tap_shapes
 from transparity.training import Training
 from transparity_flax.beams import beam_search
 from transparity_flax.cache import Cache
@@ -40,20 +40,25 @@ from transparity_flax.generation import generate
 from transparity_flax.loss import cross_entropy
 from transparity_flax.optimization import train
 from transparity_flax.parameters import dump, load, to_numpy
+from transparity_flax.rounding import rounding
 from transparity_flax.transformer import Transformer
 
 Graph = nnx.GraphDef[Transformer]
 State = nnx.State[Any, Any]
 
 
-def _fast(graph: Graph, state: State, inputs: dict[str, Any]) -> jax.Array:
-    return nnx.merge(graph, state)(**inputs)
+def _fast(graph: Graph, state: State, inputs: dict[str, Any], activations: str | None) -> jax.Array:
+    return nnx.merge(graph, state)(**inputs, tap=_rounding(activations))
 
 
-def _traced(graph: Graph, state: State, inputs: dict[str, Any]) -> dict[str, jax.Array]:
+def _traced(graph: Graph, state: State, inputs: dict[str, Any], activations: str | None) -> dict[str, jax.Array]:
     taps: dict[str, jax.Array] = {}
-    nnx.merge(graph, state)(**inputs, tap=recording(taps))
+    nnx.merge(graph, state)(**inputs, tap=chained(_rounding(activations), recording(taps)))
     return taps
+
+
+def _rounding(activations: str | None) -> Tap:
+    return rounding(activations) if activations else identity
 
 
 def _differentiated(
@@ -75,7 +80,7 @@ def _stepped(
 
 
 # The graph is what the program depends on, the state what it is given: two models of one configuration share a program.
-_fast_jit, _traced_jit = jax.jit(_fast, static_argnums=0), jax.jit(_traced, static_argnums=0)
+_fast_jit, _traced_jit = jax.jit(_fast, static_argnums=(0, 3)), jax.jit(_traced, static_argnums=(0, 3))
 _differentiated_jit = jax.jit(_differentiated, static_argnums=0)
 _started_jit, _stepped_jit = jax.jit(_started, static_argnums=(0, 2, 3)), jax.jit(_stepped, static_argnums=0)
 
@@ -83,8 +88,10 @@ _started_jit, _stepped_jit = jax.jit(_started, static_argnums=(0, 2, 3)), jax.ji
 class FlaxForward:
     """`transparity.backend.Forward` in JAX."""
 
-    def __init__(self, model: Transformer, dtype: str, device: jax.Device, mode: str) -> None:
-        self.model, self.dtype, self.device = model, dtype, device
+    def __init__(
+        self, model: Transformer, dtype: str, device: jax.Device, mode: str, activations: str | None = None
+    ) -> None:
+        self.model, self.dtype, self.device, self.activations = model, dtype, device, activations
         self.graph, self.state = nnx.split(model)
         self.fast: Callable[..., jax.Array] = _fast_jit if mode == "jit" else _fast
         self.traced: Callable[..., dict[str, jax.Array]] = _traced_jit if mode == "jit" else _traced
@@ -95,14 +102,14 @@ class FlaxForward:
     def __call__(self, **tokens: Any) -> dict[str, Any]:
         inputs = check_inputs(self.model.config, tokens)
         with x64_for(self.dtype):
-            taps = self.traced(self.graph, self.state, self._arrays(inputs))
+            taps = self.traced(self.graph, self.state, self._arrays(inputs), self.activations)
         # jit returns a dict with its keys sorted; the shapes have them in the order of the forward pass.
         return {name: taps[name] for name in _in_order(self.model.config, inputs, taps)}
 
     def logits(self, **tokens: Any) -> jax.Array:
         inputs = check_inputs(self.model.config, tokens)
         with x64_for(self.dtype):
-            return self.fast(self.graph, self.state, self._arrays(inputs))
+            return self.fast(self.graph, self.state, self._arrays(inputs), self.activations)
 
     def loss(self, targets: Any, **tokens: Any) -> float:
         config = self.model.config
@@ -230,11 +237,19 @@ class FlaxBackend:
         dtype: str = "float32",
         device: str = "cpu",
         mode: str = "jit",
+        weights: str | None = None,
+        activations: str | None = None,
     ) -> FlaxForward:
         check_choice(self.name, "mode", mode, self.modes)
         check_parameters(config, parameters)
+        if weights:
+            rounded = check_choice(self.name, "weights", weights, self.dtypes)
+            with x64_for(rounded):
+                parameters = {name: to_numpy(jnp.asarray(value, rounded)) for name, value in parameters.items()}
+        if activations:
+            check_choice(self.name, "activations", activations, self.dtypes)
         model = self._load(Transformer, config, parameters, dtype, device)
-        return FlaxForward(model, dtype, _device(device), mode)
+        return FlaxForward(model, dtype, _device(device), mode, activations)
 
     def function(self, name: str, *, dtype: str = "float32", device: str = "cpu") -> Callable[..., Any]:
         function = _named(name)

@@ -26,7 +26,7 @@ from transparity.inputs import (
 )
 from transparity.parameters import check_parameters
 from transparity.sampling import Sampling
-from transparity.taps import identity, recording
+from transparity.taps import chained, identity, recording
 from transparity.training import Training
 from transparity_pytorch.beams import beam_search
 from transparity_pytorch.decoding import start, step
@@ -36,22 +36,27 @@ from transparity_pytorch.generation import generate
 from transparity_pytorch.loss import cross_entropy
 from transparity_pytorch.optimization import train
 from transparity_pytorch.parameters import dump, load, to_numpy
+from transparity_pytorch.rounding import rounding
 from transparity_pytorch.transformer import Transformer
 
 
 class PytorchForward:
     """`transparity.backend.Forward` in PyTorch."""
 
-    def __init__(self, model: Transformer, device: str, mode: str) -> None:
+    def __init__(self, model: Transformer, device: str, mode: str, activations: torch.dtype | None = None) -> None:
         self.model, self.device = model, device
+        tap = rounding(activations) if activations else identity
+
+        def fast(**inputs: torch.Tensor) -> torch.Tensor:
+            return model(**inputs, tap=tap)
 
         def traced(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
             taps: dict[str, torch.Tensor] = {}
-            model(**inputs, tap=recording(taps))
+            model(**inputs, tap=chained(tap, recording(taps)))
             return taps
 
         compiled = mode == "compile"
-        self.fast: Callable[..., torch.Tensor] = torch.compile(model) if compiled else model
+        self.fast: Callable[..., torch.Tensor] = torch.compile(fast) if compiled else fast
         self.traced: Callable[..., dict[str, torch.Tensor]] = torch.compile(traced) if compiled else traced
 
     @torch.no_grad()
@@ -181,10 +186,20 @@ class PytorchBackend:
         dtype: str = "float32",
         device: str = "cpu",
         mode: str = "eager",
+        weights: str | None = None,
+        activations: str | None = None,
     ) -> PytorchForward:
         check_choice(self.name, "mode", mode, self.modes)
         check_parameters(config, parameters)
-        return PytorchForward(self._load(Transformer, config, parameters, dtype, device), device, mode)
+        if weights:
+            rounded = check_choice(self.name, "weights", weights, self.dtypes)
+            parameters = {
+                name: to_numpy(torch.as_tensor(value).to(getattr(torch, rounded))) for name, value in parameters.items()
+            }
+        if activations:
+            check_choice(self.name, "activations", activations, self.dtypes)
+        model = self._load(Transformer, config, parameters, dtype, device)
+        return PytorchForward(model, device, mode, getattr(torch, activations) if activations else None)
 
     def function(self, name: str, *, dtype: str = "float32", device: str = "cpu") -> Callable[..., Any]:
         function, torch_dtype = _named(name), self._dtype(dtype)

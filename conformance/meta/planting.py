@@ -34,6 +34,7 @@ FILES = (
     "transformer",
     "loss",
     "dropout",
+    "rounding",
     "differentiation",
     "optimization",
     "cache",

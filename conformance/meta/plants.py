@@ -465,6 +465,21 @@ PLANTS = [
         "dropout.gradients_with_shared_masks",
     ),
     *in_both(
+        "activations-not-rounded",
+        "rounding",
+        ("value.to(dtype).to(value.dtype)", "value"),
+        ("jax.lax.reduce_precision(value, limits.nexp, limits.nmant)", "value"),
+        "precision.activations_are_rounded",
+    ),
+    *in_both(
+        "rounded-to-too-few-bits",
+        "rounding",
+        ("value.to(dtype).to(value.dtype)", "value.to(torch.float8_e5m2).to(value.dtype)"),
+        ("limits.nmant)", "limits.nmant - 5)"),
+        "precision.of_weights_and_activations",
+        "precision.activations_are_rounded",
+    ),
+    *in_both(
         "noise-left-in",
         "feed_forward",
         (

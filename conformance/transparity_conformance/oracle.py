@@ -36,9 +36,11 @@ class Oracle:
         return self._evaluate(self.arrays, "float64")
 
     def budget(self, name: str, dtype: str) -> float:
-        """The largest difference from `expected[name]` that rounding in `dtype` explains."""
-        rule, scale = RULES[dtype], np.abs(self.expected[name]).max(initial=0.0)
-        return float(rule.factor * self.noise(dtype)[name] + rule.floor * epsilon(dtype) * scale)
+        """The largest difference from `expected[name]` that rounding in `dtype` explains; where the arrays and what is
+        computed of them are held in different precisions, `dtype` names both, `float32:bfloat16`."""
+        coarser = max(dtype.split(":"), key=epsilon)
+        rule, scale = RULES[coarser], np.abs(self.expected[name]).max(initial=0.0)
+        return float(rule.factor * self.noise(dtype)[name] + rule.floor * epsilon(coarser) * scale)
 
     def noise(self, dtype: str) -> dict[str, float]:
         """The reference's own largest error in `dtype`, per result."""
@@ -59,12 +61,13 @@ class Oracle:
 
     def _evaluate(self, arrays: Arrays, dtype: str) -> Arrays:
         heard: Arrays = {}
+        given, _, computed = dtype.partition(":")
 
         def tap(name: str, value: np.ndarray) -> np.ndarray:
-            heard[name] = rounded(value, dtype)
+            heard[name] = rounded(value, computed or given)
             return heard[name]
 
-        self.run({name: rounded(value, dtype) for name, value in arrays.items()}, tap)
+        self.run({name: rounded(value, given) for name, value in arrays.items()}, tap)
         return heard
 
 

@@ -93,9 +93,19 @@ class Backend(Protocol):
     modes: tuple[str, ...]
 
     def __call__(
-        self, config: TransformerConfig, parameters: Arrays, *, dtype: str = ..., device: str = ..., mode: str = ...
+        self,
+        config: TransformerConfig,
+        parameters: Arrays,
+        *,
+        dtype: str = ...,
+        device: str = ...,
+        mode: str = ...,
+        weights: str | None = ...,
+        activations: str | None = ...,
     ) -> Forward:
-        """The model of `config` with `parameters` (float32, as `parameter_shapes` names them)."""
+        """The model of `config` with `parameters` (float32, as `parameter_shapes` names them), computed in `dtype`.
+        Where another precision is given, `weights` are rounded to it once, and `activations` at every tap of the
+        forward pass."""
 
     def function(self, name: str, *, dtype: str = ..., device: str = ...) -> Callable[..., Any]:
         """A free function of the column, such as `attention.split_heads`, from NumPy arrays to NumPy arrays."""

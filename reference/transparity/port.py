@@ -30,8 +30,9 @@ from transparity.inputs import (
 from transparity.loss import cross_entropy
 from transparity.optimization import train
 from transparity.parameters import check_parameters, is_learned
+from transparity.rounding import rounding
 from transparity.sampling import Sampling
-from transparity.taps import recording
+from transparity.taps import chained, identity, recording
 from transparity.training import Training
 from transparity.transformer import transformer
 
@@ -39,19 +40,29 @@ from transparity.transformer import transformer
 class NumpyForward:
     """`transparity.backend.Forward` in NumPy."""
 
-    def __init__(self, config: TransformerConfig, parameters: Arrays, dtype: str) -> None:
+    def __init__(
+        self,
+        config: TransformerConfig,
+        parameters: Arrays,
+        dtype: str,
+        weights: str | None = None,
+        activations: str | None = None,
+    ) -> None:
         check_parameters(config, parameters)
         self.config = config
-        self.parameters = {name: np.asarray(value).astype(dtype) for name, value in parameters.items()}
+        self.parameters = {
+            name: np.asarray(value).astype(weights or dtype).astype(dtype) for name, value in parameters.items()
+        }
+        self.tap = rounding(activations) if activations else identity
 
     def __call__(self, **tokens: Any) -> dict[str, Any]:
         taps: dict[str, Any] = {}
         inputs = check_inputs(self.config, tokens)
-        transformer(self.config, self.parameters, **inputs, tap=recording(taps))
+        transformer(self.config, self.parameters, **inputs, tap=chained(self.tap, recording(taps)))
         return taps
 
     def logits(self, **tokens: Any) -> Any:
-        return transformer(self.config, self.parameters, **check_inputs(self.config, tokens))
+        return transformer(self.config, self.parameters, **check_inputs(self.config, tokens), tap=self.tap)
 
     def loss(self, targets: Any, **tokens: Any) -> float:
         expected = check_targets(self.config, targets, check_inputs(self.config, tokens))
@@ -148,11 +159,15 @@ class NumpyBackend:
         dtype: str = "float64",
         device: str = "cpu",
         mode: str = "eager",
+        weights: str | None = None,
+        activations: str | None = None,
     ) -> NumpyForward:
         check_choice(self.name, "dtype", dtype, self.dtypes)
         check_choice(self.name, "device", device, self.devices())
         check_choice(self.name, "mode", mode, self.modes)
-        return NumpyForward(config, parameters, dtype)
+        check_choice(self.name, "weights", weights or dtype, self.dtypes)
+        check_choice(self.name, "activations", activations or dtype, self.dtypes)
+        return NumpyForward(config, parameters, dtype, weights, activations)
 
     def function(self, name: str, *, dtype: str = "float64", device: str = "cpu") -> Callable[..., Any]:
         function = _named(name)

@@ -40,6 +40,11 @@ def recording(into: dict[str, Any]) -> Tap:
     return record
 
 
+def chained(first: Tap, then: Tap) -> Tap:
+    """A tap whose values go through `first`, then through `then`."""
+    return then if first is identity else lambda name, value: then(name, first(name, value))
+
+
 def tap_shapes(config: TransformerConfig, batch: int, **lengths: int) -> dict[str, tuple[int, ...]]:
     """Every tap of a forward pass, in the order in which it is reached, with its shape.
 

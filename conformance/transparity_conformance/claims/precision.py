@@ -1,0 +1,74 @@
+"""Low precision: weights, activations or both in fewer bits than are computed with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from transparity.presets import PRESETS
+from transparity_conformance.bench import Bench, as_numbers
+from transparity_conformance.budgets import rounded
+from transparity_conformance.claims import claim
+from transparity_conformance.evidence import Evidence
+from transparity_conformance.oracle import forward_oracle
+from transparity_conformance.probes import probes
+
+HELD = [
+    (weights, activations)
+    for half in ("bfloat16", "float16")
+    for weights, activations in ((half, None), (None, half), (half, half))
+]
+
+
+def _held(bench: Bench, claim: str, cases: Iterable[str]) -> Iterator[Evidence]:
+    subject = bench.subject
+    for case in cases:
+        probe = probes(case)["mixed"]
+        for weights, activations in HELD:
+            # Rounded weights are other weights, and nothing else: only what is rounded on the way may differ.
+            parameters = {name: rounded(value, weights or "float32") for name, value in probe.parameters.items()}
+            oracle = forward_oracle(probe.config, parameters, probe.inputs)
+            forward = bench.backend(
+                probe.config,
+                probe.parameters,
+                dtype=subject.dtype,
+                device=subject.device,
+                mode=subject.mode,
+                weights=weights,
+                activations=activations,
+            )
+            dtype = f"{subject.dtype}:{activations}" if activations else subject.dtype
+            taps, what = forward(**probe.inputs), f"weights {weights}, activations {activations}"
+            record = bench.evidence(claim, f"{case}: {what}")
+            for name, expected in oracle.expected.items():
+                yield record.within(name, taps.get(name, np.empty(0)), expected, oracle.budget(name, dtype))
+            logits = forward.logits(**probe.inputs)
+            budget = oracle.budget("logits", dtype)
+            yield record.within("logits by the fast path", logits, oracle.expected["logits"], budget)
+
+
+@claim(dtypes=("float32",), quick=("float32",))
+def of_weights_and_activations(bench: Bench) -> Iterator[Evidence]:
+    """With weights, activations or both held in half precision, every tap is within what rounding at it explains."""
+    yield from _held(bench, "precision.of_weights_and_activations", ["notes-lm"])
+
+
+@claim(dtypes=("float32",), quick=())
+def of_every_preset(bench: Bench) -> Iterator[Evidence]:
+    """The same of every preset."""
+    yield from _held(bench, "precision.of_every_preset", PRESETS)
+
+
+@claim(dtypes=("float32",), of_reference=True)
+def activations_are_rounded(bench: Bench) -> Iterator[Evidence]:
+    """What is said to be held in half precision has no more bits than that: rounded once more, it stays as it is."""
+    probe, subject = probes("notes-lm")["mixed"], bench.subject
+    for half in ("bfloat16", "float16"):
+        if half in bench.backend.dtypes:
+            where = {"dtype": subject.dtype, "device": subject.device, "mode": subject.mode}
+            forward = bench.backend(probe.config, probe.parameters, **where, activations=half)
+            record = bench.evidence("precision.activations_are_rounded", half)
+            for name, value in forward(**probe.inputs).items():
+                numbers = as_numbers(value)
+                yield record.exactly(name, numbers, rounded(numbers, half))

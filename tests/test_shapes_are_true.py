@@ -8,7 +8,10 @@ import sys
 import pytest
 
 PACKAGES = {"numpy": "transparity", "pytorch": "transparity_pytorch", "flax": "transparity_flax"}
-FILES = "masks embeddings normalization attention feed_forward layers transformer loss generation functional precision"
+FILES = """
+masks embeddings normalization attention feed_forward layers transformer loss rounding cache decoding generation beams
+functional precision
+"""
 
 CHECKED = """
 import sys
@@ -25,6 +28,7 @@ with install_import_hook([f"{package}.{file}" for file in files], "beartype.bear
 EVERY_FORWARD = """
 import dataclasses
 from transparity import PRESETS, initialize_parameters, preset
+from transparity.sampling import Sampling
 
 presets = [preset(name).resized(num_encoder_layers=1, num_decoder_layers=1) for name in PRESETS]
 lone_encoder = dataclasses.replace(presets[0], architecture="encoder")
@@ -40,11 +44,17 @@ for config in [*presets, lone_encoder, batch_norm]:
     forward.logits(**tokens)
     forward.loss(tokens[config.input_names[-1]], **tokens)
 
-for config in presets[:2]:
+for config in (presets[0], presets[1], presets[4]):
     forward = build(config, initialize_parameters(config), mode="eager")
     prompt, source = np.array([[3, 4], [5, 6]]), np.array([[3, 4, 5], [6, 7, 8]]) if config.has_encoder else None
     for uniforms in (None, random.random((2, 2))):
         assert forward.generate(prompt, 2, source=source, uniforms=uniforms).shape[0] == 2
+        assert forward.beam_search(prompt, 2, 3, source=source)[0].shape[0] == 2
+    if config.hides_wholly:
+        sampling = Sampling(0.7, 5, 0.9)
+        forward.generate(prompt, 2, lengths=[1, 2], source=source, uniforms=random.random((2, 2)), sampling=sampling)
+        said, cache = forward.step(prompt, source=source, counts=[2, 1])
+        forward.step(prompt[:, :1], cache)
 """
 
 WRONG_SHAPES = """

@@ -80,7 +80,7 @@ class DecoderLayer(nnx.Module):
     def __call__(
         self,
         x: Float[Array, "batch queries embed_dim"],
-        mask: Bool[Array, "#batch 1 #queries queries"],
+        mask: Bool[Array, "#batch 1 #queries keys"],
         memory: Float[Array, "batch memory embed_dim"] | None = None,
         memory_mask: Bool[Array, "#batch 1 1 memory"] | None = None,
         tap: Tap = identity,

@@ -81,7 +81,7 @@ class DecoderLayer(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "batch queries embed_dim"],
-        mask: Bool[Tensor, "#batch 1 #queries queries"],
+        mask: Bool[Tensor, "#batch 1 #queries keys"],
         memory: Float[Tensor, "batch memory embed_dim"] | None = None,
         memory_mask: Bool[Tensor, "#batch 1 1 memory"] | None = None,
         tap: Tap = identity,

@@ -477,7 +477,6 @@ PLANTS = [
         ("value.to(dtype).to(value.dtype)", "value.to(torch.float8_e5m2).to(value.dtype)"),
         ("limits.nmant)", "limits.nmant - 5)"),
         "precision.of_weights_and_activations",
-        "precision.activations_are_rounded",
     ),
     *in_both(
         "noise-left-in",

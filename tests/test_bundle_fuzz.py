@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from transparity.config import TransformerConfig
 from transparity.errors import TransparityError
@@ -23,9 +24,11 @@ from transparity_conformance.bundle import (
     read_actual,
     read_bundle,
 )
-from transparity_conformance.manifest import FILES, digest
+from transparity_conformance.manifest import FILES, SECTIONS, TARGETS, digest
+from transparity_conformance.sections import chunk_names, targets
+from transparity_pytorch.port import build
 
-UNSIGNED, SIGNED, WRITTEN = 5_000, 600, 5_000
+UNSIGNED, SIGNED, WRITTEN, OF_SECTIONS = 5_000, 600, 5_000, 1_500
 JUDGED = 60
 """Of what was written, so many are judged: looking for causes takes its time."""
 
@@ -263,6 +266,95 @@ def test_a_changed_actual_is_refused_or_judged(tmp_path: Path, written: tuple[Pa
     assert readable + refused == WRITTEN
     assert readable > WRITTEN // 20
     assert judged
+
+
+@pytest.fixture(scope="module")
+def with_sections(tmp_path_factory: pytest.TempPathFactory, written: tuple[Path, Bundle]) -> tuple[Path, Bundle]:
+    """The same bundle with every section, and beside it what a right port writes."""
+    folder = tmp_path_factory.mktemp("sections") / "bundle"
+    bundle = export_bundle(CONFIG, folder, written[1].probes, sections=SECTIONS)
+    forward = build(CONFIG, next(iter(bundle.probes.values())).parameters)
+    said: dict[str, np.ndarray] = {}
+    for key, probe in bundle.probes.items():
+        logits, tokens = probe.oracle.expected["logits"], probe.inputs["tokens"]
+        loss, gradients = forward.loss_and_gradients(np.roll(tokens, -1, 1), tokens=tokens)
+        said |= {f"{key}/logits": logits, f"{key}/loss": np.array(float(loss))}
+        said |= {f"{key}/gradient.{name}": np.array(value, np.float32) for name, value in gradients.items()}
+        for names in chunk_names(probe).values():  # no token is padding, so a step says what the full pass does
+            pieces = np.split(logits, np.cumsum(list(names.values()))[:-1], axis=1)
+            said |= {f"{key}/{name}": piece.copy() for name, piece in zip(names, pieces, strict=True)}
+    save_file({name: said[name] for name in said if name in bundle.shapes | bundle.asked}, folder / ACTUAL)
+    return folder, bundle
+
+
+@pytest.mark.parametrize("name", ["manifest.json", TARGETS])
+def test_a_changed_section_is_refused_or_means_the_same(
+    tmp_path: Path, with_sections: tuple[Path, Bundle], name: str
+) -> None:
+    folder, bundle = with_sections
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    refused = 0
+    for changed in mutants(4, (folder / name).read_bytes(), OF_SECTIONS // 3):
+        (copy / name).write_bytes(changed)
+        try:
+            read = read_bundle(copy)
+        except TransparityError as error:
+            refused += one_sentence(error)
+        else:
+            assert name == "manifest.json", "targets have a digest"
+            assert is_the_same(read, bundle)
+            assert read.asked == bundle.asked
+    assert refused > OF_SECTIONS // 3 * 0.9
+
+
+@pytest.mark.parametrize("name", ["manifest.json", TARGETS])
+def test_a_forged_section_asks_for_what_the_probes_make_of_it(
+    tmp_path: Path, with_sections: tuple[Path, Bundle], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, bundle = with_sections
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    # every digest is right, whatever is in the file
+    own = "transparity_conformance.manifest.own_digest"
+    monkeypatch.setattr(own, lambda manifest: manifest["sha256"]["manifest.json"])
+    known = {file: digest(folder / file) for file in (*FILES, TARGETS)}
+    monkeypatch.setattr("transparity_conformance.bundle.digest", lambda path: known[path.name])
+    text = (folder / name).read_bytes()
+    begin = text.index(b'"gradients": {') if name == "manifest.json" else 0  # the probes before it have their own test
+    for changed in mutants(5, text[begin:], SIGNED // 3):
+        (copy / name).write_bytes(text[:begin] + changed)
+        with suppress(TransparityError):
+            read = read_bundle(copy)
+            assert {item: shape for item, shape in bundle.asked.items() if item in read.asked} == read.asked
+            assert all(
+                np.array_equal(value, targets(read.probes)[key]) for key, value in targets(bundle.probes).items()
+            )
+
+
+def test_what_was_changed_beside_the_taps_is_refused_or_judged(
+    tmp_path: Path, with_sections: tuple[Path, Bundle]
+) -> None:
+    folder, bundle = with_sections
+    path, right = tmp_path / ACTUAL, load_file(folder / ACTUAL)
+    assert set(bundle.asked) < set(right)
+    path.write_bytes((folder / ACTUAL).read_bytes())
+    assert judge_bundle(bundle, read_actual(path, bundle)).verdict == "agrees"
+    judged = refused = 0
+    for changed in mutants(6, (folder / ACTUAL).read_bytes(), OF_SECTIONS):
+        path.write_bytes(changed)
+        try:
+            said = read_actual(path, bundle)
+        except TransparityError as error:
+            refused += one_sentence(error)
+            continue
+        flat = {f"{probe}/{name}": value for probe, of in said.items() for name, value in of.items()}
+        logits = [name for name in right if name.endswith("/logits")]
+        if judged < JUDGED and all(np.array_equal(flat.get(name, ()), right[name]) for name in logits):
+            judged += 1
+            report = judge_bundle(bundle, said)
+            near = all(name in flat and np.allclose(flat[name], right[name], rtol=0, atol=1e-3) for name in right)
+            assert near or report.verdict != "agrees"
+    assert refused > OF_SECTIONS // 2
+    assert judged == JUDGED
 
 
 def test_there_are_ten_thousand_of_them() -> None:

@@ -113,6 +113,21 @@ def test_a_loss_that_nobody_knows_has_no_name() -> None:
     assert (report.verdict, fault.where, fault.causes) == ("diverges", "loss", ())
 
 
+@pytest.mark.parametrize(("low", "high"), [(0.0, 0.0), (1e200, 1e200), (-1e4, 1e4)], ids=str)
+def test_a_loss_beside_logits_of_any_size_is_judged(low: float, high: float) -> None:
+    """All alike, too large for float32, or so sure of every target that the loss is 0."""
+
+    def build(config: TransformerConfig, parameters: dict[str, np.ndarray]) -> Offering:
+        def logits(tokens: np.ndarray) -> np.ndarray:
+            aimed_at = np.roll(tokens, -1, axis=1)[..., None] == np.arange(config.vocab_size)
+            return np.where(aimed_at, high, low)
+
+        return Offering(logits, loss=lambda targets, **tokens: float(targets.size))
+
+    report = check(build, preset="notes-lm")
+    assert (report.verdict, report.faults[-1].where, report.faults[-1].causes) == ("diverges", "loss", ())
+
+
 def test_a_right_loss_of_wrong_logits_is_no_fault() -> None:
     def build(config: TransformerConfig, parameters: dict[str, np.ndarray]) -> Offering:
         forward = build_port(Slip("attention-scale", "the other root"))(config, parameters)

@@ -1,15 +1,17 @@
 """Bundles: a check as a folder of files, for a port in any language.
 
 `manifest.json` says what the others hold; `config.json`, `parameters.safetensors` and `inputs.safetensors` are what a
-port reads, `expected.safetensors` is what it should say. Reading trusts nothing: sizes are held to the configuration
-and to the files before anything is loaded, and what is expected is computed anew.
+port reads, `expected.safetensors` is what it should say; `targets.safetensors` comes with the section of gradients.
+Reading trusts nothing: sizes are held to the configuration and to the files before anything is loaded, and what is
+expected is computed anew.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,8 +28,19 @@ from transparity.presets import preset
 from transparity.taps import tap_shapes
 from transparity_conformance.budgets import RULES
 from transparity_conformance.judgement import Progress, judge
-from transparity_conformance.manifest import FILES, FORMAT, digest, own_digest, promised_shapes, read_manifest
+from transparity_conformance.manifest import (
+    FORMAT,
+    SECTIONS,
+    TARGETS,
+    digest,
+    files_of,
+    own_digest,
+    promised_shapes,
+    read_manifest,
+)
+from transparity_conformance.offers import with_offers
 from transparity_conformance.probes import Probe, probes_of
+from transparity_conformance.sections import asked, check_section, check_targets, described, in_order, targets
 from transparity_conformance.tensors import (
     BundleError,
     file_size,
@@ -36,6 +49,7 @@ from transparity_conformance.tensors import (
     read_entries,
 )
 from transparity_conformance.verdict import Report
+from transparity_conformance.written import judge_sections
 
 ACTUAL = "actual.safetensors"
 ACTUAL_DTYPES = ("F64", "F32", "F16", "BF16")
@@ -60,7 +74,7 @@ SIZES = (
 """What may differ between two sizes of one system."""
 
 Outputs = dict[str, dict[str, np.ndarray]]
-"""What a port said: by probe, by tap."""
+"""What a port said: by probe, by tap or by what else it was asked for."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +86,8 @@ class Bundle:
     dtype: str
     config: TransformerConfig
     probes: dict[str, Probe]
+    sections: tuple[str, ...] = ()
+    """What a port may write beside its taps: of `SECTIONS`."""
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -81,6 +97,12 @@ class Bundle:
             for name, probe in self.probes.items()
             for tap, shape in _tap_shapes(self.config, probe.inputs).items()
         }
+
+    @functools.cached_property
+    def asked(self) -> dict[str, tuple[int, ...]]:
+        """Every `{probe}/{name}` of the sections with its shape."""
+        shapes = [asked(section, self.probes, self.dtype) for section in self.sections]
+        return {name: shape for section in shapes for name, shape in section.items()}
 
 
 def bundle_probes(name: str, config: TransformerConfig) -> dict[str, Probe]:
@@ -103,12 +125,14 @@ def export_bundle(
     *,
     name: str = "config",
     dtype: str = "float32",
+    sections: Collection[str] = (),
 ) -> Bundle:
     """Write a bundle; raises `BundleError` for a folder with other things in it, which would be overwritten."""
     folder = Path(folder)
     _check_name(name, config)
     _check_dtype(dtype)
-    bundle = Bundle(name, dtype, config, dict(bundle_probes(name, config) if probes is None else probes))
+    chosen = dict(bundle_probes(name, config) if probes is None else probes)
+    bundle = Bundle(name, dtype, config, chosen, in_order(sections))
     _check_shared(bundle)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -131,13 +155,17 @@ def read_bundle(folder: str | Path) -> Bundle:
     _check_layers(folder, config)
     _check_name(name, config)
     _check_dtype(dtype)
-    parameters, inputs, expected = _read_arrays(folder, config, manifest)
+    parameters, inputs, expected, aims = _read_arrays(folder, config, manifest)
     check_parameters(config, parameters)
+    parameters = {name: parameters[name] for name in parameter_shapes(config)}  # a file may be in another order
     probes = {}
     for probe, said in listed.items():
         tokens = check_inputs(config, {read: inputs[f"{probe}/{read}"] for read in config.input_names})
         probes[probe] = Probe(name, probe, said["for"], config, parameters, tokens)
-    bundle = Bundle(name, dtype, config, probes)
+    bundle = Bundle(name, dtype, config, probes, tuple(section for section in SECTIONS if section in manifest))
+    for section in bundle.sections:
+        check_section(folder / "manifest.json", section, manifest[section], probes, dtype)
+    check_targets(folder / TARGETS, aims, probes)
     _check_expected(folder, bundle, expected)
     return bundle
 
@@ -151,26 +179,38 @@ def read_config(path: Path) -> TransformerConfig:
 
 
 def read_actual(path: str | Path, bundle: Bundle, *, cut: bool = False) -> Outputs:
-    """What a port wrote: by probe, by tap; a probe without logits is left out, for it is not compared.
+    """What a port wrote: by probe, by name; a probe without logits is left out, for it is not compared.
 
     Raises `BundleError` for a name that the bundle does not have, another shape, or another dtype. With `cut`, for a
     port that was stopped, what a file that ends early holds whole is taken.
     """
     path = Path(path)
     outputs: Outputs = {}
-    entries = read_entries(path, bundle.shapes, ACTUAL_DTYPES, optional=True, cut=cut)
+    entries = read_entries(path, bundle.shapes | bundle.asked, ACTUAL_DTYPES, optional=True, cut=cut)
     for name, value in load_entries(path, entries).items():
-        probe, _, tap = name.partition("/")
-        outputs.setdefault(probe, {})[tap] = value
+        probe, _, said = name.partition("/")
+        outputs.setdefault(probe, {})[said] = value
     return {probe: taps for probe, taps in outputs.items() if "logits" in taps}
 
 
 def judge_bundle(
-    bundle: Bundle, said: Outputs, *, logits_only: bool = False, progress: Progress | None = None
+    bundle: Bundle,
+    said: Outputs,
+    *,
+    logits_only: bool = False,
+    progress: Progress | None = None,
+    stopped: bool = False,
 ) -> Report:
-    """The verdict on what a port said of a bundle."""
+    """The verdict on what a port said of a bundle; what one that was `stopped` did not write is no fault."""
+    taps = {
+        probe: {tap: value for tap, value in of.items() if f"{probe}/{tap}" not in bundle.asked}
+        for probe, of in said.items()
+    }
+    name, dtype = bundle.name, bundle.dtype
     with np.errstate(all="ignore"):  # what a stranger wrote may be of any size
-        return judge(bundle.name, bundle.probes, said, dtype=bundle.dtype, logits_only=logits_only, progress=progress)
+        report = judge(name, bundle.probes, taps, dtype=dtype, logits_only=logits_only, progress=progress)
+        found = judge_sections(bundle.sections, bundle.probes, said, dtype, report.verdict, stopped=stopped)
+    return with_offers(report, found)
 
 
 def _tap_shapes(config: TransformerConfig, inputs: Mapping[str, np.ndarray]) -> dict[str, tuple[int, ...]]:
@@ -199,12 +239,17 @@ def _write(bundle: Bundle, folder: Path) -> None:
     _save(folder / "inputs.safetensors", inputs, np.int32)
     expected = {f"{name}/{tap}": value for name, probe in probes for tap, value in probe.oracle.expected.items()}
     _save(folder / "expected.safetensors", expected, np.float64)
+    if "gradients" in bundle.sections:
+        _save(folder / TARGETS, targets(bundle.probes), np.int32)
+    else:
+        (folder / TARGETS).unlink(missing_ok=True)  # of a bundle that was here before
     manifest: dict[str, Any] = {
         "format": FORMAT,
         "preset": bundle.name,
         "dtype": bundle.dtype,
         "probes": {name: _described(probe, bundle.dtype) for name, probe in probes},
-        "sha256": {name: digest(folder / name) for name in FILES},
+        **{section: described(section, bundle.probes, bundle.dtype) for section in bundle.sections},
+        "sha256": {name: digest(folder / name) for name in files_of(bundle.sections)},
     }
     manifest["sha256"]["manifest.json"] = own_digest(manifest)
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
@@ -250,25 +295,29 @@ def _check_layers(folder: Path, config: TransformerConfig) -> None:
         raise BundleError(f"config.json speaks of {layers} layers, more than {path} can hold in {size} bytes.")
 
 
-def _read_arrays(folder: Path, config: TransformerConfig, manifest: Mapping[str, Any]) -> tuple[Any, Any, Any]:
-    """The three files of tensors: every header first, then the digests, and only then the data."""
-    paths = [folder / name for name in FILES[1:]]
-    parameters = read_entries(paths[0], parameter_shapes(config), ["F32"])
+def _read_arrays(folder: Path, config: TransformerConfig, manifest: Mapping[str, Any]) -> tuple[Any, Any, Any, Any]:
+    """The files of tensors: every header first, then the digests, and only then the data."""
+    names = files_of([section for section in SECTIONS if section in manifest])
+    parameters = read_entries(folder / names[1], parameter_shapes(config), ["F32"])
     inputs, taps = promised_shapes(folder / "manifest.json", config, manifest["probes"])
+    aims = {f"{probe}/targets": inputs[f"{probe}/{config.input_names[-1]}"] for probe in manifest["probes"]}
     promised = (
         parameters,
-        read_entries(paths[1], inputs, ["I32"]),
-        read_entries(paths[2], taps, ["F64"]),
+        read_entries(folder / names[2], inputs, ["I32"]),
+        read_entries(folder / names[3], taps, ["F64"]),
+        *(read_entries(folder / name, aims, ["I32"]) for name in names[4:]),
     )
-    for name in FILES:
+    for name in names:
         try:
             found = digest(folder / name)
         except OSError as error:
             raise BundleError(f"{folder / name} cannot be read: {error.strerror or error}.") from None
         if manifest["sha256"][name] != found:
             raise BundleError(f"{folder / name} was changed: it does not have the sha256 that manifest.json says.")
-    first, second, third = (load_entries(path, entries) for path, entries in zip(paths, promised, strict=True))
-    return first, second, third
+    first, second, third, *rest = (
+        load_entries(folder / name, of) for name, of in zip(names[1:], promised, strict=True)
+    )
+    return first, second, third, rest[0] if rest else {}
 
 
 def _check_expected(folder: Path, bundle: Bundle, expected: Mapping[str, np.ndarray]) -> None:

@@ -54,6 +54,10 @@ class Dtype(StrEnum):
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the reports as JSON.")]
 HtmlFile = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write the reports as one page.")]
 Taps = Annotated[bool, typer.Option("--taps/--logits-only", help="Compare what the port shows, or its logits alone.")]
+Gradients = Annotated[
+    bool, typer.Option("--gradients", help="In the bundle: targets, and what a loss and gradients are to be called.")
+]
+Steps = Annotated[bool, typer.Option("--steps", help="In the bundle: the chunks in which a port with a cache decodes.")]
 Precision = Annotated[Dtype, typer.Option("--dtype", help="The precision that the port computes in.")]
 
 
@@ -106,6 +110,8 @@ def check(
         ),
     ] = None,
     timeout: Annotated[float, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="For --command.")] = 300,
+    gradients: Gradients = False,
+    steps: Steps = False,
     json_file: JsonFile = None,
     html_file: HtmlFile = None,
 ) -> None:
@@ -113,8 +119,10 @@ def check(
     with _sentences():
         if (port is None) == (command is None):
             raise UsageError("check takes either a PORT or --command; give one of the two.")
+        if (sections := _sections(gradients, steps)) and command is None:
+            raise UsageError("--gradients and --steps are for --command; what a PORT offers is compared without them.")
         _check_writable(json_file, html_file)
-        one = _checker(port, command, logits_only=not taps, dtype=dtype, timeout=timeout)
+        one = _checker(port, command, logits_only=not taps, dtype=dtype, timeout=timeout, sections=sections)
         systems = list(_systems(preset or [], config))
     reports, failed = [], False
     for name, system in systems:
@@ -135,14 +143,20 @@ def export(
     preset: Annotated[str, typer.Argument(metavar="PRESET", help="Its name, or a JSON file.")],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that is empty, or is made.")],
     dtype: Precision = Dtype.float32,
+    gradients: Gradients = False,
+    steps: Steps = False,
 ) -> None:
     """Write a bundle: the check of a preset at its probe size, for a port in any language."""
     with _sentences():
         from transparity_conformance.bundle import export_bundle
+        from transparity_conformance.sections import described
 
         config = _named(preset, resized=True)
-        bundle = export_bundle(config, folder, name=_name_of(preset), dtype=dtype)
+        sections = _sections(gradients, steps)
+        bundle = export_bundle(config, folder, name=_name_of(preset), dtype=dtype, sections=sections)
         _say(f"{folder}: {len(bundle.probes)} probes of {bundle.name} ({', '.join(bundle.probes)})")
+        for section in bundle.sections:
+            _say(f"{section}: {described(section, bundle.probes, bundle.dtype)['for']}", indent=4)
 
 
 @app.command()
@@ -181,15 +195,14 @@ class UsageError(TransparityError):
 
 
 def _checker(
-    port: str | None, command: str | None, *, logits_only: bool, dtype: str, timeout: float
+    port: str | None, command: str | None, *, logits_only: bool, dtype: str, timeout: float, sections: Sequence[str]
 ) -> Callable[[str, TransformerConfig, Progress], Report]:
     """The check of one system: of a function that is loaded here, or of a program."""
     if command is not None:
         from transparity_conformance.process import check_command
 
-        return lambda name, config, heard: check_command(
-            command, name, config, dtype=dtype, logits_only=logits_only, timeout=timeout, progress=heard
-        )
+        asked: dict[str, Any] = {"dtype": dtype, "logits_only": logits_only, "timeout": timeout, "sections": sections}
+        return lambda name, config, heard: check_command(command, name, config, **asked, progress=heard)
     from transparity_conformance.checking import PortError
     from transparity_conformance.checking import check as check_port
     from transparity_conformance.loading import load_port
@@ -205,6 +218,11 @@ def _checker(
             raise PortError(f"The port ended the process with sys.exit({end.code!r}).") from None
 
     return one
+
+
+def _sections(gradients: bool, steps: bool) -> list[str]:
+    """Those of a bundle that were asked for."""
+    return [section for section, wanted in (("gradients", gradients), ("steps", steps)) if wanted]
 
 
 def _systems(names: Sequence[str], config: Path | None) -> Iterator[tuple[str, TransformerConfig]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,16 @@ from transparity_conformance.tensors import LARGEST_JSON, BundleError, parse_jso
 
 FORMAT = 1
 FILES = ("config.json", "parameters.safetensors", "inputs.safetensors", "expected.safetensors")
+TARGETS = "targets.safetensors"
+"""With the section of gradients alone."""
+SECTIONS = ("gradients", "steps")
+"""What a bundle may have beside its probes; the format of the rest does not depend on it."""
 MOST_PROBES = 16
+
+
+def files_of(sections: Collection[str]) -> tuple[str, ...]:
+    """The files that a manifest with these sections has digests of, beside its own."""
+    return (*FILES, TARGETS) if "gradients" in sections else FILES
 
 
 def digest(path: Path) -> str:
@@ -38,8 +47,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise BundleError(f"{path} is not the manifest of a bundle.")
     if type(manifest["format"]) is not int or manifest["format"] != FORMAT:
         raise BundleError(f"{path} is of the format {shown(manifest['format'])}; expected {FORMAT}.")
-    _check_fields(path, "it", manifest, {"format": int, "preset": str, "dtype": str, "probes": dict, "sha256": dict})
-    _check_fields(path, "sha256", manifest["sha256"], dict.fromkeys((*FILES, "manifest.json"), str))
+    sections = [name for name in SECTIONS if name in manifest]
+    kinds = {"format": int, "preset": str, "dtype": str, "probes": dict, "sha256": dict}
+    _check_fields(path, "it", manifest, kinds | dict.fromkeys(sections, dict))
+    _check_fields(path, "sha256", manifest["sha256"], dict.fromkeys((*files_of(sections), "manifest.json"), str))
     try:
         own = own_digest(manifest)
     except RecursionError:

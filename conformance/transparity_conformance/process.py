@@ -10,6 +10,7 @@ import signal
 import subprocess
 import tempfile
 import threading
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -48,18 +49,21 @@ def check_command(
     logits_only: bool = False,
     timeout: float = TIMEOUT,
     progress: Progress | None = None,
+    sections: Collection[str] = (),
 ) -> Report:
-    """Check a program: what it wrote is judged however it ended, but unless it ended well it cannot agree.
+    """Check a program: what it wrote is judged however it ended, but unless it ended well it cannot agree. It is given
+    a bundle with `sections`.
 
     Raises `BundleError` if it wrote nothing that can be judged.
     """
     with tempfile.TemporaryDirectory(prefix="transparity-") as folder:
-        bundle = export_bundle(config, Path(folder, "bundle"), name=name, dtype=dtype)
+        bundle = export_bundle(config, Path(folder, "bundle"), name=name, dtype=dtype, sections=sections)
         if progress is not None:
             progress("running the program", 0, 1)
         run = run_command(command, Path(folder, "bundle"), Path(folder, ACTUAL), timeout)
         said = _said(command, run, bundle)
-    report = judge_bundle(bundle, said, logits_only=logits_only, progress=progress)
+    stopped = run.failure is not None
+    report = judge_bundle(bundle, said, logits_only=logits_only, progress=progress, stopped=stopped)
     if run.failure is None:
         return report
     verdict = "inconclusive" if report.verdict == "agrees" else report.verdict

@@ -1,15 +1,16 @@
-"""Decoding with a port's cache, held to its full forward pass: `forward.step(tokens, cache)`, step for step."""
+"""Decoding with a port's cache, step for step, held to the full forward pass."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity_conformance.bench import as_numbers
+from transparity_conformance.besides import Besides
 from transparity_conformance.evidence import share
 from transparity_conformance.mistakes.cache import CACHINGS, Caching, cached_logits
 from transparity_conformance.probes import Probe
@@ -34,28 +35,41 @@ def ways(length: int) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def compare_steps(step: Callable[..., Any], probe: Probe, dtype: str) -> tuple[Held, Fault | None]:
-    """The claim, and the fault if there is one. Raises whatever the port raises, and `TypeError` for what is no
-    `(logits, cache)`."""
-    config = probe.config
-    where = sees_something(config, probe.inputs[config.input_names[-1]])
+def why_no_steps(config: TransformerConfig) -> str:
+    """Why none are compared, whatever a port is like; nothing if they are."""
+    if not config.hides_wholly:
+        return "this mask hides nothing, so what is cached is never right"
+    return "" if config.has_decoder else "a lone encoder generates nothing"
+
+
+def stepped(step: Callable[..., Any], probe: Probe) -> dict[str, np.ndarray]:
+    """The logits (batch, length, vocab) of a port's steps, by way. Raises whatever the port raises, and `TypeError` for
+    what is no `(logits, cache)`."""
+    length = probe.inputs[probe.config.input_names[-1]].shape[1]
+    return {way: _stepped(step, probe, sizes, way) for way, sizes in ways(length).items()}
+
+
+@np.errstate(all="ignore")  # a port may say anything
+def judge_steps(logits: Mapping[str, np.ndarray], probe: Probe, dtype: str) -> Besides:
+    """Hold logits (batch, length, vocab) that were said step by step, in any of the `ways`, to the full pass."""
+    where = sees_something(probe.config, probe.inputs[probe.config.input_names[-1]])
     expected, budget = probe.oracle.expected["logits"][where], probe.oracle.budget("logits", dtype)
-    length = where.shape[1]
-    said = {way: _stepped(step, probe, sizes, way)[where] for way, sizes in ways(length).items()}
-    errors = {way: gap(logits, expected) for way, logits in said.items()}
+    said = {way: value[where] for way, value in logits.items()}
+    errors = {way: gap(value, expected) for way, value in said.items()}
     worst = max(errors, key=lambda way: errors[way])
     if share(errors[worst], budget) <= 1:
-        return Held("step", "agrees", errors[worst], budget, worst), None
-    left: dict[Caching, float] = {}
-    for how in CACHINGS:
-        logits = {way: _simulated(probe, sizes, how)[where] for way, sizes in ways(length).items()}
-        left[how] = max(gap(said[way], logits[way]) for way in said)
+        return Besides((Held("step", "agrees", errors[worst], budget, worst),))
+    sizes = ways(where.shape[1])
+    left = {
+        how: max(gap(value, _simulated(probe, sizes[way], how)[where]) for way, value in said.items())
+        for how in CACHINGS
+    }
     # A mistake that shows nowhere here explains nothing; the budget is that of the right logits, of the same size.
     explaining = [how for how in CACHINGS if share(left[how], budget) <= 1]
     causes = tuple(Cause(how.id, how.says, None, left[how], 1 - left[how] / errors[worst]) for how in explaining[:1])
     rivals = tuple(dict.fromkeys(how.id for how in explaining[1:] if how.id != explaining[0].id))
-    fault = Fault("step", errors[worst], budget, causes, rivals, probe=probe.name)
-    return Held("step", "diverges", errors[worst], budget, worst), fault
+    claim = Held("step", "diverges", errors[worst], budget, worst)
+    return Besides((claim,), (Fault("step", errors[worst], budget, causes, rivals, probe=probe.name),))
 
 
 @functools.cache

@@ -1,0 +1,142 @@
+"""A port's optimizers, held to the reference: some steps of a tiny model from the same weights, on the same batches."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity.optimization import train
+from transparity.parameters import is_learned
+from transparity.taps import Tap
+from transparity.training import Training
+from transparity_conformance.bench import as_numbers
+from transparity_conformance.evidence import share
+from transparity_conformance.mistakes.optimization import OPTIMIZINGS, Optimizing, trained
+from transparity_conformance.oracle import Arrays, Oracle
+from transparity_conformance.probes import probe_parameters
+from transparity_conformance.verdict import Cause, Fault, Held
+from transparity_conformance.walk import gap
+
+STEPS, ROWS = 3, 3
+
+NEAREST = 3
+"""Where no mistake explains all within the budgets of the right training, so many are tried by budgets of their own:
+they may round by more, where steps are longer or what they are divided by is smaller."""
+
+# In one the gradients are longer than `max_norm`, in the other they are not; `eps` is large enough to be missed.
+TRAININGS = {
+    "sgd with momentum, clipped": Training("sgd", learning_rate=0.05, momentum=0.9, max_norm=0.5),
+    "adamw, warmed up": Training(
+        "adamw", learning_rate=0.1, eps=1e-3, weight_decay=0.1, max_norm=1000.0, warmup_steps=3
+    ),
+}
+
+Build = Callable[[TransformerConfig, Arrays], Any]
+
+
+def tiny(config: TransformerConfig) -> TransformerConfig:
+    """The same system with few numbers, for the reference differentiates by a forward pass for each."""
+    sizes = {"embed_dim": 4, "num_heads": 2, "feed_forward_dim": 2, "max_length": 4}
+    tokens = 1 + max(token for token in (config.pad_id, config.bos_id, config.eos_id, 3) if token is not None)
+    for stack, has in (("encoder", config.has_encoder), ("decoder", config.has_decoder)):
+        vocabulary = "source_vocab_size" if stack == "encoder" else "target_vocab_size"
+        sizes |= {f"num_{stack}_layers": 1, vocabulary: max(6, tokens)} if has else {}
+    return dataclasses.replace(config, **sizes)  # type: ignore[arg-type]
+
+
+@functools.cache
+def batches(config: TransformerConfig) -> tuple[Arrays, ...]:
+    """What every step is made from: targets are the tokens one further."""
+    random = np.random.default_rng(3)
+    made = []
+    for _ in range(STEPS):
+        batch: Arrays = {}
+        for name in config.input_names:
+            size = config.stack_vocab_size(config.input_stack(name))
+            drawn = random.integers(0, size, (ROWS, config.max_length + 1))
+            batch |= {name: drawn[:, :-1], "targets": drawn[:, 1:]}
+        made.append(batch)
+    return tuple(made)
+
+
+@functools.cache
+def oracle_of(config: TransformerConfig, name: str, how: Optimizing | None = None) -> Oracle:
+    """The losses and the parameters that come of a training, of the right one or of one with a mistake."""
+
+    def run(arrays: Arrays, tap: Tap) -> None:
+        made = functools.partial(trained, how=how) if how else train
+        losses, parameters = made(config, arrays, batches(config), TRAININGS[name])
+        tap("losses", np.array(losses))
+        for parameter, value in parameters.items():
+            if is_learned(parameter):
+                tap(parameter, value)
+
+    return Oracle(run, probe_parameters(config, 6), neighbours=2)
+
+
+def compare_training(build: Build, config: TransformerConfig, dtype: str) -> tuple[Held, Fault | None]:
+    """The claim, and the fault if there is one. Raises whatever the port raises, and `TypeError` for what are no losses
+    and parameters."""
+    config = tiny(config)
+    said = {name: _trained(build, config, training) for name, training in TRAININGS.items()}
+    errors = {name: _off(said[name], oracle_of(config, name), dtype) for name in said}
+    worst = max(errors, key=lambda name: share(*errors[name][:2]))
+    error, budget, where = errors[worst]
+    place = f"{where}, {worst}"
+    if share(error, budget) <= 1:
+        return Held("train", "agrees", error, budget, place), None
+    explaining = _explaining(config, said, dtype)
+    causes = []
+    for how in explaining[:1]:
+        left = _off(said[worst], oracle_of(config, worst, how), dtype)[0]
+        causes.append(Cause(how.id, how.says, None, left, 1 - left / error))
+    rivals = tuple(dict.fromkeys(how.id for how in explaining[1:] if how.id != explaining[0].id))
+    return Held("train", "diverges", error, budget, place), Fault("train", error, budget, tuple(causes), rivals)
+
+
+def _explaining(config: TransformerConfig, said: Mapping[str, Arrays], dtype: str) -> list[Optimizing]:
+    def remains(how: Optimizing) -> float:
+        """The largest share of a budget of the right training that the port is off the wrong one."""
+        return max(
+            share(gap(said[name][what], expected), oracle_of(config, name).budget(what, dtype))
+            for name in said
+            for what, expected in oracle_of(config, name, how).expected.items()
+        )
+
+    left = {how: remains(how) for how in OPTIMIZINGS}
+    if explaining := [how for how in OPTIMIZINGS if left[how] <= 1]:
+        return explaining
+    nearest = sorted(OPTIMIZINGS, key=lambda how: left[how])[:NEAREST]
+    by_their_own = [
+        how
+        for how in nearest
+        if all(share(*_off(said[name], oracle_of(config, name, how), dtype)[:2]) <= 1 for name in said)
+    ]
+    return by_their_own[:1]
+
+
+def _off(said: Arrays, oracle: Oracle, dtype: str) -> tuple[float, float, str]:
+    """The error that is the largest share of its budget, the budget, and of what it is."""
+    off = [(gap(said[what], expected), oracle.budget(what, dtype), what) for what, expected in oracle.expected.items()]
+    return max(off, key=lambda item: share(item[0], item[1]))
+
+
+def _trained(build: Build, config: TransformerConfig, training: Training) -> Arrays:
+    parameters = {name: value.copy() for name, value in probe_parameters(config, 6).items()}
+    copied = [{name: tokens.astype(np.int64) for name, tokens in batch.items()} for batch in batches(config)]
+    losses, became = build(config, parameters).train(copied, training)
+    said = {str(name): as_numbers(value).astype(np.float64) for name, value in dict(became).items()}
+    missing = [name for name in parameters if is_learned(name) and name not in said]
+    if missing:
+        raise TypeError(f"no {missing[0]} and {len(missing) - 1} more" if missing[1:] else f"no {missing[0]}")
+    said["losses"] = np.array([float(as_numbers(loss).reshape(())) for loss in losses])
+    for name, value in said.items():
+        expected = (STEPS,) if name == "losses" else parameters[name].shape if name in parameters else value.shape
+        if value.shape != expected:
+            raise TypeError(f"{name} of the shape {value.shape}, expected {expected}")
+    return said

@@ -1,0 +1,486 @@
+"""Gradients and steps through a bundle: what a port of any language wrote is judged as what a port here offers is."""
+
+from __future__ import annotations
+
+import functools
+import json
+import shlex
+import shutil
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+from typer.testing import CliRunner
+
+from transparity.config import TransformerConfig
+from transparity.presets import preset
+from transparity_conformance.bench import as_numbers
+from transparity_conformance.bundle import Bundle, export_bundle, judge_bundle, read_actual, read_bundle
+from transparity_conformance.cli import app
+from transparity_conformance.manifest import SECTIONS, TARGETS, digest, own_digest
+from transparity_conformance.mistakes.cache import CACHINGS, Caching, cached_logits
+from transparity_conformance.mistakes.loss import LOSSES, LossMistake
+from transparity_conformance.process import check_command
+from transparity_conformance.tensors import BundleError
+from transparity_conformance.verdict import Fault, Report
+from transparity_pytorch.port import build
+
+Refused = Callable[..., AbstractContextManager[None]]
+Tensors = dict[str, np.ndarray]
+
+SMALL = preset("translation").resized(embed_dim=6, num_heads=2, num_encoder_layers=1, num_decoder_layers=1)
+
+
+def answer(folder: Path) -> Tensors:
+    """What a right port writes: it knows of a bundle what its files say, and nothing else."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    config = TransformerConfig.from_json((folder / "config.json").read_text())
+    forward = build(config, load_file(folder / "parameters.safetensors"))
+    inputs = load_file(folder / "inputs.safetensors")
+    targets = load_file(folder / "targets.safetensors") if "gradients" in manifest else {}
+    asked = {name for section in SECTIONS for name in manifest.get(section, {"actual": {}})["actual"]}
+    said: dict[str, Any] = {}
+    for probe in manifest["probes"]:
+        tokens: dict[str, Any] = {name: inputs[f"{probe}/{name}"] for name in config.input_names}
+        said[f"{probe}/logits"] = forward.logits(**tokens)
+        if f"{probe}/loss" in asked:
+            loss, gradients = forward.loss_and_gradients(targets[f"{probe}/targets"], **tokens)
+            found = {f"{probe}/gradient.{name}": value for name, value in gradients.items()}
+            said |= {f"{probe}/loss": loss} | {name: value for name, value in found.items() if name in asked}
+        last = tokens.pop(config.input_names[-1])
+        for way, sizes in manifest["steps"]["ways"].items() if f"{probe}/step.one_by_one.0" in asked else ():
+            cache, begin, source = None, 0, tokens
+            for index, size in enumerate(sizes):
+                chunk = last[:, begin : begin + size]
+                said[f"{probe}/step.{way}.{index}"], cache = forward.step(chunk, cache, **source)
+                begin, source = begin + size, {}
+    return {name: as_numbers(value).astype(np.float32) for name, value in said.items()}
+
+
+@functools.cache
+def _exported(folder: Path, name: str) -> tuple[Bundle, Tensors]:
+    export_bundle(preset(name).resized(), folder / name, name=name, sections=SECTIONS)
+    return read_bundle(folder / name), answer(folder / name)
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Bundle, Tensors]]:
+    """A bundle of a preset with both sections, read back; and what a right port writes of it."""
+    return functools.partial(_exported, tmp_path_factory.mktemp("exported"))
+
+
+@pytest.fixture
+def judged(tmp_path: Path) -> Callable[..., Report]:
+    """The verdict on tensors, by way of a file."""
+
+    def judge(bundle: Bundle, tensors: Tensors, **how: Any) -> Report:
+        save_file(tensors, tmp_path / "actual.safetensors")
+        return judge_bundle(bundle, read_actual(tmp_path / "actual.safetensors", bundle), **how)
+
+    return judge
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("small") / "bundle"
+    export_bundle(SMALL, folder, name="translation", sections=SECTIONS)
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path, small: Path) -> Path:
+    """A bundle with both sections, to do anything with."""
+    return Path(shutil.copytree(small, tmp_path / "bundle"))
+
+
+def held(report: Report) -> dict[str, str]:
+    return {claim.id: claim.verdict for claim in report.claims}
+
+
+def the_fault(report: Report) -> Fault:
+    (fault,) = report.faults
+    assert (report.verdict, report.first_divergence) == ("diverges", fault.where)
+    return fault
+
+
+def test_a_section_adds_to_the_manifest_and_changes_no_file_that_was_there(tmp_path: Path, small: Path) -> None:
+    export_bundle(SMALL, tmp_path / "plain", name="translation")
+    plain, more = (json.loads((folder / "manifest.json").read_text()) for folder in (tmp_path / "plain", small))
+    assert list(plain) == ["format", "preset", "dtype", "probes", "sha256"]
+    assert set(more) - set(plain) == {"gradients", "steps"}
+    assert {path.name for path in small.iterdir()} - {path.name for path in (tmp_path / "plain").iterdir()} == {TARGETS}
+    for path in (tmp_path / "plain").iterdir():
+        if path.name != "manifest.json":
+            assert path.read_bytes() == (small / path.name).read_bytes()
+    for field in ("format", "preset", "dtype", "probes"):
+        assert more[field] == plain[field]
+
+
+def test_a_bundle_that_is_written_again_without_a_section_has_none(folder: Path) -> None:
+    export_bundle(SMALL, folder, name="translation")
+    assert not (folder / TARGETS).exists()
+    assert read_bundle(folder).sections == ()
+
+
+@pytest.mark.parametrize("sections", [(), ("gradients",), ("steps",), ("steps", "gradients")], ids=str)
+def test_sections_come_back_and_what_is_asked_for_has_its_shape_in_the_manifest(
+    tmp_path: Path, sections: tuple[str, ...]
+) -> None:
+    export_bundle(SMALL, tmp_path, sections=sections)
+    bundle = read_bundle(tmp_path)
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert set(bundle.sections) == set(sections)
+    said = {name: tuple(shape) for section in sections for name, shape in manifest[section]["actual"].items()}
+    assert said == bundle.asked
+    assert set(said) == {name for name in answer(tmp_path) if not name.endswith("/logits")}
+
+
+@pytest.mark.parametrize("name", ["translation", "pre-norm", "notes-lm"])
+def test_a_right_port_agrees(name: str, exported: Callable[..., Any], judged: Callable[..., Report]) -> None:
+    bundle, tensors = exported(name)
+    report = judged(bundle, tensors)
+    assert report.verdict == "agrees"
+    assert held(report)["loss"] == held(report)["gradients"] == held(report)["step"] == "agrees"
+    (unsaid,) = report.not_compared
+    assert "taps: the port does not show them" in unsaid
+
+
+@pytest.mark.parametrize("mistake", LOSSES, ids=lambda mistake: mistake.says)
+def test_a_wrong_loss_is_named(
+    mistake: LossMistake, exported: Callable[..., Any], judged: Callable[..., Report]
+) -> None:
+    bundle, tensors = exported("translation")
+    losses = {
+        f"{key}/loss": np.array(
+            mistake.loss(tensors[f"{key}/logits"], np.roll(probe.inputs["target"], -1, 1), bundle.config.pad_id)
+        )
+        for key, probe in bundle.probes.items()
+    }
+    logits = {name: value for name, value in tensors.items() if name.endswith("/logits")}
+    fault = the_fault(judged(bundle, logits | losses))
+    assert (fault.where, [cause.says for cause in fault.causes]) == ("loss", [mistake.says])
+
+
+def gradients_of(tensors: Tensors, change: Callable[[np.ndarray], np.ndarray], part: str = "gradient.") -> Tensors:
+    """The tensors, with the gradients whose name has `part` changed."""
+    return {name: change(value) if part in name else value for name, value in tensors.items()}
+
+
+def without(tensors: Tensors, part: str) -> Tensors:
+    return {name: value for name, value in tensors.items() if part not in name}
+
+
+def with_a_wrong_number(tensors: Tensors) -> Tensors:
+    changed = tensors["mixed/gradient.encoder.layers.0.feed_forward.up.weight"].copy()
+    changed[2, 1] += 1e-3
+    return tensors | {"mixed/gradient.encoder.layers.0.feed_forward.up.weight": changed}
+
+
+@pytest.mark.parametrize(
+    ("change", "where", "cause"),
+    [
+        (lambda all_: gradients_of(all_, lambda value: 3 * value), "head.bias", "gradient-scale"),
+        (
+            lambda all_: gradients_of(all_, np.zeros_like, "cross_attention.key"),
+            "decoder.layers.1.cross_attention.key.weight",
+            "gradient-missing",
+        ),
+        (
+            lambda all_: without(all_, "gradient.encoder"),
+            "encoder.layers.1.feed_forward_norm.bias",
+            "gradient-missing",
+        ),
+        (with_a_wrong_number, "encoder.layers.0.feed_forward.up.weight", None),
+        (lambda all_: gradients_of(all_, lambda value: value * np.nan), "head.bias", None),
+        (lambda all_: gradients_of(all_, lambda value: value + np.inf), "head.bias", None),
+    ],
+)
+def test_a_wrong_gradient_is_placed_where_a_port_here_is(
+    change: Callable[[Tensors], Tensors],
+    where: str,
+    cause: str | None,
+    exported: Callable[..., Any],
+    judged: Callable[..., Report],
+) -> None:
+    bundle, tensors = exported("translation")
+    fault = the_fault(judged(bundle, change(tensors)))
+    assert fault.where == f"gradient.{where}"
+    assert [found.mistake for found in fault.causes] == [cause] * (cause is not None)
+
+
+def test_the_gradients_of_a_wrong_loss_are_held_to_that_loss(
+    exported: Callable[..., Any], judged: Callable[..., Report]
+) -> None:
+    bundle, tensors = exported("notes-lm")
+    counted = {key: int((probe.inputs["tokens"] != bundle.config.pad_id).sum()) for key, probe in bundle.probes.items()}
+    summed = gradients_of(tensors, lambda value: value * np.float32(counted["mixed"]))
+    summed |= {f"{key}/loss": np.asarray(tensors[f"{key}/loss"] * counted[key]) for key in counted}
+    report = judged(bundle, summed)
+    assert the_fault(report).causes[0].says == "the loss is a sum over the targets, not their mean"
+    assert held(report)["gradients"] == "agrees"
+
+
+def chunks(bundle: Bundle, how: Caching) -> Tensors:
+    """What a port that decodes so writes of its steps."""
+    probe, said = bundle.probes["mixed"], dict[str, np.ndarray]()
+    for way, sizes in sizes_of(bundle).items():
+        logits = cached_logits(probe.config, probe.exact, probe.inputs, sizes, how)
+        pieces = np.split(logits, np.cumsum(sizes)[:-1], axis=1)
+        said |= {f"mixed/step.{way}.{index}": np.ascontiguousarray(piece) for index, piece in enumerate(pieces)}
+    return said
+
+
+def sizes_of(bundle: Bundle) -> dict[str, list[int]]:
+    """The chunks of each way, by the shapes of what is asked for."""
+    ways: dict[str, list[int]] = {}
+    for name, shape in bundle.asked.items():
+        if "/step." in name:
+            ways.setdefault(name.split(".")[1], []).append(shape[1])
+    return ways
+
+
+@pytest.mark.parametrize("name", ["translation", "pre-norm", "notes-lm"])
+@pytest.mark.parametrize("how", CACHINGS, ids=lambda how: how.says)
+def test_a_wrong_cache_is_named(
+    how: Caching, name: str, exported: Callable[..., Any], judged: Callable[..., Report]
+) -> None:
+    bundle, tensors = exported(name)
+    if how.says == "padding in the cache is seen" and bundle.config.target_mask == "causal":
+        return  # where padding is seen anyway, it is no mistake
+    if how.says == "padding in the source is seen" and not bundle.config.has_encoder:
+        return
+    fault = the_fault(judged(bundle, tensors | chunks(bundle, how)))
+    assert (fault.where, [cause.says for cause in fault.causes]) == ("step", [how.says])
+
+
+def test_a_step_that_is_not_a_number_diverges(exported: Callable[..., Any], judged: Callable[..., Report]) -> None:
+    bundle, tensors = exported("notes-lm")
+    name = "mixed/step.in_uneven_chunks.1"
+    fault = the_fault(judged(bundle, tensors | {name: tensors[name] * np.nan}))
+    assert (fault.where, fault.causes) == ("step", ())
+
+
+@pytest.mark.parametrize(
+    ("left_out", "says"),
+    [
+        ("/loss", ["loss: the port did not write it"]),
+        ("text/loss", ["loss: the port did not write it for text"]),
+        ("/gradient.", ["gradients: the port did not write any"]),
+        ("/step.", ["step: the port did not write any"]),
+        ("/step.in_uneven", ["step: in uneven chunks, the port did not write any"]),
+        (
+            "/step.one_by_one.3",
+            ["step: one by one, the port did not write 1 of 7 (step.one_by_one.3)"],
+        ),
+        (
+            "mixed/logits",
+            [
+                "gradients: too little of the forward pass was compared",
+                "step: too little of the forward pass was compared",
+                "probe mixed: no logits",
+            ],
+        ),
+    ],
+)
+def test_what_was_not_written_is_listed_as_not_compared(
+    left_out: str, says: list[str], exported: Callable[..., Any], judged: Callable[..., Report]
+) -> None:
+    bundle, tensors = exported("translation")
+    report = judged(bundle, without(tensors, left_out))
+    assert report.verdict == ("inconclusive" if "logits" in left_out else "agrees")
+    assert list(report.not_compared[:-1]) == says
+
+
+def test_a_gradient_that_a_stopped_port_did_not_write_is_no_fault(
+    exported: Callable[..., Any], judged: Callable[..., Report]
+) -> None:
+    bundle, tensors = exported("notes-lm")
+    report = judged(bundle, without(tensors, "gradient.head"), stopped=True)
+    assert (report.verdict, report.faults) == ("agrees", ())
+    says = "gradients: the port did not write 2 of "
+    assert any(line.startswith(says) and "(gradient.head.weight" in line for line in report.not_compared)
+    whole = judged(bundle, without(tensors, "gradient.head"))
+    assert the_fault(whole).causes[0].mistake == "gradient-missing"
+    assert any(line.startswith(says) for line in whole.not_compared)
+
+
+def test_a_wrong_forward_pass_has_no_gradients_and_no_steps(
+    exported: Callable[..., Any], judged: Callable[..., Report]
+) -> None:
+    bundle, tensors = exported("notes-lm")
+    report = judged(bundle, tensors | {"one/logits": tensors["one/logits"] + 1})
+    assert report.verdict == "diverges"
+    assert report.not_compared[:2] == (
+        "gradients: the forward pass diverges, so its gradients are another function's",
+        "step: the forward pass diverges, and what is cached with it",
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "dtype", "says"),
+    [
+        ("walkthrough", preset("walkthrough").resized(), "float32", "step: this mask hides nothing"),
+        (
+            "config",
+            TransformerConfig(
+                architecture="encoder", source_vocab_size=5, embed_dim=4, num_heads=1, num_encoder_layers=1
+            ),
+            "float32",
+            "step: a lone encoder generates nothing",
+        ),
+        ("translation", SMALL, "bfloat16", "gradients: gradients are compared in float32 and float64, not in bfloat16"),
+    ],
+)
+def test_nothing_is_asked_for_that_cannot_be_compared(
+    tmp_path: Path, name: str, config: TransformerConfig, dtype: str, says: str
+) -> None:
+    export_bundle(config, tmp_path, name=name, dtype=dtype, sections=SECTIONS)
+    bundle = read_bundle(tmp_path)
+    assert not [asked for asked in bundle.asked if f"/{says.split(':')[0].rstrip('s')}." in asked]
+    report = judge_bundle(bundle, read_actual(tmp_path / "expected.safetensors", bundle))
+    assert report.verdict == "agrees"
+    assert any(line.startswith(says) for line in report.not_compared)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("mixed/loss", np.zeros(1), "'mixed/loss' of {} has the shape [1]; expected []."),
+        ("mixed/loss", np.array(1), "'mixed/loss' of {} has the dtype 'I64'; expected F64 or F32 or F16 or BF16."),
+        ("mixed/gradient.head.weight", np.zeros((6, 31)), "has the shape [6, 31]; expected [31, 6]."),
+        ("mixed/gradient.head.wait", np.zeros(3), "does not belong there; the nearest name is"),
+        ("one/gradient.head.bias", np.zeros(31), "does not belong there; the nearest name is"),
+        ("mixed/step.one_by_one.7", np.zeros((8, 1, 31)), "does not belong there; the nearest name is"),
+        ("mixed/step.in_uneven_chunks.0", np.zeros((8, 1, 31)), "has the shape [8, 1, 31]; expected [8, 2, 31]."),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_sentence(folder: Path, name: str, value: np.ndarray, says: str) -> None:
+    actual = folder / "actual.safetensors"
+    save_file(answer(folder) | {name: value}, actual)
+    result = CliRunner().invoke(app, ["compare", str(folder), str(actual)])
+    assert result.exit_code == 2
+    assert says.format(actual) in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""
+
+
+def test_without_a_section_its_tensors_do_not_belong_there(tmp_path: Path, refused: Refused) -> None:
+    export_bundle(SMALL, tmp_path)
+    actual = tmp_path / "actual.safetensors"
+    save_file(answer(tmp_path) | {"mixed/loss": np.array(1.0)}, actual)
+    with refused(BundleError, f"{actual} has a tensor 'mixed/loss', which does not belong there"):
+        read_actual(actual, read_bundle(tmp_path))
+    with refused(BundleError, "There is no section 'caches' of a bundle; the sections are gradients, steps."):
+        export_bundle(SMALL, tmp_path, sections=["caches"])
+
+
+def forge(folder: Path, **changes: Any) -> None:
+    """Change fields of the manifest, None for none, and put every digest right."""
+    path = folder / "manifest.json"
+    manifest = {name: value for name, value in (json.loads(path.read_text()) | changes).items() if value is not None}
+    manifest["sha256"] |= {name: digest(folder / name) for name in manifest["sha256"] if name != "manifest.json"}
+    manifest["sha256"]["manifest.json"] = own_digest(manifest)
+    path.write_text(json.dumps(manifest))
+
+
+def is_refused(folder: Path, says: str) -> None:
+    with pytest.raises(BundleError) as caught:
+        read_bundle(folder)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"for": 5}, "is for is 5"),
+        ({"for": "\x1b[2J"}, "is for is "),
+        ({"actual": {}}, "is not that of the configuration and the probes"),
+        ({"actual": {"mixed/loss": [2**40]}}, "is not that of the configuration and the probes"),
+        ({"more": 1}, "is not that of the configuration and the probes"),
+        ({"ways": {"one_by_one": [2**40]}}, "is not that of the configuration and the probes"),
+        ({"targets": {"one/targets": [True, 1]}}, "is not that of the configuration and the probes"),
+    ],
+    ids=str,
+)
+def test_a_section_that_was_forged(folder: Path, section: str, changes: dict[str, Any], says: str) -> None:
+    said = json.loads((folder / "manifest.json").read_text())[section]
+    forge(folder, **{section: said | changes})
+    is_refused(folder, says)
+
+
+@pytest.mark.parametrize("section", [None, [], 5, "x"], ids=repr)
+def test_a_section_that_is_none(folder: Path, section: Any) -> None:
+    forge(folder, gradients=section)
+    is_refused(folder, "manifest.json is not right")
+
+
+def test_targets_that_were_forged(folder: Path) -> None:
+    tensors = load_file(folder / TARGETS)
+    save_file(tensors | {"one/targets": tensors["one/targets"] ^ 1}, folder / TARGETS)
+    is_refused(folder, "was changed: it does not have the sha256")
+    forge(folder)
+    is_refused(folder, f"{TARGETS} is not right: one/targets should be the tokens of the probe, one further")
+    (folder / TARGETS).unlink()
+    is_refused(folder, f"There is no file {folder / TARGETS}")
+
+
+PROGRAM = f"""
+import pathlib, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from test_bundle_sections import answer, without
+from safetensors.numpy import save_file
+bundle, actual = map(pathlib.Path, sys.argv[1:])
+tensors = answer(bundle)
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Callable[[str], str]:
+    """The command of a program in Python that starts with `PROGRAM`."""
+
+    def command(rest: str) -> str:
+        (tmp_path / "port.py").write_text(PROGRAM + rest)
+        return shlex.join([sys.executable, str(tmp_path / "port.py")])
+
+    return command
+
+
+def test_a_program_is_asked_for_its_gradients_and_steps(program: Callable[[str], str], tmp_path: Path) -> None:
+    answers = tmp_path / "answers.json"
+    arguments = ["check", "--preset", "notes-lm", "--gradients", "--steps", "--json", str(answers), "--command"]
+    result = CliRunner().invoke(app, [*arguments, program("save_file(tensors, actual)")])
+    assert result.exit_code == 0, result.output
+    (report,) = json.loads(answers.read_text())
+    assert {"loss", "gradients", "step"} <= {claim["id"] for claim in report["claims"]}
+    wrong = program("tensors['mixed/gradient.head.bias'] *= -1\nsave_file(tensors, actual)")
+    assert CliRunner().invoke(app, [*arguments, wrong]).exit_code == 1
+    (report,) = json.loads(answers.read_text())
+    assert report["first_divergence"] == "gradient.head.bias"
+
+
+def test_what_a_program_that_crashed_did_not_write_is_no_fault(program: Callable[[str], str]) -> None:
+    config = preset("notes-lm").resized(embed_dim=6, num_heads=2, num_decoder_layers=1)
+    crashes = program("save_file(without(tensors, 'gradient.head'), actual)\nsys.exit('no more')")
+    report = check_command(crashes, "notes-lm", config, sections=["gradients"])
+    assert (report.verdict, report.faults) == ("inconclusive", ())
+
+
+def test_a_port_here_is_not_asked_for_sections() -> None:
+    result = CliRunner().invoke(app, ["check", "transparity.port:build", "--gradients"])
+    assert result.exit_code == 2
+    assert result.stderr == "--gradients and --steps are for --command; what a PORT offers is compared without them.\n"
+
+
+def test_export_says_what_the_sections_are_for(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["export", "walkthrough", str(tmp_path / "bundle"), "--gradients", "--steps"])
+    assert result.exit_code == 0
+    said = " ".join(result.stdout.split())
+    assert "gradients: the loss is the mean of -log softmax(logits)[target]" in said
+    assert "steps: this mask hides nothing" in said

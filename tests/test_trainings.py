@@ -1,0 +1,98 @@
+"""A port's optimizers: a wrong step is found and named, and one that nobody knows has no name."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from transparity.config import TransformerConfig
+from transparity.optimization import train
+from transparity.port import build as numpy_build
+from transparity.presets import preset
+from transparity.training import Training
+from transparity_conformance import check
+from transparity_conformance.backends import backend, installed
+from transparity_conformance.findings import sentence
+from transparity_conformance.mistakes.optimization import OPTIMIZINGS, Optimizing, trained
+from transparity_conformance.trainings import compare_training
+
+Arrays = dict[str, np.ndarray]
+Became = tuple[Sequence[float], Arrays]
+
+
+class Learning:
+    """A right forward pass, and a way to train."""
+
+    def __init__(self, config: TransformerConfig, parameters: Arrays, how: Callable[..., Became]) -> None:
+        self.config, self.how = config, how
+        self.parameters = {name: value.astype(np.float32) for name, value in parameters.items()}
+        self.forward = numpy_build(config, parameters, dtype="float32")
+
+    def __call__(self, **tokens: Any) -> Any:
+        return self.forward(**tokens)
+
+    def train(self, batches: Sequence[Arrays], training: Training) -> Became:
+        return self.how(self.config, self.parameters, batches, training)
+
+
+def learning(how: Callable[..., Became]) -> Callable[[TransformerConfig, Arrays], Learning]:
+    return lambda config, parameters: Learning(config, parameters, how)
+
+
+def with_mistake(how: Optimizing) -> Callable[[TransformerConfig, Arrays], Learning]:
+    return learning(functools.partial(trained, how=how))
+
+
+@pytest.mark.parametrize("how", OPTIMIZINGS, ids=lambda how: how.says)
+def test_a_wrong_optimizer_is_named(how: Optimizing) -> None:
+    held, fault = compare_training(with_mistake(how), preset("notes-lm"), "float32")
+    assert held.verdict == "diverges" and fault is not None
+    assert [cause.says for cause in fault.causes] == [how.says]
+    assert fault.indistinguishable == ()
+
+
+def test_what_no_gradient_reaches_hides_no_mistake() -> None:
+    """Key biases change no weight of attention; where eps is left out, their rounding alone is divided by itself."""
+    how = next(how for how in OPTIMIZINGS if how.eps == "nowhere")
+    config = dataclasses.replace(preset("notes-lm"), qkv_bias=True)
+    _, fault = compare_training(with_mistake(how), config, "float32")
+    assert fault is not None and [cause.says for cause in fault.causes] == [how.says]
+
+
+@pytest.mark.parametrize("name", installed())
+def test_every_backend_trains_as_the_reference_does(name: str) -> None:
+    held, fault = compare_training(
+        lambda config, parameters: backend(name)(config, parameters, dtype="float32"), preset("notes-lm"), "float32"
+    )
+    assert (held.verdict, fault) == ("agrees", None)
+
+
+def grown(*given: Any) -> Became:
+    losses, became = train(*given)
+    return losses, {name: value * np.float32(1.001) for name, value in became.items()}
+
+
+def test_a_wrong_step_that_nobody_knows_has_no_name() -> None:
+    report = check(learning(grown), preset="notes-lm", logits_only=True)
+    (fault,) = report.faults
+    assert (report.verdict, fault.where, fault.causes) == ("diverges", "train", ())
+    assert sentence(report).startswith("train: wrong by") and "unexplained" in sentence(report)
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        (lambda *given: 1, "train: raised TypeError"),
+        (lambda *given: ([0.0], train(*given)[1]), "losses of the shape (1,), expected (3,)"),
+        (lambda *given: (train(*given)[0], {}), "train: raised TypeError: no decoder."),
+    ],
+)
+def test_what_is_no_training_is_not_compared(how: Callable[..., Became], says: str) -> None:
+    report = check(learning(how), preset="notes-lm", logits_only=True)
+    assert report.verdict == "agrees"
+    assert any(says in line for line in report.not_compared), report.not_compared

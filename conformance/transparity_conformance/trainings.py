@@ -100,16 +100,16 @@ def compare_training(build: Build, config: TransformerConfig, dtype: str) -> tup
 
 
 def _explaining(config: TransformerConfig, said: Mapping[str, Arrays], dtype: str) -> list[Optimizing]:
-    def remains(how: Optimizing) -> float:
-        """The largest share of a budget of the right training that the port is off the wrong one."""
-        return max(
-            share(gap(said[name][what], expected), oracle_of(config, name).budget(what, dtype))
+    def beyond(how: Optimizing) -> int:
+        """How many tensors the port is further off the wrong training than budgets of the right one allow."""
+        return sum(
+            share(gap(said[name][what], expected), oracle_of(config, name).budget(what, dtype)) > 1
             for name in said
             for what, expected in oracle_of(config, name, how).expected.items()
         )
 
-    left = {how: remains(how) for how in OPTIMIZINGS}
-    if explaining := [how for how in OPTIMIZINGS if left[how] <= 1]:
+    left = {how: beyond(how) for how in OPTIMIZINGS}
+    if explaining := [how for how in OPTIMIZINGS if not left[how]]:
         return explaining
     nearest = sorted(OPTIMIZINGS, key=lambda how: left[how])[:NEAREST]
     by_their_own = [

@@ -65,7 +65,7 @@ def conformance(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """All tests, slow ones too: conformance, the tests of the tests, and the tests of the tools."""
-    install(session, "test", "benchmarks")
+    install(session, "test", "benchmarks", "examples")
     environment = SINGLE_THREADED | compiled(session)
     # With `-k` one of the two may have nothing to do, which pytest answers with 5.
     options: dict[str, Any] = {"success_codes": [0, 5]} if session.posargs else {}
@@ -120,6 +120,14 @@ def imports(session: nox.Session) -> None:
     """Who may import whom, by import-linter."""
     install(session, "imports", project=".")
     session.run("lint-imports", *session.posargs)
+
+
+@nox.session
+def examples(session: nox.Session) -> None:
+    """Two real trainings, some minutes: a character model in two frameworks, with a plot, and a toy translation."""
+    install(session, "examples")
+    for script in ("character_model.py", "toy_translation.py"):
+        session.run("python", f"examples/{script}", env=SINGLE_THREADED | compiled(session))
 
 
 if __name__ == "__main__":

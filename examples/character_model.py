@@ -1,0 +1,248 @@
+"""Document 001's character language model learns the same text in PyTorch and in JAX, step for step.
+
+    python examples/character_model.py [--steps N] [--out DIR]
+
+A table shows what both write before and after, drawn by the same numbers. DIR/character_model.png shows their losses on
+top of each other, and how far they come apart: as PyTorch does from itself, if its first weights are rounded otherwise.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import jax.numpy as jnp
+import numpy as np
+import torch
+import typer
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+import transparity_flax.optimization
+import transparity_flax.port
+import transparity_pytorch.optimization
+import transparity_pytorch.port
+from transparity.backend import Arrays
+from transparity.config import TransformerConfig
+from transparity.parameters import initialize_parameters
+from transparity.presets import preset
+from transparity.training import Training
+
+TEXT = Path(__file__).with_name("text.txt")
+SIZES = {"max_length": 64, "embed_dim": 96, "num_heads": 6, "num_decoder_layers": 3}
+TRAINING = Training(optimizer="adam", learning_rate=0.4, warmup_steps=100, max_norm=1.0)
+BATCH = 16
+PROMPT, WRITTEN = "Alice ", 200
+"""What both go on from, and by how many characters."""
+LAST = 20
+
+PALE, DARK, RED, GREY = "#f5b78a", "#1d3557", "#d1495b", "#8d99ae"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A framework: its door, its training, and how it makes a tensor of a NumPy array."""
+
+    build: Callable[..., Any]
+    train: Callable[..., tuple[list[float], Mapping[str, Any]]]
+    tensor: Callable[[np.ndarray], Any]
+
+
+PYTORCH = Column(transparity_pytorch.port.build, transparity_pytorch.optimization.train, torch.as_tensor)
+JAX = Column(transparity_flax.port.build, transparity_flax.optimization.train, jnp.asarray)
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What a run of training ends with."""
+
+    losses: np.ndarray
+    parameters: Arrays
+
+
+class Watched(Sequence[Any]):
+    """Batches that become tensors when training takes them; `taken` is called for each."""
+
+    def __init__(
+        self, batches: Sequence[Arrays], tensor: Callable[[np.ndarray], Any], taken: Callable[[], Any]
+    ) -> None:
+        self.batches, self.tensor, self.taken = batches, tensor, taken
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getitem__(self, step: Any) -> Any:
+        batch = {name: self.tensor(tokens) for name, tokens in self.batches[step].items()}
+        self.taken()
+        return batch
+
+
+def paragraphs(text: str) -> str:
+    """The text without the line breaks that are only there because a page ends."""
+    return re.sub(r"(?<!\n)\n(?!\n)", " ", text.strip())
+
+
+def characters_of(text: str) -> str:
+    """The character of each token. The document has no padding, but its preset has: token 0, which no character is."""
+    return "\0" + "".join(sorted(set(text)))
+
+
+def encoded(text: str, characters: str) -> np.ndarray:
+    return np.array([characters.index(character) for character in text])
+
+
+def decoded(tokens: np.ndarray, characters: str) -> str:
+    return "".join(characters[token] for token in tokens).replace("\0", "·")
+
+
+def config_for(characters: str, **sizes: Any) -> TransformerConfig:
+    """The document's model, at a size that two cores train in a minute."""
+    return preset("notes-lm").resized(target_vocab_size=len(characters), **(SIZES | sizes))
+
+
+def batches_of(tokens: np.ndarray, config: TransformerConfig, steps: int, seed: int = 0) -> list[dict[str, np.ndarray]]:
+    """For each step some windows of the text: what is read, and one character further what should come next."""
+    random, width = np.random.default_rng(seed), config.max_length + 1
+    begins = random.integers(0, len(tokens) - width + 1, (steps, BATCH, 1))
+    windows = tokens[begins + np.arange(width)]
+    return [{"tokens": window[:, :-1], "targets": window[:, 1:]} for window in windows]
+
+
+def nudged(parameters: Arrays, seed: int = 0) -> dict[str, np.ndarray]:
+    """Every weight replaced by the float32 above it or below it: the least that rounding could have done."""
+    random = np.random.default_rng(seed)
+    sides = {name: random.choice([-np.inf, np.inf], value.shape) for name, value in parameters.items()}
+    return {name: np.nextafter(value, sides[name].astype(value.dtype)) for name, value in parameters.items()}
+
+
+def learn(
+    column: Column,
+    config: TransformerConfig,
+    parameters: Arrays,
+    batches: Sequence[Arrays],
+    taken: Callable[[], Any] = lambda: None,
+) -> Learned:
+    """The column's own training. Not by its door: that would take all batches before the first step."""
+    model = column.build(config, parameters).model
+    losses, learned = column.train(model, Watched(batches, column.tensor, taken), TRAINING)
+    return Learned(np.array(losses), {name: np.asarray(value) for name, value in learned.items()})
+
+
+def written(
+    column: Column, config: TransformerConfig, parameters: Arrays, characters: str, count: int = WRITTEN, seed: int = 0
+) -> str:
+    """What the model writes after the prompt; every column draws by the same numbers."""
+    uniforms = np.random.default_rng(seed).random((1, count))
+    prompt = encoded(PROMPT, characters)[None]
+    return decoded(column.build(config, parameters).generate(prompt, count, uniforms=uniforms)[0], characters)
+
+
+def samples(before: Sequence[str], after: Sequence[str]) -> Table:
+    """What PyTorch and JAX write, side by side; a new paragraph is a ¶."""
+    table = Table(title="Sampled text, drawn by the same numbers", show_lines=True)
+    for heading in ("", "PyTorch", "JAX"):
+        table.add_column(heading, ratio=1 if heading else None, overflow="fold")
+    for when, texts in (("before", before), ("after", after)):
+        table.add_row(when, *(Text(re.sub("\n+", "¶", text)) for text in texts))
+    return table
+
+
+def outcome(runs: Mapping[str, Learned]) -> Table:
+    """Where each run ends, and how far it was from PyTorch's."""
+    table = Table(title="Losses")
+    for heading in ("", f"mean of the last {LAST} steps", "largest distance from PyTorch's"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for name, run in runs.items():
+        distance = np.abs(run.losses - runs["PyTorch"].losses)
+        furthest = f"{distance.max():.2g} (step {distance.argmax() + 1})" if distance.any() else ""
+        table.add_row(name, f"{run.losses[-LAST:].mean():.4f}", furthest)
+    return table
+
+
+def plot(runs: Mapping[str, Learned]) -> Figure:
+    """Both losses on top of each other and, below, how far apart they are."""
+    figure = Figure(figsize=(9, 6.5), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
+    pytorch, jax, control = (run.losses for run in runs.values())
+    steps = np.arange(1, len(pytorch) + 1)
+    # Thick and pale under thin and dark: of two curves that coincide, both are seen.
+    above.plot(steps, pytorch, color=PALE, linewidth=5, solid_capstyle="round", label="PyTorch")
+    above.plot(steps, jax, color=DARK, linewidth=1.1, label="JAX")
+    above.set(title="The same training in two frameworks: document 001's character model", ylabel="loss (nats)")
+    plot_distance(below, pytorch, control, RED, "PyTorch itself, its first weights one rounding away")
+    plot_distance(below, pytorch, jax, DARK, "JAX")
+    below.plot(
+        steps, np.spacing(pytorch.astype(np.float32)), "--", color=GREY, linewidth=1.1, label="the loss's last bit"
+    )
+    below.set(xlabel="step", ylabel="distance from PyTorch's loss", yscale="log", xlim=(0, len(steps) + 1))
+    for panel in (above, below):
+        finish(panel)
+    return figure
+
+
+def plot_distance(panel: Axes, losses: np.ndarray, others: np.ndarray, color: str, label: str) -> None:
+    """A dot for each step, and a line through the largest so far. A logarithm cannot show where they are equal."""
+    distance = np.abs(losses - others)
+    distance[distance == 0] = np.nan
+    steps = np.arange(1, len(losses) + 1)
+    panel.plot(steps, distance, ".", color=color, markersize=3, alpha=0.45, markeredgewidth=0)
+    panel.plot(steps, np.fmax.accumulate(distance), color=color, linewidth=1.6, label=label)
+
+
+def finish(panel: Axes) -> None:
+    """A quiet frame, a faint grid and a legend."""
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.grid(color="#e5e5e5", linewidth=0.8)
+    panel.set_axisbelow(True)
+    panel.legend(frameon=False)
+
+
+def compare(
+    config: TransformerConfig, first: Arrays, batches: Sequence[Arrays], console: Console
+) -> dict[str, Learned]:
+    """A run of training in each framework, and one more in PyTorch to compare their distance with."""
+    planned = {
+        "PyTorch": (PYTORCH, first),
+        "JAX": (JAX, first),
+        "PyTorch, one rounding away": (PYTORCH, nudged(first)),
+    }
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    runs = {}
+    with Progress(*columns, TimeRemainingColumn(), console=console) as bar:
+        tasks = {name: bar.add_task(name, total=len(batches), start=False) for name in planned}
+        for name, (column, parameters) in planned.items():
+            bar.start_task(tasks[name])
+            runs[name] = learn(column, config, parameters, batches, partial(bar.advance, tasks[name]))
+    return runs
+
+
+def main(
+    steps: Annotated[int, typer.Option(min=1, help="Of training, in each framework.")] = 500,
+    out: Annotated[Path, typer.Option(help="The folder of the plot.")] = Path("reports"),
+) -> None:
+    """Train document 001's character model in PyTorch and in JAX, and compare."""
+    console = Console()
+    text = paragraphs(TEXT.read_text(encoding="utf-8"))
+    characters = characters_of(text)
+    config = config_for(characters)
+    first = initialize_parameters(config)
+    runs = compare(config, first, batches_of(encoded(text, characters), config, steps), console)
+    before = [written(column, config, first, characters) for column in (PYTORCH, JAX)]
+    trained = ((PYTORCH, runs["PyTorch"]), (JAX, runs["JAX"]))
+    after = [written(column, config, run.parameters, characters) for column, run in trained]
+    console.print(samples(before, after), outcome(runs))
+    out.mkdir(parents=True, exist_ok=True)
+    plot(runs).savefig(out / "character_model.png", dpi=150)
+    console.print(f"The curves are in {out / 'character_model.png'}.", soft_wrap=True, highlight=False)
+
+
+if __name__ == "__main__":
+    typer.run(main)

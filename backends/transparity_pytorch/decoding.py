@@ -45,10 +45,8 @@ def step(
     hides_padding = config.target_mask == "causal-and-padding"
     visible = padding_mask(tokens, config.pad_id if hides_padding else None)[:, 0, 0]
     mask = cached_mask(positions, show(cache, visible, positions))
-    memory_mask = cache.get("memory_mask")
-    x = model.decoder(
-        tokens, mask, None, memory_mask, scoped(tap, "decoder"), cache=cache["layers"], positions=positions
-    )
+    memory_mask, scope, layers = cache.get("memory_mask"), scoped(tap, "decoder"), cache["layers"]
+    x = model.decoder(tokens, mask, None, memory_mask, scope, cache=layers, positions=positions)
     cache["lengths"] = cache["lengths"] + (tokens.shape[1] if counts is None else counts)
     return tap("logits", model.head(x))
 

@@ -179,12 +179,12 @@ def plot(runs: Mapping[str, Learned]) -> Figure:
     above.set(title="The same training in two frameworks: document 001's character model", ylabel="loss (nats)")
     plot_distance(below, pytorch, control, RED, "PyTorch itself, its first weights one rounding away")
     plot_distance(below, pytorch, jax, DARK, "JAX")
-    below.plot(
-        steps, np.spacing(pytorch.astype(np.float32)), "--", color=GREY, linewidth=1.1, label="the loss's last bit"
-    )
+    last_bit = np.spacing(pytorch.astype(np.float32))
+    below.plot(steps, last_bit, "--", color=GREY, linewidth=1.1, label="the last bit of the loss")
     below.set(xlabel="step", ylabel="distance from PyTorch's loss", yscale="log", xlim=(0, len(steps) + 1))
-    for panel in (above, below):
-        finish(panel)
+    below.set_ylim(bottom=last_bit.min() / 2)
+    finish(above, loc="upper right")
+    finish(below, loc="lower right", bbox_to_anchor=(1, 0.13))  # above the last bit, below the distances
     return figure
 
 
@@ -193,16 +193,16 @@ def plot_distance(panel: Axes, losses: np.ndarray, others: np.ndarray, color: st
     distance = np.abs(losses - others)
     distance[distance == 0] = np.nan
     steps = np.arange(1, len(losses) + 1)
-    panel.plot(steps, distance, ".", color=color, markersize=3, alpha=0.45, markeredgewidth=0)
+    panel.plot(steps, distance, ".", color=color, markersize=3.5, alpha=0.5, markeredgewidth=0)
     panel.plot(steps, np.fmax.accumulate(distance), color=color, linewidth=1.6, label=label)
 
 
-def finish(panel: Axes) -> None:
+def finish(panel: Axes, **place: Any) -> None:
     """A quiet frame, a faint grid and a legend."""
     panel.spines[["top", "right"]].set_visible(False)
     panel.grid(color="#e5e5e5", linewidth=0.8)
     panel.set_axisbelow(True)
-    panel.legend(frameon=False)
+    panel.legend(frameon=False, **place)
 
 
 def compare(

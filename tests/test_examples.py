@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import typer
 pytest.importorskip("matplotlib", reason="the examples' plot needs matplotlib")
 
 from examples import character_model, toy_translation
-from examples.character_model import JAX, PYTORCH
+from examples.character_model import JAX, PYTORCH, TRAINING, Learned, learn, nudged
 from examples.toy_translation import CONFIG, Framework
 
 from transparity.config import TransformerConfig
@@ -22,9 +23,9 @@ from transparity.parameters import initialize_parameters
 SMALL = {"max_length": 16, "embed_dim": 24, "num_heads": 3, "num_decoder_layers": 1}
 STEPS = 12
 
-WORSE_THAN_ROUNDING = 10
-"""Of two runs that only rounding tells apart, one is this many times as far from a third as the other at most: measured
-on 40 seeds, 4.1."""
+CONTROLS, FURTHER = 3, 16
+"""How many runs of PyTorch start one rounding away, and how many times as far as the furthest of them JAX may be: of 40
+seeds the worst was 7, with XLA's passes off, and this is a little more than twice that."""
 
 
 @pytest.fixture
@@ -47,6 +48,11 @@ def batches(text: str, characters: str, small: TransformerConfig) -> list[dict[s
     return character_model.batches_of(character_model.encoded(text, characters), small, STEPS)
 
 
+def distance(one: Learned, other: Learned) -> float:
+    """Between the losses, where it is largest."""
+    return float(np.abs(one.losses - other.losses).max())
+
+
 def test_a_text_ships_that_is_long_enough_and_comes_back_from_its_tokens(text: str, characters: str) -> None:
     assert 20_000 < len(text) < 60_000
     tokens = character_model.encoded(text, characters)
@@ -61,23 +67,28 @@ def test_what_should_come_is_the_next_character(batches: list[dict[str, np.ndarr
 
 def test_a_nudge_is_one_rounding(small: TransformerConfig) -> None:
     first = initialize_parameters(small)
-    for name, value in character_model.nudged(first).items():
+    for name, value in nudged(first).items():
         assert (value != first[name]).all()
         np.testing.assert_array_equal(np.nextafter(value, first[name]), first[name])
 
 
-def test_both_frameworks_learn_alike(small: TransformerConfig, batches: list[dict[str, np.ndarray]]) -> None:
+def test_both_frameworks_learn_alike(
+    small: TransformerConfig, batches: list[dict[str, np.ndarray]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = initialize_parameters(small)
-    taken: list[None] = []
-    pytorch = character_model.learn(PYTORCH, small, first, batches, lambda: taken.append(None))
-    jax = character_model.learn(JAX, small, first, batches)
-    control = character_model.learn(PYTORCH, small, character_model.nudged(first), batches)
+    taken: list[bool] = []
+    pytorch = learn(PYTORCH, small, first, batches, lambda: taken.append(True))
+    jax = learn(JAX, small, first, batches)
     assert len(taken) == len(pytorch.losses) == len(jax.losses) == STEPS
-    rounding = np.abs(control.losses - pytorch.losses).max()
-    assert rounding > 0
-    assert np.abs(jax.losses - pytorch.losses).max() <= WORSE_THAN_ROUNDING * rounding
     assert pytorch.losses[-3:].mean() < pytorch.losses[:3].mean()
     assert sorted(pytorch.parameters) == sorted(jax.parameters) == sorted(first)
+
+    controls = [learn(PYTORCH, small, nudged(first, seed), batches) for seed in range(CONTROLS)]
+    allowed = FURTHER * max(distance(control, pytorch) for control in controls)
+    assert distance(jax, pytorch) <= allowed
+    hasty = dataclasses.replace(TRAINING, learning_rate=1.001 * TRAINING.learning_rate)
+    monkeypatch.setattr(character_model, "TRAINING", hasty)
+    assert distance(learn(PYTORCH, small, first, batches), pytorch) > allowed, "a rate that is wrong by 0.1 % is seen"
 
 
 def test_the_same_draws_write_the_same_text(small: TransformerConfig, characters: str) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from transparity.presets import PRESETS, preset
 from transparity.training import dropout_masks
 from transparity_conformance.bench import Bench
-from transparity_conformance.claims import WIDE, claim
+from transparity_conformance.claims import claim
 from transparity_conformance.derivatives import Derivatives
 from transparity_conformance.evidence import Evidence
 from transparity_conformance.oracle import Arrays
@@ -44,13 +44,13 @@ def _gradients(bench: Bench, claim: str, cases: Iterable[str]) -> Iterator[Evide
             yield record.within(name, actual.get(name, np.empty(0)), expected, budget)
 
 
-@claim(dtypes=WIDE, quick=("float32",))
+@claim(dtypes=("float32",))
 def gradients_with_shared_masks(bench: Bench) -> Iterator[Evidence]:
     """With the same masks the gradients of a model that drops everywhere are the derivatives by the complex step."""
     yield from _gradients(bench, "dropout.gradients_with_shared_masks", ["pre-norm"])
 
 
-@claim(dtypes=WIDE, quick=())
+@claim(dtypes=("float64",), quick=())
 def gradients_with_shared_masks_of_every_preset(bench: Bench) -> Iterator[Evidence]:
     """The same wherever each document drops."""
     yield from _gradients(bench, "dropout.gradients_with_shared_masks_of_every_preset", PRESETS)

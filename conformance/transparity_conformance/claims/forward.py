@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from transparity.presets import PRESETS
 from transparity.taps import tap_shapes
 from transparity_conformance.bench import Bench, as_numbers, dtype_name
 from transparity_conformance.claims import claim
@@ -75,7 +74,7 @@ for _name, _pattern, _says in (
 @claim(compiled=True)
 def fast_logits(bench: Bench) -> Iterator[Evidence]:
     """The logits by the fast path: fused attention, nothing traced."""
-    for probe in probes_for(bench, PRESETS):
+    for probe in probes_for(bench, bench.fast_cases):
         record = bench.evidence("forward.fast_logits", probe.case)
         yield record.oracle(probe.oracle, f"logits ({probe.name})", bench.logits(probe), "logits")
 

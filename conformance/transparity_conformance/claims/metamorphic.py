@@ -40,7 +40,7 @@ def decoder_input(config: TransformerConfig) -> str:
 @claim(dtypes=WIDE, of_reference=True, compiled=True)
 def future_tokens_do_not_matter(bench: Bench) -> Iterator[Evidence]:
     """A token flipped at any position changes nothing before it (and something at it)."""
-    for case in PRESETS:
+    for case in bench.fast_cases:
         probe = probes(case)["mixed"]
         config, name = probe.config, decoder_input(probe.config)
         inputs = {key: np.repeat(tokens[:1], len(tokens), axis=0) for key, tokens in probe.inputs.items()}
@@ -63,7 +63,7 @@ def future_tokens_do_not_matter(bench: Bench) -> Iterator[Evidence]:
 @claim(dtypes=WIDE, of_reference=True, compiled=True)
 def the_content_of_padding_does_not_matter(bench: Bench) -> Iterator[Evidence]:
     """Another embedding for the padding token changes nothing at real tokens."""
-    for case in PRESETS:
+    for case in bench.fast_cases:
         probe = probes(case)["mixed"]
         config, inputs = probe.config, dict(probe.inputs)
         name = decoder_input(config)
@@ -115,7 +115,7 @@ def a_row_alone_equals_the_row_in_its_batch(bench: Bench) -> Iterator[Evidence]:
 @claim(dtypes=WIDE, of_reference=True, compiled=True)
 def permuting_the_batch_permutes_the_output(bench: Bench) -> Iterator[Evidence]:
     """The order of the rows is theirs alone."""
-    for case in PRESETS:
+    for case in bench.fast_cases:
         probe = probes(case)["mixed"]
         base = logits(bench, probe, probe.inputs)
         order = np.random.default_rng(8).permutation(len(base))
@@ -127,7 +127,7 @@ def permuting_the_batch_permutes_the_output(bench: Bench) -> Iterator[Evidence]:
 @claim(dtypes=EVERY, of_reference=True, compiled=True)
 def two_runs_are_bitwise_equal(bench: Bench) -> Iterator[Evidence]:
     """Nothing is drawn, nothing is left over from the last run or from another model of the same configuration."""
-    for case in PRESETS:
+    for case in bench.fast_cases:
         probe = probes(case)["mixed"]
         first = logits(bench, probe, probe.inputs)
         other = {name: value[::-1].copy() for name, value in probe.parameters.items()}

@@ -15,7 +15,7 @@ def rounding(dtype: DTypeLike) -> Tap:
     and back XLA may leave out; to reduce the precision it may not."""
     limits = jnp.finfo(dtype)
 
-    def rounded(name: str, value: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    def rounded(name: str, value: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
         return jax.lax.reduce_precision(value, limits.nexp, limits.nmant)
 
     return rounded

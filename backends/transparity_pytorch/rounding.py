@@ -12,7 +12,7 @@ from transparity.taps import Tap
 def rounding(dtype: torch.dtype) -> Tap:
     """A tap that rounds every value to the nearest number of `dtype`; what computes on goes on in its own."""
 
-    def rounded(name: str, value: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    def rounded(name: str, value: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
         return value.to(dtype).to(value.dtype)
 
     return rounded

@@ -7,6 +7,8 @@
 | S      | `keys`                        | positions that are looked at                          |
 | T      | `length`                      | positions, where it does not matter which of the two  |
 | T      | `new_tokens`, `total_length`  | positions to generate; those and the prompt's         |
+| S      | `memory`                      | positions of the source that a decoder looks at       |
+| B      | `beams`, `rows`               | continuations of a sequence; rows of a batch          |
 | D      | `embed_dim`                   | features of a token                                   |
 | D      | `features_in`, `features_out` | features that a linear map is given and returns       |
 | N      | `heads`                       | attention heads                                       |
@@ -23,6 +25,9 @@ LEGEND = {
     "length": "T",
     "new_tokens": "T",
     "total_length": "T",
+    "memory": "S",
+    "beams": "B",
+    "rows": "B",
     "embed_dim": "D",
     "features_in": "D",
     "features_out": "D",

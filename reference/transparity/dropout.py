@@ -11,11 +11,11 @@ from numpy import ndarray as Array
 from transparity.taps import Tap
 
 
-def dropping(masks: Mapping[str, Bool[Array, "*shape"]], rate: float) -> Tap:
+def dropping(masks: Mapping[str, Bool[Array, "*batch"]], rate: float) -> Tap:
     """A tap that keeps what its mask shows, divided by 1 − rate, and drops the rest (Srivastava et al. 2014); what has
     no mask flows on as it is."""
 
-    def drop(name: str, value: Inexact[Array, "*shape"]) -> Inexact[Array, "*shape"]:
+    def drop(name: str, value: Inexact[Array, "*batch"]) -> Inexact[Array, "*batch"]:
         if name not in masks:
             return value
         return np.where(masks[name], value / value.real.dtype.type(1 - rate), value.dtype.type(0))

@@ -12,7 +12,7 @@ from transparity.taps import Tap
 def rounding(dtype: DTypeLike) -> Tap:
     """A tap that rounds every value to the nearest number of `dtype`; what computes on goes on in its own."""
 
-    def rounded(name: str, value: Inexact[Array, "*shape"]) -> Inexact[Array, "*shape"]:
+    def rounded(name: str, value: Inexact[Array, "*batch"]) -> Inexact[Array, "*batch"]:
         return value.astype(dtype).astype(value.dtype)
 
     return rounded

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from transparity.config import TransformerConfig
+from transparity.dropout import dropping
 from transparity.errors import ConfigError, InputError
 from transparity.presets import preset
 from transparity.taps import recording
@@ -59,8 +60,6 @@ def test_masks_keep_their_share() -> None:
 
 
 def test_what_is_dropped_is_zero_and_what_is_kept_grows() -> None:
-    from transparity.dropout import dropping
-
     config = dataclasses.replace(small("pre-norm"), dropout=0.5)
     masks, parameters = masks_of(config), probe_parameters(config)
     heard: dict[str, Any] = {}

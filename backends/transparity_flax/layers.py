@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 
 from transparity.config import NormPosition, TransformerConfig
 from transparity.taps import Tap, identity, scoped
-from transparity_flax.attention import MultiHeadAttention, project_heads
+from transparity_flax.attention import MultiHeadAttention, keys_and_values
 from transparity_flax.cache import Cache
 from transparity_flax.feed_forward import FeedForward
 from transparity_flax.normalization import Norm
@@ -115,9 +115,6 @@ class DecoderLayer(nnx.Module):
 
 def memory_keys_and_values(layer: DecoderLayer, memory: Float[Array, "batch keys embed_dim"]) -> Cache:
     """The `key` and the `value` that a decoder layer makes of `memory`, whatever looks at them."""
-    config, attention = layer.config, layer.cross_attention
-    seen = layer.memory_norm(memory) if config.memory_norm else memory
-    return {
-        name: project_heads(getattr(attention, name), seen, config.num_heads, config.projection)
-        for name in ("key", "value")
-    }
+    seen = layer.memory_norm(memory) if layer.config.memory_norm else memory
+    key, value = keys_and_values(layer.cross_attention, seen)
+    return {"key": key, "value": value}

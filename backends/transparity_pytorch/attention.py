@@ -105,6 +105,16 @@ def attention(
     return tap("context", merge_heads(weights @ value))
 
 
+def keys_and_values(
+    attention: MultiHeadAttention, memory: Float[Tensor, "batch keys embed_dim"], tap: Tap = identity
+) -> tuple[Float[Tensor, "batch heads keys head_dim"], Float[Tensor, "batch heads keys head_dim"]]:
+    """What there is to look at in `memory`: the key and the value of every head."""
+    heads, projection = attention.config.num_heads, attention.config.projection
+    key = tap("key", project_heads(attention.key, memory, heads, projection))
+    value = tap("value", project_heads(attention.value, memory, heads, projection))
+    return key, value
+
+
 class MultiHeadAttention(nn.Module):
     """`x` looks at `memory` (at itself, in self-attention) with several heads (Vaswani et al. 2017, §3.2.2).
 
@@ -129,14 +139,12 @@ class MultiHeadAttention(nn.Module):
         cache: Cache | None = None,
         positions: Int[Tensor, "batch queries"] | None = None,
     ) -> Float[Tensor, "batch queries embed_dim"]:
-        heads, projection = self.config.num_heads, self.config.projection
-        query = tap("query", project_heads(self.query, x, heads, projection))
+        query = tap("query", project_heads(self.query, x, self.config.num_heads, self.config.projection))
         if memory is None:
             assert cache is not None
             key, value = cache["key"], cache["value"]
         else:
-            key = tap("key", project_heads(self.key, memory, heads, projection))
-            value = tap("value", project_heads(self.value, memory, heads, projection))
+            key, value = keys_and_values(self, memory, tap)
             if cache is not None:
                 assert positions is not None
                 key, value = remember(cache, key, value, positions)

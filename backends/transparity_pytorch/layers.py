@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from transparity.config import NormPosition, TransformerConfig
 from transparity.taps import Tap, identity, scoped
-from transparity_pytorch.attention import MultiHeadAttention, project_heads
+from transparity_pytorch.attention import MultiHeadAttention, keys_and_values
 from transparity_pytorch.cache import Cache
 from transparity_pytorch.feed_forward import FeedForward
 from transparity_pytorch.normalization import Norm
@@ -116,9 +116,6 @@ class DecoderLayer(nn.Module):
 
 def memory_keys_and_values(layer: DecoderLayer, memory: Float[Tensor, "batch keys embed_dim"]) -> Cache:
     """The `key` and the `value` that a decoder layer makes of `memory`, whatever looks at them."""
-    config, attention = layer.config, layer.cross_attention
-    seen = layer.memory_norm(memory) if config.memory_norm else memory
-    return {
-        name: project_heads(getattr(attention, name), seen, config.num_heads, config.projection)
-        for name in ("key", "value")
-    }
+    seen = layer.memory_norm(memory) if layer.config.memory_norm else memory
+    key, value = keys_and_values(layer.cross_attention, seen)
+    return {"key": key, "value": value}

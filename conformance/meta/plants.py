@@ -231,7 +231,7 @@ PLANTS = [
     *in_both(
         "key-for-value",
         "attention",
-        ('tap("value", project_heads(self.value, memory', 'tap("value", project_heads(self.key, memory'),
+        ('tap("value", project_heads(attention.value, memory', 'tap("value", project_heads(attention.key, memory'),
         None,
         "forward.query_key_value",
         "forward.attention_output",

@@ -57,24 +57,19 @@ class Bench:
         return self.backend.module(name, config, parameters, dtype=self.subject.dtype, device=self.subject.device)
 
     @property
-    def _is_usual(self) -> bool:
-        """Whether the subject compiles nothing, or compiles as its backend does by default."""
-        return self.subject.mode in ("eager", self.backend.modes[0]) and (
-            self.subject.mode == "eager" or self.subject.dtype == self.backend.dtypes[0]
-        )
-
-    @property
     def fast_cases(self) -> tuple[str, ...]:
         """The presets whose fast path is tried: all; compiled in another precision than usual, those that differ most.
         All of them are tried uncompiled in that precision, too."""
-        usual = self._is_usual or self.subject.dtype == self.backend.dtypes[0]
+        usual = self.subject.mode == "eager" or self.subject.dtype == self.backend.dtypes[0]
         return tuple(PRESETS) if usual else ("walkthrough", "notes-lm", "pre-norm")
 
     @property
     def traced_cases(self) -> tuple[str, ...]:
         """The presets whose traced path is tried: all; compiled in another way than usual only one, for the traced path
         is there to be looked into, and to compile it takes many seconds."""
-        return tuple(PRESETS) if self._is_usual else ("pre-norm",)
+        usual = (self.backend.dtypes[0], self.backend.modes[0])
+        every = self.subject.mode == "eager" or (self.subject.dtype, self.subject.mode) == usual
+        return tuple(PRESETS) if every else ("pre-norm",)
 
     def _traced(self, probe: Probe) -> dict[str, Any]:
         """Every tap of a probe, by the traced path."""

@@ -26,6 +26,7 @@ from transparity.inputs import check_inputs
 from transparity.parameters import check_parameters, parameter_shapes
 from transparity.presets import preset
 from transparity.taps import tap_shapes
+from transparity_conformance.besides import with_offers
 from transparity_conformance.budgets import RULES
 from transparity_conformance.judgement import Progress, judge
 from transparity_conformance.manifest import (
@@ -38,7 +39,6 @@ from transparity_conformance.manifest import (
     promised_shapes,
     read_manifest,
 )
-from transparity_conformance.offers import with_offers
 from transparity_conformance.probes import Probe, probes_of
 from transparity_conformance.sections import asked, check_section, check_targets, described, in_order, targets
 from transparity_conformance.tensors import (

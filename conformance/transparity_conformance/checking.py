@@ -18,9 +18,10 @@ from transparity.errors import TransparityError, shown
 from transparity.presets import preset as preset_called
 from transparity.taps import tap_shapes
 from transparity_conformance.bench import as_numbers
+from transparity_conformance.besides import with_offers
 from transparity_conformance.evidence import share
 from transparity_conformance.judgement import Actual, Progress, judge, silent
-from transparity_conformance.offers import compare_offers, with_offers
+from transparity_conformance.offers import compare_offers
 from transparity_conformance.probes import Probe, probes_of
 from transparity_conformance.probes import probes as probes_of_preset
 from transparity_conformance.verdict import Held, Report

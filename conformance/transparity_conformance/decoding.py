@@ -17,6 +17,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.transformer import transformer
 from transparity_conformance.bench import as_numbers
+from transparity_conformance.besides import Besides, rivals
 from transparity_conformance.evidence import share
 from transparity_conformance.mistakes.generation import GENERATIONS, Generation, generated
 from transparity_conformance.oracle import Arrays, forward_oracle
@@ -47,15 +48,6 @@ class Request:
 
     def expected(self, how: Generation) -> np.ndarray:
         return generated(self.config, self.parameters, self.prompt, self.steps, self.source, how)
-
-
-@dataclass(frozen=True)
-class Decoded:
-    """What became of it: the claim, the fault if there is one, and near-ties."""
-
-    claim: Held
-    fault: Fault | None
-    notes: tuple[str, ...]
 
 
 @functools.cache
@@ -106,7 +98,7 @@ def _push(never: Request, eos_id: int, parameters: Arrays) -> float:
     return float(max(between, key=steps))
 
 
-def decode(build: Build, probe: Probe, dtype: str) -> Decoded:
+def decode(build: Build, probe: Probe, dtype: str) -> Besides:
     """Ask the port, and judge. Raises whatever the port raises, and `TypeError` for what are no tokens."""
     asked = requests(probe)
     said = {request.name: _asked(build, request) for request in asked}
@@ -118,13 +110,13 @@ def decode(build: Build, probe: Probe, dtype: str) -> Decoded:
             verdict = "agrees" if share(error, budget) <= 1 else "diverges"
             worst = Held("generate", verdict, error, budget, where)  # type: ignore[arg-type]
     if worst.verdict == "agrees":
-        return Decoded(worst, None, tuple(notes))
+        return Besides((worst,), notes=tuple(notes))
     explaining = [
         how for how in GENERATIONS if all(_same(said[request.name], request.expected(how)) for request in asked)
     ]
     causes = tuple(Cause(how.id, how.says, None, 0.0, 1.0) for how in explaining[:1])
-    rivals = tuple(dict.fromkeys(how.id for how in explaining[1:] if how.id != explaining[0].id))
-    return Decoded(worst, Fault("generate", worst.error, worst.budget, causes, rivals, probe=probe.name), tuple(notes))
+    fault = Fault("generate", worst.error, worst.budget, causes, rivals(explaining), probe=probe.name)
+    return Besides((worst,), (fault,), notes=tuple(notes))
 
 
 def _asked(build: Build, request: Request) -> np.ndarray:

@@ -49,7 +49,7 @@ class Derivatives:
         masks: Arrays | None = None,
     ) -> None:
         self.config, self.inputs, self.loss, self.training = config, inputs, loss, training
-        self.tap = dropping(masks, config.dropout) if masks else identity
+        self.masks = masks
         self.targets = targets_of(config, inputs)
         kinds: dict[str, list[str]] = defaultdict(list)
         for name in filter(is_learned, parameters):
@@ -83,8 +83,10 @@ class Derivatives:
         }
 
     def _run(self, arrays: Arrays, tap: Tap) -> None:
+        drop = dropping(self.masks, self.config.dropout) if self.masks else identity
+
         def loss(parameters: Mapping[str, np.ndarray]) -> np.ndarray:
-            logits = transformer(self.config, parameters, **self.inputs, training=self.training, tap=self.tap)
+            logits = transformer(self.config, parameters, **self.inputs, training=self.training, tap=drop)
             return self.loss(logits, self.targets, self.config.pad_id)
 
         found: dict[str, list[np.ndarray]] = defaultdict(list)

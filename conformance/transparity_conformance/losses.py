@@ -12,7 +12,7 @@ import numpy as np
 
 from transparity.loss import cross_entropy
 from transparity_conformance.bench import function_oracle
-from transparity_conformance.besides import Besides, not_compared
+from transparity_conformance.besides import Besides, not_compared, rivals
 from transparity_conformance.derivatives import Loss, targets_of
 from transparity_conformance.evidence import share
 from transparity_conformance.mistakes.loss import LOSSES, smoothed
@@ -67,9 +67,8 @@ def judge_losses(
     else:
         even = {key: np.float64(_exactly(smoothed, probes[key], logits[key])) for key in said}
         causes = tuple(_fitted(said, right, even, budgets, worst))[:1]
-    rivals = tuple(dict.fromkeys(m.id for m in explaining[1:] if m.id != explaining[0].id))
     claim = Held(name, "diverges", off[worst], budgets[worst], worst)
-    fault = Fault(name, off[worst], budgets[worst], causes, rivals, probe=worst)
+    fault = Fault(name, off[worst], budgets[worst], causes, rivals(explaining), probe=worst)
     return Besides((claim,), (fault,)), explaining[0].loss if explaining else None
 
 

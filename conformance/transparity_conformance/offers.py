@@ -6,7 +6,6 @@ Here the port is called, and may do anything; what it answers is judged elsewher
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -24,7 +23,6 @@ from transparity_conformance.losses import Logits, judge_losses, with_a_loss
 from transparity_conformance.probes import Probe
 from transparity_conformance.stepping import judge_steps, stepped, why_no_steps
 from transparity_conformance.trainings import compare_training
-from transparity_conformance.verdict import Report
 from transparity_conformance.words import told
 
 OFFERS = ("loss", "loss_and_gradients", "generate", "step", "train")
@@ -59,20 +57,6 @@ def compare_offers(
     if "train" in offered:
         found += _compare_training(build, first.config, dtype, is_right=is_right)
     return found
-
-
-def with_offers(report: Report, found: Besides) -> Report:
-    """The report on the forward pass, and what was found beside it."""
-    first = report.first_divergence or next((fault.where for fault in found.faults), None)
-    return dataclasses.replace(
-        report,
-        verdict="diverges" if found.faults else report.verdict,
-        first_divergence=first,
-        faults=(*report.faults, *found.faults),
-        claims=(*report.claims, *found.claims),
-        not_compared=(*found.not_compared, *report.not_compared),
-        notes=(*report.notes, *found.notes),
-    )
 
 
 def _arguments(probe: Probe) -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -133,10 +117,9 @@ def _compare_generation(build: Build, probe: Probe, dtype: str, *, is_right: boo
     if reason:
         return not_compared(f"generate: {reason}")
     try:
-        decoded = decode(build, probe, dtype)
+        return decode(build, probe, dtype)
     except Exception as error:  # noqa: BLE001 - as above
         return not_compared(f"generate: raised {told(error)}")
-    return Besides((decoded.claim,), (decoded.fault,) if decoded.fault else (), notes=decoded.notes)
 
 
 def _compare_steps(step: Callable[..., Any], probe: Probe, dtype: str, *, is_right: bool) -> Besides:
@@ -156,7 +139,6 @@ def _compare_training(build: Build, config: TransformerConfig, dtype: str, *, is
     if reason:
         return not_compared(f"train: {reason}")
     try:
-        claim, fault = compare_training(build, config, dtype)
+        return compare_training(build, config, dtype)
     except Exception as error:  # noqa: BLE001 - as above
         return not_compared(f"train: raised {told(error)}")
-    return Besides((claim,), (fault,) if fault else ())

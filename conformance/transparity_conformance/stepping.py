@@ -10,7 +10,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity_conformance.bench import as_numbers
-from transparity_conformance.besides import Besides
+from transparity_conformance.besides import Besides, rivals
 from transparity_conformance.evidence import share
 from transparity_conformance.mistakes.cache import CACHINGS, Caching, cached_logits
 from transparity_conformance.probes import Probe
@@ -67,9 +67,8 @@ def judge_steps(logits: Mapping[str, np.ndarray], probe: Probe, dtype: str) -> B
     # A mistake that shows nowhere here explains nothing; the budget is that of the right logits, of the same size.
     explaining = [how for how in CACHINGS if share(left[how], budget) <= 1]
     causes = tuple(Cause(how.id, how.says, None, left[how], 1 - left[how] / errors[worst]) for how in explaining[:1])
-    rivals = tuple(dict.fromkeys(how.id for how in explaining[1:] if how.id != explaining[0].id))
     claim = Held("step", "diverges", errors[worst], budget, worst)
-    return Besides((claim,), (Fault("step", errors[worst], budget, causes, rivals, probe=probe.name),))
+    return Besides((claim,), (Fault("step", errors[worst], budget, causes, rivals(explaining), probe=probe.name),))
 
 
 @functools.cache

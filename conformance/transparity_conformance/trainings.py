@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -15,6 +14,8 @@ from transparity.parameters import is_learned
 from transparity.taps import Tap
 from transparity.training import Training
 from transparity_conformance.bench import as_numbers
+from transparity_conformance.besides import Besides, rivals
+from transparity_conformance.decoding import Build
 from transparity_conformance.evidence import share
 from transparity_conformance.mistakes.optimization import OPTIMIZINGS, Optimizing, trained
 from transparity_conformance.oracle import Arrays, Oracle
@@ -35,8 +36,6 @@ TRAININGS = {
         "adamw", learning_rate=0.1, eps=1e-3, weight_decay=0.1, max_norm=1000.0, warmup_steps=3
     ),
 }
-
-Build = Callable[[TransformerConfig, Arrays], Any]
 
 
 def tiny(config: TransformerConfig) -> TransformerConfig:
@@ -79,9 +78,9 @@ def oracle_of(config: TransformerConfig, name: str, how: Optimizing | None = Non
     return Oracle(run, probe_parameters(config, 6), neighbours=2)
 
 
-def compare_training(build: Build, config: TransformerConfig, dtype: str) -> tuple[Held, Fault | None]:
-    """The claim, and the fault if there is one. Raises whatever the port raises, and `TypeError` for what are no losses
-    and parameters."""
+def compare_training(build: Build, config: TransformerConfig, dtype: str) -> Besides:
+    """Ask the port, and judge. Raises whatever the port raises, and `TypeError` for what are no losses and
+    parameters."""
     config = tiny(config)
     said = {name: _trained(build, config, training) for name, training in TRAININGS.items()}
     errors = {name: _off(said[name], oracle_of(config, name), dtype) for name in said}
@@ -89,14 +88,14 @@ def compare_training(build: Build, config: TransformerConfig, dtype: str) -> tup
     error, budget, where = errors[worst]
     place = f"{where}, {worst}"
     if share(error, budget) <= 1:
-        return Held("train", "agrees", error, budget, place), None
+        return Besides((Held("train", "agrees", error, budget, place),))
     explaining = _explaining(config, said, dtype)
     causes = []
     for how in explaining[:1]:
         left = _off(said[worst], oracle_of(config, worst, how), dtype)[0]
         causes.append(Cause(how.id, how.says, None, left, 1 - left / error))
-    rivals = tuple(dict.fromkeys(how.id for how in explaining[1:] if how.id != explaining[0].id))
-    return Held("train", "diverges", error, budget, place), Fault("train", error, budget, tuple(causes), rivals)
+    fault = Fault("train", error, budget, tuple(causes), rivals(explaining))
+    return Besides((Held("train", "diverges", error, budget, place),), (fault,))
 
 
 def _explaining(config: TransformerConfig, said: Mapping[str, Arrays], dtype: str) -> list[Optimizing]:

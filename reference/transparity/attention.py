@@ -90,6 +90,19 @@ def attention(
     return tap("context", merge_heads(weights @ value))
 
 
+def keys_and_values(
+    config: TransformerConfig,
+    parameters: Mapping[str, Any],
+    memory: Inexact[Array, "batch keys embed_dim"],
+    tap: Tap = identity,
+) -> tuple[Inexact[Array, "batch heads keys head_dim"], Inexact[Array, "batch heads keys head_dim"]]:
+    """What there is to look at in `memory`: the key and the value of every head."""
+    heads, projection = config.num_heads, config.projection
+    key = tap("key", project_heads(parameters["key"], memory, heads, projection))
+    value = tap("value", project_heads(parameters["value"], memory, heads, projection))
+    return key, value
+
+
 def multi_head_attention(
     config: TransformerConfig,
     parameters: Mapping[str, Any],
@@ -104,14 +117,12 @@ def multi_head_attention(
 
     With a `cache`, at all that is in it: what `memory` gives is kept there first, at `positions`; None gives nothing.
     """
-    heads, projection = config.num_heads, config.projection
-    query = tap("query", project_heads(parameters["query"], x, heads, projection))
+    query = tap("query", project_heads(parameters["query"], x, config.num_heads, config.projection))
     if memory is None:
         assert cache is not None
         key, value = cache["key"], cache["value"]
     else:
-        key = tap("key", project_heads(parameters["key"], memory, heads, projection))
-        value = tap("value", project_heads(parameters["value"], memory, heads, projection))
+        key, value = keys_and_values(config, parameters, memory, tap)
         if cache is not None:
             assert positions is not None
             key, value = remember(cache, key, value, positions)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,19 @@ def shown(value: Any) -> str:
     """`value` as an error quotes it: on one line, and not without end."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+def is_number(value: Any) -> bool:
+    """Whether `value` is a number of Python's, which True and False are not meant to be."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_whole(value: Any, least: int) -> bool:
+    """Whether `value` counts something, and at least `least` of it."""
+    try:
+        return not isinstance(value, bool) and operator.index(value) >= least
+    except TypeError:
+        return False
 
 
 def as_array(name: str, value: Any, error: type[TransparityError]) -> np.ndarray:

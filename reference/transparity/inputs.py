@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity.errors import InputError, as_array, shown
-from transparity.taps import tap_shapes
+from transparity.errors import InputError, as_array, is_number, is_whole, shown
+from transparity.training import dropout_shapes
 
 
 def check_length(config: TransformerConfig, length: int, name: str = "a sequence") -> None:
@@ -50,10 +50,10 @@ def check_masks(config: TransformerConfig, masks: Any, inputs: Mapping[str, Any]
     """What training keeps (`transparity.training.dropout_masks`), by tap. Raises `InputError` for a tap that is not
     dropped from, and for another shape or dtype."""
     batch = len(inputs[config.input_names[0]])
-    shapes = tap_shapes(config, batch, **{name: tokens.shape[1] for name, tokens in inputs.items()})
+    shapes = dropout_shapes(config, batch, **{name: tokens.shape[1] for name, tokens in inputs.items()})
     checked = {}
     for name, value in dict(masks or {}).items():
-        if name not in shapes or not name.endswith(config.dropout_at):
+        if name not in shapes:
             raise InputError(
                 f"masks has {shown(name)}; dropout_at is {', '.join(config.dropout_at)}, at taps there are."
             )
@@ -127,12 +127,7 @@ def check_prompt(config: TransformerConfig, prompt: Any, source: Any = None, len
 
 def check_draws(batch: int, max_new_tokens: Any, uniforms: Any) -> tuple[int, np.ndarray | None]:
     """How many tokens to generate, and the numbers in [0, 1) that draw them: (batch, max_new_tokens), or None."""
-    try:
-        steps = -1 if isinstance(max_new_tokens, bool) else operator.index(max_new_tokens)
-    except TypeError:
-        steps = -1
-    if steps < 0:
-        raise InputError(f"max_new_tokens is {shown(max_new_tokens)}; expected a whole number, at least 0.")
+    steps = _checked_whole("max_new_tokens", max_new_tokens, 0)
     if uniforms is None:
         return steps, None
     drawn = as_array("uniforms", uniforms, InputError)
@@ -147,19 +142,16 @@ def check_draws(batch: int, max_new_tokens: Any, uniforms: Any) -> tuple[int, np
 
 def check_beams(beams: Any, length_penalty: Any) -> tuple[int, float]:
     """How many continuations are kept, and the power of their lengths that scores are divided by."""
-    try:
-        count = 0 if isinstance(beams, bool) else operator.index(beams)
-    except TypeError:
-        count = 0
-    if count < 1:
-        raise InputError(f"beams is {shown(beams)}; expected a whole number, at least 1.")
-    if (
-        isinstance(length_penalty, bool)
-        or not isinstance(length_penalty, int | float)
-        or not np.isfinite(length_penalty)
-    ):
+    count = _checked_whole("beams", beams, 1)
+    if not (is_number(length_penalty) and np.isfinite(length_penalty)):
         raise InputError(f"length_penalty is {shown(length_penalty)}; expected a finite number.")
     return count, float(length_penalty)
+
+
+def _checked_whole(name: str, value: Any, least: int) -> int:
+    if not is_whole(value, least):
+        raise InputError(f"{name} is {shown(value)}; expected a whole number, at least {least}.")
+    return operator.index(value)
 
 
 def _checked_counts(name: str, value: Any, batch: int, length: int) -> np.ndarray:

@@ -8,7 +8,7 @@ from typing import Any
 from jaxtyping import Bool, Inexact, Int
 from numpy import ndarray as Array
 
-from transparity.attention import multi_head_attention, project_heads
+from transparity.attention import keys_and_values, multi_head_attention
 from transparity.cache import Cache
 from transparity.config import NormPosition, TransformerConfig
 from transparity.feed_forward import feed_forward
@@ -101,7 +101,5 @@ def memory_keys_and_values(
 ) -> Cache:
     """The `key` and the `value` that a decoder layer makes of `memory`, whatever looks at them."""
     seen = norm(config, parameters["memory_norm"], memory) if config.memory_norm else memory
-    attention = parameters["cross_attention"]
-    return {
-        name: project_heads(attention[name], seen, config.num_heads, config.projection) for name in ("key", "value")
-    }
+    key, value = keys_and_values(config, parameters["cross_attention"], seen)
+    return {"key": key, "value": value}

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import operator
 from dataclasses import dataclass
 
-from transparity.errors import ConfigError, shown
+from transparity.errors import ConfigError, is_number, is_whole, shown
 
 
 @dataclass(frozen=True)
@@ -26,21 +25,9 @@ class Sampling:
     et al. 2020); at least one, and all with 1."""
 
     def __post_init__(self) -> None:
-        if not (_is_number(self.temperature) and 0 < self.temperature < math.inf):
+        if not (is_number(self.temperature) and 0 < self.temperature < math.inf):
             raise ConfigError(f"temperature is {shown(self.temperature)}; it should be a finite number above 0.")
-        if not (_is_number(self.top_p) and 0 < self.top_p <= 1):
+        if not (is_number(self.top_p) and 0 < self.top_p <= 1):
             raise ConfigError(f"top_p is {shown(self.top_p)}; it should be above 0 and at most 1.")
-        if self.top_k is not None and not (_is_whole(self.top_k) and self.top_k >= 1):
+        if self.top_k is not None and not is_whole(self.top_k, 1):
             raise ConfigError(f"top_k is {shown(self.top_k)}; it should be a whole number, at least 1.")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_whole(value: object) -> bool:
-    try:
-        operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        return False
-    return not isinstance(value, bool)

@@ -44,8 +44,11 @@ def dropout_masks(
 ) -> dict[str, np.ndarray]:
     """What training keeps of every tap that it drops from: True with the probability 1 − dropout, by the tap's name and
     in its shape. `lengths` are those of the inputs, as for `tap_shapes`."""
-    return {
-        name: random.random(shape) >= config.dropout
-        for name, shape in tap_shapes(config, batch, **lengths).items()
-        if name.endswith(config.dropout_at)
-    }
+    shapes = dropout_shapes(config, batch, **lengths)
+    return {name: random.random(shape) >= config.dropout for name, shape in shapes.items()}
+
+
+def dropout_shapes(config: TransformerConfig, batch: int, **lengths: int) -> dict[str, tuple[int, ...]]:
+    """Every tap that training drops from, with its shape."""
+    shapes = tap_shapes(config, batch, **lengths)
+    return {name: shape for name, shape in shapes.items() if name.endswith(config.dropout_at)}

@@ -50,9 +50,10 @@ def stepped(forward: Forward, config: TransformerConfig, inputs: Arrays, chunks:
         chunk = np.stack([row[begin : begin + max(counts)] for row, begin in zip(room, at, strict=True)])
         given: dict[str, Any] = {"source": source} if cache is None else {}
         ragged = np.array(counts) if len(set(counts)) > 1 else None
-        said, cache = forward.step(chunk, cache, **given, counts=ragged)
+        answer, cache = forward.step(chunk, cache, **given, counts=ragged)
+        said = as_numbers(answer)
         for row, (begin, count) in enumerate(zip(at, counts, strict=True)):
-            logits[row, begin : begin + count] = as_numbers(said)[row, :count]
+            logits[row, begin : begin + count] = said[row, :count]
         at = at + counts
     assert (at >= length).all()
     return logits[:, :length]

@@ -29,18 +29,20 @@ def derivatives(case: str) -> tuple[Derivatives, Arrays]:
     return Derivatives(config, parameters, mixed_inputs(config), training=training), parameters
 
 
+def gradients_agree(bench: Bench, claim: str, case: str, ours: Derivatives, parameters: Arrays) -> Iterator[Evidence]:
+    """Every gradient of the backend's model, held to the derivatives along their directions."""
+    forward, tokens = bench.forward(ours.config, parameters), dict[str, Any](ours.inputs)
+    _, gradients = forward.loss_and_gradients(ours.targets, training=ours.training, masks=ours.masks, **tokens)
+    actual, record = ours.along(gradients), bench.evidence(claim, case)
+    yield record.exactly("parameters that have a gradient", sorted(gradients) == sorted(ours.expected), True)
+    for name, expected in ours.expected.items():
+        budget = ours.budget(name, bench.subject.dtype)
+        yield record.within(name, actual.get(name, np.empty(0)), expected, budget)
+
+
 def _gradients(bench: Bench, claim: str, cases: Iterable[str]) -> Iterator[Evidence]:
     for case in cases:
-        ours, parameters = derivatives(case)
-        forward = bench.forward(ours.config, parameters)
-        tokens: dict[str, Any] = dict(ours.inputs)
-        _, gradients = forward.loss_and_gradients(ours.targets, training=ours.training, **tokens)
-        actual = ours.along(gradients)
-        record = bench.evidence(claim, case)
-        yield record.exactly("parameters that have a gradient", sorted(gradients) == sorted(ours.expected), True)
-        for name, expected in ours.expected.items():
-            budget = ours.budget(name, bench.subject.dtype)
-            yield record.within(name, actual.get(name, np.empty(0)), expected, budget)
+        yield from gradients_agree(bench, claim, case, *derivatives(case))
 
 
 @claim(dtypes=WIDE, quick=("float32",))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from transparity.presets import PRESETS, preset
 from transparity.training import dropout_masks
 from transparity_conformance.bench import Bench
 from transparity_conformance.claims import claim
+from transparity_conformance.claims.differentiation import gradients_agree
 from transparity_conformance.derivatives import Derivatives
 from transparity_conformance.evidence import Evidence
 from transparity_conformance.oracle import Arrays
@@ -22,26 +22,19 @@ RATE = 0.3
 
 
 @functools.cache
-def dropped(case: str) -> tuple[Derivatives, Arrays, Arrays]:
-    """A preset with few layers and a rate of dropout; its parameters, and masks."""
+def dropped(case: str) -> tuple[Derivatives, Arrays]:
+    """A preset with few layers and a rate of dropout, with masks; and its parameters."""
     config = dataclasses.replace(preset(case).resized(num_encoder_layers=1, num_decoder_layers=1), dropout=RATE)
     parameters, inputs = probe_parameters(config, 8), mixed_inputs(config)
     lengths = {name: tokens.shape[1] for name, tokens in inputs.items()}
     batch = len(inputs[config.input_names[0]])
     masks = dropout_masks(config, np.random.default_rng(9), batch, **lengths)
-    return Derivatives(config, parameters, inputs, masks=masks), parameters, masks
+    return Derivatives(config, parameters, inputs, masks=masks), parameters
 
 
 def _gradients(bench: Bench, claim: str, cases: Iterable[str]) -> Iterator[Evidence]:
     for case in cases:
-        ours, parameters, masks = dropped(case)
-        forward = bench.forward(ours.config, parameters)
-        tokens: dict[str, Any] = dict(ours.inputs)
-        _, gradients = forward.loss_and_gradients(ours.targets, masks=masks, **tokens)
-        actual, record = ours.along(gradients), bench.evidence(claim, case)
-        for name, expected in ours.expected.items():
-            budget = ours.budget(name, bench.subject.dtype)
-            yield record.within(name, actual.get(name, np.empty(0)), expected, budget)
+        yield from gradients_agree(bench, claim, case, *dropped(case))
 
 
 @claim(dtypes=("float32",))

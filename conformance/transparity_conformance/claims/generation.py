@@ -22,7 +22,7 @@ from transparity_conformance.probes import probe_parameters, probes
 
 ROWS, NEW, LONGEST = 3, 6, 4
 
-WAYS = ("walkthrough", "notes-lm", "translation")
+WAYS = ("translation", "notes-lm", "walkthrough")
 """What searching and filling up depend on is not how a preset computes, but: whether it can have a cache, whether it
 reads a source, and whether it has an end."""
 

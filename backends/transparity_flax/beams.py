@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jax import Array
 from jaxtyping import Float, Int
 
@@ -30,19 +31,19 @@ def beam_search(
     A continuation that ended stays among them as it is. Of equal ones the first stays: of the better beam, then with
     the lower token. `lengths`, the context and the end are those of `generate`.
     """
-    config, batch = model.config, len(prompt)
+    config, batch, split = model.config, len(prompt), (model.config, *nnx.split(model))
     vocab_size = config.vocab_size
     tokens, lengths = with_room(config, prompt, lengths, max_new_tokens)
     each = jnp.repeat(jnp.arange(batch), beams)
     tokens, lengths, source = tokens[each], lengths[each], None if source is None else source[each]
     longest = prompt.shape[1]
-    cache, unseen = cache_for(model, tokens, longest, source), longest
+    cache, unseen = cache_for(split, tokens, longest, source), longest
     ended, added = jnp.zeros((batch, beams), bool), jnp.zeros((batch, beams), int)
     # All beams of a row begin alike: only the first counts, until they differ.
     score = jnp.where(jnp.arange(beams) == 0, 0.0, -jnp.inf) * jnp.ones((batch, 1))
     for _ in range(max_new_tokens):
         cache = cache if longest <= config.max_length else None
-        logits = next_logits(model, tokens, lengths, cache, source, unseen)
+        logits = next_logits(split, tokens, lengths, cache, source, unseen)
         following = jax.nn.log_softmax(widened(logits), axis=-1).reshape(batch, beams, vocab_size)
         staying = jnp.where(jnp.arange(vocab_size) == config.filling_id, 0.0, -jnp.inf)
         scores = score[:, :, None] + jnp.where(ended[:, :, None], staying, following)

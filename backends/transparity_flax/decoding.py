@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 from jaxtyping import Float, Int
 
+from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity, scoped
 from transparity_flax.cache import Cache, empty_cache, positions_behind, show
 from transparity_flax.layers import memory_keys_and_values
 from transparity_flax.masks import cached_mask, padding_mask
 from transparity_flax.transformer import Transformer
+
+Graph = nnx.GraphDef[Transformer]
+State = nnx.State[Any, Any]
+Split = tuple[TransformerConfig, Graph, State]
+"""A model taken apart once, not for every token: what it is, and the numbers in it."""
 
 
 def start(model: Transformer, batch: int, capacity: int, *, source: Int[Array, "batch keys"] | None = None) -> Cache:
@@ -54,20 +62,20 @@ def step(
 
 
 def cache_for(
-    model: Transformer,
+    split: Split,
     tokens: Int[Array, "batch total_length"],
     longest: int,
     source: Int[Array, "batch keys"] | None,
 ) -> Cache | None:
     """A cache for the tokens, if there can be one: what is cached must not depend on what comes later."""
-    config = model.config
+    config, graph, state = split
     if not config.hides_wholly or longest > config.max_length:
         return None
-    return _start(model, len(tokens), min(tokens.shape[1], config.max_length), source=source)
+    return _start(graph, state, len(tokens), min(tokens.shape[1], config.max_length), source)
 
 
 def next_logits(
-    model: Transformer,
+    split: Split,
     tokens: Int[Array, "batch total_length"],
     lengths: Int[Array, " batch"],
     cache: Cache | None,
@@ -76,45 +84,48 @@ def next_logits(
 ) -> Float[Array, "batch vocab"]:
     """What follows the first `lengths` tokens of each row, of which the cache has not seen up to `unseen`. Without a
     cache the model sees the last `max_length` of them, from the beginning (document 001)."""
-    config = model.config
+    config, graph, state = split
     if cache is not None:
-        logits, held = _next_with(model, tokens, lengths, cache, unseen=unseen)
+        logits, held = _next_with(graph, state, tokens, lengths, cache, unseen)
         cache.update(held)
         return logits
     # A width that does not change lets one program serve every step: what is not yet written is shown, too, and not
     # seen, for it lies in the future. A mask that hides nothing (walkthrough's) needs a program for each length.
     most = tokens.shape[1] if config.hides_wholly else int(lengths.max())
-    return _next_without(model, tokens, lengths, source, width=min(config.max_length, most))
+    return _next_without(graph, state, tokens, lengths, source, min(config.max_length, most))
 
 
-_start = nnx.jit(start, static_argnames=("batch", "capacity"))
+@functools.partial(jax.jit, static_argnums=(0, 2, 3))
+def _start(graph: Graph, state: State, batch: int, capacity: int, source: Int[Array, "batch keys"] | None) -> Cache:
+    return start(nnx.merge(graph, state), batch, capacity, source=source)
 
 
-@nnx.jit(static_argnames="unseen")
+# The cache that is given is used up: the new one takes its place in memory.
+@functools.partial(jax.jit, static_argnums=(0, 5), donate_argnums=4)
 def _next_with(
-    model: Transformer,
+    graph: Graph,
+    state: State,
     tokens: Int[Array, "batch total_length"],
     lengths: Int[Array, " batch"],
     cache: Cache,
-    *,
     unseen: int,
 ) -> tuple[Float[Array, "batch vocab"], Cache]:
     counts = lengths - cache["lengths"]
     chunk = jnp.take_along_axis(tokens, positions_behind(cache, unseen), axis=1)
-    logits = step(model, chunk, cache, counts=counts)[jnp.arange(len(tokens)), counts - 1]
+    logits = step(nnx.merge(graph, state), chunk, cache, counts=counts)[jnp.arange(len(tokens)), counts - 1]
     return logits, cache
 
 
-@nnx.jit(static_argnames="width")
+@functools.partial(jax.jit, static_argnums=(0, 5))
 def _next_without(
-    model: Transformer,
+    graph: Graph,
+    state: State,
     tokens: Int[Array, "batch total_length"],
     lengths: Int[Array, " batch"],
     source: Int[Array, "batch keys"] | None,
-    *,
     width: int,
 ) -> Float[Array, "batch vocab"]:
     begin = jnp.maximum(lengths - width, 0)
     context = jnp.take_along_axis(tokens, begin[:, None] + jnp.arange(width), axis=1)
     inputs: dict[str, Any] = {"tokens": context} if source is None else {"source": source, "target": context}
-    return model(**inputs)[jnp.arange(len(tokens)), lengths - begin - 1]
+    return nnx.merge(graph, state)(**inputs)[jnp.arange(len(tokens)), lengths - begin - 1]

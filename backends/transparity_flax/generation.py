@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jax import Array
 from jaxtyping import Float, Int
 
@@ -67,14 +68,14 @@ def generate(
     The model sees the last `max_length` tokens (document 001). Where there is an `eos_id`, a row that reached it is
     filled with `pad_id`, and generation ends with the last row (document 004); so are rows with a shorter prompt.
     """
-    config = model.config
+    config, split = model.config, (model.config, *nnx.split(model))
     tokens, lengths = with_room(config, prompt, lengths, max_new_tokens)
     longest, rows = prompt.shape[1], jnp.arange(len(prompt))
-    cache, unseen = cache_for(model, tokens, longest, source), longest
+    cache, unseen = cache_for(split, tokens, longest, source), longest
     ended = jnp.zeros(len(prompt), bool)
     for new in range(max_new_tokens):
         cache = cache if longest <= config.max_length else None
-        logits = next_logits(model, tokens, lengths, cache, source, unseen)
+        logits = next_logits(split, tokens, lengths, cache, source, unseen)
         if uniforms is None:
             token = greedy_tokens(logits)
         else:

@@ -33,7 +33,7 @@ from transparity.taps import Tap, chained, identity, recording, tap_shapes
 from transparity.training import Training
 from transparity_flax.beams import beam_search
 from transparity_flax.cache import Cache
-from transparity_flax.decoding import start, step
+from transparity_flax.decoding import Graph, State, start, step
 from transparity_flax.differentiation import loss_and_gradients
 from transparity_flax.dropout import dropping
 from transparity_flax.generation import generate
@@ -42,9 +42,6 @@ from transparity_flax.optimization import train
 from transparity_flax.parameters import dump, load, to_numpy
 from transparity_flax.rounding import rounding
 from transparity_flax.transformer import Transformer
-
-Graph = nnx.GraphDef[Transformer]
-State = nnx.State[Any, Any]
 
 
 def _fast(graph: Graph, state: State, inputs: dict[str, Any], activations: str | None) -> jax.Array:

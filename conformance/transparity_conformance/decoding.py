@@ -1,169 +1,193 @@
-"""Greedy generation of a port, held to the reference: token by token, through the port's own tokens.
-
-A token is right if no other is likelier by more than rounding, given those before it; so a near-tie is no mistake, and
-one wrong token makes not all behind it wrong.
-"""
+"""What a port generates, held to the reference: greedily, drawn, from prompts of different lengths, and by beams."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity.transformer import transformer
 from transparity_conformance.bench import as_numbers
-from transparity_conformance.besides import Besides, rivals
+from transparity_conformance.besides import Besides, not_compared, rivals
+from transparity_conformance.claims import WIDE
 from transparity_conformance.evidence import share
+from transparity_conformance.forcing import Judged, judged, judged_beams, true_scores
+from transparity_conformance.mistakes.beams import BEAMINGS, Beaming, beamed
 from transparity_conformance.mistakes.generation import GENERATIONS, Generation, generated
-from transparity_conformance.oracle import Arrays, forward_oracle
+from transparity_conformance.mistakes.ragged import RAGGEDS, Ragged, continued
+from transparity_conformance.mistakes.sampling import DRAWINGS, Drawing, drawn
+from transparity_conformance.oracle import Arrays
 from transparity_conformance.probes import Probe
+from transparity_conformance.requests import (
+    Request,
+    beam_requests,
+    drawing_requests,
+    greedy_requests,
+    penalty_requests,
+    ragged_requests,
+    sampling_requests,
+)
 from transparity_conformance.verdict import Cause, Fault, Held
-
-ROWS = 4
-PROMPT = 2
+from transparity_conformance.words import told
 
 Build = Callable[[TransformerConfig, Arrays], Any]
 
+OfTokens = Generation | Drawing | Ragged
+Mistake = OfTokens | Beaming
+
 
 @dataclass(frozen=True)
-class Request:
-    """What a port is asked to go on with."""
+class Way:
+    """One way to generate: what is asked with which keywords, and what people do wrong in it."""
 
-    name: str
-    config: TransformerConfig
-    parameters: Arrays
-    prompt: np.ndarray
-    steps: int
-    source: np.ndarray | None
-
-    def context(self, tokens: np.ndarray) -> dict[str, Any]:
-        """What the model is shown to say what follows `tokens`."""
-        shown = tokens[:, -self.config.max_length :]
-        return {"tokens": shown} if self.source is None else {"source": self.source, "target": shown}
-
-    def expected(self, how: Generation) -> np.ndarray:
-        return generated(self.config, self.parameters, self.prompt, self.steps, self.source, how)
+    claim: str
+    keywords: tuple[str, ...]
+    requests: Callable[[Probe], tuple[Request, ...]]
+    catalogue: Sequence[Mistake]
 
 
-@functools.cache
-def requests(probe: Probe) -> tuple[Request, ...]:
-    """One that goes on beyond `max_length`; and, if there is an end token, one whose rows come to it one by one."""
-    config = probe.config
-    source = probe.inputs["source"][:ROWS] if config.has_encoder else None
-    prompt = np.random.default_rng(5).integers(1, config.vocab_size, (ROWS, PROMPT))
-    if config.bos_id is not None:
-        prompt[:, 0] = config.bos_id
-    # No token is likelier than another for all that came before it, or the same one would come again and again.
-    usual = probe.oracle.expected["logits"].mean(axis=(0, 1)).astype(np.float32)
-    parameters = probe.parameters | {"head.bias": probe.parameters["head.bias"] - usual}
-    beyond = Request("beyond max_length", config, parameters, prompt, config.max_length + 2, source)
-    if config.eos_id is None:
-        return (beyond,)
-    never = dataclasses.replace(beyond, parameters=_pushed(parameters, config.eos_id, -100.0))
-    push = _push(never, config.eos_id, parameters)
-    ending = _pushed(parameters, config.eos_id, push)
-    return never, dataclasses.replace(never, name="to the end token", parameters=ending)
+GREEDY = Way("generate", (), greedy_requests, GENERATIONS)
+FURTHER = (
+    Way("generate.uniforms", ("uniforms",), drawing_requests, DRAWINGS),
+    Way("generate.sampling", ("uniforms", "sampling"), sampling_requests, DRAWINGS),
+    Way("generate.lengths", ("lengths",), ragged_requests, RAGGEDS),
+)
+BEAMS = (
+    Way("beam_search", (), beam_requests, BEAMINGS),
+    Way("beam_search.length_penalty", ("length_penalty",), penalty_requests, BEAMINGS),
+)
 
 
-def _pushed(parameters: Arrays, token: int, push: float) -> Arrays:
-    """The parameters, with `push` added to the logit of `token`."""
-    bias = parameters["head.bias"].copy()
-    bias[token] += push
-    return parameters | {"head.bias": bias}
+def compare_generation(build: Build, generate: Callable[..., Any], probe: Probe, dtype: str) -> Besides:
+    """Ask the port for all that its `generate` takes, and judge."""
+    found = _compared(build, GREEDY, probe, dtype)
+    is_greedy = [claim.verdict for claim in found.claims] == ["agrees"]
+    for way in FURTHER:
+        reason = "" if is_greedy else "greedy generation is not right, and this goes by it"
+        reason = reason or why_not(way, probe.config, dtype) or _not_taken(generate, way)
+        found += not_compared(f"{way.claim}: {reason}") if reason else _compared(build, way, probe, dtype)
+    return found
 
 
-def _push(never: Request, eos_id: int, parameters: Arrays) -> float:
-    """What has to be added to the end token's logit for the rows to end at as many different steps as can be. Until a
-    row ends, it is the same whatever is added."""
-    tokens, begin = never.expected(Generation()), never.prompt.shape[1]
-    behind = []
-    for position in range(begin, tokens.shape[1]):
-        logits = transformer(never.config, parameters, **never.context(tokens[:, :position]))[:, -1]
-        behind.append(np.delete(logits, eos_id, axis=1).max(axis=1) - logits[:, eos_id])
-    margins = np.stack(behind, axis=1).astype(np.float64)
-    ordered = np.unique(margins)
-    between = (ordered[1:] + ordered[:-1]) / 2
-
-    def steps(push: float) -> tuple[bool, int, int]:
-        """Whether all rows end in time, at how many different steps, and how late the first does."""
-        ended = [int(np.argmax(row < push)) for row in margins if (row < push).any()]
-        in_time = len(ended) == len(margins) and max(ended) + 1 < margins.shape[1]
-        return in_time, len(set(ended)), min(ended, default=0)
-
-    return float(max(between, key=steps))
+def compare_beams(build: Build, beam_search: Callable[..., Any], probe: Probe, dtype: str) -> Besides:
+    """Ask the port for all that its `beam_search` takes, and judge."""
+    found = Besides()
+    for way in BEAMS:
+        reason = why_not(way, probe.config, dtype) or _not_taken(beam_search, way)
+        found += not_compared(f"{way.claim}: {reason}") if reason else _compared(build, way, probe, dtype)
+    return found
 
 
-def decode(build: Build, probe: Probe, dtype: str) -> Besides:
-    """Ask the port, and judge. Raises whatever the port raises, and `TypeError` for what are no tokens."""
-    asked = requests(probe)
-    said = {request.name: _asked(build, request) for request in asked}
-    worst, notes = Held("generate", "agrees", 0.0, 0.0, asked[0].name), []
-    for request in asked:
-        error, budget, where, near = _behind(request, said[request.name], dtype)
-        notes += near
-        if share(error, budget) > share(worst.error, worst.budget):
-            verdict = "agrees" if share(error, budget) <= 1 else "diverges"
-            worst = Held("generate", verdict, error, budget, where)  # type: ignore[arg-type]
-    if worst.verdict == "agrees":
-        return Besides((worst,), notes=tuple(notes))
+def why_not(way: Way, config: TransformerConfig, dtype: str) -> str:
+    """Why one way is not compared, whatever a port is like; nothing if it is."""
+    if "lengths" in way.keywords:
+        return "" if config.hides_wholly else "this mask hides nothing, so rows would see what fills them up"
+    return "" if dtype in WIDE else f"where rounding is coarse, too much is a tie: it is not compared in {dtype}"
+
+
+def _not_taken(method: Callable[..., Any], way: Way) -> str:
+    try:
+        taken = inspect.signature(method).parameters
+    except (TypeError, ValueError):  # some callables have none to be read; then one has to try
+        return ""
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
+        return ""
+    missing = [keyword for keyword in way.keywords if keyword not in taken]
+    name = way.claim.partition(".")[0]
+    return f"the port's {name} takes no {' and no '.join(missing)}" if missing else ""
+
+
+def _compared(build: Build, way: Way, probe: Probe, dtype: str) -> Besides:
+    asked = way.requests(probe)
+    try:
+        said = [_asked(build, way, request) for request in asked]
+    except Exception as error:  # noqa: BLE001 - whatever a stranger's method does with what it is given
+        return not_compared(f"{way.claim}: raised {told(error)}")
+    found = [_judged(request, *answer, dtype) for request, answer in zip(asked, said, strict=True)]
+    worst = max(found, key=lambda item: item.share)
+    notes = tuple(f"{way.claim}: {near}" for item in found for near in item.near)
+    verdict = "agrees" if worst.share <= 1 else "diverges"
+    claim = Held(way.claim, verdict, worst.error, worst.budget, worst.where)  # type: ignore[arg-type]
+    if worst.share <= 1:
+        return Besides((claim,), notes=notes)
     explaining = [
-        how for how in GENERATIONS if all(_same(said[request.name], request.expected(how)) for request in asked)
+        how
+        for how in way.catalogue
+        if all(_explains(how, request, *answer, dtype) for request, answer in zip(asked, said, strict=True))
     ]
     causes = tuple(Cause(how.id, how.says, None, 0.0, 1.0) for how in explaining[:1])
-    fault = Fault("generate", worst.error, worst.budget, causes, rivals(explaining), probe=probe.name)
-    return Besides((worst,), (fault,), notes=tuple(notes))
+    fault = Fault(way.claim, worst.error, worst.budget, causes, rivals(explaining), probe=probe.name)
+    return Besides((claim,), (fault,), notes=notes)
 
 
-def _asked(build: Build, request: Request) -> np.ndarray:
-    parameters = {name: value.copy() for name, value in request.parameters.items()}
-    forward = build(request.config, parameters)
-    named = {} if request.source is None else {"source": request.source.astype(np.int64)}
-    tokens = as_numbers(forward.generate(request.prompt.astype(np.int64), request.steps, **named))
+def _asked(build: Build, way: Way, request: Request) -> tuple[np.ndarray, np.ndarray | None]:
+    """The tokens, and the scores if beams were asked for."""
+    forward = build(request.config, {name: value.copy() for name, value in request.parameters.items()})
+    given = (request.prompt.astype(np.int64), request.steps)
+    if way not in BEAMS:
+        return _tokens(forward.generate(*given, **request.named(*way.keywords))), None
+    said = forward.beam_search(*given, request.beams, **request.named(*way.keywords))
+    if not isinstance(said, tuple) or len(said) != 2:
+        raise TypeError("what is no pair, expected (tokens, scores)")
+    scores = as_numbers(said[1])
+    if scores.shape != (len(request.prompt),) or scores.dtype.kind != "f":
+        raise TypeError(f"scores of the shape {scores.shape} and dtype {scores.dtype}, expected (batch,) of floats")
+    return _tokens(said[0]), scores.astype(np.float64)
+
+
+def _tokens(said: Any) -> np.ndarray:
+    tokens = as_numbers(said)
     if tokens.ndim != 2 or tokens.dtype.kind not in "iu":
         raise TypeError(
             f"tokens of the shape {tokens.shape} and dtype {tokens.dtype}, expected (batch, length) of integers"
         )
-    return tokens
+    return tokens.astype(np.int64)
 
 
-def _same(one: np.ndarray, other: np.ndarray) -> bool:
-    return one.shape == other.shape and bool((one == other).all())
+def _judged(request: Request, tokens: np.ndarray, scores: np.ndarray | None, dtype: str) -> Judged:
+    return judged(request, tokens, dtype) if scores is None else judged_beams(request, tokens, scores, dtype)
 
 
-def _behind(request: Request, tokens: np.ndarray, dtype: str) -> tuple[float, float, str, list[str]]:
-    """How far any token's logit is behind the likeliest's, the budget of that, where, and near-ties; infinitely far
-    where the prompt, the padding or the length is another."""
-    config, prompt = request.config, request.prompt
-    begin = prompt.shape[1]
-    if len(tokens) != len(prompt) or not _same(tokens[:, :begin], prompt):
-        return np.inf, 0.0, f"the prompt, {request.name}", []
-    if tokens.min() < 0 or tokens.max() >= config.vocab_size:
-        return np.inf, 0.0, f"a token outside the vocabulary, {request.name}", []
-    ended = np.zeros(len(prompt), bool)
-    worst: tuple[float, float, str] = (0.0, 0.0, f"token {begin}, {request.name}")
-    near: list[str] = []
-    for position in range(begin, tokens.shape[1]):
-        where = f"token {position}, {request.name}"
-        if ended.all():
-            return np.inf, 0.0, f"{where}: behind the end of every row", near
-        oracle = forward_oracle(config, request.parameters, request.context(tokens[:, :position]), neighbours=1)
-        logits = oracle.expected["logits"][:, -1]
-        chosen = np.take_along_axis(logits, tokens[:, position, None], 1)[:, 0]
-        error = float(np.where(ended, 0.0, logits.max(axis=-1) - chosen).max())
-        budget = 2 * oracle.budget("logits", dtype)
-        near += [f"generate: {where} is a tie to within rounding"] if 0 < error <= budget else []
-        if error > budget:  # what comes behind a wrong token may be wrong because of it
-            return error, budget, where, near
-        worst = max(worst, (error, budget, where), key=lambda item: share(item[0], item[1]))
-        if (tokens[ended, position] != (config.eos_id if config.pad_id is None else config.pad_id)).any():
-            return np.inf, 0.0, f"{where}: no padding behind the end of a row", near
-        if config.eos_id is not None:
-            ended |= tokens[:, position] == config.eos_id
-    if tokens.shape[1] != begin + request.steps and not ended.all():
-        return np.inf, 0.0, f"the length, {request.name}", near
-    return *worst, near
+def _explains(how: Mistake, request: Request, tokens: np.ndarray, scores: np.ndarray | None, dtype: str) -> bool:
+    """Whether a port with this mistake would answer so."""
+    if not isinstance(how, Beaming):
+        return np.array_equal(tokens, simulated(how, request))
+    simulated_tokens, simulated_scores = searched_so(how, request)
+    if scores is None or not np.array_equal(_widest(request, tokens), _widest(request, simulated_tokens)):
+        return False
+    oracle = true_scores(request, tokens)
+    true = np.abs(oracle.expected["scores"]).max()
+    # Scores that are larger than right ones round by as much more.
+    budget = oracle.budget("scores", dtype) * max(1.0, float(np.abs(simulated_scores).max() / true))
+    return share(float(np.abs(scores - simulated_scores).max()), budget) <= 1
+
+
+def _widest(request: Request, tokens: np.ndarray) -> np.ndarray:
+    """Tokens filled up to all that were asked for: how long other beams went on is nobody's mistake."""
+    width = request.prompt.shape[1] + request.steps
+    missing = max(0, width - tokens.shape[1])
+    return np.pad(tokens, ((0, 0), (0, missing)), constant_values=request.config.filling_id)
+
+
+@functools.cache
+def simulated(how: OfTokens, request: Request) -> np.ndarray:
+    """The tokens of a port with this mistake."""
+    given = (request.config, request.parameters, request.prompt)
+    if isinstance(how, Generation):
+        return generated(*given, request.steps, request.source, how)
+    if isinstance(how, Drawing):
+        assert request.uniforms is not None
+        return drawn(*given, request.source, request.uniforms, request.sampling, how)
+    return continued(*given, request.begins, request.steps, request.source, how)
+
+
+@functools.cache
+def searched_so(how: Beaming, request: Request) -> tuple[np.ndarray, np.ndarray]:
+    """The tokens and the scores of a port with this mistake."""
+    exact = {name: value.astype(np.float64) for name, value in request.parameters.items()}
+    given = (request.config, exact, request.prompt, request.steps, request.beams)
+    return beamed(*given, request.length_penalty, request.source, how)[:2]

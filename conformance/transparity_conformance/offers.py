@@ -6,7 +6,7 @@ Here the port is called, and may do anything; what it answers is judged elsewher
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from transparity.loss import cross_entropy
 from transparity_conformance.bench import as_numbers
 from transparity_conformance.besides import Besides, not_compared
 from transparity_conformance.claims import WIDE
-from transparity_conformance.decoding import Build, decode
+from transparity_conformance.decoding import Build, compare_beams, compare_generation
 from transparity_conformance.derivatives import Loss, targets_of
 from transparity_conformance.gradients import judge_gradients, why_no_gradients
 from transparity_conformance.losses import Logits, judge_losses, with_a_loss
@@ -25,11 +25,13 @@ from transparity_conformance.stepping import judge_steps, stepped, why_no_steps
 from transparity_conformance.trainings import compare_training
 from transparity_conformance.words import told
 
-OFFERS = ("loss", "loss_and_gradients", "generate", "step", "train")
+OFFERS = ("loss", "loss_and_gradients", "generate", "beam_search", "step", "train")
 """`forward.loss(targets, **tokens)`; `forward.loss_and_gradients(targets, **tokens)` → the loss and a dict of arrays
-under the parameters' names; `forward.generate(prompt, max_new_tokens, source=…)` → the prompt and what follows;
-`forward.step(tokens, cache, source=…)` → the logits and the cache, None before the first step, which has the source;
-and `forward.train(batches, training)` → the losses before each step, and a dict of what the parameters have become."""
+under the parameters' names; `forward.generate(prompt, max_new_tokens, source=…)` → the prompt and what follows, drawn
+if it takes `uniforms` and `sampling`, by row if it takes `lengths`; `forward.beam_search(prompt, max_new_tokens, beams,
+source=…)` → the same and its scores, by a `length_penalty` if it takes one; `forward.step(tokens, cache, source=…)` →
+the logits and the cache, None before the first step, which has the source; and `forward.train(batches, training)` → the
+losses before each step, and a dict of what the parameters have become."""
 
 
 def compare_offers(
@@ -50,8 +52,8 @@ def compare_offers(
         found += _compare_losses("loss", lambda probe: _loss(forward.loss, probe), probes, logits, dtype)[0]  # type: ignore[attr-defined]
     if "loss_and_gradients" in offered:
         found += _compare_gradients(forward.loss_and_gradients, first, logits, dtype, is_right=is_right)  # type: ignore[attr-defined]
-    if "generate" in offered:
-        found += _compare_generation(build, first, dtype, is_right=is_right)
+    if generating := [name for name in ("generate", "beam_search") if name in offered]:
+        found += _compare_generation(build, forward, generating, first, dtype, is_right=is_right)
     if "step" in offered:
         found += _compare_steps(forward.step, first, dtype, is_right=is_right)  # type: ignore[attr-defined]
     if "train" in offered:
@@ -110,16 +112,20 @@ def _compare_gradients(
     return found + judge_gradients(gradients, probe, loss or cross_entropy, dtype)
 
 
-def _compare_generation(build: Build, probe: Probe, dtype: str, *, is_right: bool) -> Besides:
+def _compare_generation(
+    build: Build, forward: Callable[..., Any], offered: Sequence[str], probe: Probe, dtype: str, *, is_right: bool
+) -> Besides:
     reason = "" if is_right else "the forward pass diverges, and its tokens with it"
     reason = reason if probe.config.has_decoder else "a lone encoder generates nothing"
     reason = "so many forward passes would take too long in a model of this size" if probe.is_large else reason
     if reason:
-        return not_compared(f"generate: {reason}")
-    try:
-        return decode(build, probe, dtype)
-    except Exception as error:  # noqa: BLE001 - as above
-        return not_compared(f"generate: raised {told(error)}")
+        return not_compared(*(f"{name}: {reason}" for name in offered))
+    found = Besides()
+    if "generate" in offered:
+        found += compare_generation(build, forward.generate, probe, dtype)  # type: ignore[attr-defined]
+    if "beam_search" in offered:
+        found += compare_beams(build, forward.beam_search, probe, dtype)  # type: ignore[attr-defined]
+    return found
 
 
 def _compare_steps(step: Callable[..., Any], probe: Probe, dtype: str, *, is_right: bool) -> Besides:

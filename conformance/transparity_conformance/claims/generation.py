@@ -17,8 +17,10 @@ from transparity_conformance.bench import Bench, as_numbers
 from transparity_conformance.budgets import epsilon
 from transparity_conformance.claims import WIDE, claim
 from transparity_conformance.evidence import Evidence
-from transparity_conformance.oracle import Arrays, forward_oracle
+from transparity_conformance.forcing import behind, misplaced, true_scores
+from transparity_conformance.oracle import Arrays
 from transparity_conformance.probes import probe_parameters, probes
+from transparity_conformance.requests import Request
 
 ROWS, NEW, LONGEST = 3, 6, 4
 
@@ -42,23 +44,13 @@ def _greedy(bench: Bench, claim: str, cases: Iterable[str]) -> Iterator[Evidence
     for case in cases:
         config, parameters, prompt, source = prompted(case)
         tokens = bench.forward(config, parameters).generate(prompt, NEW, source=source)
+        request = Request(case, config, parameters, prompt, NEW, source)
         record = bench.evidence(claim, case)
-        ended = np.zeros(ROWS, bool)
-        for position in range(1, tokens.shape[1]):
-            context = tokens[:, max(0, position - config.max_length) : position]
-            inputs = {"tokens": context} if source is None else {"source": source, "target": context}
-            oracle = forward_oracle(config, parameters, inputs, neighbours=1)
-            logits = oracle.expected["logits"][:, -1]
-            chosen = np.take_along_axis(logits, tokens[:, position, None], 1)[:, 0]
-            behind = np.where(ended, 0, logits.max(-1) - chosen)
-            budget = 2 * oracle.budget("logits", bench.subject.dtype)
-            yield record.within(f"token {position}", behind, np.zeros(ROWS), budget)
-            if ended.any():
-                filled = tokens[ended, position]
-                yield record.exactly(f"token {position} after the end", filled, np.full(len(filled), config.pad_id))
-            ended |= tokens[:, position] == (-1 if config.eos_id is None else config.eos_id)
+        errors, budget = behind(request, tokens, bench.subject.dtype)
+        for step, error in enumerate(errors.T):
+            yield record.within(f"token {1 + step}", error, np.zeros(ROWS), budget)
         yield record.exactly("prompt", tokens[:, :1], prompt)
-        yield record.exactly("goes on to the end", tokens.shape[1] == 1 + NEW or bool(ended.all()), True)
+        yield record.exactly("padding and length", misplaced(request, tokens) == "", True)
 
 
 @claim(quick=("float64",))
@@ -248,8 +240,8 @@ def _beams(bench: Bench, claim: str, cases: Iterable[str]) -> Iterator[Evidence]
             truth, expected = reference.beam_search(prompt, NEW, beams, length_penalty=power, source=source)
             record = bench.evidence(claim, case)
             yield record.exactly(f"tokens of {beams} beams, length penalty {power:g}", tokens, truth)
-            # A score is a sum of as many logarithms as there are tokens; each errs by a few ulps of the largest logit.
-            budget = 16 * NEW * epsilon(bench.subject.dtype) * float(np.abs(expected).max())
+            asked = Request("beams", config, parameters, prompt, NEW, source, beams=beams, length_penalty=power)
+            budget = true_scores(asked, truth).budget("scores", bench.subject.dtype)
             yield record.within(f"scores of {beams} beams, length penalty {power:g}", scores, expected, budget)
 
 

@@ -12,8 +12,15 @@ from transparity.config import TransformerConfig
 from transparity.transformer import transformer
 from transparity_conformance.oracle import Arrays
 
+Choose = Callable[[np.ndarray, int], np.ndarray]
+"""The tokens (batch,) that logits (batch, vocab) say at a step."""
+
 Crop = Callable[[np.ndarray, int], np.ndarray]
 """What the model sees of the tokens (batch, length), at most `max_length` of them."""
+
+
+def _likeliest(logits: np.ndarray, step: int) -> np.ndarray:
+    return logits.argmax(axis=-1)
 
 
 def _last(tokens: np.ndarray, most: int) -> np.ndarray:
@@ -67,15 +74,16 @@ def generated(
     steps: int,
     source: np.ndarray | None,
     how: Generation,
+    choose: Choose = _likeliest,
 ) -> np.ndarray:
     """What a port that generates so would return; tokens (batch, length)."""
     tokens, ended = prompt, np.zeros(len(prompt), bool)
     pad_id = config.pad_id if config.pad_id is not None else (config.eos_id or 0)
-    for _ in range(steps):
+    for step in range(steps):
         context = how.crop(tokens, config.max_length)
         inputs: dict[str, Any] = {"tokens": context} if source is None else {"source": source, "target": context}
         logits = transformer(config, parameters, **inputs)
-        token = logits[:, max(how.read, -logits.shape[1])].argmax(axis=-1)
+        token = choose(logits[:, max(how.read, -logits.shape[1])], step)
         if config.eos_id is not None:
             token = np.where(ended & how.fills, pad_id, token)
             ended = ended | (token == config.eos_id)

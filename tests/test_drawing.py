@@ -1,0 +1,350 @@
+"""What a port generates besides greedily: drawn tokens, ragged prompts and beams; each mistake is found and named."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from transparity.backend import Backend
+from transparity.beams import beam_search
+from transparity.config import TransformerConfig
+from transparity.port import build as numpy_build
+from transparity.sampling import Sampling
+from transparity_conformance import check
+from transparity_conformance.decoding import (
+    BEAMS,
+    FURTHER,
+    Way,
+    compare_beams,
+    compare_generation,
+    searched_so,
+    simulated,
+)
+from transparity_conformance.findings import sentence
+from transparity_conformance.forcing import judged, judged_beams, true_scores
+from transparity_conformance.mistakes.beams import BEAMINGS, Beaming, beamed
+from transparity_conformance.mistakes.generation import Generation, generated
+from transparity_conformance.mistakes.ragged import RAGGEDS, Ragged, continued
+from transparity_conformance.mistakes.sampling import DRAWINGS, Drawing, drawn
+from transparity_conformance.probes import Probe, probes
+from transparity_conformance.requests import (
+    Request,
+    beam_requests,
+    drawing_requests,
+    penalty_requests,
+    ragged_requests,
+    sampling_requests,
+)
+
+PRESETS = ("notes-lm", "pre-norm", "translation")
+ENDLESS = ("what has not ended", "beams are kept by their scores", "a continuation that ended")
+"""How mistakes begin that show only where something ends."""
+
+
+class Generating:
+    """A right forward pass that generates in its own way."""
+
+    def __init__(self, config: TransformerConfig, parameters: dict[str, np.ndarray], **offers: Any) -> None:
+        self.forward = numpy_build(config, parameters, dtype="float32")
+        vars(self).update(offers)
+
+    def __call__(self, **tokens: Any) -> Any:
+        return self.forward(**tokens)
+
+
+def drawing(how: Drawing) -> Callable[..., Any]:
+    """A port whose `generate` draws so."""
+
+    def build(config: TransformerConfig, parameters: dict[str, np.ndarray]) -> Generating:
+        def generate(
+            prompt: np.ndarray,
+            steps: int,
+            source: np.ndarray | None = None,
+            uniforms: np.ndarray | None = None,
+            sampling: Sampling | None = None,
+        ) -> np.ndarray:
+            if uniforms is None:
+                return generated(config, parameters, prompt, steps, source, Generation())
+            return drawn(config, parameters, prompt, source, uniforms, sampling, how)
+
+        return Generating(config, parameters, generate=generate)
+
+    return build
+
+
+def continuing(how: Ragged) -> Callable[..., Any]:
+    """A port whose `generate` goes on with prompts of different lengths so."""
+
+    def build(config: TransformerConfig, parameters: dict[str, np.ndarray]) -> Generating:
+        def generate(
+            prompt: np.ndarray, steps: int, source: np.ndarray | None = None, lengths: np.ndarray | None = None
+        ) -> np.ndarray:
+            if lengths is None:
+                return generated(config, parameters, prompt, steps, source, Generation())
+            return continued(config, parameters, prompt, lengths, steps, source, how)
+
+        return Generating(config, parameters, generate=generate)
+
+    return build
+
+
+def searching(how: Beaming) -> Callable[..., Any]:
+    """A port whose `beam_search` searches so, in float32."""
+
+    def build(config: TransformerConfig, parameters: dict[str, np.ndarray]) -> Generating:
+        def search(
+            prompt: np.ndarray, steps: int, beams: int, source: np.ndarray | None = None, length_penalty: float = 0.0
+        ) -> tuple[np.ndarray, np.ndarray]:
+            return beamed(config, parameters, prompt, steps, beams, length_penalty, source, how)[:2]
+
+        return Generating(config, parameters, beam_search=search)
+
+    return build
+
+
+def first_probe(preset: str) -> Probe:
+    return next(iter(probes(preset).values()))
+
+
+def found_in(build: Callable[..., Any], preset: str = "translation") -> Any:
+    """What is found in what a port generates."""
+    probe = first_probe(preset)
+    forward = build(probe.config, probe.parameters)
+    if hasattr(forward, "generate"):
+        return compare_generation(build, forward.generate, probe, "float32")
+    return compare_beams(build, forward.beam_search, probe, "float32")
+
+
+def assert_named(found: Any, claim: str, says: str) -> None:
+    """The last fault is in `claim`, and is this mistake and no other."""
+    fault = found.faults[-1]
+    assert {fault.where for fault in found.faults} <= {held.id for held in found.claims}
+    assert (fault.where, [cause.says for cause in fault.causes], fault.indistinguishable) == (claim, [says], ())
+
+
+@pytest.mark.parametrize("how", DRAWINGS, ids=lambda how: how.says)
+def test_a_wrong_drawing_is_named(how: Drawing) -> None:
+    assert_named(found_in(drawing(how), "notes-lm"), "generate.sampling", how.says)
+
+
+@pytest.mark.parametrize("how", RAGGEDS, ids=lambda how: how.says)
+def test_a_wrong_way_with_ragged_prompts_is_named(how: Ragged) -> None:
+    assert_named(found_in(continuing(how)), "generate.lengths", how.says)
+
+
+@pytest.mark.parametrize("how", BEAMINGS, ids=lambda how: how.says)
+def test_a_wrong_beam_search_is_named(how: Beaming) -> None:
+    assert_named(found_in(searching(how)), "beam_search.length_penalty", how.says)
+
+
+def test_a_temperature_that_multiplies_is_named() -> None:
+    report = check(drawing(DRAWINGS[0]), preset="notes-lm", logits_only=True)
+    assert (report.verdict, report.first_divergence) == ("diverges", "generate.sampling")
+    assert "the logits are multiplied by the temperature, not divided" in sentence(report)
+    held = {claim.id: claim.verdict for claim in report.claims}
+    assert held["generate"] == held["generate.uniforms"] == "agrees"
+
+
+@pytest.mark.parametrize("build", [drawing(Drawing()), continuing(Ragged()), searching(Beaming())])
+@pytest.mark.parametrize("preset", PRESETS)
+def test_what_is_right_agrees(build: Callable[..., Any], preset: str) -> None:
+    found = found_in(build, preset)
+    assert not found.faults
+    assert {claim.verdict for claim in found.claims} == {"agrees"}
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("way", [*FURTHER[1:], BEAMS[1]], ids=lambda way: way.claim)
+def test_every_mistake_shows_in_what_is_asked_and_no_two_alike(way: Way, preset: str) -> None:
+    probe = first_probe(preset)
+    ends = probe.config.eos_id is not None
+    catalogue: list[Any] = [how for how in way.catalogue if ends or not how.says.startswith(ENDLESS)]
+    right = type(catalogue[0])()
+    said = [b"".join(answered(way, how, probe)) for how in (right, *catalogue)]
+    for (one, first), (other, second) in itertools.combinations(zip((right, *catalogue), said, strict=True), 2):
+        assert first != second, (one.says, other.says)
+
+
+def answered(way: Way, how: Any, probe: Probe) -> list[bytes]:
+    """What a port with a mistake answers to all that is asked, scores to six digits."""
+    asked = way.requests(probe)
+    if not isinstance(how, Beaming):
+        return [simulated(how, request).tobytes() for request in asked]
+    return [
+        tokens.tobytes() + np.round(scores, 6).tobytes()
+        for tokens, scores in (searched_so(how, request) for request in asked)
+    ]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_what_is_asked_of_beams_is_no_tie(preset: str) -> None:
+    for request in (*beam_requests(first_probe(preset)), *penalty_requests(first_probe(preset))):
+        exact = {name: value.astype(np.float64) for name, value in request.parameters.items()}
+        given = (request.config, exact, request.prompt, request.steps, request.beams)
+        tokens, scores, margin = beamed(*given, request.length_penalty, request.source, Beaming())
+        expected = beam_search(*given, length_penalty=request.length_penalty, source=request.source)
+        np.testing.assert_array_equal(tokens, expected[0])
+        np.testing.assert_allclose(scores, expected[1], rtol=1e-12)
+        assert margin.min() > 10 * true_scores(request, tokens).budget("scores", "float32")
+
+
+def test_our_backends_agree_in_all_that_they_generate(backend: Backend) -> None:
+    probe = first_probe("notes-lm")
+
+    def build(config: TransformerConfig, parameters: dict[str, np.ndarray]) -> Any:
+        return backend(config, parameters, dtype="float32")
+
+    forward = build(probe.config, probe.parameters)
+    found = compare_generation(build, forward.generate, probe, "float32")
+    found += compare_beams(build, forward.beam_search, probe, "float32")
+    assert (found.faults, found.not_compared) == ((), ())
+    assert [(claim.id, claim.verdict) for claim in found.claims] == [
+        ("generate", "agrees"),
+        ("generate.uniforms", "agrees"),
+        ("generate.sampling", "agrees"),
+        ("generate.lengths", "agrees"),
+        ("beam_search", "agrees"),
+        ("beam_search.length_penalty", "agrees"),
+    ]
+
+
+def takes_no_keywords(method: Callable[..., Any]) -> Callable[..., Any]:
+    def positional(*given: Any) -> Any:
+        return method(*given)
+
+    return positional
+
+
+def test_what_a_port_does_not_take_is_not_compared() -> None:
+    def build(config: TransformerConfig, parameters: dict[str, np.ndarray]) -> Generating:
+        forward = numpy_build(config, parameters, dtype="float32")
+        return Generating(
+            config,
+            parameters,
+            generate=takes_no_keywords(forward.generate),
+            beam_search=takes_no_keywords(forward.beam_search),
+        )
+
+    report = check(build, preset="notes-lm", logits_only=True)
+    assert report.verdict == "agrees"
+    for says in (
+        "generate.uniforms: the port's generate takes no uniforms",
+        "generate.sampling: the port's generate takes no uniforms and no sampling",
+        "generate.lengths: the port's generate takes no lengths",
+        "beam_search.length_penalty: the port's beam_search takes no length_penalty",
+    ):
+        assert says in report.not_compared
+
+
+def test_what_goes_by_a_wrong_greedy_generation_is_not_compared() -> None:
+    def build(config: TransformerConfig, parameters: dict[str, np.ndarray]) -> Generating:
+        def generate(prompt: np.ndarray, steps: int, **named: Any) -> np.ndarray:
+            return np.concatenate([prompt, np.ones((len(prompt), steps), int)], axis=1)
+
+        return Generating(config, parameters, generate=generate)
+
+    found = found_in(build, "notes-lm")
+    assert [fault.where for fault in found.faults] == ["generate"]
+    assert [says.partition(":")[0] for says in found.not_compared] == [way.claim for way in FURTHER]
+
+
+def test_draws_in_half_precision_are_not_compared() -> None:
+    probe = first_probe("notes-lm")
+    build = drawing(Drawing())
+    found = compare_generation(build, build(probe.config, probe.parameters).generate, probe, "bfloat16")
+    assert [claim.id for claim in found.claims] == ["generate"]
+    assert any(says.startswith("generate.sampling: where rounding is coarse") for says in found.not_compared)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no luck"), TypeError("no keyword, but no more is known")])
+def test_what_a_way_raises_leaves_the_others_compared(error: Exception) -> None:
+    def build(config: TransformerConfig, parameters: dict[str, np.ndarray]) -> Generating:
+        def generate(prompt: np.ndarray, steps: int, **named: Any) -> np.ndarray:
+            if "sampling" in named:
+                raise error
+            return Generating(config, parameters).forward.generate(prompt, steps, **named)
+
+        return Generating(config, parameters, generate=generate)
+
+    found = found_in(build, "notes-lm")
+    assert not found.faults
+    assert [claim.id for claim in found.claims] == ["generate", "generate.uniforms", "generate.lengths"]
+    assert [says for says in found.not_compared if f"generate.sampling: raised {type(error).__name__}" in says]
+
+
+@pytest.mark.parametrize(("off", "says"), [(-1e-3, "right"), (1e-9, "a tie"), (1e-3, "wrong")])
+def test_a_draw_at_a_boundary_is_a_tie_and_one_beyond_it_is_wrong(off: float, says: str) -> None:
+    (request,) = drawing_requests(first_probe("notes-lm"))
+    assert request.uniforms is not None
+    tokens, uniforms = simulated(Drawing(), request), request.uniforms.copy()
+    uniforms[0, 0] = upper_end(request, tokens) + off
+    found = judged(dataclasses.replace(request, uniforms=uniforms), tokens, "float32")
+    place = f"token {request.prompt.shape[1]}, drawn"
+    assert (found.share <= 1) == (says != "wrong")
+    assert found.near == ((f"{place} is a tie to within rounding",) if says == "a tie" else ())
+    assert says == "right" or found.where == place
+
+
+def upper_end(request: Request, tokens: np.ndarray) -> float:
+    """Where the interval of the first drawn token of the first row ends."""
+    context = {"tokens": tokens[:1, : request.prompt.shape[1]]}
+    logits = np.asarray(numpy_build(request.config, request.parameters).logits(**context))[0, -1]
+    weights = np.exp(logits - logits.max())
+    return float(weights[: tokens[0, request.prompt.shape[1]] + 1].sum() / weights.sum())
+
+
+def test_a_token_that_may_not_be_drawn_is_wrong_however_near_the_number() -> None:
+    request = sampling_requests(first_probe("notes-lm"))[0]
+    tokens = simulated(Drawing(), request)
+    errors = {token: judged(request, with_last(tokens, token), "float32").error for token in range(8, 18)}
+    assert sum(np.isinf(error) for error in errors.values()) >= 2, "of ten tokens top_k leaves eight"
+    assert judged(request, tokens, "float32").error == 0.0
+
+
+def with_last(tokens: np.ndarray, token: int) -> np.ndarray:
+    changed = tokens.copy()
+    changed[0, -1] = token
+    return changed
+
+
+def test_a_score_that_is_not_the_tokens_own_is_wrong_and_so_are_worse_tokens() -> None:
+    (request,) = beam_requests(first_probe("translation"))
+    tokens, scores = searched_so(Beaming(), request)
+    assert judged_beams(request, tokens, scores, "float32").share < 1
+    found = judged_beams(request, tokens, scores + 1e-3, "float32")
+    assert (found.share > 1, found.where) == (True, "the scores, beams")
+    greedy, of_greedy = searched_so(Beaming(begins_apart=False), request)
+    found = judged_beams(request, greedy, of_greedy, "float32")
+    assert (found.share > 1, found.where) == (True, "the tokens, beams")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [lambda tokens, scores: tokens, lambda tokens, scores: (tokens, scores[:, None]), lambda *_: (1.0, 2.0)],
+)
+def test_what_is_no_pair_of_tokens_and_scores_is_not_compared(answer: Callable[..., Any]) -> None:
+    def build(config: TransformerConfig, parameters: dict[str, np.ndarray]) -> Generating:
+        right = Generating(config, parameters).forward
+
+        def search(*given: Any) -> Any:
+            return answer(*right.beam_search(*given))
+
+        return Generating(config, parameters, beam_search=search)
+
+    found = found_in(build, "notes-lm")
+    assert not found.claims
+    assert any(says.startswith("beam_search: raised TypeError") for says in found.not_compared)
+
+
+def test_ragged_prompts_are_asked_for_where_the_mask_hides() -> None:
+    (request,) = ragged_requests(first_probe("translation"))
+    assert len(set(request.begins.tolist())) > 1
+    assert any(
+        says.startswith("generate.lengths: this mask hides nothing")
+        for says in found_in(continuing(Ragged()), "walkthrough").not_compared
+    )

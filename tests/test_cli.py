@@ -21,7 +21,11 @@ REFERENCE = "transparity.port:build"
 
 PORTS = """
 import numpy as np
-from transparity.port import build as right
+from transparity.port import build
+
+def right(config, parameters):
+    forward = build(config, parameters)
+    return lambda **tokens: forward(**tokens)  # which offers nothing besides
 
 def wrong(config, parameters):
     forward = right(config, parameters)
@@ -109,9 +113,9 @@ def test_describe_takes_any_configuration(tmp_path: Path) -> None:
     assert refused(said("describe", "gpt")).startswith("There is no preset 'gpt'")
 
 
-def test_a_right_port_agrees(tmp_path: Path) -> None:
+def test_a_right_port_agrees(ports: Path, tmp_path: Path) -> None:
     answers = tmp_path / "answers.json"
-    result = said("check", REFERENCE, "--preset", "notes-lm", "--preset", "walkthrough", "--json", answers)
+    result = said("check", f"{ports}:right", "--preset", "notes-lm", "--preset", "walkthrough", "--json", answers)
     assert result.exit_code == 0, result.output
     reports = json.loads(answers.read_text())
     assert [(report["preset"], report["verdict"]) for report in reports] == [
@@ -147,7 +151,7 @@ def test_any_configuration_is_checked(tmp_path: Path) -> None:
         ("json.no:build", "There is no module 'json.no' here, and none is installed."),
         ("..:build", ".. cannot be imported: "),
         ("{}:falls", "build(config, parameters) raised RuntimeError: no weights for you"),
-        ("{}:falls_later", "forward(tokens=…) raised RuntimeError: no tokens (ports.py, line 14)"),
+        ("{}:falls_later", "forward(tokens=…) raised RuntimeError: no tokens (ports.py, line 18)"),
         ("{}:leaves", "The port ended the process with sys.exit(0)."),
     ],
 )

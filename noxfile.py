@@ -103,6 +103,13 @@ def benchmarks(session: nox.Session) -> None:
 
 
 @nox.session
+def race(session: nox.Session) -> None:
+    """Our columns beside what a user would take instead: speed as ratios and as shares of what the machine can do."""
+    install(session, "test", "peers")
+    session.run("python", "-m", "benchmarks.race", *session.posargs)
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Style and format, by ruff."""
     install(session, "lint", project="")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 from jax import Array
+from jaxtyping import Float
 
 from transparity.training import Training
 from transparity_flax.differentiation import loss_of
@@ -35,28 +37,34 @@ def train(
     """
     graph, *states = nnx.split(model, nnx.Param, ...)
     parameters, statistics = states
-    optimizer = _optimizer(training, model.config.embed_dim, len(batches))
-    state, losses = optimizer.init(parameters), []
-
-    @jax.jit
-    def step(parameters: State, state: optax.OptState, batch: Mapping[str, Array]) -> tuple[Array, State, Any]:
-        def loss_at(parameters: State) -> Array:
-            return loss_of(nnx.merge(graph, parameters, statistics, copy=True), **batch)
-
-        loss, gradients = jax.value_and_grad(loss_at)(parameters)
-        updates, state = optimizer.update(gradients, state, parameters)
-        return loss, optax.apply_updates(parameters, updates), state
-
+    # A table, for the schedule is Python's: what is traced cannot be compared by it.
+    rates = jnp.array([training.rate(step, model.config.embed_dim) for step in range(1, len(batches) + 1)])
+    state, losses = _optimizer(training, rates).init(parameters), []
     for batch in batches:
-        loss, parameters, state = step(parameters, state, batch)
+        loss, parameters, state = _step(graph, training, rates, parameters, statistics, state, batch)
         losses.append(float(loss))
     return losses, named(parameters)
 
 
-def _optimizer(training: Training, embed_dim: int, steps: int) -> optax.GradientTransformation:
-    # A table, for the schedule is Python's: what is traced cannot be compared by it.
-    rates = jnp.array([training.rate(step, embed_dim) for step in range(1, steps + 1)])
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _step(
+    graph: nnx.GraphDef[Transformer],
+    training: Training,
+    rates: Float[Array, " steps"],
+    parameters: State,
+    statistics: State,
+    state: optax.OptState,
+    batch: Mapping[str, Array],
+) -> tuple[Array, State, optax.OptState]:
+    def loss_at(parameters: State) -> Array:
+        return loss_of(nnx.merge(graph, parameters, statistics, copy=True), **batch)
 
+    loss, gradients = jax.value_and_grad(loss_at)(parameters)
+    updates, state = _optimizer(training, rates).update(gradients, state, parameters)
+    return loss, optax.apply_updates(parameters, updates), state
+
+
+def _optimizer(training: Training, rates: Float[Array, " steps"]) -> optax.GradientTransformation:
     def rate(count: Array) -> Array:
         return rates[count]
 

@@ -88,8 +88,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every answer, too")
     options = parser.parse_args(arguments)
     console = Console()
-    trials = all_trials(options.case or tuple(CASES), options.seed)
-    trials = [trial for trial in trials if all(word in str(trial) for word in options.only or ())]
+    every = all_trials(tuple(options.case or CASES), options.seed)
+    trials = [trial for trial in every if all(word in str(trial) for word in options.only or ())]
     if options.sample:
         trials = sampled(trials, options.sample, options.seed)
     answers = asked(trials, options.jobs, console)

@@ -63,8 +63,8 @@ def drawn_catches(build: Backend) -> bool:
 def test_the_claim_catches_what_is_planted_for_it(plant: Plant) -> None:
     text = (column_path(plant.column) / f"{plant.file}.py").read_text()
     assert plant.line in text, f"{plant.column}/{plant.file}.py has no line {plant.line!r}"
-    # What is drawn is the same for every column; where XLA compiles each shape, drawing it takes minutes.
-    asked = [name for name in plant.caught_by if not (name == DRAWN and plant.column == "transparity_flax")]
+    # Where XLA compiles each shape, one claim has to catch it; that the others do, the same mistake in PyTorch shows.
+    asked = plant.caught_by[:1] if plant.column == "transparity_flax" else plant.caught_by
     with ExitStack() as stack:
         build = stack.enter_context(planted(plant.column, plant.file, text.replace(plant.line, plant.becomes)))
         if plant.column == REFERENCE_COLUMN:

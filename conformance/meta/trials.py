@@ -193,7 +193,8 @@ MEASURES = (
 )
 
 
-def all_trials(cases: Sequence[str] = tuple(CASES), seed: int = 0) -> list[Trial]:
+@functools.cache
+def all_trials(cases: tuple[str, ...] = tuple(CASES), seed: int = 0) -> tuple[Trial, ...]:
     """Everything there is to try."""
     trials: list[Trial] = []
     for case in cases:
@@ -204,7 +205,7 @@ def all_trials(cases: Sequence[str] = tuple(CASES), seed: int = 0) -> list[Trial
         trials += [Trial("style", case, style=style) for style in styles(config)]
     pairs = itertools.islice(_pairs(cases, seed), PAIRS)
     trials += [Trial("pair", case, pair, logits_only=alone) for case, pair in pairs for alone in (False, True)]
-    return trials
+    return tuple(trials)
 
 
 def sampled(trials: Sequence[Trial], size: int, seed: int = 0) -> list[Trial]:

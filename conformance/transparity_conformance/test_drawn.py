@@ -17,7 +17,7 @@ from transparity_conformance.plugin import Ledger
 from transparity_conformance.probes import probe_parameters
 from transparity_conformance.strategies import models
 
-EXAMPLES = {"flax": (8, 40)}
+EXAMPLES = {"flax": (8, 30)}
 """How many are drawn, quickly and thoroughly: XLA compiles every new shape."""
 
 
@@ -48,7 +48,7 @@ def drawn_evidence(
 @pytest.mark.parametrize("name", [name for name in installed() if name != REFERENCE])
 @pytest.mark.parametrize("effort", ["quick", pytest.param("thorough", marks=pytest.mark.slow)])
 def test_drawn_configurations_agree(name: str, effort: str, ledger: Ledger) -> None:
-    examples = EXAMPLES.get(name, (60, 400))[effort == "thorough"]
+    examples = EXAMPLES.get(name, (60, 300))[effort == "thorough"]
 
     @settings(
         max_examples=examples,

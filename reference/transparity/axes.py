@@ -14,6 +14,7 @@
 | N      | `heads`                       | attention heads                                       |
 | H      | `head_dim`                    | features of a head                                    |
 | V      | `vocab`                       | tokens of the vocabulary                              |
+| K      | `steps`                       | steps of an optimizer                                 |
 
 A bare `1` is an axis kept for broadcasting, `#batch` one that may be 1, `*batch` any leading axes.
 """
@@ -34,4 +35,5 @@ LEGEND = {
     "heads": "N",
     "head_dim": "H",
     "vocab": "V",
+    "steps": "K",
 }

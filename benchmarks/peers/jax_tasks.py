@@ -1,0 +1,60 @@
+"""The tasks for any pure function of JAX, jitted: from tokens in NumPy until the result is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from benchmarks.race.task import Run, Task
+from benchmarks.race.workloads import TRAINING
+
+Apply = Callable[..., jax.Array]
+"""Logits from the weights, the tokens, and the source or None."""
+
+
+def tasks(task: Task, apply: Apply, weights: Any) -> Run:
+    """A forward pass, or a training, of `apply`."""
+    return train(task, apply, weights) if task.workload.kind == "train" else logits(task, apply, weights)
+
+
+def logits(task: Task, apply: Apply, weights: Any) -> Run:
+    """A forward pass."""
+    forward = jax.jit(apply)
+    return lambda: jax.block_until_ready(forward(weights, *tensors(task)))
+
+
+def train(task: Task, apply: Apply, weights: Any) -> Run:
+    """Some steps of AdamW by optax from the same weights, each one program: the losses before each."""
+    optimizer = optax.adamw(
+        TRAINING.learning_rate, *TRAINING.betas, eps=TRAINING.eps, weight_decay=TRAINING.weight_decay
+    )
+
+    def loss_of(weights: Any, tokens: jax.Array, source: jax.Array | None, targets: jax.Array) -> jax.Array:
+        return optax.softmax_cross_entropy_with_integer_labels(apply(weights, tokens, source), targets).mean()
+
+    @jax.jit
+    def step(weights: Any, state: Any, *batch: Any) -> tuple[Any, Any, jax.Array]:
+        loss, gradients = jax.value_and_grad(loss_of)(weights, *batch)
+        updates, state = optimizer.update(gradients, state, weights)
+        return optax.apply_updates(weights, updates), state, loss
+
+    def run() -> jax.Array:
+        batch = (*tensors(task), jnp.asarray(task.inputs["targets"]))
+        trained, state, losses = weights, optimizer.init(weights), []
+        for _ in range(task.workload.steps):
+            trained, state, loss = step(trained, state, *batch)
+            losses.append(loss)
+        jax.block_until_ready(trained)
+        return jnp.stack(losses)
+
+    return run
+
+
+def tensors(task: Task) -> tuple[jax.Array, jax.Array | None]:
+    """The tokens, and the source if there is one."""
+    if task.config.has_encoder:
+        return jnp.asarray(task.inputs["target"]), jnp.asarray(task.inputs["source"])
+    return jnp.asarray(task.inputs["tokens"]), None

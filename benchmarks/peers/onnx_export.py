@@ -1,0 +1,56 @@
+"""The PyTorch peer as an ONNX file: `python -m benchmarks.peers.onnx_export FOLDER`, in a process of its own, so that
+whoever runs the file needs no PyTorch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks.race.task import Task
+
+FILE = "model.onnx"
+
+
+def exported(task: Task) -> Path:
+    """The file, made by the first who asks for it; the workload's other candidates wait for their turn anyway."""
+    path = Path(task.folder, FILE)
+    if not path.exists():
+        command = [sys.executable, "-m", "benchmarks.peers.onnx_export", task.folder]
+        made = subprocess.run(command, capture_output=True, text=True, check=False)
+        if made.returncode:
+            raise RuntimeError(f"it could not be exported: {made.stderr.strip().splitlines()[-1]}")
+    return path
+
+
+def export(folder: str) -> None:
+    """Write the file, in float32 and fixed to the shapes of the workload."""
+    import torch
+    from benchmarks.peers.torch_fused import fused_model_of
+    from benchmarks.peers.torch_tasks import tensors
+    from benchmarks.race.oracles import read_task
+
+    task = Task(*read_task(Path(folder)), folder)
+    inputs = tensors(task)
+    with torch.inference_mode():
+        torch.onnx.export(
+            fused_model_of(task).float(),
+            kwargs=inputs,
+            f=Path(folder, FILE),
+            input_names=list(inputs),
+            output_names=["logits"],
+            dynamo=True,
+            external_data=True,
+            verbose=False,
+        )
+
+
+def feed(task: Task) -> dict[str, object]:
+    """The tokens by the names that they have in the file."""
+    if task.config.has_encoder:
+        return {"tokens": task.inputs["target"], "source": task.inputs["source"]}
+    return {"tokens": task.inputs["tokens"]}
+
+
+if __name__ == "__main__":
+    export(sys.argv[1])

@@ -1,0 +1,13 @@
+"""ONNX's own reference, operator by operator in NumPy, on the exported PyTorch peer."""
+
+from __future__ import annotations
+
+from benchmarks.peers.onnx_export import exported, feed
+from benchmarks.race.task import Run, Task
+from onnx.reference import ReferenceEvaluator
+
+
+def build(task: Task) -> Run:
+    """As it comes."""
+    session, inputs = ReferenceEvaluator(str(exported(task))), feed(task)
+    return lambda: session.run(["logits"], inputs)[0]

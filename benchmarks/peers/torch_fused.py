@@ -1,0 +1,69 @@
+"""The same transformer by somebody who minds speed: query, key and value in one product, PyTorch's own attention."""
+
+from __future__ import annotations
+
+import torch
+from benchmarks.peers.torch_blog import Attention, Past, Transformer, model_of
+from benchmarks.peers.torch_tasks import tasks
+from benchmarks.race.task import Run, Task
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class FusedAttention(Attention):
+    """Loads the four maps apart, then packs the first three."""
+
+    packed: nn.Linear
+    packed_memory: nn.Linear
+
+    def forward(self, x: Tensor, memory: Tensor, mask: Tensor | None, past: Past | None = None) -> Tensor:
+        if memory is x:
+            query, key, value = (self.split(part) for part in self.packed(x).chunk(3, -1))
+        else:
+            query = self.split(self.query(x))
+            key, value = (self.split(part) for part in self.packed_memory(memory).chunk(2, -1))
+        if past is not None:
+            if past:
+                key, value = torch.cat([past["key"], key], 2), torch.cat([past["value"], value], 2)
+            past.update(key=key, value=value)
+        seen = F.scaled_dot_product_attention(query, key, value, is_causal=mask is not None)
+        return self.output(seen.transpose(1, 2).flatten(2))
+
+    def pack(self, *, cross: bool) -> None:
+        """Put what one input is multiplied by into one matrix."""
+        if cross:
+            self.packed_memory = _side_by_side(self.key, self.value)
+            del self.key, self.value
+        else:
+            self.packed = _side_by_side(self.query, self.key, self.value)
+            del self.query, self.key, self.value
+
+
+def _side_by_side(*linears: nn.Linear) -> nn.Linear:
+    joined = nn.Linear(linears[0].in_features, sum(linear.out_features for linear in linears))
+    joined.weight = nn.Parameter(torch.cat([linear.weight for linear in linears]).detach())
+    joined.bias = nn.Parameter(torch.cat([linear.bias for linear in linears]).detach())
+    return joined
+
+
+def fused_model_of(task: Task) -> Transformer:
+    """The model with the task's weights in it, packed."""
+    model = model_of(task, FusedAttention)
+    for name, module in model.named_modules():
+        if isinstance(module, FusedAttention):
+            module.pack(cross=name.endswith("cross_attention"))
+    return model
+
+
+def build(task: Task, *, compiled: bool = False, autocast: bool = False) -> Run:
+    """As it is, compiled, or computed in bfloat16 where PyTorch's autocast does so."""
+    model = fused_model_of(task).float() if autocast else fused_model_of(task)
+    if autocast:
+
+        def in_bfloat16(*arguments: Tensor, **named: Tensor) -> Tensor:
+            with torch.autocast(task.device, torch.bfloat16):
+                logits: Tensor = model(*arguments, **named)
+                return logits
+
+        return tasks(task, model, in_bfloat16)
+    return tasks(task, model, torch.compile(model) if compiled else model)

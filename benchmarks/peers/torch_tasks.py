@@ -1,0 +1,88 @@
+"""The tasks for any module of PyTorch: from tokens in NumPy until the result is computed."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from benchmarks.race.task import Run, Task
+from benchmarks.race.workloads import TRAINING
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+def tasks(task: Task, model: nn.Module, forward: Callable[..., Any] | None = None) -> Run:
+    """What the workload asks of `model`, which is called with the tokens, and with the source if there is one;
+    `forward` is a faster way to call it."""
+    if task.workload.kind == "train":
+        return train(task, model)
+    if task.workload.kind == "decode":
+        return decode(task, model.generate)  # type: ignore[arg-type]
+    return logits(task, model if forward is None else forward)
+
+
+def logits(task: Task, forward: Callable[..., Any]) -> Run:
+    """A forward pass without gradients."""
+
+    def run() -> Tensor:
+        with torch.inference_mode():
+            return ready(forward(**tensors(task)))
+
+    return run
+
+
+def decode(task: Task, generate: Callable[[Tensor, int], Tensor]) -> Run:
+    """A greedy continuation of the prompt."""
+
+    def run() -> Tensor:
+        with torch.inference_mode():
+            return ready(generate(tensors(task)["tokens"], task.workload.new_tokens))
+
+    return run
+
+
+def train(task: Task, model: nn.Module, compile: Callable[..., Any] | None = None) -> Run:
+    """Some steps of AdamW from the same weights: the losses before each."""
+
+    def run() -> Tensor:
+        trained = copy.deepcopy(model).train()
+        forward = compile(trained) if compile else trained
+        optimizer = torch.optim.AdamW(
+            trained.parameters(),
+            TRAINING.learning_rate,
+            TRAINING.betas,
+            TRAINING.eps,
+            TRAINING.weight_decay,
+            fused=True,
+        )
+        inputs, targets = tensors(task), _tensor(task, "targets")
+        losses = []
+        for _ in range(task.workload.steps):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(forward(**inputs).flatten(0, 1), targets.flatten())
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+        return ready(torch.stack(losses))
+
+    return run
+
+
+def tensors(task: Task) -> dict[str, Tensor]:
+    """The tokens, and the source if there is one."""
+    if task.config.has_encoder:
+        return {"tokens": _tensor(task, "target"), "source": _tensor(task, "source")}
+    return {"tokens": _tensor(task, "tokens")}
+
+
+def ready(result: Tensor) -> Tensor:
+    """The result, computed."""
+    if result.is_cuda:
+        torch.cuda.synchronize()
+    return result
+
+
+def _tensor(task: Task, name: str) -> Tensor:
+    return torch.as_tensor(task.inputs[name]).to(task.device)

@@ -1,0 +1,78 @@
+"""`python -m benchmarks.race`: our columns beside their peers, all in one run."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from benchmarks.race.candidates import CANDIDATES, KEPT_HEAP, Candidate, with_environment
+from benchmarks.race.page import write_page
+from benchmarks.race.race import Conditions, race, steps
+from benchmarks.race.report import as_json, as_text, report_of
+from benchmarks.race.standings import standings
+from benchmarks.race.workloads import DEFAULT, WORKLOADS, Workload
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def main(
+    workload: Annotated[list[str] | None, typer.Option(help="A name or a pattern; all but the tiny ones.")] = None,
+    candidate: Annotated[list[str] | None, typer.Option(help="A name or a pattern; all that are installed.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="How often each candidate runs.")] = 15,
+    threads: Annotated[int | None, typer.Option(min=1, help="Cores that each may use; all at hand.")] = None,
+    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where to compute.")] = "cpu",
+    keep_heap: Annotated[bool, typer.Option(help="Have the allocator keep large blocks, for all alike.")] = False,
+    output: Annotated[Path, typer.Option(help="Where the JSON, the page and the plots go.")] = Path("reports/race"),
+) -> None:
+    """Run our columns and their peers in shuffled, interleaved rounds, each in its own process, after each was held
+    to the oracle."""
+    workloads = [WORKLOADS[name] for name in chosen(workload, list(WORKLOADS), DEFAULT, "workload")]
+    names = [each.name for each in CANDIDATES]
+    wanted = chosen(candidate, names, names, "candidate")
+    candidates = [each for each in CANDIDATES if each.name in wanted or each.is_limit]
+    if keep_heap:
+        candidates = [with_environment(each, KEPT_HEAP) for each in candidates]
+    conditions = Conditions(rounds, threads or cores(), device, keep_heap)
+    run(workloads, candidates, conditions, output)
+
+
+def run(
+    workloads: list[Workload], candidates: list[Candidate], conditions: Conditions, output: Path, *, quiet: bool = False
+) -> None:
+    """The race with a progress bar, then its reports."""
+    console = Console(quiet=quiet)
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console) as progress:
+        bar = progress.add_task("", total=steps(workloads, candidates, conditions))
+        results = race(
+            workloads, candidates, conditions, lambda step: progress.update(bar, description=step, advance=1)
+        )
+    report = report_of(standings(results), workloads, candidates, conditions)
+    output.mkdir(parents=True, exist_ok=True)
+    (output / "race.json").write_text(as_json(report, results))
+    write_page(output, report)
+    console.print(as_text(report))
+    console.print(f"Written: {output / 'race.json'}, {output / 'race.html'}")
+
+
+def chosen(patterns: list[str] | None, names: list[str], default: list[str] | tuple[str, ...], what: str) -> list[str]:
+    """The names that match any of `patterns`; raises `typer.BadParameter` for one that matches none."""
+    for pattern in patterns or ():
+        if not fnmatch.filter(names, pattern):
+            raise typer.BadParameter(f"no {what} is called {pattern!r}; there are {', '.join(names)}")
+    return [name for name in names if any(fnmatch.fnmatch(name, pattern) for pattern in patterns or default)]
+
+
+def cores() -> int:
+    """All that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+if __name__ == "__main__":
+    app()

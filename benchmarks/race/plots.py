@@ -1,0 +1,197 @@
+"""The figures of a race: throughput, the roofline, growth with length, and the latency of decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.race.report import Report
+from benchmarks.race.standings import Standing
+from benchmarks.race.workloads import Workload
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+COLOURS = {
+    "torch, eager": "#d1495b",
+    "compiled": "#e08e45",
+    "jax, jit": "#1d6f93",
+    "numpy": "#4f8a5b",
+}
+GREY, FAINT, INK = "#8d99ae", "#e5e8ee", "#22262e"
+PALER = 0.45
+"""How strong a peer's colour is beside ours."""
+
+MARKS = "osD^vP*X"
+
+
+def plots(report: Report) -> Iterator[tuple[str, str, Figure]]:
+    """The name of each figure, what it shows, and the figure."""
+    found = {workload.name: (workload, ran(rows)) for workload, rows in report.by_workload()}
+    for name, (workload, rows) in found.items():
+        if rows and not workload.growth:
+            yield f"throughput-{name}", f"Throughput, {name}", throughput(rows)
+    if decoding := {name: rows for name, (workload, rows) in found.items() if workload.kind == "decode" and rows}:
+        yield "decoding", "Latency of a token in greedy decoding", latency(decoding)
+    if growing := [(workload, rows) for workload, rows in found.values() if workload.growth and rows]:
+        yield "growth", "Growth with length", growth(growing)
+    if roof := roofline(report):
+        yield "roofline", "Roofline: what the machine allows, and what was reached", roof
+
+
+def ran(rows: Sequence[Standing]) -> list[Standing]:
+    """Those that have figures, without the limits."""
+    return [row for row in rows if row.seconds and not row.candidate.is_limit]
+
+
+def throughput(rows: Sequence[Standing]) -> Figure:
+    """Tokens a second, a bar each, with quartiles, and the share of the limit beside it."""
+    figure, axes = _canvas(1.1 + 0.28 * len(rows))
+    rows = list(reversed(rows))
+    for at, row in enumerate(rows):
+        value = row.tokens_per_second
+        assert value is not None
+        error = [[value.middle - value.low], [value.high - value.middle]]
+        axes.barh(at, value.middle, xerr=error, ecolor=INK, error_kw={"lw": 0.8}, **_style(row), height=0.72)
+        share = f"  {row.share.middle:.0%}" if row.share else ""
+        axes.text(value.high, at, share, va="center", fontsize=8, color=INK)
+    _name_rows(axes, rows)
+    axes.set_xlabel("tokens a second; beside the bar its share of the limit")
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))
+    axes.margins(x=0.1, y=0.02)
+    _legend(axes, rows)
+    return figure
+
+
+def latency(decoding: dict[str, list[Standing]]) -> Figure:
+    """Milliseconds a token: a panel for each batch, and the time that reading the weights takes."""
+    most = max(map(len, decoding.values()))
+    figure = Figure(figsize=(9, 1.3 + 0.3 * most), layout="constrained")
+    for axes, name in zip(figure.subplots(1, len(decoding), squeeze=False)[0], decoding, strict=True):
+        rows = list(reversed(decoding[name]))
+        for at, row in enumerate(rows):
+            assert row.seconds is not None
+            each = row.seconds.times(1e3 / row.workload.new_tokens)
+            error = [[each.middle - each.low], [each.high - each.middle]]
+            axes.barh(at, each.middle, xerr=error, ecolor=INK, error_kw={"lw": 0.8}, **_style(row), height=0.72)
+        if (first := rows[0]).share and first.seconds:
+            bound = first.share.middle * first.seconds.middle * 1e3 / first.workload.new_tokens
+            axes.axvline(bound, color=INK, lw=1, ls=(0, (4, 3)))
+            axes.text(bound, len(rows) - 0.3, " bound by memory", fontsize=8, color=INK, va="center")
+            axes.set_ylim(-0.6, len(rows))
+        _name_rows(axes, rows)
+        _plain(axes)
+        axes.set_xlabel("ms a token")
+        axes.set_title(f"{name} (batch {first.workload.batch})", fontsize=10, loc="left")
+    return figure
+
+
+def growth(points: Sequence[tuple[Workload, list[Standing]]]) -> Figure:
+    """Milliseconds by length, a line for each candidate."""
+    figure, axes = _canvas(5.2)
+    lines: dict[str, list[Standing]] = {}
+    for _, rows in points:
+        for row in rows:
+            lines.setdefault(row.candidate.name, []).append(row)
+    marks: dict[str, int] = {}
+    for name, rows in sorted(lines.items(), key=lambda item: list(COLOURS).index(item[1][0].candidate.kinds[0])):
+        kind, ours = rows[0].candidate.kinds[0], rows[0].candidate.ours
+        marks[kind] = marks.get(kind, -1) + 1
+        lengths = [max(row.workload.lengths.values()) for row in rows]
+        times = [row.seconds.middle * 1e3 for row in rows if row.seconds]
+        style: dict[str, Any] = {"lw": 2.2, "ls": "-"} if ours else {"lw": 1.0, "ls": (0, (5, 2)), "alpha": 0.8}
+        mark = MARKS[marks[kind] % len(MARKS)]
+        axes.plot(lengths, times, marker=mark, ms=5, color=COLOURS[kind], label=name, **style)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+    axes.set_xlabel("tokens in the one row of the batch")
+    axes.set_ylabel("ms")
+    axes.grid(which="major", color=FAINT)
+    axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
+
+
+def roofline(report: Report) -> Figure | None:
+    """In float32, GFLOP/s by FLOPs for each byte of weights: the matrix product is the roof, the pass over memory the
+    slope."""
+    rows = [row for row in report.rows if row.workload.dtype == "float32" and not row.workload.growth]
+    products = [row for row in rows if row.candidate.is_limit and row.workload.kind != "decode"]
+    passes = [row for row in rows if row.candidate.is_limit and row.workload.kind == "decode"]
+    roof = max((row.per_second.middle for row in products if row.per_second), default=None)
+    slope = max((row.per_second.middle for row in passes if row.per_second), default=None)
+    if roof is None or slope is None:
+        return None
+    figure, axes = _canvas(5.2)
+    ours = [row for row in ran(rows) if row.candidate.ours]
+    intensities = [intensity(row.workload) for row in ours]
+    if not intensities:
+        return None
+    ends = min(intensities) / 2, max(roof / slope, *intensities) * 2
+    at = sorted([*ends, roof / slope])
+    axes.plot(at, [min(roof, slope * x) / 1e9 for x in at], color=INK, lw=1.4)
+    axes.text(ends[1], roof / 1e9, f"matrix product, {roof / 1e9:,.0f} GFLOP/s ", ha="right", va="bottom", fontsize=8)
+    axes.text(ends[0], slope * ends[0] / 1e9, f"  memory, {slope / 1e9:,.1f} GB/s", va="top", ha="left", fontsize=8)
+    names = list(dict.fromkeys(row.workload.name for row in ours))
+    for name, mark in zip(names, MARKS * len(names), strict=False):
+        for row in (row for row in ours if row.workload.name == name):
+            axes.plot(
+                intensity(row.workload), row.gflops or 0, mark, ms=7, color=COLOURS[row.candidate.kinds[0]], mec="white"
+            )
+        axes.plot([], [], mark, color=GREY, label=name, ls="")
+    for kind in dict.fromkeys(row.candidate.kinds[0] for row in ours):
+        axes.plot([], [], "s", color=COLOURS[kind], label=f"ours: {kind}", ls="")
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("FLOPs for each byte of weights that has to be read")
+    axes.set_ylabel("GFLOP/s")
+    axes.grid(which="major", color=FAINT)
+    axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
+
+
+def intensity(workload: Workload) -> float:
+    """FLOPs for each byte of weights: they are read once by a pass, once for each token by decoding, and in training
+    as often as there are products with them."""
+    size = 2 if workload.dtype == "bfloat16" else 4
+    read = workload.bytes_read or workload.weights * size * (3 * workload.steps or 1)
+    return workload.flops / read
+
+
+def save(report: Report, folder: Path) -> list[tuple[str, str]]:
+    """Every figure as a PNG in `folder`: its file name and what it shows."""
+    saved = []
+    for name, says, figure in plots(report):
+        figure.savefig(folder / f"{name}.png", dpi=150)
+        saved.append((f"{name}.png", says))
+    return saved
+
+
+def _canvas(height: float) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(9, height), layout="constrained")
+    axes = figure.subplots()
+    _plain(axes)
+    return figure, axes
+
+
+def _plain(axes: Axes) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(labelsize=8)
+
+
+def _style(row: Standing) -> dict[str, Any]:
+    return {"color": COLOURS[row.candidate.kinds[0]], "alpha": 1.0 if row.candidate.ours else PALER}
+
+
+def _name_rows(axes: Axes, rows: Sequence[Standing]) -> None:
+    axes.set_yticks(range(len(rows)), [row.candidate.name for row in rows])
+    for label, row in zip(axes.get_yticklabels(), rows, strict=True):
+        label.set_fontweight("bold" if row.candidate.ours else "normal")
+
+
+def _legend(axes: Axes, rows: Sequence[Standing]) -> None:
+    for kind in dict.fromkeys(row.candidate.kinds[0] for row in reversed(rows)):
+        axes.barh([0], [0], color=COLOURS[kind], label=kind)
+    axes.legend(fontsize=8, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4)

@@ -1,0 +1,63 @@
+"""The race itself: for each workload its oracle, its heats, and what came of them."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.race.candidates import Candidate
+from benchmarks.race.oracles import write_oracle
+from benchmarks.race.rounds import Result, free_memory, heats, run_heat
+from benchmarks.race.workloads import Workload, inputs_of, parameters_of
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What is the same for all candidates."""
+
+    rounds: int = 15
+    threads: int = 1
+    device: str = "cpu"
+    keeps_heap: bool = False
+    """Whether the allocator was told to keep large blocks."""
+    memory: float = field(default_factory=free_memory)
+
+
+def race(
+    workloads: Sequence[Workload],
+    candidates: Sequence[Candidate],
+    conditions: Conditions,
+    done: Callable[[str], None] = lambda step: None,
+) -> list[Result]:
+    """Every candidate on every workload that it can do. `done` is called at each step."""
+    present = [candidate for candidate in candidates if candidate.why_absent() is None]
+    results: list[Result] = []
+    for workload in workloads:
+        able = [candidate for candidate in present if candidate.why_not(workload, conditions.device) is None]
+        with tempfile.TemporaryDirectory() as folder:
+            done(f"{workload.name}: the oracle")
+            write_oracle(Path(folder), workload, parameters_of(workload), inputs_of(workload))
+            for index, heat in enumerate(heats(able, workload, conditions.memory)):
+                results += run_heat(
+                    heat,
+                    workload,
+                    Path(folder),
+                    rounds=conditions.rounds,
+                    threads=conditions.threads,
+                    device=conditions.device,
+                    heat=index,
+                    done=done,
+                )
+    return results
+
+
+def steps(workloads: Sequence[Workload], candidates: Sequence[Candidate], conditions: Conditions) -> int:
+    """How often `race` calls `done`."""
+    present = [candidate for candidate in candidates if candidate.why_absent() is None]
+    total = 0
+    for workload in workloads:
+        able = [candidate for candidate in present if candidate.why_not(workload, conditions.device) is None]
+        total += 1 + sum(len(heat) * (1 + conditions.rounds) for heat in heats(able, workload, conditions.memory))
+    return total

@@ -1,0 +1,233 @@
+"""What a race prints and writes: tables, and one JSON file."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from benchmarks.race.candidates import Candidate
+from benchmarks.race.race import Conditions
+from benchmarks.race.rounds import Result
+from benchmarks.race.standings import Quartiles, Standing, as_dict
+from benchmarks.race.workloads import Workload
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+FORMAT_VERSION = 1
+
+PACKAGES = (
+    "torch",
+    "jax",
+    "flax",
+    "numpy",
+    "optax",
+    "transformers",
+    "x-transformers",
+    "equinox",
+    "onnx",
+    "onnxruntime",
+    "openvino",
+    "ctranslate2",
+)
+
+LEGEND = (
+    "Medians of the rounds, in brackets their quartiles. FLOPs are those of matrix products; a training step counts "
+    "three forward passes. The limit is the fastest matrix product of any library in the same rounds; of decoding, the "
+    "fastest pass over memory, and the share is the time to read the weights once for each token. The ratio is to the "
+    "best peer of the kind (of all, where the kind has none), round by round: above 1 is faster. Conformity is the "
+    "share of the error budget that is used, or whether greedy decoding wrote the tokens that float64 writes. First is "
+    "the first call, compilation included; peak is the most memory held until then, the weights as they were given "
+    "included."
+)
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that is to be said about a race."""
+
+    rows: Sequence[Standing]
+    conditions: Mapping[str, Any]
+    absent: Sequence[str]
+    not_asked: Mapping[str, Mapping[str, str]]
+    """Of each workload, who was not asked to run it, and why."""
+
+    def by_workload(self) -> Iterator[tuple[Workload, list[Standing]]]:
+        for _, rows in groupby(self.rows, lambda row: row.workload.name):
+            found = list(rows)
+            yield found[0].workload, found
+
+
+def report_of(
+    rows: Sequence[Standing], workloads: Sequence[Workload], candidates: Sequence[Candidate], conditions: Conditions
+) -> Report:
+    """The report of a race over `workloads`, run by those of `candidates` that are installed."""
+    not_asked = {
+        workload.name: {
+            candidate.name: reason
+            for candidate in candidates
+            if not candidate.is_limit and (reason := candidate.why_not(workload, conditions.device))
+        }
+        for workload in workloads
+    }
+    return Report(rows, surroundings(conditions), absent(candidates), not_asked)
+
+
+def absent(candidates: Sequence[Candidate]) -> list[str]:
+    """Who cannot run here, each with the reason."""
+    return [f"{candidate.name}: {reason}" for candidate in candidates if (reason := candidate.why_absent())]
+
+
+def surroundings(conditions: Conditions) -> dict[str, Any]:
+    """What the figures depend on."""
+    return {
+        "threads": conditions.threads,
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "rounds": conditions.rounds,
+        "device": conditions.device,
+        "processor": processor(),
+        "python": platform.python_version(),
+        "environment": {n: v for n, v in os.environ.items() if n.startswith(("OMP_", "MKL_", "MALLOC_", "XLA_"))},
+        "heap kept": conditions.keeps_heap,
+        "versions": {name: found for name in PACKAGES if (found := _version(name))},
+    } | cuda(conditions.device)
+
+
+def cuda(device: str) -> dict[str, str]:
+    """A CUDA device's name, and the precision of its float32 products: below `highest`, TF32 may be used."""
+    if device != "cuda":
+        return {}
+    import torch
+
+    precision = torch.get_float32_matmul_precision()
+    return {"device name": torch.cuda.get_device_name(), "float32 products": f"{precision} in PyTorch, highest in JAX"}
+
+
+def processor() -> str:
+    """What the processor calls itself."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def as_json(report: Report, results: Sequence[Result]) -> str:
+    """Everything, and the seconds of every round."""
+    return json.dumps(
+        {
+            "format": FORMAT_VERSION,
+            "conditions": report.conditions,
+            "workloads": {workload.name: workload.as_dict() for workload, _ in report.by_workload()},
+            "standings": [as_dict(row) for row in report.rows],
+            "seconds": [
+                {
+                    "candidate": result.candidate.name,
+                    "workload": result.workload.name,
+                    "heat": result.heat,
+                    "rounds": {str(turn): seconds for (_, turn), seconds in result.seconds.items()},
+                }
+                for result in results
+            ],
+            "absent": report.absent,
+            "not_asked": report.not_asked,
+        },
+        indent=2,
+    )
+
+
+def as_text(report: Report) -> Group:
+    """The tables, what they mean, and who is absent."""
+    parts: list[RenderableType] = [as_table(workload, rows) for workload, rows in report.by_workload()]
+    parts.append(Text(LEGEND, style="dim"))
+    if report.absent:
+        parts.append(Text(f"Absent: {len(report.absent)}", style="bold"))
+        parts += [Text(f"  {line}") for line in report.absent]
+    return Group(*parts)
+
+
+def as_table(workload: Workload, rows: Sequence[Standing]) -> Table:
+    """One workload, its kinds one below the other."""
+    table = Table(
+        title=title(workload, rows), title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False
+    )
+    table.add_column("candidate", no_wrap=True)
+    for name in heading(workload):
+        table.add_column(name, justify="right", no_wrap=True)
+    for kind, of_kind in groupby(rows, lambda row: row.candidate.kinds[0]):
+        table.add_row(Text(kind, style="bold"))
+        for row in of_kind:
+            label = Text(f"  {row.candidate.name}", style="green" if row.candidate.ours else "")
+            table.add_row(label, *([] if row.failed else cells(row)))
+            if row.failed:
+                table.add_row(Text(f"    {row.failed}", style="red", overflow="fold"))
+        table.add_section()
+    return table
+
+
+def title(workload: Workload, rows: Sequence[Standing]) -> str:
+    """What is computed, with its sizes, and in how many heats."""
+    heats = len({heat for row in rows for heat in row.heats})
+    in_heats = f"; in {heats} heats, for not all fit into memory" if heats > 1 else ""
+    config, shapes = workload.config, " → ".join(str(length) for length in workload.lengths.values())
+    layers = f"{config.num_encoder_layers}+" * config.has_encoder + str(config.num_decoder_layers)
+    what = {
+        "forward": "a forward pass",
+        "decode": f"{workload.new_tokens} tokens, greedily, with a cache",
+        "train": f"{workload.steps} steps of AdamW",
+    }[workload.kind]
+    return (
+        f"{workload.name}: {what}, {workload.batch}×{shapes}, {workload.dtype} "
+        f"({config.architecture}, {layers} layers, {config.embed_dim} features, {config.num_heads} heads, "
+        f"{config.feed_forward_dim} hidden, vocabulary {config.vocab_size:,}){in_heats}"
+    )
+
+
+def heading(workload: Workload) -> list[str]:
+    """The columns behind the name."""
+    return ["ms", "tokens/s", "GFLOP/s", "of the limit", "to best peer", "conformity", "first s", "import s", "peak GB"]
+
+
+def cells(row: Standing) -> list[str]:
+    """The columns behind the name, in words."""
+    ready = row.ready
+    limits_bytes = row.candidate.is_limit and row.workload.kind == "decode"
+    rate = f"{row.per_second.middle / 1e9:,.1f}" if row.candidate.is_limit and row.per_second else _number(row.gflops)
+    return [
+        _range(
+            row.seconds and row.seconds.times(1e3), "{:.3g}" if row.seconds and row.seconds.middle < 0.1 else "{:.0f}"
+        ),
+        f"{row.tokens_per_second.middle:,.0f}" if row.tokens_per_second else "",
+        f"{rate} GB/s" if limits_bytes else rate,
+        _range(row.share, "{:.0%}"),
+        _range(row.ratio, "{:.2f}"),
+        row.conformity,
+        f"{ready['first_seconds']:.2f}",
+        f"{ready['import_seconds']:.2f}",
+        f"{ready['peak_bytes'] / 1e9:.2f}",
+    ]
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:,.1f}"
+
+
+def _range(value: Quartiles | None, form: str) -> str:
+    if value is None:
+        return ""
+    return f"{form} [{form}–{form}]".format(value.middle, value.low, value.high)

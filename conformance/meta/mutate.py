@@ -73,11 +73,11 @@ def mutants(file: str, text: str) -> Iterator[Mutant]:
     tree = ast.parse(text)
     for index, node in enumerate(ast.walk(tree)):
         for variant in range(4):
-            changed = copy.deepcopy(tree)
-            target = next(found for position, found in enumerate(ast.walk(changed)) if position == index)
-            before = _shown(target)
-            if not mutate(target, variant):
+            if not mutate(copy.copy(node), variant):
                 continue
+            before, changed = _shown(node), copy.deepcopy(tree)
+            target = next(found for position, found in enumerate(ast.walk(changed)) if position == index)
+            mutate(target, variant)
             ast.fix_missing_locations(changed)
             line = getattr(node, "lineno", 0)
             if _is_code(tree, line) and (after := _shown(target)) != before:

@@ -348,7 +348,7 @@ PLANTS = [
         "warm-up-begins-at-two",
         "optimization",
         ("training.rate(step, model", "training.rate(step + 1, model"),
-        ("range(1, steps + 1)", "range(2, steps + 2)"),
+        ("range(1, len(batches) + 1)", "range(2, len(batches) + 2)"),
         "optimization.ten_steps",
     ),
     *in_both(

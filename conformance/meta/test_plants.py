@@ -16,7 +16,7 @@ from transparity_conformance.claims import all_claims
 from transparity_conformance.evidence import Subject
 from transparity_conformance.oracle import Arrays
 from transparity_conformance.strategies import models
-from transparity_conformance.test_drawn import drawn_evidence
+from transparity_conformance.test_drawn import EXAMPLES, drawn_evidence
 
 DRAWN = "drawn.configurations"
 
@@ -41,7 +41,7 @@ def drawn_catches(build: Backend) -> bool:
     """Whether some drawn configuration shows a disagreement."""
 
     @settings(
-        max_examples=200,
+        max_examples=EXAMPLES.get(build.name, (60, 200))[1],
         deadline=None,
         derandomize=True,
         database=None,

@@ -140,11 +140,7 @@ def _is_code(tree: ast.Module, line: int) -> bool:
 def killer(column: str, mutant: Mutant) -> str | None:
     """The first claim that notices, or None."""
     names = sorted(
-        (
-            name
-            for name, claim in all_claims().items()
-            if (claim.quick or name.startswith(mutant.file)) and not (claim.needs and column != REFERENCE_COLUMN)
-        ),
+        (name for name, claim in all_claims().items() if not (claim.needs and column != REFERENCE_COLUMN)),
         key=lambda name: (
             not all_claims()[name].quick,
             not name.startswith(mutant.file),

@@ -43,8 +43,16 @@ def pytest_sessionfinish() -> None:
 
 
 LONGEST = (
-    *("test_power.py", "test_plants.py", "test_drawn.py", "-flax", "optimization."),
-    *("test_offers.py", "test_shapes_are_true.py", "test_checking.py", "test_trainings.py", "test_race.py"),
+    "test_power.py",
+    "test_plants.py",
+    "test_drawn.py",
+    "-flax",
+    "optimization.",
+    "test_offers.py",
+    "test_shapes_are_true.py",
+    "test_checking.py",
+    "test_trainings.py",
+    "test_race.py",
 )
 """What takes long is begun first: at the end, it would be waited for alone."""
 

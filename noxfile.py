@@ -43,10 +43,10 @@ def compiled(session: nox.Session) -> dict[str, str]:
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 
 
-def install(session: nox.Session, *groups: str, project: str = ".[all]", compiled: bool = True) -> None:
+def install(session: nox.Session, *groups: str, project: str = ".[all]", bytecode: bool = True) -> None:
     """Install the project, editable, and `groups` within constraints.txt; again only if what is asked for changed.
 
-    Unless it is to be `compiled`, Python compiles what it imports when it does: less than all, but then one waits.
+    Without `bytecode` Python compiles what it imports when it does: less than all, but then one waits.
     """
     requirements = nox.project.dependency_groups(PYPROJECT, *groups)
     arguments = ["--constraint", "constraints.txt", *requirements]
@@ -55,7 +55,7 @@ def install(session: nox.Session, *groups: str, project: str = ".[all]", compile
     digest = hashlib.sha256(asked.encode()).hexdigest()
     stamp = Path(session.virtualenv.location, "installed.sha256")
     if not stamp.exists() or stamp.read_text() != digest:
-        session.install("--compile" if compiled else "--no-compile", *arguments)
+        session.install("--compile" if bytecode else "--no-compile", *arguments)
         stamp.write_text(digest)
 
 
@@ -71,7 +71,7 @@ def conformance(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """All tests, slow ones too: conformance, the tests of the tests, and the tests of the tools."""
-    install(session, "test", "benchmarks", "examples", compiled=False)
+    install(session, "test", "benchmarks", "examples", bytecode=False)
     environment = SINGLE_THREADED | compiled(session)
     # With `-k` one of the two may have nothing to do, which pytest answers with 5.
     options: dict[str, Any] = {"success_codes": [0, 5]} if session.posargs else {}
@@ -122,7 +122,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """Types, by mypy, strictly."""
-    install(session, "types", compiled=False)
+    install(session, "types", bytecode=False)
     session.run("mypy", *session.posargs)
 
 

@@ -34,12 +34,10 @@ def forward_flops(config: TransformerConfig, batch: int, **lengths: int) -> int:
 def stack_flops(config: TransformerConfig, name: str, **lengths: int) -> int:
     """The layers that read the input `name`, for one row of the batch."""
     length = lengths[name]
-    in_encoder = config.input_stack(name) == "encoder"
-    layers = config.num_encoder_layers if in_encoder else config.num_decoder_layers
     layer = attention_flops(config, length, length) + feed_forward_flops(config, length)
     if name == "target":
         layer += attention_flops(config, length, lengths["source"])
-    return layers * layer
+    return config.stack_num_layers(config.input_stack(name)) * layer
 
 
 def attention_flops(config: TransformerConfig, queries: int, keys: int) -> int:

@@ -16,10 +16,10 @@ from transparity.taps import Tap, identity, scoped
 from transparity_flax.cache import Cache, empty_cache, positions_behind, show
 from transparity_flax.layers import memory_keys_and_values
 from transparity_flax.masks import cached_mask, padding_mask
+from transparity_flax.parameters import State
 from transparity_flax.transformer import Transformer
 
 Graph = nnx.GraphDef[Transformer]
-State = nnx.State[Any, Any]
 Split = tuple[TransformerConfig, Graph, State]
 """A model taken apart once, not for every token: what it is, and the numbers in it."""
 

@@ -10,7 +10,7 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from transparity_flax.loss import cross_entropy
-from transparity_flax.parameters import named
+from transparity_flax.parameters import State, named
 from transparity_flax.transformer import Transformer
 
 
@@ -26,7 +26,7 @@ def loss_and_gradients(
     graph, *states = nnx.split(model, nnx.Param, ...)
     parameters, statistics = states
 
-    def loss(parameters: nnx.State[Any, Any]) -> Array:
+    def loss(parameters: State) -> Array:
         return loss_of(nnx.merge(graph, parameters, statistics, copy=True), targets, **tokens)
 
     value, gradients = jax.value_and_grad(loss)(parameters)

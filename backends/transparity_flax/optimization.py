@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +14,8 @@ from jaxtyping import Float
 
 from transparity.training import Training
 from transparity_flax.differentiation import loss_of
-from transparity_flax.parameters import named
+from transparity_flax.parameters import State, named
 from transparity_flax.transformer import Transformer
-
-State = nnx.State[Any, Any]
 
 
 def clip_by_global_norm(gradients: Mapping[str, Array], max_norm: float) -> dict[str, Array]:

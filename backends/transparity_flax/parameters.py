@@ -12,6 +12,8 @@ from flax import nnx
 
 from transparity.errors import ParameterError
 
+State = nnx.State[Any, Any]
+
 NAMES = {
     "kernel": "weight",
     "embedding": "weight",
@@ -41,7 +43,7 @@ def dump(model: nnx.Module) -> dict[str, np.ndarray]:
     return {name: to_numpy(value) for name, value in named(nnx.state(model)).items()}
 
 
-def named(state: nnx.State[Any, Any]) -> dict[str, jax.Array]:
+def named(state: State) -> dict[str, jax.Array]:
     """What `state` holds, parameters or their gradients, under the specification's names and in its orientation."""
     arrays = {path: variable.get_value() for path, variable in nnx.to_flat_state(state)}
     return {_name(path): value.T if path[-1] == "kernel" else value for path, value in arrays.items()}

@@ -33,13 +33,13 @@ from transparity.taps import Tap, chained, identity, recording, tap_shapes
 from transparity.training import Training
 from transparity_flax.beams import beam_search
 from transparity_flax.cache import Cache
-from transparity_flax.decoding import Graph, State, start, step
+from transparity_flax.decoding import Graph, start, step
 from transparity_flax.differentiation import loss_and_gradients
 from transparity_flax.dropout import dropping
 from transparity_flax.generation import generate
 from transparity_flax.loss import cross_entropy
 from transparity_flax.optimization import train
-from transparity_flax.parameters import dump, load, to_numpy
+from transparity_flax.parameters import State, dump, load, to_numpy
 from transparity_flax.rounding import rounding
 from transparity_flax.transformer import Transformer
 

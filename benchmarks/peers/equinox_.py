@@ -60,7 +60,7 @@ class Stack(eqx.Module):
     final_norm: eqx.nn.LayerNorm | None
 
     def __init__(self, config: TransformerConfig, parameters: Arrays, stack: str) -> None:
-        layers = config.num_encoder_layers if stack == "encoder" else config.num_decoder_layers
+        layers = config.stack_num_layers(stack)
         self.tokens = eqx.nn.Embedding(weight=jnp.asarray(parameters[f"{stack}.token_embedding.weight"]))
         self.positions = eqx.nn.Embedding(weight=jnp.asarray(parameters[f"{stack}.position_embedding.weight"]))
         self.layers = [Layer(config, parameters, f"{stack}.layers.{index}") for index in range(layers)]

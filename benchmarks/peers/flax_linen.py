@@ -54,7 +54,7 @@ class Stack(nn.Module):
     @nn.compact
     def __call__(self, tokens: jax.Array, mask: jax.Array | None, memory: jax.Array | None = None) -> jax.Array:
         config, length = self.config, tokens.shape[1]
-        layers = config.num_encoder_layers if self.stack == "encoder" else config.num_decoder_layers
+        layers = config.stack_num_layers(self.stack)
         x = nn.Embed(config.stack_vocab_size(self.stack), config.embed_dim, name="token_embedding")(tokens)
         x = x + nn.Embed(config.max_length, config.embed_dim, name="position_embedding")(jnp.arange(length))
         for index in range(layers):

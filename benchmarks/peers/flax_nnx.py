@@ -48,7 +48,7 @@ class Stack(nnx.Module):
     """Embeddings and layers."""
 
     def __init__(self, config: TransformerConfig, stack: str, rngs: nnx.Rngs) -> None:
-        layers = config.num_encoder_layers if stack == "encoder" else config.num_decoder_layers
+        layers = config.stack_num_layers(stack)
         cross = stack == "decoder" and config.has_encoder
         self.token_embedding = nnx.Embed(config.stack_vocab_size(stack), config.embed_dim, rngs=rngs)
         self.position_embedding = nnx.Embed(config.max_length, config.embed_dim, rngs=rngs)

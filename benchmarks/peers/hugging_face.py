@@ -86,7 +86,7 @@ def marian_state(config: TransformerConfig, parameters: Arrays) -> dict[str, Ten
     for stack in ("encoder", "decoder"):
         state[f"model.{stack}.embed_tokens.weight"] = parameters[f"{stack}.token_embedding.weight"]
         state[f"model.{stack}.embed_positions.weight"] = parameters[f"{stack}.position_embedding.weight"]
-        layers = config.num_encoder_layers if stack == "encoder" else config.num_decoder_layers
+        layers = config.stack_num_layers(stack)
         for scope in (f"{stack}.layers.{index}" for index in range(layers)):
             for theirs, ours in MARIAN.items():
                 if f"{scope}.{ours}.weight" in parameters:

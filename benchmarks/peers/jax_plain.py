@@ -92,7 +92,7 @@ def stack(
 ) -> jax.Array:
     positions = jax.lax.dynamic_slice_in_dim(w[f"{name}.position_embedding.weight"], start, tokens.shape[1])
     x = w[f"{name}.token_embedding.weight"][tokens] + positions
-    layers = config.num_encoder_layers if name == "encoder" else config.num_decoder_layers
+    layers = config.stack_num_layers(name)
     for at in (f"{name}.layers.{index}" for index in range(layers)):
         sublayers: dict[str, Callable[[jax.Array], jax.Array]] = {
             "self_attention": partial(

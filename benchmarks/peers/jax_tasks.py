@@ -55,6 +55,5 @@ def train(task: Task, apply: Apply, weights: Any) -> Run:
 
 def tensors(task: Task) -> tuple[jax.Array, jax.Array | None]:
     """The tokens, and the source if there is one."""
-    if task.config.has_encoder:
-        return jnp.asarray(task.inputs["target"]), jnp.asarray(task.inputs["source"])
-    return jnp.asarray(task.inputs["tokens"]), None
+    source = task.tokens.get("source")
+    return jnp.asarray(task.tokens["tokens"]), None if source is None else jnp.asarray(source)

@@ -51,7 +51,7 @@ def stack(
     memory: np.ndarray | None = None,
 ) -> np.ndarray:
     x = w[f"{name}.token_embedding.weight"][tokens] + w[f"{name}.position_embedding.weight"][: tokens.shape[1]]
-    layers = config.num_encoder_layers if name == "encoder" else config.num_decoder_layers
+    layers = config.stack_num_layers(name)
     for at in (f"{name}.layers.{index}" for index in range(layers)):
         sublayers = {"self_attention": partial(attention, config, w, f"{at}.self_attention", memory=None, mask=mask)}
         if memory is not None:
@@ -67,11 +67,11 @@ def stack(
 
 def build(task: Task) -> Run:
     """In float32."""
-    config, w, inputs = task.config, dict(task.parameters), task.inputs
+    config, w, inputs = task.config, dict(task.parameters), task.tokens
 
     def run() -> np.ndarray:
         memory = stack(config, w, "encoder", inputs["source"]) if config.has_encoder else None
-        tokens = inputs["target" if config.has_encoder else "tokens"]
+        tokens = inputs["tokens"]
         mask = np.tri(tokens.shape[1], dtype=bool)
         return linear(w, "head", stack(config, w, "decoder", tokens, mask, memory))
 

@@ -45,12 +45,5 @@ def export(folder: str) -> None:
         )
 
 
-def feed(task: Task) -> dict[str, object]:
-    """The tokens by the names that they have in the file."""
-    if task.config.has_encoder:
-        return {"tokens": task.inputs["target"], "source": task.inputs["source"]}
-    return {"tokens": task.inputs["tokens"]}
-
-
 if __name__ == "__main__":
     export(sys.argv[1])

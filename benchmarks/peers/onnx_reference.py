@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from benchmarks.peers.onnx_export import exported, feed
+from benchmarks.peers.onnx_export import exported
 from benchmarks.race.task import Run, Task
 from onnx.reference import ReferenceEvaluator
 
 
 def build(task: Task) -> Run:
     """As it comes."""
-    session, inputs = ReferenceEvaluator(str(exported(task))), feed(task)
+    session, inputs = ReferenceEvaluator(str(exported(task))), task.tokens
     return lambda: session.run(["logits"], inputs)[0]

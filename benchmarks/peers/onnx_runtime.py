@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import onnxruntime
-from benchmarks.peers.onnx_export import exported, feed
+from benchmarks.peers.onnx_export import exported
 from benchmarks.race.task import Run, Task
 
 
@@ -14,5 +14,5 @@ def build(task: Task) -> Run:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = int(os.environ["OMP_NUM_THREADS"])
     session = onnxruntime.InferenceSession(str(exported(task)), options, providers=["CPUExecutionProvider"])
-    inputs = feed(task)
+    inputs = task.tokens
     return lambda: session.run(["logits"], inputs)[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import openvino
-from benchmarks.peers.onnx_export import exported, feed
+from benchmarks.peers.onnx_export import exported
 from benchmarks.race.task import Run, Task
 
 PRECISIONS = {"float32": "f32", "bfloat16": "bf16"}
@@ -19,5 +19,5 @@ def build(task: Task) -> Run:
         "INFERENCE_PRECISION_HINT": PRECISIONS[task.workload.dtype],
     }
     model = openvino.Core().compile_model(str(exported(task)), "CPU", settings)
-    inputs = feed(task)
+    inputs = task.tokens
     return lambda: model(inputs)[0]

@@ -82,7 +82,7 @@ class Stack(nn.Module):
 
     def __init__(self, config: TransformerConfig, name: str, attention: type[Attention]) -> None:
         super().__init__()
-        layers = config.num_encoder_layers if name == "encoder" else config.num_decoder_layers
+        layers = config.stack_num_layers(name)
         cross = name == "decoder" and config.has_encoder
         self.token_embedding = nn.Embedding(config.stack_vocab_size(name), config.embed_dim)
         self.position_embedding = nn.Embedding(config.max_length, config.embed_dim)

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from benchmarks.race.task import Run, Task
 from benchmarks.race.workloads import TRAINING
@@ -43,12 +44,11 @@ def decode(task: Task, generate: Callable[[Tensor, int], Tensor]) -> Run:
     return run
 
 
-def train(task: Task, model: nn.Module, compile: Callable[..., Any] | None = None) -> Run:
+def train(task: Task, model: nn.Module) -> Run:
     """Some steps of AdamW from the same weights: the losses before each."""
 
     def run() -> Tensor:
         trained = copy.deepcopy(model).train()
-        forward = compile(trained) if compile else trained
         optimizer = torch.optim.AdamW(
             trained.parameters(),
             TRAINING.learning_rate,
@@ -57,11 +57,11 @@ def train(task: Task, model: nn.Module, compile: Callable[..., Any] | None = Non
             TRAINING.weight_decay,
             fused=True,
         )
-        inputs, targets = tensors(task), _tensor(task, "targets")
+        inputs, targets = tensors(task), _tensor(task, task.inputs["targets"])
         losses = []
         for _ in range(task.workload.steps):
             optimizer.zero_grad()
-            loss = F.cross_entropy(forward(**inputs).flatten(0, 1), targets.flatten())
+            loss = F.cross_entropy(trained(**inputs).flatten(0, 1), targets.flatten())
             loss.backward()
             optimizer.step()
             losses.append(loss.detach())
@@ -72,9 +72,7 @@ def train(task: Task, model: nn.Module, compile: Callable[..., Any] | None = Non
 
 def tensors(task: Task) -> dict[str, Tensor]:
     """The tokens, and the source if there is one."""
-    if task.config.has_encoder:
-        return {"tokens": _tensor(task, "target"), "source": _tensor(task, "source")}
-    return {"tokens": _tensor(task, "tokens")}
+    return {name: _tensor(task, array) for name, array in task.tokens.items()}
 
 
 def ready(result: Tensor) -> Tensor:
@@ -84,5 +82,5 @@ def ready(result: Tensor) -> Tensor:
     return result
 
 
-def _tensor(task: Task, name: str) -> Tensor:
-    return torch.as_tensor(task.inputs[name]).to(task.device)
+def _tensor(task: Task, array: np.ndarray) -> Tensor:
+    return torch.as_tensor(array).to(task.device)

@@ -20,7 +20,7 @@ class Transformer(nn.Module):
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        for name in ["encoder"] * config.has_encoder + ["decoder"]:
+        for name in config.stacks:
             self.add_module(f"{name}_tokens", nn.Embedding(config.stack_vocab_size(name), config.embed_dim))
             self.add_module(f"{name}_positions", nn.Embedding(config.max_length, config.embed_dim))
             self.add_module(name, _stack(config, name))
@@ -51,7 +51,7 @@ def _stack(config: TransformerConfig, name: str) -> nn.Module:
         batch_first=True,
         norm_first=config.norm_position == "pre",
     )
-    layers = config.num_encoder_layers if name == "encoder" else config.num_decoder_layers
+    layers = config.stack_num_layers(name)
     norm = nn.LayerNorm(config.embed_dim, config.norm_eps) if config.final_norm else None
     if isinstance(layer, nn.TransformerEncoderLayer):
         return nn.TransformerEncoder(layer, layers, norm, enable_nested_tensor=False)
@@ -61,11 +61,11 @@ def _stack(config: TransformerConfig, name: str) -> nn.Module:
 def state(config: TransformerConfig, parameters: Arrays) -> dict[str, Tensor]:
     """The weights under the library's names."""
     renamed = {f"head.{leaf}": parameters[f"head.{leaf}"] for leaf in ("weight", "bias")}
-    for name in ["encoder"] * config.has_encoder + ["decoder"]:
+    for name in config.stacks:
         cross = name == "decoder" and config.has_encoder
         renamed[f"{name}_tokens.weight"] = parameters[f"{name}.token_embedding.weight"]
         renamed[f"{name}_positions.weight"] = parameters[f"{name}.position_embedding.weight"]
-        layers = config.num_encoder_layers if name == "encoder" else config.num_decoder_layers
+        layers = config.stack_num_layers(name)
         norms = ["self_attention_norm", *["cross_attention_norm"] * cross, "feed_forward_norm"]
         same = LINEARS | {f"norm{index}": norm for index, norm in enumerate(norms, 1)}
         for layer in (f"{name}.layers.{index}" for index in range(layers)):

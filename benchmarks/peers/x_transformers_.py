@@ -33,7 +33,7 @@ def _wrapped(config: TransformerConfig, stack: str, layers: Any) -> nn.Module:
         max_seq_len=config.max_length,
         attn_layers=layers(
             dim=config.embed_dim,
-            depth=config.num_encoder_layers if stack == "encoder" else config.num_decoder_layers,
+            depth=config.stack_num_layers(stack),
             heads=config.num_heads,
             attn_dim_head=config.head_dim,
             attn_flash=True,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,14 +32,12 @@ def race(
     done: Callable[[str], None] = lambda step: None,
 ) -> list[Result]:
     """Every candidate on every workload that it can do. `done` is called at each step."""
-    present = [candidate for candidate in candidates if candidate.why_absent() is None]
     results: list[Result] = []
-    for workload in workloads:
-        able = [candidate for candidate in present if candidate.why_not(workload, conditions.device) is None]
+    for workload, groups in planned(workloads, candidates, conditions):
         with tempfile.TemporaryDirectory() as folder:
             done(f"{workload.name}: the oracle")
             write_oracle(Path(folder), workload, parameters_of(workload), inputs_of(workload))
-            for index, heat in enumerate(heats(able, workload, conditions.memory)):
+            for index, heat in enumerate(groups):
                 results += run_heat(
                     heat,
                     workload,
@@ -53,11 +51,17 @@ def race(
     return results
 
 
-def steps(workloads: Sequence[Workload], candidates: Sequence[Candidate], conditions: Conditions) -> int:
-    """How often `race` calls `done`."""
+def planned(
+    workloads: Sequence[Workload], candidates: Sequence[Candidate], conditions: Conditions
+) -> Iterator[tuple[Workload, list[list[Candidate]]]]:
+    """Each workload, and the heats of those who are installed and can do it."""
     present = [candidate for candidate in candidates if candidate.why_absent() is None]
-    total = 0
     for workload in workloads:
         able = [candidate for candidate in present if candidate.why_not(workload, conditions.device) is None]
-        total += 1 + sum(len(heat) * (1 + conditions.rounds) for heat in heats(able, workload, conditions.memory))
-    return total
+        yield workload, heats(able, workload, conditions.memory)
+
+
+def steps(workloads: Sequence[Workload], candidates: Sequence[Candidate], conditions: Conditions) -> int:
+    """How often `race` calls `done`."""
+    plan = planned(workloads, candidates, conditions)
+    return sum(1 + sum(len(heat) * (1 + conditions.rounds) for heat in groups) for _, groups in plan)

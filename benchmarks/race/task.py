@@ -31,6 +31,12 @@ class Task:
     def config(self) -> TransformerConfig:
         return self.workload.config
 
+    @property
+    def tokens(self) -> Arrays:
+        """What peers are called with: `tokens`, over which the logits are, and the `source` if there is one."""
+        named = {"tokens": self.inputs[self.config.input_names[-1]]}
+        return named | {"source": self.inputs["source"]} if self.config.has_encoder else named
+
 
 Build = Callable[[Task], Run]
 

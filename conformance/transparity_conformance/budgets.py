@@ -20,6 +20,10 @@ class Rule:
     floor: float
     provenance: str
 
+    def budget(self, noise: float, ulp: float, scale: float) -> float:
+        """What rounding explains where the reference errs by `noise` and the largest expected value is `scale`."""
+        return float(self.factor * noise + self.floor * ulp * scale)
+
 
 MEASURED = (
     "python -m transparity_conformance.calibrate: the reference with its features permuted, so that everything is "

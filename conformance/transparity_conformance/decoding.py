@@ -188,6 +188,5 @@ def simulated(how: OfTokens, request: Request) -> np.ndarray:
 @functools.cache
 def searched_so(how: Beaming, request: Request) -> tuple[np.ndarray, np.ndarray]:
     """The tokens and the scores of a port with this mistake."""
-    exact = {name: value.astype(np.float64) for name, value in request.parameters.items()}
-    given = (request.config, exact, request.prompt, request.steps, request.beams)
+    given = (request.config, request.exact, request.prompt, request.steps, request.beams)
     return beamed(*given, request.length_penalty, request.source, how)[:2]

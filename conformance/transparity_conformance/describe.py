@@ -54,7 +54,7 @@ def mermaid(config: TransformerConfig) -> str:
 
 
 def _stack(config: TransformerConfig, stack: str, read: str) -> Iterable[str]:
-    layers = config.num_encoder_layers if stack == "encoder" else config.num_decoder_layers
+    layers = config.stack_num_layers(stack)
     scale = " · √embed_dim" if config.embedding_scale == "embed_dim" else ""
     size = f"{config.stack_vocab_size(stack):,} × {config.embed_dim}"
     node = f"{stack}_embedding"

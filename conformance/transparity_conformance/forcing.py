@@ -105,7 +105,7 @@ def outside(request: Request, tokens: np.ndarray, dtype: str) -> tuple[np.ndarra
     assert request.uniforms is not None
     new, sampling = new_tokens(request, tokens), request.sampling or Sampling()
     steps = new.shape[1]
-    logits = following(request, _exact(request), tokens, steps)
+    logits = following(request, request.exact, tokens, steps)
     may = np.isfinite(drawable(logits.reshape(-1, logits.shape[-1]), sampling)).reshape(logits.shape)
 
     def run(parameters: Arrays, tap: Tap) -> None:
@@ -171,7 +171,7 @@ def true_scores(request: Request, tokens: np.ndarray) -> Oracle:
 @functools.cache
 def best_scores(request: Request) -> np.ndarray:
     """The scores (batch,) of what the reference finds."""
-    given = (request.config, _exact(request), request.prompt, request.steps, request.beams)
+    given = (request.config, request.exact, request.prompt, request.steps, request.beams)
     return beam_search(*given, length_penalty=request.length_penalty, source=request.source)[1]
 
 
@@ -179,12 +179,8 @@ def best_scores(request: Request) -> np.ndarray:
 def margins(request: Request) -> np.ndarray:
     """By how much (batch,) the reference prefers all that it keeps to all that it drops: where that is a tie to within
     rounding, a port may keep another one, and end with a worse one."""
-    given = (request.config, _exact(request), request.prompt, request.steps, request.beams)
+    given = (request.config, request.exact, request.prompt, request.steps, request.beams)
     return beamed(*given, request.length_penalty, request.source, Beaming())[2]
-
-
-def _exact(request: Request) -> Arrays:
-    return {name: value.astype(np.float64) for name, value in request.parameters.items()}
 
 
 def _of(values: np.ndarray, tokens: np.ndarray) -> np.ndarray:

@@ -40,7 +40,7 @@ class Oracle:
         computed of them are held in different precisions, `dtype` names both, `float32:bfloat16`."""
         coarser = max(dtype.split(":"), key=epsilon)
         rule, scale = RULES[coarser], np.abs(self.expected[name]).max(initial=0.0)
-        return float(rule.factor * self.noise(dtype)[name] + rule.floor * epsilon(coarser) * scale)
+        return rule.budget(self.noise(dtype)[name], epsilon(coarser), scale)
 
     def noise(self, dtype: str) -> dict[str, float]:
         """The reference's own largest error in `dtype`, per result."""

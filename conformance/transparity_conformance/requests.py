@@ -50,6 +50,11 @@ class Request:
     beams: int = 1
     length_penalty: float = 0.0
 
+    @functools.cached_property
+    def exact(self) -> Arrays:
+        """The parameters in float64."""
+        return {name: value.astype(np.float64) for name, value in self.parameters.items()}
+
     @property
     def begins(self) -> np.ndarray:
         """Where (batch,) each row goes on."""

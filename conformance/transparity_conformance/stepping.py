@@ -73,8 +73,7 @@ def judge_steps(logits: Mapping[str, np.ndarray], probe: Probe, dtype: str) -> B
 
 @functools.cache
 def _simulated(probe: Probe, sizes: tuple[int, ...], how: Caching) -> np.ndarray:
-    parameters = {name: value.astype(np.float64) for name, value in probe.parameters.items()}
-    return cached_logits(probe.config, parameters, probe.inputs, sizes, how)
+    return cached_logits(probe.config, probe.exact, probe.inputs, sizes, how)
 
 
 def _stepped(step: Callable[..., Any], probe: Probe, sizes: Sequence[int], way: str) -> np.ndarray:

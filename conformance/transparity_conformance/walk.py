@@ -224,7 +224,7 @@ def segment_budgets(
             finite = exact[name][np.isfinite(exact[name])]
             scale[name] = max(scale.get(name, 0.0), float(np.abs(finite).max(initial=0.0)))
     ratio = epsilon(dtype) / epsilon(measured)
-    return {name: rule.factor * noise[name] * ratio + rule.floor * ulp * scale[name] for name in noise}
+    return {name: rule.budget(noise[name] * ratio, ulp, scale[name]) for name in noise}
 
 
 def _jittered(value: np.ndarray, index: int, ulp: float) -> np.ndarray:

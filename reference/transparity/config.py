@@ -149,6 +149,15 @@ class TransformerConfig:
         """The tokens that the logits are over: the decoder's, or a lone encoder's."""
         return self.stack_vocab_size("decoder" if self.has_decoder else "encoder")
 
+    @property
+    def stacks(self) -> tuple[str, ...]:
+        """What the model has of `encoder` and `decoder`."""
+        return ("encoder",) * self.has_encoder + ("decoder",) * self.has_decoder
+
+    def stack_num_layers(self, stack: str) -> int:
+        """The layers of `stack` (`encoder` or `decoder`)."""
+        return self.num_encoder_layers if stack == "encoder" else self.num_decoder_layers
+
     def stack_vocab_size(self, stack: str) -> int:
         """The tokens that `stack` (`encoder` or `decoder`) knows."""
         size = self.source_vocab_size if stack == "encoder" else self.target_vocab_size

@@ -28,8 +28,7 @@ FLOATS = {"F16": "float16", "F32": "float32", "F64": "float64"}
 def parameter_shapes(config: TransformerConfig) -> Shapes:
     """The name and shape of every parameter, in the order in which the forward pass meets them."""
     shapes: Shapes = {}
-    stacks = ["encoder"] * config.has_encoder + ["decoder"] * config.has_decoder
-    for stack in stacks:
+    for stack in config.stacks:
         shapes |= _stack_shapes(stack, config)
     return shapes | _linear("head", config.vocab_size, config.embed_dim, bias=True)
 
@@ -43,8 +42,7 @@ def _stack_shapes(stack: str, config: TransformerConfig) -> Shapes:
     shapes: Shapes = {f"{stack}.token_embedding.weight": (config.stack_vocab_size(stack), config.embed_dim)}
     if config.positions == "learned":
         shapes[f"{stack}.position_embedding.weight"] = (config.max_length, config.embed_dim)
-    layers = config.num_encoder_layers if stack == "encoder" else config.num_decoder_layers
-    for layer in range(layers):
+    for layer in range(config.stack_num_layers(stack)):
         scope = f"{stack}.layers.{layer}"
         shapes |= _attention_shapes(f"{scope}.self_attention", config)
         shapes |= _norm_shapes(f"{scope}.self_attention_norm", config)

@@ -55,7 +55,7 @@ def tap_shapes(config: TransformerConfig, batch: int, **lengths: int) -> dict[st
         stack, length = config.input_stack(name), lengths[name]
         embedded = (batch, length, config.embed_dim)
         shapes[f"{stack}.embedding"] = embedded
-        layers = config.num_encoder_layers if stack == "encoder" else config.num_decoder_layers
+        layers = config.stack_num_layers(stack)
         attends = ["self_attention"] + ["cross_attention"] * (name == "target")
         for layer in range(layers):
             scope = f"{stack}.layers.{layer}"

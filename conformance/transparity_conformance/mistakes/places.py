@@ -55,7 +55,7 @@ def norm_input(run: Run, site: str) -> Value:
     """What goes into the norm whose result is tapped as `site` (a stack's output, if it has a final norm)."""
     config, parts = run.config, site.split(".")
     if len(parts) == 2:
-        layers = config.num_encoder_layers if parts[0] == "encoder" else config.num_decoder_layers
+        layers = config.stack_num_layers(parts[0])
         return run.seen[f"{parts[0]}.layers.{layers - 1}.output" if layers else f"{parts[0]}.embedding"]
     scope, name = ".".join(parts[:3]), parts[3].removesuffix("_norm")
     if name == "memory":

@@ -34,7 +34,7 @@ from transparity_conformance.oracle import Arrays, forward_oracle
 from transparity_conformance.probes import probe_parameters
 from transparity_conformance.strategies import models
 
-SAMPLE = 2
+SAMPLE = 1
 """Trials of each measure."""
 
 

@@ -58,18 +58,21 @@ class Bench:
 
     @property
     def fast_cases(self) -> tuple[str, ...]:
-        """The presets whose fast path is tried: all; compiled in another precision than usual, those that differ most.
-        All of them are tried uncompiled in that precision, too."""
-        usual = self.subject.mode == "eager" or self.subject.dtype == self.backend.dtypes[0]
-        return tuple(PRESETS) if usual else ("walkthrough", "notes-lm", "pre-norm")
+        """The presets whose fast path is tried: all; compiled in another way than usual, those that differ most. All of
+        them are tried uncompiled, too."""
+        return tuple(PRESETS) if self._usual else ("walkthrough", "notes-lm", "pre-norm")
 
     @property
     def traced_cases(self) -> tuple[str, ...]:
         """The presets whose traced path is tried: all; compiled in another way than usual only one, for the traced path
         is there to be looked into, and to compile it takes many seconds."""
+        return tuple(PRESETS) if self._usual else ("pre-norm",)
+
+    @property
+    def _usual(self) -> bool:
+        """Whether nothing is compiled, or what a user compiles without asking for anything."""
         usual = (self.backend.dtypes[0], self.backend.modes[0])
-        every = self.subject.mode == "eager" or (self.subject.dtype, self.subject.mode) == usual
-        return tuple(PRESETS) if every else ("pre-norm",)
+        return self.subject.mode == "eager" or (self.subject.dtype, self.subject.mode) == usual
 
     def _traced(self, probe: Probe) -> dict[str, Any]:
         """Every tap of a probe, by the traced path."""

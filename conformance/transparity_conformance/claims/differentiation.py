@@ -51,7 +51,7 @@ def gradients_of_a_model(bench: Bench) -> Iterator[Evidence]:
     yield from _gradients(bench, "differentiation.gradients_of_a_model", ["notes-lm"])
 
 
-@claim(dtypes=WIDE, quick=())
+@claim(dtypes=("float64",), quick=())
 def gradients_of_every_preset(bench: Bench) -> Iterator[Evidence]:
-    """The same of every preset, and of a model in training that normalises by the batch."""
+    """The same of every preset, to the last digits, and of a model in training that normalises by the batch."""
     yield from _gradients(bench, "differentiation.gradients_of_every_preset", [*PRESETS, "batch"])

@@ -514,8 +514,8 @@ PLANTS = [
         "attention-scale",
         "transparity",
         "attention",
-        "query @ key.swapaxes(-2, -1) * query",
-        "2 * query @ key.swapaxes(-2, -1) * query",
+        "scores = query @ key.swapaxes(-2, -1)",
+        "scores = 2 * query @ key.swapaxes(-2, -1)",
         (
             "independent.torch_multihead_attention",
             "independent.flax_multi_head_attention",
@@ -530,6 +530,14 @@ PLANTS = [
         "np.where(mask, scores",
         "np.where(~mask, scores",
         ("independent.torch_multihead_attention", "independent.jax_dot_product_attention"),
+    ),
+    Plant(
+        "fast-path-leaves-a-seen-key-out",
+        "transparity",
+        "attention",
+        "np.flatnonzero(seen.any(axis=(0, 1, 2)))[-1] + 1",
+        "np.flatnonzero(seen.any(axis=(0, 1, 2)))[-1]",
+        ("forward.fast_logits",),
     ),
     Plant(
         "norm-eps",

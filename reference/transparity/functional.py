@@ -20,15 +20,18 @@ STEP = 1e-20
 def linear(
     parameters: Mapping[str, Array], x: Inexact[Array, "*batch features_in"]
 ) -> Inexact[Array, "*batch features_out"]:
-    """x Wᵀ + b; `bias` may be absent."""
-    product = x @ parameters["weight"].T
-    return product + parameters["bias"] if "bias" in parameters else product
+    """x Wᵀ + b; `bias` may be absent. The whole batch is one product, and what it gives is added to where it lies."""
+    product = x.reshape(-1, x.shape[-1]) @ parameters["weight"].T
+    if "bias" in parameters:
+        product = _in_place(np.add, product, parameters["bias"])
+    return product.reshape(*x.shape[:-1], -1)
 
 
 def softmax(scores: Inexact[Array, "*batch keys"]) -> Inexact[Array, "*batch keys"]:
     """exp(scores) / Σ exp(scores) over the last axis, shifted by the largest score so that nothing overflows."""
-    exponentials = np.exp(scores - scores.real.max(axis=-1, keepdims=True))
-    return exponentials / exponentials.sum(axis=-1, keepdims=True)
+    exponentials = scores - scores.real.max(axis=-1, keepdims=True)
+    np.exp(exponentials, out=exponentials)
+    return _in_place(np.divide, exponentials, exponentials.sum(axis=-1, keepdims=True))
 
 
 def log_softmax(scores: Inexact[Array, "*batch keys"]) -> Inexact[Array, "*batch keys"]:
@@ -39,7 +42,14 @@ def log_softmax(scores: Inexact[Array, "*batch keys"]) -> Inexact[Array, "*batch
 
 def relu(x: Inexact[Array, "*batch"]) -> Inexact[Array, "*batch"]:
     """max(x, 0), by the sign of the real part; what is not a number stays so."""
-    return np.where(x.real <= 0, x.dtype.type(0), x)
+    zero = x.dtype.type(0)
+    return np.where(x.real <= 0, zero, x) if np.iscomplexobj(x) else np.maximum(x, zero)
+
+
+def _in_place(operation: np.ufunc, x: Array, other: Array) -> Array:
+    """The result in the place of `x`, which nobody needs any more: a new place in memory costs more than the numbers
+    in it. Unless it is complex and `x` is not."""
+    return operation(x, other, out=x if np.can_cast(other.dtype, x.dtype) else None)
 
 
 def derivative(

@@ -71,7 +71,7 @@ for _name, _pattern, _says in (
     _about(_name, _pattern, _says)
 
 
-@claim(compiled=True)
+@claim(of_reference=True, compiled=True)
 def fast_logits(bench: Bench) -> Iterator[Evidence]:
     """The logits by the fast path: fused attention, nothing traced."""
     for probe in probes_for(bench, bench.fast_cases):

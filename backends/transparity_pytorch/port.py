@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -35,6 +36,7 @@ from transparity_pytorch.dropout import dropping
 from transparity_pytorch.generation import generate
 from transparity_pytorch.loss import cross_entropy
 from transparity_pytorch.optimization import train
+from transparity_pytorch.packing import can_be_packed, packed
 from transparity_pytorch.parameters import dump, load, to_numpy
 from transparity_pytorch.rounding import rounding
 from transparity_pytorch.transformer import Transformer
@@ -44,11 +46,11 @@ class PytorchForward:
     """`transparity.backend.Forward` in PyTorch."""
 
     def __init__(self, model: Transformer, device: str, mode: str, activations: torch.dtype | None = None) -> None:
-        self.model, self.device = model, device
+        self.model, self.device, self.mode = model, device, mode
         tap = rounding(activations) if activations else identity
 
         def fast(**inputs: torch.Tensor) -> torch.Tensor:
-            return model(**inputs, tap=tap)
+            return self.fastest(**inputs, tap=tap)
 
         def traced(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
             taps: dict[str, torch.Tensor] = {}
@@ -58,6 +60,14 @@ class PytorchForward:
         compiled = mode == "compile"
         self.fast: Callable[..., torch.Tensor] = torch.compile(fast) if compiled else fast
         self.traced: Callable[..., dict[str, torch.Tensor]] = torch.compile(traced) if compiled else traced
+
+    @functools.cached_property
+    def fastest(self) -> Transformer:
+        """The model for all that needs no gradients and is not looked into; the compiler packs what it compiles."""
+        packs = self.mode == "eager" and can_be_packed(self.model.head.weight.dtype, self.device)
+        fastest = packed(self.model) if packs else self.model
+        assert isinstance(fastest, Transformer)
+        return fastest
 
     @torch.no_grad()
     def __call__(self, **tokens: Any) -> dict[str, Any]:
@@ -100,8 +110,8 @@ class PytorchForward:
         inputs = self._tensors(check_step(config, tokens, lengths, source, counts))
         tokens, source = inputs["tokens"], inputs.get("source")
         if cache is None:
-            cache = start(self.model, len(tokens), config.max_length, source=source)
-        return step(self.model, tokens, cache, counts=inputs["counts"]), cache
+            cache = start(self.fastest, len(tokens), config.max_length, source=source)
+        return step(self.fastest, tokens, cache, counts=inputs["counts"]), cache
 
     def generate(
         self,
@@ -117,7 +127,7 @@ class PytorchForward:
         prompt = inputs.pop("prompt")
         steps, uniforms = check_draws(len(prompt), max_new_tokens, uniforms)
         drawn = _tensor(uniforms, torch.float64, self.device)
-        return to_numpy(generate(self.model, prompt, steps, **inputs, uniforms=drawn, sampling=sampling))
+        return to_numpy(generate(self.fastest, prompt, steps, **inputs, uniforms=drawn, sampling=sampling))
 
     def beam_search(
         self,
@@ -133,7 +143,7 @@ class PytorchForward:
         prompt = inputs.pop("prompt")
         steps, _ = check_draws(len(prompt), max_new_tokens, None)
         beams, power = check_beams(beams, length_penalty)
-        tokens, scores = beam_search(self.model, prompt, steps, beams, length_penalty=power, **inputs)
+        tokens, scores = beam_search(self.fastest, prompt, steps, beams, length_penalty=power, **inputs)
         return to_numpy(tokens), to_numpy(scores)
 
     def ready(self, result: Any) -> None:

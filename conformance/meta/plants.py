@@ -509,6 +509,14 @@ PLANTS = [
         ("to_numpy(jnp.einsum(", "to_numpy(-jnp.einsum("),
         "documents.einsum",
     ),
+    Plant(
+        "packed-without-bias",
+        "transparity_pytorch",
+        "packing",
+        "self.packed, self.bias,",
+        "self.packed, None,",
+        ("forward.fast_logits", "decoding.chunks"),
+    ),
     # The reference is planted, too: what nobody here wrote has to notice.
     Plant(
         "attention-scale",

@@ -35,7 +35,7 @@ MIRRORED = [
 WITHOUT_TWIN = {
     "numpy": {"functional"},  # what the frameworks bring along
     "pytorch": {"parameters", "packing"},  # their own names and orientations; PyTorch packs weights if it is asked to
-    "flax": {"parameters", "precision"},  # XLA computes in the dtype that it is given
+    "flax": {"parameters", "precision", "spreading"},  # XLA computes in the dtype, on the devices, that it is given
 }
 CONTRACT = {"axes", "backend", "config", "errors", "inputs", "parameters", "presets", "sampling", "taps", "training"}
 

@@ -41,6 +41,7 @@ from transparity_flax.loss import cross_entropy
 from transparity_flax.optimization import train
 from transparity_flax.parameters import State, dump, load, to_numpy
 from transparity_flax.rounding import rounding
+from transparity_flax.spreading import can_be_spread, copied, spread
 from transparity_flax.transformer import Transformer
 
 
@@ -103,9 +104,17 @@ class FlaxForward:
         # jit returns a dict with its keys sorted; the shapes have them in the order of the forward pass.
         return {name: taps[name] for name in _in_order(self.model.config, inputs, taps)}
 
+    @functools.cached_property
+    def everywhere(self) -> State:
+        """The state on every device of the CPU: there is more than one if the user asked for it."""
+        return copied(self.state, jax.devices("cpu"))
+
     def logits(self, **tokens: Any) -> jax.Array:
         inputs = check_inputs(self.model.config, tokens)
         with x64_for(self.dtype):
+            devices = jax.devices("cpu")
+            if self.device in devices and can_be_spread(inputs, devices):
+                return self.fast(self.graph, self.everywhere, spread(inputs, devices), self.activations)
             return self.fast(self.graph, self.state, self._arrays(inputs), self.activations)
 
     def loss(self, targets: Any, **tokens: Any) -> float:

@@ -43,6 +43,7 @@ class Candidate:
     choices: dict[str, Any] = field(default_factory=dict)
     """What else `build` is called with."""
     environment: dict[str, str] = field(default_factory=dict)
+    """`{threads}` stands for the cores that it may use."""
 
     @property
     def is_limit(self) -> bool:
@@ -75,7 +76,7 @@ class Candidate:
 
 
 def _ours(name: str, kind: str, package: str, **fields: Any) -> Candidate:
-    column, mode = name.split()
+    column, mode = name.partition(",")[0].split()
     build, choices = "benchmarks.peers.ours:build", {"name": column, "mode": mode}
     return Candidate(name, (kind,), (f"{package}.port",), build, ours=True, choices=choices, **fields)
 
@@ -99,6 +100,14 @@ CANDIDATES: tuple[Candidate, ...] = (
     _ours("pytorch eager", TORCH, "transparity_pytorch", also=("torch",), tasks=ALL, **_EITHER),
     _ours("pytorch compile", COMPILED, "transparity_pytorch", also=("torch",), **_EITHER),
     _ours("flax jit", JAX, "transparity_flax", also=("flax", "jax", "optax"), tasks=ALL, **_EITHER),
+    _ours(
+        "flax jit, a device a core",
+        JAX,
+        "transparity_flax",
+        also=("flax", "jax"),
+        dtypes=_BOTH,
+        environment={"XLA_FLAGS": "--xla_force_host_platform_device_count={threads}"},
+    ),
     _ours("numpy eager", NUMPY, "transparity", tasks=_INFERENCE),
     _torch(BASELINE, build="benchmarks.peers.torch_blog:build", tasks=ALL, dtypes=_BOTH),
     _torch("hand-fused", build="benchmarks.peers.torch_fused:build", tasks=ALL, dtypes=_BOTH),

@@ -137,7 +137,8 @@ def environment(candidate: Candidate, threads: int, device: str) -> dict[str, st
     """This process's, with the threads that were asked for and what the candidate wants besides."""
     path = os.pathsep.join(dict.fromkeys([*filter(None, sys.path), str(ROOT)]))
     asked = dict.fromkeys(THREAD_VARIABLES, str(threads)) | JAX[device] | {"PYTHONPATH": path}
-    return os.environ | asked | candidate.environment
+    wanted = {name: value.format(threads=threads) for name, value in candidate.environment.items()}
+    return os.environ | asked | wanted
 
 
 def heats(candidates: Sequence[Candidate], workload: Workload, memory: float) -> list[list[Candidate]]:

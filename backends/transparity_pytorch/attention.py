@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from transparity.config import Projection, TransformerConfig
 from transparity.taps import Tap, identity
 from transparity_pytorch.cache import Cache, remember
+from transparity_pytorch.masks import causal_mask
 
 # Below this, the weight of a hidden key underflows to exactly 0, so leaving the key out is the same as replacing its
 # score; above it (walkthrough's −1e-20) it is not, and only the explicit path is right.
@@ -80,8 +81,17 @@ def _fused_attention(
     mask: Bool[Tensor, "#batch 1 #queries keys"],
     scale: float,
 ) -> Float[Tensor, "batch heads queries head_dim"]:
-    """One kernel for all of it. It would return zeros for a row that sees nothing; with that row's query zeroed and
-    all its keys shown, it weighs them alike, as the explicit path does."""
+    """One kernel for all of it, which is faster where it is told that nothing is hidden, or nothing but the future.
+
+    It would return zeros for a row that sees nothing; with that row's query zeroed and all its keys shown, it weighs
+    them alike, as the explicit path does.
+    """
+    # Elsewhere, to look into a mask is to wait for a device; and nothing can be looked into while it is compiled.
+    if mask.device.type == "cpu" and not torch.compiler.is_compiling():
+        if mask.all():
+            return F.scaled_dot_product_attention(query, key, value, scale=scale)
+        if torch.equal(mask, causal_mask(key.shape[2])):
+            return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale)
     sees = mask.any(dim=-1, keepdim=True)
     query = query.masked_fill(~sees, 0)
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask | ~sees, scale=scale)

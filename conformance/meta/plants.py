@@ -510,6 +510,22 @@ PLANTS = [
         "documents.einsum",
     ),
     Plant(
+        "fast-path-takes-some-for-all",
+        "transparity_pytorch",
+        "attention",
+        "if mask.all():",
+        "if mask.any():",
+        ("forward.fast_logits", "metamorphic.future_tokens_do_not_matter"),
+    ),
+    Plant(
+        "fast-path-takes-every-square-for-causal",
+        "transparity_pytorch",
+        "attention",
+        "torch.equal(mask, causal_mask(key.shape[2]))",
+        "mask.shape[2] == mask.shape[3] > 1",
+        ("forward.fast_logits",),
+    ),
+    Plant(
         "packed-without-bias",
         "transparity_pytorch",
         "packing",

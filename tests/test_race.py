@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from benchmarks.race.oracles import conformity, read_task, write_oracle
 from benchmarks.race.race import Conditions
 from benchmarks.race.rounds import Result, heats, orders, run_heat
 from benchmarks.race.standings import standings
-from benchmarks.race.task import Task
+from benchmarks.race.task import WORK, Limit, Task
 from benchmarks.race.workloads import DEFAULT, TRAINED, WORKLOADS, Workload, inputs_of, parameters_of
 
 from transparity.parameters import parameter_shapes
@@ -137,6 +138,12 @@ def test_who_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         [stranger("hanging")], FORWARD, tmp_path, rounds=1, threads=1, device="cpu", heat=0, done=lambda step: None
     )
     assert result.failed == "it said nothing for 2 s"
+
+
+def test_a_limit_is_the_fastest_of_its_runs_whatever_each_does() -> None:
+    """Of two heats, one may find this one the fastest, the other that: what they say is of the same amount of work."""
+    limit = Limit([(lambda: time.sleep(0.04), 4 * WORK), (lambda: time.sleep(0.02), WORK)])
+    assert 0.01 <= limit() < 0.015
 
 
 def test_the_share_is_of_the_limit_that_was_measured_beside(rows: dict[str, dict[str, object]]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,37 +14,23 @@ PRODUCTS = ((1024, 512, 512), (1024, 512, 2048), (1024, 768, 3072), (1024, 1024,
 MATRIX = (8192, 8192)
 """Of the product with a vector: 256 MB in float32, far more than a cache holds."""
 
-TRIALS = 3
-
 Multiplication = Callable[[np.ndarray, np.ndarray], Run]
 """Makes a `Run` of two matrices."""
 
 
-def fastest_product(task: Task, multiplication: Multiplication) -> Limit:
-    """The product of `PRODUCTS` with the most FLOPs a second."""
+def products(multiplication: Multiplication) -> Limit:
+    """All of `PRODUCTS`."""
     random = np.random.default_rng(0)
-    tried = []
+    runs = []
     for m, k, n in PRODUCTS:
         a, b = (random.normal(size=shape).astype(np.float32) for shape in ((m, k), (k, n)))
-        tried.append(Limit(multiplication(a, b), 2 * m * k * n))
-    return max(tried, key=lambda limit: limit.work / quickest(limit))
-
-
-def quickest(run: Run) -> float:
-    """The shortest of a few calls, in seconds, the first left out."""
-    run()
-    return min(_seconds(run) for _ in range(TRIALS))
-
-
-def _seconds(run: Run) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
+        runs.append((multiplication(a, b), 2 * m * k * n))
+    return Limit(runs)
 
 
 def torch_product(task: Task) -> Run:
     """PyTorch's, in the workload's precision."""
-    return fastest_product(task, lambda a, b: _torch_multiplication(task, a, b))
+    return products(lambda a, b: _torch_multiplication(task, a, b))
 
 
 def _torch_multiplication(task: Task, a: np.ndarray, b: np.ndarray) -> Run:
@@ -65,7 +50,7 @@ def _torch_multiplication(task: Task, a: np.ndarray, b: np.ndarray) -> Run:
 
 def numpy_product(task: Task) -> Run:
     """NumPy's, in float32."""
-    return fastest_product(task, lambda a, b: lambda: a @ b)
+    return products(lambda a, b: lambda: a @ b)
 
 
 def jax_product(task: Task) -> Run:
@@ -79,19 +64,19 @@ def jax_product(task: Task) -> Run:
         left, right = (jnp.asarray(x, task.workload.dtype) for x in (a, b))
         return lambda: jax.block_until_ready(multiply(left, right))
 
-    return fastest_product(task, multiplication)
+    return products(multiplication)
 
 
 def torch_bandwidth(task: Task) -> Run:
     """A large matrix in PyTorch times a vector: each number is read once."""
     run = _torch_multiplication(task, np.ones(MATRIX, np.float32), np.ones(MATRIX[1:], np.float32))
-    return Limit(run, MATRIX[0] * MATRIX[1] * (2 if task.workload.dtype == "bfloat16" else 4))
+    return Limit([(run, MATRIX[0] * MATRIX[1] * (2 if task.workload.dtype == "bfloat16" else 4))])
 
 
 def numpy_bandwidth(task: Task) -> Run:
     """The same in NumPy."""
     matrix, vector = np.ones(MATRIX, np.float32), np.ones(MATRIX[1], np.float32)
-    return Limit(lambda: matrix @ vector, matrix.nbytes)
+    return Limit([(lambda: matrix @ vector, matrix.nbytes)])
 
 
 def jax_bandwidth(task: Task) -> Run:
@@ -101,4 +86,4 @@ def jax_bandwidth(task: Task) -> Run:
 
     multiply = jax.jit(jnp.matmul)
     matrix, vector = jnp.ones(MATRIX, jnp.float32), jnp.ones(MATRIX[1], jnp.float32)
-    return Limit(lambda: jax.block_until_ready(multiply(matrix, vector)), MATRIX[0] * MATRIX[1] * 4)
+    return Limit([(lambda: jax.block_until_ready(multiply(matrix, vector)), MATRIX[0] * MATRIX[1] * 4)])

@@ -1,4 +1,4 @@
-"""The figures of a race: throughput, the roofline, growth with length, and the latency of decoding."""
+"""The figures of a race: throughput, the roofline, growth with length and batch, and the latency of decoding."""
 
 from __future__ import annotations
 
@@ -25,6 +25,9 @@ PALER = 0.45
 
 MARKS = "osD^vP*X"
 
+GROWN_BY = {"length": "tokens in the one row of the batch", "batch": "rows of 128 tokens"}
+"""The curves, and what stands below them."""
+
 
 def plots(report: Report) -> Iterator[tuple[str, str, Figure]]:
     """The name of each figure, what it shows, and the figure."""
@@ -34,8 +37,9 @@ def plots(report: Report) -> Iterator[tuple[str, str, Figure]]:
             yield f"throughput-{name}", f"Throughput, {name}", throughput(rows)
     if decoding := {name: rows for name, (workload, rows) in found.items() if workload.kind == "decode" and rows}:
         yield "decoding", "Latency of a token in greedy decoding", latency(decoding)
-    if growing := [(workload, rows) for workload, rows in found.values() if workload.growth and rows]:
-        yield "growth", "Growth with length", growth(growing)
+    for curve in GROWN_BY:
+        if growing := [(workload, rows) for workload, rows in found.values() if workload.growth == curve and rows]:
+            yield f"growth-{curve}", f"Growth with {curve}", growth(growing, curve)
     if roof := roofline(report):
         yield "roofline", "Roofline: what the machine allows, and what was reached", roof
 
@@ -87,8 +91,8 @@ def latency(decoding: dict[str, list[Standing]]) -> Figure:
     return figure
 
 
-def growth(points: Sequence[tuple[Workload, list[Standing]]]) -> Figure:
-    """Milliseconds by length, a line for each candidate."""
+def growth(points: Sequence[tuple[Workload, list[Standing]]], curve: str) -> Figure:
+    """Milliseconds by length or batch, a line for each candidate."""
     figure, axes = _canvas(5.2)
     lines: dict[str, list[Standing]] = {}
     for _, rows in points:
@@ -98,16 +102,16 @@ def growth(points: Sequence[tuple[Workload, list[Standing]]]) -> Figure:
     for name, rows in sorted(lines.items(), key=lambda item: list(COLOURS).index(item[1][0].candidate.kinds[0])):
         kind, ours = rows[0].candidate.kinds[0], rows[0].candidate.ours
         marks[kind] = marks.get(kind, -1) + 1
-        lengths = [max(row.workload.lengths.values()) for row in rows]
+        sizes = [row.workload.batch if curve == "batch" else max(row.workload.lengths.values()) for row in rows]
         times = [row.seconds.middle * 1e3 for row in rows if row.seconds]
         style: dict[str, Any] = {"lw": 2.2, "ls": "-"} if ours else {"lw": 1.0, "ls": (0, (5, 2)), "alpha": 0.8}
         mark = MARKS[marks[kind] % len(MARKS)]
-        axes.plot(lengths, times, marker=mark, ms=5, color=COLOURS[kind], label=name, **style)
+        axes.plot(sizes, times, marker=mark, ms=5, color=COLOURS[kind], label=name, **style)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
-    axes.set_xlabel("tokens in the one row of the batch")
+    axes.set_xlabel(GROWN_BY[curve])
     axes.set_ylabel("ms")
     axes.grid(which="major", color=FAINT)
     axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))

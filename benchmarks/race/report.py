@@ -208,10 +208,9 @@ def cells(row: Standing) -> list[str]:
     ready = row.ready
     limits_bytes = row.candidate.is_limit and row.workload.kind == "decode"
     rate = f"{row.per_second.middle / 1e9:,.1f}" if row.candidate.is_limit and row.per_second else _number(row.gflops)
+    taken = None if row.candidate.is_limit or not row.seconds else row.seconds.times(1e3)
     return [
-        _range(
-            row.seconds and row.seconds.times(1e3), "{:.3g}" if row.seconds and row.seconds.middle < 0.1 else "{:.0f}"
-        ),
+        _range(taken, "{:.3g}" if taken and taken.middle < 100 else "{:.0f}"),
         f"{row.tokens_per_second.middle:,.0f}" if row.tokens_per_second else "",
         f"{rate} GB/s" if limits_bytes else rate,
         _range(row.share, "{:.0%}"),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,12 +42,31 @@ class Task:
 Build = Callable[[Task], Run]
 
 
+TRIALS = 3
+
+WORK = 1e9
+"""FLOPs, or bytes read: what a limit says its seconds of."""
+
+
 @dataclass(frozen=True)
 class Limit:
-    """A `Run` of which it is known how much it does: FLOPs, or bytes read."""
+    """What the machine does at most, found anew at every call: the fastest of some runs, each with the FLOPs or the
+    bytes that it is."""
 
-    run: Run
-    work: float
+    runs: Sequence[tuple[Run, float]]
 
-    def __call__(self) -> Any:
-        return self.run()
+    def __call__(self) -> float:
+        """The seconds that the fastest would take for `WORK`."""
+        return min(_quickest(run) / work for run, work in self.runs) * WORK
+
+
+def _quickest(run: Run) -> float:
+    """The shortest of a few calls, in seconds; the first, which wakes what has slept, is left out."""
+    run()
+    return min(_seconds(run) for _ in range(TRIALS))
+
+
+def _seconds(run: Run) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start

@@ -32,7 +32,7 @@ def prepared(order: dict[str, Any]) -> tuple[dict[str, Any], Any]:
     import_seconds = _clocked(lambda: [importlib.import_module(name) for name in order["needs"]])[0]
 
     from benchmarks.race.oracles import conformity, read_task
-    from benchmarks.race.task import Limit, Task
+    from benchmarks.race.task import WORK, Limit, Task
 
     folder = Path(order["folder"])
     workload, parameters, inputs = read_task(folder)
@@ -53,7 +53,7 @@ def prepared(order: dict[str, Any]) -> tuple[dict[str, Any], Any]:
         "first_seconds": first_seconds,
         "warm_seconds": warm_seconds,
         "peak_bytes": peak,
-        "work": run.work if isinstance(run, Limit) else None,
+        "work": WORK if isinstance(run, Limit) else None,
         "conformity": max(held, key=lambda item: item["share"], default=None),
     }, run
 
@@ -65,7 +65,11 @@ def pin(threads: int) -> None:
 
 
 def seconds(run: Any, device: str) -> float:
-    """How long one call takes; on a CUDA device of PyTorch, between two events on it."""
+    """How long one call takes; on a CUDA device of PyTorch, between two events on it. A limit says it itself."""
+    from benchmarks.race.task import Limit
+
+    if isinstance(run, Limit):
+        return run()
     if device == "cuda" and "torch" in sys.modules:
         import torch
 

@@ -42,7 +42,7 @@ class Workload:
     """So many positions are held to the oracle, where all would take too long: those of a causal model do not depend
     on what follows."""
     growth: str = ""
-    """The curve that it is a point of."""
+    """The curve that it is a point of: `length` or `batch`."""
 
     @property
     def tokens(self) -> int:
@@ -146,7 +146,8 @@ TINY_BASE = dataclasses.replace(
 )
 TINY_GPT2 = dataclasses.replace(GPT2, target_vocab_size=31, num_decoder_layers=2, **TINY)
 
-GROWTH = (128, 256, 512, 1024, 2048, 4096)
+LENGTHS = (128, 256, 512, 1024, 2048, 4096)
+BATCHES = (1, 2, 4, 8, 16, 32)
 HELD = 1024
 
 
@@ -158,9 +159,11 @@ def _all() -> Iterator[Workload]:
     yield Workload("decode-8", "decode", GPT2, 8, {"tokens": 32}, new_tokens=64)
     yield Workload("train", "train", BASE, 8, {"source": 128, "target": 127}, steps=TRAINED)
     yield Workload("bfloat16", "forward", BASE, 8, {"source": 128, "target": 127}, dtype="bfloat16")
-    for length in GROWTH:
+    for length in LENGTHS:
         held = HELD if length > HELD else None
         yield Workload(f"length-{length}", "forward", GROWING, 1, {"tokens": length}, held=held, growth="length")
+    for batch in BATCHES:
+        yield Workload(f"batch-{batch}", "forward", GROWING, batch, {"tokens": LENGTHS[0]}, growth="batch")
     yield Workload("tiny-encoder-decoder", "forward", TINY_BASE, 3, {"source": 9, "target": 7})
     yield Workload("tiny-decoder", "forward", TINY_GPT2, 3, {"tokens": 9})
     yield Workload("tiny-decode", "decode", TINY_GPT2, 2, {"tokens": 5}, new_tokens=6)

@@ -1,0 +1,104 @@
+"""`python -m benchmarks.tap_cost`: what the taps cost a forward pass that nobody listens to.
+
+The calls that would not be there without taps are counted, and timed by themselves; a difference between two forward
+passes would be lost in their noise. Under `jax.jit` and `torch.compile` there are none: they are called while tracing.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+import timeit
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from benchmarks.race.workloads import WORKLOADS, Workload, inputs_of, parameters_of
+from rich.console import Console
+from rich.table import Table
+
+from transparity.taps import identity, scoped
+from transparity_conformance.backends import backend, installed
+
+ROUNDS, CALLS = 5, 100_000
+
+Counts = dict[str, int]
+
+
+@dataclass(frozen=True)
+class TapCost:
+    """Of one forward pass."""
+
+    calls: int
+    """Of `identity`, one a tap, and of `scoped`, one a layer and a part of it."""
+    seconds: float
+    """That they take."""
+    forward_seconds: float
+    """That all of it takes: the median."""
+
+    @property
+    def share(self) -> float:
+        return self.seconds / self.forward_seconds
+
+
+def tap_cost(run: Callable[[], Any]) -> TapCost:
+    """What the taps cost `run`, which has been run before."""
+    counts = counted(run)
+    each = {
+        "identity": timeit.timeit(lambda: identity("scores", None), number=CALLS) / CALLS,
+        "scoped": timeit.timeit(lambda: scoped(identity, "self_attention"), number=CALLS) / CALLS,
+    }
+    seconds = sum(count * each[name] for name, count in counts.items())
+    return TapCost(sum(counts.values()), seconds, statistics.median(_seconds(run) for _ in range(ROUNDS)))
+
+
+def counted(run: Callable[[], Any]) -> Counts:
+    """How often `run` calls a tap that nobody listens to, and gives one a scope."""
+    codes = {function.__code__: function.__name__ for function in (identity, scoped)}
+    counts: Counts = dict.fromkeys(codes.values(), 0)
+
+    def note(frame: FrameType, event: str, argument: Any) -> None:
+        if event == "call" and frame.f_code in codes:
+            counts[codes[frame.f_code]] += 1
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        run()
+    finally:
+        sys.setprofile(before)
+    return counts
+
+
+def fast_path(name: str, workload: Workload) -> Callable[[], Any]:
+    """A forward pass of the column `name` in its usual mode, run once."""
+    forward, inputs = backend(name)(workload.config, parameters_of(workload), dtype="float32"), inputs_of(workload)
+
+    def run() -> None:
+        forward.ready(forward.logits(**inputs))
+
+    run()
+    return run
+
+
+def _seconds(run: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    """A table: the columns, on the encoder-decoder of the race."""
+    workload = WORKLOADS["encoder-decoder"]
+    table = Table("column", "calls", "they take", "the forward pass takes", "share", title="Taps that nobody hears")
+    for name in installed():
+        cost = tap_cost(fast_path(name, workload))
+        row = f"{cost.calls:,}", f"{cost.seconds * 1e6:,.0f} µs", f"{cost.forward_seconds * 1e3:,.0f} ms"
+        table.add_row(name, *row, f"{cost.share:.4%}")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

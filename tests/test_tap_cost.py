@@ -1,0 +1,38 @@
+"""A tap that nobody hears costs a forward pass nothing that could be measured."""
+
+from __future__ import annotations
+
+import pytest
+from benchmarks.race.workloads import WORKLOADS
+from benchmarks.tap_cost import counted, fast_path, tap_cost
+
+from transparity.taps import identity, scoped, tap_shapes
+from transparity_conformance.backends import installed
+
+TINY, SMALL = WORKLOADS["tiny-encoder-decoder"], WORKLOADS["length-128"]
+
+
+@pytest.mark.parametrize("name", installed())
+def test_unheard_taps_take_less_than_a_thousandth(name: str) -> None:
+    assert tap_cost(fast_path(name, SMALL)).share < 1e-3
+
+
+def test_every_unheard_tap_is_counted() -> None:
+    """All but those inside attention, which is one call where nobody listens."""
+    shapes = tap_shapes(TINY.config, TINY.batch, **TINY.lengths)
+    inside = [tap for tap in shapes if tap.endswith((".scores", ".weights", ".context"))]
+    assert counted(fast_path("numpy", TINY))["identity"] == len(shapes) - len(inside)
+
+
+def test_calls_are_counted_and_others_are_not() -> None:
+    def run() -> None:
+        scoped(identity, "layers.0")("output", 1)
+        sorted([2, 1])
+
+    assert counted(run) == {"identity": 1, "scoped": 1}
+
+
+def test_what_is_compiled_has_no_taps() -> None:
+    if "flax" not in installed():
+        pytest.skip("flax is not installed")
+    assert counted(fast_path("flax", TINY)) == {"identity": 0, "scoped": 0}

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import transparity.attention
-from transparity.attention import LEAVES_OUT, attention
+from transparity.attention import attention
+from transparity.config import LEAVES_OUT
 from transparity.taps import recording
 
 HEADS, HEAD_DIM = 2, 3

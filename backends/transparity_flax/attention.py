@@ -8,14 +8,10 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from transparity.config import Projection, TransformerConfig
+from transparity.config import LEAVES_OUT, Projection, TransformerConfig
 from transparity.taps import Tap, identity
 from transparity_flax.cache import Cache, remember
 from transparity_flax.precision import widened
-
-# Below this, the weight of a hidden key underflows to exactly 0, so leaving the key out is the same as replacing its
-# score; above it (walkthrough's −1e-20) it is not, and only the explicit path is right.
-LEAVES_OUT = -1e6
 
 # The fused call takes its softmax in float32, which is too little for float64, and XLA's CPU has no product of
 # float16 that sums in float32, which it asks for.

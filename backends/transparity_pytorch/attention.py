@@ -7,14 +7,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transparity.config import Projection, TransformerConfig
+from transparity.config import LEAVES_OUT, Projection, TransformerConfig
 from transparity.taps import Tap, identity
 from transparity_pytorch.cache import Cache, remember
 from transparity_pytorch.masks import causal_mask
-
-# Below this, the weight of a hidden key underflows to exactly 0, so leaving the key out is the same as replacing its
-# score; above it (walkthrough's −1e-20) it is not, and only the explicit path is right.
-LEAVES_OUT = -1e6
 
 
 def split_heads(
@@ -90,7 +86,7 @@ def _fused_attention(
     if mask.device.type == "cpu" and not torch.compiler.is_compiling():
         if mask.all():
             return F.scaled_dot_product_attention(query, key, value, scale=scale)
-        if torch.equal(mask, causal_mask(key.shape[2])):
+        if mask.shape[2] == key.shape[2] and torch.equal(mask, causal_mask(key.shape[2])):
             return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale)
     sees = mask.any(dim=-1, keepdim=True)
     query = query.masked_fill(~sees, 0)

@@ -216,7 +216,7 @@ PLANTS = [
     *in_both(
         "fused-though-it-shows",
         "attention",
-        ("LEAVES_OUT = -1e6", "LEAVES_OUT = 1e6"),
+        ("hidden < LEAVES_OUT", "hidden < -LEAVES_OUT"),
         None,
         "attention.alone",
         "forward.fast_logits",

@@ -10,13 +10,9 @@ from jaxtyping import Bool, Inexact, Int
 from numpy import ndarray as Array
 
 from transparity.cache import Cache, remember
-from transparity.config import Projection, TransformerConfig
+from transparity.config import LEAVES_OUT, Projection, TransformerConfig
 from transparity.functional import linear, softmax
 from transparity.taps import Tap, identity
-
-# Below this, the weight of a hidden key underflows to exactly 0, so leaving the key out is the same as replacing its
-# score; above it (walkthrough's −1e-20) it is not, and only the explicit path is right.
-LEAVES_OUT = -1e6
 
 BLOCK = 128
 """So many queries at a time keep their scores in the processor's cache."""

@@ -33,6 +33,10 @@ DropoutPlace = Literal[
 ]
 """How the names of the taps end that are dropped from."""
 
+LEAVES_OUT = -1e6
+"""Below this, the weight of a hidden key underflows to exactly 0 in every precision, so that leaving the key out is the
+same as replacing its score; above it (document 000's −1e-20) it is not, and only the explicit path is right."""
+
 PROBE_SIZES = {
     "source_vocab_size": 37,
     "target_vocab_size": 31,
@@ -124,11 +128,10 @@ class TransformerConfig:
 
     @property
     def hides_wholly(self) -> bool:
-        """Whether what is masked weighs nothing, so that no token depends on those behind it: exp(−10⁶) is 0 in every
-        precision; document 000's −1e-20 hides nothing at all."""
+        """Whether what is masked weighs nothing, so that no token depends on those behind it (`LEAVES_OUT`)."""
         features = self.head_dim if self.attention_scale == "head_dim" else self.embed_dim
         scale = features**-0.5 if self.mask_order == "before-scale" else 1.0
-        return self.mask_value * scale < -1e6
+        return self.mask_value * scale < LEAVES_OUT
 
     @property
     def filling_id(self) -> int:

@@ -11,7 +11,7 @@ from benchmarks.race.standings import Standing
 from benchmarks.race.workloads import Workload
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, LogFormatter
 
 COLOURS = {
     "torch, eager": "#d1495b",
@@ -111,6 +111,7 @@ def growth(points: Sequence[tuple[Workload, list[Standing]]], curve: str) -> Fig
     axes.set_yscale("log")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+    axes.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False))
     axes.set_xlabel(GROWN_BY[curve])
     axes.set_ylabel("ms")
     axes.grid(which="major", color=FAINT)

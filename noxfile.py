@@ -32,8 +32,9 @@ AS_USERS_COMPILE = "flax and jit and (forward or attention or loss or chunks or 
 
 
 def compiled(session: nox.Session) -> dict[str, str]:
-    """Where JAX keeps what it has compiled, from run to run: beside the environment that it was compiled in."""
+    """Python and JAX keep what they compile from run to run, JAX beside the environment that it was compiled in."""
     return {
+        "PYTHONDONTWRITEBYTECODE": "",
         "JAX_COMPILATION_CACHE_DIR": f"{session.virtualenv.location}/compiled",
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",

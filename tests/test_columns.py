@@ -17,10 +17,12 @@ COLUMNS = {
 MIRRORED = [
     "masks",
     "embeddings",
+    "positions",
     "normalization",
     "attention",
     "feed_forward",
     "layers",
+    "head",
     "transformer",
     "loss",
     "dropout",

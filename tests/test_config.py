@@ -15,7 +15,17 @@ from transparity import PRESETS, TransformerConfig, departures, preset
 from transparity.config import DropoutPlace
 
 KINDS = get_type_hints(TransformerConfig)
+# What goes together with some others alone; `transparity_conformance.strategies` draws it with them.
+LONE: dict[str, Any] = {"num_key_value_heads": None, "attention_head_dim": None, "rotary_dim": None, "head": "logits"}
+LONE |= {"num_token_types": 0, "position_count": "all", "shared_embedding": False}
 SPECIAL = {
+    **{field: st.just(value) for field, value in LONE.items()},
+    **{name: st.floats(0.1, 9) for name in ("attention_multiplier", "position_base", "rotary_factor")},
+    **{name: st.none() | st.floats(0.1, 9) for name in ("attention_cap", "logit_cap")},
+    "rotary_low_frequency": st.floats(0.1, 1),
+    "rotary_high_frequency": st.floats(2, 9),
+    "relative_buckets": st.integers(8, 32),
+    "relative_max_distance": st.integers(33, 99),
     "norm_eps": st.floats(0, 1),
     "norm_momentum": st.floats(0, 1),
     "mask_value": st.floats(max_value=0, allow_nan=False),
@@ -37,7 +47,8 @@ def values(field: str) -> st.SearchStrategy[Any]:
         return st.booleans()
     if all(isinstance(choice, str) for choice in get_args(kind)) and get_args(kind):
         return st.sampled_from(get_args(kind))
-    return st.integers(1, 8)
+    optional = st.none() if type(None) in get_args(kind) else st.nothing()
+    return st.integers(1, 8) | optional
 
 
 configs = st.builds(TransformerConfig, **{field: values(field) for field in KINDS})

@@ -11,6 +11,9 @@ from jaxtyping import Bool, Float, Int
 from transparity.config import LEAVES_OUT, Projection, TransformerConfig
 from transparity.taps import Tap, identity
 from transparity_flax.cache import Cache, remember
+from transparity_flax.head import capped
+from transparity_flax.normalization import HeadNorm
+from transparity_flax.positions import NOWHERE, Places, rotate
 from transparity_flax.precision import widened
 
 # The fused call takes its softmax in float32, which is too little for float64, and XLA's CPU has no product of
@@ -46,9 +49,12 @@ def project_heads(
 
 
 def score_scale(config: TransformerConfig) -> float:
-    """What scores are multiplied by: head_dim^−½ (Vaswani et al. 2017, eq. 1) or embed_dim^−½ (001, 002, 004)."""
+    """What scores are multiplied by: head_dim^−½ (Vaswani et al. 2017, eq. 1), embed_dim^−½ (001, 002, 004) or 1 (T5),
+    and `attention_multiplier`."""
+    if config.attention_scale == "none":
+        return config.attention_multiplier
     features = config.head_dim if config.attention_scale == "head_dim" else config.embed_dim
-    return float(features**-0.5)
+    return float(features**-0.5) * config.attention_multiplier
 
 
 def hidden_score(config: TransformerConfig) -> float:
@@ -56,13 +62,24 @@ def hidden_score(config: TransformerConfig) -> float:
     return config.mask_value * score_scale(config) if config.mask_order == "before-scale" else config.mask_value
 
 
+def repeat_heads(
+    x: Float[Array, "batch key_heads keys head_dim"], num_heads: int
+) -> Float[Array, "batch heads keys head_dim"]:
+    """Each head of keys or values, for all consecutive query heads that share it (Ainslie et al. 2023, §2.2)."""
+    return x if x.shape[1] == num_heads else x.repeat(num_heads // x.shape[1], axis=1)
+
+
 def attention_scores(
     query: Float[Array, "batch heads queries head_dim"],
     key: Float[Array, "batch heads keys head_dim"],
     scale: float,
+    cap: float | None = None,
+    bias: Float[Array, "#batch heads #queries keys"] | None = None,
 ) -> Float[Array, "batch heads queries keys"]:
-    """query · keyᵀ · scale."""
-    return query @ key.swapaxes(-2, -1) * scale
+    """query · keyᵀ · scale, held below `cap`, plus `bias`."""
+    scores = query @ key.swapaxes(-2, -1) * scale
+    scores = scores if cap is None else capped(scores, cap)
+    return scores if bias is None else scores + bias
 
 
 def attention_weights(
@@ -84,54 +101,81 @@ def _fused_attention(
     value: Float[Array, "batch heads keys head_dim"],
     mask: Bool[Array, "#batch 1 #queries keys"],
     scale: float,
+    bias: Float[Array, "#batch heads #queries keys"] | None,
 ) -> Float[Array, "batch heads queries head_dim"]:
     """One call for all of it. It replaces what is hidden by a number near the dtype's lowest, so that a row that sees
     nothing weighs its keys alike, as the explicit path does. Its axes are (batch, length, heads, head_dim)."""
     query, key, value = (x.swapaxes(1, 2) for x in (query, key, value))
-    return jax.nn.dot_product_attention(query, key, value, mask=mask, scale=scale).swapaxes(1, 2)
+    return jax.nn.dot_product_attention(query, key, value, bias, mask, scale=scale).swapaxes(1, 2)
 
 
 def attention(
     query: Float[Array, "batch heads queries head_dim"],
-    key: Float[Array, "batch heads keys head_dim"],
-    value: Float[Array, "batch heads keys head_dim"],
+    key: Float[Array, "batch key_heads keys head_dim"],
+    value: Float[Array, "batch key_heads keys head_dim"],
     mask: Bool[Array, "#batch 1 #queries keys"],
     *,
     scale: float,
     hidden: float,
+    cap: float | None = None,
+    bias: Float[Array, "#batch heads #queries keys"] | None = None,
     tap: Tap = identity,
-) -> Float[Array, "batch queries embed_dim"]:
+) -> Float[Array, "batch queries attention_dim"]:
     """softmax(query · keyᵀ · scale) · value, the heads merged (Vaswani et al. 2017, eq. 1)."""
-    if tap is identity and hidden < LEAVES_OUT and query.dtype in FUSED_DTYPES:
-        return merge_heads(_fused_attention(query, key, value, mask, scale))
-    scores = tap("scores", attention_scores(query, key, scale))
+    key, value = (repeat_heads(x, query.shape[1]) for x in (key, value))
+    if tap is identity and hidden < LEAVES_OUT and cap is None and query.dtype in FUSED_DTYPES:
+        return merge_heads(_fused_attention(query, key, value, mask, scale, bias))
+    scores = tap("scores", attention_scores(query, key, scale, cap, bias))
     weights = tap("weights", attention_weights(scores, mask, hidden))
     return tap("context", merge_heads(weights @ value))
 
 
 def keys_and_values(
-    attention: MultiHeadAttention, memory: Float[Array, "batch keys embed_dim"], tap: Tap = identity
-) -> tuple[Float[Array, "batch heads keys head_dim"], Float[Array, "batch heads keys head_dim"]]:
+    attention: MultiHeadAttention,
+    memory: Float[Array, "batch keys embed_dim"],
+    tap: Tap = identity,
+    at: Places = NOWHERE,
+) -> tuple[Float[Array, "batch key_heads keys head_dim"], Float[Array, "batch key_heads keys head_dim"]]:
     """What there is to look at in `memory`: the key and the value of every head."""
-    heads, projection = attention.config.num_heads, attention.config.projection
+    heads, projection = attention.config.key_value_heads, attention.config.projection
     key = tap("key", project_heads(attention.key, memory, heads, projection))
     value = tap("value", project_heads(attention.value, memory, heads, projection))
-    return key, value
+    return placed(attention, "key", key, at, tap), value
+
+
+def placed(
+    attention: MultiHeadAttention,
+    name: str,
+    x: Float[Array, "batch any_heads length head_dim"],
+    at: Places,
+    tap: Tap,
+) -> Float[Array, "batch any_heads length head_dim"]:
+    """The `query` or `key` as they meet: normalised and turned, where there is such."""
+    if attention.config.query_key_norm:
+        x = tap(f"{name}_norm", getattr(attention, f"{name}_norm")(x))
+    if at.rotation is None:
+        return x
+    return tap(f"{name}_rotated", rotate(x, at.rotation, attention.config.feature_pairs))
 
 
 class MultiHeadAttention(nnx.Module):
-    """`x` looks at `memory` (at itself, in self-attention) with several heads (Vaswani et al. 2017, §3.2.2).
+    """`x` looks at `memory` (at itself, in self-attention, where it stands `at`) with several heads (Vaswani et al.
+    2017, §3.2.2).
 
     With a `cache`, at all that is in it: what `memory` gives is kept there first, at `positions`; None gives nothing.
     """
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
         self.config = config
-        features = config.embed_dim if config.projection == "full" else config.head_dim
-        self.query = nnx.Linear(features, features, use_bias=config.qkv_bias, rngs=rngs)
-        self.key = nnx.Linear(features, features, use_bias=config.qkv_bias, rngs=rngs)
-        self.value = nnx.Linear(features, features, use_bias=config.qkv_bias, rngs=rngs)
-        self.output = nnx.Linear(config.embed_dim, config.embed_dim, use_bias=config.output_bias, rngs=rngs)
+        features, into = (config.attention_dim, config.key_value_heads * config.head_dim), config.embed_dim
+        if config.projection == "shared-per-head":
+            features, into = (config.head_dim, config.head_dim), config.head_dim
+        self.query = nnx.Linear(into, features[0], use_bias=config.qkv_bias, rngs=rngs)
+        self.key = nnx.Linear(into, features[1], use_bias=config.qkv_bias, rngs=rngs)
+        self.value = nnx.Linear(into, features[1], use_bias=config.qkv_bias, rngs=rngs)
+        if config.query_key_norm:
+            self.query_norm, self.key_norm = HeadNorm(config, rngs=rngs), HeadNorm(config, rngs=rngs)
+        self.output = nnx.Linear(config.attention_dim, config.embed_dim, use_bias=config.output_bias, rngs=rngs)
 
     def __call__(
         self,
@@ -141,16 +185,19 @@ class MultiHeadAttention(nnx.Module):
         tap: Tap = identity,
         cache: Cache | None = None,
         positions: Int[Array, "batch queries"] | None = None,
+        at: Places = NOWHERE,
     ) -> Float[Array, "batch queries embed_dim"]:
         query = tap("query", project_heads(self.query, x, self.config.num_heads, self.config.projection))
+        query = placed(self, "query", query, at, tap)
         if memory is None:
             assert cache is not None
             key, value = cache["key"], cache["value"]
         else:
-            key, value = keys_and_values(self, memory, tap)
+            key, value = keys_and_values(self, memory, tap, at)
             if cache is not None:
                 assert positions is not None
                 key, value = remember(cache, key, value, positions)
         scale, hidden = score_scale(self.config), hidden_score(self.config)
-        context = attention(query, key, value, mask, scale=scale, hidden=hidden, tap=tap)
+        cap = self.config.attention_cap
+        context = attention(query, key, value, mask, scale=scale, hidden=hidden, cap=cap, bias=at.bias, tap=tap)
         return tap("output", self.output(context))

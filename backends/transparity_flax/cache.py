@@ -1,7 +1,7 @@
 """The key/value cache: what attention made of the tokens so far, kept for those that follow.
 
 A cache is a dictionary of arrays, replaced in it: `lengths` (batch,), how many tokens each row has so far; `visible`
-(batch, capacity), which of them may be seen; for every decoder layer the `key` and `value` (batch, heads, capacity,
+(batch, capacity), which of them are no padding; for every decoder layer the `key` and `value` (batch, heads, capacity,
 head_dim) of its self-attention and those of its cross-attention, computed once; and the `memory_mask` of the source.
 """
 
@@ -21,7 +21,7 @@ Cache = dict[str, Any]
 
 def empty_cache(config: TransformerConfig, batch: int, capacity: int, dtype: DTypeLike) -> Cache:
     """A cache for `batch` rows of up to `capacity` tokens, with nothing in it."""
-    shape = (batch, config.num_heads, capacity, config.head_dim)
+    shape = (batch, config.key_value_heads, capacity, config.head_dim)
     layers = [
         {"self_attention": {"key": jnp.zeros(shape, dtype), "value": jnp.zeros(shape, dtype)}}
         for _ in range(config.num_decoder_layers)
@@ -37,17 +37,17 @@ def positions_behind(cache: Cache, length: int) -> Int[Array, "batch queries"]:
 def show(
     cache: Cache, visible: Bool[Array, "batch queries"], positions: Int[Array, "batch queries"]
 ) -> Bool[Array, "batch keys"]:
-    """Note whether the tokens at `positions` may be seen; what may be seen of all."""
+    """Note which of the tokens at `positions` are no padding; which of all are not."""
     cache["visible"] = cache["visible"].at[_rows(positions), positions].set(visible)
     return cache["visible"]
 
 
 def remember(
     cache: Cache,
-    key: Float[Array, "batch heads queries head_dim"],
-    value: Float[Array, "batch heads queries head_dim"],
+    key: Float[Array, "batch key_heads queries head_dim"],
+    value: Float[Array, "batch key_heads queries head_dim"],
     positions: Int[Array, "batch queries"],
-) -> tuple[Float[Array, "batch heads keys head_dim"], Float[Array, "batch heads keys head_dim"]]:
+) -> tuple[Float[Array, "batch key_heads keys head_dim"], Float[Array, "batch key_heads keys head_dim"]]:
     """Keep the keys and values of the tokens at `positions`, over whatever stood there; those of all tokens."""
     cache["key"] = cache["key"].at[_rows(positions), :, positions].set(key.swapaxes(1, 2))
     cache["value"] = cache["value"].at[_rows(positions), :, positions].set(value.swapaxes(1, 2))

@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity, scoped
 from transparity_flax.cache import Cache, empty_cache, positions_behind, show
+from transparity_flax.head import head
 from transparity_flax.layers import memory_keys_and_values
 from transparity_flax.masks import cached_mask, padding_mask
 from transparity_flax.parameters import State
@@ -28,7 +29,7 @@ def start(model: Transformer, batch: int, capacity: int, *, source: Int[Array, "
     """A cache for `batch` rows of up to `capacity` tokens. The encoder runs here, and every decoder layer's keys and
     values of what it says are computed here, once."""
     config = model.config
-    cache = empty_cache(config, batch, capacity, model.head.kernel.dtype)
+    cache = empty_cache(config, batch, capacity, model.token_embedding.embedding.dtype)
     if source is not None:
         cache["memory_mask"] = padding_mask(source, config.pad_id)
         memory = model.encoder(source, cache["memory_mask"])
@@ -52,13 +53,14 @@ def step(
     """
     config = model.config
     positions = positions_behind(cache, tokens.shape[1])
+    visible = show(cache, padding_mask(tokens, config.pad_id)[:, 0, 0], positions)
     hides_padding = config.target_mask == "causal-and-padding"
-    visible = padding_mask(tokens, config.pad_id if hides_padding else None)[:, 0, 0]
-    mask = cached_mask(positions, show(cache, visible, positions))
-    memory_mask, scope, layers = cache.get("memory_mask"), scoped(tap, "decoder"), cache["layers"]
-    x = model.decoder(tokens, mask, None, memory_mask, scope, cache=layers, positions=positions)
+    mask = cached_mask(positions, visible if hides_padding else jnp.ones_like(visible))
+    memory_mask, scope, kept = cache.get("memory_mask"), scoped(tap, "decoder"), cache["layers"]
+    beside, table = (None, memory_mask, scope), model.token_embedding
+    x = model.decoder(tokens, mask, *beside, visible=visible, token_embedding=table, cache=kept, positions=positions)
     cache["lengths"] = cache["lengths"] + (tokens.shape[1] if counts is None else counts)
-    return tap("logits", model.head(x))
+    return tap("logits", head(model, x))
 
 
 def cache_for(

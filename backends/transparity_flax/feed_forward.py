@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import jax
 from flax import nnx
 from jax import Array
@@ -10,19 +13,35 @@ from jaxtyping import Float
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity
 
-ACTIVATIONS = {"relu": jax.nn.relu}
+
+def _gelu_quick(x: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
+    """x · σ(1.702 x): `gelu`, roughly (Hendrycks and Gimpel 2016, §2)."""
+    return x * jax.nn.sigmoid(1.702 * x)
+
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "relu": jax.nn.relu,
+    "gelu": partial(jax.nn.gelu, approximate=False),
+    "gelu-tanh": partial(jax.nn.gelu, approximate=True),
+    "gelu-quick": _gelu_quick,
+    "silu": jax.nn.silu,
+}
 
 
 class FeedForward(nnx.Module):
-    """activation(x W₁ᵀ + b₁) W₂ᵀ + b₂ (Vaswani et al. 2017, eq. 2)."""
+    """activation(x W₁ᵀ + b₁) W₂ᵀ + b₂ (Vaswani et al. 2017, eq. 2); gated, (activation(x Gᵀ) · x W₁ᵀ) W₂ᵀ (Shazeer
+    2020)."""
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
         self.activation = ACTIVATIONS[config.activation]
-        self.up = nnx.Linear(config.embed_dim, config.feed_forward_dim, rngs=rngs)
-        self.down = nnx.Linear(config.feed_forward_dim, config.embed_dim, rngs=rngs)
+        wide, bias = config.feed_forward_dim, config.feed_forward_bias
+        self.gate = nnx.Linear(config.embed_dim, wide, use_bias=bias, rngs=rngs) if config.gated else None
+        self.up = nnx.Linear(config.embed_dim, wide, use_bias=bias, rngs=rngs)
+        self.down = nnx.Linear(wide, config.embed_dim, use_bias=bias, rngs=rngs)
 
     def __call__(
         self, x: Float[Array, "batch length embed_dim"], tap: Tap = identity
     ) -> Float[Array, "batch length embed_dim"]:
-        hidden = tap("hidden", self.activation(self.up(x)))
+        up = self.up(x)
+        hidden = tap("hidden", self.activation(self.gate(x)) * up if self.gate is not None else self.activation(up))
         return tap("output", self.down(hidden))

@@ -14,6 +14,7 @@ from transparity_flax.attention import MultiHeadAttention, keys_and_values
 from transparity_flax.cache import Cache
 from transparity_flax.feed_forward import FeedForward
 from transparity_flax.normalization import Norm
+from transparity_flax.positions import NOWHERE, Places
 
 
 def residual(
@@ -21,11 +22,14 @@ def residual(
     norm: Callable[[Array], Array],
     sublayer: Callable[[Array], Array],
     position: NormPosition,
+    post_norm: Callable[[Array], Array],
 ) -> Float[Array, "batch length embed_dim"]:
     """x + sublayer(norm(x)) with the norm before (Xiong et al. 2020), norm(x + sublayer(x)) with it behind (Vaswani
-    et al. 2017, §3.1)."""
+    et al. 2017, §3.1), x + post_norm(sublayer(norm(x))) with two of them (Gemma 2)."""
     if position == "pre":
         return x + sublayer(norm(x))
+    if position == "both":
+        return x + post_norm(sublayer(norm(x)))
     return norm(x + sublayer(x))
 
 
@@ -36,6 +40,9 @@ class EncoderLayer(nnx.Module):
         self.config = config
         self.self_attention = MultiHeadAttention(config, rngs=rngs)
         self.self_attention_norm = Norm(config, rngs=rngs)
+        if config.norm_position == "both":
+            self.self_attention_post_norm = Norm(config, rngs=rngs)
+            self.feed_forward_post_norm = Norm(config, rngs=rngs)
         self.feed_forward = FeedForward(config, rngs=rngs)
         self.feed_forward_norm = Norm(config, rngs=rngs)
 
@@ -44,18 +51,24 @@ class EncoderLayer(nnx.Module):
         x: Float[Array, "batch length embed_dim"],
         mask: Bool[Array, "#batch 1 #length length"],
         tap: Tap = identity,
+        *,
+        at: Places = NOWHERE,
     ) -> Float[Array, "batch length embed_dim"]:
         def normalize(name: str) -> Callable[[Array], Array]:
             return lambda x: tap(name, getattr(self, name)(x, scoped(tap, name)))
 
         def attend_self(x: Array) -> Array:
-            return self.self_attention(x, x, mask, scoped(tap, "self_attention"))
+            return self.self_attention(x, x, mask, scoped(tap, "self_attention"), at=at)
 
         def feed(x: Array) -> Array:
             return self.feed_forward(x, scoped(tap, "feed_forward"))
 
-        x = residual(x, normalize("self_attention_norm"), attend_self, self.config.norm_position)
-        x = residual(x, normalize("feed_forward_norm"), feed, self.config.norm_position)
+        def add(x: Array, name: str, sublayer: Callable[[Array], Array]) -> Array:
+            position, behind = self.config.norm_position, normalize(f"{name}_post_norm")
+            return residual(x, normalize(f"{name}_norm"), sublayer, position, behind)
+
+        x = add(x, "self_attention", attend_self)
+        x = add(x, "feed_forward", feed)
         return tap("output", x)
 
 
@@ -69,9 +82,14 @@ class DecoderLayer(nnx.Module):
         self.config = config
         self.self_attention = MultiHeadAttention(config, rngs=rngs)
         self.self_attention_norm = Norm(config, rngs=rngs)
+        if config.norm_position == "both":
+            self.self_attention_post_norm = Norm(config, rngs=rngs)
+            self.feed_forward_post_norm = Norm(config, rngs=rngs)
         if config.has_encoder:
             self.cross_attention = MultiHeadAttention(config, rngs=rngs)
             self.cross_attention_norm = Norm(config, rngs=rngs)
+            if config.norm_position == "both":
+                self.cross_attention_post_norm = Norm(config, rngs=rngs)
             if config.memory_norm:
                 self.memory_norm = Norm(config, rngs=rngs)
         self.feed_forward = FeedForward(config, rngs=rngs)
@@ -87,6 +105,7 @@ class DecoderLayer(nnx.Module):
         *,
         cache: Cache | None = None,
         positions: Int[Array, "batch queries"] | None = None,
+        at: Places = NOWHERE,
     ) -> Float[Array, "batch queries embed_dim"]:
         cached = cache or {}
 
@@ -95,7 +114,7 @@ class DecoderLayer(nnx.Module):
 
         def attend_self(x: Array) -> Array:
             scope, kept = scoped(tap, "self_attention"), cached.get("self_attention")
-            return self.self_attention(x, x, mask, scope, kept, positions)
+            return self.self_attention(x, x, mask, scope, kept, positions, at)
 
         def attend_memory(x: Array) -> Array:
             assert memory_mask is not None
@@ -106,10 +125,14 @@ class DecoderLayer(nnx.Module):
         def feed(x: Array) -> Array:
             return self.feed_forward(x, scoped(tap, "feed_forward"))
 
-        x = residual(x, normalize("self_attention_norm"), attend_self, self.config.norm_position)
+        def add(x: Array, name: str, sublayer: Callable[[Array], Array]) -> Array:
+            position, behind = self.config.norm_position, normalize(f"{name}_post_norm")
+            return residual(x, normalize(f"{name}_norm"), sublayer, position, behind)
+
+        x = add(x, "self_attention", attend_self)
         if memory is not None or "cross_attention" in cached:
-            x = residual(x, normalize("cross_attention_norm"), attend_memory, self.config.norm_position)
-        x = residual(x, normalize("feed_forward_norm"), feed, self.config.norm_position)
+            x = add(x, "cross_attention", attend_memory)
+        x = add(x, "feed_forward", feed)
         return tap("output", x)
 
 

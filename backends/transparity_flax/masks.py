@@ -9,10 +9,13 @@ from jaxtyping import Bool, Int
 from transparity.config import TargetMask
 
 
-def padding_mask(tokens: Int[Array, "batch keys"], pad_id: int | None) -> Bool[Array, "batch 1 1 keys"]:
-    """Hides padding from every query (documents 000, 002, 003, 004); with no `pad_id`, nothing."""
+def padding_mask(
+    tokens: Int[Array, "batch keys"], pad_id: int | None, attention_mask: Bool[Array, "batch keys"] | None = None
+) -> Bool[Array, "batch 1 1 keys"]:
+    """Hides padding from every query (documents 000, 002, 003, 004): what an `attention_mask` hides if one is given,
+    else `pad_id`; with neither, nothing."""
     visible = tokens != pad_id if pad_id is not None else jnp.ones_like(tokens, dtype=bool)
-    return visible[:, None, None, :]
+    return (visible if attention_mask is None else attention_mask)[:, None, None, :]
 
 
 def causal_mask(length: int) -> Bool[Array, "1 1 queries keys"]:
@@ -21,11 +24,16 @@ def causal_mask(length: int) -> Bool[Array, "1 1 queries keys"]:
 
 
 def target_mask(
-    tokens: Int[Array, "batch keys"], pad_id: int | None, kind: TargetMask
+    tokens: Int[Array, "batch keys"],
+    pad_id: int | None,
+    kind: TargetMask,
+    attention_mask: Bool[Array, "batch keys"] | None = None,
 ) -> Bool[Array, "batch 1 queries keys"] | Bool[Array, "1 1 queries keys"]:
-    """What a decoder's self-attention may see: the past, and with `causal-and-padding` no padding in it (003)."""
+    """What a decoder's self-attention may see: the past, and with `causal-and-padding` (003) or an `attention_mask` no
+    padding in it."""
     causal = causal_mask(tokens.shape[1])
-    return causal & padding_mask(tokens, pad_id) if kind == "causal-and-padding" else causal
+    hides_padding = kind == "causal-and-padding" or attention_mask is not None
+    return causal & padding_mask(tokens, pad_id, attention_mask) if hides_padding else causal
 
 
 def cached_mask(

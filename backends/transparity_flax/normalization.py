@@ -37,6 +37,14 @@ def layer_norm_unbiased(
     return ((wide - mean) / (deviation + eps) * weight + bias).astype(x.dtype)
 
 
+def rms_norm(
+    x: Float[Array, "*batch embed_dim"], weight: Float[Array, " embed_dim"], eps: float
+) -> Float[Array, "*batch embed_dim"]:
+    """x / √(mean of x² + eps) · weight over the features (Zhang and Sennrich 2019, eq. 4)."""
+    wide = widened(x)
+    return (wide / jnp.sqrt((wide * wide).mean(axis=-1, keepdims=True) + eps) * weight).astype(x.dtype)
+
+
 def batch_norm(
     x: Float[Array, "*batch embed_dim"],
     weight: Float[Array, " embed_dim"],
@@ -65,20 +73,40 @@ def running_average(
     return (1 - momentum) * old + momentum * new
 
 
+def gain(config: TransformerConfig, weight: Float[Array, " embed_dim"]) -> Float[Array, " embed_dim"]:
+    """What a norm multiplies by."""
+    return weight if config.norm_gain == "weight" else 1 + weight
+
+
+class HeadNorm(nnx.Module):
+    """The norm of each head's queries or keys (Qwen 3)."""
+
+    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
+        self.config = config
+        self.scale = nnx.Param(jnp.ones(config.head_dim))
+
+    def __call__(self, x: Float[Array, "*batch head_dim"]) -> Float[Array, "*batch head_dim"]:
+        return rms_norm(x, gain(self.config, self.scale[...]), self.config.norm_eps)
+
+
 class Norm(nnx.Module):
     """The norm that `config.norm` names; in training a batch norm taps its new `running_mean` and `running_var`."""
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
         self.config = config
         self.scale = nnx.Param(jnp.ones(config.embed_dim))
-        self.bias = nnx.Param(jnp.zeros(config.embed_dim))
+        if config.norm != "rms":
+            self.bias = nnx.Param(jnp.zeros(config.embed_dim))
         self.use_running_average = True  # what nnx's train() and eval() switch
         if config.norm == "batch":
             self.mean = nnx.BatchStat(jnp.zeros(config.embed_dim))
             self.var = nnx.BatchStat(jnp.ones(config.embed_dim))
 
     def __call__(self, x: Float[Array, "*batch embed_dim"], tap: Tap = identity) -> Float[Array, "*batch embed_dim"]:
-        config, weight, bias = self.config, self.scale[...], self.bias[...]
+        config, weight = self.config, gain(self.config, self.scale[...])
+        if config.norm == "rms":
+            return rms_norm(x, weight, config.norm_eps)
+        bias = self.bias[...]
         if config.norm == "layer":
             return layer_norm(x, weight, bias, config.norm_eps)
         if config.norm == "layer-unbiased":

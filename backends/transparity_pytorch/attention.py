@@ -10,7 +10,10 @@ from torch.nn import functional as F
 from transparity.config import LEAVES_OUT, Projection, TransformerConfig
 from transparity.taps import Tap, identity
 from transparity_pytorch.cache import Cache, remember
+from transparity_pytorch.head import capped
 from transparity_pytorch.masks import causal_mask
+from transparity_pytorch.normalization import HeadNorm
+from transparity_pytorch.positions import NOWHERE, Places, rotate
 
 
 def split_heads(
@@ -39,9 +42,12 @@ def project_heads(
 
 
 def score_scale(config: TransformerConfig) -> float:
-    """What scores are multiplied by: head_dim^−½ (Vaswani et al. 2017, eq. 1) or embed_dim^−½ (001, 002, 004)."""
+    """What scores are multiplied by: head_dim^−½ (Vaswani et al. 2017, eq. 1), embed_dim^−½ (001, 002, 004) or 1 (T5),
+    and `attention_multiplier`."""
+    if config.attention_scale == "none":
+        return config.attention_multiplier
     features = config.head_dim if config.attention_scale == "head_dim" else config.embed_dim
-    return float(features**-0.5)
+    return float(features**-0.5) * config.attention_multiplier
 
 
 def hidden_score(config: TransformerConfig) -> float:
@@ -49,13 +55,24 @@ def hidden_score(config: TransformerConfig) -> float:
     return config.mask_value * score_scale(config) if config.mask_order == "before-scale" else config.mask_value
 
 
+def repeat_heads(
+    x: Float[Tensor, "batch key_heads keys head_dim"], num_heads: int
+) -> Float[Tensor, "batch heads keys head_dim"]:
+    """Each head of keys or values, for all consecutive query heads that share it (Ainslie et al. 2023, §2.2)."""
+    return x if x.shape[1] == num_heads else x.repeat_interleave(num_heads // x.shape[1], dim=1)
+
+
 def attention_scores(
     query: Float[Tensor, "batch heads queries head_dim"],
     key: Float[Tensor, "batch heads keys head_dim"],
     scale: float,
+    cap: float | None = None,
+    bias: Float[Tensor, "#batch heads #queries keys"] | None = None,
 ) -> Float[Tensor, "batch heads queries keys"]:
-    """query · keyᵀ · scale."""
-    return query @ key.transpose(-2, -1) * scale
+    """query · keyᵀ · scale, held below `cap`, plus `bias`."""
+    scores = query @ key.transpose(-2, -1) * scale
+    scores = scores if cap is None else capped(scores, cap)
+    return scores if bias is None else scores + bias
 
 
 def attention_weights(
@@ -76,53 +93,79 @@ def _fused_attention(
     value: Float[Tensor, "batch heads keys head_dim"],
     mask: Bool[Tensor, "#batch 1 #queries keys"],
     scale: float,
+    bias: Float[Tensor, "#batch heads #queries keys"] | None,
 ) -> Float[Tensor, "batch heads queries head_dim"]:
     """One kernel for all of it, which is faster where it is told that nothing is hidden, or nothing but the future.
 
     It would return zeros for a row that sees nothing; with that row's query zeroed and all its keys shown, it weighs
     them alike, as the explicit path does.
     """
+    sees = mask.any(dim=-1, keepdim=True)
+    if bias is not None:
+        shown = bias.masked_fill(~mask, -torch.inf).masked_fill(~sees, 0)
+        return F.scaled_dot_product_attention(query.masked_fill(~sees, 0), key, value, attn_mask=shown, scale=scale)
     # Elsewhere, to look into a mask is to wait for a device; and nothing can be looked into while it is compiled.
     if mask.device.type == "cpu" and not torch.compiler.is_compiling():
         if mask.all():
             return F.scaled_dot_product_attention(query, key, value, scale=scale)
         if mask.shape[2] == key.shape[2] and torch.equal(mask, causal_mask(key.shape[2])):
             return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale)
-    sees = mask.any(dim=-1, keepdim=True)
     query = query.masked_fill(~sees, 0)
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask | ~sees, scale=scale)
 
 
 def attention(
     query: Float[Tensor, "batch heads queries head_dim"],
-    key: Float[Tensor, "batch heads keys head_dim"],
-    value: Float[Tensor, "batch heads keys head_dim"],
+    key: Float[Tensor, "batch key_heads keys head_dim"],
+    value: Float[Tensor, "batch key_heads keys head_dim"],
     mask: Bool[Tensor, "#batch 1 #queries keys"],
     *,
     scale: float,
     hidden: float,
+    cap: float | None = None,
+    bias: Float[Tensor, "#batch heads #queries keys"] | None = None,
     tap: Tap = identity,
-) -> Float[Tensor, "batch queries embed_dim"]:
+) -> Float[Tensor, "batch queries attention_dim"]:
     """softmax(query · keyᵀ · scale) · value, the heads merged (Vaswani et al. 2017, eq. 1)."""
-    if tap is identity and hidden < LEAVES_OUT:
-        return merge_heads(_fused_attention(query, key, value, mask, scale))
-    scores = tap("scores", attention_scores(query, key, scale))
+    key, value = (repeat_heads(x, query.shape[1]) for x in (key, value))
+    if tap is identity and hidden < LEAVES_OUT and cap is None:
+        return merge_heads(_fused_attention(query, key, value, mask, scale, bias))
+    scores = tap("scores", attention_scores(query, key, scale, cap, bias))
     weights = tap("weights", attention_weights(scores, mask, hidden))
     return tap("context", merge_heads(weights @ value))
 
 
 def keys_and_values(
-    attention: MultiHeadAttention, memory: Float[Tensor, "batch keys embed_dim"], tap: Tap = identity
-) -> tuple[Float[Tensor, "batch heads keys head_dim"], Float[Tensor, "batch heads keys head_dim"]]:
+    attention: MultiHeadAttention,
+    memory: Float[Tensor, "batch keys embed_dim"],
+    tap: Tap = identity,
+    at: Places = NOWHERE,
+) -> tuple[Float[Tensor, "batch key_heads keys head_dim"], Float[Tensor, "batch key_heads keys head_dim"]]:
     """What there is to look at in `memory`: the key and the value of every head."""
-    heads, projection = attention.config.num_heads, attention.config.projection
+    heads, projection = attention.config.key_value_heads, attention.config.projection
     key = tap("key", project_heads(attention.key, memory, heads, projection))
     value = tap("value", project_heads(attention.value, memory, heads, projection))
-    return key, value
+    return placed(attention, "key", key, at, tap), value
+
+
+def placed(
+    attention: MultiHeadAttention,
+    name: str,
+    x: Float[Tensor, "batch any_heads length head_dim"],
+    at: Places,
+    tap: Tap,
+) -> Float[Tensor, "batch any_heads length head_dim"]:
+    """The `query` or `key` as they meet: normalised and turned, where there is such."""
+    if attention.config.query_key_norm:
+        x = tap(f"{name}_norm", getattr(attention, f"{name}_norm")(x))
+    if at.rotation is None:
+        return x
+    return tap(f"{name}_rotated", rotate(x, at.rotation, attention.config.feature_pairs))
 
 
 class MultiHeadAttention(nn.Module):
-    """`x` looks at `memory` (at itself, in self-attention) with several heads (Vaswani et al. 2017, §3.2.2).
+    """`x` looks at `memory` (at itself, in self-attention, where it stands `at`) with several heads (Vaswani et al.
+    2017, §3.2.2).
 
     With a `cache`, at all that is in it: what `memory` gives is kept there first, at `positions`; None gives nothing.
     """
@@ -130,11 +173,15 @@ class MultiHeadAttention(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.config = config
-        features = config.embed_dim if config.projection == "full" else config.head_dim
-        self.query = nn.Linear(features, features, bias=config.qkv_bias)
-        self.key = nn.Linear(features, features, bias=config.qkv_bias)
-        self.value = nn.Linear(features, features, bias=config.qkv_bias)
-        self.output = nn.Linear(config.embed_dim, config.embed_dim, bias=config.output_bias)
+        features, into = (config.attention_dim, config.key_value_heads * config.head_dim), config.embed_dim
+        if config.projection == "shared-per-head":
+            features, into = (config.head_dim, config.head_dim), config.head_dim
+        self.query = nn.Linear(into, features[0], bias=config.qkv_bias)
+        self.key = nn.Linear(into, features[1], bias=config.qkv_bias)
+        self.value = nn.Linear(into, features[1], bias=config.qkv_bias)
+        if config.query_key_norm:
+            self.query_norm, self.key_norm = HeadNorm(config), HeadNorm(config)
+        self.output = nn.Linear(config.attention_dim, config.embed_dim, bias=config.output_bias)
 
     def forward(
         self,
@@ -144,16 +191,19 @@ class MultiHeadAttention(nn.Module):
         tap: Tap = identity,
         cache: Cache | None = None,
         positions: Int[Tensor, "batch queries"] | None = None,
+        at: Places = NOWHERE,
     ) -> Float[Tensor, "batch queries embed_dim"]:
         query = tap("query", project_heads(self.query, x, self.config.num_heads, self.config.projection))
+        query = placed(self, "query", query, at, tap)
         if memory is None:
             assert cache is not None
             key, value = cache["key"], cache["value"]
         else:
-            key, value = keys_and_values(self, memory, tap)
+            key, value = keys_and_values(self, memory, tap, at)
             if cache is not None:
                 assert positions is not None
                 key, value = remember(cache, key, value, positions)
         scale, hidden = score_scale(self.config), hidden_score(self.config)
-        context = attention(query, key, value, mask, scale=scale, hidden=hidden, tap=tap)
+        cap = self.config.attention_cap
+        context = attention(query, key, value, mask, scale=scale, hidden=hidden, cap=cap, bias=at.bias, tap=tap)
         return tap("output", self.output(context))

@@ -40,7 +40,7 @@ def beam_search(
     added = torch.zeros(batch, beams, dtype=torch.long, device=device)
     # All beams of a row begin alike: only the first counts, until they differ.
     begin = torch.where(torch.arange(beams, device=device) == 0, 0.0, -torch.inf).expand(batch, beams)
-    score = begin.to(torch.promote_types(model.head.weight.dtype, torch.float32))
+    score = begin.to(torch.promote_types(model.token_embedding.weight.dtype, torch.float32))
     vocabulary = torch.arange(vocab_size, device=device)
     for _ in range(max_new_tokens):
         cache = cache if longest <= config.max_length else None

@@ -1,7 +1,7 @@
 """The key/value cache: what attention made of the tokens so far, kept for those that follow.
 
 A cache is a dictionary of tensors, filled in place: `lengths` (batch,), how many tokens each row has so far; `visible`
-(batch, capacity), which of them may be seen; for every decoder layer the `key` and `value` (batch, heads, capacity,
+(batch, capacity), which of them are no padding; for every decoder layer the `key` and `value` (batch, heads, capacity,
 head_dim) of its self-attention and those of its cross-attention, computed once; and the `memory_mask` of the source.
 """
 
@@ -24,7 +24,7 @@ def empty_cache(
     """A cache for `batch` rows of up to `capacity` tokens, with nothing in it."""
 
     def zeros() -> Tensor:
-        return torch.zeros(batch, config.num_heads, capacity, config.head_dim, dtype=dtype, device=device)
+        return torch.zeros(batch, config.key_value_heads, capacity, config.head_dim, dtype=dtype, device=device)
 
     layers = [{"self_attention": {"key": zeros(), "value": zeros()}} for _ in range(config.num_decoder_layers)]
     lengths = torch.zeros(batch, dtype=torch.long, device=device)
@@ -43,17 +43,17 @@ def positions_behind(cache: Cache, length: int) -> Int[Tensor, "batch queries"]:
 def show(
     cache: Cache, visible: Bool[Tensor, "batch queries"], positions: Int[Tensor, "batch queries"]
 ) -> Bool[Tensor, "batch keys"]:
-    """Note whether the tokens at `positions` may be seen; what may be seen of all."""
+    """Note which of the tokens at `positions` are no padding; which of all are not."""
     cache["visible"][_rows(positions), positions] = visible
     return cache["visible"]
 
 
 def remember(
     cache: Cache,
-    key: Float[Tensor, "batch heads queries head_dim"],
-    value: Float[Tensor, "batch heads queries head_dim"],
+    key: Float[Tensor, "batch key_heads queries head_dim"],
+    value: Float[Tensor, "batch key_heads queries head_dim"],
     positions: Int[Tensor, "batch queries"],
-) -> tuple[Float[Tensor, "batch heads keys head_dim"], Float[Tensor, "batch heads keys head_dim"]]:
+) -> tuple[Float[Tensor, "batch key_heads keys head_dim"], Float[Tensor, "batch key_heads keys head_dim"]]:
     """Keep the keys and values of the tokens at `positions`, over whatever stood there; those of all tokens."""
     cache["key"][_rows(positions), :, positions] = key.transpose(1, 2)
     cache["value"][_rows(positions), :, positions] = value.transpose(1, 2)

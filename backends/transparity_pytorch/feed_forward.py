@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -9,20 +12,36 @@ from torch.nn import functional as F
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity
 
-ACTIVATIONS = {"relu": F.relu}
+
+def _gelu_quick(x: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
+    """x · σ(1.702 x): `gelu`, roughly (Hendrycks and Gimpel 2016, §2)."""
+    return x * (1.702 * x).sigmoid()
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu-tanh": partial(F.gelu, approximate="tanh"),
+    "gelu-quick": _gelu_quick,
+    "silu": F.silu,
+}
 
 
 class FeedForward(nn.Module):
-    """activation(x W₁ᵀ + b₁) W₂ᵀ + b₂ (Vaswani et al. 2017, eq. 2)."""
+    """activation(x W₁ᵀ + b₁) W₂ᵀ + b₂ (Vaswani et al. 2017, eq. 2); gated, (activation(x Gᵀ) · x W₁ᵀ) W₂ᵀ (Shazeer
+    2020)."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.activation = ACTIVATIONS[config.activation]
-        self.up = nn.Linear(config.embed_dim, config.feed_forward_dim)
-        self.down = nn.Linear(config.feed_forward_dim, config.embed_dim)
+        wide, bias = config.feed_forward_dim, config.feed_forward_bias
+        self.gate = nn.Linear(config.embed_dim, wide, bias=bias) if config.gated else None
+        self.up = nn.Linear(config.embed_dim, wide, bias=bias)
+        self.down = nn.Linear(wide, config.embed_dim, bias=bias)
 
     def forward(
         self, x: Float[Tensor, "batch length embed_dim"], tap: Tap = identity
     ) -> Float[Tensor, "batch length embed_dim"]:
-        hidden = tap("hidden", self.activation(self.up(x)))
+        up = self.up(x)
+        hidden = tap("hidden", self.activation(self.gate(x)) * up if self.gate is not None else self.activation(up))
         return tap("output", self.down(hidden))

@@ -13,6 +13,7 @@ from transparity_pytorch.attention import MultiHeadAttention, keys_and_values
 from transparity_pytorch.cache import Cache
 from transparity_pytorch.feed_forward import FeedForward
 from transparity_pytorch.normalization import Norm
+from transparity_pytorch.positions import NOWHERE, Places
 
 
 def residual(
@@ -20,11 +21,14 @@ def residual(
     norm: Callable[[Tensor], Tensor],
     sublayer: Callable[[Tensor], Tensor],
     position: NormPosition,
+    post_norm: Callable[[Tensor], Tensor],
 ) -> Float[Tensor, "batch length embed_dim"]:
     """x + sublayer(norm(x)) with the norm before (Xiong et al. 2020), norm(x + sublayer(x)) with it behind (Vaswani
-    et al. 2017, §3.1)."""
+    et al. 2017, §3.1), x + post_norm(sublayer(norm(x))) with two of them (Gemma 2)."""
     if position == "pre":
         return x + sublayer(norm(x))
+    if position == "both":
+        return x + post_norm(sublayer(norm(x)))
     return norm(x + sublayer(x))
 
 
@@ -36,6 +40,8 @@ class EncoderLayer(nn.Module):
         self.config = config
         self.self_attention = MultiHeadAttention(config)
         self.self_attention_norm = Norm(config)
+        if config.norm_position == "both":
+            self.self_attention_post_norm, self.feed_forward_post_norm = Norm(config), Norm(config)
         self.feed_forward = FeedForward(config)
         self.feed_forward_norm = Norm(config)
 
@@ -44,18 +50,24 @@ class EncoderLayer(nn.Module):
         x: Float[Tensor, "batch length embed_dim"],
         mask: Bool[Tensor, "#batch 1 #length length"],
         tap: Tap = identity,
+        *,
+        at: Places = NOWHERE,
     ) -> Float[Tensor, "batch length embed_dim"]:
         def normalize(name: str) -> Callable[[Tensor], Tensor]:
             return lambda x: tap(name, getattr(self, name)(x, scoped(tap, name)))
 
         def attend_self(x: Tensor) -> Tensor:
-            return self.self_attention(x, x, mask, scoped(tap, "self_attention"))
+            return self.self_attention(x, x, mask, scoped(tap, "self_attention"), at=at)
 
         def feed(x: Tensor) -> Tensor:
             return self.feed_forward(x, scoped(tap, "feed_forward"))
 
-        x = residual(x, normalize("self_attention_norm"), attend_self, self.config.norm_position)
-        x = residual(x, normalize("feed_forward_norm"), feed, self.config.norm_position)
+        def add(x: Tensor, name: str, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+            position, behind = self.config.norm_position, normalize(f"{name}_post_norm")
+            return residual(x, normalize(f"{name}_norm"), sublayer, position, behind)
+
+        x = add(x, "self_attention", attend_self)
+        x = add(x, "feed_forward", feed)
         return tap("output", x)
 
 
@@ -70,9 +82,13 @@ class DecoderLayer(nn.Module):
         self.config = config
         self.self_attention = MultiHeadAttention(config)
         self.self_attention_norm = Norm(config)
+        if config.norm_position == "both":
+            self.self_attention_post_norm, self.feed_forward_post_norm = Norm(config), Norm(config)
         if config.has_encoder:
             self.cross_attention = MultiHeadAttention(config)
             self.cross_attention_norm = Norm(config)
+            if config.norm_position == "both":
+                self.cross_attention_post_norm = Norm(config)
             if config.memory_norm:
                 self.memory_norm = Norm(config)
         self.feed_forward = FeedForward(config)
@@ -88,6 +104,7 @@ class DecoderLayer(nn.Module):
         *,
         cache: Cache | None = None,
         positions: Int[Tensor, "batch queries"] | None = None,
+        at: Places = NOWHERE,
     ) -> Float[Tensor, "batch queries embed_dim"]:
         cached = cache or {}
 
@@ -96,7 +113,7 @@ class DecoderLayer(nn.Module):
 
         def attend_self(x: Tensor) -> Tensor:
             scope, kept = scoped(tap, "self_attention"), cached.get("self_attention")
-            return self.self_attention(x, x, mask, scope, kept, positions)
+            return self.self_attention(x, x, mask, scope, kept, positions, at)
 
         def attend_memory(x: Tensor) -> Tensor:
             assert memory_mask is not None
@@ -107,10 +124,14 @@ class DecoderLayer(nn.Module):
         def feed(x: Tensor) -> Tensor:
             return self.feed_forward(x, scoped(tap, "feed_forward"))
 
-        x = residual(x, normalize("self_attention_norm"), attend_self, self.config.norm_position)
+        def add(x: Tensor, name: str, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+            position, behind = self.config.norm_position, normalize(f"{name}_post_norm")
+            return residual(x, normalize(f"{name}_norm"), sublayer, position, behind)
+
+        x = add(x, "self_attention", attend_self)
         if memory is not None or "cross_attention" in cached:
-            x = residual(x, normalize("cross_attention_norm"), attend_memory, self.config.norm_position)
-        x = residual(x, normalize("feed_forward_norm"), feed, self.config.norm_position)
+            x = add(x, "cross_attention", attend_memory)
+        x = add(x, "feed_forward", feed)
         return tap("output", x)
 
 

@@ -9,10 +9,13 @@ from torch import Tensor
 from transparity.config import TargetMask
 
 
-def padding_mask(tokens: Int[Tensor, "batch keys"], pad_id: int | None) -> Bool[Tensor, "batch 1 1 keys"]:
-    """Hides padding from every query (documents 000, 002, 003, 004); with no `pad_id`, nothing."""
+def padding_mask(
+    tokens: Int[Tensor, "batch keys"], pad_id: int | None, attention_mask: Bool[Tensor, "batch keys"] | None = None
+) -> Bool[Tensor, "batch 1 1 keys"]:
+    """Hides padding from every query (documents 000, 002, 003, 004): what an `attention_mask` hides if one is given,
+    else `pad_id`; with neither, nothing."""
     visible = tokens != pad_id if pad_id is not None else torch.ones_like(tokens, dtype=torch.bool)
-    return visible[:, None, None, :]
+    return (visible if attention_mask is None else attention_mask)[:, None, None, :]
 
 
 def causal_mask(length: int, device: torch.device | str | None = None) -> Bool[Tensor, "1 1 queries keys"]:
@@ -21,11 +24,16 @@ def causal_mask(length: int, device: torch.device | str | None = None) -> Bool[T
 
 
 def target_mask(
-    tokens: Int[Tensor, "batch keys"], pad_id: int | None, kind: TargetMask
+    tokens: Int[Tensor, "batch keys"],
+    pad_id: int | None,
+    kind: TargetMask,
+    attention_mask: Bool[Tensor, "batch keys"] | None = None,
 ) -> Bool[Tensor, "batch 1 queries keys"] | Bool[Tensor, "1 1 queries keys"]:
-    """What a decoder's self-attention may see: the past, and with `causal-and-padding` no padding in it (003)."""
+    """What a decoder's self-attention may see: the past, and with `causal-and-padding` (003) or an `attention_mask` no
+    padding in it."""
     causal = causal_mask(tokens.shape[1], tokens.device)
-    return causal & padding_mask(tokens, pad_id) if kind == "causal-and-padding" else causal
+    hides_padding = kind == "causal-and-padding" or attention_mask is not None
+    return causal & padding_mask(tokens, pad_id, attention_mask) if hides_padding else causal
 
 
 def cached_mask(

@@ -32,6 +32,13 @@ def layer_norm_unbiased(
     return (x - mean) / (deviation + eps) * weight + bias
 
 
+def rms_norm(
+    x: Float[Tensor, "*batch embed_dim"], weight: Float[Tensor, " embed_dim"], eps: float
+) -> Float[Tensor, "*batch embed_dim"]:
+    """x / √(mean of x² + eps) · weight over the features (Zhang and Sennrich 2019, eq. 4)."""
+    return F.rms_norm(x, weight.shape, weight, eps)
+
+
 def batch_norm(
     x: Float[Tensor, "*batch embed_dim"],
     weight: Float[Tensor, " embed_dim"],
@@ -60,6 +67,23 @@ def running_average(
     return torch.lerp(old, new, momentum)
 
 
+def gain(config: TransformerConfig, weight: Float[Tensor, " embed_dim"]) -> Float[Tensor, " embed_dim"]:
+    """What a norm multiplies by."""
+    return weight if config.norm_gain == "weight" else 1 + weight
+
+
+class HeadNorm(nn.Module):
+    """The norm of each head's queries or keys (Qwen 3)."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.weight = nn.Parameter(torch.ones(config.head_dim))
+
+    def forward(self, x: Float[Tensor, "*batch head_dim"]) -> Float[Tensor, "*batch head_dim"]:
+        return rms_norm(x, gain(self.config, self.weight), self.config.norm_eps)
+
+
 class Norm(nn.Module):
     """The norm that `config.norm` names; in training a batch norm taps its new `running_mean` and `running_var`."""
 
@@ -67,7 +91,8 @@ class Norm(nn.Module):
         super().__init__()
         self.config = config
         self.weight = nn.Parameter(torch.ones(config.embed_dim))
-        self.bias = nn.Parameter(torch.zeros(config.embed_dim))
+        if config.norm != "rms":
+            self.bias = nn.Parameter(torch.zeros(config.embed_dim))
         self.running_mean: Tensor
         self.running_var: Tensor
         if config.norm == "batch":
@@ -75,11 +100,13 @@ class Norm(nn.Module):
             self.register_buffer("running_var", torch.ones(config.embed_dim))
 
     def forward(self, x: Float[Tensor, "*batch embed_dim"], tap: Tap = identity) -> Float[Tensor, "*batch embed_dim"]:
-        config = self.config
+        config, weight = self.config, gain(self.config, self.weight)
+        if config.norm == "rms":
+            return rms_norm(x, weight, config.norm_eps)
         if config.norm == "layer":
-            return layer_norm(x, self.weight, self.bias, config.norm_eps)
+            return layer_norm(x, weight, self.bias, config.norm_eps)
         if config.norm == "layer-unbiased":
-            return layer_norm_unbiased(x, self.weight, self.bias, config.norm_eps)
+            return layer_norm_unbiased(x, weight, self.bias, config.norm_eps)
         mean, variance = self.running_mean, self.running_var
         if self.training:
             mean, variance = batch_statistics(x)
@@ -88,4 +115,4 @@ class Norm(nn.Module):
                 self.running_var.copy_(running_average(self.running_var, variance, config.norm_momentum))
             tap("running_mean", self.running_mean)
             tap("running_var", self.running_var)
-        return batch_norm(x, self.weight, self.bias, mean, variance, config.norm_eps)
+        return batch_norm(x, weight, self.bias, mean, variance, config.norm_eps)

@@ -11,12 +11,23 @@ from torch import nn
 
 def load(model: nn.Module, parameters: Mapping[str, np.ndarray]) -> None:
     """Copy `parameters` into `model`, in the model's dtype and on its device."""
-    model.load_state_dict({name: torch.tensor(np.asarray(value)) for name, value in parameters.items()})
+    firsts = {id(value): name for name, value in own(model).items()}
+    tied = {name: firsts[id(value)] for name, value in model.state_dict(keep_vars=True).items()}
+    left = set(parameters) - set(firsts.values())
+    assert not left, left
+    model.load_state_dict({name: torch.tensor(np.asarray(parameters[first])) for name, first in tied.items()})
 
 
 def dump(model: nn.Module) -> dict[str, np.ndarray]:
     """The parameters of `model` under the specification's names, as NumPy arrays."""
-    return {name: to_numpy(value) for name, value in model.state_dict().items()}
+    return {name: to_numpy(value) for name, value in own(model).items()}
+
+
+def own(model: nn.Module) -> dict[str, torch.Tensor]:
+    """What `model` holds; what is tied, under the first of its names alone."""
+    state = model.state_dict(keep_vars=True)
+    firsts = {id(value): name for name, value in reversed(state.items())}
+    return {name: value for name, value in state.items() if firsts[id(value)] == name}
 
 
 def to_numpy(value: torch.Tensor) -> np.ndarray:

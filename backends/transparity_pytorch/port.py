@@ -64,7 +64,7 @@ class PytorchForward:
     @functools.cached_property
     def fastest(self) -> Transformer:
         """The model for all that needs no gradients and is not looked into; the compiler packs what it compiles."""
-        packs = self.mode == "eager" and can_be_packed(self.model.head.weight.dtype, self.device)
+        packs = self.mode == "eager" and can_be_packed(self.model.token_embedding.weight.dtype, self.device)
         fastest = packed(self.model) if packs else self.model
         assert isinstance(fastest, Transformer)
         return fastest

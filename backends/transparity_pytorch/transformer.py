@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
@@ -9,9 +10,11 @@ from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity, scoped
 from transparity_pytorch.cache import Cache
 from transparity_pytorch.embeddings import embed
+from transparity_pytorch.head import head
 from transparity_pytorch.layers import DecoderLayer, EncoderLayer
 from transparity_pytorch.masks import padding_mask, target_mask
 from transparity_pytorch.normalization import Norm
+from transparity_pytorch.positions import places, window_mask
 
 
 class Encoder(nn.Module):
@@ -21,24 +24,37 @@ class Encoder(nn.Module):
         super().__init__()
         self.config = config
         self.token_embedding = nn.Embedding(config.stack_vocab_size("encoder"), config.embed_dim)
-        learned = config.positions == "learned"
-        self.position_embedding = nn.Embedding(config.max_length, config.embed_dim) if learned else None
+        self.token_type_embedding, self.position_embedding, self.embedding_norm, self.relative_bias = _beside(config)
         self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_encoder_layers))
         self.final_norm = Norm(config) if config.final_norm else None
 
     def forward(
-        self, tokens: Int[Tensor, "batch length"], mask: Bool[Tensor, "batch 1 1 length"], tap: Tap = identity
+        self,
+        tokens: Int[Tensor, "batch length"],
+        mask: Bool[Tensor, "batch 1 1 length"],
+        tap: Tap = identity,
+        *,
+        token_types: Int[Tensor, "batch length"] | None = None,
     ) -> Float[Tensor, "batch length embed_dim"]:
-        x = tap("embedding", embed(self.config, self.token_embedding, self.position_embedding, tokens))
+        config, tables = self.config, (self.token_embedding, self.position_embedding, self.token_type_embedding)
+        x = tap("embedding", embed(config, *tables, tokens, mask[:, 0, 0], token_types=token_types))
+        if self.embedding_norm is not None:
+            x = tap("embedding_norm", self.embedding_norm(x, scoped(tap, "embedding_norm")))
+        positions = torch.arange(tokens.shape[1], device=tokens.device)[None]
+        distances = positions[:, None] - positions[..., None]
+        at = places(config, self.relative_bias, positions, distances, x.dtype, both=True)
         for i, layer in enumerate(self.layers):
-            x = layer(x, mask, scoped(tap, f"layers.{i}"))
+            window = config.layer_window(i)
+            seen = mask if window is None else mask & window_mask(distances, window)
+            x = layer(x, seen, scoped(tap, f"layers.{i}"), at=at)
         if self.final_norm is not None:
             x = self.final_norm(x, scoped(tap, "final_norm"))
         return tap("output", x)
 
 
 class Decoder(nn.Module):
-    """The embedded tokens through every decoder layer, each looking at `memory` if there is one.
+    """The embedded tokens through every decoder layer, each looking at `memory` if there is one; positions may count
+    what is `visible` alone.
 
     With a `cache`, one for each layer, `tokens` stand at `positions`, behind those in it.
     """
@@ -46,9 +62,10 @@ class Decoder(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.config = config
-        self.token_embedding = nn.Embedding(config.stack_vocab_size("decoder"), config.embed_dim)
-        learned = config.positions == "learned"
-        self.position_embedding = nn.Embedding(config.max_length, config.embed_dim) if learned else None
+        # An embedding that is shared is the encoder's, and is given.
+        vocab_size, own = config.stack_vocab_size("decoder"), not config.shared_embedding
+        self.token_embedding = nn.Embedding(vocab_size, config.embed_dim) if own else None
+        self.token_type_embedding, self.position_embedding, self.embedding_norm, self.relative_bias = _beside(config)
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_decoder_layers))
         self.final_norm = Norm(config) if config.final_norm else None
 
@@ -60,20 +77,31 @@ class Decoder(nn.Module):
         memory_mask: Bool[Tensor, "batch 1 1 memory"] | None = None,
         tap: Tap = identity,
         *,
+        visible: Bool[Tensor, "batch keys"],
+        token_embedding: nn.Embedding,
+        token_types: Int[Tensor, "batch queries"] | None = None,
         cache: list[Cache] | None = None,
         positions: Int[Tensor, "batch queries"] | None = None,
     ) -> Float[Tensor, "batch queries embed_dim"]:
-        x = tap("embedding", embed(self.config, self.token_embedding, self.position_embedding, tokens, positions))
+        config, tables = self.config, (token_embedding, self.position_embedding, self.token_type_embedding)
+        x = tap("embedding", embed(config, *tables, tokens, visible, positions, token_types))
+        if self.embedding_norm is not None:
+            x = tap("embedding_norm", self.embedding_norm(x, scoped(tap, "embedding_norm")))
+        standing = torch.arange(tokens.shape[1], device=tokens.device)[None] if positions is None else positions
+        distances = torch.arange(visible.shape[1], device=tokens.device) - standing[..., None]
+        at = places(config, self.relative_bias, standing, distances, x.dtype, both=False)
         for i, layer in enumerate(self.layers):
-            scope, kept = scoped(tap, f"layers.{i}"), cache[i] if cache else None
-            x = layer(x, mask, memory, memory_mask, scope, cache=kept, positions=positions)
+            scope, kept, window = scoped(tap, f"layers.{i}"), cache[i] if cache else None, config.layer_window(i)
+            seen = mask if window is None else mask & window_mask(distances, window)
+            x = layer(x, seen, memory, memory_mask, scope, cache=kept, positions=positions, at=at)
         if self.final_norm is not None:
             x = self.final_norm(x, scoped(tap, "final_norm"))
         return tap("output", x)
 
 
 class Transformer(nn.Module):
-    """The logits of the next token: of `target` given `source`, or of `tokens` for a lone stack."""
+    """The logits of the next token: of `target` given `source`, or of `tokens` for a lone stack; or what else
+    `config.head` names. An `attention_mask` is of the source, or of the tokens."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -82,7 +110,19 @@ class Transformer(nn.Module):
             self.encoder = Encoder(config)
         if config.has_decoder:
             self.decoder = Decoder(config)
-        self.head = nn.Linear(config.embed_dim, config.vocab_size)
+        if config.head == "pooled":
+            self.pooler = nn.Linear(config.embed_dim, config.embed_dim)
+        if config.head == "logits":
+            self.head = nn.Linear(config.embed_dim, config.vocab_size, bias=config.head_bias)
+        if config.head == "logits" and config.tied_head:
+            self.head.weight = self.token_embedding.weight
+
+    @property
+    def token_embedding(self) -> nn.Embedding:
+        """The table of the last stack's tokens."""
+        stack = self.decoder if self.config.has_decoder and not self.config.shared_embedding else self.encoder
+        assert stack.token_embedding is not None
+        return stack.token_embedding
 
     def forward(
         self,
@@ -90,21 +130,43 @@ class Transformer(nn.Module):
         source: Int[Tensor, "batch keys"] | None = None,
         target: Int[Tensor, "batch queries"] | None = None,
         tokens: Int[Tensor, "batch length"] | None = None,
+        attention_mask: Bool[Tensor, "batch keys"] | None = None,
+        token_types: Int[Tensor, "batch length"] | None = None,
         tap: Tap = identity,
-    ) -> Float[Tensor, "batch length vocab"]:
+    ) -> (
+        Float[Tensor, "batch length vocab"] | Float[Tensor, "batch length embed_dim"] | Float[Tensor, "batch embed_dim"]
+    ):
         config = self.config
         if config.architecture == "encoder-decoder":
             assert source is not None and target is not None
-            source_mask = padding_mask(source, config.pad_id)
+            source_mask = padding_mask(source, config.pad_id, attention_mask)
             memory = self.encoder(source, source_mask, scoped(tap, "encoder"))
             mask = target_mask(target, config.pad_id, config.target_mask)
-            x = self.decoder(target, mask, memory, source_mask, scoped(tap, "decoder"))
+            visible, scope = padding_mask(target, config.pad_id)[:, 0, 0], scoped(tap, "decoder")
+            table = self.token_embedding
+            x = self.decoder(target, mask, memory, source_mask, scope, visible=visible, token_embedding=table)
         elif config.architecture == "encoder":
             assert tokens is not None
-            mask = padding_mask(tokens, config.pad_id)
-            x = self.encoder(tokens, mask, scoped(tap, "encoder"))
+            mask = padding_mask(tokens, config.pad_id, attention_mask)
+            x = self.encoder(tokens, mask, scoped(tap, "encoder"), token_types=token_types)
         else:
             assert tokens is not None
-            mask = target_mask(tokens, config.pad_id, config.target_mask)
-            x = self.decoder(tokens, mask, tap=scoped(tap, "decoder"))
-        return tap("logits", self.head(x))
+            mask = target_mask(tokens, config.pad_id, config.target_mask, attention_mask)
+            visible, scope = padding_mask(tokens, config.pad_id, attention_mask)[:, 0, 0], scoped(tap, "decoder")
+            table = self.token_embedding
+            x = self.decoder(tokens, mask, tap=scope, visible=visible, token_embedding=table, token_types=token_types)
+        return tap("logits", head(self, x))
+
+
+def _beside(
+    config: TransformerConfig,
+) -> tuple[nn.Embedding | None, nn.Embedding | None, Norm | None, nn.Embedding | None]:
+    """What there may be of the embeddings beside the tokens' own: types, positions and a norm; and of distances."""
+    types, rows = config.num_token_types, config.num_positions
+    learned, relative = config.positions == "learned", config.positions == "relative"
+    return (
+        nn.Embedding(types, config.embed_dim) if types else None,
+        nn.Embedding(rows, config.embed_dim) if learned else None,
+        Norm(config) if config.embedding_norm else None,
+        nn.Embedding(config.relative_buckets, config.num_heads) if relative else None,
+    )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -67,7 +68,9 @@ def probe_parameters(config: TransformerConfig, seed: int = 0, embedding: float 
         if name.endswith("running_var"):
             value = np.exp(value * WEIGHT_SPREAD)
         elif name.endswith("norm.weight"):
-            value = 1 + WEIGHT_SPREAD * value
+            value = (config.norm_gain == "weight") + WEIGHT_SPREAD * value
+        elif name.endswith("relative_bias.weight"):
+            pass  # added to scores, which spread as much
         elif name.endswith(("bias", "running_mean")):
             value = WEIGHT_SPREAD * value * (1 if "norm" in name else min(1, embedding))
         elif name.endswith("token_embedding.weight") and config.embedding_scale == "embed_dim":
@@ -90,8 +93,9 @@ def _gain(config: TransformerConfig, name: str) -> float:
     """For inputs of spread 1, query · key has the spread gain² · √head_dim before the scale: this makes it 2 behind."""
     if not name.endswith(("query.weight", "key.weight")):
         return 1.0
-    scaled_by = config.head_dim if config.attention_scale == "head_dim" else config.embed_dim
-    return float((SCORE_SPREAD * (scaled_by / config.head_dim) ** 0.5) ** 0.5)
+    scaled_by = {"head_dim": config.head_dim, "embed_dim": config.embed_dim, "none": 1}[config.attention_scale]
+    spread = SCORE_SPREAD / config.attention_multiplier
+    return float((spread * (scaled_by / config.head_dim) ** 0.5) ** 0.5)
 
 
 ROWS = (
@@ -124,7 +128,22 @@ def mixed_inputs(config: TransformerConfig, seed: int = 0, source: int = SOURCE,
         if name != "target":
             tokens[5] = pad
         inputs[name] = tokens[:, :length]
-    return inputs
+    return inputs | inputs_beside(config, inputs, random)
+
+
+def inputs_beside(config: TransformerConfig, inputs: Arrays, random: np.random.Generator) -> Arrays:
+    """What else `config` is given. An attention mask hides padding, and one token that is none; it shows padding, too,
+    in a row that has it inside."""
+    tokens = inputs[config.input_names[0]]
+    beside = {}
+    if "attention_mask" in config.inputs_beside:
+        mask = tokens != (0 if config.pad_id is None else config.pad_id)
+        mask[0, mask.shape[1] // 2] = mask.shape[1] == 1
+        mask[3 % len(mask)] = True
+        beside["attention_mask"] = mask.astype(np.int64)
+    if config.num_token_types:
+        beside["token_types"] = random.integers(0, config.num_token_types, tokens.shape)
+    return beside
 
 
 TEXT_TOKENS = 31
@@ -165,8 +184,12 @@ def probes_of(config: TransformerConfig, case: str) -> dict[str, Probe]:
             made.append(("longest", "max_length", config, ordinary, mixed_inputs(config, 2, longest, longest)))
         if min(config.stack_vocab_size(config.input_stack(name)) for name in config.input_names) >= TEXT_TOKENS:
             text = text_inputs(config, source, target)
+            text |= inputs_beside(config, text, np.random.default_rng(0))
             made.insert(1, ("text", "real text, as people feed it", config, ordinary, text))
-        square = dataclasses.replace(config, embed_dim=16, num_heads=4, feed_forward_dim=16)
+        shared = {config.num_heads: None, 1: 1}.get(config.key_value_heads, 2)
+        heads: dict[str, Any] = {"num_heads": 4, "num_key_value_heads": shared, "attention_head_dim": None}
+        turned = None if config.rotary_dim is None else 2
+        square = dataclasses.replace(config, embed_dim=16, feed_forward_dim=16, rotary_dim=turned, **heads)
         inputs = mixed_inputs(square, 0, source, target)
         purpose = "every weight square: a transposed one fits"
         made.append(("square", purpose, square, probe_parameters(square, 5), inputs))

@@ -89,7 +89,8 @@ class Start:
             if self.skips(name):
                 stack, skipped = ("encoder", self.encoder) if name.startswith("encoder") else ("decoder", self.decoder)
                 behind = f"{stack}.layers.{skipped - 1}.output"
-                return self.given.get(behind, value) if name == f"{stack}.embedding" else value
+                enters = "embedding_norm" if self.config.embedding_norm else "embedding"
+                return self.given.get(behind, value) if name == f"{stack}.{enters}" else value
             return tap(name, value)
 
         return renamed
@@ -110,7 +111,10 @@ def start_at(config: TransformerConfig, given: Mapping[str, Any], earliest: Dept
     if stack == 1 and config.has_encoder and "encoder.output" not in given:
         stack, layer = 0, config.num_encoder_layers
     name = ("encoder", "decoder")[stack]
-    skipped = next((i for i in range(layer, 0, -1) if f"{name}.layers.{i - 1}.output" in given), 0)
+    # Where layers differ by their number, what is left has to begin as the whole does.
+    period = config.full_attention_every or 1
+    known = (i for i in range(layer, 0, -1) if i % period == 0 and f"{name}.layers.{i - 1}.output" in given)
+    skipped = next(known, 0)
     if stack == 0:
         return Start(config, given, encoder=skipped)
     whole = config.has_encoder

@@ -12,6 +12,9 @@ from numpy import ndarray as Array
 from transparity.cache import Cache, remember
 from transparity.config import LEAVES_OUT, Projection, TransformerConfig
 from transparity.functional import linear, softmax
+from transparity.head import capped
+from transparity.normalization import head_norm
+from transparity.positions import NOWHERE, Places, rotate
 from transparity.taps import Tap, identity
 
 BLOCK = 128
@@ -46,9 +49,12 @@ def project_heads(
 
 
 def score_scale(config: TransformerConfig) -> float:
-    """What scores are multiplied by: head_dim^−½ (Vaswani et al. 2017, eq. 1) or embed_dim^−½ (001, 002, 004)."""
+    """What scores are multiplied by: head_dim^−½ (Vaswani et al. 2017, eq. 1), embed_dim^−½ (001, 002, 004) or 1 (T5),
+    and `attention_multiplier`."""
+    if config.attention_scale == "none":
+        return config.attention_multiplier
     features = config.head_dim if config.attention_scale == "head_dim" else config.embed_dim
-    return float(features**-0.5)
+    return float(features**-0.5) * config.attention_multiplier
 
 
 def hidden_score(config: TransformerConfig) -> float:
@@ -56,14 +62,25 @@ def hidden_score(config: TransformerConfig) -> float:
     return config.mask_value * score_scale(config) if config.mask_order == "before-scale" else config.mask_value
 
 
+def repeat_heads(
+    x: Inexact[Array, "batch key_heads keys head_dim"], num_heads: int
+) -> Inexact[Array, "batch heads keys head_dim"]:
+    """Each head of keys or values, for all consecutive query heads that share it (Ainslie et al. 2023, §2.2)."""
+    return x if x.shape[1] == num_heads else x.repeat(num_heads // x.shape[1], axis=1)
+
+
 def attention_scores(
     query: Inexact[Array, "batch heads queries head_dim"],
     key: Inexact[Array, "batch heads keys head_dim"],
     scale: float,
+    cap: float | None = None,
+    bias: Inexact[Array, "#batch heads #queries keys"] | None = None,
 ) -> Inexact[Array, "batch heads queries keys"]:
-    """query · keyᵀ · scale."""
+    """query · keyᵀ · scale, held below `cap`, plus `bias`."""
     scores = query @ key.swapaxes(-2, -1)
-    return np.multiply(scores, query.dtype.type(scale), out=scores)
+    scores = np.multiply(scores, query.dtype.type(scale), out=scores)
+    scores = scores if cap is None else capped(scores, cap)
+    return scores if bias is None else scores + bias
 
 
 def attention_weights(
@@ -85,6 +102,8 @@ def _fused_attention(
     mask: Bool[Array, "#batch 1 #queries keys"],
     scale: float,
     hidden: float,
+    cap: float | None,
+    bias: Inexact[Array, "#batch heads #queries keys"] | None,
 ) -> Inexact[Array, "batch heads queries head_dim"]:
     """A block of queries at a time, without the keys behind the last that they see. A row that sees nothing weighs all
     keys alike, as in the explicit path, so a block with such a row leaves none out."""
@@ -93,25 +112,29 @@ def _fused_attention(
         queries = slice(begin, begin + BLOCK)
         seen = mask[:, :, queries] if mask.shape[2] > 1 else mask
         visible = np.flatnonzero(seen.any(axis=(0, 1, 2)))[-1] + 1 if seen.any(axis=-1).all() else seen.shape[-1]
-        scores = attention_scores(query[:, :, queries], key[:, :, :visible], scale)
+        near = None if bias is None else bias[:, :, queries, :visible]
+        scores = attention_scores(query[:, :, queries], key[:, :, :visible], scale, cap, near)
         blocks.append(attention_weights(scores, seen[..., :visible], hidden) @ value[:, :, :visible])
     return np.concatenate(blocks, axis=2)
 
 
 def attention(
     query: Inexact[Array, "batch heads queries head_dim"],
-    key: Inexact[Array, "batch heads keys head_dim"],
-    value: Inexact[Array, "batch heads keys head_dim"],
+    key: Inexact[Array, "batch key_heads keys head_dim"],
+    value: Inexact[Array, "batch key_heads keys head_dim"],
     mask: Bool[Array, "#batch 1 #queries keys"],
     *,
     scale: float,
     hidden: float,
+    cap: float | None = None,
+    bias: Inexact[Array, "#batch heads #queries keys"] | None = None,
     tap: Tap = identity,
-) -> Inexact[Array, "batch queries embed_dim"]:
+) -> Inexact[Array, "batch queries attention_dim"]:
     """softmax(query · keyᵀ · scale) · value, the heads merged (Vaswani et al. 2017, eq. 1)."""
+    key, value = (repeat_heads(x, query.shape[1]) for x in (key, value))
     if tap is identity and hidden < LEAVES_OUT:
-        return merge_heads(_fused_attention(query, key, value, mask, scale, hidden))
-    scores = tap("scores", attention_scores(query, key, scale))
+        return merge_heads(_fused_attention(query, key, value, mask, scale, hidden, cap, bias))
+    scores = tap("scores", attention_scores(query, key, scale, cap, bias))
     weights = tap("weights", attention_weights(scores, mask, hidden))
     return tap("context", merge_heads(weights @ value))
 
@@ -121,12 +144,27 @@ def keys_and_values(
     parameters: Mapping[str, Any],
     memory: Inexact[Array, "batch keys embed_dim"],
     tap: Tap = identity,
-) -> tuple[Inexact[Array, "batch heads keys head_dim"], Inexact[Array, "batch heads keys head_dim"]]:
+    at: Places = NOWHERE,
+) -> tuple[Inexact[Array, "batch key_heads keys head_dim"], Inexact[Array, "batch key_heads keys head_dim"]]:
     """What there is to look at in `memory`: the key and the value of every head."""
-    heads, projection = config.num_heads, config.projection
+    heads, projection = config.key_value_heads, config.projection
     key = tap("key", project_heads(parameters["key"], memory, heads, projection))
     value = tap("value", project_heads(parameters["value"], memory, heads, projection))
-    return key, value
+    return placed(config, parameters, "key", key, at, tap), value
+
+
+def placed(
+    config: TransformerConfig,
+    parameters: Mapping[str, Any],
+    name: str,
+    x: Inexact[Array, "batch any_heads length head_dim"],
+    at: Places,
+    tap: Tap,
+) -> Inexact[Array, "batch any_heads length head_dim"]:
+    """The `query` or `key` as they meet: normalised and turned, where there is such."""
+    if config.query_key_norm:
+        x = tap(f"{name}_norm", head_norm(config, parameters[f"{name}_norm"], x))
+    return x if at.rotation is None else tap(f"{name}_rotated", rotate(x, at.rotation, config.feature_pairs))
 
 
 def multi_head_attention(
@@ -138,20 +176,24 @@ def multi_head_attention(
     tap: Tap = identity,
     cache: Cache | None = None,
     positions: Int[Array, "batch queries"] | None = None,
+    at: Places = NOWHERE,
 ) -> Inexact[Array, "batch queries embed_dim"]:
-    """`x` looks at `memory` (at itself, in self-attention) with several heads (Vaswani et al. 2017, §3.2.2).
+    """`x` looks at `memory` (at itself, in self-attention, where it stands `at`) with several heads (Vaswani et al.
+    2017, §3.2.2).
 
     With a `cache`, at all that is in it: what `memory` gives is kept there first, at `positions`; None gives nothing.
     """
     query = tap("query", project_heads(parameters["query"], x, config.num_heads, config.projection))
+    query = placed(config, parameters, "query", query, at, tap)
     if memory is None:
         assert cache is not None
         key, value = cache["key"], cache["value"]
     else:
-        key, value = keys_and_values(config, parameters, memory, tap)
+        key, value = keys_and_values(config, parameters, memory, tap, at)
         if cache is not None:
             assert positions is not None
             key, value = remember(cache, key, value, positions)
     scale, hidden = score_scale(config), hidden_score(config)
-    context = attention(query, key, value, mask, scale=scale, hidden=hidden, tap=tap)
+    cap = config.attention_cap
+    context = attention(query, key, value, mask, scale=scale, hidden=hidden, cap=cap, bias=at.bias, tap=tap)
     return tap("output", linear(parameters["output"], context))

@@ -12,7 +12,11 @@
 | D      | `embed_dim`                   | features of a token                                   |
 | D      | `features_in`, `features_out` | features that a linear map is given and returns       |
 | N      | `heads`                       | attention heads                                       |
+| K      | `key_heads`                   | heads of keys and values, which several heads share   |
+| N      | `any_heads`                   | heads of queries or of keys                           |
 | H      | `head_dim`                    | features of a head                                    |
+| D      | `attention_dim`               | features of all heads together                        |
+| P      | `pairs`                       | pairs of a head's features that are turned            |
 | V      | `vocab`                       | tokens of the vocabulary                              |
 | K      | `steps`                       | steps of an optimizer                                 |
 
@@ -33,7 +37,11 @@ LEGEND = {
     "features_in": "D",
     "features_out": "D",
     "heads": "N",
+    "key_heads": "K",
+    "any_heads": "N",
     "head_dim": "H",
+    "attention_dim": "D",
+    "pairs": "P",
     "vocab": "V",
     "steps": "K",
 }

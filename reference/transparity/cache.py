@@ -1,7 +1,7 @@
 """The key/value cache: what attention made of the tokens so far, kept for those that follow.
 
 A cache is a dictionary of arrays, filled in place: `lengths` (batch,), how many tokens each row has so far; `visible`
-(batch, capacity), which of them may be seen; for every decoder layer the `key` and `value` (batch, heads, capacity,
+(batch, capacity), which of them are no padding; for every decoder layer the `key` and `value` (batch, heads, capacity,
 head_dim) of its self-attention and those of its cross-attention, computed once; and the `memory_mask` of the source.
 """
 
@@ -21,7 +21,7 @@ Cache = dict[str, Any]
 
 def empty_cache(config: TransformerConfig, batch: int, capacity: int, dtype: DTypeLike) -> Cache:
     """A cache for `batch` rows of up to `capacity` tokens, with nothing in it."""
-    shape = (batch, config.num_heads, capacity, config.head_dim)
+    shape = (batch, config.key_value_heads, capacity, config.head_dim)
     layers = [
         {"self_attention": {"key": np.zeros(shape, dtype), "value": np.zeros(shape, dtype)}}
         for _ in range(config.num_decoder_layers)
@@ -37,17 +37,17 @@ def positions_behind(cache: Cache, length: int) -> Int[Array, "batch queries"]:
 def show(
     cache: Cache, visible: Bool[Array, "batch queries"], positions: Int[Array, "batch queries"]
 ) -> Bool[Array, "batch keys"]:
-    """Note whether the tokens at `positions` may be seen; what may be seen of all."""
+    """Note which of the tokens at `positions` are no padding; which of all are not."""
     cache["visible"][np.arange(len(positions))[:, None], positions] = visible
     return cache["visible"]
 
 
 def remember(
     cache: Cache,
-    key: Inexact[Array, "batch heads queries head_dim"],
-    value: Inexact[Array, "batch heads queries head_dim"],
+    key: Inexact[Array, "batch key_heads queries head_dim"],
+    value: Inexact[Array, "batch key_heads queries head_dim"],
     positions: Int[Array, "batch queries"],
-) -> tuple[Inexact[Array, "batch heads keys head_dim"], Inexact[Array, "batch heads keys head_dim"]]:
+) -> tuple[Inexact[Array, "batch key_heads keys head_dim"], Inexact[Array, "batch key_heads keys head_dim"]]:
     """Keep the keys and values of the tokens at `positions`, over whatever stood there; those of all tokens."""
     rows = np.arange(len(positions))[:, None]
     cache["key"][rows, :, positions] = key.swapaxes(1, 2)

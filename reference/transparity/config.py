@@ -13,15 +13,22 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from transparity.errors import ConfigError, shown
 
 Architecture = Literal["encoder-decoder", "decoder", "encoder"]
-Activation = Literal["relu"]
-NormKind = Literal["layer", "layer-unbiased", "batch"]
-NormPosition = Literal["pre", "post"]
+Activation = Literal["relu", "gelu", "gelu-tanh", "gelu-quick", "silu"]
+NormKind = Literal["layer", "layer-unbiased", "batch", "rms"]
+NormGain = Literal["weight", "one-plus-weight"]
+NormPosition = Literal["pre", "post", "both"]
 Projection = Literal["full", "shared-per-head"]
-AttentionScale = Literal["head_dim", "embed_dim"]
+AttentionScale = Literal["head_dim", "embed_dim", "none"]
 MaskOrder = Literal["before-scale", "after-scale"]
 TargetMask = Literal["causal", "causal-and-padding"]
-Positions = Literal["learned", "sinusoidal"]
+Padding = Literal["token", "attention-mask"]
+Positions = Literal["learned", "sinusoidal", "rotary", "relative", "alibi", "none"]
+PositionCount = Literal["all", "visible"]
+FeaturePairs = Literal["adjacent", "halves"]
+RotaryScaling = Literal["none", "linear", "llama3"]
 EmbeddingScale = Literal["none", "embed_dim"]
+Head = Literal["logits", "hidden", "pooled"]
+HeadScale = Literal["none", "embed_dim"]
 DropoutPlace = Literal[
     "embedding",
     "attention.weights",
@@ -65,21 +72,34 @@ class TransformerConfig:
     max_length: int = 100
     """The longest sequence, in tokens."""
     embed_dim: int = 512
-    """Features of a token; a multiple of `num_heads`."""
+    """Features of a token; a multiple of `num_heads`, unless `attention_head_dim` says how wide a head is."""
     num_heads: int = 8
+    num_key_value_heads: int | None = None
+    """Heads that keys and values have, each for as many consecutive query heads as divide evenly (Ainslie et al. 2023);
+    None: as many as queries have. 1: one for all (Shazeer 2019)."""
+    attention_head_dim: int | None = None
+    """Features of a head; None: embed_dim / num_heads."""
     num_encoder_layers: int = 6
     num_decoder_layers: int = 6
     feed_forward_dim: int = 2048
     """Features inside the feed-forward."""
+    feed_forward_bias: bool = True
+    gated: bool = False
+    """The activation is of a third projection, the gate, and multiplies what goes up (Shazeer 2020)."""
     activation: Activation = "relu"
+    """`gelu`: x · Φ(x) (Hendrycks and Gimpel 2016); `gelu-tanh` and `gelu-quick`: its approximations by a tanh and by
+    x · σ(1.702 x). `silu`: x · σ(x)."""
     norm: NormKind = "layer"
     """`layer`: (x − mean) / √(variance + eps). `layer-unbiased`: (x − mean) / (deviation over n − 1, + eps).
-    `batch`: over the batch and the positions, with running statistics."""
+    `batch`: over the batch and the positions, with running statistics. `rms`: x / √(mean of x² + eps), without a bias
+    (Zhang and Sennrich 2019)."""
+    norm_gain: NormGain = "weight"
+    """What a norm multiplies by: its weight, or 1 + its weight (Gemma)."""
     norm_eps: float = 1e-5
     norm_momentum: float = 0.1
     """The share of a new batch in `batch`'s running statistics (PyTorch's convention; Flax counts the rest)."""
     norm_position: NormPosition = "post"
-    """`post`: norm(x + f(x)). `pre`: x + f(norm(x))."""
+    """`post`: norm(x + f(x)). `pre`: x + f(norm(x)). `both`: x + norm(f(norm(x))) (Gemma 2)."""
     final_norm: bool = False
     """One more norm at the end of each stack."""
     memory_norm: bool = False
@@ -89,8 +109,18 @@ class TransformerConfig:
     qkv_bias: bool = True
     output_bias: bool = True
     """Whether the attention's output projection has a bias."""
+    query_key_norm: bool = False
+    """Queries and keys are normalised, each head by itself, by an RMS norm (Qwen 3)."""
     attention_scale: AttentionScale = "head_dim"
     """Scores are divided by the root of this."""
+    attention_multiplier: float = 1.0
+    """Scores are multiplied by this, too."""
+    attention_cap: float | None = None
+    """Scores are held below this by cap · tanh(scores / cap), before the mask (Gemma 2); None: they are not."""
+    window: int | None = None
+    """A position sees those less than this far away, and itself (Beltagy et al. 2020); None: all."""
+    full_attention_every: int | None = None
+    """Every so many layers, the last of them sees beyond the `window`; None: none does."""
     mask_value: float = -math.inf
     """What a hidden score is replaced by. −inf stands for the lowest number of the dtype: the same weights, and a
     row that sees nothing weighs all its keys alike, as it does with every other value, instead of being NaN."""
@@ -98,9 +128,55 @@ class TransformerConfig:
     """Whether hidden scores are replaced before the division by the scale or after it."""
     target_mask: TargetMask = "causal"
     """What the decoder's self-attention hides: the future, or the future and the padding."""
+    padding: Padding = "token"
+    """What tells padding: `pad_id` among the tokens, or a mask that is given beside them, which every attention hides
+    by, whatever `target_mask` says."""
     positions: Positions = "learned"
+    """`learned` and `sinusoidal` are added to the embeddings. `rotary` turns queries and keys (Su et al. 2021).
+    `relative`: a learned number for each head and bucket of distances is added to scores (Raffel et al. 2020).
+    `alibi`: a share of the distance, one for each head, is taken off scores (Press et al. 2022)."""
+    position_offset: int = 0
+    """The learned position of the first token; the table has so many rows more."""
+    position_count: PositionCount = "all"
+    """Which tokens positions count: `all`, or only those that are no padding, which has the position in front of the
+    first (RoBERTa, OPT)."""
+    feature_pairs: FeaturePairs = "adjacent"
+    """Which two features share an angle, sinusoidal or rotary: neighbours, or those half of all features apart."""
+    position_base: float = 10_000.0
+    """Angles are position / base^(2 i / features)."""
+    rotary_dim: int | None = None
+    """The first features of a head that are turned; None: all."""
+    rotary_scaling: RotaryScaling = "none"
+    """`linear`: positions are divided by `rotary_factor`. `llama3`: the slow angles alone are, the fast ones are not,
+    and between them it is blended (Llama 3.1)."""
+    rotary_factor: float = 1.0
+    rotary_low_frequency: float = 1.0
+    """Slow angles are those that turn less often than this in `rotary_original_length`."""
+    rotary_high_frequency: float = 4.0
+    """Fast angles are those that turn more often than this."""
+    rotary_original_length: int = 8192
+    relative_buckets: int = 32
+    """Buckets of distances; where both directions are seen, half of them for each."""
+    relative_max_distance: int = 128
+    """What is as far as this, or farther, is in the last bucket."""
+    num_token_types: int = 0
+    """Kinds of tokens (BERT's sentences A and B), an embedding of each, which is added; 0: there are none."""
     embedding_scale: EmbeddingScale = "none"
     """`embed_dim`: token embeddings are multiplied by √embed_dim before the positions are added."""
+    embedding_norm: bool = False
+    """The sum of the embeddings is normalised (BERT, BART)."""
+    shared_embedding: bool = False
+    """The decoder's tokens are embedded by the encoder's table."""
+    head: Head = "logits"
+    """What comes out: `logits` over the vocabulary; `hidden`, what the last layer says; `pooled`: of that, the first
+    position's, through a linear map and tanh (BERT)."""
+    tied_head: bool = False
+    """The head multiplies by the token embeddings instead of a weight of its own (Press and Wolf 2017)."""
+    head_bias: bool = True
+    head_scale: HeadScale = "none"
+    """`embed_dim`: what goes into the head is divided by √embed_dim (T5)."""
+    logit_cap: float | None = None
+    """Logits are held below this by cap · tanh(logits / cap) (Gemma 2); None: they are not."""
     dropout: float = 0.0
     """The share that training drops; evaluation never drops."""
     dropout_at: tuple[DropoutPlace, ...] = ("embedding", "attention.output", "feed_forward.output")
@@ -129,8 +205,8 @@ class TransformerConfig:
     @property
     def hides_wholly(self) -> bool:
         """Whether what is masked weighs nothing, so that no token depends on those behind it (`LEAVES_OUT`)."""
-        features = self.head_dim if self.attention_scale == "head_dim" else self.embed_dim
-        scale = features**-0.5 if self.mask_order == "before-scale" else 1.0
+        features = {"head_dim": self.head_dim, "embed_dim": self.embed_dim, "none": 1}[self.attention_scale]
+        scale = features**-0.5 * self.attention_multiplier if self.mask_order == "before-scale" else 1.0
         return self.mask_value * scale < LEAVES_OUT
 
     @property
@@ -145,7 +221,33 @@ class TransformerConfig:
 
     @property
     def head_dim(self) -> int:
-        return self.embed_dim // self.num_heads
+        """Features of a head."""
+        return self.attention_head_dim or self.embed_dim // self.num_heads
+
+    @property
+    def key_value_heads(self) -> int:
+        """Heads of keys and of values."""
+        return self.num_key_value_heads or self.num_heads
+
+    @property
+    def attention_dim(self) -> int:
+        """Features of all heads together."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def rotated_dim(self) -> int:
+        """Features of a head that rotary positions turn."""
+        return self.rotary_dim or self.head_dim
+
+    @property
+    def num_positions(self) -> int:
+        """Rows of a table of positions."""
+        return self.max_length + self.position_offset
+
+    def layer_window(self, layer: int) -> int | None:
+        """How far the layer sees, the first being 0; None: as far as there is something."""
+        sees_all = self.full_attention_every is not None and (layer + 1) % self.full_attention_every == 0
+        return None if sees_all else self.window
 
     @property
     def vocab_size(self) -> int:
@@ -172,6 +274,12 @@ class TransformerConfig:
         """What `forward` is called with: `source` and `target`, or `tokens`."""
         return ("source", "target") if self.architecture == "encoder-decoder" else ("tokens",)
 
+    @property
+    def inputs_beside(self) -> tuple[str, ...]:
+        """What `forward` is given beside tokens, of the shape of the first of `input_names`."""
+        masked, typed = self.padding == "attention-mask", self.num_token_types > 0
+        return ("attention_mask",) * masked + ("token_types",) * typed
+
     def input_stack(self, name: str) -> str:
         """The stack that reads the input `name`."""
         if name == "tokens":
@@ -187,7 +295,7 @@ class TransformerConfig:
         unknown = set(sizes) - {field.name for field in dataclasses.fields(self)}
         if unknown:
             raise ConfigError(f"resized() was given {', '.join(sorted(unknown))}, which no configuration has.")
-        sizes = PROBE_SIZES | sizes
+        sizes = PROBE_SIZES | self._probe_sizes() | sizes
         for stack, names in (
             (self.has_encoder, ("source_vocab_size", "num_encoder_layers")),
             (self.has_decoder, ("target_vocab_size", "num_decoder_layers")),
@@ -197,6 +305,27 @@ class TransformerConfig:
         embed_dim = _checked("embed_dim", sizes["embed_dim"])
         sizes.setdefault("feed_forward_dim", max(1, self.feed_forward_dim * embed_dim // self.embed_dim))
         return dataclasses.replace(self, **sizes)
+
+    def _probe_sizes(self) -> dict[str, Any]:
+        """What there is to resize in some systems alone."""
+        sizes: dict[str, Any] = {}
+        if self.key_value_heads < self.num_heads:
+            sizes |= {"num_heads": 4, "num_key_value_heads": 1 if self.key_value_heads == 1 else 2}
+        elif self.num_key_value_heads:
+            sizes |= {"num_key_value_heads": None}
+        if self.attention_head_dim:
+            sizes |= {"attention_head_dim": None if self.attention_dim == self.embed_dim else 10}
+        if self.rotary_dim:
+            sizes |= {"rotary_dim": None if self.rotary_dim == self.head_dim else 4}
+        if self.window:
+            sizes |= {"window": 4}
+        if self.full_attention_every:
+            sizes |= {"full_attention_every": min(self.full_attention_every, 2)}
+        if self.positions == "relative":
+            sizes |= {"relative_buckets": 8, "relative_max_distance": 9}
+        if self.rotary_scaling == "llama3":
+            sizes |= {"rotary_original_length": 256}
+        return sizes
 
     def as_dict(self) -> dict[str, Any]:
         """The fields as JSON values; −inf is the string `"-inf"`, for JSON has no number for it."""
@@ -246,11 +375,56 @@ def _check_together(config: TransformerConfig) -> None:
     for name, used in needed:
         if used and getattr(config, name) is None:
             raise ConfigError(f"{name} is missing: the architecture {config.architecture!r} needs it.")
-    if config.embed_dim % config.num_heads:
+    if config.attention_head_dim is None and config.embed_dim % config.num_heads:
         raise ConfigError(
             f"embed_dim is {config.embed_dim}, which {config.num_heads} heads (num_heads) do not divide evenly; "
             f"{config.embed_dim // config.num_heads * config.num_heads or config.num_heads} would be right."
         )
+    if config.num_heads % config.key_value_heads:
+        raise ConfigError(
+            f"num_key_value_heads is {config.num_key_value_heads}, which does not divide the {config.num_heads} heads "
+            "(num_heads) evenly; a divisor of it would be right."
+        )
+    whole = (config.key_value_heads, config.attention_dim) == (config.num_heads, config.embed_dim)
+    if config.projection == "shared-per-head" and not whole:
+        raise ConfigError(
+            "projection is shared-per-head, which cuts embed_dim into heads: num_key_value_heads and "
+            "attention_head_dim should be absent."
+        )
+    if config.positions == "rotary" and (config.rotated_dim % 2 or config.rotated_dim > config.head_dim):
+        name = "head_dim" if config.rotary_dim is None else "rotary_dim"
+        raise ConfigError(
+            f"{name} is {config.rotated_dim}, but rotary positions turn pairs of a head's {config.head_dim} features: "
+            f"an even number up to that would be right."
+        )
+    if config.position_count == "visible" and not config.position_offset:
+        raise ConfigError(
+            "position_count is 'visible', which puts padding in front of the first position, but position_offset is 0: "
+            "1 or more would be right."
+        )
+    if not config.rotary_low_frequency < config.rotary_high_frequency:
+        raise ConfigError(
+            f"rotary_low_frequency is {config.rotary_low_frequency}; it should be less than rotary_high_frequency, "
+            f"{config.rotary_high_frequency}."
+        )
+    exact = config.relative_buckets // (4 if config.has_encoder else 2)
+    if config.positions == "relative" and not 0 < exact < config.relative_max_distance:
+        least = 4 if config.has_encoder else 2
+        raise ConfigError(
+            f"relative_buckets is {config.relative_buckets} and relative_max_distance {config.relative_max_distance}; "
+            f"there should be {least} buckets at least, and the distance greater than {max(exact, 1)}."
+        )
+    if config.shared_embedding and config.source_vocab_size != config.target_vocab_size:
+        raise ConfigError(
+            f"shared_embedding is true, but source_vocab_size is {config.source_vocab_size} and target_vocab_size "
+            f"{config.target_vocab_size}; an encoder-decoder with as many tokens on both sides would be right."
+        )
+    for name, given in (("num_token_types", config.num_token_types), ("head", config.head != "logits")):
+        alone = config.architecture == "encoder" if name == "head" else config.architecture != "encoder-decoder"
+        if given and not alone:
+            raise ConfigError(
+                f"{name} is {getattr(config, name)!r}, which the architecture {config.architecture!r} has no place for."
+            )
     if config.norm == "layer-unbiased" and config.embed_dim == 1:
         raise ConfigError("embed_dim is 1, but the unbiased deviation divides by embed_dim − 1: 2 would be right.")
     if config.positions == "sinusoidal" and config.embed_dim % 2:
@@ -278,18 +452,17 @@ def _checked(name: str, value: Any) -> Any:
         if not isinstance(value, bool):
             raise ConfigError(f"{name} is {shown(value)}; it should be true or false.")
         return value
-    if kind is float:
-        return _checked_float(name, value)
-    optional = kind is not int
-    if optional and value is None:
+    if kind not in (int, float) and value is None:
         return None
+    if float in (kind, *get_args(kind)):
+        return _checked_float(name, value)
     try:
         if isinstance(value, bool):
             raise TypeError
         value = operator.index(value)
     except TypeError:
         raise ConfigError(f"{name} is {shown(value)}; it should be a whole number.") from None
-    least = 0 if name.endswith("_id") or name in _STACK_LAYERS else 1
+    least = 0 if name.endswith("_id") or name in (*_STACK_LAYERS, "position_offset", "num_token_types") else 1
     most = 10_000 if name in _STACK_LAYERS else 2**31 - 1
     if not least <= value <= most:
         raise ConfigError(f"{name} is {shown(value)}; it should be between {least} and {most}.")
@@ -312,7 +485,18 @@ _RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
     "norm_momentum": (lambda x: 0 <= x <= 1, "between 0 and 1"),
     "mask_value": (lambda x: x <= 0, "0 or less (−inf allowed)"),
     "dropout": (lambda x: 0 <= x < 1, "at least 0 and less than 1"),
-}
+} | dict.fromkeys(
+    (
+        "attention_multiplier",
+        "attention_cap",
+        "logit_cap",
+        "position_base",
+        "rotary_factor",
+        "rotary_low_frequency",
+        "rotary_high_frequency",
+    ),
+    (lambda x: 0 < x < math.inf, "a finite number > 0"),
+)
 
 
 def _checked_float(name: str, value: Any) -> float:

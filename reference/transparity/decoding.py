@@ -11,9 +11,11 @@ from numpy import ndarray as Array
 
 from transparity.cache import Cache, empty_cache, positions_behind, show
 from transparity.config import TransformerConfig
-from transparity.functional import linear, nest
+from transparity.functional import nest
+from transparity.head import head
 from transparity.layers import memory_keys_and_values
 from transparity.masks import cached_mask, padding_mask
+from transparity.parameters import shared
 from transparity.taps import Tap, identity, scoped
 from transparity.transformer import decoder, encoder, transformer
 
@@ -28,8 +30,8 @@ def start(
 ) -> Cache:
     """A cache for `batch` rows of up to `capacity` tokens. The encoder runs here, and every decoder layer's keys and
     values of what it says are computed here, once."""
-    tree = nest(parameters)
-    cache = empty_cache(config, batch, capacity, parameters["head.weight"].dtype)
+    tree = nest(shared(config, parameters))
+    cache = empty_cache(config, batch, capacity, tree["decoder"]["token_embedding"]["weight"].dtype)
     if source is not None:
         cache["memory_mask"] = padding_mask(source, config.pad_id)
         memory = encoder(config, tree["encoder"], source, cache["memory_mask"])
@@ -53,15 +55,16 @@ def step(
     Of each row the first `counts` tokens count, all without it; what follows fills the row up, is never seen by what
     counts, and is written over by the next step.
     """
-    tree = nest(parameters)
+    tree = nest(shared(config, parameters))
     positions = positions_behind(cache, tokens.shape[1])
+    visible = show(cache, padding_mask(tokens, config.pad_id)[:, 0, 0], positions)
     hides_padding = config.target_mask == "causal-and-padding"
-    visible = padding_mask(tokens, config.pad_id if hides_padding else None)[:, 0, 0]
-    mask = cached_mask(positions, show(cache, visible, positions))
-    memory_mask, scope, layers = cache.get("memory_mask"), scoped(tap, "decoder"), cache["layers"]
-    x = decoder(config, tree["decoder"], tokens, mask, None, memory_mask, scope, cache=layers, positions=positions)
+    mask = cached_mask(positions, visible if hides_padding else np.ones_like(visible))
+    memory_mask, scope, kept = cache.get("memory_mask"), scoped(tap, "decoder"), cache["layers"]
+    beside = (None, memory_mask, scope)
+    x = decoder(config, tree["decoder"], tokens, mask, *beside, visible=visible, cache=kept, positions=positions)
     cache["lengths"] = cache["lengths"] + (tokens.shape[1] if counts is None else counts)
-    return tap("logits", linear(tree["head"], x))
+    return tap("logits", head(config, tree, x))
 
 
 def cache_for(

@@ -9,10 +9,10 @@ from jaxtyping import Inexact
 from numpy import ndarray as Array
 
 from transparity.config import TransformerConfig
-from transparity.functional import linear, relu
+from transparity.functional import gelu, gelu_quick, gelu_tanh, linear, relu, silu
 from transparity.taps import Tap, identity
 
-ACTIVATIONS = {"relu": relu}
+ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu-tanh": gelu_tanh, "gelu-quick": gelu_quick, "silu": silu}
 
 
 def feed_forward(
@@ -21,7 +21,9 @@ def feed_forward(
     x: Inexact[Array, "batch length embed_dim"],
     tap: Tap = identity,
 ) -> Inexact[Array, "batch length embed_dim"]:
-    """activation(x W₁ᵀ + b₁) W₂ᵀ + b₂ (Vaswani et al. 2017, eq. 2)."""
+    """activation(x W₁ᵀ + b₁) W₂ᵀ + b₂ (Vaswani et al. 2017, eq. 2); gated, (activation(x Gᵀ) · x W₁ᵀ) W₂ᵀ (Shazeer
+    2020)."""
     activation = ACTIVATIONS[config.activation]
-    hidden = tap("hidden", activation(linear(parameters["up"], x)))
+    up = linear(parameters["up"], x)
+    hidden = tap("hidden", activation(linear(parameters["gate"], x)) * up if config.gated else activation(up))
     return tap("output", linear(parameters["down"], hidden))

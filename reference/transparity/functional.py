@@ -6,6 +6,7 @@ the imaginary axis (the complex step), so nothing here takes an absolute value o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -44,6 +45,39 @@ def relu(x: Inexact[Array, "*batch"]) -> Inexact[Array, "*batch"]:
     """max(x, 0), by the sign of the real part; what is not a number stays so."""
     zero = x.dtype.type(0)
     return np.where(x.real <= 0, zero, x) if np.iscomplexobj(x) else np.maximum(x, zero)
+
+
+def gelu(x: Inexact[Array, "*batch"]) -> Inexact[Array, "*batch"]:
+    """x · Φ(x), Φ the normal distribution's (Hendrycks and Gimpel 2016). NumPy has no error function; Python has one
+    for a number, and along the imaginary axis it goes on by its derivative."""
+    real = x.real / math.sqrt(2)
+    phi = (1 + np.vectorize(math.erf, [float])(real).astype(real.dtype)) / 2
+    if np.iscomplexobj(x):
+        phi = phi + 1j * x.imag * np.exp(-real * real) / math.sqrt(2 * math.pi)
+    return (x * phi).astype(x.dtype, copy=False)
+
+
+def gelu_tanh(x: Inexact[Array, "*batch"]) -> Inexact[Array, "*batch"]:
+    """x/2 · (1 + tanh(√(2/π) · (x + 0.044715 x³))): `gelu`, nearly (Hendrycks and Gimpel 2016, §2)."""
+    number = x.dtype.type
+    return x * (1 + np.tanh(number(math.sqrt(2 / math.pi)) * (x + number(0.044715) * x * x * x))) / 2
+
+
+def gelu_quick(x: Inexact[Array, "*batch"]) -> Inexact[Array, "*batch"]:
+    """x · σ(1.702 x): `gelu`, roughly (Hendrycks and Gimpel 2016, §2)."""
+    return x * sigmoid(x * x.dtype.type(1.702))
+
+
+def silu(x: Inexact[Array, "*batch"]) -> Inexact[Array, "*batch"]:
+    """x · σ(x) (Hendrycks and Gimpel 2016, §4)."""
+    return x * sigmoid(x)
+
+
+def sigmoid(x: Inexact[Array, "*batch"]) -> Inexact[Array, "*batch"]:
+    """1 / (1 + e^−x), by the power that does not overflow."""
+    positive = x.real > 0
+    power = np.exp(np.where(positive, -x, x))
+    return np.where(positive, x.dtype.type(1), power) / (1 + power)
 
 
 def _in_place(operation: np.ufunc, x: Array, other: Array) -> Array:

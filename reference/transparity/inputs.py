@@ -26,19 +26,39 @@ def check_inputs(config: TransformerConfig, inputs: Mapping[str, Any]) -> dict[s
     outside the vocabulary, a sequence longer than `max_length`, and batches of different sizes.
     """
     given = {name: value for name, value in inputs.items() if value is not None}
-    expected = config.input_names
+    expected = config.input_names + config.inputs_beside
     if set(given) != set(expected):
         names = ", ".join(sorted(given)) or "nothing"
         raise InputError(f"forward was given {names}; for this {config.architecture} it takes {', '.join(expected)}.")
-    checked = {name: _checked_tokens(config, name, given[name]) for name in expected}
+    checked = {name: _checked_tokens(config, name, given[name]) for name in config.input_names}
     batches = {name: len(tokens) for name, tokens in checked.items()}
     if len(set(batches.values())) > 1:
         raise InputError(f"source has {batches['source']} rows and target {batches['target']}; expected as many.")
-    return checked
+    shape = checked[config.input_names[0]].shape
+    return checked | {name: _checked_beside(config, name, given[name], shape) for name in config.inputs_beside}
+
+
+def _checked_beside(config: TransformerConfig, name: str, value: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """What is given beside tokens of `shape`: an `attention_mask` as bool, `token_types` as int64."""
+    array = as_array(name, value, InputError)
+    kinds, most = ("biu", 1) if name == "attention_mask" else ("iu", config.num_token_types - 1)
+    if array.shape != shape or array.dtype.kind not in kinds:
+        given = f"the shape {array.shape} and dtype {array.dtype}"
+        raise InputError(
+            f"{name} has {given}; expected {shape} {'bool' if most == 1 and 'b' in kinds else 'integers'}."
+        )
+    outside = (array < 0) | (array > most)
+    if outside.any():
+        row, position = (int(index) for index in np.argwhere(outside)[0])
+        raise InputError(f"{name}[{row}, {position}] is {array[row, position]}; expected 0 to {most}.")
+    return array.astype(bool if name == "attention_mask" else np.int64)
 
 
 def check_targets(config: TransformerConfig, targets: Any, inputs: Mapping[str, Any]) -> np.ndarray:
-    """The tokens that should have come, one for each that the logits are of. Raises `InputError` as `check_inputs`."""
+    """The tokens that should have come, one for each that the logits are of. Raises `InputError` as `check_inputs`, and
+    where there are no logits."""
+    if config.head != "logits":
+        raise InputError(f"head is {config.head!r}: there are no logits, and so no loss.")
     name = config.input_names[-1]
     checked = _checked_tokens(config, name, targets, called="targets")
     if checked.shape != inputs[name].shape:

@@ -13,6 +13,7 @@ from transparity.cache import Cache
 from transparity.config import NormPosition, TransformerConfig
 from transparity.feed_forward import feed_forward
 from transparity.normalization import norm
+from transparity.positions import NOWHERE, Places
 from transparity.taps import Tap, identity, scoped
 
 
@@ -21,11 +22,14 @@ def residual(
     norm: Callable[[Array], Array],
     sublayer: Callable[[Array], Array],
     position: NormPosition,
+    post_norm: Callable[[Array], Array],
 ) -> Inexact[Array, "batch length embed_dim"]:
     """x + sublayer(norm(x)) with the norm before (Xiong et al. 2020), norm(x + sublayer(x)) with it behind (Vaswani
-    et al. 2017, §3.1)."""
+    et al. 2017, §3.1), x + post_norm(sublayer(norm(x))) with two of them (Gemma 2)."""
     if position == "pre":
         return x + sublayer(norm(x))
+    if position == "both":
+        return x + post_norm(sublayer(norm(x)))
     return norm(x + sublayer(x))
 
 
@@ -36,6 +40,7 @@ def encoder_layer(
     mask: Bool[Array, "#batch 1 #length length"],
     tap: Tap = identity,
     *,
+    at: Places = NOWHERE,
     training: bool = False,
 ) -> Inexact[Array, "batch length embed_dim"]:
     """Self-attention, then the feed-forward."""
@@ -44,13 +49,17 @@ def encoder_layer(
         return lambda x: tap(name, norm(config, parameters[name], x, scoped(tap, name), training=training))
 
     def attend_self(x: Array) -> Array:
-        return multi_head_attention(config, parameters["self_attention"], x, x, mask, scoped(tap, "self_attention"))
+        scope = scoped(tap, "self_attention")
+        return multi_head_attention(config, parameters["self_attention"], x, x, mask, scope, at=at)
 
     def feed(x: Array) -> Array:
         return feed_forward(config, parameters["feed_forward"], x, scoped(tap, "feed_forward"))
 
-    x = residual(x, normalize("self_attention_norm"), attend_self, config.norm_position)
-    x = residual(x, normalize("feed_forward_norm"), feed, config.norm_position)
+    def add(x: Array, name: str, sublayer: Callable[[Array], Array]) -> Array:
+        return residual(x, normalize(f"{name}_norm"), sublayer, config.norm_position, normalize(f"{name}_post_norm"))
+
+    x = add(x, "self_attention", attend_self)
+    x = add(x, "feed_forward", feed)
     return tap("output", x)
 
 
@@ -65,6 +74,7 @@ def decoder_layer(
     *,
     cache: Cache | None = None,
     positions: Int[Array, "batch queries"] | None = None,
+    at: Places = NOWHERE,
     training: bool = False,
 ) -> Inexact[Array, "batch queries embed_dim"]:
     """Self-attention, attention to `memory` (the encoder's output, if there is one), then the feed-forward.
@@ -78,7 +88,7 @@ def decoder_layer(
 
     def attend_self(x: Array) -> Array:
         scope, kept = scoped(tap, "self_attention"), cached.get("self_attention")
-        return multi_head_attention(config, parameters["self_attention"], x, x, mask, scope, kept, positions)
+        return multi_head_attention(config, parameters["self_attention"], x, x, mask, scope, kept, positions, at)
 
     def attend_memory(x: Array) -> Array:
         assert memory_mask is not None
@@ -89,10 +99,13 @@ def decoder_layer(
     def feed(x: Array) -> Array:
         return feed_forward(config, parameters["feed_forward"], x, scoped(tap, "feed_forward"))
 
-    x = residual(x, normalize("self_attention_norm"), attend_self, config.norm_position)
+    def add(x: Array, name: str, sublayer: Callable[[Array], Array]) -> Array:
+        return residual(x, normalize(f"{name}_norm"), sublayer, config.norm_position, normalize(f"{name}_post_norm"))
+
+    x = add(x, "self_attention", attend_self)
     if memory is not None or "cross_attention" in cached:
-        x = residual(x, normalize("cross_attention_norm"), attend_memory, config.norm_position)
-    x = residual(x, normalize("feed_forward_norm"), feed, config.norm_position)
+        x = add(x, "cross_attention", attend_memory)
+    x = add(x, "feed_forward", feed)
     return tap("output", x)
 
 

@@ -36,6 +36,13 @@ def layer_norm_unbiased(
     return centered / (np.sqrt(variance) + x.dtype.type(eps)) * weight + bias
 
 
+def rms_norm(
+    x: Inexact[Array, "*batch embed_dim"], weight: Inexact[Array, " embed_dim"], eps: float
+) -> Inexact[Array, "*batch embed_dim"]:
+    """x / √(mean of x² + eps) · weight over the features (Zhang and Sennrich 2019, eq. 4)."""
+    return x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + x.dtype.type(eps)) * weight
+
+
 def batch_norm(
     x: Inexact[Array, "*batch embed_dim"],
     weight: Inexact[Array, " embed_dim"],
@@ -67,6 +74,18 @@ def running_average(
     return (1 - share) * old + share * new
 
 
+def gain(config: TransformerConfig, weight: Inexact[Array, " embed_dim"]) -> Inexact[Array, " embed_dim"]:
+    """What a norm multiplies by."""
+    return weight if config.norm_gain == "weight" else 1 + weight
+
+
+def head_norm(
+    config: TransformerConfig, parameters: Mapping[str, Array], x: Inexact[Array, "*batch head_dim"]
+) -> Inexact[Array, "*batch head_dim"]:
+    """The norm of each head's queries or keys (Qwen 3)."""
+    return rms_norm(x, gain(config, parameters["weight"]), config.norm_eps)
+
+
 def norm(
     config: TransformerConfig,
     parameters: Mapping[str, Array],
@@ -76,7 +95,10 @@ def norm(
     training: bool = False,
 ) -> Inexact[Array, "*batch embed_dim"]:
     """The norm that `config.norm` names; in training a batch norm taps its new `running_mean` and `running_var`."""
-    weight, bias = parameters["weight"], parameters["bias"]
+    weight = gain(config, parameters["weight"])
+    if config.norm == "rms":
+        return rms_norm(x, weight, config.norm_eps)
+    bias = parameters["bias"]
     if config.norm == "layer":
         return layer_norm(x, weight, bias, config.norm_eps)
     if config.norm == "layer-unbiased":

@@ -30,7 +30,18 @@ def parameter_shapes(config: TransformerConfig) -> Shapes:
     shapes: Shapes = {}
     for stack in config.stacks:
         shapes |= _stack_shapes(stack, config)
-    return shapes | _linear("head", config.vocab_size, config.embed_dim, bias=True)
+    if config.head == "pooled":
+        return shapes | _linear("pooler", config.embed_dim, config.embed_dim, bias=True)
+    head = _linear("head", config.vocab_size, config.embed_dim, bias=config.head_bias)
+    owned = [name for name in head if not (config.tied_head and name == "head.weight")] * (config.head == "logits")
+    return shapes | {name: head[name] for name in owned}
+
+
+def shared(config: TransformerConfig, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`parameters`, with what two places share under both their names."""
+    if not config.shared_embedding:
+        return parameters
+    return {**parameters, "decoder.token_embedding.weight": parameters["encoder.token_embedding.weight"]}
 
 
 def is_learned(name: str) -> bool:
@@ -39,32 +50,47 @@ def is_learned(name: str) -> bool:
 
 
 def _stack_shapes(stack: str, config: TransformerConfig) -> Shapes:
-    shapes: Shapes = {f"{stack}.token_embedding.weight": (config.stack_vocab_size(stack), config.embed_dim)}
+    shapes: Shapes = {}
+    if not (config.shared_embedding and stack == "decoder"):
+        shapes[f"{stack}.token_embedding.weight"] = (config.stack_vocab_size(stack), config.embed_dim)
+    if config.num_token_types:
+        shapes[f"{stack}.token_type_embedding.weight"] = (config.num_token_types, config.embed_dim)
     if config.positions == "learned":
-        shapes[f"{stack}.position_embedding.weight"] = (config.max_length, config.embed_dim)
+        shapes[f"{stack}.position_embedding.weight"] = (config.num_positions, config.embed_dim)
+    if config.embedding_norm:
+        shapes |= _norm_shapes(f"{stack}.embedding_norm", config)
+    if config.positions == "relative":
+        shapes[f"{stack}.relative_bias.weight"] = (config.relative_buckets, config.num_heads)
     for layer in range(config.stack_num_layers(stack)):
         scope = f"{stack}.layers.{layer}"
         shapes |= _attention_shapes(f"{scope}.self_attention", config)
-        shapes |= _norm_shapes(f"{scope}.self_attention_norm", config)
+        shapes |= _sublayer_norm_shapes(f"{scope}.self_attention", config)
         if stack == "decoder" and config.has_encoder:
             shapes |= _attention_shapes(f"{scope}.cross_attention", config)
-            shapes |= _norm_shapes(f"{scope}.cross_attention_norm", config)
+            shapes |= _sublayer_norm_shapes(f"{scope}.cross_attention", config)
             if config.memory_norm:
                 shapes |= _norm_shapes(f"{scope}.memory_norm", config)
-        shapes |= _linear(f"{scope}.feed_forward.up", config.feed_forward_dim, config.embed_dim, bias=True)
-        shapes |= _linear(f"{scope}.feed_forward.down", config.embed_dim, config.feed_forward_dim, bias=True)
-        shapes |= _norm_shapes(f"{scope}.feed_forward_norm", config)
+        bias = config.feed_forward_bias
+        for role in ("gate", "up") if config.gated else ("up",):
+            shapes |= _linear(f"{scope}.feed_forward.{role}", config.feed_forward_dim, config.embed_dim, bias=bias)
+        shapes |= _linear(f"{scope}.feed_forward.down", config.embed_dim, config.feed_forward_dim, bias=bias)
+        shapes |= _sublayer_norm_shapes(f"{scope}.feed_forward", config)
     if config.final_norm:
         shapes |= _norm_shapes(f"{stack}.final_norm", config)
     return shapes
 
 
 def _attention_shapes(scope: str, config: TransformerConfig) -> Shapes:
-    features = config.embed_dim if config.projection == "full" else config.head_dim
     shapes: Shapes = {}
     for role in ("query", "key", "value"):
-        shapes |= _linear(f"{scope}.{role}", features, features, bias=config.qkv_bias)
-    return shapes | _linear(f"{scope}.output", config.embed_dim, config.embed_dim, bias=config.output_bias)
+        heads = config.num_heads if role == "query" else config.key_value_heads
+        out, into = (heads * config.head_dim, config.embed_dim)
+        if config.projection == "shared-per-head":
+            out, into = config.head_dim, config.head_dim
+        shapes |= _linear(f"{scope}.{role}", out, into, bias=config.qkv_bias)
+        if config.query_key_norm and role != "value":
+            shapes[f"{scope}.{role}_norm.weight"] = (config.head_dim,)
+    return shapes | _linear(f"{scope}.output", config.embed_dim, config.attention_dim, bias=config.output_bias)
 
 
 def _linear(scope: str, out: int, into: int, *, bias: bool) -> Shapes:
@@ -72,14 +98,20 @@ def _linear(scope: str, out: int, into: int, *, bias: bool) -> Shapes:
     return weight | {f"{scope}.bias": (out,)} if bias else weight
 
 
+def _sublayer_norm_shapes(scope: str, config: TransformerConfig) -> Shapes:
+    """The norms of the sublayer `scope`."""
+    shapes = _norm_shapes(f"{scope}_norm", config)
+    return shapes | _norm_shapes(f"{scope}_post_norm", config) if config.norm_position == "both" else shapes
+
+
 def _norm_shapes(scope: str, config: TransformerConfig) -> Shapes:
-    names = ["weight", "bias"] + ["running_mean", "running_var"] * (config.norm == "batch")
+    names = ["weight"] + ["bias"] * (config.norm != "rms") + ["running_mean", "running_var"] * (config.norm == "batch")
     return {f"{scope}.{name}": (config.embed_dim,) for name in names}
 
 
 def initialize_parameters(config: TransformerConfig, seed: int = 0) -> dict[str, np.ndarray]:
     """Parameters to start training from, float32: matrices uniform with Glorot's bound (document 003), gains and
-    variances 1, all else 0."""
+    variances 1, all else 0; gains that are added to 1 are 0, too."""
     random = np.random.default_rng(seed)
     parameters = {}
     for name, shape in parameter_shapes(config).items():
@@ -87,7 +119,8 @@ def initialize_parameters(config: TransformerConfig, seed: int = 0) -> dict[str,
             bound = math.sqrt(6 / sum(shape))
             parameters[name] = random.uniform(-bound, bound, shape).astype(np.float32)
         else:
-            ones = name.endswith(("norm.weight", "running_var"))
+            gains = ("norm.weight",) if config.norm_gain == "weight" else ()
+            ones = name.endswith((*gains, "running_var"))
             parameters[name] = np.full(shape, 1 if ones else 0, np.float32)
     return parameters
 

@@ -13,6 +13,9 @@ from transparity.config import TransformerConfig
 
 Tap = Callable[[str, Any], Any]
 
+NORMS_BEHIND = {"post": "norm", "both": "post_norm"}
+"""The norm behind a sublayer, by `norm_position`."""
+
 
 def identity(name: str, value: Any) -> Any:
     """Nobody listens."""
@@ -55,26 +58,32 @@ def tap_shapes(config: TransformerConfig, batch: int, **lengths: int) -> dict[st
         stack, length = config.input_stack(name), lengths[name]
         embedded = (batch, length, config.embed_dim)
         shapes[f"{stack}.embedding"] = embedded
+        if config.embedding_norm:
+            shapes[f"{stack}.embedding_norm"] = embedded
         layers = config.stack_num_layers(stack)
         attends = ["self_attention"] + ["cross_attention"] * (name == "target")
         for layer in range(layers):
             scope = f"{stack}.layers.{layer}"
+            pre, behind = config.norm_position != "post", NORMS_BEHIND.get(config.norm_position)
             for attention in attends:
                 keys = lengths["source"] if attention == "cross_attention" else length
-                pre, norm = config.norm_position == "pre", {f"{scope}.{attention}_norm": embedded}
-                shapes |= norm if pre else {}
+                shapes |= {f"{scope}.{attention}_norm": embedded} if pre else {}
                 if attention == "cross_attention" and config.memory_norm:
                     shapes[f"{scope}.memory_norm"] = (batch, keys, config.embed_dim)
                 shapes |= _attention_shapes(f"{scope}.{attention}", config, batch, length, keys)
-                shapes |= {} if pre else norm
-            norm = {f"{scope}.feed_forward_norm": embedded}
-            shapes |= norm if config.norm_position == "pre" else {}
+                shapes |= {f"{scope}.{attention}_{behind}": embedded} if behind else {}
+            shapes |= {f"{scope}.feed_forward_norm": embedded} if pre else {}
             shapes[f"{scope}.feed_forward.hidden"] = (batch, length, config.feed_forward_dim)
             shapes[f"{scope}.feed_forward.output"] = embedded
-            shapes |= norm if config.norm_position == "post" else {}
+            shapes |= {f"{scope}.feed_forward_{behind}": embedded} if behind else {}
             shapes[f"{scope}.output"] = embedded
         shapes[f"{stack}.output"] = embedded
-    shapes["logits"] = (batch, lengths[config.input_names[-1]], config.vocab_size)
+    length = lengths[config.input_names[-1]]
+    shapes["logits"] = {
+        "logits": (batch, length, config.vocab_size),
+        "hidden": (batch, length, config.embed_dim),
+        "pooled": (batch, config.embed_dim),
+    }[config.head]
     return shapes
 
 
@@ -82,12 +91,17 @@ def _attention_shapes(
     scope: str, config: TransformerConfig, batch: int, queries: int, keys: int
 ) -> dict[str, tuple[int, ...]]:
     heads, head_dim = config.num_heads, config.head_dim
+    turned = config.positions == "rotary" and scope.endswith("self_attention")
+    steps = ["norm"] * config.query_key_norm + ["rotated"] * turned
+    query, key = (batch, heads, queries, head_dim), (batch, config.key_value_heads, keys, head_dim)
     return {
-        f"{scope}.query": (batch, heads, queries, head_dim),
-        f"{scope}.key": (batch, heads, keys, head_dim),
-        f"{scope}.value": (batch, heads, keys, head_dim),
+        f"{scope}.query": query,
+        **{f"{scope}.query_{step}": query for step in steps},
+        f"{scope}.key": key,
+        f"{scope}.value": key,
+        **{f"{scope}.key_{step}": key for step in steps},
         f"{scope}.scores": (batch, heads, queries, keys),
         f"{scope}.weights": (batch, heads, queries, keys),
-        f"{scope}.context": (batch, queries, config.embed_dim),
+        f"{scope}.context": (batch, queries, config.attention_dim),
         f"{scope}.output": (batch, queries, config.embed_dim),
     }

@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from jaxtyping import Bool, Inexact, Int
 from numpy import ndarray as Array
 
 from transparity.cache import Cache
 from transparity.config import TransformerConfig
 from transparity.embeddings import embed
-from transparity.functional import linear, nest
+from transparity.functional import nest
+from transparity.head import head
 from transparity.layers import decoder_layer, encoder_layer
 from transparity.masks import padding_mask, target_mask
 from transparity.normalization import norm
+from transparity.parameters import shared
+from transparity.positions import places, window_mask
 from transparity.taps import Tap, identity, scoped
 
 
@@ -25,13 +29,21 @@ def encoder(
     mask: Bool[Array, "batch 1 1 length"],
     tap: Tap = identity,
     *,
+    token_types: Int[Array, "batch length"] | None = None,
     training: bool = False,
 ) -> Inexact[Array, "batch length embed_dim"]:
     """The embedded tokens through every encoder layer."""
-    x = tap("embedding", embed(config, parameters, tokens))
+    x = tap("embedding", embed(config, parameters, tokens, mask[:, 0, 0], token_types=token_types))
+    if config.embedding_norm:
+        x = norm(config, parameters["embedding_norm"], x, scoped(tap, "embedding_norm"), training=training)
+        x = tap("embedding_norm", x)
+    positions = np.arange(tokens.shape[1])[None]
+    distances = positions[:, None] - positions[..., None]
+    at = places(config, parameters, positions, distances, x.real.dtype, both=True)
     for i in range(config.num_encoder_layers):
-        layer = parameters["layers"][str(i)]
-        x = encoder_layer(config, layer, x, mask, scoped(tap, f"layers.{i}"), training=training)
+        layer, window = parameters["layers"][str(i)], config.layer_window(i)
+        seen = mask if window is None else mask & window_mask(distances, window)
+        x = encoder_layer(config, layer, x, seen, scoped(tap, f"layers.{i}"), at=at, training=training)
     if config.final_norm:
         x = norm(config, parameters["final_norm"], x, scoped(tap, "final_norm"), training=training)
     return tap("output", x)
@@ -46,20 +58,30 @@ def decoder(
     memory_mask: Bool[Array, "batch 1 1 memory"] | None = None,
     tap: Tap = identity,
     *,
+    visible: Bool[Array, "batch keys"],
+    token_types: Int[Array, "batch queries"] | None = None,
     cache: list[Cache] | None = None,
     positions: Int[Array, "batch queries"] | None = None,
     training: bool = False,
 ) -> Inexact[Array, "batch queries embed_dim"]:
-    """The embedded tokens through every decoder layer, each looking at `memory` if there is one.
+    """The embedded tokens through every decoder layer, each looking at `memory` if there is one; positions may count
+    what is `visible` alone.
 
     With a `cache`, one for each layer, `tokens` stand at `positions`, behind those in it.
     """
-    x = tap("embedding", embed(config, parameters, tokens, positions))
+    x = tap("embedding", embed(config, parameters, tokens, visible, positions, token_types))
+    if config.embedding_norm:
+        x = norm(config, parameters["embedding_norm"], x, scoped(tap, "embedding_norm"), training=training)
+        x = tap("embedding_norm", x)
+    standing = np.arange(tokens.shape[1])[None] if positions is None else positions
+    distances = np.arange(visible.shape[1]) - standing[..., None]
+    at = places(config, parameters, standing, distances, x.real.dtype, both=False)
     for i in range(config.num_decoder_layers):
         layer, scope, kept = parameters["layers"][str(i)], scoped(tap, f"layers.{i}"), cache[i] if cache else None
-        x = decoder_layer(
-            config, layer, x, mask, memory, memory_mask, scope, cache=kept, positions=positions, training=training
-        )
+        window = config.layer_window(i)
+        seen = mask if window is None else mask & window_mask(distances, window)
+        beside = (memory, memory_mask, scope)
+        x = decoder_layer(config, layer, x, seen, *beside, cache=kept, positions=positions, at=at, training=training)
     if config.final_norm:
         x = norm(config, parameters["final_norm"], x, scoped(tap, "final_norm"), training=training)
     return tap("output", x)
@@ -72,28 +94,43 @@ def transformer(
     source: Int[Array, "batch keys"] | None = None,
     target: Int[Array, "batch queries"] | None = None,
     tokens: Int[Array, "batch length"] | None = None,
+    attention_mask: Bool[Array, "batch keys"] | None = None,
+    token_types: Int[Array, "batch length"] | None = None,
     tap: Tap = identity,
     training: bool = False,
-) -> Inexact[Array, "batch length vocab"]:
-    """The logits of the next token: of `target` given `source`, or of `tokens` for a lone stack.
+) -> (
+    Inexact[Array, "batch length vocab"] | Inexact[Array, "batch length embed_dim"] | Inexact[Array, "batch embed_dim"]
+):
+    """The logits of the next token: of `target` given `source`, or of `tokens` for a lone stack; or what else
+    `config.head` names. An `attention_mask` is of the source, or of the tokens.
 
     `parameters` go by their flat names and give the dtype: float64 is the oracle, complex128 the complex step.
     """
-    tree = nest(parameters)
+    tree = nest(shared(config, parameters))
     if config.architecture == "encoder-decoder":
         assert source is not None and target is not None
-        source_mask = padding_mask(source, config.pad_id)
+        source_mask = padding_mask(source, config.pad_id, attention_mask)
         memory = encoder(config, tree["encoder"], source, source_mask, scoped(tap, "encoder"), training=training)
         mask = target_mask(target, config.pad_id, config.target_mask)
-        x = decoder(
-            config, tree["decoder"], target, mask, memory, source_mask, scoped(tap, "decoder"), training=training
-        )
+        visible, scope = padding_mask(target, config.pad_id)[:, 0, 0], scoped(tap, "decoder")
+        beside = (memory, source_mask, scope)
+        x = decoder(config, tree["decoder"], target, mask, *beside, visible=visible, training=training)
     elif config.architecture == "encoder":
         assert tokens is not None
-        mask = padding_mask(tokens, config.pad_id)
-        x = encoder(config, tree["encoder"], tokens, mask, scoped(tap, "encoder"), training=training)
+        mask, scope = padding_mask(tokens, config.pad_id, attention_mask), scoped(tap, "encoder")
+        x = encoder(config, tree["encoder"], tokens, mask, scope, token_types=token_types, training=training)
     else:
         assert tokens is not None
-        mask = target_mask(tokens, config.pad_id, config.target_mask)
-        x = decoder(config, tree["decoder"], tokens, mask, tap=scoped(tap, "decoder"), training=training)
-    return tap("logits", linear(tree["head"], x))
+        mask = target_mask(tokens, config.pad_id, config.target_mask, attention_mask)
+        visible, scope = padding_mask(tokens, config.pad_id, attention_mask)[:, 0, 0], scoped(tap, "decoder")
+        x = decoder(
+            config,
+            tree["decoder"],
+            tokens,
+            mask,
+            tap=scope,
+            visible=visible,
+            token_types=token_types,
+            training=training,
+        )
+    return tap("logits", head(config, tree, x))

@@ -12,8 +12,10 @@ from transparity.cache import positions_behind, show
 from transparity.config import TransformerConfig
 from transparity.decoding import start
 from transparity.embeddings import embed
-from transparity.functional import linear, nest
+from transparity.functional import nest
+from transparity.head import head
 from transparity.masks import cached_mask, padding_mask
+from transparity.parameters import shared
 from transparity.taps import Tap
 from transparity.transformer import decoder
 from transparity_conformance.oracle import Arrays
@@ -90,7 +92,7 @@ def cached_logits(
     config: TransformerConfig, parameters: Arrays, inputs: Arrays, sizes: Sequence[int], how: Caching
 ) -> np.ndarray:
     """The logits (batch, length, vocab) of a port that decodes so, in steps of `sizes` tokens."""
-    tokens, tree = inputs[config.input_names[-1]], nest(parameters)
+    tokens, tree = inputs[config.input_names[-1]], nest(shared(config, parameters))
     cache = start(config, parameters, len(tokens), config.max_length, source=inputs.get("source"))
     memory_mask: Any = cache.get("memory_mask")
     memory_mask = memory_mask if memory_mask is None or how.masks_source else np.ones_like(memory_mask)
@@ -98,20 +100,21 @@ def cached_logits(
     for size in sizes:
         chunk, positions = tokens[:, begin : begin + size], positions_behind(cache, size)
         at = np.clip(how.positions(positions), 0, config.max_length - 1)
-        pad_id = config.pad_id if config.target_mask == "causal-and-padding" else None
-        visible = show(cache, padding_mask(chunk, pad_id)[:, 0, 0], positions)
+        visible = show(cache, padding_mask(chunk, config.pad_id)[:, 0, 0], positions)
+        seen = visible if config.target_mask == "causal-and-padding" else np.ones_like(visible)
         x = decoder(
             config,
             tree["decoder"],
             chunk,
-            how.mask(positions, visible),
+            how.mask(positions, seen),
             None,
             memory_mask,
-            _embedding(embed(config, tree["decoder"], chunk, at)),
+            _embedding(embed(config, tree["decoder"], chunk, visible, at)),
+            visible=visible,
             cache=cache["layers"],
             positions=positions,
         )
-        said.append(linear(tree["head"], x))
+        said.append(head(config, tree, x))
         cache["lengths"], begin = cache["lengths"] + size, begin + size
     return np.concatenate(said, axis=1)
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity, scoped
@@ -25,13 +25,20 @@ Split = tuple[TransformerConfig, Graph, State]
 """A model taken apart once, not for every token: what it is, and the numbers in it."""
 
 
-def start(model: Transformer, batch: int, capacity: int, *, source: Int[Array, "batch keys"] | None = None) -> Cache:
+def start(
+    model: Transformer,
+    batch: int,
+    capacity: int,
+    *,
+    source: Int[Array, "batch keys"] | None = None,
+    attention_mask: Bool[Array, "batch keys"] | Int[Array, "batch keys"] | None = None,
+) -> Cache:
     """A cache for `batch` rows of up to `capacity` tokens. The encoder runs here, and every decoder layer's keys and
-    values of what it says are computed here, once."""
+    values of what it says are computed here, once. An `attention_mask` is of the source."""
     config = model.config
     cache = empty_cache(config, batch, capacity, model.token_embedding.embedding.dtype)
     if source is not None:
-        cache["memory_mask"] = padding_mask(source, config.pad_id)
+        cache["memory_mask"] = padding_mask(source, config.pad_id, attention_mask)
         memory = model.encoder(source, cache["memory_mask"])
         for layer, kept in zip(model.decoder.layers, cache["layers"], strict=True):
             kept["cross_attention"] = memory_keys_and_values(layer, memory)
@@ -44,17 +51,18 @@ def step(
     cache: Cache,
     *,
     counts: Int[Array, " batch"] | None = None,
+    attention_mask: Bool[Array, "batch queries"] | Int[Array, "batch queries"] | None = None,
     tap: Tap = identity,
 ) -> Float[Array, "batch queries vocab"]:
     """The logits behind each of the next `tokens`, as the full forward pass would have them; `cache` goes on by them.
 
     Of each row the first `counts` tokens count, all without it; what follows fills the row up, is never seen by what
-    counts, and is written over by the next step.
+    counts, and is written over by the next step. An `attention_mask` is of the tokens.
     """
     config = model.config
     positions = positions_behind(cache, tokens.shape[1])
-    visible = show(cache, padding_mask(tokens, config.pad_id)[:, 0, 0], positions)
-    hides_padding = config.target_mask == "causal-and-padding"
+    visible = show(cache, padding_mask(tokens, config.pad_id, attention_mask)[:, 0, 0], positions)
+    hides_padding = config.decoder_mask == "causal-and-padding"
     mask = cached_mask(positions, visible if hides_padding else jnp.ones_like(visible))
     memory_mask, scope, kept = cache.get("memory_mask"), scoped(tap, "decoder"), cache["layers"]
     beside, table = (None, memory_mask, scope), model.token_embedding

@@ -67,14 +67,16 @@ def _differentiated(
     return loss_and_gradients(model, targets, tap=tap, **inputs)
 
 
-def _started(graph: Graph, state: State, batch: int, capacity: int, source: jax.Array | None) -> Cache:
-    return start(nnx.merge(graph, state), batch, capacity, source=source)
+def _started(
+    graph: Graph, state: State, batch: int, capacity: int, source: jax.Array | None, mask: jax.Array | None
+) -> Cache:
+    return start(nnx.merge(graph, state), batch, capacity, source=source, attention_mask=mask)
 
 
 def _stepped(
-    graph: Graph, state: State, tokens: jax.Array, cache: Cache, counts: jax.Array | None
+    graph: Graph, state: State, tokens: jax.Array, cache: Cache, counts: jax.Array | None, mask: jax.Array | None
 ) -> tuple[jax.Array, Cache]:
-    return step(nnx.merge(graph, state), tokens, cache, counts=counts), cache
+    return step(nnx.merge(graph, state), tokens, cache, counts=counts, attention_mask=mask), cache
 
 
 # The graph is what the program depends on, the state what it is given: two models of one configuration share a program.
@@ -148,16 +150,20 @@ class FlaxForward:
             losses, parameters = train(model, [self._arrays(batch) for batch in checked], training)
             return losses, {name: to_numpy(value) for name, value in parameters.items()}
 
-    def step(self, tokens: Any, cache: Any = None, *, source: Any = None, counts: Any = None) -> tuple[Any, Any]:
+    def step(
+        self, tokens: Any, cache: Any = None, *, source: Any = None, counts: Any = None, attention_mask: Any = None
+    ) -> tuple[Any, Any]:
         config = self.model.config
         lengths = None if cache is None else to_numpy(cache["lengths"])
-        inputs = check_step(config, tokens, lengths, source, counts)
+        inputs = check_step(config, tokens, lengths, source, counts, attention_mask)
         with x64_for(self.dtype):
             arrays = self._arrays(inputs)
+            tokens, source, mask = arrays["tokens"], arrays.get("source"), arrays["attention_mask"]
             if cache is None:
-                batch = len(inputs["tokens"])
-                cache = self.started(self.graph, self.state, batch, config.max_length, arrays.get("source"))
-            return self.stepped(self.graph, self.state, arrays["tokens"], cache, arrays["counts"])
+                batch, of_source = len(inputs["tokens"]), None if source is None else mask
+                cache = self.started(self.graph, self.state, batch, config.max_length, source, of_source)
+            mask = mask if source is None else None
+            return self.stepped(self.graph, self.state, tokens, cache, arrays["counts"], mask)
 
     def generate(
         self,

@@ -82,12 +82,11 @@ class Decoder(nnx.Module):
         *,
         visible: Bool[Array, "batch keys"],
         token_embedding: nnx.Embed,
-        token_types: Int[Array, "batch queries"] | None = None,
         cache: list[Cache] | None = None,
         positions: Int[Array, "batch queries"] | None = None,
     ) -> Float[Array, "batch queries embed_dim"]:
-        config, tables = self.config, (token_embedding, self.position_embedding, self.token_type_embedding)
-        x = tap("embedding", embed(config, *tables, tokens, visible, positions, token_types))
+        config, tables = self.config, (token_embedding, self.position_embedding, None)
+        x = tap("embedding", embed(config, *tables, tokens, visible, positions))
         if self.embedding_norm is not None:
             x = tap("embedding_norm", self.embedding_norm(x, scoped(tap, "embedding_norm")))
         standing = jnp.arange(tokens.shape[1])[None] if positions is None else positions
@@ -132,7 +131,7 @@ class Transformer(nnx.Module):
         source: Int[Array, "batch keys"] | None = None,
         target: Int[Array, "batch queries"] | None = None,
         tokens: Int[Array, "batch length"] | None = None,
-        attention_mask: Bool[Array, "batch keys"] | None = None,
+        attention_mask: Bool[Array, "batch keys"] | Int[Array, "batch keys"] | None = None,
         token_types: Int[Array, "batch length"] | None = None,
         tap: Tap = identity,
     ) -> Float[Array, "batch length vocab"] | Float[Array, "batch length embed_dim"] | Float[Array, "batch embed_dim"]:
@@ -141,7 +140,7 @@ class Transformer(nnx.Module):
             assert source is not None and target is not None
             source_mask = padding_mask(source, config.pad_id, attention_mask)
             memory = self.encoder(source, source_mask, scoped(tap, "encoder"))
-            mask = target_mask(target, config.pad_id, config.target_mask)
+            mask = target_mask(target, config.pad_id, config.decoder_mask)
             visible, scope = padding_mask(target, config.pad_id)[:, 0, 0], scoped(tap, "decoder")
             table = self.token_embedding
             x = self.decoder(target, mask, memory, source_mask, scope, visible=visible, token_embedding=table)
@@ -151,10 +150,10 @@ class Transformer(nnx.Module):
             x = self.encoder(tokens, mask, scoped(tap, "encoder"), token_types=token_types)
         else:
             assert tokens is not None
-            mask = target_mask(tokens, config.pad_id, config.target_mask, attention_mask)
+            mask = target_mask(tokens, config.pad_id, config.decoder_mask, attention_mask)
             visible, scope = padding_mask(tokens, config.pad_id, attention_mask)[:, 0, 0], scoped(tap, "decoder")
             table = self.token_embedding
-            x = self.decoder(tokens, mask, tap=scope, visible=visible, token_embedding=table, token_types=token_types)
+            x = self.decoder(tokens, mask, tap=scope, visible=visible, token_embedding=table)
         return tap("logits", head(self, x))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from transparity.taps import Tap, identity, scoped
@@ -14,14 +14,21 @@ from transparity_pytorch.masks import cached_mask, padding_mask
 from transparity_pytorch.transformer import Transformer
 
 
-def start(model: Transformer, batch: int, capacity: int, *, source: Int[Tensor, "batch keys"] | None = None) -> Cache:
+def start(
+    model: Transformer,
+    batch: int,
+    capacity: int,
+    *,
+    source: Int[Tensor, "batch keys"] | None = None,
+    attention_mask: Bool[Tensor, "batch keys"] | Int[Tensor, "batch keys"] | None = None,
+) -> Cache:
     """A cache for `batch` rows of up to `capacity` tokens. The encoder runs here, and every decoder layer's keys and
-    values of what it says are computed here, once."""
+    values of what it says are computed here, once. An `attention_mask` is of the source."""
     config = model.config
     table = model.token_embedding.weight
     cache = empty_cache(config, batch, capacity, table.dtype, table.device)
     if source is not None:
-        cache["memory_mask"] = padding_mask(source, config.pad_id)
+        cache["memory_mask"] = padding_mask(source, config.pad_id, attention_mask)
         memory = model.encoder(source, cache["memory_mask"])
         for layer, kept in zip(model.decoder.layers, cache["layers"], strict=True):
             assert isinstance(layer, DecoderLayer)
@@ -35,17 +42,18 @@ def step(
     cache: Cache,
     *,
     counts: Int[Tensor, " batch"] | None = None,
+    attention_mask: Bool[Tensor, "batch queries"] | Int[Tensor, "batch queries"] | None = None,
     tap: Tap = identity,
 ) -> Float[Tensor, "batch queries vocab"]:
     """The logits behind each of the next `tokens`, as the full forward pass would have them; `cache` goes on by them.
 
     Of each row the first `counts` tokens count, all without it; what follows fills the row up, is never seen by what
-    counts, and is written over by the next step.
+    counts, and is written over by the next step. An `attention_mask` is of the tokens.
     """
     config = model.config
     positions = positions_behind(cache, tokens.shape[1])
-    visible = show(cache, padding_mask(tokens, config.pad_id)[:, 0, 0], positions)
-    hides_padding = config.target_mask == "causal-and-padding"
+    visible = show(cache, padding_mask(tokens, config.pad_id, attention_mask)[:, 0, 0], positions)
+    hides_padding = config.decoder_mask == "causal-and-padding"
     mask = cached_mask(positions, visible if hides_padding else torch.ones_like(visible))
     memory_mask, scope, kept = cache.get("memory_mask"), scoped(tap, "decoder"), cache["layers"]
     beside, table = (None, memory_mask, scope), model.token_embedding

@@ -104,14 +104,18 @@ class PytorchForward:
         return losses, {name: to_numpy(value) for name, value in parameters.items()}
 
     @torch.no_grad()
-    def step(self, tokens: Any, cache: Any = None, *, source: Any = None, counts: Any = None) -> tuple[Any, Any]:
+    def step(
+        self, tokens: Any, cache: Any = None, *, source: Any = None, counts: Any = None, attention_mask: Any = None
+    ) -> tuple[Any, Any]:
         config = self.model.config
         lengths = None if cache is None else to_numpy(cache["lengths"])
-        inputs = self._tensors(check_step(config, tokens, lengths, source, counts))
-        tokens, source = inputs["tokens"], inputs.get("source")
+        inputs = self._tensors(check_step(config, tokens, lengths, source, counts, attention_mask))
+        tokens, source, mask = inputs["tokens"], inputs.get("source"), inputs["attention_mask"]
         if cache is None:
-            cache = start(self.fastest, len(tokens), config.max_length, source=source)
-        return step(self.fastest, tokens, cache, counts=inputs["counts"]), cache
+            of_source = None if source is None else mask
+            cache = start(self.fastest, len(tokens), config.max_length, source=source, attention_mask=of_source)
+        mask = mask if source is None else None
+        return step(self.fastest, tokens, cache, counts=inputs["counts"], attention_mask=mask), cache
 
     def generate(
         self,

@@ -79,12 +79,11 @@ class Decoder(nn.Module):
         *,
         visible: Bool[Tensor, "batch keys"],
         token_embedding: nn.Embedding,
-        token_types: Int[Tensor, "batch queries"] | None = None,
         cache: list[Cache] | None = None,
         positions: Int[Tensor, "batch queries"] | None = None,
     ) -> Float[Tensor, "batch queries embed_dim"]:
-        config, tables = self.config, (token_embedding, self.position_embedding, self.token_type_embedding)
-        x = tap("embedding", embed(config, *tables, tokens, visible, positions, token_types))
+        config, tables = self.config, (token_embedding, self.position_embedding, None)
+        x = tap("embedding", embed(config, *tables, tokens, visible, positions))
         if self.embedding_norm is not None:
             x = tap("embedding_norm", self.embedding_norm(x, scoped(tap, "embedding_norm")))
         standing = torch.arange(tokens.shape[1], device=tokens.device)[None] if positions is None else positions
@@ -130,7 +129,7 @@ class Transformer(nn.Module):
         source: Int[Tensor, "batch keys"] | None = None,
         target: Int[Tensor, "batch queries"] | None = None,
         tokens: Int[Tensor, "batch length"] | None = None,
-        attention_mask: Bool[Tensor, "batch keys"] | None = None,
+        attention_mask: Bool[Tensor, "batch keys"] | Int[Tensor, "batch keys"] | None = None,
         token_types: Int[Tensor, "batch length"] | None = None,
         tap: Tap = identity,
     ) -> (
@@ -141,7 +140,7 @@ class Transformer(nn.Module):
             assert source is not None and target is not None
             source_mask = padding_mask(source, config.pad_id, attention_mask)
             memory = self.encoder(source, source_mask, scoped(tap, "encoder"))
-            mask = target_mask(target, config.pad_id, config.target_mask)
+            mask = target_mask(target, config.pad_id, config.decoder_mask)
             visible, scope = padding_mask(target, config.pad_id)[:, 0, 0], scoped(tap, "decoder")
             table = self.token_embedding
             x = self.decoder(target, mask, memory, source_mask, scope, visible=visible, token_embedding=table)
@@ -151,10 +150,10 @@ class Transformer(nn.Module):
             x = self.encoder(tokens, mask, scoped(tap, "encoder"), token_types=token_types)
         else:
             assert tokens is not None
-            mask = target_mask(tokens, config.pad_id, config.target_mask, attention_mask)
+            mask = target_mask(tokens, config.pad_id, config.decoder_mask, attention_mask)
             visible, scope = padding_mask(tokens, config.pad_id, attention_mask)[:, 0, 0], scoped(tap, "decoder")
             table = self.token_embedding
-            x = self.decoder(tokens, mask, tap=scope, visible=visible, token_embedding=table, token_types=token_types)
+            x = self.decoder(tokens, mask, tap=scope, visible=visible, token_embedding=table)
         return tap("logits", head(self, x))
 
 

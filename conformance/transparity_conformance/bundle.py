@@ -67,9 +67,17 @@ SIZES = (
     "max_length",
     "embed_dim",
     "num_heads",
+    "num_key_value_heads",
+    "attention_head_dim",
     "num_encoder_layers",
     "num_decoder_layers",
     "feed_forward_dim",
+    "window",
+    "full_attention_every",
+    "rotary_dim",
+    "rotary_original_length",
+    "relative_buckets",
+    "relative_max_distance",
 )
 """What may differ between two sizes of one system."""
 
@@ -160,7 +168,8 @@ def read_bundle(folder: str | Path) -> Bundle:
     parameters = {name: parameters[name] for name in parameter_shapes(config)}  # a file may be in another order
     probes = {}
     for probe, said in listed.items():
-        tokens = check_inputs(config, {read: inputs[f"{probe}/{read}"] for read in config.input_names})
+        read = (*config.input_names, *config.inputs_beside)
+        tokens = check_inputs(config, {name: inputs[f"{probe}/{name}"] for name in read})
         probes[probe] = Probe(name, probe, said["for"], config, parameters, tokens)
     bundle = Bundle(name, dtype, config, probes, tuple(section for section in SECTIONS if section in manifest))
     for section in bundle.sections:

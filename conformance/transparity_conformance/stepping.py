@@ -9,22 +9,27 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
+from transparity.masks import target_mask
+from transparity.positions import window_mask
 from transparity_conformance.bench import as_numbers
 from transparity_conformance.besides import Besides, rivals
 from transparity_conformance.evidence import share
 from transparity_conformance.mistakes.cache import CACHINGS, Caching, cached_logits
+from transparity_conformance.oracle import Arrays
 from transparity_conformance.probes import Probe
 from transparity_conformance.verdict import Cause, Fault, Held
 from transparity_conformance.walk import gap
 
 
-def sees_something(config: TransformerConfig, tokens: np.ndarray) -> np.ndarray:
-    """Where (batch, length) a token sees anything. What sees only padding weighs all keys alike, and so depends on how
-    many there are: the full pass counts those to come, which a cache does not have."""
-    if config.target_mask == "causal":
-        return np.ones(tokens.shape, bool)
-    visible: np.ndarray = np.maximum.accumulate(tokens != config.pad_id, axis=1)
-    return visible
+def sees_something(config: TransformerConfig, inputs: Arrays) -> np.ndarray:
+    """Where (batch, length) a token of the decoder sees anything in every layer. What sees only padding weighs all keys
+    alike, and so depends on how many there are: the full pass counts those to come, which a cache does not have."""
+    tokens, mask = inputs[config.input_names[-1]], inputs.get("attention_mask") if not config.has_encoder else None
+    seen = target_mask(tokens, config.pad_id, config.decoder_mask, mask)
+    at = np.arange(tokens.shape[1])
+    if config.window is not None:
+        seen = seen & window_mask(at - at[None, :, None], config.window)
+    return np.broadcast_to(np.any(seen, axis=(1, 3)), tokens.shape)
 
 
 def ways(length: int) -> dict[str, tuple[int, ...]]:
@@ -52,7 +57,7 @@ def stepped(step: Callable[..., Any], probe: Probe) -> dict[str, np.ndarray]:
 @np.errstate(all="ignore")  # a port may say anything
 def judge_steps(logits: Mapping[str, np.ndarray], probe: Probe, dtype: str) -> Besides:
     """Hold logits (batch, length, vocab) that were said step by step, in any of the `ways`, to the full pass."""
-    where = sees_something(probe.config, probe.inputs[probe.config.input_names[-1]])
+    where = sees_something(probe.config, probe.inputs)
     expected, budget = probe.oracle.expected["logits"][where], probe.oracle.budget("logits", dtype)
     said = {way: value[where] for way, value in logits.items()}
     errors = {way: gap(value, expected) for way, value in said.items()}
@@ -79,11 +84,17 @@ def _simulated(probe: Probe, sizes: tuple[int, ...], how: Caching) -> np.ndarray
 def _stepped(step: Callable[..., Any], probe: Probe, sizes: Sequence[int], way: str) -> np.ndarray:
     tokens = np.array(probe.inputs[probe.config.input_names[-1]], np.int64)
     given = {"source": np.array(probe.inputs["source"], np.int64)} if "source" in probe.inputs else {}
+    masked = {name: np.array(probe.inputs[name], np.int64) for name in probe.config.inputs_beside}
+    given |= masked if given else {}
     logits, cache, begin = [], None, 0
     for size in sizes:
         shape = (len(tokens), size, probe.config.vocab_size)
         try:
-            said, cache = step(tokens[:, begin : begin + size].copy(), cache, **given)
+            chunk = slice(begin, begin + size)
+            named = (
+                given if probe.config.has_encoder else {name: mask[:, chunk].copy() for name, mask in masked.items()}
+            )
+            said, cache = step(tokens[:, chunk].copy(), cache, **named)
         except (TypeError, ValueError) as error:
             if "unpack" in str(error):
                 raise TypeError("what is no pair, expected (logits, cache)") from None

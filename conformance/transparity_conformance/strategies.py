@@ -75,7 +75,7 @@ def configs(draw: st.DrawFn) -> TransformerConfig:
         rotary_original_length=draw(st.sampled_from((8, 64))),
         relative_buckets=draw(st.integers(4, 8)),
         relative_max_distance=draw(st.integers(5, 9)),
-        num_token_types=draw(st.integers(0, 2)) if architecture != "encoder-decoder" else 0,
+        num_token_types=draw(st.integers(0, 2)) if architecture == "encoder" else 0,
         embedding_scale=draw(choice(fields.EmbeddingScale)),
         embedding_norm=draw(st.booleans()),
         head=draw(choice(fields.Head)) if architecture == "encoder" else "logits",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from transparity_conformance.decoding import Build
 from transparity_conformance.evidence import share
 from transparity_conformance.mistakes.optimization import OPTIMIZINGS, Optimizing, trained
 from transparity_conformance.oracle import Arrays, Oracle
-from transparity_conformance.probes import probe_parameters
+from transparity_conformance.probes import inputs_beside, probe_parameters
 from transparity_conformance.verdict import Cause, Fault, Held
 from transparity_conformance.walk import gap
 
@@ -40,12 +41,14 @@ TRAININGS = {
 
 def tiny(config: TransformerConfig) -> TransformerConfig:
     """The same system with few numbers, for the reference differentiates by a forward pass for each."""
-    sizes = {"embed_dim": 4, "num_heads": 2, "feed_forward_dim": 2, "max_length": 4}
+    sizes: dict[str, Any] = {"embed_dim": 4, "num_heads": 2, "feed_forward_dim": 2, "max_length": 4}
+    sizes |= {"num_key_value_heads": 1 if config.key_value_heads < config.num_heads else None}
+    sizes |= {"attention_head_dim": None, "rotary_dim": None}
     tokens = 1 + max(token for token in (config.pad_id, config.bos_id, config.eos_id, 3) if token is not None)
     for stack, has in (("encoder", config.has_encoder), ("decoder", config.has_decoder)):
         vocabulary = "source_vocab_size" if stack == "encoder" else "target_vocab_size"
         sizes |= {f"num_{stack}_layers": 1, vocabulary: max(6, tokens)} if has else {}
-    return dataclasses.replace(config, **sizes)  # type: ignore[arg-type]
+    return dataclasses.replace(config, **sizes)
 
 
 @functools.cache
@@ -59,7 +62,7 @@ def batches(config: TransformerConfig) -> tuple[Arrays, ...]:
             size = config.stack_vocab_size(config.input_stack(name))
             drawn = random.integers(0, size, (ROWS, config.max_length + 1))
             batch |= {name: drawn[:, :-1], "targets": drawn[:, 1:]}
-        made.append(batch)
+        made.append(batch | inputs_beside(config, batch, random))
     return tuple(made)
 
 

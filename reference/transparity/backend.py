@@ -49,11 +49,14 @@ class Forward(Protocol):
         """One step for each batch (`targets` and tokens), from these parameters: the losses before each step, and what
         the learned parameters have become. The model itself stays as it is."""
 
-    def step(self, tokens: Any, cache: Any = None, *, source: Any = None, counts: Any = None) -> tuple[Any, Any]:
+    def step(
+        self, tokens: Any, cache: Any = None, *, source: Any = None, counts: Any = None, attention_mask: Any = None
+    ) -> tuple[Any, Any]:
         """The logits (batch, length, vocab) behind each of `tokens` (batch, length), which follow those in `cache`, and
         the cache to go on with; the one given is used up. Without a cache they are the first, and an encoder reads
         `source` (batch, keys), once. Of each row the first `counts` (batch,) tokens count, or all; the rest fills it
-        up. Up to `max_length` tokens, and only where what is masked weighs nothing."""
+        up. Where a mask tells padding, `attention_mask` is the tokens', or with a `source` the source's; without one,
+        `pad_id` tells. Up to `max_length` tokens, and only where what is masked weighs nothing."""
 
     def generate(
         self,

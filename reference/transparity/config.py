@@ -129,8 +129,8 @@ class TransformerConfig:
     target_mask: TargetMask = "causal"
     """What the decoder's self-attention hides: the future, or the future and the padding."""
     padding: Padding = "token"
-    """What tells padding: `pad_id` among the tokens, or a mask that is given beside them, which every attention hides
-    by, whatever `target_mask` says."""
+    """What tells the padding of a lone stack's tokens, or of the source: `pad_id` among them, or a mask that is given
+    beside them, which attention hides by, whatever `target_mask` says."""
     positions: Positions = "learned"
     """`learned` and `sinusoidal` are added to the embeddings. `rotary` turns queries and keys (Su et al. 2021).
     `relative`: a learned number for each head and bucket of distances is added to scores (Raffel et al. 2020).
@@ -273,6 +273,12 @@ class TransformerConfig:
     def input_names(self) -> tuple[str, ...]:
         """What `forward` is called with: `source` and `target`, or `tokens`."""
         return ("source", "target") if self.architecture == "encoder-decoder" else ("tokens",)
+
+    @property
+    def decoder_mask(self) -> TargetMask:
+        """What the decoder's self-attention hides: as `target_mask` says, and padding wherever a mask tells it."""
+        masked = self.padding == "attention-mask" and self.architecture == "decoder"
+        return "causal-and-padding" if masked else self.target_mask
 
     @property
     def inputs_beside(self) -> tuple[str, ...]:
@@ -420,10 +426,10 @@ def _check_together(config: TransformerConfig) -> None:
             f"{config.target_vocab_size}; an encoder-decoder with as many tokens on both sides would be right."
         )
     for name, given in (("num_token_types", config.num_token_types), ("head", config.head != "logits")):
-        alone = config.architecture == "encoder" if name == "head" else config.architecture != "encoder-decoder"
-        if given and not alone:
+        if given and config.architecture != "encoder":
             raise ConfigError(
-                f"{name} is {getattr(config, name)!r}, which the architecture {config.architecture!r} has no place for."
+                f"{name} is {getattr(config, name)!r}, which only a lone encoder has a place for, and architecture is "
+                f"{config.architecture!r}."
             )
     if config.norm == "layer-unbiased" and config.embed_dim == 1:
         raise ConfigError("embed_dim is 1, but the unbiased deviation divides by embed_dim − 1: 2 would be right.")

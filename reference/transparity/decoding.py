@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from jaxtyping import Inexact, Int
+from jaxtyping import Bool, Inexact, Int
 from numpy import ndarray as Array
 
 from transparity.cache import Cache, empty_cache, positions_behind, show
@@ -27,13 +27,14 @@ def start(
     capacity: int,
     *,
     source: Int[Array, "batch keys"] | None = None,
+    attention_mask: Bool[Array, "batch keys"] | Int[Array, "batch keys"] | None = None,
 ) -> Cache:
     """A cache for `batch` rows of up to `capacity` tokens. The encoder runs here, and every decoder layer's keys and
-    values of what it says are computed here, once."""
+    values of what it says are computed here, once. An `attention_mask` is of the source."""
     tree = nest(shared(config, parameters))
     cache = empty_cache(config, batch, capacity, tree["decoder"]["token_embedding"]["weight"].dtype)
     if source is not None:
-        cache["memory_mask"] = padding_mask(source, config.pad_id)
+        cache["memory_mask"] = padding_mask(source, config.pad_id, attention_mask)
         memory = encoder(config, tree["encoder"], source, cache["memory_mask"])
         for i in range(config.num_decoder_layers):
             layer = tree["decoder"]["layers"][str(i)]
@@ -48,17 +49,18 @@ def step(
     cache: Cache,
     *,
     counts: Int[Array, " batch"] | None = None,
+    attention_mask: Bool[Array, "batch queries"] | Int[Array, "batch queries"] | None = None,
     tap: Tap = identity,
 ) -> Inexact[Array, "batch queries vocab"]:
     """The logits behind each of the next `tokens`, as the full forward pass would have them; `cache` goes on by them.
 
     Of each row the first `counts` tokens count, all without it; what follows fills the row up, is never seen by what
-    counts, and is written over by the next step.
+    counts, and is written over by the next step. An `attention_mask` is of the tokens.
     """
     tree = nest(shared(config, parameters))
     positions = positions_behind(cache, tokens.shape[1])
-    visible = show(cache, padding_mask(tokens, config.pad_id)[:, 0, 0], positions)
-    hides_padding = config.target_mask == "causal-and-padding"
+    visible = show(cache, padding_mask(tokens, config.pad_id, attention_mask)[:, 0, 0], positions)
+    hides_padding = config.decoder_mask == "causal-and-padding"
     mask = cached_mask(positions, visible if hides_padding else np.ones_like(visible))
     memory_mask, scope, kept = cache.get("memory_mask"), scoped(tap, "decoder"), cache["layers"]
     beside = (None, memory_mask, scope)

@@ -91,7 +91,9 @@ def check_batch(config: TransformerConfig, batch: Mapping[str, Any]) -> dict[str
     return inputs | {"targets": check_targets(config, batch.get("targets"), inputs)}
 
 
-def check_step(config: TransformerConfig, tokens: Any, lengths: Any, source: Any, counts: Any) -> dict[str, Any]:
+def check_step(
+    config: TransformerConfig, tokens: Any, lengths: Any, source: Any, counts: Any, attention_mask: Any = None
+) -> dict[str, Any]:
     """What a step with a cache is given: `tokens` behind the `lengths` that are in it (None: in none yet), the `source`
     of the first step if one is read, and how many tokens of each row count. Raises `InputError` as `check_inputs`."""
     if not config.has_decoder:
@@ -113,6 +115,14 @@ def check_step(config: TransformerConfig, tokens: Any, lengths: Any, source: Any
         raise InputError(f"tokens has {batch} rows and the {others} {rows}; expected as many.")
     longest = length + (0 if lengths is None else int(np.max(lengths)))
     check_length(config, longest, "a row with what is in its cache")
+    if attention_mask is not None:
+        if config.padding != "attention-mask" or (config.has_encoder and source is None):
+            raise InputError(
+                f"A step of this {config.architecture} was given an attention_mask, which it does not read."
+            )
+        shape = checked.get("source", checked["tokens"]).shape
+        attention_mask = _checked_beside(config, "attention_mask", attention_mask, shape)
+    checked["attention_mask"] = attention_mask
     return checked | {"counts": None if counts is None else _checked_counts("counts", counts, batch, length)}
 
 

@@ -10,12 +10,14 @@ from transparity.config import TargetMask
 
 
 def padding_mask(
-    tokens: Int[Array, "batch keys"], pad_id: int | None, attention_mask: Bool[Array, "batch keys"] | None = None
+    tokens: Int[Array, "batch keys"],
+    pad_id: int | None,
+    attention_mask: Bool[Array, "batch keys"] | Int[Array, "batch keys"] | None = None,
 ) -> Bool[Array, "batch 1 1 keys"]:
-    """Hides padding from every query (documents 000, 002, 003, 004): what an `attention_mask` hides if one is given,
+    """Hides padding from every query (documents 000, 002, 003, 004): where an `attention_mask` is 0 if one is given,
     else `pad_id`; with neither, nothing."""
     visible = tokens != pad_id if pad_id is not None else np.ones(tokens.shape, bool)
-    return (visible if attention_mask is None else attention_mask)[:, None, None, :]
+    return (visible if attention_mask is None else attention_mask != 0)[:, None, None, :]
 
 
 def causal_mask(length: int) -> Bool[Array, "1 1 queries keys"]:
@@ -27,13 +29,11 @@ def target_mask(
     tokens: Int[Array, "batch keys"],
     pad_id: int | None,
     kind: TargetMask,
-    attention_mask: Bool[Array, "batch keys"] | None = None,
+    attention_mask: Bool[Array, "batch keys"] | Int[Array, "batch keys"] | None = None,
 ) -> Bool[Array, "batch 1 queries keys"] | Bool[Array, "1 1 queries keys"]:
-    """What a decoder's self-attention may see: the past, and with `causal-and-padding` (003) or an `attention_mask` no
-    padding in it."""
+    """What a decoder's self-attention may see: the past, and with `causal-and-padding` no padding in it (003)."""
     causal = causal_mask(tokens.shape[1])
-    hides_padding = kind == "causal-and-padding" or attention_mask is not None
-    return causal & padding_mask(tokens, pad_id, attention_mask) if hides_padding else causal
+    return causal & padding_mask(tokens, pad_id, attention_mask) if kind == "causal-and-padding" else causal
 
 
 def cached_mask(

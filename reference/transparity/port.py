@@ -75,13 +75,17 @@ class NumpyForward:
         losses, parameters = train(self.config, self.parameters, checked, training)
         return losses, {name: value for name, value in parameters.items() if is_learned(name)}
 
-    def step(self, tokens: Any, cache: Any = None, *, source: Any = None, counts: Any = None) -> tuple[Any, Any]:
+    def step(
+        self, tokens: Any, cache: Any = None, *, source: Any = None, counts: Any = None, attention_mask: Any = None
+    ) -> tuple[Any, Any]:
         lengths = None if cache is None else cache["lengths"]
-        inputs = check_step(self.config, tokens, lengths, source, counts)
-        tokens, source = inputs["tokens"], inputs.get("source")
+        inputs = check_step(self.config, tokens, lengths, source, counts, attention_mask)
+        tokens, source, mask = inputs["tokens"], inputs.get("source"), inputs["attention_mask"]
         if cache is None:
-            cache = start(self.config, self.parameters, len(tokens), self.config.max_length, source=source)
-        return step(self.config, self.parameters, tokens, cache, counts=inputs["counts"]), cache
+            batch, capacity, of_source = len(tokens), self.config.max_length, None if source is None else mask
+            cache = start(self.config, self.parameters, batch, capacity, source=source, attention_mask=of_source)
+        mask = mask if source is None else None
+        return step(self.config, self.parameters, tokens, cache, counts=inputs["counts"], attention_mask=mask), cache
 
     def generate(
         self,

@@ -59,7 +59,6 @@ def decoder(
     tap: Tap = identity,
     *,
     visible: Bool[Array, "batch keys"],
-    token_types: Int[Array, "batch queries"] | None = None,
     cache: list[Cache] | None = None,
     positions: Int[Array, "batch queries"] | None = None,
     training: bool = False,
@@ -69,7 +68,7 @@ def decoder(
 
     With a `cache`, one for each layer, `tokens` stand at `positions`, behind those in it.
     """
-    x = tap("embedding", embed(config, parameters, tokens, visible, positions, token_types))
+    x = tap("embedding", embed(config, parameters, tokens, visible, positions))
     if config.embedding_norm:
         x = norm(config, parameters["embedding_norm"], x, scoped(tap, "embedding_norm"), training=training)
         x = tap("embedding_norm", x)
@@ -94,7 +93,7 @@ def transformer(
     source: Int[Array, "batch keys"] | None = None,
     target: Int[Array, "batch queries"] | None = None,
     tokens: Int[Array, "batch length"] | None = None,
-    attention_mask: Bool[Array, "batch keys"] | None = None,
+    attention_mask: Bool[Array, "batch keys"] | Int[Array, "batch keys"] | None = None,
     token_types: Int[Array, "batch length"] | None = None,
     tap: Tap = identity,
     training: bool = False,
@@ -111,7 +110,7 @@ def transformer(
         assert source is not None and target is not None
         source_mask = padding_mask(source, config.pad_id, attention_mask)
         memory = encoder(config, tree["encoder"], source, source_mask, scoped(tap, "encoder"), training=training)
-        mask = target_mask(target, config.pad_id, config.target_mask)
+        mask = target_mask(target, config.pad_id, config.decoder_mask)
         visible, scope = padding_mask(target, config.pad_id)[:, 0, 0], scoped(tap, "decoder")
         beside = (memory, source_mask, scope)
         x = decoder(config, tree["decoder"], target, mask, *beside, visible=visible, training=training)
@@ -121,16 +120,7 @@ def transformer(
         x = encoder(config, tree["encoder"], tokens, mask, scope, token_types=token_types, training=training)
     else:
         assert tokens is not None
-        mask = target_mask(tokens, config.pad_id, config.target_mask, attention_mask)
+        mask = target_mask(tokens, config.pad_id, config.decoder_mask, attention_mask)
         visible, scope = padding_mask(tokens, config.pad_id, attention_mask)[:, 0, 0], scoped(tap, "decoder")
-        x = decoder(
-            config,
-            tree["decoder"],
-            tokens,
-            mask,
-            tap=scope,
-            visible=visible,
-            token_types=token_types,
-            training=training,
-        )
+        x = decoder(config, tree["decoder"], tokens, mask, tap=scope, visible=visible, training=training)
     return tap("logits", head(config, tree, x))

@@ -84,7 +84,7 @@ def _cached(bench: Bench, claim: str, cases: Iterable[str], ways: list[tuple[str
             note = f"the mask's {config.mask_value:g} hides nothing: a cache is refused"
             yield record.exactly("cached", _is_refused(forward, config, inputs), False, "breaks", note)
             continue
-        where = sees_something(config, inputs[config.input_names[-1]])
+        where = sees_something(config, inputs)
         expected, budget = oracle.expected["logits"][where], oracle.budget("logits", dtype)
         whole = as_numbers(forward.logits(**inputs)).astype(np.float64)[where]
         for way, chunks in ways:

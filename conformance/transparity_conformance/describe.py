@@ -19,7 +19,14 @@ LENGTHS = {"source": -2, "target": -3, "tokens": -4}
 
 OPEN = {BATCH: "batch", -2: "source", -3: "target", -4: "tokens"}
 
-NORMS = {"layer": "LayerNorm", "layer-unbiased": "LayerNorm (over n − 1, eps outside)", "batch": "BatchNorm"}
+NORMS = {
+    "layer": "LayerNorm",
+    "layer-unbiased": "LayerNorm (over n − 1, eps outside)",
+    "batch": "BatchNorm",
+    "rms": "RMSNorm",
+}
+
+HEADS = {"logits": "linear, to {size:,} logits", "hidden": "as it is", "pooled": "the first position, linear, tanh"}
 
 
 def parameters_table(config: TransformerConfig) -> Table:
@@ -49,7 +56,7 @@ def mermaid(config: TransformerConfig) -> str:
     for read in config.input_names:
         lines += _stack(config, config.input_stack(read), read)
     last = config.input_stack(config.input_names[-1])
-    lines += [f'    {last}_output --> head["linear, to {config.vocab_size:,} logits"]', "    head --> logits([logits])"]
+    lines += [f'    {last}_output --> head["{_head(config)}"]', "    head --> logits([logits])"]
     return "\n".join(lines) + "\n"
 
 
@@ -58,7 +65,16 @@ def _stack(config: TransformerConfig, stack: str, read: str) -> Iterable[str]:
     scale = " · √embed_dim" if config.embedding_scale == "embed_dim" else ""
     size = f"{config.stack_vocab_size(stack):,} × {config.embed_dim}"
     node = f"{stack}_embedding"
-    yield f'    {read}([{read}]) --> {node}["token embedding {size}{scale}<br/>+ {config.positions} positions"]'
+    added = [f"{config.positions} positions"] if config.positions in ("learned", "sinusoidal") else []
+    added += [f"{config.num_token_types} token types"] if config.num_token_types else []
+    beside = "".join(f"<br/>+ {what}" for what in added)
+    table = ", the encoder's" if config.shared_embedding and stack == "decoder" else ""
+    yield f'    {read}([{read}]) --> {node}["token embedding {size}{table}{scale}{beside}"]'
+    for name in config.inputs_beside if read != "target" else ():
+        yield f"    {name}([{name}]) --> {node if name == 'token_types' else f'{stack}_self'}"
+    if config.embedding_norm:
+        yield f'    {node} --> {stack}_embedding_norm["{_norm(config)}"]'
+        node = f"{stack}_embedding_norm"
     if layers:
         yield f'    subgraph {stack}_layer["{layers} {stack} layer{"s" * (layers != 1)}"]'
         yield from (f"        {line}" for line in _layer(config, stack, read))
@@ -69,47 +85,78 @@ def _stack(config: TransformerConfig, stack: str, read: str) -> Iterable[str]:
             behind = "memory_norm" if config.memory_norm else "cross"
             yield f"    encoder_output -->|memory| {stack}_{behind}"
     if config.final_norm:
-        yield f'    {node} --> {stack}_final_norm["{NORMS[config.norm]}"]'
+        yield f'    {node} --> {stack}_final_norm["{_norm(config)}"]'
         node = f"{stack}_final_norm"
     yield f'    {node} --> {stack}_output["{stack}.output"]'
 
 
 def _layer(config: TransformerConfig, stack: str, read: str) -> Iterable[str]:
     """The nodes of a layer and what leads from one to the next; a residual goes past its sublayer."""
-    width = f"{config.embed_dim} → {config.feed_forward_dim} → {config.embed_dim}"
-    sublayers = {"self": f"self-attention<br/>{_attention(config, _mask(config, stack))}"}
+    width, gated = f"{config.embed_dim} → {config.feed_forward_dim} → {config.embed_dim}", ", gated" * config.gated
+    sublayers = {"self": f"self-attention<br/>{_attention(config, _mask(config, stack))}{_places(config)}"}
     if read == "target":
         sublayers["cross"] = f"cross-attention<br/>{_attention(config, 'the padding')}"
-    sublayers["feed"] = f"feed-forward<br/>{width}, {config.activation}"
+    sublayers["feed"] = f"feed-forward<br/>{width}, {config.activation}{gated}"
     before = f"{stack}_x"
     yield f'{before}(("x"))'
     for name, says in sublayers.items():
         node, norm, add = f"{stack}_{name}", f"{stack}_{name}_norm", f"{stack}_{name}_add"
         yield f'{node}["{says}"]'
-        yield f'{norm}["{NORMS[config.norm]}"]'
+        yield f'{norm}["{_norm(config)}"]'
         yield f'{add}(("+"))'
         if name == "cross" and config.memory_norm:
-            yield f'{stack}_memory_norm["{NORMS[config.norm]}"] --> {node}'
-        pre = config.norm_position == "pre"
-        yield " --> ".join([before, norm, node, add] if pre else [before, node, add, norm])
+            yield f'{stack}_memory_norm["{_norm(config)}"] --> {node}'
+        if config.norm_position == "both":
+            yield f'{node}_post_norm["{_norm(config)}"]'
+        flow = {
+            "pre": [before, norm, node, add],
+            "post": [before, node, add, norm],
+            "both": [before, norm, node, f"{node}_post_norm", add],
+        }[config.norm_position]
+        yield " --> ".join(flow)
         yield f"{before} -. residual .-> {add}"
-        before = add if pre else norm
+        before = flow[-1]
 
 
 def _end(config: TransformerConfig) -> str:
-    return "feed_add" if config.norm_position == "pre" else "feed_norm"
+    return "feed_norm" if config.norm_position == "post" else "feed_add"
+
+
+def _norm(config: TransformerConfig) -> str:
+    return NORMS[config.norm] + (" · (1 + weight)" if config.norm_gain == "one-plus-weight" else "")
+
+
+def _head(config: TransformerConfig) -> str:
+    tied = ", tied to the token embedding" if config.tied_head and config.head == "logits" else ""
+    capped = "" if config.logit_cap is None else f"<br/>held below {config.logit_cap:g}"
+    return HEADS[config.head].format(size=config.vocab_size) + tied + capped
 
 
 def _attention(config: TransformerConfig, hidden: str) -> str:
     heads = f"{config.num_heads} heads of {config.head_dim}"
+    fewer = f", {config.key_value_heads} of keys and values" if config.key_value_heads < config.num_heads else ""
     shared = ", one projection for all heads" if config.projection == "shared-per-head" else ""
-    return f"{heads}, ÷ √{config.attention_scale}{shared}<br/>{hidden} hidden by {config.mask_value:g}"
+    divided = "" if config.attention_scale == "none" else f", ÷ √{config.attention_scale}"
+    times = "" if config.attention_multiplier == 1 else f", × {config.attention_multiplier:g}"
+    held = "" if config.attention_cap is None else f", held below {config.attention_cap:g}"
+    return f"{heads}{fewer}{divided}{times}{shared}{held}<br/>{hidden} hidden by {config.mask_value:g}"
+
+
+def _places(config: TransformerConfig) -> str:
+    """What self-attention alone knows: positions, and how far it sees."""
+    inside = config.positions in ("rotary", "relative", "alibi")
+    known = [f"{config.positions} positions"] if inside else []
+    known += ["queries and keys normalised"] if config.query_key_norm else []
+    if config.window is not None:
+        every = f", all in every layer {config.full_attention_every}" if config.full_attention_every else ""
+        known.append(f"{config.window} positions seen{every}")
+    return "".join(f"<br/>{what}" for what in known)
 
 
 def _mask(config: TransformerConfig, stack: str) -> str:
     if stack == "encoder":
         return "the padding"
-    return "the future" if config.target_mask == "causal" else "the future and the padding"
+    return "the future" if config.decoder_mask == "causal" else "the future and the padding"
 
 
 def _by_layer(shapes: Mapping[str, tuple[int, ...]]) -> Iterable[tuple[str, tuple[int, ...], int]]:

@@ -14,10 +14,15 @@ from transparity.errors import ConfigError
 
 CONFIG = preset("pre-norm").resized()
 WHOLE_NUMBERS = ["max_length", "embed_dim", "num_heads", "num_encoder_layers", "feed_forward_dim", "target_vocab_size"]
+WHOLE_NUMBERS += ["position_offset", "num_token_types", "relative_buckets"]
 CHOICES = ["architecture", "activation", "norm", "norm_position", "projection", "attention_scale", "mask_order"]
-CHOICES += ["target_mask", "positions", "embedding_scale"]
-SWITCHES = ["final_norm", "memory_norm", "qkv_bias", "output_bias"]
-NUMBERS = ["norm_eps", "norm_momentum", "mask_value", "dropout"]
+CHOICES += ["target_mask", "positions", "embedding_scale", "norm_gain", "padding", "position_count", "feature_pairs"]
+CHOICES += ["rotary_scaling", "head", "head_scale"]
+SWITCHES = ["final_norm", "memory_norm", "qkv_bias", "output_bias", "gated", "feed_forward_bias", "query_key_norm"]
+SWITCHES += ["embedding_norm", "shared_embedding", "tied_head", "head_bias"]
+NUMBERS = ["norm_eps", "norm_momentum", "mask_value", "dropout", "attention_multiplier", "position_base"]
+NUMBERS += ["rotary_factor", "rotary_low_frequency", "rotary_high_frequency"]
+OPTIONAL = ["num_key_value_heads", "attention_head_dim", "window", "full_attention_every", "rotary_dim"]
 
 
 def refusal(**fields: Any) -> str:
@@ -39,6 +44,18 @@ def test_a_size_that_is_no_whole_number_in_reach(field: str, value: Any) -> None
 @pytest.mark.parametrize("field", ["max_length", "embed_dim", "num_heads", "feed_forward_dim", "source_vocab_size"])
 def test_a_size_of_zero(field: str) -> None:
     assert refusal(**{field: 0}).startswith(f"{field} is 0; it should be between 1 and ")
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, "8", True], ids=repr)
+@pytest.mark.parametrize("field", OPTIONAL)
+def test_a_size_that_may_be_absent_and_is_none(field: str, value: Any) -> None:
+    assert refusal(**{field: value}).startswith(f"{field} is ")
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, "1", math.inf, math.nan, True], ids=repr)
+@pytest.mark.parametrize("field", ["attention_cap", "logit_cap"])
+def test_a_cap_that_is_no_positive_number(field: str, value: Any) -> None:
+    assert refusal(**{field: value}).endswith("a finite number > 0.")
 
 
 @pytest.mark.parametrize("value", ["no such choice", None, 1, ["layer"], np.ones((2, 2))], ids=repr)
@@ -70,6 +87,19 @@ def test_a_number_that_is_none(field: str, value: Any) -> None:
         ({"dropout": 1}, "dropout is 1.0; it should be at least 0 and less than 1."),
         ({"embed_dim": 26}, "embed_dim is 26, which 3 heads (num_heads) do not divide evenly; 24 would be right."),
         ({"embed_dim": 25, "num_heads": 5}, "embed_dim is 25, but sinusoidal positions pair each sine with a cosine"),
+        ({"num_key_value_heads": 2}, "num_key_value_heads is 2, which does not divide the 3 heads (num_heads) evenly"),
+        ({"projection": "shared-per-head", "num_key_value_heads": 1}, "projection is shared-per-head, which cuts embed_"),
+        ({"projection": "shared-per-head", "attention_head_dim": 4}, "projection is shared-per-head, which cuts embed_"),
+        ({"positions": "rotary", "attention_head_dim": 5}, "head_dim is 5, but rotary positions turn pairs"),
+        ({"positions": "rotary", "rotary_dim": 3}, "rotary_dim is 3, but rotary positions turn pairs of a head's 8"),
+        ({"positions": "rotary", "rotary_dim": 10}, "rotary_dim is 10, but rotary positions turn pairs of a head's 8"),
+        ({"position_count": "visible"}, "position_count is 'visible', which puts padding in front of the first"),
+        ({"rotary_low_frequency": 4.0}, "rotary_low_frequency is 4.0; it should be less than rotary_high_frequency"),
+        ({"positions": "relative", "relative_buckets": 3}, "relative_buckets is 3 and relative_max_distance 128;"),
+        ({"positions": "relative", "relative_max_distance": 8}, "relative_buckets is 32 and relative_max_distance 8;"),
+        ({"shared_embedding": True}, "shared_embedding is true, but source_vocab_size is 37 and target_vocab_size 31"),
+        ({"num_token_types": 2}, "num_token_types is 2, which only a lone encoder has a place for"),
+        ({"head": "pooled"}, "head is 'pooled', which only a lone encoder has a place for"),
         ({"source_vocab_size": None}, "source_vocab_size is missing: the architecture 'encoder-decoder' needs it."),
         ({"target_vocab_size": None}, "target_vocab_size is missing: the architecture 'encoder-decoder' needs it."),
         ({"pad_id": 31}, "pad_id is 31, outside the vocabulary of 31 tokens."),

@@ -9,7 +9,7 @@ import pytest
 
 PACKAGES = {"numpy": "transparity", "pytorch": "transparity_pytorch", "flax": "transparity_flax"}
 FILES = """
-masks embeddings normalization attention feed_forward layers transformer loss rounding cache decoding generation beams
+masks embeddings positions normalization attention feed_forward layers head transformer loss rounding cache decoding generation beams
 functional precision
 """
 
@@ -29,20 +29,24 @@ EVERY_FORWARD = """
 import dataclasses
 from transparity import PRESETS, initialize_parameters, preset
 from transparity.sampling import Sampling
+from transparity_conformance.cases import CASES
 
 presets = [preset(name).resized(num_encoder_layers=1, num_decoder_layers=1) for name in PRESETS]
 lone_encoder = dataclasses.replace(presets[0], architecture="encoder")
 batch_norm = dataclasses.replace(presets[1], norm="batch")
+cases = [dataclasses.replace(case, num_encoder_layers=1, num_decoder_layers=1) for case in CASES.values()]
 random = np.random.default_rng(0)
-for config in [*presets, lone_encoder, batch_norm]:
+for config in [*presets, lone_encoder, batch_norm, *cases]:
     tokens = {
         name: random.integers(3, config.stack_vocab_size(config.input_stack(name)), (2, length))
         for name, length in zip(config.input_names, (7, 5))
     }
+    given = tokens | {name: random.integers(0, 2, (2, 7)) for name in config.inputs_beside}
     forward = build(config, initialize_parameters(config), mode="eager")
-    assert "logits" in forward(**tokens)
-    forward.logits(**tokens)
-    forward.loss(tokens[config.input_names[-1]], **tokens)
+    assert "logits" in forward(**given)
+    forward.logits(**given)
+    if config.head == "logits":
+        forward.loss(tokens[config.input_names[-1]], **given)
 
 for config in (presets[0], presets[1], presets[4]):
     forward = build(config, initialize_parameters(config), mode="eager")

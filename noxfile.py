@@ -27,8 +27,8 @@ COMPILE_QUICKLY = [
     "--xla_cpu_multi_thread_eigen=false",
 ]
 
-# So `tests` has them on, as users do, for what models compute, and off for all the rest.
-AS_USERS_COMPILE = "flax and jit and (forward or attention or loss or chunks or gradients_of_a_model)"
+# So `tests` has them on, as users do, for what models compute in the usual precisions, and off for all the rest.
+AS_USERS_COMPILE = "flax and jit and (float32 or bfloat16) and (forward or attention or loss or chunks or gradients_of_a_model)"
 
 
 def compiled(session: nox.Session) -> dict[str, str]:

@@ -10,22 +10,16 @@ from transparity_conformance.bench import Bench
 from transparity_conformance.claims import Claim, all_claims
 from transparity_conformance.evidence import Evidence, Subject
 
-COMPILERS = {"compile"}
-"""Modes that compile for many seconds: with them a claim is made in the first dtype alone, and never quickly."""
-
-
 def subjects(name: str) -> Iterator[tuple[Subject, bool]]:
     """Every subject of a backend, and whether it belongs to the quick suite.
 
-    The quick one runs the first dtype in the first mode, as a user would, and every other dtype uncompiled.
+    The quick one runs every dtype in the first mode, as a user would; other modes are for the first dtype alone.
     """
     build: Backend = backend(name)
     for device in build.devices():
         for dtype in build.dtypes:
-            for mode in build.modes:
-                usual = build.modes[0] if dtype == build.dtypes[0] else "eager"
-                if mode not in COMPILERS or dtype == build.dtypes[0]:
-                    yield Subject(name, dtype, device, mode), mode == usual
+            for mode in build.modes if dtype == build.dtypes[0] else build.modes[:1]:
+                yield Subject(name, dtype, device, mode), mode == build.modes[0]
 
 
 def cases(name: str) -> Iterator[tuple[Claim, Subject, bool]]:

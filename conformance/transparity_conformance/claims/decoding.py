@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Iterable, Iterator
@@ -16,6 +17,7 @@ from transparity.presets import PRESETS, preset
 from transparity_conformance.backends import REFERENCE
 from transparity_conformance.bench import Bench, as_numbers
 from transparity_conformance.budgets import epsilon
+from transparity_conformance.cases import CASES
 from transparity_conformance.claims import EVERY, WIDE, claim
 from transparity_conformance.evidence import Evidence
 from transparity_conformance.oracle import Arrays, Oracle, forward_oracle
@@ -32,8 +34,10 @@ Chunks = list[tuple[int, ...]]
 
 @functools.cache
 def model(case: str) -> tuple[TransformerConfig, Arrays, Arrays, Oracle]:
-    """A preset with few layers: its configuration, parameters, a batch, and what the full pass says of it."""
-    config = preset(case).resized(num_encoder_layers=1, num_decoder_layers=2)
+    """A preset, or another case, with few layers: its configuration, parameters, a batch, and what the full pass says
+    of it."""
+    config = CASES[case] if case in CASES else preset(case).resized()
+    config = dataclasses.replace(config, num_encoder_layers=1, num_decoder_layers=2)
     parameters, inputs = probe_parameters(config), mixed_inputs(config, 0, LENGTH, LENGTH)
     return config, parameters, inputs, forward_oracle(config, parameters, inputs)
 
@@ -44,11 +48,18 @@ def stepped(forward: Forward, config: TransformerConfig, inputs: Arrays, chunks:
     tokens, source = inputs[config.input_names[-1]], inputs.get("source")
     batch, length = tokens.shape
     room = np.pad(tokens, ((0, 0), (0, length)), constant_values=config.filling_id)
+    mask = inputs.get("attention_mask")
+    shown = np.ones_like(room) if mask is None or config.has_encoder else np.pad(mask, ((0, 0), (0, length)))
     logits, cache = np.zeros((batch, 2 * length, config.vocab_size)), None
     at = np.zeros(batch, int)
     for counts in chunks:
         chunk = np.stack([row[begin : begin + max(counts)] for row, begin in zip(room, at, strict=True)])
         given: dict[str, Any] = {"source": source} if cache is None else {}
+        if mask is not None and not config.has_encoder:
+            seen = [row[begin : begin + max(counts)] for row, begin in zip(shown, at, strict=True)]
+            given["attention_mask"] = np.stack(seen)
+        elif mask is not None and cache is None:
+            given["attention_mask"] = mask
         ragged = np.array(counts) if len(set(counts)) > 1 else None
         answer, cache = forward.step(chunk, cache, **given, counts=ragged)
         said = as_numbers(answer)
@@ -126,3 +137,11 @@ def every_split_of_every_preset(bench: Bench) -> Iterator[Evidence]:
     lengths."""
     ways = [*splits(LENGTH, ROWS), *ragged(LENGTH, ROWS)]
     yield from _cached(bench, "decoding.every_split_of_every_preset", PRESETS, ways)
+
+
+@claim(dtypes=("float32",), quick=())
+def chunks_of_every_case(bench: Bench) -> Iterator[Evidence]:
+    """The same with rotary and relative positions, windows, grouped heads, caps and attention masks."""
+    decoders = [case for case, config in CASES.items() if config.has_decoder]
+    cases = decoders if bench.backend.modes[0] == "eager" else ["qwen", "gemma", "t5", "opt"]
+    yield from _cached(bench, "decoding.chunks_of_every_case", cases, SOME)

@@ -11,6 +11,7 @@ import numpy as np
 
 from transparity.presets import PRESETS, preset
 from transparity_conformance.bench import Bench
+from transparity_conformance.cases import CASES
 from transparity_conformance.claims import WIDE, claim
 from transparity_conformance.derivatives import Derivatives
 from transparity_conformance.evidence import Evidence
@@ -20,10 +21,12 @@ from transparity_conformance.probes import mixed_inputs, probe_parameters
 
 @functools.cache
 def derivatives(case: str) -> tuple[Derivatives, Arrays]:
-    """Of a preset with few layers, and its parameters; `batch` is a model in training that normalises by the batch."""
+    """Of a preset, or another case, with few layers, and its parameters; `batch` is a model in training that normalises
+    by the batch."""
     layers = 2 if case == "notes-lm" else 1
     training = case == "batch"
-    config = preset("translation" if training else case).resized(num_encoder_layers=1, num_decoder_layers=layers)
+    config = CASES[case] if case in CASES else preset("translation" if training else case).resized()
+    config = dataclasses.replace(config, num_encoder_layers=1, num_decoder_layers=layers)
     config = dataclasses.replace(config, norm="batch") if training else config
     parameters = probe_parameters(config, 6)
     return Derivatives(config, parameters, mixed_inputs(config), training=training), parameters
@@ -55,3 +58,11 @@ def gradients_of_a_model(bench: Bench) -> Iterator[Evidence]:
 def gradients_of_every_preset(bench: Bench) -> Iterator[Evidence]:
     """The same of every preset, to the last digits, and of a model in training that normalises by the batch."""
     yield from _gradients(bench, "differentiation.gradients_of_every_preset", [*PRESETS, "batch"])
+
+
+@claim(dtypes=("float64",), quick=())
+def gradients_of_every_case(bench: Bench) -> Iterator[Evidence]:
+    """The same with rotary and relative positions, gates, grouped heads, caps, tied heads and shared embeddings."""
+    cases = [case for case, config in CASES.items() if config.head == "logits"]
+    cases = cases if bench.backend.modes[0] == "eager" else ["qwen", "gemma", "t5"]
+    yield from _gradients(bench, "differentiation.gradients_of_every_case", cases)

@@ -1,0 +1,134 @@
+"""Configurations of the kinds that people port, beside the presets: small ones, that together have every further part.
+
+Each has the parts of a family (Llama's rotary positions and grouped heads, T5's relative bias and tied head …), not its
+sizes: these are different from each other, so that no two axes can be taken for one another.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from transparity.config import TransformerConfig
+
+_DECODER = TransformerConfig(
+    architecture="decoder",
+    target_vocab_size=31,
+    max_length=11,
+    embed_dim=24,
+    num_heads=3,
+    num_decoder_layers=2,
+    feed_forward_dim=40,
+    norm_position="pre",
+    final_norm=True,
+)
+
+_LLAMA = dataclasses.replace(
+    _DECODER,
+    num_heads=4,
+    num_key_value_heads=2,
+    attention_head_dim=8,
+    feed_forward_bias=False,
+    gated=True,
+    activation="silu",
+    norm="rms",
+    qkv_bias=False,
+    output_bias=False,
+    positions="rotary",
+    feature_pairs="halves",
+    head_bias=False,
+)
+
+_TRANSLATION = TransformerConfig(
+    architecture="encoder-decoder",
+    source_vocab_size=37,
+    target_vocab_size=37,
+    shared_embedding=True,
+    tied_head=True,
+    max_length=11,
+    embed_dim=24,
+    num_heads=3,
+    num_encoder_layers=2,
+    num_decoder_layers=2,
+    feed_forward_dim=40,
+    bos_id=1,
+    eos_id=2,
+)
+
+_BERT = TransformerConfig(
+    architecture="encoder",
+    source_vocab_size=37,
+    max_length=11,
+    embed_dim=24,
+    num_heads=3,
+    num_encoder_layers=2,
+    feed_forward_dim=40,
+    activation="gelu",
+    embedding_norm=True,
+    head="pooled",
+)
+
+CASES: dict[str, TransformerConfig] = {
+    "llama": dataclasses.replace(
+        _LLAMA, position_base=500.0, rotary_scaling="llama3", rotary_factor=8.0, rotary_original_length=64
+    ),
+    "qwen": dataclasses.replace(
+        _LLAMA, query_key_norm=True, window=4, rotary_scaling="linear", rotary_factor=2.0, tied_head=True
+    ),
+    "gemma": dataclasses.replace(
+        _LLAMA,
+        num_key_value_heads=1,
+        attention_head_dim=10,
+        activation="gelu-tanh",
+        norm_gain="one-plus-weight",
+        norm_position="both",
+        attention_multiplier=0.8,
+        attention_cap=4.0,
+        window=4,
+        full_attention_every=2,
+        embedding_scale="embed_dim",
+        tied_head=True,
+        logit_cap=3.0,
+    ),
+    "gpt-j": dataclasses.replace(
+        _DECODER,
+        activation="gelu-tanh",
+        qkv_bias=False,
+        output_bias=False,
+        positions="rotary",
+        rotary_dim=4,
+    ),
+    "bloom": dataclasses.replace(
+        _DECODER, num_heads=6, activation="gelu-tanh", positions="alibi", embedding_norm=True, tied_head=True
+    ),
+    "opt": dataclasses.replace(_DECODER, padding="attention-mask", position_offset=2, position_count="visible"),
+    "t5": dataclasses.replace(
+        _TRANSLATION,
+        activation="gelu-tanh",
+        gated=True,
+        feed_forward_bias=False,
+        norm="rms",
+        norm_position="pre",
+        final_norm=True,
+        qkv_bias=False,
+        output_bias=False,
+        attention_scale="none",
+        positions="relative",
+        relative_buckets=8,
+        relative_max_distance=9,
+        head_bias=False,
+        head_scale="embed_dim",
+    ),
+    "bart": dataclasses.replace(_TRANSLATION, activation="gelu", position_offset=2, embedding_norm=True),
+    "marian": dataclasses.replace(
+        _TRANSLATION,
+        activation="silu",
+        padding="attention-mask",
+        positions="sinusoidal",
+        feature_pairs="halves",
+        embedding_scale="embed_dim",
+    ),
+    "bert": dataclasses.replace(_BERT, padding="attention-mask", num_token_types=2),
+    "roberta": dataclasses.replace(
+        _BERT, pad_id=1, position_offset=2, position_count="visible", activation="gelu-quick", head="hidden"
+    ),
+}

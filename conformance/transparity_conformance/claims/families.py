@@ -1,0 +1,35 @@
+"""The parts that no preset has: rotary and relative positions, grouped heads, gates, windows, caps, tied heads."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+import numpy as np
+
+from transparity_conformance.bench import Bench
+from transparity_conformance.cases import CASES
+from transparity_conformance.claims import claim
+from transparity_conformance.evidence import Evidence
+from transparity_conformance.probes import Probe, probes_of
+
+FEW = ("qwen", "gemma", "t5", "bart", "bert", "roberta", "bloom")
+"""Where every model is compiled, these are tried: together they have most parts."""
+
+
+@functools.cache
+def mixed(case: str) -> Probe:
+    """The probe of a case that has every kind of row."""
+    return probes_of(CASES[case], case)["mixed"]
+
+
+@claim(quick=("float32",))
+def taps_and_logits(bench: Bench) -> Iterator[Evidence]:
+    """Every tap, and the fast logits, of a model of each family."""
+    for case in CASES if bench.backend.modes[0] == "eager" else FEW:
+        probe, record = mixed(case), bench.evidence("families.taps_and_logits", case)
+        forward = bench.forward(probe.config, probe.parameters)
+        taps = forward(**probe.inputs)
+        for name in probe.oracle.expected:
+            yield record.oracle(probe.oracle, name, taps.get(name, np.empty(0)), name)
+        yield record.oracle(probe.oracle, "logits by the fast path", forward.logits(**probe.inputs), "logits")

@@ -100,18 +100,16 @@ def _fused_attention(
     It would return zeros for a row that sees nothing; with that row's query zeroed and all its keys shown, it weighs
     them alike, as the explicit path does.
     """
-    sees = mask.any(dim=-1, keepdim=True)
-    if bias is not None:
-        shown = bias.masked_fill(~mask, -torch.inf).masked_fill(~sees, 0)
-        return F.scaled_dot_product_attention(query.masked_fill(~sees, 0), key, value, attn_mask=shown, scale=scale)
     # Elsewhere, to look into a mask is to wait for a device; and nothing can be looked into while it is compiled.
-    if mask.device.type == "cpu" and not torch.compiler.is_compiling():
+    if bias is None and mask.device.type == "cpu" and not torch.compiler.is_compiling():
         if mask.all():
             return F.scaled_dot_product_attention(query, key, value, scale=scale)
         if mask.shape[2] == key.shape[2] and torch.equal(mask, causal_mask(key.shape[2])):
             return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale)
+    sees = mask.any(dim=-1, keepdim=True)
     query = query.masked_fill(~sees, 0)
-    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask | ~sees, scale=scale)
+    shown = mask | ~sees if bias is None else bias.masked_fill(~mask, -torch.inf).masked_fill(~sees, 0)
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=shown, scale=scale)
 
 
 def attention(

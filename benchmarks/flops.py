@@ -1,16 +1,16 @@
 """How many floating-point operations a forward pass takes, counted from the configuration alone.
 
 A product of (m, k) and (k, n) matrices takes m · n · k multiplications and as many additions: 2 · m · n · k FLOPs.
-With the letters of `transparity.axes`, and F for `feed_forward_dim`:
+With the letters of `transparity.axes`, F for `feed_forward_dim`, A for `attention_dim`:
 
 | product                                            | FLOPs                  |
 |----------------------------------------------------|------------------------|
-| query; key and value, each (`full`)                | 2·B·T·D·D; 2·B·S·D·D   |
+| query; key and value, each (`full`)                | 2·B·T·D·A; 2·B·S·D·K·H |
 | query; key and value, each (`shared-per-head`)     | 2·B·T·D·H; 2·B·S·D·H   |
-| scores; context                                    | 2·B·T·S·D each         |
-| output                                             | 2·B·T·D·D              |
-| feed-forward, up and down                          | 2·B·T·D·F each         |
-| head                                               | 2·B·T·D·V              |
+| scores; context                                    | 2·B·T·S·A each         |
+| output                                             | 2·B·T·D·A              |
+| feed-forward: up, down, and a gate if there is one | 2·B·T·D·F each         |
+| head: logits, or what pools the first position     | 2·B·T·D·V; 2·B·D·D     |
 
 Counted as the model is defined: hidden scores too (a causal mask saves nothing), and each decoder layer projects the
 memory anew. Not counted, for they are no matrix products: softmax, masks, scales, norms, biases, residuals,
@@ -28,7 +28,7 @@ def forward_flops(config: TransformerConfig, batch: int, **lengths: int) -> int:
         expected, given = ", ".join(config.input_names), ", ".join(lengths) or "none"
         raise ValueError(f"lengths are given of {given}; expected those of {expected}.")
     stacks = sum(stack_flops(config, name, **lengths) for name in config.input_names)
-    return batch * (stacks + product_flops(lengths[config.input_names[-1]], config.embed_dim, config.vocab_size))
+    return batch * (stacks + head_flops(config, lengths[config.input_names[-1]]))
 
 
 def stack_flops(config: TransformerConfig, name: str, **lengths: int) -> int:
@@ -42,15 +42,25 @@ def stack_flops(config: TransformerConfig, name: str, **lengths: int) -> int:
 
 def attention_flops(config: TransformerConfig, queries: int, keys: int) -> int:
     """`queries` positions that look at `keys` positions."""
-    embed_dim, features = config.embed_dim, _projected_features(config)
-    query, key_and_value = product_flops(queries, embed_dim, features), 2 * product_flops(keys, embed_dim, features)
-    scores_and_context = 2 * product_flops(queries, embed_dim, keys)
-    return query + key_and_value + scores_and_context + product_flops(queries, embed_dim, embed_dim)
+    attention_dim, features = config.attention_dim, _projected_features(config)
+    query = product_flops(queries, attention_dim, features)
+    key_and_value = 2 * product_flops(keys, config.key_value_heads * config.head_dim, features)
+    scores_and_context = 2 * product_flops(queries, attention_dim, keys)
+    return query + key_and_value + scores_and_context + product_flops(queries, attention_dim, config.embed_dim)
 
 
 def feed_forward_flops(config: TransformerConfig, length: int) -> int:
-    """Up and down."""
-    return 2 * product_flops(length, config.embed_dim, config.feed_forward_dim)
+    """Up and down, and what gates."""
+    return (2 + config.gated) * product_flops(length, config.embed_dim, config.feed_forward_dim)
+
+
+def head_flops(config: TransformerConfig, length: int) -> int:
+    """What comes out, of `length` positions."""
+    return {
+        "logits": product_flops(length, config.embed_dim, config.vocab_size),
+        "pooled": product_flops(1, config.embed_dim, config.embed_dim),
+        "hidden": 0,
+    }[config.head]
 
 
 def product_flops(rows: int, inner: int, columns: int) -> int:

@@ -11,6 +11,7 @@ from benchmarks.flops import forward_flops
 from transparity.config import TransformerConfig
 from transparity.parameters import initialize_parameters
 from transparity.presets import PRESETS, preset
+from transparity_conformance.cases import CASES
 
 SIZES = {"batch": 5, "source": 7, "target": 4, "tokens": 6}
 LENGTHS = (
@@ -34,6 +35,7 @@ def counted_by_torch(config: TransformerConfig, batch: int, **lengths: int) -> i
 
     forward = build(config, initialize_parameters(config), dtype="float32")
     inputs = {name: np.ones((batch, length), np.int64) for name, length in lengths.items()}
+    inputs |= {name: np.ones_like(inputs[config.input_names[0]]) for name in config.inputs_beside}
     with FlopCounterMode(display=False) as counter:
         forward(**inputs)
     return int(counter.get_total_flops())
@@ -52,6 +54,12 @@ def test_stacks_of_different_depths_are_told_apart(name: str) -> None:
     config = preset(name).resized(**UNEVEN)
     lengths = lengths_of(config, SIZES)
     assert forward_flops(config, 5, **lengths) == counted_by_torch(config, 5, **lengths)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_further_parts_are_counted(case: str) -> None:
+    lengths = lengths_of(CASES[case], SIZES)
+    assert forward_flops(CASES[case], 5, **lengths) == counted_by_torch(CASES[case], 5, **lengths)
 
 
 def test_a_lone_encoder_is_counted() -> None:

@@ -26,6 +26,7 @@ def imported_by(statement: str) -> set[str]:
         ("import transparity_flax", set()),
         ("import transparity_conformance", set()),
         ("import transparity_conformance.plugin", set()),
+        ("import transparity_conformance.families.importing", set()),
         ("import transparity_pytorch.port", {"torch"}),
         ("import transparity_flax.port", {"jax", "flax"}),
     ],

@@ -31,19 +31,25 @@ from transparity_conformance.strategies import models
 def permuted(config: TransformerConfig, parameters: Arrays, seed: int) -> tuple[Arrays, Arrays]:
     """The parameters with their features permuted, and the permutations by what they permute."""
     random = np.random.default_rng(seed)
+    # What goes by its place among the heads, or among a head's features, stays there.
+    grouped, turned = config.key_value_heads < config.num_heads, config.positions == "rotary"
     heads = random.permutation(config.num_heads)
+    heads = np.arange(config.num_heads) if grouped or config.positions == "alibi" else heads
     within = random.permutation(config.head_dim)
-    head_features = (heads[:, None] * config.head_dim + within).ravel()
-    orders = {"heads": heads, "head_dim": within, "merged": head_features}
+    within = np.arange(config.head_dim) if turned else within
+    key_heads = np.arange(config.key_value_heads) if grouped else heads
+    orders = {"heads": heads, "key_heads": key_heads, "head_dim": within}
     orders["hidden"] = random.permutation(config.feed_forward_dim)
+    orders |= _merged(config, orders)
     # The model's own features stay where they are cut into heads before they are projected.
     shared = config.projection == "shared-per-head"
-    orders["model"] = head_features if shared else random.permutation(config.embed_dim)
+    orders["model"] = orders["merged"] if shared else random.permutation(config.embed_dim)
     if config.positions == "sinusoidal":  # whose features are given
         orders["model"] = np.arange(config.embed_dim)
         if shared:
             orders |= {"heads": np.arange(config.num_heads), "head_dim": np.arange(config.head_dim)}
-            orders["merged"] = orders["model"]
+            orders["key_heads"] = orders["heads"]
+            orders |= _merged(config, orders)
     changed = {}
     for name, value in parameters.items():
         out, into = _axes(config, name)
@@ -52,34 +58,48 @@ def permuted(config: TransformerConfig, parameters: Arrays, seed: int) -> tuple[
     return changed, orders
 
 
+def _merged(config: TransformerConfig, orders: Arrays) -> Arrays:
+    """The order of all features of queries, and of keys, side by side."""
+    return {
+        name: (orders[heads][:, None] * config.head_dim + orders["head_dim"]).ravel()
+        for name, heads in (("merged", "heads"), ("merged_keys", "key_heads"))
+    }
+
+
 def _axes(config: TransformerConfig, name: str) -> tuple[str, str]:
     """What the rows and the columns of a parameter are; empty for what is not permuted."""
-    weight = name.endswith("weight") and "norm" not in name
-    if "embedding" in name:
-        return "", "model"
-    if any(f".{role}." in name for role in ("query", "key", "value")):
-        rows, columns = ("merged", "model") if config.projection == "full" else ("head_dim", "head_dim")
-        return rows, columns if weight else ""
+    weight = name.endswith("weight") and not name.endswith("norm.weight")
+    if name.endswith(("query_norm.weight", "key_norm.weight")):
+        return "head_dim", ""
+    if name.endswith("relative_bias.weight"):
+        return "", "heads"
+    for role, merged in (("query", "merged"), ("key", "merged_keys"), ("value", "merged_keys")):
+        if f".{role}." in name:
+            rows, columns = (merged, "model") if config.projection == "full" else ("head_dim", "head_dim")
+            return rows, columns if weight else ""
     for part, rows, columns in (
         ("attention.output.", "model", "merged"),
         ("up.", "hidden", "model"),
+        ("gate.", "hidden", "model"),
         ("down.", "model", "hidden"),
         ("head.", "", "model"),
+        ("pooler.", "", "model"),
     ):
         if part in name:
             return rows, columns if weight else ""
-    return "model", ""
+    return ("", "model") if weight else ("model", "")
 
 
-def unpermuted(name: str, value: np.ndarray, orders: Arrays) -> np.ndarray:
+def unpermuted(config: TransformerConfig, name: str, value: np.ndarray, orders: Arrays) -> np.ndarray:
     """A tap of the permuted model with its features where they belong."""
     leaf = name.rpartition(".")[2]
-    if leaf == "logits":
+    if leaf == "logits" and config.head != "hidden":
         return value
     if leaf in ("scores", "weights"):
         return value[:, np.argsort(orders["heads"])]
-    if leaf in ("query", "key", "value"):
-        return value[:, np.argsort(orders["heads"])][..., np.argsort(orders["head_dim"])]
+    if leaf.startswith(("query", "key", "value")):
+        heads = "heads" if leaf.startswith("query") else "key_heads"
+        return value[:, np.argsort(orders[heads])][..., np.argsort(orders["head_dim"])]
     order = {"context": "merged", "hidden": "hidden"}.get(leaf, "model")
     return value[..., np.argsort(orders[order])]
 
@@ -103,7 +123,7 @@ def ratios(
 
     for name, value in evaluated(config, changed, inputs, dtype).items():
         expected = oracle.expected[name]
-        error = np.abs(unpermuted(name, value.astype(np.float64), orders) - expected).max()
+        error = np.abs(unpermuted(config, name, value.astype(np.float64), orders) - expected).max()
         noise = oracle.noise(dtype)[name]
         allowed = max(0.0, error - RULES[dtype].floor * epsilon(dtype) * np.abs(expected).max())
         yield float(allowed / noise) if noise else (0.0 if allowed == 0 else float("inf"))

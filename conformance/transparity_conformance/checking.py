@@ -15,14 +15,16 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.errors import TransparityError, shown
+from transparity.parameters import check_parameters
 from transparity.presets import preset as preset_called
 from transparity.taps import tap_shapes
 from transparity_conformance.bench import as_numbers
-from transparity_conformance.besides import with_offers
+from transparity_conformance.besides import not_compared, with_offers
 from transparity_conformance.evidence import share
 from transparity_conformance.judgement import Actual, Progress, judge, silent
-from transparity_conformance.offers import compare_offers
-from transparity_conformance.probes import Probe, probes_of
+from transparity_conformance.offers import OFFERS, compare_offers
+from transparity_conformance.oracle import Arrays
+from transparity_conformance.probes import Probe, probes_of, probes_with
 from transparity_conformance.probes import probes as probes_of_preset
 from transparity_conformance.verdict import Held, Report
 from transparity_conformance.walk import gap
@@ -32,6 +34,9 @@ Port = Callable[..., Callable[..., Any]]
 """`build(config, parameters)` → `forward(source=…, target=…)` or `forward(tokens=…)`."""
 
 HALF = ("bfloat16", "float16")
+
+FORWARD_ALONE = "of given parameters the forward pass is compared; the rest is, with drawn ones, by --config"
+"""Generation is tried with parameters of its own making, and beyond `max_length`, which of a checkpoint is far."""
 
 __all__ = ["Actual", "Port", "PortError", "Progress", "check"]
 
@@ -45,20 +50,27 @@ def check(
     preset: str | None = None,
     *,
     config: TransformerConfig | None = None,
+    parameters: Arrays | None = None,
     dtype: str = "float32",
     logits_only: bool = False,
     progress: Progress | None = None,
 ) -> Report:
-    """Check a port against the reference, at the preset's probe size or for any `config`.
+    """Check a port against the reference, at the preset's probe size or for any `config`; with `parameters`, such as a
+    checkpoint's, with those instead of drawn ones.
 
-    Raises `PortError` if the port raises, or returns what is no array; `ConfigError` for an unknown preset.
+    Raises `PortError` if the port raises, or returns what is no array; `ConfigError` for an unknown preset;
+    `ParameterError` for parameters that are not those of `config`.
     """
-    if config is None and preset is None:
-        raise PortError("check() was given neither a preset nor a config; name one of the two.")
+    if config is None and (preset is None or parameters is not None):
+        needs = "parameters and no config of theirs" if parameters is not None else "neither a preset nor a config"
+        raise PortError(f"check() was given {needs}; name one.")
     if config is None:
         assert preset is not None
         preset_called(preset)
         probes = probes_of_preset(preset)
+    elif parameters is not None:
+        check_parameters(config, parameters)
+        probes = probes_with(config, parameters, preset or "config")
     else:
         probes = probes_of(config, preset or "config")
     name = preset or "config"
@@ -79,6 +91,8 @@ def check(
     forward = forwards[id(first.parameters)]
     sharing = {key: probe for key, probe in probes.items() if probe.parameters is first.parameters}
     logits = {key: said["logits"] for key, said in actual.items()}
+    if parameters is not None:
+        return with_offers(report, not_compared(f"{', '.join(OFFERS)}: {FORWARD_ALONE}"))
     found = compare_offers(build, forward, sharing, logits, dtype, is_right=report.verdict == "agrees")
     return with_offers(report, found)
 

@@ -5,6 +5,7 @@ Exit codes: 0 agrees, 1 diverges, 2 bad usage or bad input, 3 inconclusive. Of s
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 import time
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from transparity.config import TransformerConfig
+    from transparity_conformance.families.importing import Checkpoint
     from transparity_conformance.judgement import Progress
+    from transparity_conformance.oracle import Arrays
     from transparity_conformance.verdict import Report
 
 BAD_INPUT = 2
@@ -51,6 +54,13 @@ class Dtype(StrEnum):
     float16 = "float16"
 
 
+class Head(StrEnum):
+    """What comes out of a lone encoder."""
+
+    hidden = "hidden"
+    pooled = "pooled"
+
+
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the reports as JSON.")]
 HtmlFile = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write the reports as one page.")]
 Taps = Annotated[bool, typer.Option("--taps/--logits-only", help="Compare what the port shows, or its logits alone.")]
@@ -58,6 +68,10 @@ Gradients = Annotated[
     bool, typer.Option("--gradients", help="In the bundle: targets, and what a loss and gradients are to be called.")
 ]
 Steps = Annotated[bool, typer.Option("--steps", help="In the bundle: the chunks in which a port with a cache decodes.")]
+HeadChoice = Annotated[
+    Head | None,
+    typer.Option("--head", help="What comes out of a lone encoder; pooled, where the checkpoint has a pooler."),
+]
 Precision = Annotated[Dtype, typer.Option("--dtype", help="The precision that the port computes in.")]
 
 
@@ -98,6 +112,11 @@ def check(
     config: Annotated[
         Path | None, typer.Option("--config", metavar="FILE", help="Any other configuration, as JSON.")
     ] = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option("--checkpoint", metavar="FOLDER", help="A hub's checkpoint, imported; with its own weights."),
+    ] = None,
+    head: HeadChoice = None,
     taps: Taps = True,
     dtype: Precision = Dtype.float32,
     command: Annotated[
@@ -121,9 +140,20 @@ def check(
             raise UsageError("check takes either a PORT or --command; give one of the two.")
         if (sections := _sections(gradients, steps)) and command is None:
             raise UsageError("--gradients and --steps are for --command; what a PORT offers is compared without them.")
+        if checkpoint is not None and (preset or config is not None or command is not None):
+            raise UsageError(
+                "--checkpoint goes with a PORT, and not with --preset, --config or --command; give it alone."
+            )
+        if head is not None and checkpoint is None:
+            raise UsageError("--head is for --checkpoint; a configuration says by itself what comes out.")
         _check_writable(json_file, html_file)
         one = _checker(port, command, logits_only=not taps, dtype=dtype, timeout=timeout, sections=sections)
-        systems = list(_systems(preset or [], config))
+        if checkpoint is None:
+            systems = list(_systems(preset or [], config))
+        else:
+            imported = _imported(checkpoint, head)
+            one = functools.partial(one, parameters=imported.parameters)
+            systems = [(imported.model_type, imported.config)]
     reports, failed = [], False
     for name, system in systems:
         try:
@@ -157,6 +187,21 @@ def export(
         _say(f"{folder}: {len(bundle.probes)} probes of {bundle.name} ({', '.join(bundle.probes)})")
         for section in bundle.sections:
             _say(f"{section}: {described(section, bundle.probes, bundle.dtype)['for']}", indent=4)
+
+
+@app.command("import")
+def import_(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="config.json and safetensors, as a hub keeps them.")],
+    into: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that is empty, or is made.")],
+    head: HeadChoice = None,
+) -> None:
+    """Write a checkpoint of a known family as a configuration and parameters of ours."""
+    with _sentences():
+        from transparity_conformance.families.importing import import_checkpoint, save_checkpoint
+
+        checkpoint = import_checkpoint(folder, head)
+        save_checkpoint(checkpoint, into)
+        _say_imported(checkpoint, into)
 
 
 @app.command()
@@ -196,7 +241,7 @@ class UsageError(TransparityError):
 
 def _checker(
     port: str | None, command: str | None, *, logits_only: bool, dtype: str, timeout: float, sections: Sequence[str]
-) -> Callable[[str, TransformerConfig, Progress], Report]:
+) -> Callable[..., Report]:
     """The check of one system: of a function that is loaded here, or of a program."""
     if command is not None:
         from transparity_conformance.process import check_command
@@ -210,8 +255,10 @@ def _checker(
     assert port is not None
     build = load_port(port)
 
-    def one(name: str, config: TransformerConfig, heard: Progress) -> Report:
+    def one(name: str, config: TransformerConfig, heard: Progress, parameters: Arrays | None = None) -> Report:
         system: dict[str, Any] = {"config": config} if name == "config" else {"preset": name}
+        if parameters is not None:
+            system = {"config": config, "preset": name, "parameters": parameters}
         try:
             return check_port(build, **system, dtype=dtype, logits_only=logits_only, progress=heard)
         except SystemExit as end:  # whose code would be taken for a verdict
@@ -233,6 +280,22 @@ def _systems(names: Sequence[str], config: Path | None) -> Iterator[tuple[str, T
         yield name, preset(name).resized()
     if config is not None:
         yield "config", _read_config(config)
+
+
+def _imported(folder: Path, head: str | None) -> Checkpoint:
+    """A checkpoint; what was not taken over is said."""
+    from transparity_conformance.families.importing import import_checkpoint
+
+    checkpoint = import_checkpoint(folder, head)
+    _say_imported(checkpoint, folder)
+    return checkpoint
+
+
+def _say_imported(checkpoint: Checkpoint, folder: Path) -> None:
+    count = sum(value.size for value in checkpoint.parameters.values())
+    _say(f"{folder}: {checkpoint.model_type}, {checkpoint.config.architecture}, {count:,} parameters")
+    for remark in checkpoint.remarks:
+        _say(remark, indent=4)
 
 
 def _named(name: str, *, resized: bool) -> TransformerConfig:

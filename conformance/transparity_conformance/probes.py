@@ -197,3 +197,20 @@ def probes_of(config: TransformerConfig, case: str) -> dict[str, Probe]:
         name: Probe(case, name, purpose, config, parameters, inputs)
         for name, purpose, config, parameters, inputs in made
     }
+
+
+TEXT_OF_A_CHECKPOINT = 48
+"""Tokens of text that real weights are tried on: what windows, angles and distances do shows late."""
+
+
+def probes_with(config: TransformerConfig, parameters: Arrays, case: str) -> dict[str, Probe]:
+    """The probes of given parameters, such as a checkpoint's, by name."""
+    source, target = min(SOURCE, config.max_length), min(TARGET, config.max_length)
+    made = [("mixed", "every kind of row at once", mixed_inputs(config, 0, source, target))]
+    if min(config.stack_vocab_size(config.input_stack(name)) for name in config.input_names) >= TEXT_TOKENS:
+        longest = min(TEXT_OF_A_CHECKPOINT, config.max_length)
+        text = text_inputs(config, longest, longest)
+        text |= inputs_beside(config, text, np.random.default_rng(0))
+        made.append(("text", "real text, as people feed it", text))
+    made.append(("one", "length 1", mixed_inputs(config, 1, 1, 1)))
+    return {name: Probe(case, name, purpose, config, parameters, inputs) for name, purpose, inputs in made}

@@ -1,0 +1,567 @@
+"""Checkpoints of the families, as transformers writes them, are what transformers itself computes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+from typer.testing import CliRunner, Result
+
+from transparity.backend import Backend
+from transparity.config import TransformerConfig
+from transparity.errors import ParameterError, TransparityError
+from transparity.parameters import load_parameters
+from transparity_conformance.bench import as_numbers
+from transparity_conformance.checking import PortError, check
+from transparity_conformance.cli import app
+from transparity_conformance.evidence import difference, share
+from transparity_conformance.families.importing import Checkpoint, import_checkpoint
+from transparity_conformance.families.reading import CheckpointError
+from transparity_conformance.oracle import forward_oracle
+
+with warnings.catch_warnings():  # what it says of itself while it is imported is not about this project
+    warnings.simplefilter("ignore")
+    import transformers
+    from transformers import modeling_rope_utils
+
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+
+Refusal = Callable[..., AbstractContextManager[None]]
+
+
+class Case(NamedTuple):
+    """A model of transformers, how long a text it is tried on, and what its configuration should be here."""
+
+    model: str
+    fields: dict[str, Any]
+    expected: dict[str, Any]
+    length: int = 11
+    head: str | None = None
+
+
+SIZES = {"num_hidden_layers": 2, "intermediate_size": 22, "vocab_size": 41}
+BERT = SIZES | {"hidden_size": 12, "num_attention_heads": 3, "max_position_embeddings": 19}
+GPT2 = {"vocab_size": 41, "n_embd": 12, "n_layer": 2, "n_head": 3, "n_positions": 19, "eos_token_id": 2}
+GPT2 |= {"bos_token_id": 2}
+LLAMA = SIZES | {"hidden_size": 16, "num_attention_heads": 4, "max_position_embeddings": 64}
+GROUPED = LLAMA | {"num_key_value_heads": 2}
+SHARED = LLAMA | {"num_key_value_heads": 1, "head_dim": 6}
+T5 = {"vocab_size": 41, "d_model": 12, "d_kv": 5, "d_ff": 22, "num_layers": 2, "num_heads": 3}
+T5 |= {"relative_attention_num_buckets": 12, "relative_attention_max_distance": 17, "decoder_start_token_id": 0}
+BART = {"vocab_size": 41, "d_model": 12, "encoder_layers": 2, "decoder_layers": 3, "max_position_embeddings": 19}
+BART |= {"encoder_attention_heads": 3, "decoder_attention_heads": 3, "encoder_ffn_dim": 22, "decoder_ffn_dim": 22}
+MARIAN = BART | {"pad_token_id": 40, "decoder_start_token_id": 40, "activation_function": "swish"}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 30.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+
+CASES = {
+    "bert": Case("BertModel", BERT, {"head": "pooled", "num_token_types": 2, "pad_id": 0}),
+    "bert, hidden": Case("BertModel", BERT | {"type_vocab_size": 3}, {"head": "hidden"}, head="hidden"),
+    "bert, without a pooler": Case("BertForMaskedLM", BERT | {"hidden_act": "gelu_new"}, {"activation": "gelu-tanh"}),
+    "roberta": Case("RobertaModel", BERT, {"position_count": "visible", "position_offset": 2, "max_length": 17}),
+    "gpt2": Case("GPT2LMHeadModel", GPT2, {"tied_head": True, "activation": "gelu-tanh", "feed_forward_dim": 48}),
+    "gpt2, unscaled": Case(
+        "GPT2LMHeadModel",
+        GPT2 | {"n_inner": 22, "scale_attn_weights": False, "activation_function": "quick_gelu"},
+        {"attention_scale": "none", "activation": "gelu-quick", "feed_forward_dim": 22},
+    ),
+    "gpt2, untied": Case("GPT2LMHeadModel", GPT2 | {"tie_word_embeddings": False}, {"tied_head": False}),
+    "llama": Case("LlamaForCausalLM", LLAMA, {"num_key_value_heads": 4, "attention_head_dim": None}),
+    "llama, grouped": Case(
+        "LlamaForCausalLM",
+        GROUPED | {"attention_bias": True, "mlp_bias": True, "rope_parameters": {"rope_theta": 500.0}},
+        {"num_key_value_heads": 2, "qkv_bias": True, "feed_forward_bias": True, "position_base": 500.0},
+    ),
+    "llama, one key": Case(
+        "LlamaForCausalLM", SHARED | {"tie_word_embeddings": True}, {"attention_head_dim": 6, "tied_head": True}
+    ),
+    "llama, scaled as in 3.1": Case(
+        "LlamaForCausalLM", GROUPED | {"rope_parameters": LLAMA3}, {"rotary_scaling": "llama3"}, length=29
+    ),
+    "llama, scaled": Case(
+        "LlamaForCausalLM",
+        GROUPED | {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 100.0}},
+        {"rotary_scaling": "linear", "rotary_factor": 3.0},
+    ),
+    "mistral": Case("MistralForCausalLM", SHARED | {"sliding_window": 4}, {"window": 4, "attention_head_dim": 6}),
+    "mistral, no window": Case("MistralForCausalLM", GROUPED | {"sliding_window": None}, {"window": None}),
+    "qwen2": Case("Qwen2ForCausalLM", GROUPED, {"qkv_bias": True, "output_bias": False, "window": None}),
+    "qwen2, windows": Case(
+        "Qwen2ForCausalLM",
+        GROUPED | {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 0},
+        {"window": 3, "full_attention_every": None},
+    ),
+    "qwen2, some windows": Case(
+        "Qwen2ForCausalLM",
+        GROUPED
+        | {"num_hidden_layers": 4, "use_sliding_window": True, "sliding_window": 3}
+        | {"layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]},
+        {"window": 3, "full_attention_every": 3},
+    ),
+    "qwen3": Case(
+        "Qwen3ForCausalLM",
+        SHARED | {"attention_bias": True},
+        {"query_key_norm": True, "qkv_bias": True, "output_bias": True, "attention_head_dim": 6},
+    ),
+    "gemma": Case("GemmaForCausalLM", SHARED, {"norm_gain": "one-plus-weight", "activation": "gelu-tanh"}),
+    "gemma2": Case(
+        "Gemma2ForCausalLM",
+        GROUPED
+        | {"head_dim": 6, "num_hidden_layers": 3, "sliding_window": 3, "query_pre_attn_scalar": 7}
+        | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+        {"attention_cap": 2.0, "logit_cap": 3.0, "window": 3, "full_attention_every": 2},
+    ),
+    "gemma2, no caps": Case(
+        "Gemma2ForCausalLM",
+        SHARED | {"attn_logit_softcapping": None, "final_logit_softcapping": None},
+        {"attention_cap": None, "logit_cap": None},
+    ),
+    "t5": Case("T5ForConditionalGeneration", T5, {"tied_head": True, "head_scale": "embed_dim"}, length=23),
+    "t5, gated": Case(
+        "T5ForConditionalGeneration",
+        T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "num_decoder_layers": 3},
+        {"tied_head": False, "head_scale": "none", "activation": "gelu-tanh", "num_decoder_layers": 3},
+        length=23,
+    ),
+    "t5, its encoder": Case(
+        "T5EncoderModel", T5 | {"feed_forward_proj": "gated-silu"}, {"head": "hidden", "activation": "silu"}, length=23
+    ),
+    "bart": Case("BartForConditionalGeneration", BART, {"position_offset": 2, "pad_id": 1, "head_bias": True}),
+    "bart, scaled": Case(
+        "BartForConditionalGeneration", BART | {"scale_embedding": True}, {"embedding_scale": "embed_dim"}
+    ),
+    "marian": Case(
+        "MarianMTModel", MARIAN | {"scale_embedding": True}, {"activation": "silu", "pad_id": 40, "bos_id": 40}
+    ),
+    "marian, two vocabularies": Case(
+        "MarianMTModel",
+        MARIAN | {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 43},
+        {"shared_embedding": False, "target_vocab_size": 43},
+    ),
+}
+
+
+def new(case: Case) -> Any:
+    """The model of transformers, as it is initialised."""
+    model_class = getattr(transformers, case.model)
+    model = model_class(model_class.config_class(**case.fields, attn_implementation="eager")).eval()
+    if case.expected.get("tied_head") is False:  # T5's class ties what its files have twice
+        model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+    return model
+
+
+def learned(model: Any) -> dict[str, torch.Tensor]:
+    """Its weights, and the bias of its logits, which is kept as a buffer."""
+    weights = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    return weights | {name: value for name, value in model.named_buffers() if name == "final_logits_bias"}
+
+
+TABLES = ("embed", "shared", "wte", "wpe", "relative")
+
+
+def made(case: Case) -> Any:
+    """The model, with weights that show mistakes: gains spread around one, biases that are not zero."""
+    model = new(case)
+    random = torch.Generator().manual_seed(5)
+    one = 0 if "gemma" in model.config.model_type else 1
+    with torch.no_grad():
+        for name, value in learned(model).items():
+            drawn = torch.randn(value.shape, generator=random)
+            if value.ndim == 1:
+                is_gain = name.endswith("weight")
+                value.copy_(0.3 * drawn + (one if is_gain else 0))
+            else:
+                value.copy_(drawn if any(part in name for part in TABLES) else 1.3 * drawn / value.shape[1] ** 0.5)
+    return model
+
+
+def tokens_of(config: TransformerConfig, length: int) -> dict[str, np.ndarray]:
+    """Three rows, all different, one padded on the right; of encoder-decoders both sides, of different lengths."""
+    random = np.random.default_rng(7)
+    inputs = {}
+    for name in config.input_names:
+        shape = (3, length - 2 if name == "target" else length)
+        tokens = random.integers(3, config.stack_vocab_size(config.input_stack(name)) - 2, shape)
+        if config.pad_id is not None and name != "target":
+            tokens[1, -3:] = config.pad_id
+        if config.pad_id is not None and name == "target":
+            tokens[2, 2] = config.pad_id  # which is seen: a decoder's mask is causal alone
+        inputs[name] = tokens
+    if config.num_token_types:
+        inputs["token_types"] = random.integers(0, config.num_token_types, inputs["tokens"].shape)
+    return inputs
+
+
+def theirs(model: Any, checkpoint: Checkpoint, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
+    """What the model of transformers says, in its own dtype."""
+    config = checkpoint.config
+    given = {name: torch.from_numpy(value) for name, value in inputs.items()}
+    read = given.get("source", given.get("tokens"))
+    named: dict[str, Any] = {"input_ids": read}
+    if "target" in given:
+        named["decoder_input_ids"] = given["target"]
+    if config.has_encoder:
+        named["attention_mask"] = torch.from_numpy(np.int64(inputs[config.input_names[0]] != config.pad_id))
+    if "token_types" in given:
+        named["token_type_ids"] = given["token_types"]
+    with torch.no_grad():
+        if config.head == "logits":
+            return as_numbers(model(**named).logits)
+        said = getattr(model, model.base_model_prefix, model)(**named)
+        return as_numbers(said.pooler_output if config.head == "pooled" else said.last_hidden_state)
+
+
+@contextmanager
+def in_double_precision(case: Case, model: Any) -> Iterator[Any]:
+    """The model in float64, wholly: transformers computes norms, angles, weights of attention and buckets in float32
+    whatever the model's dtype is, so its own `double()` is as far off as float32."""
+    widened = {"float32": torch.float64, "float": torch.float64, "FloatTensor": torch.DoubleTensor}
+    before = torch.get_default_dtype()
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (sys.modules[type(model).__module__], modeling_rope_utils):
+            patch.setattr(module, "torch", SimpleNamespace(**vars(torch) | widened))
+        patch.setattr(torch.Tensor, "float", torch.Tensor.double)
+        torch.set_default_dtype(torch.float64)
+        try:
+            double = new(case)
+            assert not double.load_state_dict(learned(model), strict=False).unexpected_keys
+            yield double
+        finally:
+            torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_checkpoint_says_what_transformers_says(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    model = made(case)
+    model.save_pretrained(tmp_path)
+    checkpoint = import_checkpoint(tmp_path, case.head)
+    config = checkpoint.config.as_dict()
+    assert {field: config[field] for field in case.expected} == case.expected
+
+    inputs = tokens_of(checkpoint.config, case.length)
+    oracle = forward_oracle(checkpoint.config, checkpoint.parameters, inputs)
+    said = {"float32": theirs(model, checkpoint, inputs)}
+    with in_double_precision(case, model) as double:
+        said["float64"] = theirs(double, checkpoint, inputs)
+    assert said["float64"].dtype == np.float64
+    for dtype, value in said.items():
+        error, budget = difference(value, oracle.expected["logits"]), oracle.budget("logits", dtype)
+        assert share(error, budget) <= 1, f"{dtype} differs by {error:.3g}; expected at most {budget:.3g}"
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [("bert", "pytorch"), ("gemma2", "pytorch"), ("t5, gated", "pytorch"), ("qwen3", "flax")],
+    indirect=["backend"],
+)
+def test_a_backend_says_the_same(name: str, backend: Backend, saved: Callable[[str], Path]) -> None:
+    checkpoint = import_checkpoint(saved(name))
+    config, parameters = checkpoint.config, checkpoint.parameters
+    inputs = tokens_of(config, CASES[name].length)
+    oracle = forward_oracle(config, parameters, inputs)
+    forward = backend(config, parameters, dtype="float32", mode=backend.modes[0])
+    error = difference(as_numbers(forward.logits(**inputs)), oracle.expected["logits"])
+    assert share(error, oracle.budget("logits", "float32")) <= 1
+
+
+@pytest.mark.parametrize("name", ["bert", "gemma2"])
+def test_a_port_is_checked_on_a_checkpoint(name: str, saved: Callable[[str], Path]) -> None:
+    result = said("check", "transparity_pytorch.port:build", "--checkpoint", saved(name))
+    assert result.exit_code == 0, result.output
+    assert "AGREES" in result.stdout
+    assert "fields that no forward pass depends on: " in " ".join(result.stdout.split())
+
+
+def said(*arguments: Any) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a case, saved once."""
+    folders: dict[str, Path] = {}
+
+    def folder(name: str) -> Path:
+        if name not in folders:
+            folders[name] = tmp_path_factory.mktemp("saved")
+            made(CASES[name]).save_pretrained(folders[name])
+        return folders[name]
+
+    return folder
+
+
+def edited(
+    folder: Path, into: Path, fields: Mapping[str, Any] | None = None, tensors: Mapping[str, Any] | None = None
+) -> Path:
+    """A copy with other `fields` and `tensors`; without those that are `GONE`."""
+    into.mkdir(parents=True, exist_ok=True)
+    config = json.loads((folder / "config.json").read_text()) | dict(fields or {})
+    (into / "config.json").write_text(json.dumps({name: value for name, value in config.items() if value is not GONE}))
+    both = {**load_file(folder / "model.safetensors"), **(tensors or {})}
+    save_file({name: value for name, value in both.items() if value is not GONE}, into / "model.safetensors")
+    return into
+
+
+GONE = object()
+
+
+def same(one: Checkpoint, other: Checkpoint) -> bool:
+    return one.config == other.config and all(
+        np.array_equal(value, other.parameters[name]) for name, value in one.parameters.items()
+    )
+
+
+def test_a_checkpoint_in_several_files_is_the_same(saved: Callable[[str], Path], tmp_path: Path) -> None:
+    made(CASES["llama, grouped"]).save_pretrained(tmp_path, max_shard_size="5KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    assert same(import_checkpoint(tmp_path), import_checkpoint(saved("llama, grouped")))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_loses_nothing(dtype: str, tmp_path: Path) -> None:
+    model = made(CASES["llama"]).to(getattr(torch, dtype))
+    model.save_pretrained(tmp_path)
+    checkpoint = import_checkpoint(tmp_path)
+    table = checkpoint.parameters["decoder.token_embedding.weight"]
+    assert table.dtype == np.float32
+    assert np.array_equal(table, model.model.embed_tokens.weight.detach().float().numpy())
+
+
+def test_fields_as_transformers_4_writes_them_mean_the_same(saved: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = saved("llama, scaled as in 3.1")
+    scaling = {name: value for name, value in LLAMA3.items() if name not in ("rope_theta", "rope_type")}
+    older = {"rope_parameters": GONE, "rope_theta": 30.0, "rope_scaling": {"type": "llama3"} | scaling}
+    assert same(import_checkpoint(edited(folder, tmp_path / "llama", older)), import_checkpoint(folder))
+    folder = saved("t5, gated")
+    older = {"scale_decoder_outputs": GONE, "tie_word_embeddings": False}
+    assert same(import_checkpoint(edited(folder, tmp_path / "t5", older)), import_checkpoint(folder))
+
+
+@pytest.mark.parametrize("name", ["bert, without a pooler", "gpt2", "llama", "bart"])
+def test_a_prefix_may_be_there_or_not(name: str, saved: Callable[[str], Path], tmp_path: Path) -> None:
+    prefix = {"bert, without a pooler": "bert.", "gpt2": "transformer."}.get(name, "model.")
+    tensors = load_file(saved(name) / "model.safetensors")
+    bare: dict[str, Any] = {tensor: GONE for tensor in tensors if tensor.startswith(prefix)}
+    bare |= {tensor.removeprefix(prefix): value for tensor, value in tensors.items()}
+    assert same(import_checkpoint(edited(saved(name), tmp_path, tensors=bare)), import_checkpoint(saved(name)))
+
+
+def test_a_tied_head_that_is_there_too_has_to_be_the_same(
+    saved: Callable[[str], Path], tmp_path: Path, refused: Refusal
+) -> None:
+    folder = saved("gpt2")
+    table = load_file(folder / "model.safetensors")["transformer.wte.weight"]
+    assert same(
+        import_checkpoint(edited(folder, tmp_path / "same", tensors={"lm_head.weight": table})),
+        import_checkpoint(folder),
+    )
+    other = edited(folder, tmp_path / "other", tensors={"lm_head.weight": table + 1})
+    with refused(CheckpointError, "'lm_head.weight' and 'transformer.wte.weight' of"):
+        import_checkpoint(other)
+
+
+def test_what_is_not_taken_over_is_said(saved: Callable[[str], Path], tmp_path: Path) -> None:
+    more = {"fancy_attention": 3, "eos_token_id": [2, 5], "pad_token_id": -1, "rms_norm_eps": GONE}
+    zeros = np.zeros(2, np.float32)
+    tensors = {"score.weight": zeros, "model.layers.7.mlp.up_proj.weight": zeros}
+    checkpoint = import_checkpoint(edited(saved("llama"), tmp_path, more, tensors))
+    remarks = dict(remark.split(": ", 1) for remark in checkpoint.remarks)
+    assert remarks["fields that are not honoured"] == "fancy_attention (3), pad_token_id (-1), eos_token_id ([2, 5])"
+    assert remarks["fields that are missing, taken as transformers does"] == "rms_norm_eps 1e-06"
+    assert remarks["tensors that are not used"] == "model.layers.7.mlp.up_proj.weight, score.weight"
+    assert "use_cache" in remarks["fields that no forward pass depends on"].split(", ")
+    assert (checkpoint.config.eos_id, checkpoint.config.pad_id) == (2, None)
+    checkpoint = import_checkpoint(saved("bert, without a pooler"))
+    assert "cls.predictions.transform.dense.weight" in str(checkpoint.remarks)
+    assert "head: hidden" in checkpoint.remarks
+
+
+def test_tensors_that_are_computed_here_are_no_parameters(saved: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = edited(saved("bert"), tmp_path, tensors={"embeddings.position_ids": np.arange(19)[None]})
+    assert "tensors that are computed here: embeddings.position_ids" in import_checkpoint(folder).remarks
+
+
+SLIDES, SEES = "sliding_attention", "full_attention"
+
+REFUSED_FIELDS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "an unknown family": ("llama", {"model_type": "mamba"}, 'has the model_type "mamba"; expected one of bart, bert'),
+    "no family": ("llama", {"model_type": GONE}, "has the model_type null; expected"),
+    "an unknown activation": ("llama", {"hidden_act": "mish"}, 'hidden_act is "mish"; expected one of gelu'),
+    "another scaling": ("llama", {"rope_scaling": {"type": "yarn", "factor": 2.0}, "rope_parameters": None}, '"yarn"'),
+    "half a scaling": ("llama", {"rope_parameters": {"rope_type": "linear"}}, "rope_parameters has no factor"),
+    "a scaling and more": (
+        "llama",
+        {"rope_parameters": {"rope_type": "default", "attention_factor": 2}},
+        "rope_parameters.attention_factor is 2; expected none",
+    ),
+    "a part turned": ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5; expected 1"),
+    "quantised": ("llama", {"quantization_config": {"bits": 4}}, 'quantization_config is {"bits": 4}; expected none'),
+    "a size that is none": ("llama", {"hidden_size": "16"}, 'hidden_size is "16"; expected a whole number'),
+    "a size too few": ("llama", {"hidden_size": GONE}, "hidden_size is missing; expected it, for embed_dim"),
+    "a scale by layer": ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "expected false"),
+    "a decoder": ("bert", {"is_decoder": True}, "is_decoder is true; expected false"),
+    "other positions": ("bert", {"position_embedding_type": "relative_key"}, 'expected "absolute"'),
+    "two numbers of heads": ("bart", {"decoder_attention_heads": 2}, "decoder_attention_heads is 2; expected 3, as"),
+    "other layers": ("bart", {"normalize_before": True}, "normalize_before is true; expected false"),
+    "both ways": ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention is true"),
+    "the first sees all": ("gemma2", {"layer_types": [SEES, SLIDES, SLIDES]}, "layer_types is ["),
+    "windows without any": ("qwen2", {"layer_types": [SLIDES, SLIDES]}, "use_sliding_window is false; expected true"),
+    "no activation": ("t5", {"feed_forward_proj": 3}, "feed_forward_proj is 3; expected"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED_FIELDS)
+def test_fields_that_would_change_numbers_are_refused(
+    what: str, saved: Callable[[str], Path], tmp_path: Path, refused: Refusal
+) -> None:
+    name, fields, says = REFUSED_FIELDS[what]
+    folder = edited(saved(name), tmp_path, fields)
+    with refused(CheckpointError, f"{folder / 'config.json'} "):
+        import_checkpoint(folder)
+    with pytest.raises(CheckpointError, match=re.escape(says)):
+        import_checkpoint(folder)
+
+
+def test_tensors_that_do_not_fit_are_refused(saved: Callable[[str], Path], tmp_path: Path, refused: Refusal) -> None:
+    name, folder = "model.layers.1.mlp.up_proj.weight", saved("llama")
+    with refused(CheckpointError, f"{tmp_path} has no tensor 'layers.1.mlp.up_proj.weight'; expected it, for the"):
+        import_checkpoint(edited(folder, tmp_path, tensors={name: GONE}))
+    with refused(CheckpointError, f"{name!r} of {tmp_path / 'model.safetensors'} has the shape (16, 22)"):
+        import_checkpoint(edited(folder, tmp_path, tensors={name: np.zeros((16, 22), np.float32)}))
+    with refused(
+        CheckpointError, f"{name!r} of {tmp_path / 'model.safetensors'} has the dtype I8; expected one of F32"
+    ):
+        import_checkpoint(edited(folder, tmp_path, tensors={name: np.zeros((22, 16), np.int8)}))
+    with refused(
+        CheckpointError, f"{tmp_path} cannot be imported: Parameter 'decoder.layers.1.feed_forward.up.weight'"
+    ):
+        import_checkpoint(edited(folder, tmp_path, tensors={name: np.full((22, 16), np.nan, np.float32)}))
+    with refused(CheckpointError, f"{saved('bert, without a pooler')} has no tensor 'pooler.dense.weight'; expected"):
+        import_checkpoint(saved("bert, without a pooler"), "pooled")
+    with refused(CheckpointError, f"{folder / 'config.json'} cannot be imported: a head is asked for (hidden)"):
+        import_checkpoint(folder, "hidden")
+
+
+def test_folders_that_are_no_checkpoint_are_refused(
+    saved: Callable[[str], Path], tmp_path: Path, refused: Refusal
+) -> None:
+    nowhere = tmp_path / "nowhere"
+    with refused(CheckpointError, f"{nowhere} is no folder; expected one with config.json"):
+        import_checkpoint(nowhere)
+    with refused(CheckpointError, f"{tmp_path} has no config.json; expected"):
+        import_checkpoint(tmp_path)
+    config = tmp_path / "config.json"
+    for text, says in (("{", "is not JSON: "), ("[1]", "is [1]; expected an object"), ('{"a": NaN}', "is not JSON: ")):
+        config.write_text(text)
+        with refused(TransparityError, f"{config} {says}"):
+            import_checkpoint(tmp_path)
+    config.write_text((saved("llama") / "config.json").read_text())
+    with refused(CheckpointError, f"{tmp_path} has no model.safetensors; expected"):
+        import_checkpoint(tmp_path)
+    pickle = tmp_path / "pytorch_model.bin"
+    pickle.write_bytes(b"\x80\x04N.")
+    for given in (tmp_path, pickle):
+        with refused(CheckpointError, f"{pickle} is a pickle, which can run anything when it is read, and is not"):
+            import_checkpoint(given)
+
+
+def test_files_that_are_not_what_they_should_be_are_refused(
+    saved: Callable[[str], Path], tmp_path: Path, refused: Refusal
+) -> None:
+    folder = edited(saved("llama"), tmp_path)
+    weights, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    for names, says in (
+        ({"a": "more.safetensors"}, f"{folder} has no more.safetensors, which"),
+        ({"a": "../model.safetensors"}, f"{index} names the file '../model.safetensors'; expected"),
+        (["a"], f"{index} has no weight_map; expected"),
+    ):
+        index.write_text(json.dumps({"weight_map": names}))
+        with refused(CheckpointError, says):
+            import_checkpoint(folder)
+    index.unlink()
+    for name in ("one.safetensors", "two.safetensors"):
+        (folder / name).write_bytes(weights.read_bytes())
+    (folder / "model.safetensors").unlink()
+    with refused(CheckpointError, f"{folder} has one.safetensors, two.safetensors and no model.safetensors.index.json"):
+        import_checkpoint(folder)
+    weights.write_bytes(b"no tensors")
+    with refused(CheckpointError, f"{weights} cannot be read as a safetensors file: "):
+        import_checkpoint(folder)
+
+
+def test_the_command_imports(saved: Callable[[str], Path], tmp_path: Path) -> None:
+    result = said("import", saved("gemma2"), tmp_path / "new")
+    assert result.exit_code == 0, result.output
+    assert "gemma2, decoder, " in " ".join(result.stdout.split())
+    checkpoint = import_checkpoint(saved("gemma2"))
+    config = TransformerConfig.from_json((tmp_path / "new" / "config.json").read_text())
+    parameters = load_parameters(tmp_path / "new" / "parameters.safetensors", config)
+    assert same(dataclasses.replace(checkpoint, config=config, parameters=parameters), checkpoint)
+    assert said("import", saved("gemma2"), tmp_path / "new").exit_code == 0, "over what it wrote itself"
+
+
+def test_the_command_refuses_in_one_sentence(saved: Callable[[str], Path], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{")
+    port, checkpoint = "transparity.port:build", ("--checkpoint", saved("llama"))
+    for arguments, says in (
+        (("import", tmp_path, tmp_path / "new"), "is not JSON"),
+        (("import", saved("llama"), tmp_path), "has other files in it; expected an empty folder"),
+        (("import", saved("llama"), saved("gemma2")), "has other files in it; expected an empty folder"),
+        (("import", saved("llama"), tmp_path / "config.json"), "cannot be written"),
+        (("import", saved("llama"), tmp_path / "new", "--head", "pooled"), "what comes out of this system are logits"),
+        (("check", port, "--checkpoint", tmp_path), "is not JSON"),
+        (("check", port, *checkpoint, "--preset", "walkthrough"), "--checkpoint goes with a PORT"),
+        (("check", port, *checkpoint, "--config", tmp_path / "config.json"), "--checkpoint goes with a PORT"),
+        (("check", "--command", "true", *checkpoint), "--checkpoint goes with a PORT"),
+        (("check", port, "--head", "pooled"), "--head is for --checkpoint"),
+    ):
+        result = said(*arguments)
+        assert result.exit_code == 2, arguments
+        assert says in result.stderr
+        assert result.stderr.count("\n") == 1
+        assert result.stderr.endswith(".\n")
+
+
+def test_a_wrong_port_is_found_out_on_a_checkpoint(saved: Callable[[str], Path]) -> None:
+    from transparity.port import build
+
+    def wrong(config: TransformerConfig, parameters: Any) -> Any:
+        return build(dataclasses.replace(config, feature_pairs="adjacent"), parameters)
+
+    checkpoint = import_checkpoint(saved("llama, grouped"))
+    report = check(wrong, config=checkpoint.config, parameters=checkpoint.parameters)
+    assert report.verdict == "diverges"
+    assert report.first_divergence == "decoder.layers.0.self_attention.query_rotated"
+
+
+def falls(config: TransformerConfig, parameters: Any) -> Callable[..., Any]:
+    raise AssertionError("nothing is to be built")
+
+
+def test_given_parameters_have_to_be_those_of_the_configuration(saved: Callable[[str], Path], refused: Refusal) -> None:
+    checkpoint = import_checkpoint(saved("llama"))
+    with refused(PortError, "check() was given parameters and no config of theirs; name one"):
+        check(falls, preset="notes-lm", parameters=checkpoint.parameters)
+    with refused(ParameterError, "Parameter 'head.weight' is missing"):
+        fewer = {name: value for name, value in checkpoint.parameters.items() if name != "head.weight"}
+        check(falls, config=checkpoint.config, parameters=fewer)

@@ -72,7 +72,7 @@ def conformance(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """All tests, slow ones too: conformance, the tests of the tests, and the tests of the tools."""
-    install(session, "test", "benchmarks", "examples", bytecode=False)
+    install(session, "test", "benchmarks", "examples", "families", bytecode=False)
     environment = SINGLE_THREADED | compiled(session)
     # With `-k` one of the two may have nothing to do, which pytest answers with 5.
     options: dict[str, Any] = {"success_codes": [0, 5]} if session.posargs else {}

@@ -42,12 +42,15 @@ def pytest_sessionfinish() -> None:
     gc.freeze()
 
 
+EXPECTED_SLOWLY = ("optimization", "differentiation", "dropout")
+"""Topics whose expected values take long to compute, for they are derivatives by the complex step."""
+
 LONGEST = (
     "test_power.py",
     "test_plants.py",
     "test_drawn.py",
     "-flax",
-    "optimization.",
+    *(f"{topic}." for topic in EXPECTED_SLOWLY),
     "test_offers.py",
     "test_shapes_are_true.py",
     "test_checking.py",
@@ -64,7 +67,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """All claims about one subject go to one process, for what is built and compiled for one serves the next; where
-    what is expected takes long to compute, all subjects of a claim do."""
+    what is expected takes long to compute, all subjects of a topic do."""
     from xdist.scheduler import LoadScopeScheduling
 
     class BySubject(LoadScopeScheduling):  # type: ignore[misc]
@@ -73,7 +76,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             if "transparity_conformance" not in file:
                 return file
             claim, _, subject = test.partition("[")[2].partition("-")
-            return "optimization" if claim.startswith("optimization.") else subject
+            topic = claim.partition(".")[0]
+            return topic if topic in EXPECTED_SLOWLY else subject
 
     config.option.loadscopereorder = False
     return BySubject(config, log)

@@ -1,4 +1,5 @@
-"""The option `--benchmark`: benchmarks are collected with it, and with it alone. Under xdist, what goes together."""
+"""The option `--benchmark`: benchmarks are collected with it, and with it alone; tests of real weights, where they are
+named. Under xdist, what goes together."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 BENCHMARKS = Path(__file__).parent / "benchmarks"
+CHECKPOINTS = Path(__file__).parent / "tests/checkpoints"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -20,8 +22,17 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError("--benchmark needs pytest-benchmark: python -m pip install pytest-benchmark")
 
 
+def is_named(folder: Path, config: pytest.Config) -> bool:
+    """Whether the command line names it, or something in it."""
+    named = (config.invocation_params.dir / argument.partition("::")[0] for argument in config.args)
+    return any(path.resolve().is_relative_to(folder.resolve()) for path in named)
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out benchmarks without `--benchmark`; with it, all else, unless the command line names what to run."""
+    """Leave out benchmarks without `--benchmark`; with it, all else, unless the command line names what to run. Leave
+    out what needs weights that others trained, unless it is named itself."""
+    if collection_path == CHECKPOINTS and not is_named(CHECKPOINTS, config):
+        return True
     is_benchmark = collection_path.is_relative_to(BENCHMARKS)
     if not config.getoption("--benchmark"):
         return True if is_benchmark else None

@@ -28,7 +28,9 @@ COMPILE_QUICKLY = [
 ]
 
 # So `tests` has them on, as users do, for what models compute in the usual precisions, and off for all the rest.
-AS_USERS_COMPILE = "flax and jit and (float32 or bfloat16) and (forward or attention or loss or chunks or gradients_of_a_model)"
+AS_USERS_COMPILE = (
+    "flax and jit and (float32 or bfloat16) and (forward or attention or loss or chunks or gradients_of_a_model)"
+)
 
 
 def compiled(session: nox.Session) -> dict[str, str]:
@@ -110,6 +112,17 @@ def race(session: nox.Session) -> None:
     """Our columns beside what a user would take instead: speed as ratios and as shares of what the machine can do."""
     install(session, "test", "peers")
     session.run("python", "-m", "benchmarks.race", *session.posargs)
+
+
+@nox.session
+def checkpoints(session: nox.Session) -> None:
+    """Real weights, text in and a known answer out: a sentence encoder and a language model, in every backend."""
+    install(session, "test", "checkpoints")
+    # Without what they ask for: that is whole libraries to run the weights with, one of them to be compiled.
+    weights = nox.project.dependency_groups(PYPROJECT, "weights")
+    session.install("--no-deps", "--constraint", "constraints.txt", *weights)
+    environment = SINGLE_THREADED | compiled(session) | {"XLA_FLAGS": " ".join(COMPILE_QUICKLY)}
+    session.run("pytest", "tests/checkpoints", *session.posargs, env=environment)
 
 
 @nox.session

@@ -63,6 +63,8 @@ T5 = {"vocab_size": 41, "d_model": 12, "d_kv": 5, "d_ff": 22, "num_layers": 2, "
 T5 |= {"relative_attention_num_buckets": 12, "relative_attention_max_distance": 17, "decoder_start_token_id": 0}
 BART = {"vocab_size": 41, "d_model": 12, "encoder_layers": 2, "decoder_layers": 3, "max_position_embeddings": 19}
 BART |= {"encoder_attention_heads": 3, "decoder_attention_heads": 3, "encoder_ffn_dim": 22, "decoder_ffn_dim": 22}
+OPT = {"vocab_size": 41, "hidden_size": 12, "num_hidden_layers": 2, "ffn_dim": 22, "num_attention_heads": 3}
+OPT |= {"max_position_embeddings": 19, "word_embed_proj_dim": 12}
 MARIAN = BART | {"pad_token_id": 40, "decoder_start_token_id": 40, "activation_function": "swish"}
 LLAMA3 = {
     "rope_type": "llama3",
@@ -157,6 +159,17 @@ CASES = {
         MARIAN | {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 43},
         {"shared_embedding": False, "target_vocab_size": 43},
     ),
+    "opt": Case("OPTForCausalLM", OPT, {"position_offset": 2, "position_count": "visible", "final_norm": True}),
+    "opt, norms behind": Case(
+        "OPTForCausalLM",
+        OPT | {"do_layer_norm_before": False, "enable_bias": False, "tie_word_embeddings": False},
+        {"norm_position": "post", "final_norm": False, "feed_forward_bias": False, "tied_head": False},
+    ),
+    "opt, no last norm": Case(
+        "OPTForCausalLM",
+        OPT | {"_remove_final_layer_norm": True, "activation_function": "gelu"},
+        {"norm_position": "pre", "final_norm": False, "activation": "gelu"},
+    ),
 }
 
 
@@ -195,13 +208,15 @@ def made(case: Case) -> Any:
 
 
 def tokens_of(config: TransformerConfig, length: int) -> dict[str, np.ndarray]:
-    """Three rows, all different, one padded on the right; of encoder-decoders both sides, of different lengths."""
+    """Three rows, all different, one padded on the left and one on the right; of encoder-decoders both sides, of
+    different lengths."""
     random = np.random.default_rng(7)
     inputs = {}
     for name in config.input_names:
         shape = (3, length - 2 if name == "target" else length)
         tokens = random.integers(3, config.stack_vocab_size(config.input_stack(name)) - 2, shape)
         if config.pad_id is not None and name != "target":
+            tokens[0, :2] = config.pad_id
             tokens[1, -3:] = config.pad_id
         if config.pad_id is not None and name == "target":
             tokens[2, 2] = config.pad_id  # which is seen: a decoder's mask is causal alone
@@ -219,7 +234,7 @@ def theirs(model: Any, checkpoint: Checkpoint, inputs: Mapping[str, np.ndarray])
     named: dict[str, Any] = {"input_ids": read}
     if "target" in given:
         named["decoder_input_ids"] = given["target"]
-    if config.has_encoder:
+    if config.has_encoder or config.target_mask == "causal-and-padding":
         named["attention_mask"] = torch.from_numpy(np.int64(inputs[config.input_names[0]] != config.pad_id))
     if "token_types" in given:
         named["token_type_ids"] = given["token_types"]
@@ -357,7 +372,7 @@ def test_fields_as_transformers_4_writes_them_mean_the_same(saved: Callable[[str
     assert same(import_checkpoint(edited(folder, tmp_path / "t5", older)), import_checkpoint(folder))
 
 
-@pytest.mark.parametrize("name", ["bert, without a pooler", "gpt2", "llama", "bart"])
+@pytest.mark.parametrize("name", ["bert, without a pooler", "gpt2", "llama", "bart", "opt"])
 def test_a_prefix_may_be_there_or_not(name: str, saved: Callable[[str], Path], tmp_path: Path) -> None:
     prefix = {"bert, without a pooler": "bert.", "gpt2": "transformer."}.get(name, "model.")
     tensors = load_file(saved(name) / "model.safetensors")
@@ -426,6 +441,8 @@ REFUSED_FIELDS: dict[str, tuple[str, dict[str, Any], str]] = {
     "both ways": ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention is true"),
     "the first sees all": ("gemma2", {"layer_types": [SEES, SLIDES, SLIDES]}, "layer_types is ["),
     "windows without any": ("qwen2", {"layer_types": [SLIDES, SLIDES]}, "use_sliding_window is false; expected true"),
+    "narrower tokens": ("opt", {"word_embed_proj_dim": 6}, "word_embed_proj_dim is 6; expected 12, as hidden_size is"),
+    "norms that are not learned": ("opt", {"layer_norm_elementwise_affine": False}, "is false; expected true"),
     "no activation": ("t5", {"feed_forward_proj": 3}, "feed_forward_proj is 3; expected"),
 }
 

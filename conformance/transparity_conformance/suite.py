@@ -10,6 +10,7 @@ from transparity_conformance.bench import Bench
 from transparity_conformance.claims import Claim, all_claims
 from transparity_conformance.evidence import Evidence, Subject
 
+
 def subjects(name: str) -> Iterator[tuple[Subject, bool]]:
     """Every subject of a backend, and whether it belongs to the quick suite.
 

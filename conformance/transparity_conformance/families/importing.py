@@ -34,6 +34,7 @@ FILES = {
     "llama": "llama",
     "marian": "bart",
     "mistral": "llama",
+    "opt": "opt",
     "qwen2": "llama",
     "qwen3": "llama",
     "roberta": "bert",

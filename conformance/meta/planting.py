@@ -27,10 +27,12 @@ REFERENCE_COLUMN = "transparity"
 FILES = (
     "masks",
     "embeddings",
+    "positions",
     "normalization",
     "attention",
     "feed_forward",
     "layers",
+    "head",
     "transformer",
     "loss",
     "dropout",

@@ -32,6 +32,8 @@ def in_both(
     return [Plant(mistake, column, file, *line, caught_by) for column, line in lines.items()]
 
 
+FAMILIES = "families.taps_and_logits"
+
 PLANTS = [
     *in_both(
         "future-shown",
@@ -75,11 +77,8 @@ PLANTS = [
     *in_both(
         "position-layout",
         "embeddings",
-        ("torch.stack([angles.sin(), angles.cos()], dim=-1)", "torch.cat([angles.sin(), angles.cos()], dim=-1)"),
-        (
-            "np.stack([np.sin(angles), np.cos(angles)], axis=-1)",
-            "np.concatenate([np.sin(angles), np.cos(angles)], axis=-1)",
-        ),
+        ("torch.stack(both, dim=-1).reshape(length, embed_dim)", "torch.cat(both, dim=-1)"),
+        ("np.stack(both, axis=-1).reshape(length, embed_dim)", "np.concatenate(both, axis=-1)"),
         "embeddings.sinusoidal",
         "forward.embedding",
     ),
@@ -198,15 +197,15 @@ PLANTS = [
         "wholly-hidden-row",
         "attention",
         ("query = query.masked_fill(~sees, 0)", "query = query"),
-        ("mask=mask, scale=scale", "mask=mask | ~mask.any(-1, keepdims=True), scale=scale"),
+        ("bias, mask, scale=scale", "bias, mask | ~mask.any(-1, keepdims=True), scale=scale"),
         "attention.alone",
         "forward.fast_logits",
     ),
     *in_both(
         "fused-scale",
         "attention",
-        ("attn_mask=mask | ~sees, scale=scale", "attn_mask=mask | ~sees"),
-        ("mask=mask, scale=scale", "mask=mask"),
+        ("attn_mask=shown, scale=scale", "attn_mask=shown"),
+        ("bias, mask, scale=scale", "bias, mask"),
         "attention.alone",
         "forward.fast_logits",
         "layers.encoder_alone",
@@ -241,8 +240,8 @@ PLANTS = [
     *in_both(
         "activation",
         "feed_forward",
-        ('{"relu": F.relu}', '{"relu": F.gelu}'),
-        ('{"relu": jax.nn.relu}', '{"relu": jax.nn.gelu}'),
+        ('"relu": F.relu', '"relu": F.gelu'),
+        ('"relu": jax.nn.relu', '"relu": jax.nn.gelu'),
         "feed_forward.alone",
         "forward.feed_forward",
     ),
@@ -259,7 +258,7 @@ PLANTS = [
     *in_both(
         "norm-swapped",
         "layers",
-        ('x = residual(x, normalize("cross_attention_norm")', 'x = residual(x, normalize("self_attention_norm")'),
+        ('add(x, "cross_attention", attend_memory)', 'add(x, "self_attention", attend_memory)'),
         None,
         "layers.decoder_alone",
     ),
@@ -274,10 +273,7 @@ PLANTS = [
     *in_both(
         "final-norm-forgotten",
         "transformer",
-        (
-            'x = self.decoder(tokens, mask, tap=scoped(tap, "decoder"))',
-            'self.decoder.final_norm = None; x = self.decoder(tokens, mask, tap=scoped(tap, "decoder"))',
-        ),
+        ("x = self.decoder(tokens, mask,", "self.decoder.final_norm = None; x = self.decoder(tokens, mask,"),
         None,
         "forward.stacks",
         "forward.logits",
@@ -385,7 +381,7 @@ PLANTS = [
     *in_both(
         "cache-position",
         "transformer",
-        ("self.position_embedding, tokens, positions))", "self.position_embedding, tokens))"),
+        ("*tables, tokens, visible, positions))", "*tables, tokens, visible))"),
         None,
         "decoding.chunks",
         "decoding.ragged_rows",
@@ -410,8 +406,8 @@ PLANTS = [
     *in_both(
         "cache-padding-shown",
         "decoding",
-        ("config.pad_id if hides_padding else None", "None"),
-        None,
+        ("visible if hides_padding else torch.ones_like(visible)", "torch.ones_like(visible)"),
+        ("visible if hides_padding else jnp.ones_like(visible)", "jnp.ones_like(visible)"),
         "decoding.every_split_of_every_preset",
     ),
     *in_both(
@@ -492,15 +488,114 @@ PLANTS = [
         "rows-mixed",
         "transformer",
         (
-            'x = tap("embedding", embed(self.config, self.token_embedding, self.position_embedding, tokens))',
-            (
-                "x = embed(self.config, self.token_embedding, self.position_embedding, tokens); "
-                'x = tap("embedding", x + x[:1])'
-            ),
+            'tap("embedding", embed(config, *tables, tokens, mask[:, 0, 0], token_types=token_types))',
+            'tap("embedding", (lambda x: x + x[:1])(embed(config, *tables, tokens, mask[:, 0, 0])))',
         ),
         None,
         "metamorphic.permuting_the_batch_permutes_the_output",
         "metamorphic.a_row_alone_equals_the_row_in_its_batch",
+    ),
+    *in_both(
+        "rotary-layout",
+        "positions",
+        ("else (turned[..., :half], turned[..., half:])", "else (turned[..., ::2], turned[..., 1::2])"),
+        None,
+        FAMILIES,
+        "drawn.configurations",
+    ),
+    *in_both(
+        "rotary-factor-inverted",
+        "positions",
+        ("slowed = frequencies / config.rotary_factor", "slowed = frequencies * config.rotary_factor"),
+        None,
+        FAMILIES,
+        "drawn.configurations",
+    ),
+    *in_both(
+        "grouped-heads-tiled",
+        "attention",
+        ("x.repeat_interleave(num_heads // x.shape[1], dim=1)", "x.repeat(1, num_heads // x.shape[1], 1, 1)"),
+        ("x.repeat(num_heads // x.shape[1], axis=1)", "jnp.tile(x, (1, num_heads // x.shape[1], 1, 1))"),
+        FAMILIES,
+        "drawn.configurations",
+    ),
+    *in_both(
+        "window-off-by-one",
+        "positions",
+        ("distances.abs() < window", "distances.abs() <= window"),
+        ("jnp.abs(distances) < window", "jnp.abs(distances) <= window"),
+        FAMILIES,
+        "drawn.configurations",
+    ),
+    *in_both(
+        "gate-swapped",
+        "feed_forward",
+        ("self.activation(self.gate(x)) * up if", "self.gate(x) * self.activation(up) if"),
+        None,
+        FAMILIES,
+        "drawn.configurations",
+    ),
+    *in_both(
+        "relative-direction",
+        "positions",
+        ("* (distances > 0) if both", "* (distances < 0) if both"),
+        None,
+        FAMILIES,
+        "drawn.configurations",
+    ),
+    *in_both("alibi-sign", "positions", ("bias=-slopes", "bias=slopes"), None, FAMILIES, "drawn.configurations"),
+    *in_both("alibi-slopes", "positions", ("-4 / below", "-8 / below"), None, FAMILIES),
+    *in_both(
+        "rms-eps",
+        "normalization",
+        ("F.rms_norm(x, weight.shape, weight, eps)", "F.rms_norm(x, weight.shape, weight, eps / 2)"),
+        ("(wide * wide).mean(axis=-1, keepdims=True) + eps)", "(wide * wide).mean(axis=-1, keepdims=True) + eps / 2)"),
+        FAMILIES,
+        "drawn.configurations",
+    ),
+    *in_both("gain-without-one", "normalization", ("else 1 + weight", "else weight"), None, FAMILIES),
+    *in_both(
+        "query-key-norm-missing",
+        "attention",
+        ('getattr(attention, f"{name}_norm")(x)', "x"),
+        None,
+        FAMILIES,
+        "drawn.configurations",
+    ),
+    *in_both(
+        "attention-cap-missing",
+        "attention",
+        ("scores if cap is None else capped(scores, cap)", "scores"),
+        None,
+        FAMILIES,
+        "drawn.configurations",
+    ),
+    *in_both("logit-cap-missing", "head", ("else capped(logits, config.logit_cap)", "else logits"), None, FAMILIES),
+    *in_both("head-unscaled", "head", ("x = x * config.embed_dim**-0.5", "x = x * 1"), None, FAMILIES),
+    *in_both("pooled-last", "head", ("model.pooler(x[:, 0])", "model.pooler(x[:, -1])"), None, FAMILIES),
+    *in_both(
+        "position-offset-forgotten",
+        "embeddings",
+        ("return positions + config.position_offset", "return positions"),
+        None,
+        FAMILIES,
+        "drawn.configurations",
+    ),
+    *in_both(
+        "padding-counted",
+        "embeddings",
+        ('config.position_count == "all"', 'config.position_count != ""'),
+        None,
+        FAMILIES,
+        "drawn.configurations",
+    ),
+    *in_both(
+        "attention-mask-ignored",
+        "masks",
+        ("visible if attention_mask is None else", "visible if True else"),
+        None,
+        FAMILIES,
+        "drawn.configurations",
     ),
     *in_both(
         "einsum-turned",

@@ -131,4 +131,18 @@ CASES: dict[str, TransformerConfig] = {
     "roberta": dataclasses.replace(
         _BERT, pad_id=1, position_offset=2, position_count="visible", activation="gelu-quick", head="hidden"
     ),
+    "modern-bert": dataclasses.replace(
+        _BERT,
+        feed_forward_bias=False,
+        gated=True,
+        norm_position="pre",
+        final_norm=True,
+        qkv_bias=False,
+        output_bias=False,
+        window=4,
+        full_attention_every=2,
+        positions="rotary",
+        feature_pairs="halves",
+        head="hidden",
+    ),
 }

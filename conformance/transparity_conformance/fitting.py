@@ -9,7 +9,8 @@ import numpy as np
 
 from transparity.attention import score_scale
 from transparity.config import TransformerConfig
-from transparity_conformance.mistakes.attention import named_scale, scaled
+from transparity_conformance.mistakes import heads, positions
+from transparity_conformance.mistakes.attention import named_scale, other_cap, scaled
 from transparity_conformance.mistakes.embedding import based
 from transparity_conformance.mistakes.embedding import scaled as embedding_scaled
 from transparity_conformance.mistakes.norms import other_eps
@@ -47,7 +48,31 @@ def _families(
         grid = [2.0**power for power in range(-10, 11)]
         yield lambda factor: embedding_scaled(config, factor, f"{factor:.6g}"), grid, chosen
         if config.positions == "sinusoidal":
-            yield lambda base: based(base, f"{base:.6g}"), [10.0**power for power in np.linspace(0.5, 8, 31)], chosen
+            yield (
+                lambda base: based(config, base, f"{base:.6g}"),
+                [10.0**power for power in np.linspace(0.5, 8, 31)],
+                chosen,
+            )
+
+    yield from _further_families(config, sites)
+
+
+def _further_families(
+    config: TransformerConfig, sites: list[str]
+) -> Iterator[tuple[Callable[[float], Mistake], list[float], tuple[str, ...]]]:
+    """Numbers of what only some models have."""
+    for chosen in groups([site for site in sites if site.endswith("_rotated")]):
+        yield lambda base: positions.other_base(config, base), [10.0**power for power in range(9)], chosen
+        if config.rotary_scaling != "none":
+            grid = [config.rotary_factor * 2.0**power for power in range(-6, 7)]
+            yield lambda factor: positions.other_factor(config, factor), grid, chosen
+    if config.attention_cap is not None:
+        grid = [config.attention_cap * 2.0**power for power in range(-4, 7)]
+        for chosen in groups([site for site in sites if site.endswith(".scores")]):
+            yield lambda cap: other_cap(config, cap), grid, chosen
+    if config.logit_cap is not None and "logits" in sites:
+        grid = [config.logit_cap * 2.0**power for power in range(-4, 7)]
+        yield lambda cap: heads.other_cap(config, cap), grid, ("logits",)
 
 
 def _minimize(function: Callable[[float], float], grid: list[float], steps: int = 40) -> float | None:

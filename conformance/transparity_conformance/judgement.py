@@ -29,7 +29,19 @@ Progress = Callable[[str, int, int], None]
 Actual = Mapping[str, Mapping[str, np.ndarray]]
 """What a port said: by probe, by tap."""
 
-INTERNAL = ("query", "key", "value", "scores", "weights", "context", "hidden")
+INTERNAL = (
+    "query",
+    "query_norm",
+    "query_rotated",
+    "key",
+    "key_norm",
+    "key_rotated",
+    "value",
+    "scores",
+    "weights",
+    "context",
+    "hidden",
+)
 """Taps inside a sublayer: a port may hold them in another form and still be right."""
 
 FORM = 1024
@@ -167,7 +179,11 @@ def _profile(actual: np.ndarray, expected: np.ndarray) -> dict[str, Any]:
     """The largest error by row, position, head and feature."""
     with np.errstate(invalid="ignore"):
         apart = np.nan_to_num(np.abs(actual - expected), nan=np.inf, posinf=np.inf)
-    axes = ("row", "head", "position", "feature") if apart.ndim == 4 else ("row", "position", "feature")
+    axes = {
+        2: ("row", "feature"),
+        3: ("row", "position", "feature"),
+        4: ("row", "head", "position", "feature"),
+    }[apart.ndim]
     others = {name: tuple(i for i in range(apart.ndim) if i != axis) for axis, name in enumerate(axes)}
     return {name: apart.max(axis=rest).tolist() for name, rest in others.items() if name != "feature"}
 
@@ -204,7 +220,8 @@ def _faulty_segments(trials: Mapping[str, Trial], dtype: str) -> tuple[list[str]
             ends[key, tap] = end is not None and gap(trial.said[end], ours[end]) <= max(
                 budgets[end], trial.budgets[end]
             )
-            forms.setdefault((tap, id(trial.probe.parameters)), []).append((trial.said[tap], ours[tap]))
+            shown = _where_it_matters(trial, tap, ours)
+            forms.setdefault((tap, id(trial.probe.parameters)), []).append((shown, ours[tap]))
     tolerance = FORM * epsilon(dtype)
     accepted = {place: is_another_form(place[0], pairs, tolerance) for place, pairs in forms.items()}
     for key, trial in trials.items():
@@ -215,6 +232,17 @@ def _faulty_segments(trials: Mapping[str, Trial], dtype: str) -> tuple[list[str]
         sorted(faulty, key=order.index),
         sorted((tap for tap in healed if tap not in faulty), key=order.index),
     )
+
+
+def _where_it_matters(trial: Trial, tap: str, ours: Mapping[str, np.ndarray]) -> np.ndarray:
+    """What the port says at `tap`. Slopes may be of the key's position instead of its distance (BLOOM), which shifts
+    each row of scores by a number, but for those of hidden keys: of them it says what it says of the others."""
+    said = trial.said[tap]
+    if not tap.endswith(".scores") or trial.probe.config.positions != "alibi":
+        return said
+    seen = ours[tap.replace(".scores", ".weights")] > 0
+    shift = ((said - ours[tap]) * seen).sum(-1, keepdims=True) / np.maximum(seen.sum(-1, keepdims=True), 1)
+    return np.where(seen, said, ours[tap] + shift)
 
 
 def _unsound(trials: Mapping[str, Trial], faulty: list[str]) -> list[str]:
@@ -239,12 +267,16 @@ def _unsound(trials: Mapping[str, Trial], faulty: list[str]) -> list[str]:
 
 def _at_real_tokens(probe: Probe, tap: str) -> np.ndarray:
     """1 where a position of `tap` (batch, length, …) holds a token, 0 where it holds padding."""
-    stack = "encoder" if tap.endswith("memory_norm") else tap.split(".")[0]
-    if stack == "decoder" and "padding" not in probe.config.target_mask:
+    stack, config = "encoder" if tap.endswith("memory_norm") else tap.split(".")[0], probe.config
+    if stack == "decoder" and "padding" not in config.decoder_mask:
         return np.ones(1)  # it knows of no padding
-    names = [name for name in probe.config.input_names if probe.config.input_stack(name) == stack]
-    tokens = probe.inputs[names[0] if names else probe.config.input_names[-1]]
-    return (tokens != probe.config.pad_id)[..., None].astype(np.float64)
+    if tap == "logits" and config.head == "pooled":
+        return np.ones(1)  # it has no positions
+    names = [name for name in config.input_names if config.input_stack(name) == stack]
+    name = names[0] if names else config.input_names[-1]
+    if config.padding == "attention-mask" and name == config.input_names[0]:
+        return probe.inputs["attention_mask"][..., None].astype(np.float64)
+    return (probe.inputs[name] != config.pad_id)[..., None].astype(np.float64)
 
 
 def _end_of(tap: str, trial: Trial) -> str | None:
@@ -352,8 +384,9 @@ def _sites(trial: Trial, tap: str) -> list[str]:
         sites += [name for name in reversed(before) if name.startswith("encoder") and name not in trial.said]
     if is_norm(trial.probe.config, tap) or tap.endswith(".output"):
         scope = tap.rsplit(".", 1)[0]
-        sites += [name for name in before if name.startswith(f"{scope}.") and name.endswith(".output")]
-        previous = [name for name in before if name.endswith("feed_forward.output")]
+        end = "_post_norm" if trial.probe.config.norm_position == "both" else ".output"
+        sites += [name for name in before if name.startswith(f"{scope}.") and name.endswith(end)]
+        previous = [name for name in before if name.endswith(f"feed_forward{end}")]
         sites += previous[-1:]
     return [*dict.fromkeys(reversed(sites)), tap]
 

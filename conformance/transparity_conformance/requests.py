@@ -12,6 +12,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.decoding import next_logits
 from transparity.sampling import Sampling
+from transparity.transformer import transformer
 from transparity_conformance.mistakes.generation import Generation, generated
 from transparity_conformance.oracle import Arrays
 from transparity_conformance.probes import BATCH, Probe
@@ -84,6 +85,8 @@ def greedy_requests(probe: Probe) -> tuple[Request, ...]:
     beyond = Request("beyond max_length", config, parameters, prompt, config.max_length + 2, source)
     if config.eos_id is None:
         return (beyond,)
+    if "head.bias" not in parameters:
+        return _ending_by_what_comes(beyond)
     never = dataclasses.replace(beyond, parameters=_pushed(parameters, config.eos_id, -100.0))
     push = _push(never, config.eos_id, parameters)
     ending = _pushed(parameters, config.eos_id, push)
@@ -125,9 +128,11 @@ def beam_requests(probe: Probe) -> tuple[Request, ...]:
     config = probe.config
     (request,) = drawing_requests(probe)
     parameters = request.parameters
-    if config.eos_id is not None:
+    if config.eos_id is not None and "head.bias" in parameters:
         spread = float(probe.oracle.expected["logits"].std())
         parameters = _pushed(parameters, config.eos_id, COMPETING * spread)
+    elif config.eos_id is not None:
+        config = dataclasses.replace(config, eos_id=_likeliest(probe))
     prompt, source = _prompt(config, 10, BATCH, PROMPT), probe.inputs["source"] if config.has_encoder else None
     return (Request("beams", config, parameters, prompt, SEARCHED, source, beams=BEAMS),)
 
@@ -152,8 +157,66 @@ def _prompt(config: TransformerConfig, seed: int, rows: int, length: int) -> np.
 def _undecided(probe: Probe) -> Arrays:
     """The parameters, but that no token is likelier than another for all that came before it, or the same one would
     come again and again."""
+    if probe.config.tied_head:
+        return _turned_away(probe)
+    if "head.bias" not in probe.parameters:
+        return probe.parameters | {"head.weight": _blind_to_the_usual(probe)}
     usual = probe.oracle.expected["logits"].mean(axis=(0, 1)).astype(np.float32)
     return probe.parameters | {"head.bias": probe.parameters["head.bias"] - usual}
+
+
+def _blind_to_the_usual(probe: Probe) -> np.ndarray:
+    """The weight of a head without a bias, to which the mean of what comes before it says nothing."""
+    mean = probe.oracle.expected["decoder.output"].mean(axis=(0, 1))
+    weight = probe.parameters["head.weight"]
+    blind: np.ndarray = weight - np.outer(weight @ mean, mean) / (mean @ mean)
+    return blind.astype(np.float32)
+
+
+def _turned_away(probe: Probe) -> Arrays:
+    """A tied head says the token that it has just read: half of what the last norm returns, drawn, has its sign turned
+    so that it does not; and if there is a bias, it makes no token likelier than another."""
+    config, last = probe.config, f"decoder.layers.{probe.config.num_decoder_layers - 1}.feed_forward_norm"
+    name = f"{'decoder.final_norm' if config.final_norm else last}.weight"
+    if name not in probe.parameters:
+        return probe.parameters
+    signs, more = np.random.default_rng(8).choice((-1, 1), config.embed_dim), config.norm_gain == "one-plus-weight"
+    weight = signs * (probe.parameters[name] + more) - more
+    turned = probe.parameters | {name: weight.astype(np.float32)}
+    if "head.bias" not in turned:
+        return turned
+    usual = transformer(config, turned, **dict(probe.inputs)).mean(axis=(0, 1))  # type: ignore[arg-type]
+    return turned | {"head.bias": (turned["head.bias"] - usual).astype(np.float32)}
+
+
+def _likeliest(probe: Probe) -> int:
+    """The token that comes most, of those that mean nothing else."""
+    usual = probe.oracle.expected["logits"].mean(axis=(0, 1)).copy()
+    special = [token for token in (probe.config.pad_id, probe.config.bos_id) if token is not None]
+    usual[special] = -np.inf
+    return int(usual.argmax())
+
+
+def _ending_by_what_comes(beyond: Request) -> tuple[Request, ...]:
+    """Where no bias makes the end token come sooner or later, it is another token that is said to be it: one that
+    never comes, and one that comes in the most different rows and steps."""
+    config, begin = beyond.config, beyond.prompt.shape[1]
+    endless = dataclasses.replace(config, eos_id=None)
+    tokens = generated(endless, beyond.parameters, beyond.prompt, beyond.steps, beyond.source, Generation())
+    firsts = {token: _first_steps(tokens[:, begin:], token) for token in range(config.vocab_size)}
+    special = {config.pad_id, config.bos_id}
+    free = [token for token in firsts if token not in special]
+    never = next((token for token in free if not firsts[token]), config.eos_id)
+    ending = max(free, key=lambda token: (len(set(firsts[token])), min(firsts[token], default=0)))
+    return (
+        dataclasses.replace(beyond, config=dataclasses.replace(config, eos_id=never)),
+        dataclasses.replace(beyond, name="to the end token", config=dataclasses.replace(config, eos_id=ending)),
+    )
+
+
+def _first_steps(tokens: np.ndarray, token: int) -> list[int]:
+    """At which step each row that has the token has it first."""
+    return [int(np.argmax(row == token)) for row in tokens if (row == token).any()]
 
 
 def _pushed(parameters: Arrays, token: int, push: float) -> Arrays:

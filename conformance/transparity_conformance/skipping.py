@@ -67,7 +67,8 @@ class Start:
     def skips(self, name: str) -> bool:
         """Whether a tap or a parameter lies in what is skipped."""
         if name.startswith("encoder.") and self.whole_encoder:
-            return True
+            # A table that both stacks share is the encoder's by name.
+            return not (self.config.shared_embedding and name == "encoder.token_embedding.weight")
         if found := LAYER.match(name):
             return int(found[2]) < (self.encoder if found[1] == "encoder" else self.decoder)
         skipped = self.encoder if name.startswith("encoder.") else self.decoder

@@ -8,14 +8,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from transparity.config import TransformerConfig
-from transparity_conformance.mistakes import attention, embedding, masks, norms, structure, weights
+from transparity_conformance.mistakes import (
+    attention,
+    beside,
+    embedding,
+    heads,
+    masks,
+    norms,
+    positions,
+    structure,
+    weights,
+)
 from transparity_conformance.mistakes.scopes import groups
 from transparity_conformance.walk import Hypothesis, Mistake
 
 
 def mistakes_at(config: TransformerConfig, site: str) -> Iterator[Mistake]:
     """Every mistake that can be made at the tap `site`, but for those that have a number to be fitted."""
-    for subject in (embedding, weights, attention, masks, norms, structure):
+    for subject in (embedding, beside, weights, positions, attention, masks, norms, structure, heads):
         yield from subject.mistakes(config, site)
 
 

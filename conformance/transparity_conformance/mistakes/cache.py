@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,12 +16,13 @@ from transparity.functional import nest
 from transparity.head import head
 from transparity.masks import cached_mask, padding_mask
 from transparity.parameters import shared
+from transparity.positions import Places, places, rotate
 from transparity.taps import Tap
 from transparity.transformer import decoder
 from transparity_conformance.oracle import Arrays
 
 Positions = Callable[[np.ndarray], np.ndarray]
-"""At which positions (batch, queries) tokens are embedded that stand at these."""
+"""At which positions (batch, queries) tokens are taken to be that stand at these."""
 
 Mask = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """What tokens at these positions (batch, queries) see of the keys (batch, keys) that may be seen."""
@@ -93,15 +94,18 @@ def cached_logits(
 ) -> np.ndarray:
     """The logits (batch, length, vocab) of a port that decodes so, in steps of `sizes` tokens."""
     tokens, tree = inputs[config.input_names[-1]], nest(shared(config, parameters))
-    cache = start(config, parameters, len(tokens), config.max_length, source=inputs.get("source"))
+    given = inputs.get("attention_mask")
+    of_source, of_tokens = (given, None) if config.has_encoder else (None, given)
+    beside: dict[str, Any] = {"source": inputs.get("source"), "attention_mask": of_source}
+    cache = start(config, parameters, len(tokens), config.max_length, **beside)
     memory_mask: Any = cache.get("memory_mask")
     memory_mask = memory_mask if memory_mask is None or how.masks_source else np.ones_like(memory_mask)
     said, begin = [], 0
     for size in sizes:
         chunk, positions = tokens[:, begin : begin + size], positions_behind(cache, size)
-        at = np.clip(how.positions(positions), 0, config.max_length - 1)
-        visible = show(cache, padding_mask(chunk, config.pad_id)[:, 0, 0], positions)
-        seen = visible if config.target_mask == "causal-and-padding" else np.ones_like(visible)
+        shown = None if of_tokens is None else of_tokens[:, begin : begin + size]
+        visible = show(cache, padding_mask(chunk, config.pad_id, shown)[:, 0, 0], positions)
+        seen = visible if config.decoder_mask == "causal-and-padding" else np.ones_like(visible)
         x = decoder(
             config,
             tree["decoder"],
@@ -109,7 +113,7 @@ def cached_logits(
             how.mask(positions, seen),
             None,
             memory_mask,
-            _embedding(embed(config, tree["decoder"], chunk, visible, at)),
+            _standing(config, tree["decoder"], chunk, visible, positions, how.positions(positions)),
             visible=visible,
             cache=cache["layers"],
             positions=positions,
@@ -119,6 +123,39 @@ def cached_logits(
     return np.concatenate(said, axis=1)
 
 
-def _embedding(embedded: np.ndarray) -> Tap:
-    """A tap that puts other embeddings in place of those at the right positions."""
-    return lambda name, value: embedded if name == "embedding" else value
+def _standing(
+    config: TransformerConfig,
+    parameters: Mapping[str, Any],
+    tokens: np.ndarray,
+    visible: np.ndarray,
+    positions: np.ndarray,
+    taken: np.ndarray,
+) -> Tap:
+    """A tap that has tokens stand where they are taken to be, in place of their `positions`: in the embeddings, in how
+    queries and keys are turned, and in the distances that add to scores. `parameters` are the decoder's."""
+    in_table = np.clip(taken, 0, config.max_length - 1)
+    embedded = embed(config, parameters, tokens, visible, in_table)
+    right, wrong = (_places(config, parameters, visible, at, embedded.dtype) for at in (positions, taken))
+    before: dict[str, np.ndarray] = {}
+
+    def tap(name: str, value: np.ndarray) -> np.ndarray:
+        role = name.rpartition(".")[2].partition("_")[0]
+        if name == "embedding":
+            return embedded
+        if ".self_attention." not in name:
+            return value
+        if name.endswith("_rotated") and wrong.rotation is not None:
+            return rotate(before[role], wrong.rotation, config.feature_pairs)
+        before[role] = value
+        if role == "scores" and right.bias is not None and wrong.bias is not None:
+            return value - right.bias + wrong.bias
+        return value
+
+    return tap
+
+
+def _places(
+    config: TransformerConfig, parameters: Mapping[str, Any], visible: np.ndarray, at: np.ndarray, dtype: np.dtype
+) -> Places:
+    distances = np.arange(visible.shape[1]) - at[..., None]
+    return places(config, parameters, at, distances, dtype, both=False)

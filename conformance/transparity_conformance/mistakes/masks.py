@@ -8,11 +8,17 @@ from functools import partial
 
 import numpy as np
 
-from transparity.attention import attention_weights, hidden_score
+from transparity.attention import attention_weights, hidden_score, repeat_heads
 from transparity.config import TransformerConfig
 from transparity.functional import softmax
-from transparity.masks import padding_mask
-from transparity_conformance.mistakes.places import Value, keys_of, split
+from transparity_conformance.mistakes.places import (
+    Value,
+    distances_at,
+    given_mask,
+    keys_of,
+    padding_at,
+    split,
+)
 from transparity_conformance.walk import Mistake, Run
 
 Mask = np.ndarray
@@ -25,9 +31,9 @@ def mistakes(config: TransformerConfig, site: str) -> Iterator[Mistake]:
         yield Mistake("mask-wholly-hidden-row", "zero context", says, patch=_zero_context)
     if tap != "weights":
         return
-    pads = config.pad_id is not None
+    pads = config.pad_id is not None or given_mask(config, site)
     causal = site.startswith("decoder") and sublayer == "self_attention"
-    masked = not causal or config.target_mask == "causal-and-padding"
+    masked = not causal or config.decoder_mask == "causal-and-padding"
     hides = causal or pads
     if hides:
         yield _masked("mask-polarity", "inverted", "the mask keeps what it should hide", _inverted)
@@ -71,6 +77,8 @@ def mistakes(config: TransformerConfig, site: str) -> Iterator[Mistake]:
         yield _masked("padding-axis", "queries", says, _padded_queries)
     if pads and causal and not masked:
         yield _masked("padding-ignored", "hidden", "padding is hidden, which is shown here", _with_padding)
+    if config.window is not None and sublayer == "self_attention":
+        yield from _window_mistakes(config, site, causal=causal)
     yield Mistake("softmax-axis", "queries", "softmax runs over the queries", patch=partial(_softmax_over, -2))
     if config.num_heads > 1:
         yield Mistake("softmax-axis", "heads", "softmax runs over the heads", patch=partial(_softmax_over, 1))
@@ -85,33 +93,94 @@ def mistakes(config: TransformerConfig, site: str) -> Iterator[Mistake]:
             yield Mistake("mask-wholly-hidden-row", "past", says, patch=_unseeing_past)
 
 
+def _window_mistakes(config: TransformerConfig, site: str, *, causal: bool) -> Iterator[Mistake]:
+    window, right = config.window, config.layer_window(layer_of(site))
+    assert window is not None
+    if right is not None:
+        for wide in (window + 1, window - 1):
+            says = f"a position sees {wide} back, itself among them, instead of {window}"
+            change = partial(_windowed_by, wide - window)
+            yield Mistake("window-size", f"{wide - window:+d}", says, patch=partial(weighed, change), value=wide)
+        yield _masked("window-missing", "missing", "there is no window: all that came before is seen", _without_window)
+        if not causal:
+            yield _masked("window-size", "half", "half of the window lies on either side", _half_windowed)
+    if config.full_attention_every is not None:
+        says = "the layers that see beyond the window are exchanged with those that do not"
+        yield _masked("window-layers", "exchanged", says, _other_layers)
+        if right is None:
+            yield _masked("window-layers", "all", "this layer has a window as well, which sees all", _windowed)
+
+
+def layer_of(site: str) -> int:
+    return int(site.split(".")[2])
+
+
 def right_mask(run: Run, site: str) -> Mask:
     """What the attention at `site` may look at."""
-    return _visible(run, site, *_parts(run, site))
+    return shown_of(run, site, *parts_at(run, site))
 
 
-def _parts(run: Run, site: str) -> tuple[Mask, Mask]:
+def parts_at(run: Run, site: str) -> tuple[Mask, Mask]:
     """Padding (batch, 1, 1, keys) and the future (1, 1, queries, keys), whether or not they are hidden here."""
     tokens, causal = keys_of(run, site)
     length = tokens.shape[1]
     tril = np.tril(np.ones((length, length), bool)) if causal else np.ones((1, 1), bool)
-    return padding_mask(tokens, run.config.pad_id), tril[None, None]
+    return padding_at(run, site), tril[None, None]
 
 
 def _hides_padding(run: Run, site: str) -> bool:
-    return not keys_of(run, site)[1] or run.config.target_mask == "causal-and-padding"
+    return not keys_of(run, site)[1] or run.config.decoder_mask == "causal-and-padding"
 
 
-def _visible(run: Run, site: str, padding: Mask, causal: Mask) -> Mask:
+def shown_of(run: Run, site: str, padding: Mask, causal: Mask) -> Mask:
+    """What is seen, were this the padding and that the future."""
+    return _near(run, site, _shown(run, site, padding, causal))
+
+
+def _shown(run: Run, site: str, padding: Mask, causal: Mask) -> Mask:
+    """What is seen, were there no window."""
     mask: Mask = causal & padding if _hides_padding(run, site) else causal
     return mask
 
 
+def _near(run: Run, site: str, mask: Mask) -> Mask:
+    """What of the mask lies within the window, if the attention has one."""
+    self_attends = split(site)[1] == "self_attention"
+    return _within(run, site, mask, run.config.layer_window(layer_of(site)) if self_attends else None)
+
+
+def _within(run: Run, site: str, mask: Mask, window: int | None) -> Mask:
+    return mask if window is None else mask & (np.abs(distances_at(run, site)) < window)[:, None]
+
+
+def _without_window(run: Run, site: str) -> Mask:
+    return _shown(run, site, *parts_at(run, site))
+
+
+def _windowed(run: Run, site: str) -> Mask:
+    return _within(run, site, _without_window(run, site), run.config.window)
+
+
+def _windowed_by(more: int, run: Run, site: str) -> Mask:
+    assert run.config.window is not None
+    return _within(run, site, _without_window(run, site), run.config.window + more)
+
+
+def _half_windowed(run: Run, site: str) -> Mask:
+    assert run.config.window is not None
+    return _within(run, site, _without_window(run, site), run.config.window // 2 + 1)
+
+
+def _other_layers(run: Run, site: str) -> Mask:
+    has = run.config.layer_window(layer_of(site)) is not None
+    return _within(run, site, _without_window(run, site), None if has else run.config.window)
+
+
 def _masked(identity: str, variant: str, says: str, change: Callable[[Run, str], Mask]) -> Mistake:
-    return Mistake(identity, variant, says, patch=partial(_weighed, change))
+    return Mistake(identity, variant, says, patch=partial(weighed, change))
 
 
-def _weighed(change: Callable[[Run, str], Mask], run: Run, site: str, value: Value) -> Value:
+def weighed(change: Callable[[Run, str], Mask], run: Run, site: str, value: Value) -> Value:
     mask = np.broadcast_to(change(run, site), value.shape)
     return attention_weights(scores_at(run, site), mask, hidden_score(run.config))
 
@@ -125,45 +194,44 @@ def _inverted(run: Run, site: str) -> Mask:
 
 
 def _no_future(run: Run, site: str) -> Mask:
-    padding, causal = _parts(run, site)
-    return _visible(run, site, padding, np.ones_like(causal))
+    padding, causal = parts_at(run, site)
+    return shown_of(run, site, padding, np.ones_like(causal))
 
 
 def _diagonal(offset: int, run: Run, site: str) -> Mask:
-    padding, causal = _parts(run, site)
-    return _visible(run, site, padding, np.tril(np.ones_like(causal), offset))
+    padding, causal = parts_at(run, site)
+    return shown_of(run, site, padding, np.tril(np.ones_like(causal), offset))
 
 
 def _past_hidden(run: Run, site: str) -> Mask:
-    padding, causal = _parts(run, site)
-    return _visible(run, site, padding, np.triu(np.ones_like(causal)))
+    padding, causal = parts_at(run, site)
+    return shown_of(run, site, padding, np.triu(np.ones_like(causal)))
 
 
 def _causal_inverted(run: Run, site: str) -> Mask:
-    padding, causal = _parts(run, site)
-    return padding & ~causal
+    padding, causal = parts_at(run, site)
+    return _near(run, site, padding & ~causal)
 
 
 def _padding_inverted(run: Run, site: str) -> Mask:
-    padding, causal = _parts(run, site)
-    return ~padding & causal
+    padding, causal = parts_at(run, site)
+    return _near(run, site, ~padding & causal)
 
 
 def _no_padding(run: Run, site: str) -> Mask:
-    padding, causal = _parts(run, site)
-    return np.ones_like(padding) & causal
+    padding, causal = parts_at(run, site)
+    return _near(run, site, np.ones_like(padding) & causal)
 
 
 def _with_padding(run: Run, site: str) -> Mask:
-    padding, causal = _parts(run, site)
-    return padding & causal
+    padding, causal = parts_at(run, site)
+    return _near(run, site, padding & causal)
 
 
 def _padded_queries(run: Run, site: str) -> Mask:
-    _, causal = _parts(run, site)
-    stack = site.split(".")[0]
-    name = next(name for name in run.config.input_names if run.config.input_stack(name) == stack)
-    return padding_mask(run.inputs[name], run.config.pad_id).swapaxes(-1, -2) & causal
+    _, causal = parts_at(run, site)
+    of_queries = padding_at(run, f"{site.split('.')[0]}.embedding")
+    return _near(run, site, of_queries.swapaxes(-1, -2) & causal)
 
 
 def _hidden_by(hidden: float, run: Run, site: str, value: Value) -> Value:
@@ -201,7 +269,7 @@ def _unseeing(fill: float, run: Run, site: str, value: Value) -> Value:
 
 
 def _unseeing_past(run: Run, site: str, value: Value) -> Value:
-    _, causal = _parts(run, site)
+    _, causal = parts_at(run, site)
     sees = right_mask(run, site).any(-1, keepdims=True)
     return np.where(sees, value, causal / causal.sum(-1, keepdims=True))
 
@@ -210,6 +278,7 @@ def _zero_context(run: Run, site: str, value: Value) -> Value:
     weights = site.replace(".context", ".weights")
     sees = right_mask(run, weights).any(-1, keepdims=True)
     scope = site.rpartition(".")[0]
-    heads = np.where(sees, run.seen[weights] @ run.seen[f"{scope}.value"], value.dtype.type(0))
+    values = repeat_heads(run.seen[f"{scope}.value"], run.config.num_heads)
+    heads = np.where(sees, run.seen[weights] @ values, value.dtype.type(0))
     batch, _, length, _ = heads.shape
     return heads.swapaxes(1, 2).reshape(batch, length, -1)

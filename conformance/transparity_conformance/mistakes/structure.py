@@ -1,4 +1,4 @@
-"""Mistakes in how the parts are put together: residuals, the activation, the place of the norms, the logits."""
+"""Mistakes in how the parts are put together: residuals, the activation, its gate, the place of the norms."""
 
 from __future__ import annotations
 
@@ -12,7 +12,15 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.functional import log_softmax
 from transparity_conformance.mistakes.norms import normed
-from transparity_conformance.mistakes.places import Value, apply_linear, split, stream, sublayer_input
+from transparity_conformance.mistakes.places import (
+    Value,
+    apply_linear,
+    branch_end,
+    split,
+    stream,
+    sublayer_input,
+    sublayer_of,
+)
 from transparity_conformance.oracle import Arrays
 from transparity_conformance.walk import Mistake, Run
 
@@ -20,6 +28,9 @@ from transparity_conformance.walk import Mistake, Run
 def everywhere(config: TransformerConfig) -> Iterator[Mistake]:
     """What is wrong all over."""
     other = "pre" if config.norm_position == "post" else "post"
+    if config.norm_position == "both":
+        says = "norms stand in front of the sublayers alone, not behind them, too"
+        yield Mistake("norm-placement", "pre", says, fields={"norm_position": "pre"})
     says = f"{other}-norm instead of {config.norm_position}-norm"
     yield Mistake("norm-placement", other, says, fields={"norm_position": other})
     if config.final_norm:
@@ -36,25 +47,33 @@ def mistakes(config: TransformerConfig, site: str) -> Iterator[Mistake]:
     _, sublayer, tap = split(site)
     if tap == "hidden":
         for name, (function, says) in ACTIVATIONS.items():
-            yield Mistake("activation", name, f"{says} instead of ReLU", patch=partial(_activated, function))
-    if tap == "output" and sublayer:
-        if config.norm_position == "pre":
-            says = "the residual adds the normalised tensor instead of the one before the norm"
-            yield Mistake("residual-source", "normalised", says, onward=_from_normalised)
-        yield Mistake("residual-source", "missing", "the residual is missing", onward=_no_residual)
-        yield Mistake("residual-source", "twice", "the residual is added twice", onward=_residual_twice)
-        if sublayer == "feed_forward" or sublayer == "cross_attention":
-            says = "the residual adds the layer's input instead of what came before this sublayer"
-            yield Mistake("residual-source", "layer input", says, onward=_from_layer_input)
-    if site.endswith("_norm") and sublayer != "memory_norm" and config.norm_position == "post":
+            if name != config.activation:
+                instead = f"{says} instead of {ACTIVATIONS[config.activation][1]}"
+                yield Mistake("activation", name, instead, patch=partial(_activated, function))
+        for identity, name, says, gated in GATES if config.gated else ():
+            yield Mistake(identity, name, says, patch=partial(_gated, gated))
+    if sublayer and site == branch_end(config, ".".join(sublayer_of(site))):
+        yield from _residual_mistakes(config, sublayer_of(site)[1])
+    if sublayer.endswith("_norm") and sublayer != "memory_norm" and config.norm_position == "post":
         says = "the norm is applied to the sublayer's output alone, the residual added behind it"
         yield Mistake("norm-placement", "before the residual", says, patch=_normed_output, onward=None)
-    if site == "logits":
+    if site == "logits" and config.head == "logits":
         yield Mistake("logit-shift", "log-softmax", "log-softmax of the logits is returned", patch=_log_softmax)
         yield Mistake(
             "logit-shift", "largest 0", "each row is shifted so that its largest logit is 0", patch=_largest_0
         )
         yield Mistake("logit-shift", "mean 0", "each row is shifted so that its mean is 0", patch=_mean_0)
+
+
+def _residual_mistakes(config: TransformerConfig, sublayer: str) -> Iterator[Mistake]:
+    if config.norm_position != "post":
+        says = "the residual adds the normalised tensor instead of the one before the norm"
+        yield Mistake("residual-source", "normalised", says, onward=_from_normalised)
+    yield Mistake("residual-source", "missing", "the residual is missing", onward=_no_residual)
+    yield Mistake("residual-source", "twice", "the residual is added twice", onward=_residual_twice)
+    if sublayer == "feed_forward" or sublayer == "cross_attention":
+        says = "the residual adds the layer's input instead of what came before this sublayer"
+        yield Mistake("residual-source", "layer input", says, onward=_from_layer_input)
 
 
 WEIGHT_BITS = {"bfloat16": "bfloat16", "float16": "float16", "TF32": "tf32"}
@@ -83,6 +102,7 @@ def _sigmoid(x: Value) -> Value:
 
 
 ACTIVATIONS: dict[str, tuple[Callable[[Value], Value], str]] = {
+    "relu": (lambda x: np.maximum(x, 0), "ReLU"),
     "gelu": (lambda x: x / 2 * (1 + _erf(x / math.sqrt(2))), "GELU (erf)"),
     "gelu-tanh": (
         lambda x: x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
@@ -99,29 +119,77 @@ ACTIVATIONS: dict[str, tuple[Callable[[Value], Value], str]] = {
 }
 
 
-def _activated(function: Callable[[Value], Value], run: Run, site: str, value: Value) -> Value:
+def _projected(run: Run, site: str, role: str) -> Value:
     scope, sublayer, _ = split(site)
-    before = apply_linear(run, f"{scope}.feed_forward.up", sublayer_input(run, scope, sublayer))
-    return function(before).astype(value.dtype)
+    return apply_linear(run, f"{scope}.feed_forward.{role}", sublayer_input(run, scope, sublayer))
+
+
+def _activated(function: Callable[[Value], Value], run: Run, site: str, value: Value) -> Value:
+    if run.config.gated:
+        return (function(_projected(run, site, "gate")) * _projected(run, site, "up")).astype(value.dtype)
+    return function(_projected(run, site, "up")).astype(value.dtype)
+
+
+Gated = Callable[[Callable[[Value], Value], Value, Value], Value]
+"""What becomes of an activation, the gate, and what goes up."""
+
+GATES: tuple[tuple[str, str, str, Gated], ...] = (
+    (
+        "gate-swapped",
+        "swapped",
+        "gate and up are exchanged: the activation is of what goes up, not of the gate",
+        lambda function, gate, up: gate * function(up),
+    ),
+    ("gate-missing", "without gate", "there is no gate", lambda function, gate, up: function(up)),
+    (
+        "gate-missing",
+        "gate alone",
+        "what goes up is not multiplied by the gate",
+        lambda function, gate, up: function(gate),
+    ),
+    (
+        "gate-activation",
+        "of both",
+        "the activation is of the gate and of what goes up",
+        lambda function, gate, up: function(gate) * function(up),
+    ),
+    (
+        "gate-activation",
+        "of the product",
+        "the activation is of the product of the gate and what goes up",
+        lambda function, gate, up: function(gate * up),
+    ),
+    (
+        "gate-missing",
+        "added",
+        "the gate is added to what goes up, not multiplied with it",
+        lambda function, gate, up: function(gate) + up,
+    ),
+)
+
+
+def _gated(gated: Gated, run: Run, site: str, value: Value) -> Value:
+    function = ACTIVATIONS[run.config.activation][0]
+    return gated(function, _projected(run, site, "gate"), _projected(run, site, "up")).astype(value.dtype)
 
 
 def _from_normalised(run: Run, site: str, flow: Value) -> Value:
-    scope, sublayer, _ = split(site)
+    scope, sublayer = sublayer_of(site)
     return flow - stream(run, scope, sublayer) + run.seen[f"{scope}.{sublayer}_norm"]
 
 
 def _no_residual(run: Run, site: str, flow: Value) -> Value:
-    scope, sublayer, _ = split(site)
+    scope, sublayer = sublayer_of(site)
     return flow - stream(run, scope, sublayer)
 
 
 def _residual_twice(run: Run, site: str, flow: Value) -> Value:
-    scope, sublayer, _ = split(site)
+    scope, sublayer = sublayer_of(site)
     return flow + stream(run, scope, sublayer)
 
 
 def _from_layer_input(run: Run, site: str, flow: Value) -> Value:
-    scope, sublayer, _ = split(site)
+    scope, sublayer = sublayer_of(site)
     return flow - stream(run, scope, sublayer) + stream(run, scope, "self_attention")
 
 

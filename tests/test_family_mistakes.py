@@ -1,0 +1,225 @@
+"""The parts that no preset has: right ports agree, and each mistake in them is found, placed and named; on a sample.
+
+`python conformance/meta/family_power.py` tries everything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+from meta.family_power import MEASURES, Answer, Trial, ask, case_probes, trials, wrong
+from meta.family_slips import SLIPS, Slip, acting, build_port
+from transparity import port as numpy_column
+from transparity.config import TransformerConfig
+from transparity.embeddings import embed
+from transparity.positions import Places, alibi_slopes, places
+from transparity.presets import PRESETS, preset
+from transparity.taps import tap_shapes
+from transparity_conformance.cases import CASES
+from transparity_conformance.checking import check
+from transparity_conformance.judgement import judge
+from transparity_conformance.mistakes import hypotheses, mistakes_at, whole_model
+from transparity_conformance.oracle import Arrays
+from transparity_conformance.requests import Request, beam_requests, greedy_requests
+from transparity_conformance.stepping import judge_steps, stepped
+from transparity_conformance.verdict import Cause, Fault, Report
+from transparity_conformance.walk import walk
+
+Build = Callable[[TransformerConfig, Arrays], Any]
+
+SLOW = ("t5", "bart", "marian")
+"""Two stacks: by logits alone these take many seconds each, and `family_power` tries them."""
+
+
+def _catalogued(config: TransformerConfig) -> set[str]:
+    taps = tap_shapes(config, 1, **dict.fromkeys(config.input_names, 1))
+    return {mistake.id for tap in taps for mistake in mistakes_at(config, tap)}
+
+
+OF_PRESETS = {name for case in PRESETS for name in _catalogued(preset(case).resized())}
+"""What `test_power` is about."""
+
+
+def sampled() -> Iterator[Trial]:
+    """Every mistake that no preset has, once, with taps and by logits in turn, every case as often as the next."""
+    seen: dict[str, int] = dict.fromkeys(CASES, 0)
+    names = dict.fromkeys(slip.ids[0] for slip in SLIPS if slip.ids[0] not in OF_PRESETS)
+    for number, name in enumerate(names):
+        alone = number % 2 == 1
+        possible = [t for t in trials() if t.slip.ids[0] == name and t.logits_only == alone]
+        quick = [trial for trial in possible if not (alone and trial.case in SLOW)]
+        chosen = min(quick or [dataclasses.replace(possible[0], logits_only=False)], key=lambda t: seen[t.case])
+        seen[chosen.case] += 1
+        yield chosen
+
+
+@pytest.fixture(scope="module")
+def answers() -> list[Answer]:
+    return [ask(trial) for trial in sampled()]
+
+
+@pytest.mark.parametrize(("says", "alone", "right", "target"), MEASURES, ids=[measure[0] for measure in MEASURES])
+def test_the_checker_reaches_its_targets(
+    answers: list[Answer], says: str, alone: bool, right: str, target: float
+) -> None:
+    counted = [answer for answer in answers if answer.trial.logits_only == alone]
+    failures = wrong(answers, alone, right)
+    assert len(counted) > 10
+    assert 1 - len(failures) / len(counted) >= target, [f"{each.trial} → {each}" for each in failures]
+
+
+def _agrees(build: Build, case: str, *, logits_only: bool) -> None:
+    said = {}
+    for name, probe in case_probes(case).items():
+        heard = build(probe.config, probe.parameters)(**probe.inputs)
+        said[name] = {tap: np.asarray(value) for tap, value in heard.items()}
+    report = judge(case, case_probes(case), said, logits_only=logits_only)
+    assert report.verdict == "agrees", report.as_dict()["faults"]
+    assert not report.faults and not report.notes
+
+
+def _pytorch(config: TransformerConfig, parameters: Arrays) -> Any:
+    column = pytest.importorskip("transparity_pytorch.port")
+    return column.build(config, parameters, dtype="float32", mode="eager")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_right_port_agrees(case: str) -> None:
+    _agrees(build_port(None), case, logits_only=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("build", [build_port(None), _pytorch], ids=["numpy", "pytorch"])
+def test_a_right_port_agrees_however_it_is_looked_at(case: str, build: Build) -> None:
+    _agrees(build, case, logits_only=True)
+    _agrees(build, case, logits_only=False)
+
+
+def _permuted(config: TransformerConfig, parameters: Arrays) -> Arrays:
+    """Queries and keys whose features that turn together are neighbours, not half of all apart."""
+    order = np.arange(config.head_dim).reshape(2, -1).T.ravel()
+    turned = {name: value for name, value in parameters.items() if ".query" in name or ".key" in name}
+    by_head = {name: value.reshape(-1, config.head_dim, *value.shape[1:])[:, order] for name, value in turned.items()}
+    return parameters | {name: value.reshape(parameters[name].shape) for name, value in by_head.items()}
+
+
+def _of_key_positions(config: TransformerConfig) -> Callable[..., Places]:
+    """ALiBi as BLOOM has it: slopes times the key's position."""
+
+    def placed(config: Any, parameters: Any, positions: Any, distances: Any, dtype: Any, *, both: bool) -> Places:
+        at = np.arange(distances.shape[-1])
+        return Places(bias=(alibi_slopes(config.num_heads)[None, :, None, None] * at).astype(dtype))
+
+    return placed
+
+
+@pytest.mark.parametrize(
+    ("case", "form"),
+    [
+        ("qwen", Slip((), "permuted", "", bool, lambda config: {"feature_pairs": "adjacent"}, _permuted)),
+        ("bloom", Slip((), "key positions", "", bool, exchanged={"transformer.places": _of_key_positions})),
+    ],
+)
+def test_another_form_of_the_same_is_right(case: str, form: Slip) -> None:
+    probes = case_probes(case)
+    said = {name: build_port(form)(probe.config, probe.parameters)(**probe.inputs) for name, probe in probes.items()}
+    report = judge(case, probes, said)
+    assert report.verdict == "agrees"
+    assert all("in another form" in note for note in report.notes) and report.notes
+
+
+def test_every_mistake_acts_in_some_case() -> None:
+    assert {str(slip) for slip in SLIPS} == {str(slip) for case in CASES for slip in acting(case)}
+
+
+def test_every_mistake_of_the_catalogue_is_made_by_some_port() -> None:
+    of_cases = {name for config in CASES.values() for name in _catalogued(config)}
+    assert of_cases - OF_PRESETS == {name for slip in SLIPS for name in slip.ids} - OF_PRESETS
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_mistake_can_be_put_into_the_reference(case: str) -> None:
+    config, probe = CASES[case], case_probes(case)["square"]
+    taps = list(tap_shapes(config, 1, **dict.fromkeys(config.input_names, 1)))
+    widest: dict[tuple[str, str], Any] = {}
+    for hypothesis in [*hypotheses(config, taps), *whole_model(config)]:
+        widest.setdefault((hypothesis.mistake.id, hypothesis.mistake.variant), hypothesis)
+    for hypothesis in widest.values():
+        with np.errstate(all="ignore"):
+            logits = walk(probe, {}, (hypothesis,))["logits"]
+        assert logits.dtype == np.float64
+        assert logits.shape == probe.oracle.expected["logits"].shape, str(hypothesis)
+
+
+def _answer(where: str, cause: str, *, case: str = "qwen", slip: str = "rotary-layout") -> Answer:
+    trial = next(t for t in trials((case,)) if t.slip.ids[0] == slip and not t.logits_only)
+    causes = (Cause(cause, "", None, 0.0, 1.0),) if cause else ()
+    return Answer(trial, Report(case, "diverges", where, (Fault(where, 1.0, 0.1, causes),)), 0.0)
+
+
+def test_a_wrong_place_and_a_wrong_name_are_wrong() -> None:
+    turned, scores = (f"decoder.layers.0.self_attention.{tap}" for tap in ("query_rotated", "scores"))
+    right = _answer(turned, "rotary-layout")
+    assert right.is_detected and right.is_placed and right.is_named
+    assert not _answer(scores, "rotary-layout").is_placed
+    assert not _answer(turned, "rotary-base").is_named
+    assert not _answer(turned, "").is_named
+    crashed = dataclasses.replace(right, report=None)
+    assert not (crashed.is_detected or crashed.is_placed or crashed.is_named)
+
+
+class BeginsAgain(numpy_column.NumpyForward):
+    """A port whose tokens stand at 0, 1 … in every step with a cache, whatever is in it."""
+
+    def step(self, *given: Any, **named: Any) -> tuple[Any, Any]:
+        def placed(config: Any, parameters: Any, positions: Any, distances: Any, dtype: Any, *, both: bool) -> Any:
+            farther = distances + positions[:, :1, None]
+            return places(config, parameters, positions - positions[:, :1], farther, dtype, both=both)
+
+        def embedded(config: Any, parameters: Any, tokens: Any, visible: Any, at: Any = None, **more: Any) -> Any:
+            return embed(config, parameters, tokens, visible, at if at is None else at - at[:, :1], **more)
+
+        with patch("transparity.transformer.places", placed), patch("transparity.transformer.embed", embedded):
+            return super().step(*given, **named)
+
+
+@pytest.mark.parametrize("case", ["llama", "bloom", "opt", "t5", "marian"])
+def test_a_wrong_position_in_a_cache_is_named_whatever_positions_are(case: str) -> None:
+    probe = case_probes(case)["mixed"]
+    right, again = (
+        build(probe.config, probe.parameters, "float32") for build in (numpy_column.NumpyForward, BeginsAgain)
+    )
+    assert not judge_steps(stepped(right.step, probe), probe, "float32").faults
+    (fault,) = judge_steps(stepped(again.step, probe), probe, "float32").faults
+    assert [cause.mistake for cause in fault.causes] == ["cache-position"]
+    assert "begin at 0 again" in fault.causes[0].says
+
+
+@pytest.mark.parametrize("case", ["llama", "gemma", "bart"])
+def test_rows_end_apart_though_no_bias_can_make_them(case: str) -> None:
+    probe = dataclasses.replace(case_probes(case)["mixed"], config=dataclasses.replace(CASES[case], eos_id=2))
+    never, ending = (_ends(request) for request in greedy_requests(probe))
+    assert never == [] and len(set(ending)) > 1
+    assert beam_requests(probe)[0].config.eos_id is not None
+
+
+def _ends(request: Request) -> list[int]:
+    """At which step each row that ends does."""
+    config, begin = request.config, request.prompt.shape[1]
+    forward = numpy_column.NumpyForward(config, request.parameters, "float64")
+    said = forward.generate(request.prompt, request.steps, source=request.source)[:, begin:]
+    return [int(np.argmax(row == config.eos_id)) for row in said if (row == config.eos_id).any()]
+
+
+def test_what_a_port_of_a_family_offers_is_compared() -> None:
+    config = dataclasses.replace(CASES["gemma"], eos_id=2)
+    report = check(lambda config, parameters: numpy_column.build(config, parameters, dtype="float32"), config=config)
+    assert report.verdict == "agrees"
+    assert {"step", "generate", "beam_search"} <= {claim.id for claim in report.claims}

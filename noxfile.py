@@ -98,6 +98,8 @@ def power(session: nox.Session) -> None:
     install(session, "test")
     environment = SINGLE_THREADED | {"PYTHONPATH": "conformance"}
     session.run("python", "conformance/meta/power.py", "--jobs", "2", *session.posargs, env=environment)
+    if not session.posargs:
+        session.run("python", "conformance/meta/family_power.py", env=environment)
 
 
 @nox.session

@@ -47,11 +47,11 @@ OF_PRESETS = {name for case in PRESETS for name in _catalogued(preset(case).resi
 
 
 def sampled() -> Iterator[Trial]:
-    """Every mistake that no preset has, once, with taps and by logits in turn, every case as often as the next."""
+    """Every mistake that no preset has, once, every third by logits alone, every case as often as the next."""
     seen: dict[str, int] = dict.fromkeys(CASES, 0)
     names = dict.fromkeys(slip.ids[0] for slip in SLIPS if slip.ids[0] not in OF_PRESETS)
     for number, name in enumerate(names):
-        alone = number % 2 == 1
+        alone = number % 3 == 2
         possible = [t for t in trials() if t.slip.ids[0] == name and t.logits_only == alone]
         quick = [trial for trial in possible if not (alone and trial.case in SLOW)]
         chosen = min(quick or [dataclasses.replace(possible[0], logits_only=False)], key=lambda t: seen[t.case])
@@ -70,7 +70,7 @@ def test_the_checker_reaches_its_targets(
 ) -> None:
     counted = [answer for answer in answers if answer.trial.logits_only == alone]
     failures = wrong(answers, alone, right)
-    assert len(counted) > 10
+    assert len(counted) > 8
     assert 1 - len(failures) / len(counted) >= target, [f"{each.trial} → {each}" for each in failures]
 
 
@@ -218,6 +218,7 @@ def _ends(request: Request) -> list[int]:
     return [int(np.argmax(row == config.eos_id)) for row in said if (row == config.eos_id).any()]
 
 
+@pytest.mark.slow
 def test_what_a_port_of_a_family_offers_is_compared() -> None:
     config = dataclasses.replace(CASES["gemma"], eos_id=2)
     report = check(lambda config, parameters: numpy_column.build(config, parameters, dtype="float32"), config=config)

@@ -501,7 +501,6 @@ PLANTS = [
         ("else (turned[..., :half], turned[..., half:])", "else (turned[..., ::2], turned[..., 1::2])"),
         None,
         FAMILIES,
-        "drawn.configurations",
     ),
     *in_both(
         "rotary-factor-inverted",
@@ -509,7 +508,6 @@ PLANTS = [
         ("slowed = frequencies / config.rotary_factor", "slowed = frequencies * config.rotary_factor"),
         None,
         FAMILIES,
-        "drawn.configurations",
     ),
     *in_both(
         "grouped-heads-tiled",
@@ -517,7 +515,6 @@ PLANTS = [
         ("x.repeat_interleave(num_heads // x.shape[1], dim=1)", "x.repeat(1, num_heads // x.shape[1], 1, 1)"),
         ("x.repeat(num_heads // x.shape[1], axis=1)", "jnp.tile(x, (1, num_heads // x.shape[1], 1, 1))"),
         FAMILIES,
-        "drawn.configurations",
     ),
     *in_both(
         "window-off-by-one",
@@ -525,7 +522,6 @@ PLANTS = [
         ("distances.abs() < window", "distances.abs() <= window"),
         ("jnp.abs(distances) < window", "jnp.abs(distances) <= window"),
         FAMILIES,
-        "drawn.configurations",
     ),
     *in_both(
         "gate-swapped",
@@ -533,7 +529,6 @@ PLANTS = [
         ("self.activation(self.gate(x)) * up if", "self.gate(x) * self.activation(up) if"),
         None,
         FAMILIES,
-        "drawn.configurations",
     ),
     *in_both(
         "relative-direction",
@@ -541,9 +536,8 @@ PLANTS = [
         ("* (distances > 0) if both", "* (distances < 0) if both"),
         None,
         FAMILIES,
-        "drawn.configurations",
     ),
-    *in_both("alibi-sign", "positions", ("bias=-slopes", "bias=slopes"), None, FAMILIES, "drawn.configurations"),
+    *in_both("alibi-sign", "positions", ("bias=-slopes", "bias=slopes"), None, FAMILIES),
     *in_both("alibi-slopes", "positions", ("-4 / below", "-8 / below"), None, FAMILIES),
     *in_both(
         "rms-eps",
@@ -551,7 +545,6 @@ PLANTS = [
         ("F.rms_norm(x, weight.shape, weight, eps)", "F.rms_norm(x, weight.shape, weight, eps / 2)"),
         ("(wide * wide).mean(axis=-1, keepdims=True) + eps)", "(wide * wide).mean(axis=-1, keepdims=True) + eps / 2)"),
         FAMILIES,
-        "drawn.configurations",
     ),
     *in_both("gain-without-one", "normalization", ("else 1 + weight", "else weight"), None, FAMILIES),
     *in_both(
@@ -560,7 +553,6 @@ PLANTS = [
         ('getattr(attention, f"{name}_norm")(x)', "x"),
         None,
         FAMILIES,
-        "drawn.configurations",
     ),
     *in_both(
         "attention-cap-missing",
@@ -568,7 +560,6 @@ PLANTS = [
         ("scores if cap is None else capped(scores, cap)", "scores"),
         None,
         FAMILIES,
-        "drawn.configurations",
     ),
     *in_both("logit-cap-missing", "head", ("else capped(logits, config.logit_cap)", "else logits"), None, FAMILIES),
     *in_both("head-unscaled", "head", ("x = x * config.embed_dim**-0.5", "x = x * 1"), None, FAMILIES),
@@ -579,7 +570,6 @@ PLANTS = [
         ("return positions + config.position_offset", "return positions"),
         None,
         FAMILIES,
-        "drawn.configurations",
     ),
     *in_both(
         "padding-counted",
@@ -587,7 +577,6 @@ PLANTS = [
         ('config.position_count == "all"', 'config.position_count != ""'),
         None,
         FAMILIES,
-        "drawn.configurations",
     ),
     *in_both(
         "attention-mask-ignored",
@@ -595,7 +584,6 @@ PLANTS = [
         ("visible if attention_mask is None else", "visible if True else"),
         None,
         FAMILIES,
-        "drawn.configurations",
     ),
     *in_both(
         "einsum-turned",

@@ -113,8 +113,8 @@ def _permuted(config: TransformerConfig, parameters: Arrays) -> Arrays:
 def _of_key_positions(config: TransformerConfig) -> Callable[..., Places]:
     """ALiBi as BLOOM has it: slopes times the key's position."""
 
-    def placed(config: Any, parameters: Any, positions: Any, distances: Any, dtype: Any, *, both: bool) -> Places:
-        at = np.arange(distances.shape[-1])
+    def placed(config: Any, parameters: Any, positions: Any, keys: int, dtype: Any, *, both: bool) -> Places:
+        at = np.arange(keys)
         return Places(bias=(alibi_slopes(config.num_heads)[None, :, None, None] * at).astype(dtype))
 
     return placed
@@ -179,9 +179,8 @@ class BeginsAgain(numpy_column.NumpyForward):
     """A port whose tokens stand at 0, 1 … in every step with a cache, whatever is in it."""
 
     def step(self, *given: Any, **named: Any) -> tuple[Any, Any]:
-        def placed(config: Any, parameters: Any, positions: Any, distances: Any, dtype: Any, *, both: bool) -> Any:
-            farther = distances + positions[:, :1, None]
-            return places(config, parameters, positions - positions[:, :1], farther, dtype, both=both)
+        def placed(config: Any, parameters: Any, positions: Any, keys: int, dtype: Any, *, both: bool) -> Any:
+            return places(config, parameters, positions - positions[:, :1], keys, dtype, both=both)
 
         def embedded(config: Any, parameters: Any, tokens: Any, visible: Any, at: Any = None, **more: Any) -> Any:
             return embed(config, parameters, tokens, visible, at if at is None else at - at[:, :1], **more)

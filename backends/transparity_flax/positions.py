@@ -81,35 +81,44 @@ def alibi_slopes(num_heads: int) -> Float64[np.ndarray, " heads"]:
     return np.concatenate([slopes, between])
 
 
-def window_mask(distances: Int[Array, "#batch queries keys"], window: int) -> Bool[Array, "#batch 1 queries keys"]:
+def distances(positions: Int[Array, "#batch queries"], keys: int) -> Int[Array, "#batch queries keys"]:
+    """How far each of so many keys stands behind the queries at `positions`: key − query."""
+    return jnp.arange(keys) - positions[..., None]
+
+
+def window_mask(
+    positions: Int[Array, "#batch queries"], keys: int, window: int
+) -> Bool[Array, "#batch 1 #queries keys"]:
     """Hides what is `window` positions away or farther (Beltagy et al. 2020, §3.1)."""
-    return (jnp.abs(distances) < window)[:, None]
+    return (jnp.abs(distances(positions, keys)) < window)[:, None]
 
 
 def places(
     config: TransformerConfig,
     relative_bias: nnx.Embed | None,
     positions: Int[Array, "#batch queries"],
-    distances: Int[Array, "#batch queries keys"],
+    keys: int,
     dtype: jnp.dtype,
     *,
     both: bool,
 ) -> Places:
-    """What self-attention knows of `positions` and of the `distances`, key − query; with `both` it sees what comes
-    later, too. `relative_bias` is a stack's.
+    """What self-attention knows of queries at `positions` and of so many `keys`; with `both` it sees what comes later,
+    too. `relative_bias` is a stack's.
 
     JAX has float64 only where it is switched on; the angles are constants, so NumPy computes them while tracing.
     """
     if config.positions == "rotary":
-        angles = np.arange(distances.shape[-1])[:, None] * rotary_frequencies(config)
+        angles = np.arange(keys)[:, None] * rotary_frequencies(config)
         cosine, sine = (jnp.asarray(part, dtype)[positions][:, None] for part in (np.cos(angles), np.sin(angles)))
         return Places(rotation=(cosine, sine))
     if relative_bias is not None:
         limits = (config.relative_buckets, config.relative_max_distance)
         return Places(
-            bias=jnp.moveaxis(relative_bias.embedding[relative_buckets(distances, *limits, both=both)], -1, 1)
+            bias=jnp.moveaxis(
+                relative_bias.embedding[relative_buckets(distances(positions, keys), *limits, both=both)], -1, 1
+            )
         )
     if config.positions == "alibi":
         slopes = jnp.asarray(alibi_slopes(config.num_heads), dtype)
-        return Places(bias=-slopes[:, None, None] * jnp.abs(distances).astype(dtype)[:, None])
+        return Places(bias=-slopes[:, None, None] * jnp.abs(distances(positions, keys)).astype(dtype)[:, None])
     return NOWHERE

@@ -24,9 +24,9 @@ class Encoder(nnx.Module):
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
         self.config = config
         self.token_embedding = nnx.Embed(config.stack_vocab_size("encoder"), config.embed_dim, rngs=rngs)
-        self.token_type_embedding, self.position_embedding, self.embedding_norm, self.relative_bias = _beside(
-            config, rngs
-        )
+        types = config.num_token_types
+        self.token_type_embedding = nnx.Embed(types, config.embed_dim, rngs=rngs) if types else None
+        self.position_embedding, self.embedding_norm, self.relative_bias = _beside(config, rngs)
         self.layers = nnx.List(EncoderLayer(config, rngs=rngs) for _ in range(config.num_encoder_layers))
         self.final_norm = Norm(config, rngs=rngs) if config.final_norm else None
 
@@ -43,11 +43,10 @@ class Encoder(nnx.Module):
         if self.embedding_norm is not None:
             x = tap("embedding_norm", self.embedding_norm(x, scoped(tap, "embedding_norm")))
         positions = jnp.arange(tokens.shape[1])[None]
-        distances = positions[:, None] - positions[..., None]
-        at = places(config, self.relative_bias, positions, distances, x.dtype, both=True)
+        at = places(config, self.relative_bias, positions, tokens.shape[1], x.dtype, both=True)
         for i, layer in enumerate(self.layers):
             window = config.layer_window(i)
-            seen = mask if window is None else mask & window_mask(distances, window)
+            seen = mask if window is None else mask & window_mask(positions, tokens.shape[1], window)
             x = layer(x, seen, scoped(tap, f"layers.{i}"), at=at)
         if self.final_norm is not None:
             x = self.final_norm(x, scoped(tap, "final_norm"))
@@ -66,9 +65,7 @@ class Decoder(nnx.Module):
         # An embedding that is shared is the encoder's, and is given.
         vocab_size, own = config.stack_vocab_size("decoder"), not config.shared_embedding
         self.token_embedding = nnx.Embed(vocab_size, config.embed_dim, rngs=rngs) if own else None
-        self.token_type_embedding, self.position_embedding, self.embedding_norm, self.relative_bias = _beside(
-            config, rngs
-        )
+        self.position_embedding, self.embedding_norm, self.relative_bias = _beside(config, rngs)
         self.layers = nnx.List(DecoderLayer(config, rngs=rngs) for _ in range(config.num_decoder_layers))
         self.final_norm = Norm(config, rngs=rngs) if config.final_norm else None
 
@@ -90,11 +87,10 @@ class Decoder(nnx.Module):
         if self.embedding_norm is not None:
             x = tap("embedding_norm", self.embedding_norm(x, scoped(tap, "embedding_norm")))
         standing = jnp.arange(tokens.shape[1])[None] if positions is None else positions
-        distances = jnp.arange(visible.shape[1]) - standing[..., None]
-        at = places(config, self.relative_bias, standing, distances, x.dtype, both=False)
+        at = places(config, self.relative_bias, standing, visible.shape[1], x.dtype, both=False)
         for i, layer in enumerate(self.layers):
             scope, kept, window = scoped(tap, f"layers.{i}"), cache[i] if cache else None, config.layer_window(i)
-            seen = mask if window is None else mask & window_mask(distances, window)
+            seen = mask if window is None else mask & window_mask(standing, visible.shape[1], window)
             x = layer(x, seen, memory, memory_mask, scope, cache=kept, positions=positions, at=at)
         if self.final_norm is not None:
             x = self.final_norm(x, scoped(tap, "final_norm"))
@@ -157,14 +153,11 @@ class Transformer(nnx.Module):
         return tap("logits", head(self, x))
 
 
-def _beside(
-    config: TransformerConfig, rngs: nnx.Rngs
-) -> tuple[nnx.Embed | None, nnx.Embed | None, Norm | None, nnx.Embed | None]:
-    """What there may be of the embeddings beside the tokens' own: types, positions and a norm; and of distances."""
-    types, rows = config.num_token_types, config.num_positions
+def _beside(config: TransformerConfig, rngs: nnx.Rngs) -> tuple[nnx.Embed | None, Norm | None, nnx.Embed | None]:
+    """What there may be of the embeddings beside the tokens' own: positions and a norm; and of distances."""
+    rows = config.num_positions
     learned, relative = config.positions == "learned", config.positions == "relative"
     return (
-        nnx.Embed(types, config.embed_dim, rngs=rngs) if types else None,
         nnx.Embed(rows, config.embed_dim, rngs=rngs) if learned else None,
         Norm(config, rngs=rngs) if config.embedding_norm else None,
         nnx.Embed(config.relative_buckets, config.num_heads, rngs=rngs) if relative else None,

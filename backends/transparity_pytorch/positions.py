@@ -83,29 +83,38 @@ def alibi_slopes(num_heads: int, device: torch.device | str | None = None) -> Fl
     return torch.cat([slopes, between])
 
 
-def window_mask(distances: Int[Tensor, "#batch queries keys"], window: int) -> Bool[Tensor, "#batch 1 queries keys"]:
+def distances(positions: Int[Tensor, "#batch queries"], keys: int) -> Int[Tensor, "#batch queries keys"]:
+    """How far each of so many keys stands behind the queries at `positions`: key − query."""
+    return torch.arange(keys, device=positions.device) - positions[..., None]
+
+
+def window_mask(
+    positions: Int[Tensor, "#batch queries"], keys: int, window: int
+) -> Bool[Tensor, "#batch 1 #queries keys"]:
     """Hides what is `window` positions away or farther (Beltagy et al. 2020, §3.1)."""
-    return (distances.abs() < window)[:, None]
+    return (distances(positions, keys).abs() < window)[:, None]
 
 
 def places(
     config: TransformerConfig,
     relative_bias: nn.Embedding | None,
     positions: Int[Tensor, "#batch queries"],
-    distances: Int[Tensor, "#batch queries keys"],
+    keys: int,
     dtype: torch.dtype,
     *,
     both: bool,
 ) -> Places:
-    """What self-attention knows of `positions` and of the `distances`, key − query; with `both` it sees what comes
-    later, too. `relative_bias` is a stack's."""
+    """What self-attention knows of queries at `positions` and of so many `keys`; with `both` it sees what comes later,
+    too. `relative_bias` is a stack's."""
     if config.positions == "rotary":
         angles = (positions[..., None] * rotary_frequencies(config, positions.device))[:, None]
         return Places(rotation=(angles.cos().to(dtype), angles.sin().to(dtype)))
     if relative_bias is not None:
         limits = (config.relative_buckets, config.relative_max_distance)
-        return Places(bias=relative_bias(relative_buckets(distances, *limits, both=both)).movedim(-1, 1))
+        return Places(
+            bias=relative_bias(relative_buckets(distances(positions, keys), *limits, both=both)).movedim(-1, 1)
+        )
     if config.positions == "alibi":
         slopes = alibi_slopes(config.num_heads, positions.device).to(dtype)
-        return Places(bias=-slopes[:, None, None] * distances.abs().to(dtype)[:, None])
+        return Places(bias=-slopes[:, None, None] * distances(positions, keys).abs().to(dtype)[:, None])
     return NOWHERE

@@ -24,7 +24,9 @@ class Encoder(nn.Module):
         super().__init__()
         self.config = config
         self.token_embedding = nn.Embedding(config.stack_vocab_size("encoder"), config.embed_dim)
-        self.token_type_embedding, self.position_embedding, self.embedding_norm, self.relative_bias = _beside(config)
+        types = config.num_token_types
+        self.token_type_embedding = nn.Embedding(types, config.embed_dim) if types else None
+        self.position_embedding, self.embedding_norm, self.relative_bias = _beside(config)
         self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_encoder_layers))
         self.final_norm = Norm(config) if config.final_norm else None
 
@@ -41,11 +43,10 @@ class Encoder(nn.Module):
         if self.embedding_norm is not None:
             x = tap("embedding_norm", self.embedding_norm(x, scoped(tap, "embedding_norm")))
         positions = torch.arange(tokens.shape[1], device=tokens.device)[None]
-        distances = positions[:, None] - positions[..., None]
-        at = places(config, self.relative_bias, positions, distances, x.dtype, both=True)
+        at = places(config, self.relative_bias, positions, tokens.shape[1], x.dtype, both=True)
         for i, layer in enumerate(self.layers):
             window = config.layer_window(i)
-            seen = mask if window is None else mask & window_mask(distances, window)
+            seen = mask if window is None else mask & window_mask(positions, tokens.shape[1], window)
             x = layer(x, seen, scoped(tap, f"layers.{i}"), at=at)
         if self.final_norm is not None:
             x = self.final_norm(x, scoped(tap, "final_norm"))
@@ -65,7 +66,7 @@ class Decoder(nn.Module):
         # An embedding that is shared is the encoder's, and is given.
         vocab_size, own = config.stack_vocab_size("decoder"), not config.shared_embedding
         self.token_embedding = nn.Embedding(vocab_size, config.embed_dim) if own else None
-        self.token_type_embedding, self.position_embedding, self.embedding_norm, self.relative_bias = _beside(config)
+        self.position_embedding, self.embedding_norm, self.relative_bias = _beside(config)
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_decoder_layers))
         self.final_norm = Norm(config) if config.final_norm else None
 
@@ -87,11 +88,10 @@ class Decoder(nn.Module):
         if self.embedding_norm is not None:
             x = tap("embedding_norm", self.embedding_norm(x, scoped(tap, "embedding_norm")))
         standing = torch.arange(tokens.shape[1], device=tokens.device)[None] if positions is None else positions
-        distances = torch.arange(visible.shape[1], device=tokens.device) - standing[..., None]
-        at = places(config, self.relative_bias, standing, distances, x.dtype, both=False)
+        at = places(config, self.relative_bias, standing, visible.shape[1], x.dtype, both=False)
         for i, layer in enumerate(self.layers):
             scope, kept, window = scoped(tap, f"layers.{i}"), cache[i] if cache else None, config.layer_window(i)
-            seen = mask if window is None else mask & window_mask(distances, window)
+            seen = mask if window is None else mask & window_mask(standing, visible.shape[1], window)
             x = layer(x, seen, memory, memory_mask, scope, cache=kept, positions=positions, at=at)
         if self.final_norm is not None:
             x = self.final_norm(x, scoped(tap, "final_norm"))
@@ -159,12 +159,11 @@ class Transformer(nn.Module):
 
 def _beside(
     config: TransformerConfig,
-) -> tuple[nn.Embedding | None, nn.Embedding | None, Norm | None, nn.Embedding | None]:
-    """What there may be of the embeddings beside the tokens' own: types, positions and a norm; and of distances."""
-    types, rows = config.num_token_types, config.num_positions
+) -> tuple[nn.Embedding | None, Norm | None, nn.Embedding | None]:
+    """What there may be of the embeddings beside the tokens' own: positions and a norm; and of distances."""
+    rows = config.num_positions
     learned, relative = config.positions == "learned", config.positions == "relative"
     return (
-        nn.Embedding(types, config.embed_dim) if types else None,
         nn.Embedding(rows, config.embed_dim) if learned else None,
         Norm(config) if config.embedding_norm else None,
         nn.Embedding(config.relative_buckets, config.num_heads) if relative else None,

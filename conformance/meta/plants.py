@@ -519,8 +519,8 @@ PLANTS = [
     *in_both(
         "window-off-by-one",
         "positions",
-        ("distances.abs() < window", "distances.abs() <= window"),
-        ("jnp.abs(distances) < window", "jnp.abs(distances) <= window"),
+        ("keys).abs() < window", "keys).abs() <= window"),
+        ("keys)) < window", "keys)) <= window"),
         FAMILIES,
     ),
     *in_both(

@@ -81,30 +81,37 @@ def alibi_slopes(num_heads: int) -> Float64[Array, " heads"]:
     return np.concatenate([slopes, between])
 
 
-def window_mask(distances: Int[Array, "#batch queries keys"], window: int) -> Bool[Array, "#batch 1 queries keys"]:
+def distances(positions: Int[Array, "#batch queries"], keys: int) -> Int[Array, "#batch queries keys"]:
+    """How far each of so many keys stands behind the queries at `positions`: key − query."""
+    return np.arange(keys) - positions[..., None]
+
+
+def window_mask(
+    positions: Int[Array, "#batch queries"], keys: int, window: int
+) -> Bool[Array, "#batch 1 #queries keys"]:
     """Hides what is `window` positions away or farther (Beltagy et al. 2020, §3.1)."""
-    return (np.abs(distances) < window)[:, None]
+    return (np.abs(distances(positions, keys)) < window)[:, None]
 
 
 def places(
     config: TransformerConfig,
     parameters: Mapping[str, Any],
     positions: Int[Array, "#batch queries"],
-    distances: Int[Array, "#batch queries keys"],
+    keys: int,
     dtype: DTypeLike,
     *,
     both: bool,
 ) -> Places:
-    """What self-attention knows of `positions` and of the `distances`, key − query; with `both` it sees what comes
-    later, too. `parameters` are a stack's."""
+    """What self-attention knows of queries at `positions` and of so many `keys`; with `both` it sees what comes later,
+    too. `parameters` are a stack's."""
     if config.positions == "rotary":
         angles = (positions[..., None] * rotary_frequencies(config))[:, None]
         return Places(rotation=(np.cos(angles).astype(dtype), np.sin(angles).astype(dtype)))
     if config.positions == "relative":
         table = parameters["relative_bias"]["weight"]
         limits = (config.relative_buckets, config.relative_max_distance)
-        return Places(bias=np.moveaxis(table[relative_buckets(distances, *limits, both=both)], -1, 1))
+        return Places(bias=np.moveaxis(table[relative_buckets(distances(positions, keys), *limits, both=both)], -1, 1))
     if config.positions == "alibi":
         slopes = alibi_slopes(config.num_heads).astype(dtype)
-        return Places(bias=-slopes[:, None, None] * np.abs(distances).astype(dtype)[:, None])
+        return Places(bias=-slopes[:, None, None] * np.abs(distances(positions, keys)).astype(dtype)[:, None])
     return NOWHERE

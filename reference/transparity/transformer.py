@@ -38,11 +38,10 @@ def encoder(
         x = norm(config, parameters["embedding_norm"], x, scoped(tap, "embedding_norm"), training=training)
         x = tap("embedding_norm", x)
     positions = np.arange(tokens.shape[1])[None]
-    distances = positions[:, None] - positions[..., None]
-    at = places(config, parameters, positions, distances, x.real.dtype, both=True)
+    at = places(config, parameters, positions, tokens.shape[1], x.real.dtype, both=True)
     for i in range(config.num_encoder_layers):
         layer, window = parameters["layers"][str(i)], config.layer_window(i)
-        seen = mask if window is None else mask & window_mask(distances, window)
+        seen = mask if window is None else mask & window_mask(positions, tokens.shape[1], window)
         x = encoder_layer(config, layer, x, seen, scoped(tap, f"layers.{i}"), at=at, training=training)
     if config.final_norm:
         x = norm(config, parameters["final_norm"], x, scoped(tap, "final_norm"), training=training)
@@ -73,12 +72,11 @@ def decoder(
         x = norm(config, parameters["embedding_norm"], x, scoped(tap, "embedding_norm"), training=training)
         x = tap("embedding_norm", x)
     standing = np.arange(tokens.shape[1])[None] if positions is None else positions
-    distances = np.arange(visible.shape[1]) - standing[..., None]
-    at = places(config, parameters, standing, distances, x.real.dtype, both=False)
+    at = places(config, parameters, standing, visible.shape[1], x.real.dtype, both=False)
     for i in range(config.num_decoder_layers):
         layer, scope, kept = parameters["layers"][str(i)], scoped(tap, f"layers.{i}"), cache[i] if cache else None
         window = config.layer_window(i)
-        seen = mask if window is None else mask & window_mask(distances, window)
+        seen = mask if window is None else mask & window_mask(standing, visible.shape[1], window)
         beside = (memory, memory_mask, scope)
         x = decoder_layer(config, layer, x, seen, *beside, cache=kept, positions=positions, at=at, training=training)
     if config.final_norm:

@@ -16,7 +16,7 @@ from transparity.functional import nest
 from transparity.head import head
 from transparity.masks import cached_mask, padding_mask
 from transparity.parameters import shared
-from transparity.positions import Places, places, rotate
+from transparity.positions import places, rotate
 from transparity.taps import Tap
 from transparity.transformer import decoder
 from transparity_conformance.oracle import Arrays
@@ -135,7 +135,8 @@ def _standing(
     queries and keys are turned, and in the distances that add to scores. `parameters` are the decoder's."""
     in_table = np.clip(taken, 0, config.max_length - 1)
     embedded = embed(config, parameters, tokens, visible, in_table)
-    right, wrong = (_places(config, parameters, visible, at, embedded.dtype) for at in (positions, taken))
+    keys, dtype = visible.shape[1], embedded.dtype
+    right, wrong = (places(config, parameters, at, keys, dtype, both=False) for at in (positions, taken))
     before: dict[str, np.ndarray] = {}
 
     def tap(name: str, value: np.ndarray) -> np.ndarray:
@@ -152,10 +153,3 @@ def _standing(
         return value
 
     return tap
-
-
-def _places(
-    config: TransformerConfig, parameters: Mapping[str, Any], visible: np.ndarray, at: np.ndarray, dtype: np.dtype
-) -> Places:
-    distances = np.arange(visible.shape[1]) - at[..., None]
-    return places(config, parameters, at, distances, dtype, both=False)

@@ -9,6 +9,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.functional import linear
 from transparity.masks import padding_mask
+from transparity.positions import distances
 from transparity_conformance.walk import Run
 
 Value = Any
@@ -143,8 +144,8 @@ def padding_at(run: Run, site: str, *, by_token: bool = False) -> np.ndarray:
 
 def distances_at(run: Run, site: str) -> np.ndarray:
     """How far (1, queries, keys) each key of a self-attention stands behind its query."""
-    at = np.arange(run.inputs[keys_name(run.config, site)].shape[1])
-    return at[None, None, :] - at[None, :, None]
+    length = run.inputs[keys_name(run.config, site)].shape[1]
+    return distances(np.arange(length)[None], length)
 
 
 def token_table(config: TransformerConfig, stack: str) -> str:

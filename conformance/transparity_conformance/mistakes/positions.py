@@ -173,10 +173,10 @@ def bias_at(run: Run, site: str) -> Value | None:
     scope, sublayer, _ = split(site)
     if sublayer != "self_attention":
         return None
-    stack, distances, at = scope.split(".")[0], distances_at(run, site), run.inputs[keys_name(run.config, site)]
+    stack, length = scope.split(".")[0], run.inputs[keys_name(run.config, site)].shape[1]
     table = {"relative_bias": {"weight": run.parameters.get(f"{stack}.relative_bias.weight")}}
     dtype = met(run, f"{scope}.{sublayer}", "query").dtype
-    return places(run.config, table, np.arange(at.shape[1])[None], distances, dtype, both=stack == "encoder").bias
+    return places(run.config, table, np.arange(length)[None], length, dtype, both=stack == "encoder").bias
 
 
 def _relative_mistakes(config: TransformerConfig, site: str) -> Iterator[Mistake]:

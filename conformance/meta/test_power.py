@@ -30,7 +30,7 @@ from meta.trials import (
 )
 from transparity.config import TransformerConfig
 from transparity.taps import tap_shapes
-from transparity_conformance.budgets import NEIGHBOURS_OF_DRAWN
+from transparity_conformance.budgets import neighbours_of_drawn
 from transparity_conformance.evidence import difference
 from transparity_conformance.oracle import Arrays, forward_oracle
 from transparity_conformance.probes import probe_parameters
@@ -85,7 +85,7 @@ def test_the_port_serves_every_configuration(model: tuple[TransformerConfig, int
     config = of_the_documents(drawn)
     inputs = {name: inputs[name] for name in config.input_names}
     parameters = probe_parameters(config, seed)
-    oracle = forward_oracle(config, parameters, inputs, neighbours=NEIGHBOURS_OF_DRAWN)
+    oracle = forward_oracle(config, parameters, inputs, neighbours=neighbours_of_drawn(inputs))
     heard = build_port()(config, parameters)(**inputs)
     assert list(heard) != [] and set(heard) == set(oracle.expected)
     for name, expected in oracle.expected.items():

@@ -22,7 +22,7 @@ from transparity.config import TransformerConfig
 from transparity.presets import PRESETS
 from transparity.taps import recording
 from transparity.transformer import transformer
-from transparity_conformance.budgets import NEIGHBOURS_OF_DRAWN, RULES, epsilon
+from transparity_conformance.budgets import RULES, epsilon, neighbours_of_drawn
 from transparity_conformance.oracle import Arrays, Oracle, forward_oracle
 from transparity_conformance.probes import probe_parameters, probes
 from transparity_conformance.strategies import models
@@ -153,7 +153,7 @@ def measure(dtype: str, drawn: int, seeds: int) -> list[float]:
     def add(model: tuple[TransformerConfig, int, Arrays]) -> None:
         config, seed, inputs = model
         parameters = probe_parameters(config, seed)
-        oracle = forward_oracle(config, parameters, inputs, neighbours=NEIGHBOURS_OF_DRAWN)
+        oracle = forward_oracle(config, parameters, inputs, neighbours=neighbours_of_drawn(inputs))
         found.extend(ratios(config, parameters, inputs, oracle, dtype))
 
     add()

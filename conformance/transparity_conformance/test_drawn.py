@@ -10,7 +10,7 @@ from transparity.backend import Backend
 from transparity.config import TransformerConfig
 from transparity_conformance.backends import REFERENCE, backend, installed
 from transparity_conformance.bench import as_numbers
-from transparity_conformance.budgets import NEIGHBOURS_OF_DRAWN
+from transparity_conformance.budgets import neighbours_of_drawn
 from transparity_conformance.evidence import Evidence, Subject, difference
 from transparity_conformance.oracle import Arrays, forward_oracle
 from transparity_conformance.plugin import Ledger
@@ -26,7 +26,7 @@ def drawn_evidence(
 ) -> list[Evidence]:
     """Every tap in float64, and the logits by the fast path in the backend's first dtype."""
     parameters = probe_parameters(config, seed)
-    oracle = forward_oracle(config, parameters, inputs, neighbours=NEIGHBOURS_OF_DRAWN)
+    oracle = forward_oracle(config, parameters, inputs, neighbours=neighbours_of_drawn(inputs))
     evidence = []
     mode = mode or build.modes[0]
 

@@ -26,7 +26,7 @@ from transparity_conformance.decoding import (
     simulated,
 )
 from transparity_conformance.findings import sentence
-from transparity_conformance.forcing import judged, judged_beams, true_scores
+from transparity_conformance.forcing import best_scores, judged, judged_beams, true_scores
 from transparity_conformance.mistakes.beams import BEAMINGS, Beaming, beamed
 from transparity_conformance.mistakes.generation import Generation, generated
 from transparity_conformance.mistakes.ragged import RAGGEDS, Ragged, continued
@@ -315,12 +315,59 @@ def with_last(tokens: np.ndarray, token: int) -> np.ndarray:
 def test_a_score_that_is_not_the_tokens_own_is_wrong_and_so_are_worse_tokens() -> None:
     (request,) = beam_requests(first_probe("translation"))
     tokens, scores = searched_so(Beaming(), request)
-    assert judged_beams(request, tokens, scores, "float32").share < 1
+    right = judged_beams(request, tokens, scores, "float32")
+    assert (right.share < 1, right.near) == (True, ())
     found = judged_beams(request, tokens, scores + 1e-3, "float32")
     assert (found.share > 1, found.where) == (True, "the scores, beams")
     greedy, of_greedy = searched_so(Beaming(begins_apart=False), request)
     found = judged_beams(request, greedy, of_greedy, "float32")
     assert (found.share > 1, found.where) == (True, "the tokens, beams")
+
+
+def twinned(request: Request, token: int, twin: int, by: float) -> Request:
+    """The same, but that wherever `token` comes to a logit, `twin` comes to one that is more `by` so much."""
+    weight, bias = (request.parameters[f"head.{part}"].astype(np.float64) for part in ("weight", "bias"))
+    weight[twin], bias[twin] = weight[token], bias[token] + by
+    return dataclasses.replace(request, parameters=request.parameters | {"head.weight": weight, "head.bias": bias})
+
+
+@pytest.mark.parametrize(("by", "says"), [(1e-7, "a tie"), (1e-2, "wrong")])
+@pytest.mark.parametrize("options", [None, Sampling(top_k=1)], ids=["greedily", "drawn of one"])
+def test_another_token_is_right_if_it_is_as_likely_to_within_rounding(
+    by: float, says: str, options: Sampling | None
+) -> None:
+    (request,) = drawing_requests(first_probe("notes-lm"))
+    request = dataclasses.replace(request, uniforms=request.uniforms if options else None, sampling=options)
+    how: Any = Drawing() if options else Generation()
+    begin = request.prompt.shape[1]
+    token = int(simulated(how, request)[0, begin])
+    twin = 5 if token != 5 else 6
+    chosen = simulated(how, twinned(request, token, twin, by))
+    assert chosen[0, begin] == twin
+    found = judged(twinned(request, token, twin, -by), chosen, "float32")
+    assert (found.share <= 1) == (says == "a tie")
+    assert bool(found.near) == (says == "a tie") or options is not None
+
+
+@pytest.mark.parametrize(("by", "says"), [(1e-7, "a tie"), (1e-2, "wrong")])
+def test_worse_beams_are_right_if_those_that_were_dropped_for_them_were_as_good_to_within_rounding(
+    by: float, says: str
+) -> None:
+    (request,) = drawing_requests(first_probe("notes-lm"))
+    request = dataclasses.replace(request, name="one beam", uniforms=None, beams=1, steps=3)
+    token = int(searched_so(Beaming(), request)[0][0, request.prompt.shape[1]])
+    twin = 5 if token != 5 else 6
+    worse = []
+    for sign in (1, -1):  # one of the two is followed by what is worse
+        tokens, _ = searched_so(Beaming(), twinned(request, token, twin, sign * by))
+        asked = twinned(request, token, twin, -sign * by)
+        found = judged_beams(asked, tokens, true_scores(asked, tokens).expected["scores"], "float32")
+        behind = (best_scores(asked) - true_scores(asked, tokens).expected["scores"]).max()
+        if behind > found.budget:
+            worse.append(found)
+    assert worse
+    assert all((found.share <= 1) == (says == "a tie") for found in worse)
+    assert all(bool(found.near) == (says == "a tie") for found in worse)
 
 
 @pytest.mark.parametrize(

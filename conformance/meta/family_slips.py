@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
 
+import ml_dtypes
 import numpy as np
 
 from transparity import attention, embeddings, feed_forward, functional, layers, normalization, positions
@@ -43,7 +44,7 @@ class Slip:
     """One mistake: what it is called, the form it takes, where it shows, and how a port comes to make it."""
 
     ids: tuple[str, ...]
-    """Names that are right: more than one where nothing tells them apart."""
+    """Names that are right: more than one where nothing tells them apart, none for what no catalogue has."""
     variant: str
     place: str
     """What the names of the taps match at which it may be found."""
@@ -53,10 +54,9 @@ class Slip:
     parameters: Callable[[Config, Arrays], Arrays] = lambda config, parameters: parameters
     inputs: Callable[[Config, Arrays], Arrays] = lambda config, inputs: inputs
     exchanged: Mapping[str, Wrong] = field(default_factory=dict)
-    shows: Callable[[str], bool] = lambda tap: True
 
     def __str__(self) -> str:
-        return f"{self.ids[0]} ({self.variant})"
+        return f"{self.ids[0]} ({self.variant})" if self.ids else self.variant
 
 
 def build_port(slip: Slip | None, dtype: str = "float32") -> Callable[[Config, Arrays], Callable[..., Arrays]]:
@@ -74,11 +74,26 @@ def build_port(slip: Slip | None, dtype: str = "float32") -> Callable[[Config, A
                 for name, wrong in slip.exchanged.items() if slip else ():
                     stack.enter_context(patch(f"transparity.{name}", wrong(config)))
                 transformer(changed, cast, **shown, tap=recording(taps))
-            return {name: value for name, value in taps.items() if not slip or slip.shows(name)}
+            return taps
 
         return forward
 
     return build
+
+
+def together(one: Slip, other: Slip) -> Slip:
+    """Both mistakes, made in one port. What they exchange has to be different."""
+    assert not set(one.exchanged) & set(other.exchanged)
+    return Slip(
+        (*one.ids, *other.ids),
+        f"{one.variant} and {other.variant}",
+        f"{one.place}|{other.place}",
+        _both(one.acts, other.acts),
+        lambda config: one.fields(config) | other.fields(config),
+        lambda config, parameters: other.parameters(config, one.parameters(config, parameters)),
+        lambda config, inputs: other.inputs(config, one.inputs(config, inputs)),
+        {**one.exchanged, **other.exchanged},
+    )
 
 
 def acting(case: str) -> list[Slip]:
@@ -210,6 +225,24 @@ def _frequencies_of_all(_: Config) -> Callable[..., Any]:
     )
 
 
+def _in_half(kind: Any, part: str) -> dict[str, Wrong]:
+    """Queries and keys turned as one who computes that `part` of the angles in `kind` turns them."""
+
+    def turned(config: Config, parameters: Any, at: Any, keys: int, dtype: Any, *, both: bool) -> Places:
+        steps = positions.rotary_frequencies(config)
+        if part != "tables":
+            steps = steps.astype(kind)
+        if part == "frequencies":
+            steps = steps.astype(np.float64)
+        angles = (at.astype(steps.dtype)[..., None] * steps)[:, None]
+        tables = [function(angles.astype(np.float64)) for function in (np.cos, np.sin)]
+        if part in ("tables", "everything"):
+            tables = [table.astype(kind) for table in tables]
+        return Places((tables[0].astype(dtype), tables[1].astype(dtype)))
+
+    return {"transformer.places": lambda _: turned}
+
+
 def _norm_last(_: Config) -> Callable[..., Any]:
     def placed(config: Config, parameters: Any, name: str, x: Any, at: Places, tap: Any) -> Any:
         assert at.rotation is not None
@@ -229,6 +262,10 @@ def _all_heads(_: Config) -> Callable[..., Any]:
 
 def _tiled(_: Config) -> Callable[..., Any]:
     return lambda x, num_heads: np.concatenate([x] * (num_heads // x.shape[1]), axis=1)
+
+
+def _backwards(_: Config) -> Callable[..., Any]:
+    return lambda x, num_heads: np.repeat(x, num_heads // x.shape[1], axis=1)[:, ::-1]
 
 
 def _rms(change: Callable[[Any, float], Any]) -> dict[str, Wrong]:
@@ -454,6 +491,10 @@ def _rotary_slips() -> Iterator[Slip]:
     for role in ("query", "key"):
         for by in (1, -1):
             yield Slip(("rotary-position",), f"{role} {by:+d}", ROTATED, _ROTARY, exchanged=_one_later(role, by))
+    for kind in (ml_dtypes.bfloat16, np.float16):
+        for part in ("frequencies", "angles", "tables", "everything"):
+            variant = f"{part} in {np.dtype(kind)}"
+            yield Slip(("rotary-precision",), variant, ROTATED, _ROTARY, exchanged=_in_half(kind, part))
 
 
 def _attention_slips() -> Iterator[Slip]:
@@ -642,3 +683,36 @@ def _usual_slips() -> Iterator[Slip]:
 
 
 SLIPS = tuple(_slips())
+
+
+def _uncatalogued() -> Iterator[Slip]:
+    """What no one has written down: it has to be found and placed, and to be called by no name."""
+
+    def slip(says: str, place: str, acts: Acts, **made: Any) -> Slip:
+        return Slip((), says, place, acts, **made)
+
+    def turned_backwards(_: Config) -> Callable[..., Any]:
+        right = positions.rotary_frequencies
+        return lambda config: right(config)[::-1]
+
+    wrong = {"positions.rotary_frequencies": turned_backwards}
+    yield slip("the slowest pair first", ROTATED, _ROTARY, exchanged=wrong)
+    mean = _rms(lambda x, eps: x / (np.abs(x).mean(-1, keepdims=True) + eps))
+    yield slip("mean magnitude instead of root mean square", NORMS, _is(norm="rms"), exchanged=mean)
+    squared = _fed(lambda function, gate, up: function(gate) ** 2 * up)
+    yield slip("the gate is squared", HIDDEN, _has("gated"), exchanged=squared)
+    bent = _scores(
+        lambda query, key, scale, cap, bias: _plus(np.arctan(query @ key.swapaxes(-2, -1) * scale / cap) * cap, bias)
+    )
+    yield slip("the cap is an arc tangent", SCORES, _has("attention_cap"), exchanged=bent)
+    doubled = _buckets(lambda right, at, count, most, *, both: right(2 * at, count, most, both=both))
+    yield slip("distances are doubled", SCORES, _is(positions="relative"), exchanged=doubled)
+    squared = _slopes(lambda config, right: right**2)
+    yield slip("slopes are squared", SCORES, _is(positions="alibi"), exchanged=squared)
+    place = r".*\.(scores|context)"
+    yield slip("groups in the opposite order", place, _grouped, exchanged={"attention.repeat_heads": _backwards})
+    typed = _replaced(lambda name, value: value[::-1] * 2 if name.endswith("token_type_embedding.weight") else value)
+    yield slip("types exchanged and doubled", EMBEDDING, _has("num_token_types"), parameters=typed)
+
+
+UNCATALOGUED = tuple(_uncatalogued())

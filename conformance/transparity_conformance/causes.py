@@ -1,7 +1,7 @@
 """Causes: which mistake, put into the reference, makes a disagreement vanish.
 
-Single mistakes are tried exhaustively, then those that have a number are fitted, then pairs of which one is the best
-single. A cause is named only if what is left with it falls within the budget on every probe.
+Single mistakes are tried exhaustively, then those that have a number are fitted, then pairs of which one is among the
+best singles. A cause is named only if what is left with it falls within the budget on every probe.
 """
 
 from __future__ import annotations
@@ -56,7 +56,10 @@ def explain(
     if not found:
         found, remains = search.fitted(config, sites)
     if not found and not _puzzling(place, before_it):
-        found, remains = search.pairs(), False
+        found, remains = search.pairs()
+        if not found or remains:
+            with_numbers = search.pairs_with_a_number(config, sites)
+            found, remains = with_numbers if with_numbers[0] else (found, remains)
     if not found:
         found, remains = search.partial(), True
     if not found:

@@ -22,20 +22,33 @@ PROMISING = 12
 """After so many steps the right number is found to within a three-hundredth of the grid's distance."""
 
 
+Family = tuple[Callable[[float], Mistake], list[float], tuple[str, ...]]
+"""Mistakes that differ by a number: what makes one, a grid of numbers, and where it is made."""
+
+
 def fitted(config: TransformerConfig, sites: list[str], left: Callable[[Hypothesis], float]) -> Iterator[Hypothesis]:
     """Every mistake with a number in it that can be made at `sites`, its number such that least is `left`."""
-    for make, grid, chosen in _families(config, sites):
-
-        def left_of(number: float, make: Callable[[float], Mistake] = make, at: tuple[str, ...] = chosen) -> float:
-            return left(Hypothesis(make(number), at))
-
-        if (number := _minimize(left_of, grid)) is not None:
-            yield Hypothesis(make(number), chosen)
+    for family in _families(config, sites):
+        if (hypothesis := fit(family, left)) is not None:
+            yield hypothesis
 
 
-def _families(
-    config: TransformerConfig, sites: list[str]
-) -> Iterator[tuple[Callable[[float], Mistake], list[float], tuple[str, ...]]]:
+def fit(family: Family, left: Callable[[Hypothesis], float]) -> Hypothesis | None:
+    """The one of a family with which least is `left`; None if there is none such."""
+    make, grid, chosen = family
+    number = _minimize(lambda number: left(Hypothesis(make(number), chosen)), grid)
+    return None if number is None else Hypothesis(make(number), chosen)
+
+
+def widest(config: TransformerConfig, sites: list[str]) -> list[Family]:
+    """Of every kind of mistake with a number, that which is made at most `sites`."""
+    found: dict[str, Family] = {}
+    for family in _families(config, sites):
+        found.setdefault(family[0](1.0).id, family)
+    return list(found.values())
+
+
+def _families(config: TransformerConfig, sites: list[str]) -> Iterator[Family]:
     scores = [site for site in sites if site.endswith(".scores")]
     right = score_scale(config)
     for chosen in groups(scores):
@@ -57,9 +70,7 @@ def _families(
     yield from _further_families(config, sites)
 
 
-def _further_families(
-    config: TransformerConfig, sites: list[str]
-) -> Iterator[tuple[Callable[[float], Mistake], list[float], tuple[str, ...]]]:
+def _further_families(config: TransformerConfig, sites: list[str]) -> Iterator[Family]:
     """Numbers of what only some models have."""
     for chosen in groups([site for site in sites if site.endswith("_rotated")]):
         yield lambda base: positions.other_base(config, base), [10.0**power for power in range(9)], chosen

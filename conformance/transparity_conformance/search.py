@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.fitting import fitted
+from transparity_conformance.fitting import Family, fit, fitted, widest
 from transparity_conformance.pairs import Effects
 from transparity_conformance.place import Combination, Place, rms
 from transparity_conformance.probes import Probe
@@ -17,6 +17,16 @@ from transparity_conformance.walk import Hypothesis
 
 BEAM = 3
 """For so many of the best single mistakes a second is looked for, among those that add up with it."""
+
+WIDE = 8
+"""Beside so many of the best mistakes that are made wherever they can be, all such are tried: of what is one line of
+code, every layer is wrong."""
+
+NUMBERS = 4
+"""Beside so many of them those with a number are fitted."""
+
+ROUNDS = 4
+"""Two numbers are fitted beside each other so many times."""
 
 WALKS = 1500
 """So many are taken, and at least one for each, to look for a second among all: first beside those that explain a probe
@@ -42,31 +52,69 @@ class Search:
         """One mistake with a number in it, and whether something remains: a number may explain every probe of the size
         that it was fitted in, and not those of another."""
         found = [(h,) for h in fitted(config, sites, lambda hypothesis: self._left(self.screen, (hypothesis,)))]
-        ranked = self._by_what_is_left(self.screen, found)
-        if explaining := self._survivors(self.screen, ranked):
-            return explaining, False
-        sized = [probe for probe in self.place.probes if probe.config == config]
-        return self._survivors(self.screen, ranked, sized), True
+        return self._of_every_size(self._survivors(self.screen, self._by_what_is_left(self.screen, found), self._sized))
 
-    def pairs(self) -> list[Combination]:
-        """Two mistakes that explain every probe together."""
+    def pairs(self) -> tuple[list[Combination], bool]:
+        """Two mistakes that explain every probe together, and whether something remains."""
         likely = self._by_what_is_left(self.screen, self._pairs(self._effects.likely_pairs()))
         if (found := self._survivors(self.screen, likely)) or not self.place.is_all_there_is:
-            return found  # where a port shows its activations, two mistakes are seldom made in one segment
+            return found, False  # where a port shows its activations, two mistakes are seldom made in one segment
+        of_one_size: list[Combination] = []
+        for first in self._wide[:WIDE]:
+            found, remains = self._of_every_size(self._beside(first, self._wide, self._sized))
+            if found and not remains:
+                return found, False
+            of_one_size = of_one_size or found
         sweeps = max(1, WALKS // len(self.candidates))
         wholly = [first for (first,), _ in self._explaining[:sweeps]]
         best = [*(likely[0] if likely else ()), *self._distinct]
         for first in wholly + [first for first in best if first not in wholly][: sweeps - len(wholly)]:
-            hidden = max(self.place.probes, key=lambda probe: self._share(probe, (first,)))
-            pairs: list[Combination] = [(first, second) for second in self.candidates if second != first]
-            if found := self._survivors(hidden, self._by_what_is_left(hidden, pairs)):
-                return found
+            if found := self._beside(first, self.candidates, self.place.probes):
+                return found, False
         for first in best[:BEAM]:
             index = self.candidates.index(first)
             beside = self._pairs([(index, second) for second in self._effects.likely_beside(index)])
             if found := self._survivors(self.screen, self._by_what_is_left(self.screen, beside)):
-                return found
-        return []
+                return found, False
+        return of_one_size, True
+
+    def pairs_with_a_number(self, config: TransformerConfig, sites: list[str]) -> tuple[list[Combination], bool]:
+        """Two mistakes of which one has a number in it, or both, each made wherever it can be, and whether something
+        remains."""
+        if not self.place.is_all_there_is:
+            return [], False
+        families = widest(config, sites)
+        alone = [(family, number) for family in families if (number := self._fit(family, ())) is not None]
+        alone = sorted(alone, key=lambda item: self._left(self.screen, item[1:]))[: NUMBERS // 2]
+        partners = self._wide[:NUMBERS]
+        for _, number in alone:
+            beside = self._by_what_is_left(self.screen, [(number, second) for second in self._wide])
+            partners += [second for _, second in beside[: NUMBERS // 2]]
+        found: list[Combination] = []
+        for first in {id(partner): partner for partner in partners}.values():
+            found += [(first, second) for family in families if (second := self._fit(family, (first,))) is not None]
+        for family, first in alone:
+            others = [other for other in families if other is not family]
+            seconds = [(other, second) for other in others if (second := self._fit(other, (first,))) is not None]
+            if seconds:
+                other, _ = min(seconds, key=lambda item: self._left(self.screen, (first, item[1])))
+                found += self._by_turns(family, other, first)
+        ranked = self._by_what_is_left(self.screen, found)
+        return self._of_every_size(self._survivors(self.screen, ranked, self._sized))
+
+    def _fit(self, family: Family, beside: Combination) -> Hypothesis | None:
+        hidden = self._hiding_least(beside, self._sized)
+        return fit(family, lambda hypothesis: self._left(hidden, (*beside, hypothesis)))
+
+    def _by_turns(self, one: Family, other: Family, first: Hypothesis) -> list[Combination]:
+        """Two numbers, each fitted beside the other until they stay."""
+        for _ in range(ROUNDS):
+            second = self._fit(other, (first,))
+            again = self._fit(one, (second,)) if second else None
+            if second is None or again is None:
+                return []
+            first = again
+        return [(first, second)] if second else []
 
     def partial(self) -> list[Combination]:
         """One mistake that explains several probes wholly, but not all: those that explain most, the likeliest first;
@@ -91,6 +139,36 @@ class Search:
     def _ranked(self) -> list[Combination]:
         scores = [rms(left) for left in self._lefts()]
         return [(self.candidates[index],) for index in np.argsort(scores, kind="stable")]
+
+    @functools.cached_property
+    def _wide(self) -> list[Hypothesis]:
+        """Mistakes that are made wherever they can be, the best first."""
+        widest: dict[tuple[str, str], Hypothesis] = {}
+        for hypothesis in self.candidates:
+            widest.setdefault((hypothesis.mistake.id, hypothesis.mistake.variant), hypothesis)
+        chosen = {id(hypothesis) for hypothesis in widest.values()}
+        return [hypothesis for (hypothesis,) in self._ranked if id(hypothesis) in chosen]
+
+    @functools.cached_property
+    def _sized(self) -> list[Probe]:
+        """The probes of one size."""
+        return [probe for probe in self.place.probes if probe.config == self.screen.config]
+
+    def _hiding_least(self, chosen: Combination, probes: Sequence[Probe]) -> Probe:
+        """The probe that shows most of what is left."""
+        return max(probes, key=lambda probe: self._share(probe, chosen)) if chosen else self.screen
+
+    def _beside(self, first: Hypothesis, seconds: Sequence[Hypothesis], probes: Sequence[Probe]) -> list[Combination]:
+        """Pairs of `first` and another that explain `probes`."""
+        hidden = self._hiding_least((first,), probes)
+        pairs: list[Combination] = [(first, second) for second in seconds if second != first]
+        return self._survivors(hidden, self._by_what_is_left(hidden, pairs), probes)
+
+    def _of_every_size(self, found: list[Combination]) -> tuple[list[Combination], bool]:
+        """Those that explain probes of every size, and no: nothing remains; if there are none, those `found` in one,
+        and yes."""
+        everywhere = [chosen for chosen in found if self.place.vanishes((*self.known, *chosen))]
+        return everywhere or found, not everywhere
 
     @functools.cached_property
     def _effects(self) -> Effects:

@@ -15,6 +15,7 @@ from transparity.config import FeaturePairs, TransformerConfig
 from transparity.normalization import head_norm
 from transparity.positions import alibi_slopes, places, relative_buckets, rotary_frequencies, rotate
 from transparity_conformance.mistakes.places import Value, distances_at, keys_name, met, parameters_of, split
+from transparity_conformance.mistakes.structure import rounded_to
 from transparity_conformance.walk import Mistake, Run
 
 ROTATED = {"query_rotated": "queries", "key_rotated": "keys"}
@@ -64,6 +65,10 @@ def _rotary_mistakes(config: TransformerConfig) -> Iterator[Mistake]:
     yield Mistake("rotary-missing", "both", "queries and keys are not turned", patch=_not_turned)
     says = "queries and keys are turned the other way"
     yield Mistake("rotary-direction", "both", says, patch=partial(_turn, {}, sign=-1))
+    for kind in ("bfloat16", "float16"):
+        for part, says in IN_HALF.items():
+            in_half = partial(_turned_in_half, kind, part)
+            yield Mistake("rotary-precision", f"{part} in {kind}", says.format(kind), patch=in_half)
     if config.query_key_norm:
         says = "queries and keys are turned before they are normalised"
         yield Mistake("query-key-norm", "behind the rotation", says, patch=_normed_behind)
@@ -80,6 +85,14 @@ def _of_one(config: TransformerConfig, tap: str) -> Iterator[Mistake]:
         moved = partial(_turn, {}, shift=shift)
         yield Mistake("rotary-position", f"{which} {shift:+d}", says, patch=moved, value=shift)
 
+
+IN_HALF = {
+    "frequencies": "the frequencies of the rotary angles are rounded to {}",
+    "angles": "the rotary angles are computed in {}",
+    "tables": "the cosines and sines of the rotary angles are rounded to {}",
+    "everything": "the rotary angles, their cosines and their sines are computed in {}",
+}
+"""What of the rotation people keep in half precision, as whole models cast to it do with what is no parameter."""
 
 SHARES = {"all": 1.0, "half": 0.5, "a quarter": 0.25}
 """Of a head's features: how many people turn."""
@@ -153,6 +166,19 @@ def _rotated(
     angles = sign * (np.arange(x.shape[2])[:, None] + shift) * frequencies(config)
     rotation = (np.cos(angles).astype(x.dtype), np.sin(angles).astype(x.dtype))
     return rotate(x, rotation, config.feature_pairs)
+
+
+def _turned_in_half(kind: str, part: str, run: Run, site: str, value: Value) -> Value:
+    x, frequencies = _before_rotation(run, site), rotary_frequencies(run.config)
+    if part != "tables":
+        frequencies = rounded_to(frequencies, kind)
+    angles = np.arange(x.shape[2])[:, None] * frequencies
+    if part in ("angles", "everything"):
+        angles = rounded_to(angles, kind)
+    tables = [np.cos(angles), np.sin(angles)]
+    if part in ("tables", "everything"):
+        tables = [rounded_to(table, kind) for table in tables]
+    return rotate(x, (tables[0].astype(x.dtype), tables[1].astype(x.dtype)), run.config.feature_pairs)
 
 
 def _over_all_features(config: TransformerConfig) -> np.ndarray:

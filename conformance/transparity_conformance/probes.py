@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from transparity.attention import score_scale
 from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
 from transparity.presets import preset
@@ -93,9 +94,7 @@ def _gain(config: TransformerConfig, name: str) -> float:
     """For inputs of spread 1, query · key has the spread gain² · √head_dim before the scale: this makes it 2 behind."""
     if not name.endswith(("query.weight", "key.weight")):
         return 1.0
-    scaled_by = {"head_dim": config.head_dim, "embed_dim": config.embed_dim, "none": 1}[config.attention_scale]
-    spread = SCORE_SPREAD / config.attention_multiplier
-    return float((spread * (scaled_by / config.head_dim) ** 0.5) ** 0.5)
+    return float((SCORE_SPREAD / score_scale(config) / config.head_dim**0.5) ** 0.5)
 
 
 ROWS = (

@@ -11,9 +11,9 @@ import numpy as np
 from transparity.attention import attention_weights, hidden_score, repeat_heads
 from transparity.config import TransformerConfig
 from transparity.functional import softmax
+from transparity.positions import window_mask
 from transparity_conformance.mistakes.places import (
     Value,
-    distances_at,
     given_mask,
     keys_of,
     padding_at,
@@ -150,7 +150,8 @@ def _near(run: Run, site: str, mask: Mask) -> Mask:
 
 
 def _within(run: Run, site: str, mask: Mask, window: int | None) -> Mask:
-    return mask if window is None else mask & (np.abs(distances_at(run, site)) < window)[:, None]
+    length = mask.shape[-1]
+    return mask if window is None else mask & window_mask(np.arange(length)[None], length, window)
 
 
 def _without_window(run: Run, site: str) -> Mask:

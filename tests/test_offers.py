@@ -14,6 +14,7 @@ from transparity.loss import cross_entropy
 from transparity.port import build as numpy_build
 from transparity.presets import PRESETS
 from transparity_conformance import check
+from transparity_conformance.cases import CASES
 from transparity_conformance.findings import sentence
 from transparity_conformance.mistakes.cache import CACHINGS, Caching, cached_logits
 from transparity_conformance.mistakes.generation import GENERATIONS, Generation, generated
@@ -109,6 +110,15 @@ def test_a_loss_beside_logits_of_another_shape_is_not_compared() -> None:
     report = check(build, preset="notes-lm")
     assert report.verdict == "diverges"
     assert any(says.startswith("loss: no probe") for says in report.not_compared)
+
+
+@pytest.mark.parametrize("build", [numpy_build, pytorch_build], ids=["numpy", "pytorch"])
+def test_a_head_without_logits_has_no_loss_to_compare(build: Callable[..., Any]) -> None:
+    report = check(lambda config, parameters: build(config, parameters, dtype="float32"), config=CASES["bert"])
+    assert report.verdict == "agrees"
+    without = [says.partition(":")[0] for says in report.not_compared if "'pooled', which has no loss" in says]
+    assert set(without) >= {"loss", "train"}
+    assert not [says for says in report.not_compared if "raised" in says]
 
 
 def test_a_loss_that_nobody_knows_has_no_name() -> None:

@@ -54,6 +54,10 @@ TWINS |= {
     "running_mean": "running_var",
 }
 
+ABOUT = {"positions": "families", "head": "families", "transformer": "forward", "rounding": "precision"}
+ABOUT |= {"cache": "decoding", "beams": "generation"}
+"""The topic of the claims about a file, where it is not called as the file is: those are asked first."""
+
 COMMUTATIVE = {"transpose", "swapaxes", "max", "min", "maximum", "minimum"}
 """Calls that mean the same with their arguments exchanged: such a mutant is none."""
 
@@ -142,8 +146,8 @@ def killer(column: str, mutant: Mutant) -> str | None:
     names = sorted(
         (name for name, claim in all_claims().items() if not (claim.needs and column != REFERENCE_COLUMN)),
         key=lambda name: (
+            not name.startswith(f"{ABOUT.get(mutant.file, mutant.file)}."),
             not all_claims()[name].quick,
-            not name.startswith(mutant.file),
             name.startswith(("documents.printed", "metamorphic")),
         ),
     )

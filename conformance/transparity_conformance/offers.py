@@ -34,6 +34,10 @@ the logits and the cache, None before the first step, which has the source; and 
 losses before each step, and a dict of what the parameters have become."""
 
 
+LOSSES = ("loss", "loss_and_gradients", "train")
+"""Those that need logits."""
+
+
 def compare_offers(
     build: Build,
     forward: Callable[..., Any],
@@ -48,6 +52,10 @@ def compare_offers(
     offered = [name for name in OFFERS if callable(getattr(forward, name, None))]
     found = not_compared(*(f"{name}: the port does not offer it" for name in OFFERS if name not in offered))
     first = next(iter(probes.values()))
+    if first.config.head != "logits":
+        without = [name for name in LOSSES if name in offered]
+        found += not_compared(*(f"{name}: the head is {first.config.head!r}, which has no loss" for name in without))
+        offered = [name for name in offered if name not in LOSSES]
     if "loss" in offered:
         found += _compare_losses("loss", lambda probe: _loss(forward.loss, probe), probes, logits, dtype)[0]  # type: ignore[attr-defined]
     if "loss_and_gradients" in offered:

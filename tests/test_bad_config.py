@@ -155,3 +155,16 @@ def test_a_size_that_resized_cannot_use(value: Any) -> None:
 def test_a_size_that_no_configuration_has() -> None:
     with pytest.raises(ConfigError, match=r"^resized\(\) was given heads, which no configuration has\.$"):
         CONFIG.resized(heads=3)
+
+
+def test_a_decoder_has_all_its_relative_buckets_for_one_direction() -> None:
+    fields: dict[str, Any] = {"positions": "relative", "relative_buckets": 32}
+    says = refusal(**fields, relative_max_distance=16, architecture="encoder-decoder")
+    assert says.endswith("and the distance greater than 16.")
+    assert dataclasses.replace(CONFIG, **fields, relative_max_distance=17).relative_max_distance == 17
+
+
+def test_a_lone_stack_shares_no_embedding() -> None:
+    decoder = dataclasses.replace(CONFIG, architecture="decoder", num_encoder_layers=0)
+    with pytest.raises(ConfigError, match=r"^shared_embedding is true, .*an encoder-decoder"):
+        dataclasses.replace(decoder, source_vocab_size=7, target_vocab_size=7, shared_embedding=True)

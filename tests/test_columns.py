@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ MIRRORED = [
     "feed_forward",
     "layers",
     "head",
+    "precision",
     "transformer",
     "loss",
     "dropout",
@@ -37,7 +39,7 @@ MIRRORED = [
 WITHOUT_TWIN = {
     "numpy": {"functional"},  # what the frameworks bring along
     "pytorch": {"parameters", "packing"},  # their own names and orientations; PyTorch packs weights if it is asked to
-    "flax": {"parameters", "precision", "spreading"},  # XLA computes in the dtype, on the devices, that it is given
+    "flax": {"parameters", "spreading"},  # XLA computes on the devices that it is given
 }
 CONTRACT = {"axes", "backend", "config", "errors", "inputs", "parameters", "presets", "sampling", "taps", "training"}
 
@@ -64,3 +66,10 @@ def test_a_column_holds_the_mirrored_files_and_no_others(column: str) -> None:
     if column == "numpy":
         files -= CONTRACT
     assert files == {*MIRRORED, "port"} | WITHOUT_TWIN[column]
+
+
+def test_what_may_not_be_borrowed_is_the_whole_numpy_column() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    column = {f"transparity.{file}" for file in (*MIRRORED, "port", *WITHOUT_TWIN["numpy"])}
+    forbidden = [set(contract["forbidden_modules"]) for contract in contracts if "forbidden_modules" in contract]
+    assert [names for names in forbidden if "transparity.attention" in names] == [column] * 3

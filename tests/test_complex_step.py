@@ -83,7 +83,7 @@ def test_the_complex_loss_is_the_real_loss(name: str) -> None:
 def test_the_parameters_give_the_dtype(name: str, dtype: str) -> None:
     parameters, _ = drawn(CONFIGS[name])
     result = loss(CONFIGS[name], {parameter: value.astype(dtype) for parameter, value in parameters.items()})
-    assert result.dtype == dtype
+    assert result.dtype == ("float32" if dtype == "float16" else dtype), "half precision is summed in more"
 
 
 @pytest.mark.parametrize("name", ["notes-lm", "batch norm"])

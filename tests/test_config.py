@@ -122,8 +122,40 @@ def test_what_a_document_does_by_mistake_is_said() -> None:
     assert scaled not in departures(preset("walkthrough"))
 
 
+PAPER = dataclasses.replace(preset("pre-norm"), norm="layer", norm_position="post", memory_norm=False, final_norm=False)
+
+
 def test_the_paper_does_not_depart_from_itself() -> None:
-    paper = dataclasses.replace(
-        preset("pre-norm"), norm="layer", norm_position="post", memory_norm=False, final_norm=False
-    )
-    assert departures(paper) == []
+    assert departures(PAPER) == []
+
+
+DEPARTS: dict[str, list[Any]] = {
+    "activation": ["gelu", "gelu-tanh", "gelu-quick", "silu"],
+    "attention_cap": [30.0],
+    "attention_head_dim": [32],
+    "attention_multiplier": [0.5],
+    "attention_scale": ["embed_dim", "none"],
+    "embedding_norm": [True],
+    "embedding_scale": ["none"],
+    "feed_forward_bias": [False],
+    "feed_forward_dim": [7],
+    "final_norm": [True],
+    "gated": [True],
+    "logit_cap": [30.0],
+    "mask_value": [-1.0],
+    "memory_norm": [True],
+    "norm": ["layer-unbiased", "batch", "rms"],
+    "norm_position": ["pre", "both"],
+    "num_key_value_heads": [1],
+    "positions": ["learned", "rotary", "relative", "alibi", "none"],
+    "projection": ["shared-per-head"],
+    "query_key_norm": [True],
+    "target_mask": ["causal"],
+    "window": [3],
+}
+
+
+@pytest.mark.parametrize(("field", "value"), [(field, value) for field in DEPARTS for value in DEPARTS[field]])
+def test_what_is_otherwise_than_in_the_paper_is_said_once(field: str, value: Any) -> None:
+    changes: dict[str, Any] = {field: value}
+    assert len(departures(dataclasses.replace(PAPER, **changes))) == 1

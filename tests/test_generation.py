@@ -104,7 +104,7 @@ def test_rows_of_different_lengths_need_a_mask_that_hides(name: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"temperature": 0}, "temperature is 0; it should be a finite number above 0"),
+        ({"temperature": 0}, "temperature is 0; it should be a finite number, at least 1e-30"),
         ({"temperature": float("nan")}, "temperature is nan"),
         ({"top_k": 0}, "top_k is 0; it should be a whole number, at least 1"),
         ({"top_k": 1.5}, "top_k is 1.5"),

@@ -27,6 +27,8 @@ for case, name, axis in [("translation", "mixed", 0), ("notes-lm", "mixed", 0), 
     for inputs, devices in ((even, 2), (odd, 1)):
         logits, expected = forward.logits(**inputs), reference.logits(**inputs)
         assert len(logits.sharding.device_set) == devices, (case, logits.sharding)
+        targets = next(reversed(inputs.values()))
+        assert abs(forward.loss(targets, **inputs) - reference.loss(targets, **inputs)) < 1e-4
         np.testing.assert_allclose(logits, expected, rtol=0, atol=probe.oracle.budget("logits", "float32"))
 """
 

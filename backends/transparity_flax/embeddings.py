@@ -56,7 +56,7 @@ def embed(
     given; what is `visible` of all there is may be what they count. They are learned if there is an embedding."""
     length = tokens.shape[1]
     check_length(config, length)
-    at, reach = (jnp.arange(length)[None], length) if positions is None else (positions, config.max_length)
+    at = jnp.arange(length)[None] if positions is None else positions
     x = token_embedding.embedding[tokens]  # calling it would answer in the dtype it was created with
     if config.embedding_scale == "embed_dim":
         x = x * math.sqrt(config.embed_dim)
@@ -65,6 +65,6 @@ def embed(
     if position_embedding is not None:
         return x + position_embedding.embedding[position_ids(config, visible, at)]
     if config.positions == "sinusoidal":
-        table = sinusoidal_positions(reach, config.embed_dim, config.position_base, config.feature_pairs)
+        table = sinusoidal_positions(visible.shape[1], config.embed_dim, config.position_base, config.feature_pairs)
         return x + jnp.asarray(table, x.dtype)[at]
     return x

@@ -21,14 +21,16 @@ def greedy_tokens(logits: Float[Array, "batch vocab"]) -> Int[Array, " batch"]:
 
 
 def drawable(logits: Float[Array, "batch vocab"], sampling: Sampling) -> Float[Array, "batch vocab"]:
-    """The logits divided by the temperature, and −inf for what may not be drawn: by `top_k`, then by `top_p`."""
-    logits = logits / sampling.temperature
+    """The logits, less the largest, divided by the temperature, and −inf for what may not be drawn: by `top_k`, then by
+    `top_p`; in at least float32."""
+    logits = widened(logits)
+    logits = (logits - logits.max(axis=-1, keepdims=True)) / sampling.temperature
     order = jnp.argsort(-logits, axis=-1, stable=True)
     ranked = jnp.take_along_axis(logits, order, axis=-1)
     if sampling.top_k is not None:
         ranked = ranked.at[:, sampling.top_k :].set(-jnp.inf)
     if sampling.top_p < 1:
-        probability = jax.nn.softmax(widened(ranked), axis=-1)
+        probability = jax.nn.softmax(ranked, axis=-1)
         before = probability.cumsum(axis=-1) - probability
         ranked = jnp.where(before < sampling.top_p, ranked, -jnp.inf)
     return jnp.take_along_axis(ranked, jnp.argsort(order, axis=-1), axis=-1)
@@ -38,8 +40,10 @@ def sampled_tokens(logits: Float[Array, "batch vocab"], uniforms: Float[Array, "
     """A token of each row, drawn from softmax(logits) (document 001): the first whose cumulative probability exceeds
     the row's uniform number in [0, 1)."""
     cumulative = jax.nn.softmax(widened(logits), axis=-1).cumsum(axis=-1)
-    passed = cumulative <= uniforms.astype(cumulative.dtype)[:, None] * cumulative[:, -1:]
-    return jnp.minimum(passed.sum(axis=-1), logits.shape[-1] - 1)
+    total = cumulative[:, -1:]
+    # A number next to 1 may be rounded to it: what adds nothing to the total is not drawn all the same.
+    passed = (cumulative <= uniforms.astype(cumulative.dtype)[:, None] * total) & (cumulative < total)
+    return passed.sum(axis=-1)
 
 
 def with_room(
@@ -66,7 +70,7 @@ def generate(
     or drawn by `uniforms` as `sampling` says.
 
     The model sees the last `max_length` tokens (document 001). Where there is an `eos_id`, a row that reached it is
-    filled with `pad_id`, and generation ends with the last row (document 004); so are rows with a shorter prompt.
+    filled with `filling_id`, and generation ends with the last row (document 004); so are rows with a shorter prompt.
     """
     config, split = model.config, (model.config, *nnx.split(model))
     tokens, lengths = with_room(config, prompt, lengths, max_new_tokens)

@@ -10,6 +10,7 @@ from jaxtyping import Float
 
 if TYPE_CHECKING:
     from transparity_flax.transformer import Transformer
+from transparity_flax.precision import widened
 
 
 def head(
@@ -29,7 +30,7 @@ def head(
 
 def capped(x: Float[Array, "*batch"], cap: float) -> Float[Array, "*batch"]:
     """cap · tanh(x / cap): nearly x where that is small, and never beyond ± cap (Gemma 2)."""
-    return jnp.tanh(x / cap) * cap
+    return (jnp.tanh(widened(x) / cap) * cap).astype(x.dtype)
 
 
 def _tied(model: Transformer, x: Float[Array, "batch length embed_dim"]) -> Float[Array, "batch length vocab"]:

@@ -16,7 +16,7 @@ def cross_entropy(
     pad_id: int | None,
     label_smoothing: float = 0.0,
 ) -> Float[Array, ""]:
-    """The mean of −log softmax(logits)[target] over the targets that are not padding (document 001).
+    """The mean of −log softmax(logits)[target] over targets that are not padding (document 001), in at least float32.
 
     With `label_smoothing`, a share of each target is spread evenly over the vocabulary (Szegedy et al. 2016, §7). A
     batch of nothing but padding has no mean: NaN, as in the frameworks.

@@ -27,8 +27,12 @@ NAMES = {
 def load(model: nnx.Module, parameters: Mapping[str, np.ndarray], dtype: Any) -> None:
     """Put `parameters` into `model`, whose own may be no more than shapes, in `dtype`.
 
-    Raises `ParameterError` where a shape is not the model's own, which Flax would take without a word.
+    Raises `ParameterError` for what the model does not have, and where a shape is not its own, which Flax would take
+    without a word.
     """
+    left = set(parameters) - {_name(path) for path, _ in _variables(model)}
+    if left:
+        raise ParameterError(f"{', '.join(sorted(left))}: the model has no such parameters")
     for path, variable in _variables(model):
         name, own = _name(path), variable.get_value().shape
         value = np.asarray(parameters[name])

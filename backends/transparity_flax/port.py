@@ -124,7 +124,8 @@ class FlaxForward:
         expected = check_targets(config, targets, check_inputs(config, tokens))
         logits = self.logits(**tokens)
         with x64_for(self.dtype):
-            return float(cross_entropy(logits, self._array(expected), config.pad_id))
+            here = jax.device_put(logits, self.device)  # from wherever it was spread
+            return float(cross_entropy(here, self._array(expected), config.pad_id))
 
     def loss_and_gradients(
         self, targets: Any, *, training: bool = False, masks: Arrays | None = None, **tokens: Any
@@ -133,7 +134,7 @@ class FlaxForward:
         expected = check_targets(self.model.config, targets, inputs)
         kept = check_masks(self.model.config, masks, inputs)
         model = nnx.merge(self.graph, self.state, copy=True)
-        model.set_attributes(use_running_average=not training)
+        model.set_attributes(use_running_average=not training, raise_if_not_found=False)
         graph, state = nnx.split(model)
         with x64_for(self.dtype):
             arrays = self._array(expected), self._arrays(inputs), self._arrays(kept)
@@ -145,7 +146,7 @@ class FlaxForward:
     ) -> tuple[list[float], dict[str, np.ndarray]]:
         checked = [check_batch(self.model.config, batch) for batch in batches]
         model = nnx.merge(self.graph, self.state, copy=True)
-        model.set_attributes(use_running_average=False)
+        model.set_attributes(use_running_average=False, raise_if_not_found=False)
         with x64_for(self.dtype):
             losses, parameters = train(model, [self._arrays(batch) for batch in checked], training)
             return losses, {name: to_numpy(value) for name, value in parameters.items()}

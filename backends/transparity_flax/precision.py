@@ -1,5 +1,5 @@
-"""Half precision, summed in float32: the file without a twin. XLA computes in the dtype that it is given, while
-PyTorch's kernels widen half precision inside and the reference is float64 to begin with."""
+"""Half precision, summed in float32: what is added up in fewer bits is lost one by one. XLA computes in the dtype that
+it is given."""
 
 from __future__ import annotations
 

@@ -57,9 +57,7 @@ def embed(
     given; what is `visible` of all there is may be what they count. They are learned if there is an embedding."""
     length, device = tokens.shape[1], tokens.device
     check_length(config, length)
-    at, reach = (torch.arange(length, device=device)[None], length)
-    if positions is not None:
-        at, reach = positions, config.max_length
+    at = torch.arange(length, device=device)[None] if positions is None else positions
     x: Tensor = token_embedding(tokens)
     if config.embedding_scale == "embed_dim":
         x = x * math.sqrt(config.embed_dim)
@@ -68,6 +66,6 @@ def embed(
     if position_embedding is not None:
         return x + position_embedding(position_ids(config, visible, at))
     if config.positions == "sinusoidal":
-        table = sinusoidal_positions(reach, config.embed_dim, config.position_base, config.feature_pairs, device)
-        return x + table.to(x.dtype)[at]
+        of_features = (config.embed_dim, config.position_base, config.feature_pairs)
+        return x + sinusoidal_positions(visible.shape[1], *of_features, device).to(x.dtype)[at]
     return x

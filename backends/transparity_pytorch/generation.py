@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from transparity.config import TransformerConfig
 from transparity.sampling import Sampling
 from transparity_pytorch.decoding import cache_for, next_logits
+from transparity_pytorch.precision import widened
 from transparity_pytorch.transformer import Transformer
 
 
@@ -19,8 +20,11 @@ def greedy_tokens(logits: Float[Tensor, "batch vocab"]) -> Int[Tensor, " batch"]
 
 
 def drawable(logits: Float[Tensor, "batch vocab"], sampling: Sampling) -> Float[Tensor, "batch vocab"]:
-    """The logits divided by the temperature, and −inf for what may not be drawn: by `top_k`, then by `top_p`."""
-    ranked, order = (logits / sampling.temperature).sort(dim=-1, descending=True, stable=True)
+    """The logits, less the largest, divided by the temperature, and −inf for what may not be drawn: by `top_k`, then by
+    `top_p`; in at least float32."""
+    logits = widened(logits)
+    logits = (logits - logits.amax(dim=-1, keepdim=True)) / sampling.temperature
+    ranked, order = logits.sort(dim=-1, descending=True, stable=True)
     if sampling.top_k is not None:
         ranked[:, sampling.top_k :] = -torch.inf
     if sampling.top_p < 1:
@@ -33,9 +37,11 @@ def drawable(logits: Float[Tensor, "batch vocab"], sampling: Sampling) -> Float[
 def sampled_tokens(logits: Float[Tensor, "batch vocab"], uniforms: Float[Tensor, " batch"]) -> Int[Tensor, " batch"]:
     """A token of each row, drawn from softmax(logits) (document 001): the first whose cumulative probability exceeds
     the row's uniform number in [0, 1)."""
-    cumulative = logits.softmax(dim=-1).cumsum(dim=-1)
-    passed = cumulative <= uniforms.to(cumulative.dtype)[:, None] * cumulative[:, -1:]
-    return passed.sum(dim=-1).clamp(max=logits.shape[-1] - 1)
+    cumulative = widened(logits).softmax(dim=-1).cumsum(dim=-1)
+    total = cumulative[:, -1:]
+    # A number next to 1 may be rounded to it: what adds nothing to the total is not drawn all the same.
+    passed = (cumulative <= uniforms.to(cumulative.dtype)[:, None] * total) & (cumulative < total)
+    return passed.sum(dim=-1)
 
 
 def with_room(
@@ -64,7 +70,7 @@ def generate(
     or drawn by `uniforms` as `sampling` says.
 
     The model sees the last `max_length` tokens (document 001). Where there is an `eos_id`, a row that reached it is
-    filled with `pad_id`, and generation ends with the last row (document 004); so are rows with a shorter prompt.
+    filled with `filling_id`, and generation ends with the last row (document 004); so are rows with a shorter prompt.
     """
     config = model.config
     tokens, lengths = with_room(config, prompt, lengths, max_new_tokens)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from transparity_pytorch.transformer import Transformer
+from transparity_pytorch.precision import widened
 
 
 def head(
@@ -28,4 +29,4 @@ def head(
 
 def capped(x: Float[Tensor, "*batch"], cap: float) -> Float[Tensor, "*batch"]:
     """cap · tanh(x / cap): nearly x where that is small, and never beyond ± cap (Gemma 2)."""
-    return (x / cap).tanh() * cap
+    return ((widened(x) / cap).tanh() * cap).to(x.dtype)

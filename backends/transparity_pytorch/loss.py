@@ -6,6 +6,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+from transparity_pytorch.precision import widened
+
 
 def cross_entropy(
     logits: Float[Tensor, "batch length vocab"],
@@ -13,12 +15,12 @@ def cross_entropy(
     pad_id: int | None,
     label_smoothing: float = 0.0,
 ) -> Float[Tensor, ""]:
-    """The mean of −log softmax(logits)[target] over the targets that are not padding (document 001).
+    """The mean of −log softmax(logits)[target] over targets that are not padding (document 001), in at least float32.
 
     With `label_smoothing`, a share of each target is spread evenly over the vocabulary (Szegedy et al. 2016, §7). A
     batch of nothing but padding has no mean: NaN, as in the frameworks.
     """
     ignored = -100 if pad_id is None else pad_id  # −100 is no token
     return F.cross_entropy(
-        logits.flatten(0, 1), targets.flatten(), ignore_index=ignored, label_smoothing=label_smoothing
+        widened(logits).flatten(0, 1), targets.flatten(), ignore_index=ignored, label_smoothing=label_smoothing
     )

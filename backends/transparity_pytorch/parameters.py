@@ -8,13 +8,19 @@ import numpy as np
 import torch
 from torch import nn
 
+from transparity.errors import ParameterError
+
 
 def load(model: nn.Module, parameters: Mapping[str, np.ndarray]) -> None:
-    """Copy `parameters` into `model`, in the model's dtype and on its device."""
+    """Copy `parameters` into `model`, in the model's dtype and on its device.
+
+    Raises `ParameterError` for what the model does not have.
+    """
     firsts = {id(value): name for name, value in own(model).items()}
     tied = {name: firsts[id(value)] for name, value in model.state_dict(keep_vars=True).items()}
     left = set(parameters) - set(firsts.values())
-    assert not left, left
+    if left:
+        raise ParameterError(f"{', '.join(sorted(left))}: the model has no such parameters")
     model.load_state_dict({name: torch.tensor(np.asarray(parameters[first])) for name, first in tied.items()})
 
 

@@ -63,14 +63,16 @@ def relative_buckets(
     distances: Int[Tensor, "*batch"], buckets: int, max_distance: int, *, both: bool
 ) -> Int[Tensor, "*batch"]:
     """The bucket of each distance, key − query: near ones have their own, farther ones share, ever more of them (Raffel
-    et al. 2020, §2.1). With `both` the second half of the buckets is for keys that come later; else those are as near
-    as the query itself."""
+    et al. 2020, §2.1): the first of the shared ones begins at the distance buckets/2, the others at distances that grow
+    by one factor, up to `max_distance`. With `both` the second half of the buckets is for keys that come later; else
+    those are as near as the query itself."""
     offset = buckets // 2 * (distances > 0) if both else 0
     buckets, distances = (buckets // 2, distances.abs()) if both else (buckets, (-distances).clamp(min=0))
     exact = buckets // 2
-    farther = (distances.clamp(min=exact) / exact).log() / math.log(max_distance / exact) * (buckets - exact)
-    shared = (exact + farther.long()).clamp(max=buckets - 1)
-    return offset + torch.where(distances < exact, distances, shared)
+    shares = torch.arange(1, buckets - exact, dtype=torch.float64, device=distances.device) / (buckets - exact)
+    # What begins at a whole number has not begun before it, whatever the power was rounded to.
+    begins = exact * (max_distance / exact) ** shares * (1 - 1e-12)
+    return offset + torch.where(distances < exact, distances, exact + torch.bucketize(distances, begins, right=True))
 
 
 def alibi_slopes(num_heads: int, device: torch.device | str | None = None) -> Float64[Tensor, " heads"]:

@@ -103,8 +103,8 @@ PLANTS = [
         "norm-variance",
         "normalization",
         (
-            "torch.std_mean(x, dim=-1, correction=1, keepdim=True)",
-            "torch.std_mean(x, dim=-1, correction=0, keepdim=True)",
+            "torch.std_mean(wide, dim=-1, correction=1, keepdim=True)",
+            "torch.std_mean(wide, dim=-1, correction=0, keepdim=True)",
         ),
         ("wide.std(axis=-1, ddof=1, keepdims=True)", "wide.std(axis=-1, ddof=0, keepdims=True)"),
         "normalization.layer_unbiased",
@@ -113,8 +113,8 @@ PLANTS = [
     *in_both(
         "norm-eps-placement",
         "normalization",
-        ("(x - mean) / (deviation + eps)", "(x - mean) / (deviation**2 + eps) ** 0.5"),
         ("(wide - mean) / (deviation + eps)", "(wide - mean) / (deviation**2 + eps) ** 0.5"),
+        None,
         "normalization.layer_unbiased",
     ),
     *in_both(
@@ -137,7 +137,7 @@ PLANTS = [
     *in_both(
         "batch-norm-bias",
         "normalization",
-        ("torch.sqrt(variance + eps) * weight + bias", "torch.sqrt(variance + eps) * weight"),
+        ("torch.sqrt(widened(variance) + eps) * weight + bias", "torch.sqrt(widened(variance) + eps) * weight"),
         ("jnp.sqrt(widened(variance) + eps) * weight + bias", "jnp.sqrt(widened(variance) + eps) * weight"),
         "normalization.batch_evaluation",
         "drawn.configurations",
@@ -428,7 +428,7 @@ PLANTS = [
     *in_both(
         "temperature-multiplies",
         "generation",
-        ("logits / sampling.temperature", "logits * sampling.temperature"),
+        (") / sampling.temperature", ") * sampling.temperature"),
         None,
         "generation.drawable",
     ),
@@ -650,8 +650,8 @@ PLANTS = [
         "norm-eps",
         "transparity",
         "normalization",
-        "centered / np.sqrt(variance + x.dtype.type(eps)) * weight",
-        "centered / np.sqrt(variance + x.dtype.type(2 * eps)) * weight",
+        "centered / np.sqrt(variance + wide.dtype.type(eps)) * weight",
+        "centered / np.sqrt(variance + wide.dtype.type(2 * eps)) * weight",
         ("independent.torch_layer_norm", "independent.torch_layers"),
     ),
     Plant(

@@ -1,9 +1,9 @@
 """transparity: a transformer in three frameworks that provably agree. This package is its specification.
 
-The contract: `config`, `presets`, `parameters`, `inputs`, `taps`, `training`, `backend`, `errors`, `axes`.
-The NumPy column: `masks`, `embeddings`, `normalization`, `attention`, `feed_forward`, `layers`, `transformer`,
-`loss`, `differentiation`, `optimization`, `generation`, with `functional` for what frameworks bring along, and `port`,
-the door.
+The contract: `config`, `presets`, `parameters`, `inputs`, `taps`, `training`, `sampling`, `backend`, `errors`, `axes`.
+The NumPy column: `masks`, `embeddings`, `positions`, `normalization`, `attention`, `feed_forward`, `layers`, `head`,
+`precision`, `transformer`, `loss`, `dropout`, `rounding`, `differentiation`, `optimization`, `cache`, `decoding`,
+`generation`, `beams`, with `functional` for what frameworks bring along, and `port`, the door.
 """
 
 from transparity.config import TransformerConfig

@@ -1,8 +1,9 @@
 """The key/value cache: what attention made of the tokens so far, kept for those that follow.
 
 A cache is a dictionary of arrays, filled in place: `lengths` (batch,), how many tokens each row has so far; `visible`
-(batch, capacity), which of them are no padding; for every decoder layer the `key` and `value` (batch, heads, capacity,
-head_dim) of its self-attention and those of its cross-attention, computed once; and the `memory_mask` of the source.
+(batch, capacity), which of them are no padding; for every decoder layer the `key` and `value` (batch, key_heads,
+capacity, head_dim) of its self-attention and those of its cross-attention, computed once; and the `memory_mask` of the
+source.
 """
 
 from __future__ import annotations

@@ -347,7 +347,8 @@ class TransformerConfig:
         known = [field.name for field in dataclasses.fields(cls)]
         for name in fields:
             if name not in known:
-                raise ConfigError(f"A configuration has no field {name!r}; its fields are {', '.join(known)}.")
+                hub = "; a hub's config.json is imported with its checkpoint" if "model_type" in fields else ""
+                raise ConfigError(f"A configuration has no field {name!r}{hub}; its fields are {', '.join(known)}.")
         if "architecture" not in fields:
             raise ConfigError(f"architecture is missing; it should be one of {', '.join(get_args(Architecture))}.")
         if fields.get("mask_value") == "-inf":
@@ -413,14 +414,17 @@ def _check_together(config: TransformerConfig) -> None:
             f"rotary_low_frequency is {config.rotary_low_frequency}; it should be less than rotary_high_frequency, "
             f"{config.rotary_high_frequency}."
         )
-    exact = config.relative_buckets // (4 if config.has_encoder else 2)
-    if config.positions == "relative" and not 0 < exact < config.relative_max_distance:
-        least = 4 if config.has_encoder else 2
+    # An encoder has half its buckets for each direction; half of those of one direction are for one distance each.
+    least = 4 if config.has_encoder else 2
+    exact = max(config.relative_buckets, least) // (2 if config.has_decoder else 4)
+    enough = config.relative_buckets >= least and config.relative_max_distance > exact
+    if config.positions == "relative" and not enough:
         raise ConfigError(
             f"relative_buckets is {config.relative_buckets} and relative_max_distance {config.relative_max_distance}; "
-            f"there should be {least} buckets at least, and the distance greater than {max(exact, 1)}."
+            f"there should be {least} buckets at least, and the distance greater than {exact}."
         )
-    if config.shared_embedding and config.source_vocab_size != config.target_vocab_size:
+    both = config.architecture == "encoder-decoder" and config.source_vocab_size == config.target_vocab_size
+    if config.shared_embedding and not both:
         raise ConfigError(
             f"shared_embedding is true, but source_vocab_size is {config.source_vocab_size} and target_vocab_size "
             f"{config.target_vocab_size}; an encoder-decoder with as many tokens on both sides would be right."

@@ -51,7 +51,7 @@ def embed(
     given; what is `visible` of all there is may be what they count. `parameters` are a stack's."""
     length = tokens.shape[1]
     check_length(config, length)
-    at, reach = (np.arange(length)[None], length) if positions is None else (positions, config.max_length)
+    at = np.arange(length)[None] if positions is None else positions
     x = parameters["token_embedding"]["weight"][tokens]
     if config.embedding_scale == "embed_dim":
         x = x * x.dtype.type(math.sqrt(config.embed_dim))
@@ -60,6 +60,6 @@ def embed(
     if config.positions == "learned":
         return x + parameters["position_embedding"]["weight"][position_ids(config, visible, at)]
     if config.positions == "sinusoidal":
-        table = sinusoidal_positions(reach, config.embed_dim, config.position_base, config.feature_pairs)
+        table = sinusoidal_positions(visible.shape[1], config.embed_dim, config.position_base, config.feature_pairs)
         return x + table.astype(x.dtype)[at]
     return x

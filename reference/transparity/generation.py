@@ -11,6 +11,7 @@ from numpy import ndarray as Array
 from transparity.config import TransformerConfig
 from transparity.decoding import cache_for, next_logits
 from transparity.functional import softmax
+from transparity.precision import widened
 from transparity.sampling import Sampling
 
 
@@ -20,8 +21,10 @@ def greedy_tokens(logits: Inexact[Array, "batch vocab"]) -> Int[Array, " batch"]
 
 
 def drawable(logits: Float[Array, "batch vocab"], sampling: Sampling) -> Float[Array, "batch vocab"]:
-    """The logits divided by the temperature, and −inf for what may not be drawn: by `top_k`, then by `top_p`."""
-    logits = logits / logits.dtype.type(sampling.temperature)
+    """The logits, less the largest, divided by the temperature, and −inf for what may not be drawn: by `top_k`, then by
+    `top_p`; in at least float32."""
+    logits = widened(logits)
+    logits = (logits - logits.max(axis=-1, keepdims=True)) / logits.dtype.type(sampling.temperature)
     order = np.argsort(-logits, axis=-1, kind="stable")
     ranked = np.take_along_axis(logits, order, axis=-1)
     if sampling.top_k is not None:
@@ -36,9 +39,11 @@ def drawable(logits: Float[Array, "batch vocab"], sampling: Sampling) -> Float[A
 def sampled_tokens(logits: Inexact[Array, "batch vocab"], uniforms: Float[Array, " batch"]) -> Int[Array, " batch"]:
     """A token of each row, drawn from softmax(logits) (document 001): the first whose cumulative probability exceeds
     the row's uniform number in [0, 1)."""
-    cumulative = softmax(logits).cumsum(axis=-1)
-    passed = cumulative <= uniforms.astype(cumulative.dtype)[:, None] * cumulative[:, -1:]
-    return np.minimum(passed.sum(axis=-1), logits.shape[-1] - 1)
+    cumulative = softmax(widened(logits)).cumsum(axis=-1)
+    total = cumulative[:, -1:]
+    # A number next to 1 may be rounded to it: what adds nothing to the total is not drawn all the same.
+    passed = (cumulative <= uniforms.astype(cumulative.dtype)[:, None] * total) & (cumulative < total)
+    return passed.sum(axis=-1)
 
 
 def with_room(
@@ -66,7 +71,7 @@ def generate(
     or drawn by `uniforms` as `sampling` says.
 
     The model sees the last `max_length` tokens (document 001). Where there is an `eos_id`, a row that reached it is
-    filled with `pad_id`, and generation ends with the last row (document 004); so are rows with a shorter prompt.
+    filled with `filling_id`, and generation ends with the last row (document 004); so are rows with a shorter prompt.
     """
     tokens, lengths = with_room(config, prompt, lengths, max_new_tokens)
     longest, rows = prompt.shape[1], np.arange(len(prompt))

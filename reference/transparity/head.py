@@ -11,6 +11,7 @@ from numpy import ndarray as Array
 
 from transparity.config import TransformerConfig
 from transparity.functional import linear
+from transparity.precision import widened
 
 
 def head(
@@ -35,4 +36,4 @@ def head(
 
 def capped(x: Inexact[Array, "*batch"], cap: float) -> Inexact[Array, "*batch"]:
     """cap · tanh(x / cap): nearly x where that is small, and never beyond ± cap (Gemma 2)."""
-    return np.tanh(x / x.dtype.type(cap)) * x.dtype.type(cap)
+    return (np.tanh(widened(x) / cap) * cap).astype(x.dtype, copy=False)

@@ -130,7 +130,8 @@ def check_prompt(config: TransformerConfig, prompt: Any, source: Any = None, len
     """What generation starts from: `prompt` (None: `<bos>` for each row of the source), and a `source` if one is read;
     of each row the first `lengths` tokens, or all.
 
-    A prompt may be longer than `max_length`: the model sees its end. Raises `InputError` as `check_inputs` does.
+    A prompt may be longer than `max_length`: the model sees its end. Raises `InputError` as `check_inputs` does, and
+    for a row of nothing but hidden padding.
     """
     if not config.has_decoder:
         raise InputError("A lone encoder cannot generate: it has no decoder.")
@@ -147,12 +148,26 @@ def check_prompt(config: TransformerConfig, prompt: Any, source: Any = None, len
         rows = f"{len(inputs['prompt'])} rows and source {len(inputs['source'])}"
         raise InputError(f"prompt has {rows}; expected as many.")
     if lengths is None:
+        _check_something_is_seen(config, inputs["prompt"], None)
         return inputs | {"lengths": None}
     checked = _checked_counts("lengths", lengths, *inputs["prompt"].shape)
+    _check_something_is_seen(config, inputs["prompt"], checked)
     if len(set(checked.tolist())) > 1 and not config.hides_wholly:
         says = f"mask_value is {config.mask_value:g}, which hides nothing wholly"
         raise InputError(f"lengths differ, but {says}: rows would see what fills them up; give them one by one.")
     return inputs | {"prompt": inputs["prompt"][:, : checked.max()], "lengths": checked}
+
+
+def _check_something_is_seen(config: TransformerConfig, prompt: np.ndarray, lengths: np.ndarray | None) -> None:
+    """Of nothing, all keys weigh alike: what comes next would depend on the room there is for more."""
+    if "padding" not in config.decoder_mask or config.padding == "attention-mask":
+        return
+    counted = np.arange(prompt.shape[1]) < (prompt.shape[1] if lengths is None else lengths[:, None])
+    if (rows := np.flatnonzero(~(counted & (prompt != config.pad_id)).any(axis=1))).size:
+        raise InputError(
+            f"prompt has nothing but padding ({config.pad_id}) in row {rows[0]}, and target_mask hides it; a row "
+            f"should begin with a token that is seen."
+        )
 
 
 def check_draws(batch: int, max_new_tokens: Any, uniforms: Any) -> tuple[int, np.ndarray | None]:

@@ -7,6 +7,7 @@ from jaxtyping import Inexact, Int
 from numpy import ndarray as Array
 
 from transparity.functional import log_softmax
+from transparity.precision import widened
 
 
 def cross_entropy(
@@ -15,12 +16,12 @@ def cross_entropy(
     pad_id: int | None,
     label_smoothing: float = 0.0,
 ) -> Inexact[Array, ""]:
-    """The mean of −log softmax(logits)[target] over the targets that are not padding (document 001).
+    """The mean of −log softmax(logits)[target] over targets that are not padding (document 001), in at least float32.
 
     With `label_smoothing`, a share of each target is spread evenly over the vocabulary (Szegedy et al. 2016, §7). A
     batch of nothing but padding has no mean: NaN, as in the frameworks.
     """
-    log_probabilities = log_softmax(logits)
+    log_probabilities = log_softmax(widened(logits))
     picked = np.take_along_axis(log_probabilities, targets[..., None], axis=-1)[..., 0]
     if label_smoothing:
         of_dtype = picked.dtype.type

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Inexact
 from numpy import ndarray as Array
 
 from transparity.config import TransformerConfig
+from transparity.precision import widened
 from transparity.taps import Tap, identity
 
 
@@ -19,9 +20,10 @@ def layer_norm(
     eps: float,
 ) -> Inexact[Array, "*batch embed_dim"]:
     """(x − mean) / √(variance + eps) · weight + bias over the features, the variance over n (Ba et al. 2016)."""
-    centered = x - x.mean(axis=-1, keepdims=True)
+    wide = widened(x)
+    centered = wide - wide.mean(axis=-1, keepdims=True)
     variance = (centered * centered).mean(axis=-1, keepdims=True)
-    return centered / np.sqrt(variance + x.dtype.type(eps)) * weight + bias
+    return _like((x, weight, bias), centered / np.sqrt(variance + wide.dtype.type(eps)) * weight + bias)
 
 
 def layer_norm_unbiased(
@@ -31,16 +33,19 @@ def layer_norm_unbiased(
     eps: float,
 ) -> Inexact[Array, "*batch embed_dim"]:
     """(x − mean) / (deviation + eps) · weight + bias, the deviation over n − 1, eps outside the root (document 003)."""
-    centered = x - x.mean(axis=-1, keepdims=True)
-    variance = (centered * centered).sum(axis=-1, keepdims=True) / x.dtype.type(x.shape[-1] - 1)
-    return centered / (np.sqrt(variance) + x.dtype.type(eps)) * weight + bias
+    wide = widened(x)
+    centered = wide - wide.mean(axis=-1, keepdims=True)
+    variance = (centered * centered).sum(axis=-1, keepdims=True) / wide.dtype.type(x.shape[-1] - 1)
+    return _like((x, weight, bias), centered / (np.sqrt(variance) + wide.dtype.type(eps)) * weight + bias)
 
 
 def rms_norm(
     x: Inexact[Array, "*batch embed_dim"], weight: Inexact[Array, " embed_dim"], eps: float
 ) -> Inexact[Array, "*batch embed_dim"]:
     """x / √(mean of x² + eps) · weight over the features (Zhang and Sennrich 2019, eq. 4)."""
-    return x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + x.dtype.type(eps)) * weight
+    wide = widened(x)
+    size = np.sqrt((wide * wide).mean(axis=-1, keepdims=True) + wide.dtype.type(eps))
+    return _like((x, weight), wide / size * weight)
 
 
 def batch_norm(
@@ -52,17 +57,18 @@ def batch_norm(
     eps: float,
 ) -> Inexact[Array, "*batch embed_dim"]:
     """(x − mean) / √(variance + eps) · weight + bias with given statistics (document 001; Ioffe and Szegedy 2015)."""
-    return (x - mean) / np.sqrt(variance + x.dtype.type(eps)) * weight + bias
+    wide, variance = widened(x), widened(variance)
+    return _like((x, weight, bias), (wide - mean) / np.sqrt(variance + wide.dtype.type(eps)) * weight + bias)
 
 
 def batch_statistics(
     x: Inexact[Array, "*batch embed_dim"],
 ) -> tuple[Inexact[Array, " embed_dim"], Inexact[Array, " embed_dim"]]:
     """The mean and the variance (over n) of each feature over the batch and the positions."""
-    axes = tuple(range(x.ndim - 1))
-    mean = x.mean(axis=axes)
-    centered = x - mean
-    return mean, (centered * centered).mean(axis=axes)
+    wide, axes = widened(x), tuple(range(x.ndim - 1))
+    mean = wide.mean(axis=axes)
+    centered = wide - mean
+    return mean.astype(x.dtype, copy=False), (centered * centered).mean(axis=axes).astype(x.dtype, copy=False)
 
 
 def running_average(
@@ -110,3 +116,8 @@ def norm(
         tap("running_mean", running_average(old_mean, mean, config.norm_momentum))
         tap("running_var", running_average(old_variance, variance, config.norm_momentum))
     return batch_norm(x, weight, bias, mean, variance, config.norm_eps)
+
+
+def _like(given: Sequence[Array], value: Inexact[Array, "*batch"]) -> Inexact[Array, "*batch"]:
+    """In the dtype of what was given, of which any may be complex."""
+    return value.astype(np.result_type(*given), copy=False)

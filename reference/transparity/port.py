@@ -1,4 +1,4 @@
-"""The door to the NumPy column: `build(config, parameters)`, with everything offered."""
+"""The door to the NumPy column: `build(config, parameters)`, with all that `transparity.backend` has but gradients."""
 
 from __future__ import annotations
 
@@ -174,6 +174,8 @@ class NumpyBackend:
         return NumpyForward(config, parameters, dtype, weights, activations)
 
     def function(self, name: str, *, dtype: str = "float64", device: str = "cpu") -> Callable[..., Any]:
+        check_choice(self.name, "dtype", dtype, self.dtypes)
+        check_choice(self.name, "device", device, self.devices())
         function = _named(name)
 
         def on_arrays(*arrays: Any, **named: Any) -> Any:
@@ -190,6 +192,8 @@ class NumpyBackend:
         dtype: str = "float64",
         device: str = "cpu",
     ) -> NumpyModule:
+        check_choice(self.name, "dtype", dtype, self.dtypes)
+        check_choice(self.name, "device", device, self.devices())
         return NumpyModule(_named(name), config, parameters, dtype)
 
     def einsum(self, subscripts: str, *arrays: np.ndarray) -> np.ndarray:

@@ -62,14 +62,16 @@ def relative_buckets(
     distances: Int[Array, "*batch"], buckets: int, max_distance: int, *, both: bool
 ) -> Int[Array, "*batch"]:
     """The bucket of each distance, key − query: near ones have their own, farther ones share, ever more of them (Raffel
-    et al. 2020, §2.1). With `both` the second half of the buckets is for keys that come later; else those are as near
-    as the query itself."""
+    et al. 2020, §2.1): the first of the shared ones begins at the distance buckets/2, the others at distances that grow
+    by one factor, up to `max_distance`. With `both` the second half of the buckets is for keys that come later; else
+    those are as near as the query itself."""
     offset = buckets // 2 * (distances > 0) if both else 0
     buckets, distances = (buckets // 2, np.abs(distances)) if both else (buckets, np.maximum(-distances, 0))
     exact = buckets // 2
-    farther = np.log(np.maximum(distances, exact) / exact) / math.log(max_distance / exact) * (buckets - exact)
-    shared = np.minimum(exact + farther.astype(int), buckets - 1)
-    return offset + np.where(distances < exact, distances, shared)
+    shares = np.arange(1, buckets - exact) / (buckets - exact)
+    # What begins at a whole number has not begun before it, whatever the power was rounded to.
+    begins = exact * (max_distance / exact) ** shares * (1 - 1e-12)
+    return offset + np.where(distances < exact, distances, exact + np.searchsorted(begins, distances, side="right"))
 
 
 def alibi_slopes(num_heads: int) -> Float64[Array, " heads"]:

@@ -7,6 +7,7 @@ kept, and `departures` says it by name.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -125,7 +126,9 @@ PRESETS = {
 def preset(name: str) -> TransformerConfig:
     """The configuration of the source system `name`, at its document's size."""
     if not isinstance(name, str) or name not in PRESETS:
-        raise ConfigError(f"There is no preset {shown(name)}; the presets are {', '.join(PRESETS)}.")
+        near = difflib.get_close_matches(name, PRESETS, 1) if isinstance(name, str) else []
+        meant = f"did you mean {near[0]!r}? They are" if near else "the presets are"
+        raise ConfigError(f"There is no preset {shown(name)}; {meant} {', '.join(PRESETS)}.")
     return PRESETS[name].config
 
 
@@ -137,7 +140,7 @@ _DEPARTURES: tuple[tuple[Callable[[TransformerConfig], bool], str], ...] = (
     ),
     (
         lambda c: c.attention_scale == "embed_dim" and c.num_heads > 1,
-        "scores are divided by √embed_dim = {root_embed:.3g}, not by √head_dim = {root_head:.3g} (§3.2.1)",
+        "scores are divided by √embed_dim = {root_embed}, not by √head_dim = {root_head} (§3.2.1)",
     ),
     (
         lambda c: c.projection == "shared-per-head",
@@ -147,22 +150,59 @@ _DEPARTURES: tuple[tuple[Callable[[TransformerConfig], bool], str], ...] = (
         lambda c: c.feed_forward_dim != 4 * c.embed_dim,
         "the feed-forward has {c.feed_forward_dim} hidden features, not 4 × embed_dim (§3.3)",
     ),
+    (lambda c: not c.feed_forward_bias, "the feed-forward has no biases (§3.3)"),
+    (lambda c: c.activation != "relu", "the activation is {c.activation} (paper: ReLU, §3.3)"),
+    (lambda c: c.gated, "what the activation lets through multiplies a second projection (a gate)"),
+    (
+        lambda c: c.key_value_heads != c.num_heads,
+        "{c.num_heads} heads share the keys and values of {c.key_value_heads} (§3.2.2)",
+    ),
+    (
+        lambda c: c.head_dim * c.num_heads != c.embed_dim,
+        "heads have {c.head_dim} features, not embed_dim / num_heads (§3.2.2)",
+    ),
+    (lambda c: c.query_key_norm, "each head's queries and keys are normalised"),
+    (lambda c: c.attention_scale == "none", "scores are not divided by √head_dim (§3.2.1)"),
+    (lambda c: c.attention_multiplier != 1, "scores are multiplied by {c.attention_multiplier:g} besides (§3.2.1)"),
+    (lambda c: c.attention_cap is not None, "scores are held below {c.attention_cap:g}"),
+    (lambda c: c.window is not None, "what is {c.window} positions away is hidden{but_for}"),
     (lambda c: c.norm_position == "pre", "norms stand before the sublayers (paper: after the residual, §3.1)"),
+    (
+        lambda c: c.norm_position == "both",
+        "norms stand before and behind the sublayers (paper: after the residual, §3.1)",
+    ),
     (lambda c: c.norm == "layer-unbiased", "the norm divides by (deviation over n − 1) + eps"),
     (lambda c: c.norm == "batch", "the norm is a batch norm (paper: layer norm, §3.1)"),
+    (lambda c: c.norm == "rms", "the norm is an RMS norm (paper: layer norm, §3.1)"),
     (lambda c: c.final_norm, "one more norm ends each stack"),
     (lambda c: c.memory_norm, "each decoder layer normalises the encoder's output once more"),
     (lambda c: c.positions == "learned", "positions are learned (paper: sinusoidal, §3.5)"),
+    (
+        lambda c: c.positions == "rotary",
+        "queries and keys are turned by their positions (paper: sinusoidal ones, §3.5)",
+    ),
+    (lambda c: c.positions == "relative", "distances have learned biases (paper: sinusoidal positions, §3.5)"),
+    (lambda c: c.positions == "alibi", "distances are taken off scores (paper: sinusoidal positions, §3.5)"),
+    (lambda c: c.positions == "none", "there are no positions (paper: sinusoidal, §3.5)"),
     (lambda c: c.embedding_scale == "none", "token embeddings are not multiplied by √embed_dim (§3.4)"),
+    (lambda c: c.num_token_types > 0, "tokens are of {c.num_token_types} types, which have embeddings, too"),
+    (lambda c: c.embedding_norm, "embeddings are normalised"),
     (lambda c: c.architecture != "encoder-decoder", "it is a lone {c.architecture}"),
     (
         lambda c: c.has_decoder and c.has_encoder and c.target_mask == "causal",
         "the target's padding is not hidden, only its future",
     ),
+    (lambda c: c.head != "logits", "it ends with what the head {c.head!r} returns, not with logits"),
+    (lambda c: c.logit_cap is not None, "logits are held below {c.logit_cap:g}"),
 )
 
 
 def departures(config: TransformerConfig) -> list[str]:
     """What `config` does otherwise than "Attention is all you need", one clause each."""
-    roots = {"root_embed": config.embed_dim**0.5, "root_head": config.head_dim**0.5}
-    return [says.format(c=config, **roots) for holds, says in _DEPARTURES if holds(config)]
+    every = config.full_attention_every
+    words = {
+        "root_embed": f"{config.embed_dim**0.5:.3g}",
+        "root_head": f"{config.head_dim**0.5:.3g}",
+        "but_for": f", but for every layer of {every}" if every else "",
+    }
+    return [says.format(c=config, **words) for holds, says in _DEPARTURES if holds(config)]

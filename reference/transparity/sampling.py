@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from transparity.errors import ConfigError, is_number, is_whole, shown
 
+COLDEST = 1e-30
+"""Float32 divides by it; colder is the likeliest token all the same."""
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -25,8 +28,10 @@ class Sampling:
     et al. 2020); at least one, and all with 1."""
 
     def __post_init__(self) -> None:
-        if not (is_number(self.temperature) and 0 < self.temperature < math.inf):
-            raise ConfigError(f"temperature is {shown(self.temperature)}; it should be a finite number above 0.")
+        if not (is_number(self.temperature) and COLDEST <= self.temperature < math.inf):
+            raise ConfigError(
+                f"temperature is {shown(self.temperature)}; it should be a finite number, at least {COLDEST:g}."
+            )
         if not (is_number(self.top_p) and 0 < self.top_p <= 1):
             raise ConfigError(f"top_p is {shown(self.top_p)}; it should be above 0 and at most 1.")
         if self.top_k is not None and not is_whole(self.top_k, 1):

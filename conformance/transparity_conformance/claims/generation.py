@@ -159,7 +159,7 @@ SAMPLINGS = {
 
 def _drawable(row: list[float], sampling: Sampling) -> list[float]:
     """Written out: the likeliest first, the lower of equals first; cut after `top_k`, then where `top_p` is reached."""
-    row = [x / sampling.temperature for x in row]
+    row = [(x - max(row)) / sampling.temperature for x in row]
     ranked = sorted(range(len(row)), key=lambda token: (-row[token], token))[: sampling.top_k]
     weights = [math.exp(row[token] - max(row)) for token in ranked]
     kept, total = set(), 0.0

@@ -134,7 +134,9 @@ def _standing(
     """A tap that has tokens stand where they are taken to be, in place of their `positions`: in the embeddings, in how
     queries and keys are turned, and in the distances that add to scores. `parameters` are the decoder's."""
     in_table = np.clip(taken, 0, config.max_length - 1)
-    embedded = embed(config, parameters, tokens, visible, in_table)
+    # Where what is wrong is farther on than anything is, there are positions, too.
+    room = np.pad(visible, ((0, 0), (0, config.max_length)))
+    embedded = embed(config, parameters, tokens, room, in_table)
     keys, dtype = visible.shape[1], embedded.dtype
     right, wrong = (places(config, parameters, at, keys, dtype, both=False) for at in (positions, taken))
     before: dict[str, np.ndarray] = {}

@@ -6,6 +6,7 @@ passes would be lost in their noise. Under `jax.jit` and `torch.compile` there a
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import sys
 import time
@@ -91,6 +92,7 @@ def _seconds(run: Callable[[], Any]) -> float:
 
 def main() -> None:
     """A table: the columns, on the encoder-decoder of the race."""
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     workload = WORKLOADS["encoder-decoder"]
     table = Table("column", "calls", "they take", "the forward pass takes", "share", title="Taps that nobody hears")
     for name in installed():

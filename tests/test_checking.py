@@ -13,6 +13,7 @@ from transparity.config import TransformerConfig
 from transparity.port import build
 from transparity_conformance import check
 from transparity_conformance.checking import PortError
+from transparity_conformance.findings import sentence
 
 Arrays = dict[str, np.ndarray]
 
@@ -144,3 +145,38 @@ def test_a_port_that_draws_is_told_so() -> None:
 
     (fault,) = check(changed(noisy), preset="notes-lm").faults
     assert [cause.mistake for cause in fault.causes] == ["dropout-active"]
+
+
+def test_what_is_told_its_precision_takes_it_by_name() -> None:
+    told: list[str] = []
+
+    def by_name(config: TransformerConfig, parameters: Arrays, dtype: str = "float32") -> Any:
+        told.append(dtype)
+        return build(config, parameters, dtype=dtype)
+
+    def by_type(config: TransformerConfig, parameters: Arrays, dtype: type = np.float32) -> Any:
+        return build(config, parameters, dtype=np.dtype(dtype).name)
+
+    assert check(by_name, preset="notes-lm", dtype="float64").verdict == "agrees"
+    assert set(told) == {"float64"}
+    (fault,) = check(by_type, preset="notes-lm", dtype="float64").faults
+    assert fault.causes[0].says == "rounding of float32 arithmetic"
+
+
+def test_what_a_port_of_another_precision_offers_is_not_held_to_this_one() -> None:
+    pytorch = pytest.importorskip("transparity_pytorch.port")
+    report = check(
+        lambda config, parameters: pytorch.build(config, parameters, dtype="bfloat16"), preset="notes-attention"
+    )
+    assert report.verdict == "agrees"
+    says = "what the port computes is off by rounding of bfloat16 arithmetic; say dtype, and it is held to that"
+    assert {f"{name}: {says}" for name in ("loss", "generate", "step", "train")} <= set(report.not_compared)
+
+
+def test_another_shape_and_what_is_no_number_are_told_apart() -> None:
+    misshapen = check(changed(lambda said: said.update({SCORES: said[SCORES][:1]})), preset="notes-lm")
+    (fault,) = misshapen.faults
+    assert fault.is_misshapen and "of another shape (see the notes)" in sentence(misshapen)
+    assert any("has the shape (1, " in note for note in misshapen.notes)
+    lost = check(changed(lambda said: said.update(logits=said["logits"] * np.nan)), preset="notes-lm")
+    assert "logits: holds numbers that are not finite" in sentence(lost)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+import transparity
 from transparity.presets import PRESETS, departures, preset
 from transparity_conformance.cli import app
 from transparity_conformance.verdict import Report
@@ -298,3 +299,52 @@ def test_a_check_of_a_numpy_port_imports_no_framework(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "loaded"
+
+
+def test_without_what_the_command_needs_it_says_what_to_install() -> None:
+    script = "import sys\nsys.modules['typer'] = None\nfrom transparity_conformance.__main__ import main\nmain()"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == (
+        'The command needs typer, which is not installed: python -m pip install "transparity[conformance]".\n'
+    )
+
+
+def test_the_version_is_said() -> None:
+    result = said("--version")
+    assert (result.exit_code, result.stdout.strip()) == (0, transparity.__version__)
+
+
+def test_a_precision_reaches_a_port_that_takes_one_by_name() -> None:
+    answer = said("check", REFERENCE, "--preset", "notes-lm", "--dtype", "float64", "--logits-only")
+    assert answer.exit_code == 0
+    assert "taps: not asked for, but the logits alone" in plain(answer.stdout)
+    assert "offers float64, float32, float16" in refused(
+        said("check", REFERENCE, "--preset", "notes-lm", "--dtype", "bfloat16")
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("describe", "translaton"), "There is no preset 'translaton'; did you mean 'translation'?"),
+        (("check", REFERENCE, "--preset", "my.json"), "my.json is no preset; a configuration is given by --config."),
+        (("check", REFERENCE, "--timeout", "5"), "--timeout is for --command;"),
+        (("describe", "/"), "/ is no preset, and a configuration is a path that ends in .json."),
+    ],
+)
+def test_what_is_in_the_wrong_place_is_told_from_what_does_not_exist(arguments: tuple[str, ...], says: str) -> None:
+    assert refused(said(*arguments)).startswith(says)
+
+
+def test_a_configuration_and_a_checkpoint_in_each_others_place_are_told_apart(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}))
+    says = refused(said("check", REFERENCE, "--config", tmp_path / "config.json"))
+    assert "a hub's config.json is imported with its checkpoint" in says
+    (tmp_path / "config.json").write_text(preset("notes-lm").to_json())
+    assert "imported already; check it by --config" in refused(said("check", REFERENCE, "--checkpoint", tmp_path))
+
+
+def test_what_is_wrong_with_every_preset_is_said_once(ports: Path) -> None:
+    says = refused(said("check", f"{ports}:falls"))
+    assert says.startswith(f"{', '.join(PRESETS)}: build(config, parameters) raised RuntimeError")

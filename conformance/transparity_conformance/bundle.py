@@ -148,7 +148,7 @@ def export_bundle(
             raise BundleError(f"{folder} has other files in it; expected an empty folder, or a new one.")
         _write(bundle, folder)
     except (OSError, SafetensorError) as error:
-        raise BundleError(f"{folder} cannot be written: {error}.") from None
+        raise BundleError(f"{folder} cannot be written: {getattr(error, 'strerror', None) or error}.") from None
     return bundle
 
 

@@ -6,6 +6,7 @@ through it (`walk`), and every segment that is wrong by itself is explained (`ca
 
 from __future__ import annotations
 
+import functools
 import inspect
 import traceback
 from collections.abc import Callable, Mapping
@@ -56,7 +57,8 @@ def check(
     progress: Progress | None = None,
 ) -> Report:
     """Check a port against the reference, at the preset's probe size or for any `config`; with `parameters`, such as a
-    checkpoint's, with those instead of drawn ones.
+    checkpoint's, with those instead of drawn ones. `dtype` is what the port computes in: `build` is told it only if it
+    takes `dtype="…"`.
 
     Raises `PortError` if the port raises, or returns what is no array; `ConfigError` for an unknown preset;
     `ParameterError` for parameters that are not those of `config`.
@@ -73,7 +75,7 @@ def check(
         probes = probes_with(config, parameters, preset or "config")
     else:
         probes = probes_of(config, preset or "config")
-    name = preset or "config"
+    name, build = preset or "config", told_dtype(build, dtype)
     if dtype in HALF:  # of a score of some thousands, nothing is left behind its point
         probes = {key: probe for key, probe in probes.items() if key != "hot"}
     heard = progress or silent
@@ -93,8 +95,22 @@ def check(
     logits = {key: said["logits"] for key, said in actual.items()}
     if parameters is not None:
         return with_offers(report, not_compared(f"{', '.join(OFFERS)}: {FORWARD_ALONE}"))
+    if coarser := [cause.says for fault in report.faults for cause in fault.causes if report.verdict == "agrees"]:
+        says = f"what the port computes is off by {coarser[0]}; say dtype, and it is held to that"
+        offered = [name for name in OFFERS if callable(getattr(forward, name, None))]
+        return with_offers(report, not_compared(*(f"{name}: {says}" for name in offered)))
     found = compare_offers(build, forward, sharing, logits, dtype, is_right=report.verdict == "agrees")
     return with_offers(report, found)
+
+
+def told_dtype(build: Port, dtype: str) -> Port:
+    """`build` with its `dtype`, if it takes one as our own backends do, by name; else the port has its own."""
+    try:
+        parameter = inspect.signature(build).parameters.get("dtype")
+    except (TypeError, ValueError):  # what is compiled need not say
+        return build
+    takes_names = parameter is not None and isinstance(parameter.default, str)
+    return functools.partial(build, dtype=str(dtype)) if takes_names else build
 
 
 def _built(build: Port, probe: Probe) -> Callable[..., Any]:

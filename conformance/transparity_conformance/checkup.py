@@ -18,6 +18,7 @@ from transparity_conformance.findings import (
     Finding,
     by_layer,
     findings,
+    immeasurable,
     kind_of,
     residual,
     sentence,
@@ -81,14 +82,14 @@ def _parts(report: Report) -> Iterator[RenderableType]:
 
 def _faults(report: Report) -> Table:
     table = _plain_table()
-    # Nothing is cut off where a terminal is narrow: a place is folded sooner than a cause.
-    table.add_column("place", overflow="fold", min_width=20)
+    # A cause stands below its place: side by side, one of the two would be cut in a narrow terminal.
+    table.add_column("place, and cause", overflow="fold")
     table.add_column("× budget", justify="right", no_wrap=True)
-    table.add_column("cause", overflow="fold", min_width=24)
     found, style = findings(report), "red" if report.verdict == "diverges" else "yellow"
     for finding in found[:_MOST_FINDINGS]:
         used = share_in_words(finding.share).rstrip("×")
-        table.add_row(_places(finding), Text(used, style=style), _why(report, finding))
+        cause = Padding(_why(report, finding), (0, 0, 0, 2), expand=False)
+        table.add_row(Group(_places(finding), cause), Text(used, style=style))
     if len(found) > _MOST_FINDINGS:
         table.add_row(f"and {len(found) - _MOST_FINDINGS} more")
     return table
@@ -112,7 +113,7 @@ def _why(report: Report, finding: Finding) -> RenderableType:
 def _profile(report: Report, fault: Fault) -> Iterator[Text]:
     """Where an error is that nothing explains: in words, and as bars for what is short enough."""
     if not math.isfinite(fault.error):
-        yield Text("another shape, or a number that is not finite")
+        yield Text(immeasurable(fault))
         return
     if fault.probe:
         yield Text(f"probe {fault.probe}")

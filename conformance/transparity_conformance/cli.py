@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import sys
 import time
 import traceback
@@ -33,16 +34,26 @@ BAD_INPUT = 2
 WORST_FIRST = (1, 3, 0)
 """Of the exit codes of several reports."""
 
+TIMEOUT = 300.0
+"""Seconds that a program has for a bundle."""
+
 PATIENCE = 2.0
 """Seconds after which what takes longer gets a bar."""
 
 app = typer.Typer(
-    help="Is your port of a transformer right and, if not, where and why?",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        from transparity import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
 
 
 class Dtype(StrEnum):
@@ -72,7 +83,18 @@ HeadChoice = Annotated[
     Head | None,
     typer.Option("--head", help="What comes out of a lone encoder; pooled, where the checkpoint has a pooler."),
 ]
-Precision = Annotated[Dtype, typer.Option("--dtype", help="The precision that the port computes in.")]
+Precision = Annotated[
+    Dtype, typer.Option("--dtype", help='What the port computes in; a PORT is told it if its build takes dtype="…".')
+]
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Say which version this is.", is_eager=True, callback=_say_version)
+    ] = False,
+) -> None:
+    """Is your port of a transformer right and, if not, where and why?"""
 
 
 @app.command()
@@ -128,7 +150,9 @@ def check(
             "{bundle} and {actual} stand for the two paths, which otherwise come last.",
         ),
     ] = None,
-    timeout: Annotated[float, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="For --command.")] = 300,
+    timeout: Annotated[
+        float | None, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="For --command; 300, if not given.")
+    ] = None,
     gradients: Gradients = False,
     steps: Steps = False,
     json_file: JsonFile = None,
@@ -140,6 +164,8 @@ def check(
             raise UsageError("check takes either a PORT or --command; give one of the two.")
         if (sections := _sections(gradients, steps)) and command is None:
             raise UsageError("--gradients and --steps are for --command; what a PORT offers is compared without them.")
+        if timeout is not None and command is None:
+            raise UsageError("--timeout is for --command; a PORT runs in this very process, and nothing ends it.")
         if checkpoint is not None and (preset or config is not None or command is not None):
             raise UsageError(
                 "--checkpoint goes with a PORT, and not with --preset, --config or --command; give it alone."
@@ -147,31 +173,33 @@ def check(
         if head is not None and checkpoint is None:
             raise UsageError("--head is for --checkpoint; a configuration says by itself what comes out.")
         _check_writable(json_file, html_file)
-        one = _checker(port, command, logits_only=not taps, dtype=dtype, timeout=timeout, sections=sections)
+        one = _checker(port, command, logits_only=not taps, dtype=dtype, timeout=timeout or TIMEOUT, sections=sections)
         if checkpoint is None:
             systems = list(_systems(preset or [], config))
         else:
             imported = _imported(checkpoint, head)
             one = functools.partial(one, parameters=imported.parameters)
             systems = [(imported.model_type, imported.config)]
-    reports, failed = [], False
+    reports, complaints = [], {}
     for name, system in systems:
         try:
             with _progress() as heard:
                 report = one(name, system, heard)
         except TransparityError as error:
-            _complain(f"{name}: {error}" if len(systems) > 1 else str(error))
-            failed = True
+            complaints[name] = str(error)
             continue
         reports.append(report)
         _show(report)
-    _finish(reports, json_file, html_file, failed=failed)
+    for sentence in dict.fromkeys(complaints.values()):
+        names = ", ".join(name for name, said in complaints.items() if said == sentence)
+        _complain(f"{names}: {sentence}" if len(systems) > 1 else sentence)
+    _finish(reports, json_file, html_file, failed=bool(complaints))
 
 
 @app.command()
 def export(
     preset: Annotated[str, typer.Argument(metavar="PRESET", help="Its name, or a JSON file.")],
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that is empty, or is made.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that is made, or empty, or a bundle.")],
     dtype: Precision = Dtype.float32,
     gradients: Gradients = False,
     steps: Steps = False,
@@ -276,6 +304,9 @@ def _systems(names: Sequence[str], config: Path | None) -> Iterator[tuple[str, T
     """What is checked: the presets that are named, a configuration, or all presets."""
     from transparity.presets import PRESETS, preset
 
+    for name in names:
+        if _name_of(name) == "config":
+            raise UsageError(f"{name} is no preset; a configuration is given by --config.")
     for name in dict.fromkeys(names or (() if config else PRESETS)):
         yield name, preset(name).resized()
     if config is not None:
@@ -300,10 +331,12 @@ def _say_imported(checkpoint: Checkpoint, folder: Path) -> None:
 
 def _named(name: str, *, resized: bool) -> TransformerConfig:
     """The configuration of a preset, or in a file."""
-    from transparity.presets import preset
+    from transparity.presets import PRESETS, preset
 
     if _name_of(name) == "config":
         return _read_config(Path(name))
+    if name not in PRESETS and Path(name).exists():
+        raise UsageError(f"{name} is no preset, and a configuration is a path that ends in .json.")
     return preset(name).resized() if resized else preset(name)
 
 
@@ -341,8 +374,12 @@ def _write(path: Path, write: Callable[[], object]) -> None:
 def _check_writable(*paths: Path | None) -> None:
     """Say it before the work and not behind it."""
     for path in paths:
-        if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+        if path is None:
+            continue
+        if path.is_dir() or not path.absolute().parent.is_dir():
             raise UsageError(f"{path} cannot be written: it is a folder, or there is no folder to put it in.")
+        if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+            raise UsageError(f"{path} cannot be written: permission denied.")
 
 
 @contextmanager

@@ -116,11 +116,16 @@ def residual(finding: Finding) -> str:
 def unexplained(fault: Fault) -> str:
     """A fault without a cause: how large it is, and how it is spread."""
     if not math.isfinite(fault.error):
-        return "another shape, or a number that is not finite"
+        return immeasurable(fault)
     where = "; ".join(spread(fault.profile, fault.budget))
     return f"wrong by {share_in_words(share(fault.error, fault.budget))} its budget, unexplained" + (
         f" (in {where})" if where else ""
     )
+
+
+def immeasurable(fault: Fault) -> str:
+    """What an infinite error is."""
+    return "of another shape (see the notes)" if fault.is_misshapen else "holds numbers that are not finite"
 
 
 def worst_in_words(report: Report) -> str:

@@ -110,7 +110,8 @@ def _judged(
     taps = dict.fromkeys(tap for trial in trials.values() for tap in trial.order)
     unsaid = [tap for tap in taps if not any(tap in trial.said or tap in trial.misshapen for trial in trials.values())]
     if unsaid:
-        missing.append(f"{len(unsaid)} of {len(taps)} taps: the port does not show them ({_abridged(unsaid)})")
+        why = "not asked for, but the logits alone" if logits_only else "the port does not show them"
+        missing.append(f"{len(unsaid)} of {len(taps)} taps: {why} ({_abridged(unsaid)})")
     claims = tuple(_claims(measured)) + ((repeated,) if repeated else ())
     if not trials:
         return Report(name, "inconclusive", None, claims=claims, not_compared=tuple(missing), dtype=dtype)
@@ -305,7 +306,7 @@ def _explained(trials: Mapping[str, Trial], faulty: list[str], dtype: str, heard
         )
         error, budget = trial.errors[tap], trial.budgets[tap]
         if tap in trial.misshapen or done >= MOST_FAULTS:
-            faults.append(Fault(tap, error, budget, probe=trial.probe.name))
+            faults.append(Fault(tap, error, budget, probe=trial.probe.name, is_misshapen=tap in trial.misshapen))
             continue
         with_tap = [other for other in trials.values() if tap in other.said]
         place = Place(
@@ -401,7 +402,7 @@ def _rounding(trials: Mapping[str, Trial], dtype: str) -> Cause | None:
         hypothesis = Hypothesis(mistake, ("parameters",))
         if not _left_over(trials, (hypothesis,), dtype, most=0):
             return Cause("low-precision", mistake.says, None, _left(trials, (hypothesis,)), 1.0)
-    for kind in ("bfloat16", "float16"):
+    for kind in (*(("float32",) if dtype == "float64" else ()), "bfloat16", "float16"):
         if kind == dtype:
             continue
         shown = all(

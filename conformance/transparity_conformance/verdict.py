@@ -49,6 +49,8 @@ class Fault:
     """Where the error is largest."""
     profile: dict[str, Any] = field(default_factory=dict)
     """How the error is spread: the largest by `row`, `position`, `head` and `feature`, as lists of numbers."""
+    is_misshapen: bool = False
+    """Whether it is of another shape than expected; the notes say of which."""
 
 
 @dataclass(frozen=True)

@@ -92,6 +92,8 @@ def save_checkpoint(checkpoint: Checkpoint, folder: str | Path) -> None:
 def family_of(folder: Path, given: Fields) -> Family:
     """The family that config.json names."""
     kind = given.get("model_type")
+    if "architecture" in given and "model_type" not in given:
+        raise CheckpointError(f"{folder / CONFIG} is a configuration of ours, imported already; check it by --config.")
     if not isinstance(kind, str) or kind not in FILES:
         raise CheckpointError(
             f"{folder / CONFIG} has the model_type {as_json(kind)}; expected one of {', '.join(FILES)}: no other can "

@@ -80,12 +80,12 @@ WEIGHT_BITS = {"bfloat16": "bfloat16", "float16": "float16", "TF32": "tf32"}
 
 
 def rounded_to(value: np.ndarray, kind: str) -> np.ndarray:
-    """`value` rounded to bfloat16, float16 or TF32 (10 bits behind the point), held in its own dtype."""
+    """`value` rounded to float32, bfloat16, float16 or TF32 (10 bits behind the point), held in its own dtype."""
     if kind == "tf32":
         bits = value.astype(np.float32).view(np.uint32)
         bits = (bits + np.uint32(0xFFF) + ((bits >> np.uint32(13)) & np.uint32(1))) & np.uint32(0xFFFFE000)
         return bits.view(np.float32).astype(value.dtype)
-    return value.astype(ml_dtypes.bfloat16 if kind == "bfloat16" else np.float16).astype(value.dtype)
+    return value.astype(ml_dtypes.bfloat16 if kind == "bfloat16" else kind).astype(value.dtype)
 
 
 def _rounded(kind: str, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:

@@ -1,0 +1,22 @@
+"""The command `transparity`, and `python -m transparity_conformance`: what it needs and does not find, it says."""
+
+from __future__ import annotations
+
+import sys
+
+BAD_INPUT = 2
+
+
+def main() -> None:
+    """The entry point."""
+    try:
+        from transparity_conformance.cli import main as run
+    except ModuleNotFoundError as error:
+        wants = 'python -m pip install "transparity[conformance]"'
+        sys.stderr.write(f"The command needs {error.name}, which is not installed: {wants}.\n")
+        sys.exit(BAD_INPUT)
+    run()
+
+
+if __name__ == "__main__":
+    main()

@@ -204,7 +204,8 @@ class TransformerConfig:
 
     @property
     def hides_wholly(self) -> bool:
-        """Whether what is masked weighs nothing, so that no token depends on those behind it (`LEAVES_OUT`)."""
+        """Whether what is masked weighs nothing (`LEAVES_OUT`), so that no token depends on those behind it, unless it
+        sees nothing at all: then all keys weigh alike."""
         features = {"head_dim": self.head_dim, "embed_dim": self.embed_dim, "none": 1}[self.attention_scale]
         scale = features**-0.5 * self.attention_multiplier if self.mask_order == "before-scale" else 1.0
         return self.mask_value * scale < LEAVES_OUT

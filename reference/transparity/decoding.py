@@ -53,6 +53,7 @@ def step(
     tap: Tap = identity,
 ) -> Inexact[Array, "batch queries vocab"]:
     """The logits behind each of the next `tokens`, as the full forward pass would have them; `cache` goes on by them.
+    Padding that sees nothing weighs all keys alike: its own logits depend on the room there is.
 
     Of each row the first `counts` tokens count, all without it; what follows fills the row up, is never seen by what
     counts, and is written over by the next step. An `attention_mask` is of the tokens.

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from transparity_conformance.claims import all_claims
 from transparity_conformance.evidence import Evidence, Expectation, Subject
 from transparity_conformance.matrix import Column, Matrix, NotCompared, fold
 from transparity_conformance.report import as_html, as_json, write_html, write_json
@@ -224,3 +225,17 @@ def test_every_cell_of_the_page_has_its_details() -> None:
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page)
     assert found
     assert sorted(json.loads(found[1])) == sorted(re.findall(r'id="cell-(\d+-\d+)"', page))
+
+
+def test_the_matrix_of_the_readme_has_every_quick_claim() -> None:
+    text = (Path(__file__).parents[1] / "README.md").read_text().partition("## The agreement matrix")[2]
+    table = text.split("```")[1]
+    topic, rows = "", set()
+    for line in table.splitlines():
+        if re.fullmatch(r"\w+", line):
+            topic = line
+        elif row := re.match(r" (\w+) {2,}", line):
+            rows.add(f"{topic}.{row[1]}")
+    quick = {name for name, claim in all_claims().items() if claim.quick}
+    assert rows == quick | {"drawn.configurations"}
+    assert f"{len(rows)} claims, " in table

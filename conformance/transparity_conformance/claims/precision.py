@@ -9,7 +9,8 @@ import numpy as np
 from transparity.presets import PRESETS
 from transparity_conformance.bench import Bench, as_numbers
 from transparity_conformance.budgets import rounded
-from transparity_conformance.claims import claim
+from transparity_conformance.claims import EVERY, claim
+from transparity_conformance.claims.forward import probes_for
 from transparity_conformance.evidence import Evidence
 from transparity_conformance.oracle import forward_oracle
 from transparity_conformance.probes import probes
@@ -58,6 +59,18 @@ def of_weights_and_activations(bench: Bench) -> Iterator[Evidence]:
 def of_every_preset(bench: Bench) -> Iterator[Evidence]:
     """The same of every preset."""
     yield from _held(bench, "precision.of_every_preset", PRESETS)
+
+
+@claim(dtypes=EVERY, quick=())
+def taps_of_every_preset(bench: Bench) -> Iterator[Evidence]:
+    """In every precision that is computed in, every tap and the logits of every preset; the quick claims about them go
+    by one preset where XLA compiles each precision anew."""
+    for probe in probes_for(bench, PRESETS):
+        record, taps = bench.evidence("precision.taps_of_every_preset", probe.case), bench.traced(probe)
+        for name in probe.oracle.expected:
+            yield record.oracle(probe.oracle, f"{name} ({probe.name})", taps.get(name, np.empty(0)), name)
+        logits = bench.logits(probe)
+        yield record.oracle(probe.oracle, f"logits by the fast path ({probe.name})", logits, "logits")
 
 
 @claim(dtypes=("float32",), of_reference=True)

@@ -7,6 +7,7 @@ runs it as it is, under a tap that renames.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,10 +22,26 @@ Depth = tuple[int, int]
 """(0, i) is layer i of the encoder, (1, i) of the decoder; its number of layers is what comes behind them."""
 
 
+@functools.cache
+def _of_layer(name: str) -> tuple[str, int, str] | None:
+    """The stack, the layer and the rest of a name; every walk asks for the same hundreds."""
+    found = LAYER.match(name)
+    return (found[1], int(found[2]), found[3]) if found else None
+
+
+@functools.cache
+def _shorter(config: TransformerConfig, encoder: int, decoder: int) -> TransformerConfig:
+    return dataclasses.replace(
+        config,
+        num_encoder_layers=config.num_encoder_layers - encoder,
+        num_decoder_layers=config.num_decoder_layers - decoder,
+    )
+
+
 def depth(config: TransformerConfig, name: str) -> Depth:
     """How deep in the model a tap or a parameter is."""
-    if found := LAYER.match(name):
-        return int(found[1] == "decoder"), int(found[2])
+    if found := _of_layer(name):
+        return int(found[0] == "decoder"), found[1]
     stack, _, rest = name.partition(".")
     if stack == "encoder":
         return 0, config.num_encoder_layers if rest.startswith(("output", "final_norm")) else 0
@@ -56,21 +73,15 @@ class Start:
     @property
     def shorter(self) -> TransformerConfig:
         """The configuration of what is left."""
-        if not self.skipped:
-            return self.config
-        return dataclasses.replace(
-            self.config,
-            num_encoder_layers=self.config.num_encoder_layers - self.encoder,
-            num_decoder_layers=self.config.num_decoder_layers - self.decoder,
-        )
+        return _shorter(self.config, self.encoder, self.decoder) if self.skipped else self.config
 
     def skips(self, name: str) -> bool:
         """Whether a tap or a parameter lies in what is skipped."""
         if name.startswith("encoder.") and self.whole_encoder:
             # A table that both stacks share is the encoder's by name.
             return not (self.config.shared_embedding and name == "encoder.token_embedding.weight")
-        if found := LAYER.match(name):
-            return int(found[2]) < (self.encoder if found[1] == "encoder" else self.decoder)
+        if found := _of_layer(name):
+            return found[1] < (self.encoder if found[0] == "encoder" else self.decoder)
         skipped = self.encoder if name.startswith("encoder.") else self.decoder
         return bool(skipped) and ".embedding" in name
 
@@ -97,13 +108,13 @@ class Start:
         return renamed
 
     def _renamed(self, name: str, sign: int) -> str:
-        if found := LAYER.match(name):
-            skipped = self.encoder if found[1] == "encoder" else self.decoder
-            return f"{found[1]}.layers.{int(found[2]) + sign * skipped}.{found[3]}"
-        return name
+        if not (found := _of_layer(name)):
+            return name
+        stack, layer, rest = found
+        return f"{stack}.layers.{layer + sign * (self.encoder if stack == 'encoder' else self.decoder)}.{rest}"
 
     def _is_of_skipped(self, name: str) -> bool:
-        return bool(LAYER.match(name)) and self.skips(name)
+        return _of_layer(name) is not None and self.skips(name)
 
 
 def start_at(config: TransformerConfig, given: Mapping[str, Any], earliest: Depth) -> Start:

@@ -23,6 +23,7 @@ from transparity.presets import PRESETS, preset
 from transparity.taps import tap_shapes
 from transparity_conformance.cases import CASES
 from transparity_conformance.checking import check
+from transparity_conformance.claims.families import FEW
 from transparity_conformance.judgement import judge
 from transparity_conformance.mistakes import hypotheses, mistakes_at, whole_model
 from transparity_conformance.oracle import Arrays
@@ -244,3 +245,12 @@ def test_what_a_port_of_a_family_offers_is_compared() -> None:
     report = check(lambda config, parameters: numpy_column.build(config, parameters, dtype="float32"), config=config)
     assert report.verdict == "agrees"
     assert {"step", "generate", "beam_search"} <= {claim.id for claim in report.claims}
+
+
+def test_what_is_compiled_has_all_parts_that_no_preset_has() -> None:
+    sizes = {"max_length", "embed_dim", "num_heads", "feed_forward_dim", "source_vocab_size", "target_vocab_size"}
+    sizes |= {"norm_eps", "pad_id", "bos_id", "eos_id", "architecture"}
+    for field in {field.name for field in dataclasses.fields(TransformerConfig)} - sizes:
+        of_presets = {getattr(preset(name), field) for name in PRESETS}
+        tried = of_presets | {getattr(CASES[case], field) for case in FEW}
+        assert {getattr(config, field) for config in CASES.values()} <= tried, field

@@ -33,6 +33,7 @@ FILES = (
     "feed_forward",
     "layers",
     "head",
+    "precision",
     "transformer",
     "loss",
     "dropout",

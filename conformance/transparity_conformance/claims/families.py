@@ -11,10 +11,11 @@ from transparity_conformance.bench import Bench
 from transparity_conformance.cases import CASES
 from transparity_conformance.claims import claim
 from transparity_conformance.evidence import Evidence
+from transparity_conformance.oracle import forward_oracle
 from transparity_conformance.probes import Probe, probes_of
 
-FEW = ("qwen", "gemma", "t5", "bart", "bert", "roberta", "bloom")
-"""Where every model is compiled, these are tried: together they have most parts."""
+FEW = ("llama", "qwen", "gemma", "gpt-j", "t5", "bart", "bert", "roberta", "bloom")
+"""Where every model is compiled, these are tried: together they have all parts that no preset has."""
 
 
 @functools.cache
@@ -33,3 +34,9 @@ def taps_and_logits(bench: Bench) -> Iterator[Evidence]:
         for name in probe.oracle.expected:
             yield record.oracle(probe.oracle, name, taps.get(name, np.empty(0)), name)
         yield record.oracle(probe.oracle, "logits by the fast path", forward.logits(**probe.inputs), "logits")
+    # With as many keys as heads, one axis could be taken for the other.
+    probe, record = mixed("llama"), bench.evidence("families.taps_and_logits", "llama")
+    inputs = {name: tokens[:, : probe.config.num_heads] for name, tokens in probe.inputs.items()}
+    oracle = forward_oracle(probe.config, probe.parameters, inputs)
+    logits = bench.forward(probe.config, probe.parameters)(**inputs)["logits"]
+    yield record.oracle(oracle, "logits of as many tokens as heads", logits, "logits")

@@ -115,7 +115,7 @@ def test_a_batch_norm_without_variance_is_finite_in_half_precision(backend: Back
 
 
 @pytest.mark.parametrize("name", ["pytorch", "flax"])
-def test_a_model_without_a_norm_learns(name: str, request: pytest.FixtureRequest) -> None:
+def test_a_model_without_a_norm_learns(name: str) -> None:
     backend = pytest.importorskip(f"transparity_{name}.port").build
     config, parameters = small(num_decoder_layers=0)
     forward = backend(config, parameters)

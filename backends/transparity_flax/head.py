@@ -8,9 +8,10 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
+from transparity_flax.precision import widened
+
 if TYPE_CHECKING:
     from transparity_flax.transformer import Transformer
-from transparity_flax.precision import widened
 
 
 def head(

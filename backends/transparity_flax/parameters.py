@@ -30,10 +30,11 @@ def load(model: nnx.Module, parameters: Mapping[str, np.ndarray], dtype: Any) ->
     Raises `ParameterError` for what the model does not have, and where a shape is not its own, which Flax would take
     without a word.
     """
-    left = set(parameters) - {_name(path) for path, _ in _variables(model)}
+    variables = list(_variables(model))
+    left = set(parameters) - {_name(path) for path, _ in variables}
     if left:
         raise ParameterError(f"{', '.join(sorted(left))}: the model has no such parameters")
-    for path, variable in _variables(model):
+    for path, variable in variables:
         name, own = _name(path), variable.get_value().shape
         value = np.asarray(parameters[name])
         value = value.T if path[-1] == "kernel" else value

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 from jaxtyping import Float
 from torch import Tensor
 
+from transparity_pytorch.precision import widened
+
 if TYPE_CHECKING:
     from transparity_pytorch.transformer import Transformer
-from transparity_pytorch.precision import widened
 
 
 def head(

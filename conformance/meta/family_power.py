@@ -165,10 +165,9 @@ def ask(trial: Trial) -> Answer:
     """Check the port of `trial`. An exception is an answer too: a wrong one."""
     began, probes = time.perf_counter(), case_probes(trial.case)
     try:
-        said = {}
+        said, made = {}, functools.reduce(together, trial.slips)
         with np.errstate(all="ignore"):
             for name, probe in probes.items():
-                made = functools.reduce(together, trial.slips)
                 said[name] = build_port(made)(probe.config, probe.parameters)(**probe.inputs)
         report = judge(trial.case, probes, said, logits_only=trial.logits_only)
         return Answer(trial, report, time.perf_counter() - began)

@@ -38,6 +38,11 @@ LOSSES = ("loss", "loss_and_gradients", "train")
 """Those that need logits."""
 
 
+def offered_by(forward: Callable[..., Any]) -> list[str]:
+    """Those of `OFFERS` that a port has."""
+    return [name for name in OFFERS if callable(getattr(forward, name, None))]
+
+
 def compare_offers(
     build: Build,
     forward: Callable[..., Any],
@@ -49,7 +54,7 @@ def compare_offers(
 ) -> Besides:
     """Hold what `forward` offers to the reference; `is_right` says whether its forward pass is. `build` makes another,
     of other parameters."""
-    offered = [name for name in OFFERS if callable(getattr(forward, name, None))]
+    offered = offered_by(forward)
     found = not_compared(*(f"{name}: the port does not offer it" for name in OFFERS if name not in offered))
     first = next(iter(probes.values()))
     if first.config.head != "logits":

@@ -147,11 +147,10 @@ def check_prompt(config: TransformerConfig, prompt: Any, source: Any = None, len
     if source is not None and len(inputs["prompt"]) != len(inputs["source"]):
         rows = f"{len(inputs['prompt'])} rows and source {len(inputs['source'])}"
         raise InputError(f"prompt has {rows}; expected as many.")
-    if lengths is None:
-        _check_something_is_seen(config, inputs["prompt"], None)
-        return inputs | {"lengths": None}
-    checked = _checked_counts("lengths", lengths, *inputs["prompt"].shape)
+    checked = None if lengths is None else _checked_counts("lengths", lengths, *inputs["prompt"].shape)
     _check_something_is_seen(config, inputs["prompt"], checked)
+    if checked is None:
+        return inputs | {"lengths": None}
     if len(set(checked.tolist())) > 1 and not config.hides_wholly:
         says = f"mask_value is {config.mask_value:g}, which hides nothing wholly"
         raise InputError(f"lengths differ, but {says}: rows would see what fills them up; give them one by one.")

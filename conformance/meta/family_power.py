@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from meta.family_slips import UNCATALOGUED, Slip, acting, build_port, together
+from meta.trials import neither_hides
 from transparity.taps import tap_shapes
 from transparity_conformance.cases import CASES
 from transparity_conformance.judgement import judge
@@ -148,17 +149,8 @@ def _pairs(cases: Sequence[str], seed: int) -> Iterator[tuple[str, tuple[Slip, S
 
 
 def _both_act(case: str, one: Slip, other: Slip) -> bool:
-    """Whether neither mistake hides the other from the logits."""
-    seen = set()
-    for probe in case_probes(case).values():
-        with np.errstate(all="ignore"):
-            both, *single = (
-                build_port(made, dtype="float64")(probe.config, probe.parameters)(**probe.inputs)["logits"]
-                for made in (together(one, other), one, other)
-            )
-        budget = probe.oracle.budget("logits", "float32")
-        seen |= {index for index, logits in enumerate(single) if (np.abs(both - logits) > budget).any()}
-    return seen == {0, 1}
+    ports = [build_port(made, dtype="float64") for made in (together(one, other), one, other)]
+    return neither_hides(case_probes(case).values(), *ports)
 
 
 def ask(trial: Trial) -> Answer:

@@ -12,7 +12,7 @@ import itertools
 import random
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,10 @@ from transparity.config import TransformerConfig
 from transparity.presets import PRESETS, preset
 from transparity.taps import tap_shapes
 from transparity_conformance.checking import check
+from transparity_conformance.probes import Probe
+
+Build = Callable[..., Callable[..., dict[str, np.ndarray]]]
+"""`build(config, parameters)` of a port."""
 
 FURTHER = {
     "batch-norm": dataclasses.replace(preset("notes-attention"), norm="batch").resized(),
@@ -250,17 +254,21 @@ def taps_of(slip: Slip, config: TransformerConfig) -> frozenset[str]:
 
 
 def _both_act(config: TransformerConfig, one: Slip, other: Slip) -> bool:
-    """Whether neither mistake hides the other from the logits."""
+    ports = [build_port(made, dtype="float64") for made in ((one, other), one, other)]
+    return neither_hides(probes_for(config).values(), *ports)
+
+
+def neither_hides(probes: Iterable[Probe], both: Build, *single: Build) -> bool:
+    """Whether none of the mistakes of `single` ports hides another from the logits of the port that makes `both`."""
     seen = set()
-    for probe in probes_for(config).values():
+    for probe in probes:
         with np.errstate(all="ignore"):
-            both, *single = (
-                build_port(made, dtype="float64")(probe.config, probe.parameters)(**probe.inputs)["logits"]
-                for made in ((one, other), one, other)
+            together, *alone = (
+                build(probe.config, probe.parameters)(**probe.inputs)["logits"] for build in (both, *single)
             )
         budget = probe.oracle.budget("logits", "float32")
-        seen |= {index for index, logits in enumerate(single) if (np.abs(both - logits) > budget).any()}
-    return seen == {0, 1}
+        seen |= {index for index, logits in enumerate(alone) if (np.abs(together - logits) > budget).any()}
+    return len(seen) == len(single)
 
 
 def not_acting() -> set[str]:

@@ -37,7 +37,7 @@ MIRRORED = [
     "beams",
 ]
 WITHOUT_TWIN = {
-    "numpy": {"functional"},  # what the frameworks bring along
+    "numpy": {"functional", "spreading"},  # what the frameworks bring along; NumPy uses the threads that it is given
     "pytorch": {"parameters", "packing"},  # their own names and orientations; PyTorch packs weights if it is asked to
     "flax": {"parameters", "spreading"},  # XLA computes on the devices that it is given
 }

@@ -1,4 +1,5 @@
-"""JAX's fast path spreads a batch over the CPU's devices, where a user asked for more than one."""
+"""The fast paths spread a batch: JAX over the CPU's devices, where a user asked for more than one, NumPy over
+threads."""
 
 from __future__ import annotations
 
@@ -7,8 +8,6 @@ import subprocess
 import sys
 
 import pytest
-
-pytest.importorskip("flax")
 
 SPREAD = """
 import jax
@@ -33,8 +32,59 @@ for case, name, axis in [("translation", "mixed", 0), ("notes-lm", "mixed", 0), 
 """
 
 
+THREADS = """
+import os
+from concurrent.futures import ThreadPoolExecutor
+import numpy as np
+from transparity import spreading
+from transparity.port import build
+from transparity_conformance.probes import probes
+
+assert spreading.threads() == 2
+spread, seen = spreading.spread, []
+import transparity.port
+transparity.port.spread = lambda *given: seen.append(given) or spread(*given)
+for case in ("translation", "notes-lm"):
+    probe = probes(case)["mixed"]
+    forward, expected = build(probe.config, probe.parameters, dtype="float32"), probe.oracle.expected["logits"]
+    for rows, calls in ((3, 1), (2, 2), (1, 2)):
+        logits = forward.logits(**{name: value[:rows] for name, value in probe.inputs.items()})
+        assert len(seen) == calls, (case, rows, len(seen))
+        np.testing.assert_allclose(logits, expected[:rows], rtol=0, atol=probe.oracle.budget("logits", "float32"))
+    seen.clear()
+
+tokens = {"tokens": np.arange(12).reshape(4, 3)}
+
+def square(tokens):
+    assert spreading.threads() == 1
+    return tokens**2
+
+with ThreadPoolExecutor(4) as callers:  # who comes second does not take the first one's limit for how it was
+    for result in callers.map(lambda _: spread(square, tokens), range(50)):
+        np.testing.assert_array_equal(result, tokens["tokens"] ** 2)
+assert spreading.threads() == 2
+
+if hasattr(os, "fork"):
+    child = os.fork()
+    if child == 0:
+        spread(square, tokens)
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+"""
+
+
 def test_two_devices_say_what_one_says() -> None:
-    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
-    command = [sys.executable, "-c", SPREAD]
-    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    pytest.importorskip("flax")
+    says(SPREAD, {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"})
+
+
+def test_two_threads_say_what_one_says() -> None:
+    says(THREADS, {"OPENBLAS_NUM_THREADS": "2", "OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"})
+
+
+def says(script: str, environment: dict[str, str]) -> None:
+    """What `script` asserts holds in a process of its own, in which libraries begin anew."""
+    process = subprocess.run(
+        [sys.executable, "-c", script], env=os.environ | environment, capture_output=True, text=True, check=False
+    )
     assert process.returncode == 0, process.stderr

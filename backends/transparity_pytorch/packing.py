@@ -1,13 +1,18 @@
 """Weights packed for the matrix product: the file without a twin. XLA packs what it compiles, and NumPy's library packs
-at every call; PyTorch packs once if it is asked to, as `torch.compile` asks it for weights that are frozen."""
+at every call; PyTorch packs once if it is asked to, for oneDNN, whose product is as fast on every maker's processor."""
 
 from __future__ import annotations
 
 import copy
+from weakref import WeakValueDictionary
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional as F
+
+from transparity.taps import Tap, identity
+from transparity_pytorch.feed_forward import FeedForward
 
 
 def can_be_packed(dtype: torch.dtype, device: str) -> bool:
@@ -26,15 +31,60 @@ class PackedLinear(nn.Linear):
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight, self.bias = linear.weight, linear.bias
         self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach())
+        _PACKED[self.weight.data_ptr()] = self
 
-    def forward(self, x: Float[Tensor, "*batch features_in"]) -> Float[Tensor, "*batch features_out"]:
-        return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+    def forward(
+        self, x: Float[Tensor, "*batch features_in"], activation: str = "none"
+    ) -> Float[Tensor, "*batch features_out"]:
+        if torch.compiler.is_compiling():
+            return torch.ops.transparity.packed_linear(x, self.weight, self.bias, activation)
+        return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, activation, [], "")
+
+
+class PackedFeedForward(FeedForward):
+    """Another `FeedForward` of packed linears, whose rectifier is applied while the wide product is written."""
+
+    def __init__(self, feed_forward: FeedForward) -> None:
+        nn.Module.__init__(self)
+        self.__dict__.update(feed_forward.__dict__)
+        self._modules = packed_children(feed_forward)
+
+    def forward(
+        self, x: Float[Tensor, "batch length embed_dim"], tap: Tap = identity
+    ) -> Float[Tensor, "batch length embed_dim"]:
+        return tap("output", self.down(tap("hidden", self.up(x, "relu"))))
+
+
+_PACKED: WeakValueDictionary[int, PackedLinear] = WeakValueDictionary()
+"""By where the weight lies. The compiler does not know tensors that are packed, but it knows their weights."""
+
+_operators = torch.library.Library("transparity", "DEF")
+_operators.define("packed_linear(Tensor x, Tensor weight, Tensor? bias, str activation) -> Tensor")
+
+
+def _packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(x, _PACKED[weight.data_ptr()].packed, bias, activation, [], "")
+
+
+def _packed_linear_shape(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
+    return x.new_empty(*x.shape[:-1], len(weight))
+
+
+_operators.impl("packed_linear", _packed_linear, "CPU")
+torch.library.register_fake("transparity::packed_linear", _packed_linear_shape, lib=_operators)
 
 
 def packed(module: nn.Module) -> nn.Module:
     """The same module with its linears packed; all parameters are those of `module`, not copies."""
     if isinstance(module, nn.Linear):
         return PackedLinear(module)
+    if isinstance(module, FeedForward) and module.gate is None and module.activation is F.relu:
+        return PackedFeedForward(module)
     twin = copy.copy(module)
-    twin._modules = {name: child and packed(child) for name, child in module._modules.items()}
+    twin._modules = packed_children(module)
     return twin
+
+
+def packed_children(module: nn.Module) -> dict[str, nn.Module | None]:
+    """The modules in `module`, packed."""
+    return {name: child and packed(child) for name, child in module._modules.items()}

@@ -49,8 +49,9 @@ class PytorchForward:
         self.model, self.device, self.mode = model, device, mode
         tap = rounding(activations) if activations else identity
 
-        def fast(**inputs: torch.Tensor) -> torch.Tensor:
-            return self.fastest(**inputs, tap=tap)
+        def fast(fastest: Transformer, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+            logits: torch.Tensor = fastest(**inputs, tap=tap)
+            return logits
 
         def traced(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
             taps: dict[str, torch.Tensor] = {}
@@ -63,8 +64,8 @@ class PytorchForward:
 
     @functools.cached_property
     def fastest(self) -> Transformer:
-        """The model for all that needs no gradients and is not looked into; the compiler packs what it compiles."""
-        packs = self.mode == "eager" and can_be_packed(self.model.token_embedding.weight.dtype, self.device)
+        """The model for all that needs no gradients and is not looked into."""
+        packs = can_be_packed(self.model.token_embedding.weight.dtype, self.device)
         fastest = packed(self.model) if packs else self.model
         assert isinstance(fastest, Transformer)
         return fastest
@@ -75,7 +76,7 @@ class PytorchForward:
 
     @torch.no_grad()
     def logits(self, **tokens: Any) -> torch.Tensor:
-        return self.fast(**self._inputs(tokens))
+        return self.fast(self.fastest, self._inputs(tokens))
 
     def loss(self, targets: Any, **tokens: Any) -> float:
         config = self.model.config

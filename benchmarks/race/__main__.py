@@ -57,7 +57,7 @@ def run(
     output.mkdir(parents=True, exist_ok=True)
     (output / "race.json").write_text(as_json(report, results))
     write_page(output, report)
-    console.print(as_text(report))
+    console.print(as_text(report, console.width))
     console.print(f"Written: {output / 'race.json'}, {output / 'race.html'}")
 
 

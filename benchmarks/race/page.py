@@ -9,7 +9,7 @@ from typing import Any
 
 import jinja2
 from benchmarks.race.plots import save
-from benchmarks.race.report import LEGEND, Report, cells, heading, title
+from benchmarks.race.report import HEADING, LEGEND, Report, cells, title
 
 
 def write_page(folder: Path, report: Report) -> None:
@@ -47,7 +47,7 @@ def _section(report: Report, workload: Any, rows: list[Any]) -> dict[str, Any]:
     kinds = groupby(rows, lambda row: row.candidate.kinds[0])
     return {
         "title": title(workload, rows),
-        "heading": heading(workload),
+        "heading": HEADING,
         "kinds": [
             {
                 "name": kind,

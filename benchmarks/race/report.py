@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.race.candidates import Candidate
 from benchmarks.race.race import Conditions
-from benchmarks.race.rounds import Result
+from benchmarks.race.rounds import Result, overridden
 from benchmarks.race.standings import Quartiles, Standing, as_dict
 from benchmarks.race.workloads import Workload
 from rich import box
@@ -40,14 +40,21 @@ PACKAGES = (
 )
 
 LEGEND = (
-    "Medians of the rounds, in brackets their quartiles. FLOPs are those of matrix products; a training step counts "
-    "three forward passes. The limit is the fastest matrix product of any library in the same rounds; of decoding, the "
-    "fastest pass over memory, and the share is the time to read the weights once for each token. The ratio is to the "
-    "best peer of the kind (of all, where the kind has none), round by round: above 1 is faster. Conformity is the "
-    "share of the error budget that is used, or whether greedy decoding wrote the tokens that float64 writes. First is "
-    "the first call, compilation included; peak is the most memory held until then, the weights as they were given "
-    "included."
+    "Medians of the rounds, in brackets (where there is room) their quartiles. FLOPs are those of matrix products; "
+    "a training step counts three forward passes. The limit is the fastest matrix product of any library in the "
+    "same rounds; of decoding, the fastest pass over memory, and the share is the time to read the weights once for "
+    "each token. The ratio is to the best peer of the kind (of all, where the kind has none), round by round: above "
+    "1 is faster. Of budget is the share of the error budget that is used, or whether greedy decoding wrote the "
+    "tokens that float64 writes. First is the first call, compilation included; peak is the most memory held until "
+    "then, the weights as they were given included."
 )
+
+
+HEADING = ("ms", "tokens /s", "GFLOP /s", "of the limit", "to best peer", "of budget", "first s", "import s", "peak GB")
+"""The columns behind the name."""
+
+WIDE = 130
+"""From so many characters on, a table has its quartiles."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +103,7 @@ def surroundings(conditions: Conditions) -> dict[str, Any]:
         "processor": processor(),
         "python": platform.python_version(),
         "environment": {n: v for n, v in os.environ.items() if n.startswith(("OMP_", "MKL_", "MALLOC_", "XLA_"))},
+        "kernels not held to": overridden(),
         "heap kept": conditions.keeps_heap,
         "versions": {name: found for name in PACKAGES if (found := _version(name))},
     } | cuda(conditions.device)
@@ -151,9 +159,12 @@ def as_json(report: Report, results: Sequence[Result]) -> str:
     )
 
 
-def as_text(report: Report) -> Group:
-    """The tables, what they mean, and who is absent."""
-    parts: list[RenderableType] = [as_table(workload, rows) for workload, rows in report.by_workload()]
+def as_text(report: Report, width: int) -> Group:
+    """The tables, what they mean, and who is absent; without the quartiles, if `width` has no room for them."""
+    quartiles = width >= WIDE
+    parts: list[RenderableType] = [
+        as_table(workload, rows, quartiles=quartiles) for workload, rows in report.by_workload()
+    ]
     parts.append(Text(LEGEND, style="dim"))
     if report.absent:
         parts.append(Text(f"Absent: {len(report.absent)}", style="bold"))
@@ -161,19 +172,18 @@ def as_text(report: Report) -> Group:
     return Group(*parts)
 
 
-def as_table(workload: Workload, rows: Sequence[Standing]) -> Table:
+def as_table(workload: Workload, rows: Sequence[Standing], *, quartiles: bool) -> Table:
     """One workload, its kinds one below the other."""
-    table = Table(
-        title=title(workload, rows), title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False
-    )
+    look: dict[str, Any] = {"box": box.SIMPLE_HEAD, "show_edge": False, "pad_edge": False}
+    table = Table(title=title(workload, rows), title_justify="left", padding=(0, 1, 0, 0), **look)
     table.add_column("candidate", no_wrap=True)
-    for name in heading(workload):
-        table.add_column(name, justify="right", no_wrap=True)
+    for name in HEADING:
+        table.add_column(name if quartiles else name.replace(" ", "\n"), justify="right", no_wrap=quartiles)
     for kind, of_kind in groupby(rows, lambda row: row.candidate.kinds[0]):
         table.add_row(Text(kind, style="bold"))
         for row in of_kind:
-            label = Text(f"  {row.candidate.name}", style="green" if row.candidate.ours else "")
-            table.add_row(label, *([] if row.failed else cells(row)))
+            label = Text(row.candidate.name, style="green" if row.candidate.ours else "")
+            table.add_row(label, *([] if row.failed else cells(row, quartiles=quartiles)))
             if row.failed:
                 table.add_row(Text(f"    {row.failed}", style="red", overflow="fold"))
         table.add_section()
@@ -198,23 +208,19 @@ def title(workload: Workload, rows: Sequence[Standing]) -> str:
     )
 
 
-def heading(workload: Workload) -> list[str]:
-    """The columns behind the name."""
-    return ["ms", "tokens/s", "GFLOP/s", "of the limit", "to best peer", "conformity", "first s", "import s", "peak GB"]
-
-
-def cells(row: Standing) -> list[str]:
+def cells(row: Standing, *, quartiles: bool = True) -> list[str]:
     """The columns behind the name, in words."""
+    between = _range if quartiles else _middle
     ready = row.ready
     limits_bytes = row.candidate.is_limit and row.workload.kind == "decode"
     rate = f"{row.per_second.middle / 1e9:,.1f}" if row.candidate.is_limit and row.per_second else _number(row.gflops)
     taken = None if row.candidate.is_limit or not row.seconds else row.seconds.times(1e3)
     return [
-        _range(taken, "{:.3g}" if taken and taken.middle < 100 else "{:.0f}"),
+        between(taken, "{:.3g}" if taken and taken.middle < 100 else "{:.0f}"),
         f"{row.tokens_per_second.middle:,.0f}" if row.tokens_per_second else "",
         f"{rate} GB/s" if limits_bytes else rate,
-        _range(row.share, "{:.0%}"),
-        _range(row.ratio, "{:.2f}"),
+        between(row.share, "{:.0%}"),
+        between(row.ratio, "{:.2f}"),
         row.conformity,
         f"{ready['first_seconds']:.2f}",
         f"{ready['import_seconds']:.2f}",
@@ -224,6 +230,10 @@ def cells(row: Standing) -> list[str]:
 
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:,.1f}"
+
+
+def _middle(value: Quartiles | None, form: str) -> str:
+    return "" if value is None else form.format(value.middle)
 
 
 def _range(value: Quartiles | None, form: str) -> str:

@@ -133,12 +133,29 @@ JAX = {"cpu": {"JAX_PLATFORMS": "cpu"}, "cuda": {"JAX_DEFAULT_MATMUL_PRECISION":
 """JAX would take whatever device there is, and TF32 on one that has it; PyTorch takes neither unless it is told to."""
 
 
+KERNEL_VARIABLES = (
+    "ATEN_CPU_CAPABILITY",
+    "DNNL_MAX_CPU_ISA",
+    "MKL_CBWR",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "ONEDNN_MAX_CPU_ISA",
+    "OPENBLAS_CORETYPE",
+)
+"""They hold a library to the kernels of another processor."""
+
+
+def overridden() -> dict[str, str]:
+    """The kernels that this process was told to use, and its workers are not: each library takes its best."""
+    return {name: os.environ[name] for name in KERNEL_VARIABLES if name in os.environ}
+
+
 def environment(candidate: Candidate, threads: int, device: str) -> dict[str, str]:
-    """This process's, with the threads that were asked for and what the candidate wants besides."""
+    """This process's, with the threads that were asked for, any kernel, and what the candidate wants besides."""
     path = os.pathsep.join(dict.fromkeys([*filter(None, sys.path), str(ROOT)]))
     asked = dict.fromkeys(THREAD_VARIABLES, str(threads)) | JAX[device] | {"PYTHONPATH": path}
     wanted = {name: value.format(threads=threads) for name, value in candidate.environment.items()}
-    return os.environ | asked | wanted
+    free = {name: value for name, value in os.environ.items() if name not in KERNEL_VARIABLES}
+    return free | asked | wanted
 
 
 def heats(candidates: Sequence[Candidate], workload: Workload, memory: float) -> list[list[Candidate]]:

@@ -105,17 +105,27 @@ def _fused_attention(
     cap: float | None,
     bias: Inexact[Array, "#batch heads #queries keys"] | None,
 ) -> Inexact[Array, "batch heads queries head_dim"]:
-    """A block of queries at a time, without the keys behind the last that they see. A row that sees nothing weighs all
-    keys alike, as in the explicit path, so a block with such a row leaves none out."""
-    blocks = []
+    """A block of queries at a time, without the keys behind the last that they see, and the weights where the scores
+    were: they are divided by their sum once they have gathered the values, which are fewer numbers.
+
+    A row that sees nothing weighs all keys alike, as in the explicit path, so a block with such a row leaves none out.
+    """
+    given = [query, key, value] if bias is None else [query, key, value, bias]
+    result = np.empty((*query.shape[:-1], value.shape[-1]), np.result_type(*given))
+    lowest = float(np.finfo(query.dtype).min) / 2
     for begin in range(0, query.shape[2], BLOCK):
         queries = slice(begin, begin + BLOCK)
         seen = mask[:, :, queries] if mask.shape[2] > 1 else mask
         visible = np.flatnonzero(seen.any(axis=(0, 1, 2)))[-1] + 1 if seen.any(axis=-1).all() else seen.shape[-1]
-        near = None if bias is None else bias[:, :, queries, :visible]
-        scores = attention_scores(query[:, :, queries], key[:, :, :visible], scale, cap, near)
-        blocks.append(attention_weights(scores, seen[..., :visible], hidden) @ value[:, :, :visible])
-    return np.concatenate(blocks, axis=2)
+        seen, near = seen[..., :visible], None if bias is None else bias[:, :, queries, :visible]
+        weights = attention_scores(query[:, :, queries], key[:, :, :visible], scale, cap, near)
+        if not seen.all():
+            np.copyto(weights, weights.dtype.type(max(hidden, lowest)), where=~seen)
+        weights -= weights.real.max(axis=-1, keepdims=True)
+        np.exp(weights, out=weights)
+        context = np.matmul(weights, value[:, :, :visible], out=result[:, :, queries])
+        context /= weights.sum(axis=-1, keepdims=True)
+    return result
 
 
 def attention(

@@ -32,6 +32,7 @@ from transparity.optimization import train
 from transparity.parameters import check_parameters, is_learned
 from transparity.rounding import rounding
 from transparity.sampling import Sampling
+from transparity.spreading import can_be_spread, spread
 from transparity.taps import chained, identity, recording
 from transparity.training import Training
 from transparity.transformer import transformer
@@ -62,7 +63,9 @@ class NumpyForward:
         return taps
 
     def logits(self, **tokens: Any) -> Any:
-        return transformer(self.config, self.parameters, **check_inputs(self.config, tokens), tap=self.tap)
+        inputs = check_inputs(self.config, tokens)
+        forward = functools.partial(transformer, self.config, self.parameters, tap=self.tap)
+        return spread(forward, inputs) if can_be_spread(inputs) else forward(**inputs)
 
     def loss(self, targets: Any, **tokens: Any) -> float:
         expected = check_targets(self.config, targets, check_inputs(self.config, tokens))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from transparity.config import TransformerConfig
 from transparity.sampling import Sampling
@@ -56,6 +58,24 @@ def with_room(
     return jnp.where(jnp.arange(length + more) < lengths[:, None], tokens, config.filling_id), lengths
 
 
+@functools.partial(jax.jit, static_argnums=(0, 6))
+def appended(
+    config: TransformerConfig,
+    logits: Float[Array, "batch vocab"],
+    tokens: Int[Array, "batch total_length"],
+    lengths: Int[Array, " batch"],
+    ended: Bool[Array, " batch"],
+    uniforms: Float[Array, " batch"] | None,
+    sampling: Sampling,
+) -> tuple[Int[Array, "batch total_length"], Int[Array, " batch"], Bool[Array, " batch"]]:
+    """The tokens with the next one of each row, the likeliest or the one drawn by `uniforms`, how many they are, and
+    which rows have ended. What had ended before goes on with `filling_id`."""
+    token = greedy_tokens(logits) if uniforms is None else sampled_tokens(drawable(logits, sampling), uniforms)
+    token = jnp.where(ended, config.filling_id, token)
+    ended = ended | (token == config.ending_id)
+    return tokens.at[jnp.arange(len(tokens)), lengths].set(token), lengths + 1, ended
+
+
 def generate(
     model: Transformer,
     prompt: Int[Array, "batch length"],
@@ -74,20 +94,15 @@ def generate(
     """
     config, split = model.config, (model.config, *nnx.split(model))
     tokens, lengths = with_room(config, prompt, lengths, max_new_tokens)
-    longest, rows = prompt.shape[1], jnp.arange(len(prompt))
+    longest = prompt.shape[1]
     cache, unseen = cache_for(split, tokens, longest, source), longest
     ended = jnp.zeros(len(prompt), bool)
     for new in range(max_new_tokens):
         cache = cache if longest <= config.max_length else None
         logits = next_logits(split, tokens, lengths, cache, source, unseen)
-        if uniforms is None:
-            token = greedy_tokens(logits)
-        else:
-            token = sampled_tokens(drawable(logits, sampling or Sampling()), uniforms[:, new])
-        token = jnp.where(ended, config.filling_id, token)
-        ended = ended | (token == config.ending_id)
-        tokens = tokens.at[rows, lengths].set(token)
-        lengths, longest, unseen = lengths + 1, longest + 1, 1
-        if ended.all():
+        drawn = None if uniforms is None else uniforms[:, new]
+        tokens, lengths, ended = appended(config, logits, tokens, lengths, ended, drawn, sampling or Sampling())
+        longest, unseen = longest + 1, 1
+        if config.eos_id is not None and ended.all():
             break
     return tokens[:, :longest]

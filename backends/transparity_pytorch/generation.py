@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -55,6 +55,24 @@ def with_room(
     return tokens.masked_fill(nothing, config.filling_id), lengths
 
 
+def appended(
+    config: TransformerConfig,
+    logits: Float[Tensor, "batch vocab"],
+    tokens: Int[Tensor, "batch total_length"],
+    lengths: Int[Tensor, " batch"],
+    ended: Bool[Tensor, " batch"],
+    uniforms: Float[Tensor, " batch"] | None,
+    sampling: Sampling,
+) -> tuple[Int[Tensor, "batch total_length"], Int[Tensor, " batch"], Bool[Tensor, " batch"]]:
+    """The tokens with the next one of each row, the likeliest or the one drawn by `uniforms`, how many they are, and
+    which rows have ended. What had ended before goes on with `filling_id`."""
+    token = greedy_tokens(logits) if uniforms is None else sampled_tokens(drawable(logits, sampling), uniforms)
+    token = token.masked_fill(ended, config.filling_id)
+    ended = ended | (token == config.ending_id)
+    tokens[torch.arange(len(tokens), device=tokens.device), lengths] = token
+    return tokens, lengths + 1, ended
+
+
 @torch.no_grad()
 def generate(
     model: Transformer,
@@ -74,20 +92,15 @@ def generate(
     """
     config = model.config
     tokens, lengths = with_room(config, prompt, lengths, max_new_tokens)
-    longest, rows = prompt.shape[1], torch.arange(len(prompt), device=prompt.device)
+    longest = prompt.shape[1]
     cache, unseen = cache_for(model, tokens, longest, source), longest
     ended = torch.zeros(len(prompt), dtype=torch.bool, device=prompt.device)
     for new in range(max_new_tokens):
         cache = cache if longest <= config.max_length else None
         logits = next_logits(model, tokens, lengths, cache, source, unseen)
-        if uniforms is None:
-            token = greedy_tokens(logits)
-        else:
-            token = sampled_tokens(drawable(logits, sampling or Sampling()), uniforms[:, new])
-        token = token.masked_fill(ended, config.filling_id)
-        ended = ended | (token == config.ending_id)
-        tokens[rows, lengths] = token
-        lengths, longest, unseen = lengths + 1, longest + 1, 1
-        if ended.all():
+        drawn = None if uniforms is None else uniforms[:, new]
+        tokens, lengths, ended = appended(config, logits, tokens, lengths, ended, drawn, sampling or Sampling())
+        longest, unseen = longest + 1, 1
+        if config.eos_id is not None and ended.all():
             break
     return tokens[:, :longest]

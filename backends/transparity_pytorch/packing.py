@@ -14,6 +14,9 @@ from torch.nn import functional as F
 from transparity.taps import Tap, identity
 from transparity_pytorch.feed_forward import FeedForward
 
+ROWS = 64
+"""What is packed for so many rows is as fast with one, and with thousands."""
+
 
 def can_be_packed(dtype: torch.dtype, device: str) -> bool:
     """Whether oneDNN multiplies this dtype here."""
@@ -30,7 +33,7 @@ class PackedLinear(nn.Linear):
         nn.Module.__init__(self)
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight, self.bias = linear.weight, linear.bias
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach())
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), ROWS)
         _PACKED[self.weight.data_ptr()] = self
 
     def forward(

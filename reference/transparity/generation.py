@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-from jaxtyping import Float, Inexact, Int
+from jaxtyping import Bool, Float, Inexact, Int
 from numpy import ndarray as Array
 
 from transparity.config import TransformerConfig
@@ -56,6 +56,24 @@ def with_room(
     return np.where(np.arange(length + more) < lengths[:, None], tokens, config.filling_id), lengths
 
 
+def appended(
+    config: TransformerConfig,
+    logits: Float[Array, "batch vocab"],
+    tokens: Int[Array, "batch total_length"],
+    lengths: Int[Array, " batch"],
+    ended: Bool[Array, " batch"],
+    uniforms: Float[Array, " batch"] | None,
+    sampling: Sampling,
+) -> tuple[Int[Array, "batch total_length"], Int[Array, " batch"], Bool[Array, " batch"]]:
+    """The tokens with the next one of each row, the likeliest or the one drawn by `uniforms`, how many they are, and
+    which rows have ended. What had ended before goes on with `filling_id`."""
+    token = greedy_tokens(logits) if uniforms is None else sampled_tokens(drawable(logits, sampling), uniforms)
+    token = np.where(ended, config.filling_id, token)
+    ended = ended | (token == config.ending_id)
+    tokens[np.arange(len(tokens)), lengths] = token
+    return tokens, lengths + 1, ended
+
+
 def generate(
     config: TransformerConfig,
     parameters: Mapping[str, Array],
@@ -74,20 +92,15 @@ def generate(
     filled with `filling_id`, and generation ends with the last row (document 004); so are rows with a shorter prompt.
     """
     tokens, lengths = with_room(config, prompt, lengths, max_new_tokens)
-    longest, rows = prompt.shape[1], np.arange(len(prompt))
+    longest = prompt.shape[1]
     cache, unseen = cache_for(config, parameters, tokens, longest, source), longest
     ended = np.zeros(len(prompt), bool)
     for new in range(max_new_tokens):
         cache = cache if longest <= config.max_length else None
         logits = next_logits(config, parameters, tokens, lengths, cache, source, unseen)
-        if uniforms is None:
-            token = greedy_tokens(logits)
-        else:
-            token = sampled_tokens(drawable(logits, sampling or Sampling()), uniforms[:, new])
-        token = np.where(ended, config.filling_id, token)
-        ended = ended | (token == config.ending_id)
-        tokens[rows, lengths] = token
-        lengths, longest, unseen = lengths + 1, longest + 1, 1
-        if ended.all():
+        drawn = None if uniforms is None else uniforms[:, new]
+        tokens, lengths, ended = appended(config, logits, tokens, lengths, ended, drawn, sampling or Sampling())
+        longest, unseen = longest + 1, 1
+        if config.eos_id is not None and ended.all():
             break
     return tokens[:, :longest]

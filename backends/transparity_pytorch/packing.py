@@ -1,9 +1,11 @@
-"""Weights packed for the matrix product: the file without a twin. XLA packs what it compiles, and NumPy's library packs
-at every call; PyTorch packs once if it is asked to, for oneDNN, whose product is as fast on every maker's processor."""
+"""Matrix products by oneDNN, with packed weights where they stay: the file without a twin. XLA packs what it compiles,
+and NumPy's library packs at every call. PyTorch multiplies by MKL, which keeps its best for its maker's processors, and
+packs nothing, unless it is asked to."""
 
 from __future__ import annotations
 
 import copy
+from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
@@ -25,6 +27,50 @@ def can_be_packed(dtype: torch.dtype, device: str) -> bool:
     return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
+class LearningLinear(nn.Linear):
+    """x Wᵀ + b of another `nn.Linear`, with gradients: it holds the same parameters."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.weight, self.bias = linear.weight, linear.bias
+
+    def forward(self, x: Float[Tensor, "*batch features_in"]) -> Float[Tensor, "*batch features_out"]:
+        product: Tensor = _Product.apply(x, self.weight, self.bias)  # type: ignore[no-untyped-call]
+        return product
+
+
+class _Product(torch.autograd.Function):
+    """x Wᵀ + b. Its gradients are products as well: by x it is g W, by W it is gᵀ x."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return multiplied(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        by_x, by_weight, by_bias = ctx.needs_input_grad
+        rows = gradient.reshape(-1, gradient.shape[-1])
+        return (
+            multiplied(gradient, weight.T) if by_x else None,
+            multiplied(rows.T, x.reshape(-1, x.shape[-1]).T) if by_weight else None,
+            rows.sum(dim=0) if by_bias else None,
+        )
+
+
+def multiplied(
+    x: Float[Tensor, "*batch features_in"],
+    weight: Float[Tensor, "features_out features_in"],
+    bias: Float[Tensor, " features_out"] | None = None,
+    activation: str = "none",
+) -> Float[Tensor, "*batch features_out"]:
+    """activation(x Wᵀ + b) by oneDNN; the weight may be packed."""
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], "")
+    return product
+
+
 class PackedLinear(nn.Linear):
     """x Wᵀ + b of another `nn.Linear`, for inference: it holds the same parameters, and the weight once more, in the
     order in which it is read."""
@@ -40,8 +86,9 @@ class PackedLinear(nn.Linear):
         self, x: Float[Tensor, "*batch features_in"], activation: str = "none"
     ) -> Float[Tensor, "*batch features_out"]:
         if torch.compiler.is_compiling():
-            return torch.ops.transparity.packed_linear(x, self.weight, self.bias, activation)
-        return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, activation, [], "")
+            compiled: Tensor = _operator(x, self.weight, self.bias, activation)
+            return compiled
+        return multiplied(x, self.packed, self.bias, activation)
 
 
 class PackedFeedForward(FeedForward):
@@ -61,20 +108,23 @@ class PackedFeedForward(FeedForward):
 _PACKED: WeakValueDictionary[int, PackedLinear] = WeakValueDictionary()
 """By where the weight lies. The compiler does not know tensors that are packed, but it knows their weights."""
 
-_operators = torch.library.Library("transparity", "DEF")
-_operators.define("packed_linear(Tensor x, Tensor weight, Tensor? bias, str activation) -> Tensor")
-
 
 def _packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise(x, _PACKED[weight.data_ptr()].packed, bias, activation, [], "")
+    return multiplied(x, _PACKED[weight.data_ptr()].packed, bias, activation)
 
 
 def _packed_linear_shape(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
     return x.new_empty(*x.shape[:-1], len(weight))
 
 
-_operators.impl("packed_linear", _packed_linear, "CPU")
-torch.library.register_fake("transparity::packed_linear", _packed_linear_shape, lib=_operators)
+_operator = torch.library.custom_op(
+    "transparity::packed_linear",
+    _packed_linear,
+    mutates_args=(),
+    device_types="cpu",
+    schema="(Tensor x, Tensor weight, Tensor? bias, str activation) -> Tensor",
+)
+_operator.register_fake(_packed_linear_shape)
 
 
 def packed(module: nn.Module) -> nn.Module:
@@ -83,11 +133,22 @@ def packed(module: nn.Module) -> nn.Module:
         return PackedLinear(module)
     if isinstance(module, FeedForward) and module.gate is None and module.activation is F.relu:
         return PackedFeedForward(module)
-    twin = copy.copy(module)
-    twin._modules = packed_children(module)
-    return twin
+    return _with(module, packed_children(module))
 
 
 def packed_children(module: nn.Module) -> dict[str, nn.Module | None]:
     """The modules in `module`, packed."""
     return {name: child and packed(child) for name, child in module._modules.items()}
+
+
+def learning(module: nn.Module) -> nn.Module:
+    """The same module with linears that have their gradients by oneDNN; all parameters are those of `module`."""
+    if isinstance(module, nn.Linear):
+        return LearningLinear(module)
+    return _with(module, {name: child and learning(child) for name, child in module._modules.items()})
+
+
+def _with(module: nn.Module, children: dict[str, nn.Module | None]) -> nn.Module:
+    twin = copy.copy(module)
+    twin._modules = children
+    return twin

@@ -36,7 +36,7 @@ from transparity_pytorch.dropout import dropping
 from transparity_pytorch.generation import generate
 from transparity_pytorch.loss import cross_entropy
 from transparity_pytorch.optimization import train
-from transparity_pytorch.packing import can_be_packed, packed
+from transparity_pytorch.packing import can_be_packed, learning, packed
 from transparity_pytorch.parameters import dump, load, to_numpy
 from transparity_pytorch.rounding import rounding
 from transparity_pytorch.transformer import Transformer
@@ -65,10 +65,7 @@ class PytorchForward:
     @functools.cached_property
     def fastest(self) -> Transformer:
         """The model for all that needs no gradients and is not looked into."""
-        packs = can_be_packed(self.model.token_embedding.weight.dtype, self.device)
-        fastest = packed(self.model) if packs else self.model
-        assert isinstance(fastest, Transformer)
-        return fastest
+        return self._by_onednn(self.model, packed)
 
     @torch.no_grad()
     def __call__(self, **tokens: Any) -> dict[str, Any]:
@@ -89,11 +86,11 @@ class PytorchForward:
         config, inputs = self.model.config, self._inputs(tokens)
         expected = _tensor(check_targets(config, targets, inputs), None, self.device)
         tap = dropping(self._tensors(check_masks(config, masks, inputs)), config.dropout) if masks else identity
-        self.model.train(training)
+        model = self._by_onednn(self.model, learning).train(training)
         try:
-            loss, gradients = loss_and_gradients(self.model, expected, tap=tap, **inputs)
+            loss, gradients = loss_and_gradients(model, expected, tap=tap, **inputs)
         finally:
-            self.model.eval()
+            model.eval()
         return float(loss), {name: to_numpy(gradient) for name, gradient in gradients.items()}
 
     def train(
@@ -101,7 +98,8 @@ class PytorchForward:
     ) -> tuple[list[float], dict[str, np.ndarray]]:
         checked = [check_batch(self.model.config, batch) for batch in batches]
         tensors = [self._tensors(batch) for batch in checked]
-        losses, parameters = train(copy.deepcopy(self.model).train(), tensors, training)
+        model = self._by_onednn(copy.deepcopy(self.model).train(), learning)
+        losses, parameters = train(model, tensors, training)
         return losses, {name: to_numpy(value) for name, value in parameters.items()}
 
     @torch.no_grad()
@@ -154,6 +152,14 @@ class PytorchForward:
     def ready(self, result: Any) -> None:
         if self.device != "cpu":
             torch.cuda.synchronize(self.device)
+
+    def _by_onednn(self, model: Transformer, through: Callable[[nn.Module], nn.Module]) -> Transformer:
+        """`model`, multiplied by oneDNN if it can be."""
+        if not can_be_packed(model.token_embedding.weight.dtype, self.device):
+            return model
+        changed = through(model)
+        assert isinstance(changed, Transformer)
+        return changed
 
     def _inputs(self, tokens: dict[str, Any]) -> dict[str, torch.Tensor]:
         return self._tensors(check_inputs(self.model.config, tokens))

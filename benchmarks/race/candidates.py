@@ -101,7 +101,7 @@ CANDIDATES: tuple[Candidate, ...] = (
     _ours("pytorch compile", COMPILED, "transparity_pytorch", also=("torch",), **_EITHER),
     _ours("flax jit", JAX, "transparity_flax", also=("flax", "jax", "optax"), tasks=ALL, **_EITHER),
     _ours(
-        "flax jit, a device a core",
+        "flax jit, spread",
         JAX,
         "transparity_flax",
         also=("flax", "jax"),
@@ -112,7 +112,7 @@ CANDIDATES: tuple[Candidate, ...] = (
     _torch(BASELINE, build="benchmarks.peers.torch_blog:build", tasks=ALL, dtypes=_BOTH),
     _torch("hand-fused", build="benchmarks.peers.torch_fused:build", tasks=ALL, dtypes=_BOTH),
     _torch("nn.Transformer", build="benchmarks.peers.torch_transformer:build", tasks=_GRADIENTS),
-    _torch("nn.Transformer, slow path", build="benchmarks.peers.torch_transformer:build", choices={"fast_path": False}),
+    _torch("nn.Transformer, slow", build="benchmarks.peers.torch_transformer:build", choices={"fast_path": False}),
     _torch(
         "autocast",
         build="benchmarks.peers.torch_fused:build",
@@ -159,6 +159,13 @@ CANDIDATES: tuple[Candidate, ...] = (
     _jax("flax.nnx", needs=("flax.nnx", "optax"), build="benchmarks.peers.flax_nnx:build", tasks=_GRADIENTS),
     _jax("flax.linen", needs=("flax.linen", "optax"), build="benchmarks.peers.flax_linen:build", tasks=_GRADIENTS),
     _jax("equinox", needs=("equinox", "optax"), build="benchmarks.peers.equinox_:build", tasks=_GRADIENTS),
+    _jax(
+        "keras-hub",
+        needs=("keras_hub", "optax"),
+        build="benchmarks.peers.keras_hub_:build",
+        tasks=_GRADIENTS,
+        environment={"KERAS_BACKEND": "jax"},
+    ),
     Candidate("NumPy, einsum", (NUMPY,), ("numpy",), "benchmarks.peers.numpy_einsum:build"),
     Candidate(
         "ONNX ReferenceEvaluator",
@@ -170,6 +177,9 @@ CANDIDATES: tuple[Candidate, ...] = (
     ),
     _limit(
         "torch product", needs=("torch",), build="benchmarks.race.limits:torch_product", dtypes=_BOTH, devices=_ANYWHERE
+    ),
+    _limit(
+        "torch product, packed", needs=("torch",), build="benchmarks.race.limits:torch_packed_product", dtypes=_BOTH
     ),
     _limit("numpy product", needs=("numpy",), build="benchmarks.race.limits:numpy_product"),
     _limit("jax product", needs=("jax",), build="benchmarks.race.limits:jax_product", dtypes=_BOTH, devices=_ANYWHERE),

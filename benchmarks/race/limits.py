@@ -33,6 +33,18 @@ def torch_product(task: Task) -> Run:
     return products(lambda a, b: _torch_multiplication(task, a, b))
 
 
+def torch_packed_product(task: Task) -> Run:
+    """PyTorch's by oneDNN, the right matrix packed once."""
+    import torch
+
+    def multiplication(a: np.ndarray, b: np.ndarray) -> Run:
+        left, right = (torch.as_tensor(x).to(getattr(torch, task.workload.dtype)) for x in (a, b))
+        packed = torch.ops.mkldnn._reorder_linear_weight(right.T.contiguous())
+        return lambda: torch.ops.mkldnn._linear_pointwise(left, packed, None, "none", [], "")
+
+    return products(multiplication)
+
+
 def _torch_multiplication(task: Task, a: np.ndarray, b: np.ndarray) -> Run:
     import torch
 

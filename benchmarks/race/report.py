@@ -33,6 +33,8 @@ PACKAGES = (
     "transformers",
     "x-transformers",
     "equinox",
+    "keras",
+    "keras-hub",
     "onnx",
     "onnxruntime",
     "openvino",

@@ -316,7 +316,7 @@ PLANTS = [
     *in_both(
         "optimizer-eps-forgotten",
         "optimization",
-        ("betas=training.betas, eps=training.eps, weight_decay", "betas=training.betas, weight_decay"),
+        ("betas=betas, eps=eps, weight_decay", "betas=betas, weight_decay"),
         ("optax.adamw(rate, beta1, beta2, eps,", "optax.adamw(rate, beta1, beta2,"),
         "optimization.ten_steps",
     ),

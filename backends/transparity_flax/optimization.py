@@ -36,14 +36,17 @@ def train(
     parameters, statistics = states
     # A table, for the schedule is Python's: what is traced cannot be compared by it.
     rates = jnp.array([training.rate(step, model.config.embed_dim) for step in range(1, len(batches) + 1)])
-    state, losses = _optimizer(training, rates).init(parameters), []
+    parameters = jax.tree.map(jnp.copy, parameters)  # the model keeps its own: what a step is given is used up
+    # On the parameters' device, as it will be after a step: else the step would be compiled for both.
+    home = jax.tree.leaves(parameters)[0].sharding
+    state, losses = jax.device_put(_optimizer(training, rates).init(parameters), home), []
     for batch in batches:
         loss, parameters, state = _step(graph, training, rates, parameters, statistics, state, batch)
-        losses.append(float(loss))
-    return losses, named(parameters)
+        losses.append(loss)
+    return [float(loss) for loss in losses], named(parameters)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=(3, 5))
 def _step(
     graph: nnx.GraphDef[Transformer],
     training: Training,

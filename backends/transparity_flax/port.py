@@ -92,7 +92,9 @@ class FlaxForward:
         self, model: Transformer, dtype: str, device: jax.Device, mode: str, activations: str | None = None
     ) -> None:
         self.model, self.dtype, self.device, self.activations = model, dtype, device, activations
-        self.graph, self.state = nnx.split(model)
+        self.graph, state = nnx.split(model)
+        # As what is computed from it is: else the same program would be compiled for both.
+        self.state: State = jax.device_put(state, device)
         self.fast: Callable[..., jax.Array] = _fast_jit if mode == "jit" else _fast
         self.traced: Callable[..., dict[str, jax.Array]] = _traced_jit if mode == "jit" else _traced
         self.differentiated = _differentiated_jit if mode == "jit" else _differentiated

@@ -16,9 +16,11 @@ from transparity_flax.normalization import HeadNorm
 from transparity_flax.positions import NOWHERE, Places, rotate
 from transparity_flax.precision import widened
 
-# The fused call takes its softmax in float32, which is too little for float64, and XLA's CPU has no product of
-# float16 that sums in float32, which it asks for.
-FUSED_DTYPES = (jnp.float32, jnp.bfloat16)
+# XLA's CPU has no product of float16 that sums in float32, as the fused path asks for.
+FUSED_DTYPES = (jnp.float32, jnp.float64, jnp.bfloat16)
+
+BLOCK = 128
+"""So many queries at a time are cut from the keys behind them."""
 
 
 def split_heads(
@@ -103,10 +105,41 @@ def _fused_attention(
     scale: float,
     bias: Float[Array, "#batch heads #queries keys"] | None,
 ) -> Float[Array, "batch heads queries head_dim"]:
-    """One call for all of it. It replaces what is hidden by a number near the dtype's lowest, so that a row that sees
-    nothing weighs its keys alike, as the explicit path does. Its axes are (batch, length, heads, head_dim)."""
-    query, key, value = (x.swapaxes(1, 2) for x in (query, key, value))
-    return jax.nn.dot_product_attention(query, key, value, bias, mask, scale=scale).swapaxes(1, 2)
+    """A block of queries at a time, without the keys behind its last, where all that is hidden is in the future or
+    more; whether it is, is known as late as the mask."""
+    length = mask.shape[2]
+    if length <= BLOCK or length != mask.shape[3]:
+        return _gathered(query, key, value, mask, scale, bias)
+
+    def in_blocks() -> Array:
+        blocks = []
+        for begin in range(0, length, BLOCK):
+            queries, keys = slice(begin, begin + BLOCK), slice(begin + BLOCK)
+            near = None if bias is None else bias[:, :, queries, keys]
+            given = query[:, :, queries], key[:, :, keys], value[:, :, keys], mask[:, :, queries, keys]
+            blocks.append(_gathered(*given, scale, near))
+        return jnp.concatenate(blocks, axis=2)
+
+    hides_the_future = mask.any(axis=-1).all() & ~jnp.triu(mask, 1).any()
+    context: Array = jax.lax.cond(hides_the_future, in_blocks, lambda: _gathered(query, key, value, mask, scale, bias))
+    return context
+
+
+def _gathered(
+    query: Float[Array, "batch heads queries head_dim"],
+    key: Float[Array, "batch heads keys head_dim"],
+    value: Float[Array, "batch heads keys head_dim"],
+    mask: Bool[Array, "#batch 1 #queries keys"],
+    scale: float,
+    bias: Float[Array, "#batch heads #queries keys"] | None,
+) -> Float[Array, "batch heads queries head_dim"]:
+    """Divided by the sum of their weights once the values are gathered, which are fewer numbers than the weights. A row
+    that sees nothing weighs all keys alike, as in the explicit path."""
+    scores = widened(attention_scores(query, key, scale, None, bias))
+    shown = jnp.where(mask, scores, jnp.finfo(scores.dtype).min / 2)
+    weights = jnp.exp(shown - jax.lax.stop_gradient(shown.max(axis=-1, keepdims=True)))
+    context = jnp.matmul(weights.astype(value.dtype), value, preferred_element_type=scores.dtype)
+    return (context / weights.sum(axis=-1, keepdims=True)).astype(value.dtype)
 
 
 def attention(

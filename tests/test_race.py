@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import io
 import itertools
 import json
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,12 +18,16 @@ from benchmarks.flops import forward_flops
 from benchmarks.race.candidates import BASELINE, CANDIDATES, COMPILED, JAX, NUMPY, TORCH, Candidate
 from benchmarks.race.oracles import conformity, read_task, write_oracle
 from benchmarks.race.race import Conditions
-from benchmarks.race.rounds import Result, heats, orders, run_heat
+from benchmarks.race.report import as_markdown, as_table
+from benchmarks.race.rounds import Result, environment, heats, orders, overridden, run_heat
 from benchmarks.race.standings import standings
 from benchmarks.race.task import WORK, Limit, Task
 from benchmarks.race.workloads import DEFAULT, TRAINED, WORKLOADS, Workload, inputs_of, parameters_of
+from rich.console import Console
 
 from transparity.parameters import parameter_shapes
+
+ROOT = Path(__file__).parents[1]
 
 TINY = [workload for workload in WORKLOADS.values() if workload.name.startswith("tiny")]
 FORWARD = WORKLOADS["tiny-decoder"]
@@ -240,7 +246,8 @@ def result(name: str, kind: str, seconds: float, *, ours: bool = False, heat: in
     """Three rounds of one candidate, noise included: the second round is twice as slow for all."""
     candidate = Candidate(name, (kind,), ("numpy",), "", ours=ours)
     rounds = {(heat, turn): seconds * (2 if turn == 1 else 1) for turn in range(3)}
-    ready = {"work": None, "conformity": {"error": 0.0, "budget": 1.0, "share": 0.0}}
+    told = {"first_seconds": 12.345, "import_seconds": 12.345, "peak_bytes": 2e9}
+    ready = told | {"work": None, "conformity": {"error": 0.0, "budget": 1.0, "share": 0.0}}
     return Result(candidate, FORWARD, heat, ready, rounds)
 
 
@@ -291,6 +298,23 @@ def test_a_training_step_counts_three_forward_passes_and_decoding_reads_every_ma
     assert decode.tokens == 8 * 64
 
 
+def test_a_candidate_is_not_held_to_another_processors_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
+    assert overridden()["OPENBLAS_CORETYPE"] == "Haswell"
+    assert "OPENBLAS_CORETYPE" not in environment(CANDIDATES[0], 1, "cpu")
+
+
+@pytest.mark.parametrize(("width", "quartiles"), [(80, False), (150, True)])
+def test_a_table_has_every_name_and_figure_whole(width: int, quartiles: bool) -> None:
+    results = [result(each.name, each.kinds[0], 0.3123, ours=each.ours) for each in CANDIDATES if not each.is_limit]
+    printed = io.StringIO()
+    Console(file=printed, width=width).print(as_table(FORWARD, standings(results), quartiles=quartiles))
+    text = printed.getvalue()
+    assert "…" not in text
+    assert all(each.name in text for each in CANDIDATES if not each.is_limit)
+    assert max(map(len, text.splitlines())) <= width
+
+
 def test_a_workload_is_what_its_json_says() -> None:
     for workload in WORKLOADS.values():
         assert Workload.from_dict(json.loads(json.dumps(workload.as_dict()))) == workload
@@ -304,3 +328,12 @@ def test_every_workload_has_our_columns_and_a_peer_of_each_kind() -> None:
         assert {TORCH, JAX} <= ours
         assert ours - peers <= ({NUMPY} if workload.kind == "decode" else set())
         assert any(candidate.is_limit for candidate in able)
+
+
+def test_the_figures_of_the_readme_are_those_of_the_race_that_is_kept() -> None:
+    kept = json.loads((ROOT / "benchmarks/results/race.json").read_text())
+    readme = (ROOT / "README.md").read_text()
+    assert as_markdown(kept["standings"]) in readme
+    pictures = re.findall(r"\]\((benchmarks/results/[^)]+\.png)\)", readme)
+    assert pictures
+    assert all((ROOT / picture).stat().st_size > 10_000 for picture in pictures)

@@ -46,9 +46,9 @@ LEGEND = (
     "a training step counts three forward passes. The limit is the fastest matrix product of any library in the "
     "same rounds; of decoding, the fastest pass over memory, and the share is the time to read the weights once for "
     "each token. The ratio is to the best peer of the kind (of all, where the kind has none), round by round: above "
-    "1 is faster. Of budget is the share of the error budget that is used, or whether greedy decoding wrote the "
-    "tokens that float64 writes. First is the first call, compilation included; peak is the most memory held until "
-    "then, the weights as they were given included."
+    "1 is faster. Of budget is the share of the error budget that is used; decoding has to write the same tokens as "
+    "float64, and who cannot hold the weights has its own. First is the first call, compilation included; peak is "
+    "the most memory held until then, the weights as they were given included."
 )
 
 
@@ -161,6 +161,22 @@ def as_json(report: Report, results: Sequence[Result]) -> str:
     )
 
 
+def as_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Our columns beside the best peer of their kind: a table of the `standings` in a race's JSON."""
+    lines = ["| workload | column | ms | of the limit | as fast as the best peer |", "|---|---|--:|--:|:--|"]
+    before = None
+    for row in rows:
+        if row["ours"] and row["seconds"]:
+            name = "" if row["workload"] == before else f"`{row['workload']}`"
+            beside = f"{row['ratio']['middle']:.2f} × {row['best_peer']}" if row["ratio"] else ""
+            share = f"{row['share']['middle']:.0%}".replace("%", " %") if row["share"] else ""
+            lines.append(
+                f"| {name} | {row['candidate']} | {row['seconds']['middle'] * 1e3:,.0f} | {share} | {beside} |"
+            )
+            before = row["workload"]
+    return "\n".join(lines)
+
+
 def as_text(report: Report, width: int) -> Group:
     """The tables, what they mean, and who is absent; without the quartiles, if `width` has no room for them."""
     quartiles = width >= WIDE
@@ -177,7 +193,9 @@ def as_text(report: Report, width: int) -> Group:
 def as_table(workload: Workload, rows: Sequence[Standing], *, quartiles: bool) -> Table:
     """One workload, its kinds one below the other."""
     look: dict[str, Any] = {"box": box.SIMPLE_HEAD, "show_edge": False, "pad_edge": False}
-    table = Table(title=title(workload, rows), title_justify="left", padding=(0, 1, 0, 0), **look)
+    table = Table(
+        title=title(workload, rows), title_justify="left", padding=0 if not quartiles else (0, 1, 0, 0), **look
+    )
     table.add_column("candidate", no_wrap=True)
     for name in HEADING:
         table.add_column(name if quartiles else name.replace(" ", "\n"), justify="right", no_wrap=quartiles)
@@ -224,9 +242,9 @@ def cells(row: Standing, *, quartiles: bool = True) -> list[str]:
         between(row.share, "{:.0%}"),
         between(row.ratio, "{:.2f}"),
         row.conformity,
-        f"{ready['first_seconds']:.2f}",
-        f"{ready['import_seconds']:.2f}",
-        f"{ready['peak_bytes'] / 1e9:.2f}",
+        f"{ready['first_seconds']:.3g}",
+        f"{ready['import_seconds']:.3g}",
+        f"{ready['peak_bytes'] / 1e9:.3g}",
     ]
 
 

@@ -167,12 +167,12 @@ def _conformity(result: Result) -> str:
     if result.candidate.is_limit:
         return ""
     if result.candidate.own_weights:
-        return "own weights"
+        return "own"
     held = (result.ready or {}).get("conformity")
     if held is None:
         return ""
     if result.workload.kind == "decode":
-        return "same tokens" if held["error"] == 0 else "other tokens"
+        return "same" if held["error"] == 0 else "other"
     return f"{held['share']:.0%}"
 
 

@@ -49,6 +49,13 @@ PLANTS = [
         "forward.fast_logits",
     ),
     *in_both(
+        "all-long-masks-causal",
+        "attention",
+        (" and torch.equal(mask, causal_mask(key.shape[2])):", ":"),
+        (" & ~jnp.triu(mask, 1).any()", ""),
+        "attention.long",
+    ),
+    *in_both(
         "mask-polarity",
         "masks",
         ("visible = tokens != pad_id", "visible = tokens == pad_id"),

@@ -17,6 +17,9 @@ from transparity_conformance.evidence import Evidence, Expectation
 from transparity_conformance.oracle import Arrays, Oracle
 from transparity_conformance.probes import Probe, probes, scoped_parameters
 
+LONG = 300
+"""More queries than any column takes at once."""
+
 BATCH, HEADS, QUERIES, KEYS, HEAD_DIM = 8, 3, 7, 9, 8
 HIDDEN = (-math.inf, -1e20, -1e9, -10.0, -1e-20, 0.0)
 """What a hidden score is replaced by: values that hide wholly, partly and not at all."""
@@ -58,6 +61,32 @@ def alone(bench: Bench) -> Iterator[Evidence]:
         weighed = function_oracle("attention.attention_weights", {"scores": scores, "mask": mask}, hidden=hidden)
         result = bench.function("attention.attention_weights")(scores, mask, hidden=hidden)
         yield record.oracle(weighed, "weights", result, "result")
+
+
+@claim(of_reference=True)
+def long(bench: Bench) -> Iterator[Evidence]:
+    """So many queries that the fast paths take them in blocks, with all kinds of masks: it is what the explicit path
+    says."""
+    random = np.random.default_rng(2)
+    shape = (2, 2, LONG, HEAD_DIM)
+    arrays = {name: random.normal(size=shape).astype(np.float32) for name in ("query", "key", "value")}
+    causal = np.broadcast_to(np.tri(LONG, dtype=bool), (2, 1, LONG, LONG))
+    masks = {
+        "the future hidden": causal[:1],
+        "and what lies far behind": causal & ~np.tri(LONG, k=-20, dtype=bool),
+        "and the first three of a row, which see nothing": causal & (np.arange(LONG) >= [[[[3]]], [[[0]]]]),
+        "some of everything": random.random(causal.shape) < 0.7,
+        "nothing hidden": np.ones((2, 1, 1, LONG), bool),
+    }
+    for name, mask in masks.items():
+        oracle = Oracle(functools.partial(_explicitly, mask), arrays)
+        result = bench.function("attention.attention")(*arrays.values(), mask, scale=0.7, hidden=-math.inf)
+        yield bench.evidence("attention.long", name).oracle(oracle, "context", result)
+
+
+def _explicitly(mask: np.ndarray, arrays: Arrays, tap: Tap) -> None:
+    attention = backend(REFERENCE).function("attention.attention", dtype=arrays["query"].dtype.name)
+    attention(*arrays.values(), mask, scale=0.7, hidden=-math.inf, tap=tap)
 
 
 @claim()

@@ -12,6 +12,7 @@ from benchmarks.race.candidates import CANDIDATES, KEPT_HEAP, Candidate, with_en
 from benchmarks.race.page import write_page
 from benchmarks.race.race import Conditions, race, steps
 from benchmarks.race.report import as_json, as_text, report_of
+from benchmarks.race.rounds import Result
 from benchmarks.race.standings import standings
 from benchmarks.race.workloads import DEFAULT, WORKLOADS, Workload
 from rich.console import Console
@@ -45,18 +46,20 @@ def main(
 def run(
     workloads: list[Workload], candidates: list[Candidate], conditions: Conditions, output: Path, *, quiet: bool = False
 ) -> None:
-    """The race with a progress bar, then its reports."""
+    """The race with a progress bar. Its reports are written after each workload, of those so far, for all take hours."""
     console = Console(quiet=quiet)
+    output.mkdir(parents=True, exist_ok=True)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    results: list[Result] = []
     with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console) as progress:
         bar = progress.add_task("", total=steps(workloads, candidates, conditions))
-        results = race(
-            workloads, candidates, conditions, lambda step: progress.update(bar, description=step, advance=1)
-        )
-    report = report_of(standings(results), workloads, candidates, conditions)
-    output.mkdir(parents=True, exist_ok=True)
-    (output / "race.json").write_text(as_json(report, results))
-    write_page(output, report)
+        for number, workload in enumerate(workloads, 1):
+            results += race(
+                [workload], candidates, conditions, lambda step: progress.update(bar, description=step, advance=1)
+            )
+            report = report_of(standings(results), workloads[:number], candidates, conditions)
+            (output / "race.json").write_text(as_json(report, results))
+            write_page(output, report)
     console.print(as_text(report, console.width))
     console.print(f"Written: {output / 'race.json'}, {output / 'race.html'}")
 

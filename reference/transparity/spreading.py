@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 from numpy import ndarray as Array
-from threadpoolctl import ThreadpoolController
 
 _ALONE = Lock()
 """Keeps a second caller from taking the first one's limit for how it was before."""
@@ -49,5 +48,7 @@ def _one_core_a_product() -> AbstractContextManager[Any]:
 
 
 @functools.cache
-def _libraries() -> ThreadpoolController:
+def _libraries() -> Any:
+    from threadpoolctl import ThreadpoolController  # which takes a tenth of the time that all else here takes to import
+
     return ThreadpoolController()

@@ -8,7 +8,7 @@ from torch import nn
 
 from transparity.presets import PRESETS
 from transparity_conformance.probes import probes
-from transparity_pytorch.packing import PackedLinear, can_be_packed
+from transparity_pytorch.packing import LearningLinear, PackedLinear, can_be_packed, learning
 from transparity_pytorch.port import build
 
 
@@ -37,15 +37,30 @@ def test_its_parameters_are_the_models_own() -> None:
     assert all(packed[name] is parameter for name, parameter in own.items())
 
 
-@pytest.mark.parametrize(("dtype", "mode"), [("float64", "eager"), ("float16", "eager"), ("float32", "compile")])
-def test_what_cannot_be_packed_or_is_compiled_stays_as_it_is(dtype: str, mode: str) -> None:
+@pytest.mark.parametrize("dtype", ["float64", "float16"])
+def test_what_cannot_be_packed_stays_as_it_is(dtype: str) -> None:
     probe = probes("notes-lm")["mixed"]
-    forward = build(probe.config, probe.parameters, dtype=dtype, mode=mode)
+    forward = build(probe.config, probe.parameters, dtype=dtype)
     assert linears(forward.fastest) == {nn.Linear}
+    assert forward._by_onednn(forward.model, learning) is forward.model
 
 
-def test_what_is_looked_into_and_what_learns_is_not_packed() -> None:
+def test_what_is_looked_into_is_not_packed() -> None:
     probe = probes("notes-lm")["mixed"]
     forward = build(probe.config, probe.parameters)
     forward.logits(**probe.inputs)
     assert linears(forward.model) == {nn.Linear}
+
+
+def test_what_learns_by_onednn_has_the_models_own_parameters() -> None:
+    """Its gradients are held to the oracle by the claims about them, which ask for them as anybody does."""
+    probe = probes("translation")["mixed"]
+    forward = build(probe.config, probe.parameters)
+    if not can_be_packed(forward.model.token_embedding.weight.dtype, "cpu"):
+        pytest.skip("oneDNN is not there")
+    model = forward._by_onednn(forward.model, learning)
+    assert linears(model) == {LearningLinear}
+    assert linears(forward.model) == {nn.Linear}
+    own, others = (dict(each.named_parameters()) for each in (forward.model, model))
+    assert own.keys() == others.keys()
+    assert all(others[name] is parameter for name, parameter in own.items())

@@ -46,7 +46,7 @@ def main(
 def run(
     workloads: list[Workload], candidates: list[Candidate], conditions: Conditions, output: Path, *, quiet: bool = False
 ) -> None:
-    """The race with a progress bar. Its reports are written after each workload, of those so far, for all take hours."""
+    """The race with a progress bar. Its reports are written after each workload, for all of them take hours."""
     console = Console(quiet=quiet)
     output.mkdir(parents=True, exist_ok=True)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()

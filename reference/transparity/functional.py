@@ -26,7 +26,7 @@ def linear(
 ) -> Inexact[Array, "*batch features_out"]:
     """x Wᵀ + b; `bias` may be absent. The whole batch is one product, and what it gives is added to where it lies."""
     rows, weight = x.reshape(-1, x.shape[-1]), parameters["weight"]
-    product = rows @ weight.T if len(rows) > FEW else (weight @ rows.T).T
+    product = rows @ weight.T if len(rows) > FEW else np.ascontiguousarray((weight @ rows.T).T)
     if "bias" in parameters:
         product = _in_place(np.add, product, parameters["bias"])
     return product.reshape(*x.shape[:-1], -1)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+
 import numpy as np
 import pytest
 from torch import nn
@@ -64,3 +67,16 @@ def test_what_learns_by_onednn_has_the_models_own_parameters() -> None:
     own, others = (dict(each.named_parameters()) for each in (forward.model, model))
     assert own.keys() == others.keys()
     assert all(others[name] is parameter for name, parameter in own.items())
+
+
+def test_what_is_compiled_outlives_a_module_that_is_imported_anew() -> None:
+    probe = probes("notes-lm")["mixed"]
+    forward = build(probe.config, probe.parameters, mode="compile")
+    before = sys.modules.pop("transparity_pytorch.packing")
+    try:
+        importlib.import_module("transparity_pytorch.packing")
+        logits = np.asarray(forward.logits(**probe.inputs))
+    finally:
+        sys.modules["transparity_pytorch.packing"] = before
+    budget = probe.oracle.budget("logits", "float32")
+    np.testing.assert_allclose(logits, probe.oracle.expected["logits"], rtol=0, atol=budget)

@@ -86,7 +86,7 @@ class PackedLinear(nn.Linear):
         self, x: Float[Tensor, "*batch features_in"], activation: str = "none"
     ) -> Float[Tensor, "*batch features_out"]:
         if torch.compiler.is_compiling():
-            compiled: Tensor = _operator(x, self.weight, self.bias, activation)
+            compiled: Tensor = torch.ops.transparity.packed_linear(x, self.weight, self.bias, activation)
             return compiled
         return multiplied(x, self.packed, self.bias, activation)
 
@@ -105,7 +105,10 @@ class PackedFeedForward(FeedForward):
         return tap("output", self.down(tap("hidden", self.up(x, "relu"))))
 
 
-_PACKED: WeakValueDictionary[int, PackedLinear] = WeakValueDictionary()
+_KEPT = vars(torch.ops.transparity)
+"""PyTorch's namespace of the operator below. What is kept there outlives this module, which may be imported anew."""
+
+_PACKED: WeakValueDictionary[int, PackedLinear] = _KEPT.setdefault("packed", WeakValueDictionary())
 """By where the weight lies. The compiler does not know tensors that are packed, but it knows their weights."""
 
 
@@ -117,14 +120,15 @@ def _packed_linear_shape(x: Tensor, weight: Tensor, bias: Tensor | None, activat
     return x.new_empty(*x.shape[:-1], len(weight))
 
 
-_operator = torch.library.custom_op(
-    "transparity::packed_linear",
-    _packed_linear,
-    mutates_args=(),
-    device_types="cpu",
-    schema="(Tensor x, Tensor weight, Tensor? bias, str activation) -> Tensor",
-)
-_operator.register_fake(_packed_linear_shape)
+if "operator" not in _KEPT:
+    _KEPT["operator"] = torch.library.custom_op(
+        "transparity::packed_linear",
+        _packed_linear,
+        mutates_args=(),
+        device_types="cpu",
+        schema="(Tensor x, Tensor weight, Tensor? bias, str activation) -> Tensor",
+    )
+    _KEPT["operator"].register_fake(_packed_linear_shape)
 
 
 def packed(module: nn.Module) -> nn.Module:

@@ -27,13 +27,17 @@ def can_be_packed(dtype: torch.dtype, device: str) -> bool:
     return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-class LearningLinear(nn.Linear):
-    """x Wᵀ + b of another `nn.Linear`, with gradients: it holds the same parameters."""
+class _SameLinear(nn.Linear):
+    """Another `nn.Linear`, to be multiplied otherwise: it holds the same parameters."""
 
     def __init__(self, linear: nn.Linear) -> None:
         nn.Module.__init__(self)
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight, self.bias = linear.weight, linear.bias
+
+
+class LearningLinear(_SameLinear):
+    """x Wᵀ + b, with gradients."""
 
     def forward(self, x: Float[Tensor, "*batch features_in"]) -> Float[Tensor, "*batch features_out"]:
         product: Tensor = _Product.apply(x, self.weight, self.bias)  # type: ignore[no-untyped-call]
@@ -71,14 +75,11 @@ def multiplied(
     return product
 
 
-class PackedLinear(nn.Linear):
-    """x Wᵀ + b of another `nn.Linear`, for inference: it holds the same parameters, and the weight once more, in the
-    order in which it is read."""
+class PackedLinear(_SameLinear):
+    """x Wᵀ + b, for inference: it holds the weight once more, in the order in which it is read."""
 
     def __init__(self, linear: nn.Linear) -> None:
-        nn.Module.__init__(self)
-        self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.weight, self.bias = linear.weight, linear.bias
+        super().__init__(linear)
         self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), ROWS)
         _PACKED[self.weight.data_ptr()] = self
 

@@ -192,10 +192,9 @@ def as_text(report: Report, width: int) -> Group:
 
 def as_table(workload: Workload, rows: Sequence[Standing], *, quartiles: bool) -> Table:
     """One workload, its kinds one below the other."""
-    look: dict[str, Any] = {"box": box.SIMPLE_HEAD, "show_edge": False, "pad_edge": False}
-    table = Table(
-        title=title(workload, rows), title_justify="left", padding=0 if not quartiles else (0, 1, 0, 0), **look
-    )
+    table = Table(title=title(workload, rows), box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.title_justify = "left"
+    table.padding = (0, int(quartiles), 0, 0)
     table.add_column("candidate", no_wrap=True)
     for name in HEADING:
         table.add_column(name if quartiles else name.replace(" ", "\n"), justify="right", no_wrap=quartiles)

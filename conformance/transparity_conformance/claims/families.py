@@ -14,7 +14,7 @@ from transparity_conformance.evidence import Evidence
 from transparity_conformance.oracle import forward_oracle
 from transparity_conformance.probes import Probe, probes_of
 
-FEW = ("llama", "qwen", "gemma", "gpt-j", "t5", "bart", "bert", "roberta", "bloom")
+FEW = ("llama", "qwen", "gemma", "gpt-j", "t5", "bart", "bert", "roberta", "modern-bert", "bloom")
 """Where every model is compiled, these are tried: together they have all parts that no preset has."""
 
 

@@ -91,13 +91,13 @@ def mutants(file: str, text: str) -> Iterator[Mutant]:
 
 
 def mutate(node: ast.AST, variant: int) -> bool:
-    """Make `node` wrong in its `variant`-th way; False if it has none."""
+    """Make `node` wrong in its `variant`-th way; False if it has none. A `device` is left: there may be but one."""
     match node:
         case ast.BinOp(op=op) if variant == 0 and type(op) in OPERATORS:
             node.op = OPERATORS[type(op)]()
         case ast.Compare(ops=[op]) if variant == 0 and type(op) in COMPARISONS:
             node.ops = [COMPARISONS[type(op)]()]
-        case ast.UnaryOp() if variant == 0:
+        case ast.UnaryOp(operand=operand) if variant == 0 and not isinstance(operand, ast.Constant):
             node.op = ast.UAdd()
         case ast.IfExp() if variant == 0:
             node.body, node.orelse = node.orelse, node.body
@@ -115,9 +115,9 @@ def mutate(node: ast.AST, variant: int) -> bool:
             isinstance(second, ast.Starred) or ast.unparse(node.func).rpartition(".")[2] in COMMUTATIVE
         ):
             node.args = [second, first, *rest]
-        case ast.Call(keywords=[_, *_]) if variant == 1:
-            node.keywords = node.keywords[1:]
-        case ast.Call(keywords=[_, _, *_]) if variant == 2:
+        case ast.Call(keywords=[first, *rest]) if variant == 1 and first.arg != "device":
+            node.keywords = rest
+        case ast.Call(keywords=[_, *_, last]) if variant == 2 and last.arg != "device":
             node.keywords = node.keywords[:-1]
         case ast.Return(value=ast.BinOp(left=left)) if variant == 0:
             node.value = left

@@ -272,7 +272,9 @@ class FlaxBackend:
 
         def on_arrays(*arrays: Any, **named: Any) -> Any:
             with x64_for(dtype):
-                result = function(*(_placed(array, dtype, _device(device)) for array in arrays), **named)
+                given = [_placed(array, dtype, _device(device)) for array in arrays]
+                keywords = {name: _placed(array, dtype, _device(device)) for name, array in named.items()}
+                result = function(*given, **keywords)
                 return tuple(map(_array, result)) if isinstance(result, tuple) else _array(result)
 
         return on_arrays

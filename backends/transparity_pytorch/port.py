@@ -226,7 +226,9 @@ class PytorchBackend:
         function, torch_dtype = _named(name), self._dtype(dtype)
 
         def on_arrays(*arrays: Any, **named: Any) -> Any:
-            result = function(*(_tensor(array, torch_dtype, device) for array in arrays), **named)
+            given = [_tensor(array, torch_dtype, device) for array in arrays]
+            keywords = {name: _tensor(array, torch_dtype, device) for name, array in named.items()}
+            result = function(*given, **keywords)
             return tuple(map(_array, result)) if isinstance(result, tuple) else _array(result)
 
         return on_arrays

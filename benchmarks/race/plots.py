@@ -109,9 +109,7 @@ def growth(points: Sequence[tuple[Workload, list[Standing]]], curve: str) -> Fig
         axes.plot(sizes, times, marker=mark, ms=5, color=COLOURS[kind], label=name, **style)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
-    axes.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False))
+    _plain_numbers(axes)
     axes.set_xlabel(GROWN_BY[curve])
     axes.set_ylabel("ms")
     axes.grid(which="major", color=FAINT)
@@ -150,6 +148,7 @@ def roofline(report: Report) -> Figure | None:
         axes.plot([], [], "s", color=COLOURS[kind], label=f"ours: {kind}", ls="")
     axes.set_xscale("log")
     axes.set_yscale("log")
+    _plain_numbers(axes)
     axes.set_xlabel("FLOPs for each byte of weights that has to be read")
     axes.set_ylabel("GFLOP/s")
     axes.grid(which="major", color=FAINT)
@@ -184,6 +183,13 @@ def _canvas(height: float) -> tuple[Figure, Axes]:
 def _plain(axes: Axes) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(labelsize=8)
+
+
+def _plain_numbers(axes: Axes) -> None:
+    """On logarithmic axes 400, not 4 × 10²; between the powers where there is room."""
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False))
 
 
 def _style(row: Standing) -> dict[str, Any]:

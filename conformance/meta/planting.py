@@ -17,10 +17,10 @@ import transparity_conformance.claims.independent
 import transparity_conformance.claims.layers
 import transparity_conformance.claims.loss
 import transparity_conformance.claims.normalization
+import transparity_conformance.claims.optimization
 import transparity_conformance.oracle
 from transparity.backend import Backend
 from transparity_conformance.backends import REFERENCE, backend
-from transparity_conformance.probes import probes
 
 REFERENCE_COLUMN = "transparity"
 
@@ -95,6 +95,16 @@ def as_reference(build: Backend) -> Iterator[None]:
             stack.enter_context(patch.object(asker, "backend", found))
         wrong = sys.modules[f"{REFERENCE_COLUMN}.transformer"].transformer
         stack.enter_context(patch.object(transparity_conformance.oracle, "transformer", wrong))
-        stack.callback(probes.cache_clear)  # probes keep what an oracle has said
-        probes.cache_clear()
+        trained = sys.modules[f"{REFERENCE_COLUMN}.optimization"].train
+        stack.enter_context(patch.object(claims.optimization, "train", trained))
+        stack.callback(_forget)
+        _forget()
         yield
+
+
+def _forget() -> None:
+    """What the suite keeps of what an oracle has said."""
+    for name in [name for name in sys.modules if name.startswith("transparity_conformance")]:
+        for kept in vars(sys.modules[name]).values():
+            if callable(forget := getattr(kept, "cache_clear", None)):
+                forget()

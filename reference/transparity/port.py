@@ -182,7 +182,8 @@ class NumpyBackend:
         function = _named(name)
 
         def on_arrays(*arrays: Any, **named: Any) -> Any:
-            return function(*(_in_dtype(array, dtype) for array in arrays), **named)
+            keywords = {name: _in_dtype(array, dtype) for name, array in named.items()}
+            return function(*(_in_dtype(array, dtype) for array in arrays), **keywords)
 
         return functools.wraps(function)(on_arrays)
 

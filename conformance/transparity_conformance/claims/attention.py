@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -78,15 +79,24 @@ def long(bench: Bench) -> Iterator[Evidence]:
         "some of everything": random.random(causal.shape) < 0.7,
         "nothing hidden": np.ones((2, 1, 1, LONG), bool),
     }
-    for name, mask in masks.items():
-        oracle = Oracle(functools.partial(_explicitly, mask), arrays)
-        result = bench.function("attention.attention")(*arrays.values(), mask, scale=0.7, hidden=-math.inf)
+    bias = {"bias": random.normal(size=(1, 2, LONG, LONG)).astype(np.float32)}
+    cases = [(name, mask, arrays) for name, mask in masks.items()]
+    for name, mask, given in [*cases, ("the future hidden, and a bias", masks["the future hidden"], arrays | bias)]:
+        oracle = Oracle(functools.partial(_explicitly, mask), given)
+        result = _attended(bench.function("attention.attention"), mask, given)
         yield bench.evidence("attention.long", name).oracle(oracle, "context", result)
 
 
 def _explicitly(mask: np.ndarray, arrays: Arrays, tap: Tap) -> None:
-    attention = backend(REFERENCE).function("attention.attention", dtype=arrays["query"].dtype.name)
-    attention(*arrays.values(), mask, scale=0.7, hidden=-math.inf, tap=tap)
+    _attended(
+        backend(REFERENCE).function("attention.attention", dtype=arrays["query"].dtype.name), mask, arrays, tap=tap
+    )
+
+
+def _attended(attention: Callable[..., Any], mask: np.ndarray, arrays: Arrays, **named: Any) -> Any:
+    query, key, value = (arrays[name] for name in ("query", "key", "value"))
+    named |= {"scale": 0.7, "hidden": -math.inf, "bias": arrays.get("bias")}
+    return attention(query, key, value, mask, **named)
 
 
 @claim()

@@ -24,6 +24,9 @@ from transparity_conformance.requests import Request
 
 ROWS, NEW, LONGEST = 3, 6, 4
 
+ENDINGS = (1.0, 5.0)
+"""Added to the logit of the end token: some continuations end early; all at once."""
+
 WAYS = ("translation", "notes-lm", "walkthrough")
 """What searching and filling up depend on is not how a preset computes, but: whether it can have a cache, whether it
 reads a source, and whether it has an end."""
@@ -153,6 +156,7 @@ SAMPLINGS = {
     "top_k 4": Sampling(top_k=4),
     "top_k 1": Sampling(top_k=1),
     "top_p 0.6": Sampling(top_p=0.6),
+    "top_p 0.5": Sampling(top_p=0.5),
     "temperature 2, top_k 6, top_p 0.8": Sampling(2.0, 6, 0.8),
 }
 
@@ -175,6 +179,8 @@ def drawable(bench: Bench) -> Iterator[Evidence]:
     """What temperature, top-k and top-p leave of the logits, in this order; of equals the lower token stays."""
     logits = (2 * np.random.default_rng(6).normal(size=(60, 13))).astype(np.float32)
     logits[:9] = np.round(logits[:9])  # ties
+    logits[9] = -np.inf
+    logits[9, [2, 5]] = 0  # the first of two that are as likely has all of a `top_p` of a half
     for name, sampling in SAMPLINGS.items():
         expected = np.array([_drawable(row, sampling) for row in logits.astype(float).tolist()])
         result = as_numbers(bench.function("generation.drawable")(logits, sampling))
@@ -227,15 +233,17 @@ def sampling_by_every_option(bench: Bench) -> Iterator[Evidence]:
         yield bench.evidence("generation.sampling_by_every_option", name).exactly("tokens", tokens, truth)
 
 
-def _beams(bench: Bench, claim: str, cases: Iterable[str]) -> Iterator[Evidence]:
+def _beams(bench: Bench, claim: str, cases: Iterable[str], ending: float = 0.0) -> Iterator[Evidence]:
     for case in cases:
         config, parameters, prompt, source = prompted(case)
+        if ending:
+            parameters["head.bias"][config.eos_id] += ending
         forward, reference = bench.forward(config, parameters), backend(REFERENCE)(config, parameters)
         greedy = forward.generate(prompt, NEW, source=source)
         yield bench.evidence(claim, case).exactly(
             "one beam is greedy", forward.beam_search(prompt, NEW, 1, source=source)[0], greedy
         )
-        for beams, power in ((3, 0.0), (3, 0.8)):
+        for beams, power in ((3, 0.0), (3, 0.8), (3, 3.0)):
             tokens, scores = forward.beam_search(prompt, NEW, beams, length_penalty=power, source=source)
             truth, expected = reference.beam_search(prompt, NEW, beams, length_penalty=power, source=source)
             record = bench.evidence(claim, case)
@@ -249,3 +257,5 @@ def _beams(bench: Bench, claim: str, cases: Iterable[str]) -> Iterator[Evidence]
 def beam_search(bench: Bench) -> Iterator[Evidence]:
     """The best continuation that a few beams find is the same, token for token, and so is its score."""
     yield from _beams(bench, "generation.beam_search", WAYS)
+    for ending in ENDINGS:
+        yield from _beams(bench, "generation.beam_search", ["translation"], ending)

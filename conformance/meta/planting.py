@@ -11,14 +11,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
-import transparity_conformance.bench
-import transparity_conformance.claims.generation
-import transparity_conformance.claims.independent
-import transparity_conformance.claims.layers
-import transparity_conformance.claims.loss
-import transparity_conformance.claims.normalization
-import transparity_conformance.claims.optimization
-import transparity_conformance.oracle
 from transparity.backend import Backend
 from transparity_conformance.backends import REFERENCE, backend
 
@@ -83,28 +75,33 @@ def planted(column: str, file: str, source: str) -> Iterator[Backend]:
 
 @contextmanager
 def as_reference(build: Backend) -> Iterator[None]:
-    """While it is entered, `build` is the reference that every oracle asks."""
+    """While it is entered, `build` is the reference of the whole suite: the backend that every oracle asks, and
+    whatever the suite took from the column's modules by itself."""
 
     def found(name: str) -> Backend:
         return build if name == REFERENCE else backend(name)
 
-    claims = transparity_conformance.claims
-    askers = [transparity_conformance.bench, claims.generation, claims.independent, claims.layers, claims.loss]
     with ExitStack() as stack:
-        for asker in (*askers, claims.normalization):
-            stack.enter_context(patch.object(asker, "backend", found))
-        wrong = sys.modules[f"{REFERENCE_COLUMN}.transformer"].transformer
-        stack.enter_context(patch.object(transparity_conformance.oracle, "transformer", wrong))
-        trained = sys.modules[f"{REFERENCE_COLUMN}.optimization"].train
-        stack.enter_context(patch.object(claims.optimization, "train", trained))
+        for module in _suite():
+            for name, value in list(vars(module).items()):
+                if value is backend:
+                    stack.enter_context(patch.object(module, name, found))
+                elif _belongs(REFERENCE_COLUMN, home := getattr(value, "__module__", None) or ""):
+                    stack.enter_context(
+                        patch.object(module, name, getattr(importlib.import_module(home), value.__name__))
+                    )
         stack.callback(_forget)
         _forget()
         yield
 
 
+def _suite() -> list[types.ModuleType]:
+    return [module for name, module in sys.modules.items() if name.startswith("transparity_conformance")]
+
+
 def _forget() -> None:
     """What the suite keeps of what an oracle has said."""
-    for name in [name for name in sys.modules if name.startswith("transparity_conformance")]:
-        for kept in vars(sys.modules[name]).values():
+    for module in _suite():
+        for kept in vars(module).values():
             if callable(forget := getattr(kept, "cache_clear", None)):
                 forget()

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 from jax import Array
@@ -27,7 +28,7 @@ def clip_by_global_norm(gradients: Mapping[str, Array], max_norm: float) -> dict
 
 def train(
     model: Transformer, batches: Sequence[Mapping[str, Array]], training: Training
-) -> tuple[list[float], dict[str, Array]]:
+) -> tuple[list[float], dict[str, np.ndarray]]:
     """One step for each batch (`targets` and tokens): the losses before each, and what the parameters have become.
 
     A batch norm normalises by the batch; its running statistics stay.
@@ -36,14 +37,19 @@ def train(
     parameters, statistics = states
     # A table, for the schedule is Python's: what is traced cannot be compared by it.
     rates = jnp.array([training.rate(step, model.config.embed_dim) for step in range(1, len(batches) + 1)])
-    parameters = jax.tree.map(jnp.copy, parameters)  # the model keeps its own: what a step is given is used up
-    # On the parameters' device, as it will be after a step: else the step would be compiled for both.
+    # On the parameters' devices, as it will be after a step: else the step would be compiled for both.
     home = jax.tree.leaves(parameters)[0].sharding
-    state, losses = jax.device_put(_optimizer(training, rates).init(parameters), home), []
+    (parameters, state), losses = jax.device_put(_start(training, rates, parameters), home), []
     for batch in batches:
         loss, parameters, state = _step(graph, training, rates, parameters, statistics, state, batch)
         losses.append(loss)
-    return [float(loss) for loss in losses], named(parameters)
+    return [float(loss) for loss in losses], named(jax.device_get(parameters))  # NumPy transposes without a copy
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _start(training: Training, rates: Float[Array, " steps"], parameters: State) -> tuple[State, optax.OptState]:
+    # Copied: the model keeps its own, and what a step is given is used up.
+    return jax.tree.map(jnp.copy, parameters), _optimizer(training, rates).init(parameters)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=(3, 5))

@@ -3,8 +3,10 @@
     python conformance/meta/mutate.py transparity_pytorch
 
 Each mutant changes one operator, number, comparison, name or argument of one of the files that every column has,
-and is killed by the first claim that fails (drawn configurations come last). The survivors are printed: each is a
-mutant that means the same, or a hole.
+and is killed by the first claim that fails: those about the file are asked first, then all, then those about the file
+in every dtype, and drawn configurations last. The survivors are printed: each is a hole, or a mutant that computes
+the same. Those that were read and found to compute the same stand in `equivalents.toml`, with the reason, and are
+counted apart.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ import json
 import random
 import sys
 import time
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,12 +57,22 @@ TWINS |= {
     "running_mean": "running_var",
 }
 
-ABOUT = {"positions": "families", "head": "families", "transformer": "forward", "rounding": "precision"}
+ABOUT = {"head": "families", "transformer": "forward", "rounding": "precision"}
 ABOUT |= {"cache": "decoding", "beams": "generation"}
 """The topic of the claims about a file, where it is not called as the file is: those are asked first."""
 
-COMMUTATIVE = {"transpose", "swapaxes", "max", "min", "maximum", "minimum", "promote_types"}
-"""Calls that mean the same with their arguments exchanged: such a mutant is none."""
+COMMUTATIVE = {"transpose", "swapaxes", "max", "min", "maximum", "minimum", "clip", "equal", "array_equal"}
+COMMUTATIVE |= {"promote_types", "result_type"}
+"""Calls that mean the same with their first arguments exchanged: such a mutant is none."""
+
+
+EQUIVALENTS = Path(__file__).with_name("equivalents.toml")
+
+
+def equivalents(column: str) -> dict[tuple[str, str], str]:
+    """Why what a line becomes computes the same, by the file and by what it becomes."""
+    known = tomllib.loads(EQUIVALENTS.read_text())["equivalent"]
+    return {(it["file"], line): it["why"] for it in known if it["column"] == column for line in it["becomes"]}
 
 
 @dataclass(frozen=True)
@@ -69,14 +82,17 @@ class Mutant:
     file: str
     line: int
     change: str
+    becomes: str
+    """The line as it is then, in Python's own layout."""
     source: str
 
 
 def mutants(file: str, text: str) -> Iterator[Mutant]:
     """Every mutant of a file, in the order of its lines."""
     tree = ast.parse(text)
-    annotated = [node.annotation for node in ast.walk(tree) if isinstance(node, ast.AnnAssign)]
-    unread = {id(node) for annotation in annotated for node in ast.walk(annotation)}
+    right = ast.unparse(tree).splitlines()
+    annotated = [node for node in ast.walk(tree) if isinstance(node, ast.AnnAssign)]
+    unread = {id(node) for of in annotated for node in ast.walk(of if of.value is None else of.annotation)}
     for index, node in enumerate(ast.walk(tree)):
         for variant in range(4):
             if id(node) in unread or not mutate(copy.copy(node), variant):
@@ -87,7 +103,10 @@ def mutants(file: str, text: str) -> Iterator[Mutant]:
             ast.fix_missing_locations(changed)
             line = getattr(node, "lineno", 0)
             if _is_code(tree, line) and (after := _shown(target)) != before:
-                yield Mutant(file, line, f"{before}  →  {after}", ast.unparse(changed))
+                source = ast.unparse(changed)
+                wrong = [new for old, new in zip(right, source.splitlines(), strict=False) if old != new]
+                if wrong:
+                    yield Mutant(file, line, f"{before}  →  {after}", wrong[0].strip(), source)
 
 
 def mutate(node: ast.AST, variant: int) -> bool:
@@ -145,15 +164,13 @@ def _is_code(tree: ast.Module, line: int) -> bool:
 
 def killer(column: str, mutant: Mutant, *, quick: bool) -> str | None:
     """The first claim that notices, or None; of the `quick` ones alone."""
+    claims = {name: claim for name, claim in all_claims().items() if not claim.needs or column == REFERENCE_COLUMN}
+    near = f"{ABOUT.get(mutant.file, mutant.file)}."
     names = sorted(
-        (
-            name
-            for name, claim in all_claims().items()
-            if not (claim.needs and column != REFERENCE_COLUMN) and not (quick and not claim.quick)
-        ),
+        claims,
         key=lambda name: (
-            not name.startswith(f"{ABOUT.get(mutant.file, mutant.file)}."),
-            not all_claims()[name].quick,
+            not name.startswith(near),
+            not claims[name].quick,
             name.startswith(("documents.printed", "metamorphic")),
         ),
     )
@@ -163,14 +180,27 @@ def killer(column: str, mutant: Mutant, *, quick: bool) -> str | None:
             if column == REFERENCE_COLUMN:
                 stack.enter_context(as_reference(build))
                 subjects.append(backend("pytorch"))  # which is right: what disagrees with it is the mutant
-            for name in names if quick else (*names, DRAWN):
-                for subject in subjects:
-                    of_it = name == DRAWN or all_claims()[name].of_reference or subject.name != "numpy"
-                    if of_it and not (name == DRAWN and subject.name == "numpy") and caught(name, subject):
-                        return name
+            for name, subject, dtype in _questions(names, subjects, near, quick=quick):
+                if caught(name, subject, dtype):
+                    return f"{name} ({dtype})" if dtype else name
     except Exception as error:  # noqa: BLE001 - a mutant that cannot even be imported is noticed by everybody
         return f"import: {type(error).__name__}"
     return None
+
+
+def _questions(
+    names: Sequence[str], subjects: Sequence[Backend], near: str, *, quick: bool
+) -> Iterator[tuple[str, Backend, str | None]]:
+    """What is asked, of whom and in which dtype (None: the usual one)."""
+    claims = all_claims()
+    asked = [(name, it) for name in names for it in subjects if claims[name].of_reference or it.name != "numpy"]
+    yield from ((name, it, None) for name, it in asked if claims[name].quick or not quick)
+    if quick:
+        return
+    for name, it in asked:
+        if name.startswith(near):
+            yield from ((name, it, dtype) for dtype in claims[name].dtypes if dtype in it.dtypes)
+    yield from ((DRAWN, it, None) for it in subjects if it.name != "numpy")
 
 
 def main() -> None:
@@ -183,7 +213,10 @@ def main() -> None:
     options = parser.parse_args()
     console, killed, survivors, started = Console(), 0, [], time.monotonic()
     texts = {file: (column_path(options.column) / f"{file}.py").read_text() for file in options.files}
-    chosen = [mutant for file, text in texts.items() for mutant in mutants(file, text)]
+    drawn = [mutant for file, text in texts.items() for mutant in mutants(file, text)]
+    same = equivalents(options.column)
+    chosen = [mutant for mutant in drawn if (mutant.file, mutant.becomes) not in same]
+    left_out = len(drawn) - len(chosen)
     if options.sample and options.sample < len(chosen):
         chosen = random.Random(0).sample(chosen, options.sample)
     for mutant in chosen:
@@ -197,6 +230,7 @@ def main() -> None:
             options.json.write_text(json.dumps(report, indent=2, ensure_ascii=False))
     total = killed + len(survivors)
     console.print(f"{options.column}: {killed} of {total} mutants killed ({killed / total:.1%})")
+    console.print(f"Of {len(drawn)} in all, {left_out} compute the same and were not asked ({EQUIVALENTS.name}).")
 
 
 if __name__ == "__main__":

@@ -514,6 +514,7 @@ PLANTS = [
         "positions",
         ("slowed = frequencies / config.rotary_factor", "slowed = frequencies * config.rotary_factor"),
         None,
+        "positions.rotary_frequencies",
         FAMILIES,
     ),
     *in_both(
@@ -542,10 +543,19 @@ PLANTS = [
         "positions",
         ("* (distances > 0) if both", "* (distances < 0) if both"),
         None,
+        "positions.relative_buckets",
         FAMILIES,
     ),
+    *in_both(
+        "relative-buckets-unbounded",
+        "positions",
+        ("torch.arange(1, buckets - exact,", "torch.arange(1, buckets + exact,"),
+        ("np.arange(1, buckets - exact)", "np.arange(1, buckets + exact)"),
+        "positions.relative_buckets",
+    ),
     *in_both("alibi-sign", "positions", ("bias=-slopes", "bias=slopes"), None, FAMILIES),
-    *in_both("alibi-slopes", "positions", ("-4 / below", "-8 / below"), None, FAMILIES),
+    *in_both("alibi-powers", "positions", ("below = 2 ** int", "below = 2 * int"), None, "positions.alibi_slopes"),
+    *in_both("alibi-slopes", "positions", ("-4 / below", "-8 / below"), None, "positions.alibi_slopes", FAMILIES),
     *in_both(
         "rms-eps",
         "normalization",

@@ -21,15 +21,16 @@ from transparity_conformance.test_drawn import EXAMPLES, drawn_evidence
 DRAWN = "drawn.configurations"
 
 
-def caught(name: str, build: Backend) -> bool:
-    """Whether the claim `name` fails for `build`, by its evidence or by an error.
+def caught(name: str, build: Backend, dtype: str | None = None) -> bool:
+    """Whether the claim `name` fails for `build`, by its evidence or by an error: in float32 where it is made in it.
 
     Uncompiled: what is planted is read anew, and compiled anew it would take a minute.
     """
     if name == DRAWN:
         return drawn_catches(build)
     claim = all_claims()[name]
-    dtype = "float32" if "float32" in claim.dtypes and build.name != "numpy" else claim.dtypes[0]
+    if dtype is None:
+        dtype = "float32" if "float32" in claim.dtypes and build.name != "numpy" else claim.dtypes[0]
     try:
         with build.pinned():
             return not all(item.agrees for item in claim.check(Bench(Subject(build.name, dtype), build)))

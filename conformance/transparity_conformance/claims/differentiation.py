@@ -22,10 +22,10 @@ from transparity_conformance.probes import mixed_inputs, probe_parameters
 @functools.cache
 def derivatives(case: str) -> tuple[Derivatives, Arrays]:
     """Of a preset, or another case, with few layers, and its parameters; `batch` is a model in training that normalises
-    by the batch."""
-    layers = 2 if case == "notes-lm" else 1
+    by the batch, `unread` one whose encoder nobody reads, for there are no layers to: its gradients are zero."""
+    layers = {"notes-lm": 2, "unread": 0}.get(case, 1)
     training = case == "batch"
-    config = CASES[case] if case in CASES else preset("translation" if training else case).resized()
+    config = CASES[case] if case in CASES else preset("translation" if case in ("batch", "unread") else case).resized()
     config = dataclasses.replace(config, num_encoder_layers=1, num_decoder_layers=layers)
     config = dataclasses.replace(config, norm="batch") if training else config
     parameters = probe_parameters(config, 6)
@@ -56,8 +56,11 @@ def gradients_of_a_model(bench: Bench) -> Iterator[Evidence]:
 
 @claim(dtypes=("float64",), quick=())
 def gradients_of_every_preset(bench: Bench) -> Iterator[Evidence]:
-    """The same of every preset, to the last digits, and of a model in training that normalises by the batch."""
-    yield from _gradients(bench, "differentiation.gradients_of_every_preset", [*PRESETS, "batch"])
+    """The same of every preset, to the last digits, and where parameters are hard to reach.
+
+    That is: a model in training that normalises by the batch, and one without decoder layers.
+    """
+    yield from _gradients(bench, "differentiation.gradients_of_every_preset", [*PRESETS, "batch", "unread"])
 
 
 @claim(dtypes=("float64",), quick=())

@@ -74,7 +74,7 @@ def batch_statistics(bench: Bench) -> Iterator[Evidence]:
 
 @claim()
 def batch_training(bench: Bench) -> Iterator[Evidence]:
-    """BatchNorm by the batch, and its running statistics after each of several training batches."""
+    """BatchNorm by running statistics before it is trained, then by the batch, and those after each of several."""
     config = preset("translation").resized(embed_dim=EMBED_DIM)
     config = type(config)(**(config.as_dict() | {"norm": "batch"}))
     parameters = scoped_parameters(probe_parameters(config, 6), "encoder.layers.0.self_attention_norm")
@@ -84,6 +84,7 @@ def batch_training(bench: Bench) -> Iterator[Evidence]:
         dtype = arrays["weight"].dtype.name
         state = {name: arrays[name] for name in parameters}
         norm = backend(REFERENCE).module("normalization.Norm", config, state, dtype=dtype)
+        tap("before", norm(arrays["batch 0"]))
         norm.train()
         for name in batches:
             tap(name, norm(arrays[name]))
@@ -92,8 +93,9 @@ def batch_training(bench: Bench) -> Iterator[Evidence]:
 
     oracle = Oracle(run, parameters | batches)
     norm = bench.module("normalization.Norm", config, parameters)
-    norm.train()
     record = bench.evidence("normalization.batch_training", "four batches")
+    yield record.oracle(oracle, "before", norm(batches["batch 0"]))
+    norm.train()
     for name, batch in batches.items():
         yield record.oracle(oracle, name, norm(batch))
         for statistic in ("running_mean", "running_var"):
@@ -105,7 +107,8 @@ def batch_training_of_a_model(bench: Bench) -> Iterator[Evidence]:
     """A whole model in training: every tap, and the running statistics of every norm after two batches."""
     for norm_position in ("pre", "post"):
         config = preset("translation").resized()
-        changes = {"norm": "batch", "norm_position": norm_position, "final_norm": True, "memory_norm": True}
+        changes = {"norm": "batch", "norm_position": norm_position}
+        changes |= dict.fromkeys(("embedding_norm", "final_norm", "memory_norm"), True)
         config = TransformerConfig(**(config.as_dict() | changes))
         parameters, batches = probe_parameters(config, 6), [mixed_inputs(config, seed) for seed in (0, 1)]
         oracle = Oracle(functools.partial(_train, backend(REFERENCE), config, batches), parameters)

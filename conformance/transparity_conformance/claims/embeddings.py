@@ -13,7 +13,7 @@ from transparity_conformance.evidence import Evidence
 
 @claim(dtypes=("float32",), of_reference=True)
 def sinusoidal(bench: Bench) -> Iterator[Evidence]:
-    """Sines and cosines are interleaved, each angle computed by itself (document 003), in float64 for every dtype."""
+    """Sines and cosines, interleaved (document 003) or apart, each angle by itself, in float64 for every dtype."""
     table = bench.function("embeddings.sinusoidal_positions")
     for length, size in ((1, 2), (101, 6), (11, 24)):
         angles = [[position / 10_000 ** (i // 2 * 2 / size) for i in range(size)] for position in range(length)]
@@ -22,3 +22,5 @@ def sinusoidal(bench: Bench) -> Iterator[Evidence]:
         budget = RULES["float64"].floor * epsilon("float64") * length
         record = bench.evidence("embeddings.sinusoidal", f"{length}×{size}")
         yield record.within("positions", table(length, size), truth, budget)
+        halves = [row[::2] + row[1::2] for row in truth]
+        yield record.within("sines, then cosines", table(length, size, 10_000.0, "halves"), halves, budget)

@@ -34,10 +34,11 @@ Chunks = list[tuple[int, ...]]
 
 @functools.cache
 def model(case: str) -> tuple[TransformerConfig, Arrays, Arrays, Oracle]:
-    """A preset, or another case, with few layers: its configuration, parameters, a batch, and what the full pass says
-    of it."""
-    config = CASES[case] if case in CASES else preset(case).resized()
+    """A preset, `unpadded` (one without padding) or another case, with few layers: its configuration, parameters, a
+    batch, and what the full pass says of it."""
+    config = CASES[case] if case in CASES else preset("translation" if case == "unpadded" else case).resized()
     config = dataclasses.replace(config, num_encoder_layers=1, num_decoder_layers=2)
+    config = dataclasses.replace(config, pad_id=None) if case == "unpadded" else config
     parameters, inputs = probe_parameters(config), mixed_inputs(config, 0, LENGTH, LENGTH)
     return config, parameters, inputs, forward_oracle(config, parameters, inputs)
 
@@ -133,10 +134,10 @@ def ragged_rows(bench: Bench) -> Iterator[Evidence]:
 
 @claim(dtypes=("float32",), of_reference=True, quick=())
 def every_split_of_every_preset(bench: Bench) -> Iterator[Evidence]:
-    """The same of every preset, by every split of a sequence into chunks, and with rows that go on by different
-    lengths."""
+    """The same of every preset and without padding, by every split of a sequence into chunks, and with rows that go on
+    by different lengths."""
     ways = [*splits(LENGTH, ROWS), *ragged(LENGTH, ROWS)]
-    yield from _cached(bench, "decoding.every_split_of_every_preset", PRESETS, ways)
+    yield from _cached(bench, "decoding.every_split_of_every_preset", [*PRESETS, "unpadded"], ways)
 
 
 @claim(dtypes=("float32",), quick=())

@@ -199,6 +199,9 @@ def _ragged(bench: Bench, claim: str, cases: Iterable[str]) -> Iterator[Evidence
             prompt, lengths = random.integers(3, config.vocab_size, (ROWS, 3)), np.array([1, 3, 2])
             uniforms = random.random((ROWS, NEW))
             forward, record = bench.forward(config, parameters), bench.evidence(claim, case)
+            filled_up = np.where(np.arange(prompt.shape[1]) < lengths[:, None], prompt, config.filling_id)
+            nothing_new = forward.generate(prompt, 0, lengths=lengths, source=source)
+            yield record.exactly("nothing new", nothing_new, filled_up)
             for how, draws in (("greedy", None), ("drawn", uniforms)):
                 together = forward.generate(prompt, NEW, lengths=lengths, source=source, uniforms=draws)
                 for row, length in enumerate(lengths):

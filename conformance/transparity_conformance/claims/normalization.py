@@ -107,8 +107,8 @@ def batch_training_of_a_model(bench: Bench) -> Iterator[Evidence]:
     """A whole model in training: every tap, and the running statistics of every norm after two batches."""
     for norm_position in ("pre", "post"):
         config = preset("translation").resized()
-        changes = {"norm": "batch", "norm_position": norm_position}
-        changes |= dict.fromkeys(("embedding_norm", "final_norm", "memory_norm"), True)
+        changes = {"norm": "batch", "norm_position": norm_position, "final_norm": True, "memory_norm": True}
+        changes["embedding_norm"] = norm_position == "pre"
         config = TransformerConfig(**(config.as_dict() | changes))
         parameters, batches = probe_parameters(config, 6), [mixed_inputs(config, seed) for seed in (0, 1)]
         oracle = Oracle(functools.partial(_train, backend(REFERENCE), config, batches), parameters)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -48,8 +47,8 @@ def dump(model: nnx.Module) -> dict[str, np.ndarray]:
     return {name: to_numpy(value) for name, value in named(nnx.state(model)).items()}
 
 
-def named(state: State) -> dict[str, jax.Array]:
-    """What `state` holds, parameters or their gradients, under the specification's names and in its orientation."""
+def named(state: State) -> dict[str, Any]:
+    """What `state` holds, JAX's arrays or NumPy's, under the specification's names and in its orientation."""
     arrays = {path: variable.get_value() for path, variable in nnx.to_flat_state(state)}
     return {_name(path): value.T if path[-1] == "kernel" else value for path, value in arrays.items()}
 

@@ -246,7 +246,7 @@ def _beams(bench: Bench, claim: str, cases: Iterable[str], ending: float = 0.0) 
         yield bench.evidence(claim, case).exactly(
             "one beam is greedy", forward.beam_search(prompt, NEW, 1, source=source)[0], greedy
         )
-        for beams, power in ((2, 0.0), (3, 0.8), (3, 3.0)):
+        for beams, power in ((2, 0.0), (3, 0.0), (3, 0.8), (3, 3.0)):
             tokens, scores = forward.beam_search(prompt, NEW, beams, length_penalty=power, source=source)
             truth, expected = reference.beam_search(prompt, NEW, beams, length_penalty=power, source=source)
             record = bench.evidence(claim, case)

@@ -16,7 +16,7 @@ from transparity_conformance.claims import claim
 from transparity_conformance.evidence import Evidence
 
 FEW_ULPS = RULES["float64"].floor * epsilon("float64")
-"""What float64 can promise of a power, relative to it."""
+"""What float64 can promise of a power that is at most 1."""
 
 
 @claim(dtypes=("float32",), of_reference=True)

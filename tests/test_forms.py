@@ -1,0 +1,28 @@
+"""What a port shows inside a sublayer may be ours in another form, and only if one map leads there."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from transparity_conformance.forms import is_another_form
+
+TAP = "decoder.layers.0.self_attention.key"
+
+
+def test_only_one_map_for_every_position_is_another_form() -> None:
+    random = np.random.default_rng(0)
+    ours = random.normal(size=(2, 1, 9, 4))
+    theirs = ours @ random.normal(size=(4, 4)) + random.normal(size=4)
+    assert is_another_form(TAP, [(theirs, ours)], 1e-9)
+    theirs[1, 0, 3, 2] += 1e-3
+    assert not is_another_form(TAP, [(theirs, ours)], 1e-9)
+
+
+@pytest.mark.parametrize("side", [0, 1])
+@pytest.mark.parametrize("wild", [np.inf, np.nan])
+def test_nothing_that_is_not_finite_is_another_form(side: int, wild: float) -> None:
+    pair = np.random.default_rng(0).normal(size=(2, 2, 1, 9, 4))
+    assert is_another_form(TAP, [(pair[0], pair[0])], 1e-9)
+    pair[side, 0, 0, 0, 0] = wild
+    assert not is_another_form(TAP, [(pair[0], pair[1])], 1e-9)

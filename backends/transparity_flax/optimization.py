@@ -29,7 +29,7 @@ def clip_by_global_norm(gradients: Mapping[str, Array], max_norm: float) -> dict
 def train(
     model: Transformer, batches: Sequence[Mapping[str, Array]], training: Training
 ) -> tuple[list[float], dict[str, np.ndarray]]:
-    """One step for each batch (`targets` and tokens): the losses before each, and what the parameters have become.
+    """One step for each batch (`targets` and tokens): the losses before each, and what the learned parameters become.
 
     A batch norm normalises by the batch; its running statistics stay.
     """

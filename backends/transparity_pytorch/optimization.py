@@ -25,7 +25,7 @@ def clip_by_global_norm(gradients: Mapping[str, Tensor], max_norm: float) -> dic
 def train(
     model: Transformer, batches: Sequence[Mapping[str, Tensor]], training: Training
 ) -> tuple[list[float], dict[str, Tensor]]:
-    """One step for each batch (`targets` and tokens): the losses before each, and what the parameters have become.
+    """One step for each batch (`targets` and tokens): the losses before each, and what the learned parameters become.
 
     A batch norm normalises by the batch; its running statistics stay.
     """

@@ -75,8 +75,7 @@ def oracle_of(config: TransformerConfig, name: str, how: Optimizing | None = Non
         losses, parameters = made(config, arrays, batches(config), TRAININGS[name])
         tap("losses", np.array(losses))
         for parameter, value in parameters.items():
-            if is_learned(parameter):
-                tap(parameter, value)
+            tap(parameter, value)
 
     return Oracle(run, probe_parameters(config, 6), neighbours=2)
 

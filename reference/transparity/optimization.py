@@ -10,6 +10,7 @@ from numpy import ndarray as Array
 
 from transparity.config import TransformerConfig
 from transparity.differentiation import loss_and_gradients
+from transparity.parameters import is_learned
 from transparity.training import Training
 
 Parameters = Mapping[str, Array]
@@ -25,7 +26,7 @@ def clip_by_global_norm(gradients: Parameters, max_norm: float) -> dict[str, Arr
 def train(
     config: TransformerConfig, parameters: Parameters, batches: Sequence[Mapping[str, Array]], training: Training
 ) -> tuple[list[float], dict[str, Array]]:
-    """One step for each batch (`targets` and tokens): the losses before each, and what the parameters have become.
+    """One step for each batch (`targets` and tokens): the losses before each, and what the learned parameters become.
 
     A batch norm normalises by the batch; its running statistics stay.
     """
@@ -51,4 +52,4 @@ def train(
             decay = training.weight_decay if training.optimizer == "adamw" else 0.0
             kept = parameters[name] * of_dtype(1 - rate * decay)
             parameters[name] = kept - of_dtype(rate) * mean / (deviation + of_dtype(training.eps))
-    return losses, parameters
+    return losses, {name: value for name, value in parameters.items() if is_learned(name)}

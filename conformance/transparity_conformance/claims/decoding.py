@@ -28,17 +28,19 @@ LENGTH = 5
 ULPS = 2
 """By so many units in the last place of the largest logit a cached error may exceed that of the full pass."""
 
+UNPADDED = {"unpadded": dataclasses.replace(preset("translation").resized(), pad_id=None)}
+"""A model without a padding token."""
+
 Chunks = list[tuple[int, ...]]
 """How many tokens each row goes on by, step for step."""
 
 
 @functools.cache
 def model(case: str) -> tuple[TransformerConfig, Arrays, Arrays, Oracle]:
-    """A preset, `unpadded` (one without padding) or another case, with few layers: its configuration, parameters, a
-    batch, and what the full pass says of it."""
-    config = CASES[case] if case in CASES else preset("translation" if case == "unpadded" else case).resized()
+    """A preset or another case, with few layers: its configuration, parameters, a batch, and what the full pass says of
+    it."""
+    config = (CASES | UNPADDED).get(case) or preset(case).resized()
     config = dataclasses.replace(config, num_encoder_layers=1, num_decoder_layers=2)
-    config = dataclasses.replace(config, pad_id=None) if case == "unpadded" else config
     parameters, inputs = probe_parameters(config), mixed_inputs(config, 0, LENGTH, LENGTH)
     return config, parameters, inputs, forward_oracle(config, parameters, inputs)
 
@@ -137,7 +139,7 @@ def every_split_of_every_preset(bench: Bench) -> Iterator[Evidence]:
     """The same of every preset and without padding, by every split of a sequence into chunks, and with rows that go on
     by different lengths."""
     ways = [*splits(LENGTH, ROWS), *ragged(LENGTH, ROWS)]
-    yield from _cached(bench, "decoding.every_split_of_every_preset", [*PRESETS, "unpadded"], ways)
+    yield from _cached(bench, "decoding.every_split_of_every_preset", [*PRESETS, *UNPADDED], ways)
 
 
 @claim(dtypes=("float32",), quick=())

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from transparity.config import TransformerConfig
 from transparity.presets import PRESETS, preset
 from transparity_conformance.bench import Bench
 from transparity_conformance.cases import CASES
@@ -18,18 +19,24 @@ from transparity_conformance.evidence import Evidence
 from transparity_conformance.oracle import Arrays
 from transparity_conformance.probes import mixed_inputs, probe_parameters
 
+_TRANSLATION, _NOTES = preset("translation").resized(), preset("notes-lm").resized()
+
+HARD_TO_REACH: dict[str, TransformerConfig] = {
+    "batch": dataclasses.replace(_TRANSLATION, norm="batch"),
+    "batch-decoder": dataclasses.replace(_NOTES, norm="batch"),
+    "unread": dataclasses.replace(_TRANSLATION, num_decoder_layers=0),
+}
+"""Models in training that normalise by the batch, and one whose encoder no layer reads: its gradients are zero."""
+
 
 @functools.cache
 def derivatives(case: str) -> tuple[Derivatives, Arrays]:
-    """Of a preset, or another case, with few layers, and its parameters; `batch` is a model in training that normalises
-    by the batch, `unread` one whose encoder nobody reads, for there are no layers to: its gradients are zero."""
-    layers = {"notes-lm": 2, "unread": 0}.get(case, 1)
-    training = case == "batch"
-    config = CASES[case] if case in CASES else preset("translation" if case in ("batch", "unread") else case).resized()
+    """Of a preset, or another case, with few layers, and its parameters."""
+    config = (CASES | HARD_TO_REACH).get(case) or preset(case).resized()
+    layers = min(config.num_decoder_layers, 2 if case == "notes-lm" else 1)
     config = dataclasses.replace(config, num_encoder_layers=1, num_decoder_layers=layers)
-    config = dataclasses.replace(config, norm="batch") if training else config
     parameters = probe_parameters(config, 6)
-    return Derivatives(config, parameters, mixed_inputs(config), training=training), parameters
+    return Derivatives(config, parameters, mixed_inputs(config), training=config.norm == "batch"), parameters
 
 
 def gradients_agree(bench: Bench, claim: str, case: str, ours: Derivatives, parameters: Arrays) -> Iterator[Evidence]:
@@ -58,9 +65,9 @@ def gradients_of_a_model(bench: Bench) -> Iterator[Evidence]:
 def gradients_of_every_preset(bench: Bench) -> Iterator[Evidence]:
     """The same of every preset, to the last digits, and where parameters are hard to reach.
 
-    That is: a model in training that normalises by the batch, and one without decoder layers.
+    That is: models in training that normalise by the batch, and one without decoder layers.
     """
-    yield from _gradients(bench, "differentiation.gradients_of_every_preset", [*PRESETS, "batch", "unread"])
+    yield from _gradients(bench, "differentiation.gradients_of_every_preset", [*PRESETS, *HARD_TO_REACH])
 
 
 @claim(dtypes=("float64",), quick=())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Iterable, Iterator
 
@@ -36,6 +37,7 @@ TRAININGS = {
 CONFIG = preset("notes-lm").resized(
     embed_dim=4, num_heads=2, feed_forward_dim=2, num_decoder_layers=1, target_vocab_size=6, max_length=4
 )
+CONFIGS = {"": CONFIG, ", normalised by the batch": dataclasses.replace(CONFIG, norm="batch")}
 
 
 @functools.cache
@@ -46,22 +48,24 @@ def batches(config: TransformerConfig) -> tuple[Arrays, ...]:
 
 
 @functools.cache
-def oracle_of(name: str) -> Oracle:
+def oracle_of(name: str, model: str) -> Oracle:
+    config = CONFIGS[model]
+
     def run(arrays: Arrays, tap: Tap) -> None:
-        losses, parameters = train(CONFIG, arrays, batches(CONFIG), TRAININGS[name])
+        losses, parameters = train(config, arrays, batches(config), TRAININGS[name])
         tap("losses", np.array(losses))
         for parameter, value in parameters.items():
             tap(parameter, value)
 
-    return Oracle(run, probe_parameters(CONFIG, 6))
+    return Oracle(run, probe_parameters(config, 6))
 
 
-def _steps(bench: Bench, claim: str, names: Iterable[str]) -> Iterator[Evidence]:
-    for name in names:
-        oracle, record = oracle_of(name), bench.evidence(claim, name)
-        model = bench.forward(CONFIG, probe_parameters(CONFIG, 6))
-        losses, parameters = model.train(batches(CONFIG), TRAININGS[name])
-        yield record.exactly("every parameter", sorted(parameters) == sorted(oracle.arrays), True)
+def _steps(bench: Bench, claim: str, cases: Iterable[tuple[str, str]]) -> Iterator[Evidence]:
+    for name, model in cases:
+        config, oracle, record = CONFIGS[model], oracle_of(name, model), bench.evidence(claim, name + model)
+        forward = bench.forward(config, probe_parameters(config, 6))
+        losses, parameters = forward.train(batches(config), TRAININGS[name])
+        yield record.exactly("every parameter", sorted([*parameters, "losses"]) == sorted(oracle.expected), True)
         for where, actual in {"losses": np.array(losses), **parameters}.items():
             yield record.oracle(oracle, where, actual)
 
@@ -69,10 +73,11 @@ def _steps(bench: Bench, claim: str, names: Iterable[str]) -> Iterator[Evidence]
 @claim(dtypes=WIDE, quick=("float32",))
 def ten_steps(bench: Bench) -> Iterator[Evidence]:
     """Ten steps of AdamW, clipped and warmed up: the losses, and what the parameters have become."""
-    yield from _steps(bench, "optimization.ten_steps", ["adamw, clipped and warmed up"])
+    yield from _steps(bench, "optimization.ten_steps", [("adamw, clipped and warmed up", "")])
 
 
 @claim(dtypes=WIDE, quick=())
 def ten_steps_of_every_optimizer(bench: Bench) -> Iterator[Evidence]:
-    """The same of SGD, Adam and AdamW, with and without."""
-    yield from _steps(bench, "optimization.ten_steps_of_every_optimizer", TRAININGS)
+    """The same of SGD, Adam and AdamW, with and without; and of a model that normalises by the batch."""
+    cases = [*((name, "") for name in TRAININGS), ("sgd", ", normalised by the batch")]
+    yield from _steps(bench, "optimization.ten_steps_of_every_optimizer", cases)

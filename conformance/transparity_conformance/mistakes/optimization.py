@@ -11,6 +11,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.differentiation import loss_and_gradients
 from transparity.optimization import clip_by_global_norm
+from transparity.parameters import is_learned
 from transparity.training import Training
 from transparity_conformance.oracle import Arrays
 
@@ -115,7 +116,7 @@ def trained(
             # Where eps is left out, what no gradient reaches is divided by 0; a port would leave it as it is.
             moved = np.divide(first[name] / corrections[0], root, out=np.zeros_like(root), where=root != 0)
             parameters[name] = kept - rate * moved
-    return losses, parameters
+    return losses, {name: value for name, value in parameters.items() if is_learned(name)}
 
 
 def _root(second: np.ndarray, correction: float, eps: float, where: str) -> np.ndarray:

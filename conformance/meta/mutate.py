@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import copy
 import json
 import random
 import sys
@@ -93,20 +92,17 @@ def mutants(file: str, text: str) -> Iterator[Mutant]:
     right = ast.unparse(tree).splitlines()
     annotated = [node for node in ast.walk(tree) if isinstance(node, ast.AnnAssign)]
     unread = {id(node) for of in annotated for node in ast.walk(of if of.value is None else of.annotation)}
-    for index, node in enumerate(ast.walk(tree)):
-        for variant in range(4):
-            if id(node) in unread or not mutate(copy.copy(node), variant):
+    not_code = _not_code(tree)
+    for node in [node for node in ast.walk(tree) if id(node) not in unread]:
+        line, before, fields = getattr(node, "lineno", 0), _shown(node), dict(vars(node))
+        for variant in range(4 if line and line not in not_code else 0):
+            if not mutate(node, variant):
                 continue
-            before, changed = _shown(node), copy.deepcopy(tree)
-            target = next(found for position, found in enumerate(ast.walk(changed)) if position == index)
-            mutate(target, variant)
-            ast.fix_missing_locations(changed)
-            line = getattr(node, "lineno", 0)
-            if _is_code(tree, line) and (after := _shown(target)) != before:
-                source = ast.unparse(changed)
-                wrong = [new for old, new in zip(right, source.splitlines(), strict=False) if old != new]
-                if wrong:
-                    yield Mutant(file, line, f"{before}  →  {after}", wrong[0].strip(), source)
+            after, source = _shown(node), ast.unparse(ast.fix_missing_locations(tree))
+            vars(node).update(fields)  # as it was: what is wrong stands in fields of its own
+            wrong = [new for old, new in zip(right, source.splitlines(), strict=False) if old != new]
+            if after != before and wrong:
+                yield Mutant(file, line, f"{before}  →  {after}", wrong[0].strip(), source)
 
 
 def mutate(node: ast.AST, variant: int) -> bool:
@@ -152,14 +148,15 @@ def _shown(node: ast.AST) -> str:
         return ""
 
 
-def _is_code(tree: ast.Module, line: int) -> bool:
-    """Whether a line is what runs: not an import, not an annotation or a default of a signature, not an assertion."""
+def _not_code(tree: ast.Module) -> set[int]:
+    """The lines that are not what runs: an import, an annotation or a default of a signature, an assertion."""
+    lines: set[int] = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import | ast.ImportFrom | ast.Assert) and node.lineno <= line <= (node.end_lineno or 0):
-            return False
-        if isinstance(node, ast.FunctionDef) and node.lineno <= line < node.body[0].lineno:
-            return False
-    return line > 0
+        if isinstance(node, ast.Import | ast.ImportFrom | ast.Assert):
+            lines.update(range(node.lineno, (node.end_lineno or 0) + 1))
+        if isinstance(node, ast.FunctionDef):
+            lines.update(range(node.lineno, node.body[0].lineno))
+    return lines
 
 
 def killer(column: str, mutant: Mutant, *, quick: bool) -> str | None:

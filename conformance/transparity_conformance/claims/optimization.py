@@ -57,7 +57,7 @@ def oracle_of(name: str, model: str) -> Oracle:
         for parameter, value in parameters.items():
             tap(parameter, value)
 
-    return Oracle(run, probe_parameters(config, 6))
+    return Oracle(run, probe_parameters(config, 6), neighbours=2)
 
 
 def _steps(bench: Bench, claim: str, cases: Iterable[tuple[str, str]]) -> Iterator[Evidence]:

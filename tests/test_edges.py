@@ -17,6 +17,7 @@ from transparity.parameters import initialize_parameters
 from transparity.sampling import Sampling
 from transparity.training import Training
 from transparity_conformance.bench import as_numbers
+from transparity_conformance.budgets import epsilon
 
 LOWEST = 2.0**-24
 """The smallest number of float16 above zero."""
@@ -100,12 +101,13 @@ def test_a_loss_of_many_tokens_is_finite_in_half_precision(backend: Backend) -> 
     loss = backend.function("loss.cross_entropy", dtype="float16")
     logits = np.zeros((8, 1024, 3))
     logits[..., 0] = 10
-    assert float(loss(logits, np.ones((8, 1024), int), None)) == pytest.approx(10, rel=1e-2)
+    expected = np.log(np.exp(10) + 2)
+    assert abs(float(loss(logits, np.ones((8, 1024), int), None)) - expected) <= expected * epsilon("float16")
 
 
 def test_a_cap_beyond_half_precision_caps_nothing(backend: Backend) -> None:
     capped = backend.function("head.capped", dtype="float16")
-    assert as_numbers(capped(np.array([0.0, 1.0, -300.0]), 1e5)).tolist() == pytest.approx([0, 1, -300], rel=1e-2)
+    assert as_numbers(capped(np.array([0.0, 1.0, -300.0]), 1e5)).tolist() == [0, 1, -300]
 
 
 def test_a_batch_norm_without_variance_is_finite_in_half_precision(backend: Backend) -> None:

@@ -27,8 +27,10 @@ for case, name, axis in [("translation", "mixed", 0), ("notes-lm", "mixed", 0), 
         logits, expected = forward.logits(**inputs), reference.logits(**inputs)
         assert len(logits.sharding.device_set) == devices, (case, logits.sharding)
         targets = next(reversed(inputs.values()))
-        assert abs(forward.loss(targets, **inputs) - reference.loss(targets, **inputs)) < 1e-4
-        np.testing.assert_allclose(logits, expected, rtol=0, atol=probe.oracle.budget("logits", "float32"))
+        budget = probe.oracle.budget("logits", "float32")
+        np.testing.assert_allclose(logits, expected, rtol=0, atol=budget)
+        # A loss changes by at most twice what its logits change by.
+        assert abs(forward.loss(targets, **inputs) - reference.loss(targets, **inputs)) <= 2 * budget
 """
 
 

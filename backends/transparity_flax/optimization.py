@@ -19,10 +19,10 @@ from transparity_flax.parameters import State, named
 from transparity_flax.transformer import Transformer
 
 
-def clip_by_global_norm(gradients: Mapping[str, Array], max_norm: float) -> dict[str, Array]:
+def clip_by_global_norm(gradients: State, max_norm: float) -> State:
     """The gradients, all scaled by one factor if together they are longer than `max_norm` (Pascanu et al. 2013)."""
     clip = optax.clip_by_global_norm(max_norm)
-    clipped, _ = clip.update(dict(gradients), clip.init(dict(gradients)))
+    clipped, _ = clip.update(gradients, clip.init(gradients))
     return clipped
 
 
@@ -66,6 +66,8 @@ def _step(
         return loss_of(nnx.merge(graph, parameters, statistics, copy=True), **batch)
 
     loss, gradients = jax.value_and_grad(loss_at)(parameters)
+    if training.max_norm is not None:
+        gradients = clip_by_global_norm(gradients, training.max_norm)
     updates, state = _optimizer(training, rates).update(gradients, state, parameters)
     return loss, optax.apply_updates(parameters, updates), state
 
@@ -75,11 +77,8 @@ def _optimizer(training: Training, rates: Float[Array, " steps"]) -> optax.Gradi
         return rates[count]
 
     (beta1, beta2), eps = training.betas, training.eps
-    optimizer = {
+    return {
         "sgd": lambda: optax.sgd(rate, momentum=training.momentum),
         "adam": lambda: optax.adam(rate, beta1, beta2, eps),
         "adamw": lambda: optax.adamw(rate, beta1, beta2, eps, weight_decay=training.weight_decay),
     }[training.optimizer]()
-    if training.max_norm is None:
-        return optimizer
-    return optax.chain(optax.clip_by_global_norm(training.max_norm), optimizer)

@@ -341,10 +341,7 @@ PLANTS = [
         "clipping-per-tensor",
         "optimization",
         ("get_total_norm(gradients.values())", "get_total_norm(next(iter(gradients.values())))"),
-        (
-            "optax.chain(optax.clip_by_global_norm(training.max_norm), optimizer)",
-            "optax.chain(optax.clip_by_block_rms(training.max_norm), optimizer)",
-        ),
+        ("optax.clip_by_global_norm(max_norm)", "optax.clip_by_block_rms(max_norm)"),
         "optimization.ten_steps",
     ),
     *in_both(
@@ -473,6 +470,13 @@ PLANTS = [
         ("value.to(dtype).to(value.dtype)", "value"),
         ("jax.lax.reduce_precision(value, limits.nexp, limits.nmant)", "value"),
         "precision.activations_are_rounded",
+    ),
+    *in_both(
+        "small-numbers-are-zeros",
+        "rounding",
+        ("value.to(dtype).to(value.dtype)", "torch.where(value.abs() < 6e-5, 0, value).to(dtype).to(value.dtype)"),
+        ("jnp.round(value / smallest) * smallest", "jnp.round(value * smallest) * smallest"),
+        "precision.the_smallest_numbers",
     ),
     *in_both(
         "rounded-to-too-few-bits",

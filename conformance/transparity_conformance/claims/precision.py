@@ -85,3 +85,19 @@ def activations_are_rounded(bench: Bench) -> Iterator[Evidence]:
             for name, value in forward(**probe.inputs).items():
                 numbers = as_numbers(value)
                 yield record.exactly(name, numbers, rounded(numbers, half))
+
+
+@claim(dtypes=("float32",), quick=())
+def the_smallest_numbers(bench: Bench) -> Iterator[Evidence]:
+    """Values below the smallest normal number of float16 are held as whole multiples of its smallest, not as zeros."""
+    probe, subject = probes("notes-lm")["mixed"], bench.subject
+    least = float(np.finfo(np.float16).smallest_normal)
+    parameters = {
+        name: value * np.float32(least / 8) if ".value." in name else value for name, value in probe.parameters.items()
+    }
+    oracle = forward_oracle(probe.config, parameters, probe.inputs)
+    where = {"dtype": subject.dtype, "device": subject.device, "mode": subject.mode}
+    taps = bench.backend(probe.config, parameters, **where, activations="float16")(**probe.inputs)
+    record = bench.evidence("precision.the_smallest_numbers", "values near float16's smallest")
+    for name, expected in oracle.expected.items():
+        yield record.within(name, taps.get(name, np.empty(0)), expected, oracle.budget(name, "float32:float16"))

@@ -37,7 +37,9 @@ TRAININGS = {
 CONFIG = preset("notes-lm").resized(
     embed_dim=4, num_heads=2, feed_forward_dim=2, num_decoder_layers=1, target_vocab_size=6, max_length=4
 )
-CONFIGS = {"": CONFIG, ", normalised by the batch": dataclasses.replace(CONFIG, norm="batch")}
+
+CASES = {name: (CONFIG, training) for name, training in TRAININGS.items()}
+CASES["sgd, normalised by the batch"] = (dataclasses.replace(CONFIG, norm="batch"), TRAININGS["sgd"])
 
 
 @functools.cache
@@ -48,11 +50,11 @@ def batches(config: TransformerConfig) -> tuple[Arrays, ...]:
 
 
 @functools.cache
-def oracle_of(name: str, model: str) -> Oracle:
-    config = CONFIGS[model]
+def oracle_of(case: str) -> Oracle:
+    config, training = CASES[case]
 
     def run(arrays: Arrays, tap: Tap) -> None:
-        losses, parameters = train(config, arrays, batches(config), TRAININGS[name])
+        losses, parameters = train(config, arrays, batches(config), training)
         tap("losses", np.array(losses))
         for parameter, value in parameters.items():
             tap(parameter, value)
@@ -60,11 +62,11 @@ def oracle_of(name: str, model: str) -> Oracle:
     return Oracle(run, probe_parameters(config, 6), neighbours=2)
 
 
-def _steps(bench: Bench, claim: str, cases: Iterable[tuple[str, str]]) -> Iterator[Evidence]:
-    for name, model in cases:
-        config, oracle, record = CONFIGS[model], oracle_of(name, model), bench.evidence(claim, name + model)
-        forward = bench.forward(config, probe_parameters(config, 6))
-        losses, parameters = forward.train(batches(config), TRAININGS[name])
+def _steps(bench: Bench, claim: str, cases: Iterable[str]) -> Iterator[Evidence]:
+    for case in cases:
+        (config, training), oracle, record = CASES[case], oracle_of(case), bench.evidence(claim, case)
+        model = bench.forward(config, probe_parameters(config, 6))
+        losses, parameters = model.train(batches(config), training)
         yield record.exactly("every parameter", sorted([*parameters, "losses"]) == sorted(oracle.expected), True)
         for where, actual in {"losses": np.array(losses), **parameters}.items():
             yield record.oracle(oracle, where, actual)
@@ -73,11 +75,10 @@ def _steps(bench: Bench, claim: str, cases: Iterable[tuple[str, str]]) -> Iterat
 @claim(dtypes=WIDE, quick=("float32",))
 def ten_steps(bench: Bench) -> Iterator[Evidence]:
     """Ten steps of AdamW, clipped and warmed up: the losses, and what the parameters have become."""
-    yield from _steps(bench, "optimization.ten_steps", [("adamw, clipped and warmed up", "")])
+    yield from _steps(bench, "optimization.ten_steps", ["adamw, clipped and warmed up"])
 
 
 @claim(dtypes=WIDE, quick=())
 def ten_steps_of_every_optimizer(bench: Bench) -> Iterator[Evidence]:
     """The same of SGD, Adam and AdamW, with and without; and of a model that normalises by the batch."""
-    cases = [*((name, "") for name in TRAININGS), ("sgd", ", normalised by the batch")]
-    yield from _steps(bench, "optimization.ten_steps_of_every_optimizer", cases)
+    yield from _steps(bench, "optimization.ten_steps_of_every_optimizer", CASES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -39,7 +40,7 @@ def load(model: nnx.Module, parameters: Mapping[str, np.ndarray], dtype: Any) ->
         value = value.T if path[-1] == "kernel" else value
         if value.shape != own:
             raise ParameterError(f"{name}: {value.shape} cannot take the place of the model's own {own}")
-        variable.set_value(jnp.asarray(value, dtype))
+        variable.set_value(jax.device_put(rounded(value, dtype)))
 
 
 def dump(model: nnx.Module) -> dict[str, np.ndarray]:
@@ -51,6 +52,12 @@ def named(state: State) -> dict[str, Any]:
     """What `state` holds, JAX's arrays or NumPy's, under the specification's names and in its orientation."""
     arrays = {path: variable.get_value() for path, variable in nnx.to_flat_state(state)}
     return {_name(path): value.T if path[-1] == "kernel" else value for path, value in arrays.items()}
+
+
+def rounded(value: Any, dtype: Any) -> np.ndarray:
+    """`value` in `dtype`, by NumPy: JAX would compile a program for every shape."""
+    with np.errstate(over="ignore"):
+        return np.asarray(value).astype(jnp.dtype(dtype), copy=False)
 
 
 def to_numpy(value: Any) -> np.ndarray:

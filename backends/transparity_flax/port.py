@@ -39,7 +39,7 @@ from transparity_flax.dropout import dropping
 from transparity_flax.generation import generate
 from transparity_flax.loss import cross_entropy
 from transparity_flax.optimization import train
-from transparity_flax.parameters import State, dump, load, to_numpy
+from transparity_flax.parameters import State, dump, load, rounded, to_numpy
 from transparity_flax.rounding import rounding
 from transparity_flax.spreading import can_be_spread, copied, spread
 from transparity_flax.transformer import Transformer
@@ -82,6 +82,7 @@ def _stepped(
 # The graph is what the program depends on, the state what it is given: two models of one configuration share a program.
 _fast_jit, _traced_jit = jax.jit(_fast, static_argnums=(0, 3)), jax.jit(_traced, static_argnums=(0, 3))
 _differentiated_jit = jax.jit(_differentiated, static_argnums=0)
+_cross_entropy_jit = jax.jit(cross_entropy, static_argnums=2)
 _started_jit, _stepped_jit = jax.jit(_started, static_argnums=(0, 2, 3)), jax.jit(_stepped, static_argnums=0)
 
 
@@ -97,6 +98,7 @@ class FlaxForward:
         self.state: State = jax.device_put(state, device)
         self.fast: Callable[..., jax.Array] = _fast_jit if mode == "jit" else _fast
         self.traced: Callable[..., dict[str, jax.Array]] = _traced_jit if mode == "jit" else _traced
+        self.cross_entropy = _cross_entropy_jit if mode == "jit" else cross_entropy
         self.differentiated = _differentiated_jit if mode == "jit" else _differentiated
         self.started = _started_jit if mode == "jit" else _started
         self.stepped = _stepped_jit if mode == "jit" else _stepped
@@ -127,7 +129,7 @@ class FlaxForward:
         logits = self.logits(**tokens)
         with x64_for(self.dtype):
             here = jax.device_put(logits, self.device)  # from wherever it was spread
-            return float(cross_entropy(here, self._array(expected), config.pad_id))
+            return float(self.cross_entropy(here, self._array(expected), config.pad_id))
 
     def loss_and_gradients(
         self, targets: Any, *, training: bool = False, masks: Arrays | None = None, **tokens: Any
@@ -207,34 +209,47 @@ class FlaxForward:
         jax.block_until_ready(result)
 
     def _array(self, value: Any) -> Any:
-        return None if value is None else jax.device_put(jnp.asarray(value), self.device)
+        return None if value is None else jax.device_put(value, self.device)
 
     def _arrays(self, values: Mapping[str, Any]) -> dict[str, Any]:
         return {name: self._array(value) for name, value in values.items()}
 
 
 class FlaxModule:
-    """`transparity.backend.Module`: an `nnx.Module` of the column, between NumPy arrays."""
+    """`transparity.backend.Module`: an `nnx.Module` of the column, between NumPy arrays, compiled as a whole."""
 
     def __init__(self, module: nnx.Module, dtype: str, device: jax.Device) -> None:
         self.module, self.dtype, self.device = module, dtype, device
 
     def __call__(self, *arrays: Any, taps: dict[str, Any] | None = None, **named: Any) -> Any:
-        heard: dict[str, jax.Array] = {}
-        listening = {} if taps is None else {"tap": recording(heard)}
+        graph, state = nnx.split(self.module)
         with x64_for(self.dtype):
             given = [_placed(array, self.dtype, self.device) for array in arrays]
             keywords = {name: _placed(array, self.dtype, self.device) for name, array in named.items()}
-            result = to_numpy(self.module(*given, **keywords, **listening))
+            result, heard, state = _applied(
+                graph, taps is not None, jax.device_put(state, self.device), given, keywords
+            )
+            nnx.update(self.module, state)
         if taps is not None:
             taps |= {name: to_numpy(value) for name, value in heard.items()}
-        return result
+        return to_numpy(result)
 
     def train(self) -> None:
         self.module.train()
 
     def parameters(self) -> dict[str, np.ndarray]:
         return dump(self.module)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _applied(
+    graph: Graph, listening: bool, state: State, arrays: list[Any], named: dict[str, Any]
+) -> tuple[jax.Array, dict[str, jax.Array], State]:
+    """What a part makes of arrays, its activations if one listens, and its state afterwards: a batch norm learns."""
+    part: Any = nnx.merge(graph, state)
+    heard: dict[str, jax.Array] = {}
+    result = part(*arrays, **named, **({"tap": recording(heard)} if listening else {}))
+    return result, heard, nnx.state(part)
 
 
 class FlaxBackend:
@@ -258,9 +273,8 @@ class FlaxBackend:
         check_choice(self.name, "mode", mode, self.modes)
         check_parameters(config, parameters)
         if weights:
-            rounded = check_choice(self.name, "weights", weights, self.dtypes)
-            with x64_for(rounded):
-                parameters = {name: to_numpy(jnp.asarray(value, rounded)) for name, value in parameters.items()}
+            check_choice(self.name, "weights", weights, self.dtypes)
+            parameters = {name: to_numpy(rounded(value, weights)) for name, value in parameters.items()}
         if activations:
             check_choice(self.name, "activations", activations, self.dtypes)
         model = self._load(Transformer, config, parameters, dtype, device)
@@ -274,7 +288,7 @@ class FlaxBackend:
             with x64_for(dtype):
                 given = [_placed(array, dtype, _device(device)) for array in arrays]
                 keywords = {name: _placed(array, dtype, _device(device)) for name, array in named.items()}
-                result = function(*given, **keywords)
+                result = _compiled(function, given, keywords)(*given, **keywords)
                 return tuple(map(_array, result)) if isinstance(result, tuple) else _array(result)
 
         return on_arrays
@@ -350,11 +364,20 @@ def _named(name: str) -> Callable[..., Any]:
     return found
 
 
+def _compiled(function: Callable[..., Any], arguments: list[Any], named: dict[str, Any]) -> Callable[..., Any]:
+    """`function` as one program, which depends on what is no array among its arguments; without any there is none."""
+    if not any(isinstance(value, jax.Array) for value in [*arguments, *named.values()]):
+        return function
+    numbers = [place for place, value in enumerate(arguments) if not isinstance(value, jax.Array)]
+    names = [name for name, value in named.items() if not isinstance(value, jax.Array)]
+    return jax.jit(function, static_argnums=numbers, static_argnames=names)
+
+
 def _placed(value: Any, dtype: str, device: jax.Device) -> Any:
     """An array on `device`, floats in `dtype`; anything else as it is."""
     if not isinstance(value, np.ndarray):
         return value
-    return jax.device_put(jnp.asarray(value, dtype if value.dtype.kind == "f" else None), device)
+    return jax.device_put(rounded(value, dtype) if value.dtype.kind == "f" else value, device)
 
 
 def _array(value: Any) -> Any:

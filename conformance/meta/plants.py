@@ -437,6 +437,20 @@ PLANTS = [
         "generation.drawable",
     ),
     *in_both(
+        "of-equals-any-is-drawable",
+        "generation",
+        ("logits.sort(dim=-1, descending=True, stable=True)", "logits.sort(dim=-1, descending=True)"),
+        ("jnp.argsort(-logits, axis=-1, stable=True)", "jnp.argsort(-logits, axis=-1, stable=False)"),
+        "generation.drawable",
+    ),
+    *in_both(
+        "of-equal-beams-any-stays",
+        "beams",
+        ("ranked.argsort(dim=-1, descending=True, stable=True)", "ranked.argsort(dim=-1, descending=True)"),
+        ("jnp.argsort(-ranked, axis=-1, stable=True)", "jnp.argsort(-ranked, axis=-1, stable=False)"),
+        "generation.the_first_of_equal_beams",
+    ),
+    *in_both(
         "beams-forget-their-cache",
         "beams",
         ("taken(cache, kept)", "taken(cache, kept * 0)"),

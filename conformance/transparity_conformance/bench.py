@@ -38,17 +38,19 @@ class Bench:
     def __init__(self, subject: Subject, build: Backend | None = None) -> None:
         self.subject = subject
         self.backend = build or backend(subject.backend)
-        self._forwards: dict[int, tuple[Any, Forward]] = {}
+        self._forwards: dict[tuple[Any, ...], tuple[Arrays, Forward]] = {}
         self.traced = functools.cache(self._traced)
         self.logits = functools.cache(self._logits)
 
-    def forward(self, config: TransformerConfig, parameters: Arrays) -> Forward:
-        """The backend's model; built once for the same `parameters` (the same object, kept alive here)."""
-        if id(parameters) not in self._forwards:
+    def forward(self, config: TransformerConfig, parameters: Arrays, **held: str | None) -> Forward:
+        """The backend's model, with `weights` and `activations` held in other precisions if so asked; built once for
+        the same `parameters` (the same object, kept alive here)."""
+        key = id(parameters), *held.items()
+        if key not in self._forwards:
             subject = self.subject
-            built = self.backend(config, parameters, dtype=subject.dtype, device=subject.device, mode=subject.mode)
-            self._forwards[id(parameters)] = (parameters, built)
-        return self._forwards[id(parameters)][1]
+            how: dict[str, Any] = {"dtype": subject.dtype, "device": subject.device, "mode": subject.mode, **held}
+            self._forwards[key] = parameters, self.backend(config, parameters, **how)
+        return self._forwards[key][1]
 
     def function(self, name: str) -> Callable[..., Any]:
         return self.backend.function(name, dtype=self.subject.dtype, device=self.subject.device)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from transparity.config import TransformerConfig
+from transparity.optimization import train
 from transparity.taps import Tap
+from transparity.training import Training
 from transparity.transformer import transformer
 from transparity_conformance.budgets import NEIGHBOURS, RULES, epsilon, rounded
 
@@ -81,6 +83,24 @@ def forward_oracle(
         transformer(config, parameters, tap=tap, **tokens)
 
     return Oracle(run, parameters, neighbours=neighbours)
+
+
+def training_oracle(
+    config: TransformerConfig,
+    parameters: Arrays,
+    batches: Sequence[Arrays],
+    training: Training,
+    by: Callable[..., tuple[list[float], Arrays]] | None = None,
+) -> Oracle:
+    """The oracle of a training from `parameters`, one step for each batch: its `losses`, and what is learned; of the
+    reference's, or `by` another."""
+
+    def run(arrays: Arrays, tap: Tap) -> None:
+        losses, learned = (by or train)(config, arrays, batches, training)
+        for name, value in {"losses": np.array(losses), **learned}.items():
+            tap(name, value)
+
+    return Oracle(run, parameters, neighbours=2)
 
 
 def neighbour(arrays: Arrays, index: int) -> Arrays:

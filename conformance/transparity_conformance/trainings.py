@@ -10,16 +10,14 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity.optimization import train
 from transparity.parameters import is_learned
-from transparity.taps import Tap
 from transparity.training import Training
 from transparity_conformance.bench import as_numbers
 from transparity_conformance.besides import Besides, rivals
 from transparity_conformance.decoding import Build
 from transparity_conformance.evidence import share
 from transparity_conformance.mistakes.optimization import OPTIMIZINGS, Optimizing, trained
-from transparity_conformance.oracle import Arrays, Oracle
+from transparity_conformance.oracle import Arrays, Oracle, training_oracle
 from transparity_conformance.probes import inputs_beside, probe_parameters
 from transparity_conformance.verdict import Cause, Fault, Held
 from transparity_conformance.walk import gap
@@ -69,15 +67,8 @@ def batches(config: TransformerConfig) -> tuple[Arrays, ...]:
 @functools.cache
 def oracle_of(config: TransformerConfig, name: str, how: Optimizing | None = None) -> Oracle:
     """The losses and the parameters that come of a training, of the right one or of one with a mistake."""
-
-    def run(arrays: Arrays, tap: Tap) -> None:
-        made = functools.partial(trained, how=how) if how else train
-        losses, parameters = made(config, arrays, batches(config), TRAININGS[name])
-        tap("losses", np.array(losses))
-        for parameter, value in parameters.items():
-            tap(parameter, value)
-
-    return Oracle(run, probe_parameters(config, 6), neighbours=2)
+    by = functools.partial(trained, how=how) if how else None
+    return training_oracle(config, probe_parameters(config, 6), batches(config), TRAININGS[name], by)
 
 
 def compare_training(build: Build, config: TransformerConfig, dtype: str) -> Besides:

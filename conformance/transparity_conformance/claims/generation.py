@@ -177,7 +177,7 @@ def _drawable(row: list[float], sampling: Sampling) -> list[float]:
 @claim(dtypes=WIDE, of_reference=True)
 def drawable(bench: Bench) -> Iterator[Evidence]:
     """What temperature, top-k and top-p leave of the logits, in this order; of equals the lower token stays."""
-    logits = (2 * np.random.default_rng(6).normal(size=(60, 13))).astype(np.float32)
+    logits = (2 * np.random.default_rng(6).normal(size=(60, 40))).astype(np.float32)
     logits[:9] = np.round(logits[:9])  # ties
     logits[9] = -np.inf
     logits[9, [2, 5]] = 0  # the first of two that are as likely has all of a `top_p` of a half
@@ -262,3 +262,16 @@ def beam_search(bench: Bench) -> Iterator[Evidence]:
     yield from _beams(bench, "generation.beam_search", WAYS)
     for ending in ENDINGS:
         yield from _beams(bench, "generation.beam_search", ["translation"], ending)
+
+
+@claim(dtypes=("float64",), of_reference=True, quick=())
+def the_first_of_equal_beams(bench: Bench) -> Iterator[Evidence]:
+    """Where every second token is equally likely and the others less so, beams go on with the first."""
+    config, _, prompt, _ = prompted("notes-lm")
+    config = config.resized(target_vocab_size=200)  # so many are not sorted by insertion, which keeps their order
+    parameters = probe_parameters(config, 7)
+    parameters["head.weight"][:] = 0
+    parameters["head.bias"][:] = -(np.arange(config.vocab_size) % 2)
+    tokens, _ = bench.forward(config, parameters).beam_search(prompt, NEW, 3)
+    record = bench.evidence("generation.the_first_of_equal_beams", "notes-lm")
+    yield record.exactly("tokens", tokens[:, 1:], np.zeros((ROWS, NEW)))

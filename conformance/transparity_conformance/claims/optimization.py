@@ -9,14 +9,12 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity.optimization import train
 from transparity.presets import preset
-from transparity.taps import Tap
 from transparity.training import Training
 from transparity_conformance.bench import Bench
 from transparity_conformance.claims import WIDE, claim
 from transparity_conformance.evidence import Evidence
-from transparity_conformance.oracle import Arrays, Oracle
+from transparity_conformance.oracle import Arrays, Oracle, training_oracle
 from transparity_conformance.probes import probe_parameters
 
 STEPS = 10
@@ -52,14 +50,7 @@ def batches(config: TransformerConfig) -> tuple[Arrays, ...]:
 @functools.cache
 def oracle_of(case: str) -> Oracle:
     config, training = CASES[case]
-
-    def run(arrays: Arrays, tap: Tap) -> None:
-        losses, parameters = train(config, arrays, batches(config), training)
-        tap("losses", np.array(losses))
-        for parameter, value in parameters.items():
-            tap(parameter, value)
-
-    return Oracle(run, probe_parameters(config, 6), neighbours=2)
+    return training_oracle(config, probe_parameters(config, 6), batches(config), training)
 
 
 def _steps(bench: Bench, claim: str, cases: Iterable[str]) -> Iterator[Evidence]:

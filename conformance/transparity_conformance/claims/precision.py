@@ -23,23 +23,14 @@ HELD = [
 
 
 def _held(bench: Bench, claim: str, cases: Iterable[str]) -> Iterator[Evidence]:
-    subject = bench.subject
     for case in cases:
         probe = probes(case)["mixed"]
         for weights, activations in HELD:
             # Rounded weights are other weights, and nothing else: only what is rounded on the way may differ.
             parameters = {name: rounded(value, weights or "float32") for name, value in probe.parameters.items()}
             oracle = forward_oracle(probe.config, parameters, probe.inputs)
-            forward = bench.backend(
-                probe.config,
-                probe.parameters,
-                dtype=subject.dtype,
-                device=subject.device,
-                mode=subject.mode,
-                weights=weights,
-                activations=activations,
-            )
-            dtype = f"{subject.dtype}:{activations}" if activations else subject.dtype
+            forward = bench.forward(probe.config, probe.parameters, weights=weights, activations=activations)
+            dtype = f"{bench.subject.dtype}:{activations}" if activations else bench.subject.dtype
             taps, what = forward(**probe.inputs), f"weights {weights}, activations {activations}"
             record = bench.evidence(claim, f"{case}: {what}")
             for name, expected in oracle.expected.items():
@@ -76,11 +67,10 @@ def taps_of_every_preset(bench: Bench) -> Iterator[Evidence]:
 @claim(dtypes=("float32",), of_reference=True)
 def activations_are_rounded(bench: Bench) -> Iterator[Evidence]:
     """What is said to be held in half precision has no more bits than that: rounded once more, it stays as it is."""
-    probe, subject = probes("notes-lm")["mixed"], bench.subject
+    probe = probes("notes-lm")["mixed"]
     for half in ("bfloat16", "float16"):
         if half in bench.backend.dtypes:
-            where = {"dtype": subject.dtype, "device": subject.device, "mode": subject.mode}
-            forward = bench.backend(probe.config, probe.parameters, **where, activations=half)
+            forward = bench.forward(probe.config, probe.parameters, activations=half)
             record = bench.evidence("precision.activations_are_rounded", half)
             for name, value in forward(**probe.inputs).items():
                 numbers = as_numbers(value)
@@ -90,14 +80,13 @@ def activations_are_rounded(bench: Bench) -> Iterator[Evidence]:
 @claim(dtypes=("float32",), quick=())
 def the_smallest_numbers(bench: Bench) -> Iterator[Evidence]:
     """Values below the smallest normal number of float16 are held as whole multiples of its smallest, not as zeros."""
-    probe, subject = probes("notes-lm")["mixed"], bench.subject
+    probe = probes("notes-lm")["mixed"]
     least = float(np.finfo(np.float16).smallest_normal)
     parameters = {
         name: value * np.float32(least / 8) if ".value." in name else value for name, value in probe.parameters.items()
     }
     oracle = forward_oracle(probe.config, parameters, probe.inputs)
-    where = {"dtype": subject.dtype, "device": subject.device, "mode": subject.mode}
-    taps = bench.backend(probe.config, parameters, **where, activations="float16")(**probe.inputs)
+    taps = bench.forward(probe.config, parameters, activations="float16")(**probe.inputs)
     record = bench.evidence("precision.the_smallest_numbers", "values near float16's smallest")
     for name, expected in oracle.expected.items():
         yield record.within(name, taps.get(name, np.empty(0)), expected, oracle.budget(name, "float32:float16"))

@@ -9,7 +9,7 @@ from itertools import product
 
 from transparity.config import TransformerConfig
 from transparity.presets import PRESETS, preset
-from transparity_conformance.backends import backend, installed
+from transparity_conformance.backends import backend, named
 from transparity_conformance.evidence import Subject
 
 BATCHES, LENGTHS = (1, 8), (32, 64)
@@ -81,7 +81,7 @@ def shapes(config: TransformerConfig) -> list[tuple[int, int]]:
 
 def subjects(*, all_modes: bool = False) -> Iterator[Subject]:
     """Every backend in its first mode (or each of its modes) on each of its devices."""
-    for name in installed():
+    for name in named():
         if why_absent(name) is None:
             build = backend(name)
             for device, mode in product(build.devices(), build.modes if all_modes else build.modes[:1]):
@@ -91,7 +91,7 @@ def subjects(*, all_modes: bool = False) -> Iterator[Subject]:
 def absent() -> list[str]:
     """What this session cannot time, each with its reason, so that nothing is left out in silence."""
     lines = []
-    for name in installed():
+    for name in named():
         if reason := why_absent(name):
             lines.append(f"{name}: {reason}")
         else:
@@ -102,7 +102,7 @@ def absent() -> list[str]:
 
 
 def why_absent(name: str) -> str | None:
-    """Why a backend that is installed cannot be timed at all, or None."""
+    """Why a backend that is named cannot be timed at all, or None."""
     try:
         dtypes = backend(name).dtypes
     except ImportError as error:

@@ -11,10 +11,29 @@ REFERENCE = "numpy"
 
 
 @functools.cache
-def installed() -> dict[str, str]:
-    """The name of every installed backend, the reference first, with the object that it names."""
+def named() -> dict[str, str]:
+    """The name of every backend that an entry point names, the reference first, with the object that it names."""
     found = {point.name: point.value for point in entry_points(group=ENTRY_POINTS)}
     return {name: found[name] for name in sorted(found, key=lambda name: (name != REFERENCE, name != "pytorch", name))}
+
+
+@functools.cache
+def absent() -> dict[str, str]:
+    """The backends whose framework is not installed, with what is missing. What is broken in another way is raised."""
+    missing = {}
+    for name in named():
+        try:
+            backend(name)
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] == named()[name].partition(".")[0]:
+                raise
+            missing[name] = f"it cannot be imported ({error})"
+    return missing
+
+
+def installed() -> list[str]:
+    """The names of the backends that can be imported, the reference first."""
+    return [name for name in named() if name not in absent()]
 
 
 @functools.cache

@@ -94,7 +94,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         return
     from rich.console import Console
 
-    from transparity_conformance.backends import REFERENCE, installed
+    from transparity_conformance.backends import REFERENCE, named
     from transparity_conformance.claims import all_claims
     from transparity_conformance.matrix import fold
     from transparity_conformance.report import write_html, write_json
@@ -103,7 +103,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     # Under xdist evidence comes as the workers finish; rows stand as the claims do, columns as the backends, the
     # reference last.
     claims = {name: place for place, name in enumerate(all_claims())}
-    order = [*(name for name in installed() if name != REFERENCE), REFERENCE]
+    order = [*(name for name in named() if name != REFERENCE), REFERENCE]
     backends = {name: place for place, name in enumerate(order)}
 
     def place(item: Evidence) -> tuple[int, int]:

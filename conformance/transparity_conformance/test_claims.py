@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from transparity_conformance.backends import REFERENCE, backend, installed
+from transparity_conformance.backends import REFERENCE, absent, backend, installed, named
 from transparity_conformance.bench import Bench
 from transparity_conformance.claims import Claim
 from transparity_conformance.evidence import Subject
@@ -38,9 +38,9 @@ def test_claim(claim: Claim, subject: Subject, benches: Callable[[Subject], Benc
     assert not wrong, f"{claim.says}\n" + "\n".join(wrong[:8]) + (f"\n… and {len(wrong) - 8} more" if wrong[8:] else "")
 
 
-@pytest.mark.parametrize("name", [name for name in installed() if name != REFERENCE])
+@pytest.mark.parametrize("name", [name for name in named() if name != REFERENCE])
 def test_a_gpu_is_at_hand(name: str, ledger: Ledger) -> None:
-    devices = backend(name).devices()
-    if len(devices) == 1:
-        ledger.skipped.append(f"{name} on a GPU: none is at hand")
-        pytest.skip(f"{name} on a GPU: none is at hand")
+    why = f"{name}: {absent()[name]}" if name in absent() else f"{name} on a GPU: none is at hand"
+    if name in absent() or len(backend(name).devices()) == 1:
+        ledger.skipped.append(why)
+        pytest.skip(why)

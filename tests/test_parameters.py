@@ -20,6 +20,7 @@ from transparity import (
     tap_shapes,
 )
 from transparity.backend import Backend
+from transparity_conformance.bench import as_numbers
 
 CONFIGS = {name: preset(name).resized() for name in PRESETS}
 CONFIGS["lone encoder"] = dataclasses.replace(CONFIGS["translation"], architecture="encoder")
@@ -106,6 +107,27 @@ def test_a_backend_gives_back_what_it_was_given(backend: Backend, config: Transf
     held = backend.module("transformer.Transformer", config, parameters, dtype="float32").parameters()
     assert set(held) == set(parameters)
     assert all(np.array_equal(held[name], value) for name, value in parameters.items())
+
+
+def _aligned(array: np.ndarray) -> np.ndarray:
+    """`array` where XLA would read it in place, without a copy."""
+    memory = np.empty(array.nbytes + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    copy = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_model_stays_as_it_is_when_what_it_was_given_is_written_to(backend: Backend, dtype: str) -> None:
+    config = CONFIGS["notes-lm"]
+    parameters = {name: _aligned(value.astype(dtype)) for name, value in numbered(config).items()}
+    forward = backend(config, parameters, dtype=dtype)
+    before = {name: as_numbers(value) for name, value in forward(tokens=[[1, 2, 3]]).items()}
+    for value in parameters.values():
+        value[...] = 0.5
+    after = forward(tokens=[[1, 2, 3]])
+    assert all(np.array_equal(as_numbers(after[name]), value) for name, value in before.items())
 
 
 @each_config

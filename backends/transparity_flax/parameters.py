@@ -55,9 +55,10 @@ def named(state: State) -> dict[str, Any]:
 
 
 def rounded(value: Any, dtype: Any) -> np.ndarray:
-    """`value` in `dtype`, by NumPy: JAX would compile a program for every shape."""
+    """A copy of `value` in `dtype`, by NumPy: JAX would compile a program for every shape. It has to be a copy, for JAX
+    reads an array where it lies, and the caller may write there."""
     with np.errstate(over="ignore"):
-        return np.asarray(value).astype(jnp.dtype(dtype), copy=False)
+        return np.array(value, jnp.dtype(dtype))
 
 
 def to_numpy(value: Any) -> np.ndarray:

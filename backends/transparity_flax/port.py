@@ -209,7 +209,7 @@ class FlaxForward:
         jax.block_until_ready(result)
 
     def _array(self, value: Any) -> Any:
-        return None if value is None else jax.device_put(value, self.device)
+        return None if value is None else jax.device_put(np.array(value), self.device)
 
     def _arrays(self, values: Mapping[str, Any]) -> dict[str, Any]:
         return {name: self._array(value) for name, value in values.items()}
@@ -377,7 +377,7 @@ def _placed(value: Any, dtype: str, device: jax.Device) -> Any:
     """An array on `device`, floats in `dtype`; anything else as it is."""
     if not isinstance(value, np.ndarray):
         return value
-    return jax.device_put(rounded(value, dtype) if value.dtype.kind == "f" else value, device)
+    return jax.device_put(rounded(value, dtype if value.dtype.kind == "f" else value.dtype), device)
 
 
 def _array(value: Any) -> Any:

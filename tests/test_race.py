@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from benchmarks.flops import forward_flops
+from benchmarks.race import oracles
 from benchmarks.race.candidates import BASELINE, CANDIDATES, COMPILED, JAX, NUMPY, TORCH, Candidate
 from benchmarks.race.oracles import conformity, read_task, write_oracle
 from benchmarks.race.race import Conditions
@@ -26,6 +27,8 @@ from benchmarks.race.workloads import DEFAULT, TRAINED, WORKLOADS, Workload, inp
 from rich.console import Console
 
 from transparity.parameters import parameter_shapes
+from transparity_conformance import oracle
+from transparity_conformance.budgets import NEIGHBOURS
 
 ROOT = Path(__file__).parents[1]
 
@@ -337,3 +340,19 @@ def test_the_figures_of_the_readme_are_those_of_the_race_that_is_kept() -> None:
     pictures = re.findall(r"\]\((benchmarks/results/[^)]+\.png)\)", readme)
     assert pictures
     assert all((ROOT / picture).stat().st_size > 10_000 for picture in pictures)
+
+
+def test_the_error_of_so_few_losses_is_measured_at_neighbouring_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At one alone it was a twentieth of what it was at the next, and right candidates were refused."""
+    asked = []
+
+    def neighbour(arrays: dict[str, np.ndarray], index: int) -> dict[str, np.ndarray]:
+        asked.append(index)
+        return oracle.neighbour(arrays, index)
+
+    monkeypatch.setattr(oracles, "neighbour", neighbour)
+    workload = WORKLOADS["tiny-train"]
+    losses, budget = oracles.losses(workload, parameters_of(workload), inputs_of(workload))
+    assert losses.shape == (workload.steps,)
+    assert budget > 0
+    assert asked == 2 * list(range(NEIGHBOURS))

@@ -19,8 +19,11 @@ def linears(model: nn.Module) -> set[type]:
     return {type(module) for module in model.modules() if isinstance(module, nn.Linear)}
 
 
+@pytest.mark.parametrize("many_by_mkl", [False, True])
 @pytest.mark.parametrize("case", PRESETS)
-def test_a_packed_model_says_what_the_model_says(case: str) -> None:
+def test_a_packed_model_says_what_the_model_says(case: str, many_by_mkl: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transparity_pytorch.packing.MANY_BY_MKL", many_by_mkl)
+    monkeypatch.setattr("transparity_pytorch.packing.ROWS", 1)
     probe = probes(case)["mixed"]
     forward = build(probe.config, probe.parameters)
     if not can_be_packed(forward.model.head.weight.dtype, "cpu"):

@@ -31,7 +31,7 @@ def can_be_packed(dtype: torch.dtype, device: str) -> bool:
     return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def suits(x: Float[Tensor, "*batch features"]) -> bool:
+def suits(x: Float[Tensor, "*batch features_in"]) -> bool:
     """Whether oneDNN is the one to multiply these rows."""
     return not MANY_BY_MKL or x.dtype != torch.float32 or x.numel() <= ROWS * x.shape[-1]
 

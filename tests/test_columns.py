@@ -39,7 +39,7 @@ MIRRORED = [
 WITHOUT_TWIN = {
     "numpy": {"functional", "spreading"},  # what the frameworks bring along; NumPy uses the threads that it is given
     "pytorch": {"parameters", "packing"},  # their own names and orientations; PyTorch packs weights if it is asked to
-    "flax": {"parameters", "spreading"},  # XLA computes on the devices that it is given
+    "flax": {"parameters", "packing", "spreading"},  # XLA computes on the devices, and by the weights, that it is given
 }
 CONTRACT = {"axes", "backend", "config", "errors", "inputs", "parameters", "presets", "sampling", "taps", "training"}
 

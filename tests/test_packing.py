@@ -1,17 +1,23 @@
-"""PyTorch's fast path multiplies by packed weights: the same numbers, held once more in another order."""
+"""What is fast multiplies by packed weights: the same numbers, held once more in another order."""
 
 from __future__ import annotations
 
 import importlib
 import sys
 
+import jax
 import numpy as np
 import pytest
+import torch
+from flax import nnx
 from torch import nn
 
+from transparity.parameters import initialize_parameters
 from transparity.presets import PRESETS
 from transparity_conformance.probes import probes
-from transparity_pytorch.packing import LearningLinear, PackedLinear, can_be_packed, learning
+from transparity_flax.parameters import dump
+from transparity_flax.port import build as build_flax
+from transparity_pytorch.packing import LearningLinear, PackedLinear, can_be_packed, learning, multiplied_by_one_row
 from transparity_pytorch.port import build
 
 
@@ -83,3 +89,51 @@ def test_what_is_compiled_outlives_a_module_that_is_imported_anew() -> None:
         sys.modules["transparity_pytorch.packing"] = before
     budget = probe.oracle.budget("logits", "float32")
     np.testing.assert_allclose(logits, probe.oracle.expected["logits"], rtol=0, atol=budget)
+
+
+@pytest.mark.parametrize("activation", ["none", "relu"])
+@pytest.mark.parametrize("bias", [False, True])
+def test_one_row_is_multiplied_as_several_are(bias: bool, activation: str) -> None:
+    torch.manual_seed(0)
+    linear, row = nn.Linear(7, 5, bias=bias), torch.randn(1, 1, 7)
+    with torch.no_grad():
+        expected = linear(row).relu() if activation == "relu" else linear(row)
+        product = multiplied_by_one_row(row, linear.weight, linear.bias, activation)
+    torch.testing.assert_close(product, expected)
+
+
+def test_one_row_is_decoded_by_what_was_compiled_for_it() -> None:
+    """Several rows are not, nor a prompt of several tokens."""
+    probe = probes("notes-lm")["mixed"]
+    forward, eager = (build(probe.config, probe.parameters, mode=mode) for mode in ("compile", "eager"))
+    counted = torch._dynamo.utils.counters["stats"]
+    before = counted["unique_graphs"]
+    forward.generate(np.array([[1, 2], [3, 4]]), 3)
+    assert counted["unique_graphs"] == before
+    one = forward.generate(np.array([[1, 2]]), 3)
+    assert counted["unique_graphs"] > before
+    np.testing.assert_array_equal(one, eager.generate(np.array([[1, 2]]), 3))
+
+
+def test_flax_decodes_with_its_kernels_the_other_way_around() -> None:
+    probe = probes("translation")["mixed"]
+    forward = build_flax(probe.config, probe.parameters)
+    _, form, state = forward.split
+    turned = {path: value for path, value in nnx.to_flat_state(state) if path[-1] == "kernel"}
+    own = {path: value for path, value in nnx.to_flat_state(forward.state) if path[-1] == "kernel"}
+    assert turned and turned.keys() == own.keys()
+    assert all(np.array_equal(turned[path][...], own[path][...].T) for path in own)
+    rows = jax.random.normal(jax.random.key(0), (2, 3, probe.config.embed_dim))
+    head = form.model(state).head
+    np.testing.assert_allclose(head(rows), forward.model.head(rows), rtol=1e-5, atol=1e-6)
+    kept = dump(forward.model)
+    assert all(np.array_equal(kept[name], value.astype(np.float32)) for name, value in probe.parameters.items())
+
+
+def test_two_flax_models_of_one_configuration_are_decoded_by_one_program() -> None:
+    config = probes("notes-lm")["mixed"].config
+    one, other = (build_flax(config, initialize_parameters(config, seed)).split[1] for seed in (0, 1))
+    assert one is not other
+    assert one == other and hash(one) == hash(other)
+    wider = probes("translation")["mixed"]
+    assert one != build_flax(wider.config, wider.parameters).split[1]

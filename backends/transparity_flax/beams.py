@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax import Array
 from jaxtyping import Float, Int
 
 from transparity_flax.cache import taken
 from transparity_flax.decoding import cache_for, next_logits
 from transparity_flax.generation import with_room
+from transparity_flax.packing import Split
 from transparity_flax.precision import widened
-from transparity_flax.transformer import Transformer
 
 
 def beam_search(
-    model: Transformer,
+    split: Split,
     prompt: Int[Array, "batch length"],
     max_new_tokens: int,
     beams: int,
@@ -31,7 +30,7 @@ def beam_search(
     A continuation that ended stays among them as it is. Of equal ones the first stays: of the better beam, then with
     the lower token. `lengths`, the context and the end are those of `generate`.
     """
-    config, batch, split = model.config, len(prompt), (model.config, *nnx.split(model))
+    (config, _, _), batch = split, len(prompt)
     vocab_size = config.vocab_size
     tokens, lengths = with_room(config, prompt, lengths, max_new_tokens)
     each = jnp.repeat(jnp.arange(batch), beams)

@@ -7,22 +7,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity, scoped
 from transparity_flax.cache import Cache, empty_cache, positions_behind, show
 from transparity_flax.head import head
 from transparity_flax.layers import memory_keys_and_values
 from transparity_flax.masks import cached_mask, padding_mask
+from transparity_flax.packing import Form, Split
 from transparity_flax.parameters import State
 from transparity_flax.transformer import Transformer
-
-Graph = nnx.GraphDef[Transformer]
-Split = tuple[TransformerConfig, Graph, State]
-"""A model taken apart once, not for every token: what it is, and the numbers in it."""
 
 
 def start(
@@ -79,10 +74,10 @@ def cache_for(
     source: Int[Array, "batch keys"] | None,
 ) -> Cache | None:
     """A cache for the tokens, if there can be one: what is cached must not depend on what comes later."""
-    config, graph, state = split
+    config, form, state = split
     if not config.hides_wholly or longest > config.max_length:
         return None
-    return _start(graph, state, len(tokens), min(tokens.shape[1], config.max_length), source)
+    return _start(form, state, len(tokens), min(tokens.shape[1], config.max_length), source)
 
 
 def next_logits(
@@ -95,26 +90,26 @@ def next_logits(
 ) -> Float[Array, "batch vocab"]:
     """What follows the first `lengths` tokens of each row, of which the cache has not seen up to `unseen`. Without a
     cache the model sees the last `max_length` of them, from the beginning (document 001)."""
-    config, graph, state = split
+    config, form, state = split
     if cache is not None:
-        logits, held = _next_with(graph, state, tokens, lengths, cache, unseen)
+        logits, held = _next_with(form, state, tokens, lengths, cache, unseen)
         cache.update(held)
         return logits
     # A width that does not change lets one program serve every step: what is not yet written is shown, too, and not
     # seen, for it lies in the future. A mask that hides nothing (walkthrough's) needs a program for each length.
     most = tokens.shape[1] if config.hides_wholly else int(lengths.max())
-    return _next_without(graph, state, tokens, lengths, source, min(config.max_length, most))
+    return _next_without(form, state, tokens, lengths, source, min(config.max_length, most))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2, 3))
-def _start(graph: Graph, state: State, batch: int, capacity: int, source: Int[Array, "batch keys"] | None) -> Cache:
-    return start(nnx.merge(graph, state), batch, capacity, source=source)
+def _start(form: Form, state: State, batch: int, capacity: int, source: Int[Array, "batch keys"] | None) -> Cache:
+    return start(form.model(state), batch, capacity, source=source)
 
 
 # The cache that is given is used up: the new one takes its place in memory.
 @functools.partial(jax.jit, static_argnums=(0, 5), donate_argnums=4)
 def _next_with(
-    graph: Graph,
+    form: Form,
     state: State,
     tokens: Int[Array, "batch total_length"],
     lengths: Int[Array, " batch"],
@@ -123,13 +118,13 @@ def _next_with(
 ) -> tuple[Float[Array, "batch vocab"], Cache]:
     counts = lengths - cache["lengths"]
     chunk = jnp.take_along_axis(tokens, positions_behind(cache, unseen), axis=1)
-    logits = step(nnx.merge(graph, state), chunk, cache, counts=counts)[jnp.arange(len(tokens)), counts - 1]
+    logits = step(form.model(state), chunk, cache, counts=counts)[jnp.arange(len(tokens)), counts - 1]
     return logits, cache
 
 
 @functools.partial(jax.jit, static_argnums=(0, 5))
 def _next_without(
-    graph: Graph,
+    form: Form,
     state: State,
     tokens: Int[Array, "batch total_length"],
     lengths: Int[Array, " batch"],
@@ -139,4 +134,4 @@ def _next_without(
     begin = jnp.maximum(lengths - width, 0)
     context = jnp.take_along_axis(tokens, begin[:, None] + jnp.arange(width), axis=1)
     inputs: dict[str, Any] = {"tokens": context} if source is None else {"source": source, "target": context}
-    return nnx.merge(graph, state)(**inputs)[jnp.arange(len(tokens)), lengths - begin - 1]
+    return form.model(state)(**inputs)[jnp.arange(len(tokens)), lengths - begin - 1]

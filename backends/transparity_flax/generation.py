@@ -6,15 +6,14 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from transparity.config import TransformerConfig
 from transparity.sampling import Sampling
 from transparity_flax.decoding import cache_for, next_logits
+from transparity_flax.packing import Split
 from transparity_flax.precision import widened
-from transparity_flax.transformer import Transformer
 
 
 def greedy_tokens(logits: Float[Array, "batch vocab"]) -> Int[Array, " batch"]:
@@ -77,7 +76,7 @@ def appended(
 
 
 def generate(
-    model: Transformer,
+    split: Split,
     prompt: Int[Array, "batch length"],
     max_new_tokens: int,
     *,
@@ -92,7 +91,7 @@ def generate(
     The model sees the last `max_length` tokens (document 001). Where there is an `eos_id`, a row that reached it is
     filled with `filling_id`, and generation ends with the last row (document 004); so are rows with a shorter prompt.
     """
-    config, split = model.config, (model.config, *nnx.split(model))
+    config, _, _ = split
     tokens, lengths = with_room(config, prompt, lengths, max_new_tokens)
     longest = prompt.shape[1]
     cache, unseen = cache_for(split, tokens, longest, source), longest

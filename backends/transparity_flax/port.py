@@ -33,16 +33,19 @@ from transparity.taps import Tap, chained, identity, recording, tap_shapes
 from transparity.training import Training
 from transparity_flax.beams import beam_search
 from transparity_flax.cache import Cache
-from transparity_flax.decoding import Graph, start, step
+from transparity_flax.decoding import start, step
 from transparity_flax.differentiation import loss_and_gradients
 from transparity_flax.dropout import dropping
 from transparity_flax.generation import generate
 from transparity_flax.loss import cross_entropy
 from transparity_flax.optimization import train
+from transparity_flax.packing import Split, packed
 from transparity_flax.parameters import State, dump, load, rounded, to_numpy
 from transparity_flax.rounding import rounding
 from transparity_flax.spreading import can_be_spread, copied, spread
 from transparity_flax.transformer import Transformer
+
+Graph = nnx.GraphDef[Transformer]
 
 
 def _fast(graph: Graph, state: State, inputs: dict[str, Any], activations: str | None) -> jax.Array:
@@ -109,6 +112,11 @@ class FlaxForward:
             taps = self.traced(self.graph, self.state, self._arrays(inputs), self.activations)
         # jit returns a dict with its keys sorted; the shapes have them in the order of the forward pass.
         return {name: taps[name] for name in _in_order(self.model.config, inputs, taps)}
+
+    @functools.cached_property
+    def split(self) -> Split:
+        """The model as it is decoded with."""
+        return packed(nnx.merge(self.graph, self.state))
 
     @functools.cached_property
     def everywhere(self) -> State:
@@ -184,7 +192,7 @@ class FlaxForward:
         steps, uniforms = check_draws(len(inputs["prompt"]), max_new_tokens, uniforms)
         with x64_for(self.dtype):
             arrays = self._arrays(inputs | {"uniforms": uniforms})
-            return np.asarray(generate(self.model, arrays.pop("prompt"), steps, **arrays, sampling=sampling))
+            return np.asarray(generate(self.split, arrays.pop("prompt"), steps, **arrays, sampling=sampling))
 
     def beam_search(
         self,
@@ -202,7 +210,7 @@ class FlaxForward:
         with x64_for(self.dtype):
             arrays = self._arrays(inputs)
             prompt = arrays.pop("prompt")
-            tokens, scores = beam_search(self.model, prompt, steps, beams, length_penalty=power, **arrays)
+            tokens, scores = beam_search(self.split, prompt, steps, beams, length_penalty=power, **arrays)
             return np.asarray(tokens), to_numpy(scores)
 
     def ready(self, result: Any) -> None:

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from transparity_pytorch.cache import taken
-from transparity_pytorch.decoding import cache_for, next_logits
+from transparity_pytorch.decoding import Step, cache_for, next_logits, step
 from transparity_pytorch.generation import with_room
 from transparity_pytorch.transformer import Transformer
 
@@ -22,6 +22,7 @@ def beam_search(
     length_penalty: float = 0.0,
     lengths: Int[Tensor, " batch"] | None = None,
     source: Int[Tensor, "batch keys"] | None = None,
+    step: Step = step,
 ) -> tuple[Int[Tensor, "batch total_length"], Float[Tensor, " batch"]]:
     """`prompt` and what is likeliest together to follow it, as far as `beams` continuations of each row show, with its
     score: log P / ((5 + tokens added) / 6)^length_penalty (Wu et al. 2016, eq. 14), by which they are ranked.
@@ -44,7 +45,7 @@ def beam_search(
     vocabulary = torch.arange(vocab_size, device=device)
     for _ in range(max_new_tokens):
         cache = cache if longest <= config.max_length else None
-        logits = next_logits(model, tokens, lengths, cache, source, unseen)
+        logits = next_logits(model, tokens, lengths, cache, source, unseen, step)
         following = logits.log_softmax(dim=-1, dtype=score.dtype).reshape(batch, beams, vocab_size)
         staying = torch.where(vocabulary == config.filling_id, 0.0, -torch.inf).to(score.dtype)
         scores = score[:, :, None] + torch.where(ended[:, :, None], staying, following)

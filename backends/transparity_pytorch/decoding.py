@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -12,6 +14,9 @@ from transparity_pytorch.head import head
 from transparity_pytorch.layers import DecoderLayer, memory_keys_and_values
 from transparity_pytorch.masks import cached_mask, padding_mask
 from transparity_pytorch.transformer import Transformer
+
+Step = Callable[..., Tensor]
+"""`step` below, or what it was compiled to."""
 
 
 def start(
@@ -83,6 +88,7 @@ def next_logits(
     cache: Cache | None,
     source: Int[Tensor, "batch keys"] | None,
     unseen: int,
+    step: Step = step,
 ) -> Float[Tensor, "batch vocab"]:
     """What follows the first `lengths` tokens of each row, of which the cache has not seen up to `unseen`. Without a
     cache the model sees the last `max_length` of them, from the beginning (document 001)."""

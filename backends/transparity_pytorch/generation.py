@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from transparity.config import TransformerConfig
 from transparity.sampling import Sampling
-from transparity_pytorch.decoding import cache_for, next_logits
+from transparity_pytorch.decoding import Step, cache_for, next_logits, step
 from transparity_pytorch.precision import widened
 from transparity_pytorch.transformer import Transformer
 
@@ -83,6 +83,7 @@ def generate(
     source: Int[Tensor, "batch keys"] | None = None,
     uniforms: Float[Tensor, "batch new_tokens"] | None = None,
     sampling: Sampling | None = None,
+    step: Step = step,
 ) -> Int[Tensor, "batch total_length"]:
     """The first `lengths` tokens of each row of `prompt` (all, without it) and what the model adds to them: greedily,
     or drawn by `uniforms` as `sampling` says.
@@ -97,7 +98,7 @@ def generate(
     ended = torch.zeros(len(prompt), dtype=torch.bool, device=prompt.device)
     for new in range(max_new_tokens):
         cache = cache if longest <= config.max_length else None
-        logits = next_logits(model, tokens, lengths, cache, source, unseen)
+        logits = next_logits(model, tokens, lengths, cache, source, unseen, step)
         drawn = None if uniforms is None else uniforms[:, new]
         tokens, lengths, ended = appended(config, logits, tokens, lengths, ended, drawn, sampling or Sampling())
         longest, unseen = longest + 1, 1

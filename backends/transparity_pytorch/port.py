@@ -30,13 +30,13 @@ from transparity.sampling import Sampling
 from transparity.taps import chained, identity, recording
 from transparity.training import Training
 from transparity_pytorch.beams import beam_search
-from transparity_pytorch.decoding import start, step
+from transparity_pytorch.decoding import Step, start, step
 from transparity_pytorch.differentiation import loss_and_gradients
 from transparity_pytorch.dropout import dropping
 from transparity_pytorch.generation import generate
 from transparity_pytorch.loss import cross_entropy
 from transparity_pytorch.optimization import train
-from transparity_pytorch.packing import can_be_packed, learning, packed
+from transparity_pytorch.packing import can_be_packed, compiled_for_one_row, learning, packed
 from transparity_pytorch.parameters import dump, load, to_numpy
 from transparity_pytorch.rounding import rounding
 from transparity_pytorch.transformer import Transformer
@@ -61,6 +61,7 @@ class PytorchForward:
         compiled = mode == "compile"
         self.fast: Callable[..., torch.Tensor] = torch.compile(fast) if compiled else fast
         self.traced: Callable[..., dict[str, torch.Tensor]] = torch.compile(traced) if compiled else traced
+        self.stepped: Step = compiled_for_one_row(step) if compiled else step
 
     @functools.cached_property
     def fastest(self) -> Transformer:
@@ -114,7 +115,7 @@ class PytorchForward:
             of_source = None if source is None else mask
             cache = start(self.fastest, len(tokens), config.max_length, source=source, attention_mask=of_source)
         mask = mask if source is None else None
-        return step(self.fastest, tokens, cache, counts=inputs["counts"], attention_mask=mask), cache
+        return self.stepped(self.fastest, tokens, cache, counts=inputs["counts"], attention_mask=mask), cache
 
     def generate(
         self,
@@ -130,7 +131,8 @@ class PytorchForward:
         prompt = inputs.pop("prompt")
         steps, uniforms = check_draws(len(prompt), max_new_tokens, uniforms)
         drawn = _tensor(uniforms, torch.float64, self.device)
-        return to_numpy(generate(self.fastest, prompt, steps, **inputs, uniforms=drawn, sampling=sampling))
+        beside: dict[str, Any] = {"uniforms": drawn, "sampling": sampling, "step": self.stepped}
+        return to_numpy(generate(self.fastest, prompt, steps, **inputs, **beside))
 
     def beam_search(
         self,
@@ -146,7 +148,8 @@ class PytorchForward:
         prompt = inputs.pop("prompt")
         steps, _ = check_draws(len(prompt), max_new_tokens, None)
         beams, power = check_beams(beams, length_penalty)
-        tokens, scores = beam_search(self.fastest, prompt, steps, beams, length_penalty=power, **inputs)
+        beside: dict[str, Any] = {"length_penalty": power, "step": self.stepped}
+        tokens, scores = beam_search(self.fastest, prompt, steps, beams, **inputs, **beside)
         return to_numpy(tokens), to_numpy(scores)
 
     def ready(self, result: Any) -> None:

@@ -98,7 +98,7 @@ BASELINE = "blog-style"
 
 CANDIDATES: tuple[Candidate, ...] = (
     _ours("pytorch eager", TORCH, "transparity_pytorch", also=("torch",), tasks=ALL, **_EITHER),
-    _ours("pytorch compile", COMPILED, "transparity_pytorch", also=("torch",), **_EITHER),
+    _ours("pytorch compile", COMPILED, "transparity_pytorch", also=("torch",), tasks=_INFERENCE, **_EITHER),
     _ours("flax jit", JAX, "transparity_flax", also=("flax", "jax", "optax"), tasks=ALL, **_EITHER),
     _ours(
         "flax jit, spread",

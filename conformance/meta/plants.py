@@ -388,6 +388,7 @@ PLANTS = [
         ("*tables, tokens, visible, positions))", "*tables, tokens, visible))"),
         None,
         "decoding.chunks",
+        "decoding.one_row",
         "decoding.ragged_rows",
         "generation.greedy",
     ),
@@ -650,6 +651,14 @@ PLANTS = [
         "self.packed, self.bias,",
         "self.packed, None,",
         ("forward.fast_logits", "decoding.chunks"),
+    ),
+    Plant(
+        "weight-in-front-not-turned-back",
+        "transparity_flax",
+        "packing",
+        "jnp.moveaxis(product, 0, -1)",
+        "jnp.reshape(product, (*x.shape[:-1], -1))",
+        ("generation.greedy",),
     ),
     # The reference is planted, too: what nobody here wrote has to notice.
     Plant(

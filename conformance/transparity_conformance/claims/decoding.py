@@ -128,6 +128,17 @@ def chunks(bench: Bench) -> Iterator[Evidence]:
     yield from _cached(bench, "decoding.chunks", ["walkthrough", "translation"], SOME)
 
 
+@claim(dtypes=WIDE, of_reference=True, compiled=True, quick=("float32",))
+def one_row(bench: Bench) -> Iterator[Evidence]:
+    """The same of a row alone, which may be multiplied otherwise than several."""
+    config, parameters, inputs, oracle = model("translation")
+    alone = {name: values[:1] for name, values in inputs.items()}
+    where = sees_something(config, alone)
+    logits = stepped(bench.forward(config, parameters), config, alone, [(2,), *[(1,)] * (LENGTH - 2)])[where]
+    expected, budget = oracle.expected["logits"][:1][where], oracle.budget("logits", bench.subject.dtype)
+    yield bench.evidence("decoding.one_row", "translation").within("2, then 1 by 1", logits, expected, budget)
+
+
 @claim(dtypes=WIDE, of_reference=True, quick=("float32",))
 def ragged_rows(bench: Bench) -> Iterator[Evidence]:
     """The same of rows that go on by different lengths."""

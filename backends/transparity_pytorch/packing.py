@@ -89,11 +89,11 @@ def multiplied(
 
 
 def multiplied_by_one_row(
-    x: Float[Tensor, "*ones features_in"],
+    x: Float[Tensor, "*batch features_in"],
     weight: Float[Tensor, "features_out features_in"],
     bias: Float[Tensor, " features_out"] | None,
     activation: str,
-) -> Float[Tensor, "*ones features_out"]:
+) -> Float[Tensor, "*batch features_out"]:
     """The same of one row, to be compiled: into one loop over the weight as it lies, at the rate of memory, where
     libraries come to two thirds of it."""
     product = (weight * x.reshape(-1)).sum(dim=-1)

@@ -29,18 +29,32 @@ def train(
 
     A batch norm normalises by the batch; its running statistics stay.
     """
-    parameters, losses = dict(model.named_parameters()), []
+    parameters = dict(model.named_parameters())
     optimizer = _optimizer(list(parameters.values()), training)
-    for step, batch in enumerate(batches, 1):
-        loss, gradients = loss_and_gradients(model, **batch)
-        losses.append(float(loss))
-        if training.max_norm is not None:
-            gradients = clip_by_global_norm(gradients, training.max_norm)
-        for name, gradient in gradients.items():
-            parameters[name].grad = gradient
-        optimizer.param_groups[0]["lr"] = training.rate(step, model.config.embed_dim)
-        optimizer.step()
+    losses = [
+        _step(model, training, training.rate(step, model.config.embed_dim), parameters, optimizer, batch)
+        for step, batch in enumerate(batches, 1)
+    ]
     return losses, {name: parameter.detach() for name, parameter in parameters.items()}
+
+
+def _step(
+    model: Transformer,
+    training: Training,
+    rate: float,
+    parameters: Mapping[str, Tensor],
+    optimizer: torch.optim.Optimizer,
+    batch: Mapping[str, Tensor],
+) -> float:
+    loss, gradients = loss_and_gradients(model, **batch)
+    if training.max_norm is not None:
+        gradients = clip_by_global_norm(gradients, training.max_norm)
+    for name, gradient in gradients.items():
+        parameters[name].grad = gradient
+    optimizer.param_groups[0]["lr"] = rate
+    optimizer.step()
+    optimizer.zero_grad()  # or they would stand beside those of the next step
+    return float(loss)
 
 
 def _optimizer(parameters: list[torch.nn.Parameter], training: Training) -> torch.optim.Optimizer:

@@ -20,7 +20,7 @@ from benchmarks.race.oracles import conformity, losses, read_task, write_oracle
 from benchmarks.race.race import Conditions
 from benchmarks.race.report import as_markdown, as_table
 from benchmarks.race.rounds import Result, environment, heats, orders, overridden, run_heat
-from benchmarks.race.standings import standings
+from benchmarks.race.standings import finals, standings
 from benchmarks.race.task import WORK, Limit, Task
 from benchmarks.race.workloads import DEFAULT, TRAINED, WORKLOADS, Workload, inputs_of, parameters_of
 from rich.console import Console
@@ -281,6 +281,47 @@ def test_those_of_two_heats_are_compared_through_the_baseline() -> None:
     ]
     ratios = {row.candidate.name: row.ratio.middle for row in standings(raced) if row.ratio}
     assert ratios == pytest.approx({BASELINE: 0.5, "best": 1, "ours": 2})
+
+
+def test_ours_and_the_best_peers_of_its_kind_meet_in_a_final() -> None:
+    raced = [
+        result(BASELINE, TORCH, 4.0),
+        result("ours", TORCH, 2.0, ours=True),
+        result("slow", TORCH, 3.0),
+        result(BASELINE, TORCH, 4.0, heat=1),
+        result("good", TORCH, 2.1, heat=1),
+        result("seemingly best", TORCH, 1.0, heat=1),
+        result("ours in JAX", JAX, 1.0, ours=True, heat=1),
+        result("JAX", JAX, 1.0, heat=1),
+    ]
+    first, second = finals(raced, memory=1e15)
+    assert [each.name for each in first] == [BASELINE, "ours", "seemingly best", "good"]
+    assert [each.name for each in second] == [BASELINE, "ours in JAX", "JAX"]
+    told = raced[0].ready or {}
+    assert [each.name for each in finals(raced, memory=3 * told["peak_bytes"])[0]] == [
+        BASELINE,
+        "ours",
+        "seemingly best",
+    ]
+
+
+def test_a_ratio_to_a_peer_of_another_heat_is_of_the_final_alone() -> None:
+    """The baseline was unlucky in the second heat, so that whoever ran beside it seems faster than it is."""
+    raced = [
+        result(BASELINE, TORCH, 4.0),
+        result("ours", TORCH, 2.0, ours=True),
+        result(BASELINE, TORCH, 8.0, heat=1),
+        result("good", TORCH, 2.2, heat=1),
+        result("left out", TORCH, 2.3, heat=1),
+        result(BASELINE, TORCH, 4.0, heat=-1),
+        result("ours", TORCH, 2.0, ours=True, heat=-1),
+        result("good", TORCH, 2.4, heat=-1),
+    ]
+    found = {row.candidate.name: row for row in standings(raced)}
+    assert found["ours"].rival == "good"
+    assert found["ours"].ratio
+    assert found["ours"].ratio.middle == pytest.approx(1.2)
+    assert found["ours"].heats == (-1, 0)
 
 
 def test_who_failed_is_nobodys_rival() -> None:

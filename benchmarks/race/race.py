@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 from benchmarks.race.candidates import Candidate
 from benchmarks.race.oracles import write_oracle
 from benchmarks.race.rounds import Result, free_memory, heats, run_heat
+from benchmarks.race.standings import FINALISTS, finals
 from benchmarks.race.workloads import Workload, inputs_of, parameters_of
 
 
@@ -31,23 +34,25 @@ def race(
     conditions: Conditions,
     done: Callable[[str], None] = lambda step: None,
 ) -> list[Result]:
-    """Every candidate on every workload that it can do. `done` is called at each step."""
+    """Every candidate on every workload that it can do; where that takes several heats, ours and the best peers meet
+    once more. `done` is called at each step."""
     results: list[Result] = []
     for workload, groups in planned(workloads, candidates, conditions):
         with tempfile.TemporaryDirectory() as folder:
             done(f"{workload.name}: the oracle")
             write_oracle(Path(folder), workload, parameters_of(workload), inputs_of(workload))
-            for index, heat in enumerate(groups):
-                results += run_heat(
-                    heat,
-                    workload,
-                    Path(folder),
-                    rounds=conditions.rounds,
-                    threads=conditions.threads,
-                    device=conditions.device,
-                    heat=index,
-                    done=done,
-                )
+            run = functools.partial(
+                run_heat,
+                workload=workload,
+                folder=Path(folder),
+                rounds=conditions.rounds,
+                threads=conditions.threads,
+                device=conditions.device,
+                done=done,
+            )
+            found = [result for index, heat in enumerate(groups) for result in run(heat, heat=index)]
+            last = finals(found, conditions.memory) if len(groups) > 1 else []
+            results += found + [result for index, heat in enumerate(last, 1) for result in run(heat, heat=-index)]
     return results
 
 
@@ -62,6 +67,13 @@ def planned(
 
 
 def steps(workloads: Sequence[Workload], candidates: Sequence[Candidate], conditions: Conditions) -> int:
-    """How often `race` calls `done`."""
-    plan = planned(workloads, candidates, conditions)
-    return sum(1 + sum(len(heat) * (1 + conditions.rounds) for heat in groups) for _, groups in plan)
+    """How often `race` calls `done`, at most."""
+    number = 0
+    for _, groups in planned(workloads, candidates, conditions):
+        sizes = [len(heat) for heat in groups]
+        if len(groups) > 1:
+            ours = Counter(each.kinds[0] for each in candidates if each.ours)
+            always = set.intersection(*map(set, groups))
+            sizes += [len(always) + of_kind + FINALISTS for of_kind in ours.values()]
+        number += 1 + sum(sizes) * (1 + conditions.rounds)
+    return number

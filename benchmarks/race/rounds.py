@@ -44,7 +44,7 @@ class Result:
     candidate: Candidate
     workload: Workload
     heat: int = 0
-    """Which of the workers that were alive together it was one of."""
+    """Which of the workers that were alive together it was one of: counted from 0, finals from −1 down."""
     ready: dict[str, Any] | None = None
     """What its worker said when it was warm."""
     seconds: dict[tuple[int, int], float] = field(default_factory=dict)

@@ -15,6 +15,9 @@ from benchmarks.race.workloads import Workload
 
 Seconds = Mapping[tuple[int, int], float]
 
+FINALISTS = 2
+"""So many peers of a kind meet ours once more: the heats do not always tell the best from the second."""
+
 
 @dataclass(frozen=True)
 class Quartiles:
@@ -42,7 +45,7 @@ class Standing:
     """None if it failed; `failed` says why."""
     rounds: int
     heats: tuple[int, ...]
-    """With whom it was alive: those of one heat ran side by side."""
+    """With whom it was alive: those of one heat ran side by side. Finals are counted from −1 down."""
     tokens_per_second: Quartiles | None
     per_second: Quartiles | None
     """FLOPs a second; of decoding, and of limits that are about memory, bytes read."""
@@ -84,7 +87,7 @@ def merged(results: Iterable[Result]) -> list[Result]:
 
 def _of_workload(results: Sequence[Result]) -> list[Standing]:
     ran = [result for result in results if result.seconds and not result.failed]
-    best = {kind: best_peer(ran, kind) or best_peer(ran) for result in ran for kind in result.candidate.kinds}
+    best = {kind: next(iter(rivals(ran, kind)), None) for result in ran for kind in result.candidate.kinds}
     rows = [
         _standing(
             result,
@@ -119,16 +122,40 @@ def base_of(results: Sequence[Result]) -> Seconds:
     return next((result.seconds for result in results if result.candidate in base), {})
 
 
-def best_peer(results: Sequence[Result], kind: str | None = None) -> Result | None:
-    """The fastest of a kind that is not ours; of any kind, if none is named."""
+def best_peers(results: Sequence[Result], kind: str) -> list[Result]:
+    """Those of a kind that are not ours, the fastest first; of any kind, if there are none."""
     base = base_of(results)
-    peers = [
-        result
-        for result in results
-        if not (result.candidate.ours or result.candidate.is_limit)
-        and (kind or result.candidate.kinds[0]) in result.candidate.kinds
-    ]
-    return max(peers, key=lambda peer: median(ratios(peer.seconds, base, base)), default=None)
+    peers = [result for result in results if not (result.candidate.ours or result.candidate.is_limit)]
+    peers = [peer for peer in peers if kind in peer.candidate.kinds] or peers
+    return sorted(peers, key=lambda peer: -median(ratios(peer.seconds, base, base)))
+
+
+def rivals(results: Sequence[Result], kind: str) -> list[Result]:
+    """The best peers of a kind; where ours of that kind ran in a final, of those who did so beside them."""
+    peers = best_peers(results, kind)
+    final = {key for ours in _ours(results, kind) for key in ours.seconds if key[0] < 0}
+    return [peer for peer in peers if peer.seconds.keys() & final] or peers
+
+
+def finals(results: Sequence[Result], memory: float) -> list[list[Candidate]]:
+    """For each kind ours and the best peers, who may have run in heats of their own, side by side: with the limits
+    and the baseline, as in a heat, and with fewer peers where all would not fit into `memory`."""
+    ran = [result for result in merged(results) if result.seconds and not result.failed]
+    base = baseline([result.candidate for result in ran])
+    always = [result for result in ran if result.candidate.is_limit or result.candidate in base]
+    groups = []
+    for kind in dict.fromkeys(result.candidate.kinds[0] for result in ran if result.candidate.ours):
+        peers = [peer for peer in best_peers(ran, kind)[:FINALISTS] if peer not in always]
+        group = [*always, *_ours(ran, kind), *peers]
+        while len(peers) > 1 and sum(each.ready["peak_bytes"] for each in group if each.ready) > memory:
+            peers.pop()
+            group.pop()
+        groups.append([each.candidate for each in group])
+    return groups
+
+
+def _ours(results: Iterable[Result], kind: str) -> list[Result]:
+    return [result for result in results if result.candidate.ours and result.candidate.kinds[0] == kind]
 
 
 def ratios(mine: Seconds, theirs: Seconds, base: Seconds) -> list[float]:

@@ -17,7 +17,7 @@ import pytest
 from benchmarks.flops import forward_flops
 from benchmarks.race.candidates import BASELINE, CANDIDATES, COMPILED, JAX, NUMPY, TORCH, Candidate
 from benchmarks.race.oracles import conformity, losses, read_task, write_oracle
-from benchmarks.race.race import Conditions
+from benchmarks.race.race import Conditions, race, steps
 from benchmarks.race.report import as_markdown, as_table
 from benchmarks.race.rounds import Result, environment, heats, orders, overridden, run_heat
 from benchmarks.race.standings import finals, standings
@@ -322,6 +322,19 @@ def test_a_ratio_to_a_peer_of_another_heat_is_of_the_final_alone() -> None:
     assert found["ours"].ratio
     assert found["ours"].ratio.middle == pytest.approx(1.2)
     assert found["ours"].heats == (-1, 0)
+
+
+def test_a_race_of_several_heats_counts_its_steps_and_ends_in_finals() -> None:
+    """Without memory each candidate has a heat of its own."""
+    racing = [each for each in CANDIDATES if each.name in ("numpy eager", "NumPy, einsum", BASELINE, "numpy product")]
+    conditions, told = Conditions(rounds=1, threads=1, memory=0), []
+    found = {row.candidate.name: row for row in standings(race([FORWARD], racing, conditions, told.append))}
+    assert found["numpy eager"].heats == (-1, 0)
+    assert found["NumPy, einsum"].heats == (-1, 1)
+    assert found["numpy product"].heats == found[BASELINE].heats == (-1, 0, 1)
+    assert found["numpy eager"].rival == "NumPy, einsum"
+    # Two finalists would be counted; there is one.
+    assert len(told) + 1 + conditions.rounds == steps([FORWARD], racing, conditions)
 
 
 def test_who_failed_is_nobodys_rival() -> None:

@@ -210,9 +210,11 @@ def as_table(workload: Workload, rows: Sequence[Standing], *, quartiles: bool) -
 
 
 def title(workload: Workload, rows: Sequence[Standing]) -> str:
-    """What is computed, with its sizes, and in how many heats."""
-    heats = len({heat for row in rows for heat in row.heats})
-    in_heats = f"; in {heats} heats, for not all fit into memory" if heats > 1 else ""
+    """What is computed, with its sizes, and in how many heats and finals."""
+    heats = {heat for row in rows for heat in row.heats}
+    finals = {heat for heat in heats if heat < 0}
+    and_finals = f" and {len(finals)} finals" if finals else ""
+    in_heats = f"; in {len(heats - finals)} heats{and_finals}, for not all fit into memory" if len(heats) > 1 else ""
     config, shapes = workload.config, " → ".join(str(length) for length in workload.lengths.values())
     layers = f"{config.num_encoder_layers}+" * config.has_encoder + str(config.num_decoder_layers)
     what = {

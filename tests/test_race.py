@@ -327,7 +327,8 @@ def test_a_ratio_to_a_peer_of_another_heat_is_of_the_final_alone() -> None:
 def test_a_race_of_several_heats_counts_its_steps_and_ends_in_finals() -> None:
     """Without memory each candidate has a heat of its own."""
     racing = [each for each in CANDIDATES if each.name in ("numpy eager", "NumPy, einsum", BASELINE, "numpy product")]
-    conditions, told = Conditions(rounds=1, threads=1, memory=0), []
+    conditions = Conditions(rounds=1, threads=1, memory=0)
+    told: list[str] = []
     found = {row.candidate.name: row for row in standings(race([FORWARD], racing, conditions, told.append))}
     assert found["numpy eager"].heats == (-1, 0)
     assert found["NumPy, einsum"].heats == (-1, 1)

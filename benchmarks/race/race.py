@@ -73,7 +73,7 @@ def steps(workloads: Sequence[Workload], candidates: Sequence[Candidate], condit
         sizes = [len(heat) for heat in groups]
         if len(groups) > 1:
             ours = Counter(each.kinds[0] for each in candidates if each.ours)
-            always = set.intersection(*map(set, groups))
-            sizes += [len(always) + of_kind + FINALISTS for of_kind in ours.values()]
+            always = sum(all(each in heat for heat in groups) for each in groups[0])
+            sizes += [always + of_kind + FINALISTS for of_kind in ours.values()]
         number += 1 + sum(sizes) * (1 + conditions.rounds)
     return number

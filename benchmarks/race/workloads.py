@@ -72,12 +72,13 @@ class Workload:
 
     @property
     def memory(self) -> int:
-        """About how many bytes a process needs for it, to know how many may be alive at once."""
+        """About how many bytes a process needs for it, to know how many may be alive at once: as much as most of them
+        needed at their peak, or more."""
         logits = 0 if self.kind == "decode" else self.batch * max(self.lengths.values()) * self.config.vocab_size
         length = max(self.lengths.values()) + self.new_tokens
         scores = 0 if self.kind == "decode" else self.batch * self.config.num_heads * length**2
-        copies = 6 if self.kind == "train" else 3
-        return 700_000_000 + 4 * (copies * self.weights + 4 * logits + 4 * scores)
+        weights, results = (6, 4) if self.kind == "train" else (2, 2)
+        return 700_000_000 + 4 * (weights * self.weights + results * (logits + scores))
 
     def as_dict(self) -> dict[str, Any]:
         """JSON values."""

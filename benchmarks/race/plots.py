@@ -136,7 +136,9 @@ def roofline(report: Report) -> Figure | None:
     at = sorted([*ends, roof / slope])
     axes.plot(at, [min(roof, slope * x) / 1e9 for x in at], color=INK, lw=1.4)
     axes.text(ends[1], roof / 1e9, f"matrix product, {roof / 1e9:,.0f} GFLOP/s ", ha="right", va="bottom", fontsize=8)
-    axes.text(ends[0], slope * ends[0] / 1e9, f"  memory, {slope / 1e9:,.1f} GB/s", va="top", ha="left", fontsize=8)
+    # Above the slope, where no column can be.
+    middle = (ends[0] * roof / slope) ** 0.5
+    axes.text(middle, slope * middle / 1e9, f"memory, {slope / 1e9:,.1f} GB/s  ", ha="right", va="bottom", fontsize=8)
     names = list(dict.fromkeys(row.workload.name for row in ours))
     for name, mark in zip(names, MARKS * len(names), strict=False):
         for row in (row for row in ours if row.workload.name == name):

@@ -72,7 +72,8 @@ def steps(workloads: Sequence[Workload], candidates: Sequence[Candidate], condit
     for _, groups in planned(workloads, candidates, conditions):
         sizes = [len(heat) for heat in groups]
         if len(groups) > 1:
-            ours = Counter(each.kinds[0] for each in candidates if each.ours)
+            able = {each.name: each for heat in groups for each in heat}
+            ours = Counter(each.kinds[0] for each in able.values() if each.ours)
             always = sum(all(each in heat for heat in groups) for each in groups[0])
             sizes += [always + of_kind + FINALISTS for of_kind in ours.values()]
         number += 1 + sum(sizes) * (1 + conditions.rounds)

@@ -325,8 +325,9 @@ def test_a_ratio_to_a_peer_of_another_heat_is_of_the_final_alone() -> None:
 
 
 def test_a_race_of_several_heats_counts_its_steps_and_ends_in_finals() -> None:
-    """Without memory each candidate has a heat of its own."""
+    """Without memory each candidate has a heat of its own. Ours that cannot run have no final."""
     racing = [each for each in CANDIDATES if each.name in ("numpy eager", "NumPy, einsum", BASELINE, "numpy product")]
+    racing.append(Candidate("absent", (JAX,), ("no_such_package",), "nowhere:build", ours=True))
     conditions = Conditions(rounds=1, threads=1, memory=0)
     told: list[str] = []
     found = {row.candidate.name: row for row in standings(race([FORWARD], racing, conditions, told.append))}

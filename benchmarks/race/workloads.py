@@ -72,8 +72,8 @@ class Workload:
 
     @property
     def memory(self) -> int:
-        """About how many bytes a process needs for it, to know how many may be alive at once: as much as most of them
-        needed at their peak, or more."""
+        """How many bytes a process needs for it, to know how many may be alive at once: about what the middle one
+        of its candidates needed at its peak."""
         logits = 0 if self.kind == "decode" else self.batch * max(self.lengths.values()) * self.config.vocab_size
         length = max(self.lengths.values()) + self.new_tokens
         scores = 0 if self.kind == "decode" else self.batch * self.config.num_heads * length**2

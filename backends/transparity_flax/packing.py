@@ -1,6 +1,6 @@
-"""Weights as decoding multiplies by them: with few rows, a product takes as long as its weight takes to be read, and
-XLA reads one soonest where it stands in front, by its outputs; Flax holds it by its inputs. PyTorch packs for the same
-reason, and NumPy is given weights by their outputs."""
+"""Products as XLA does them soonest. With few rows, as decoding has them, one takes as long as its weight takes to be
+read, which is least where it stands in front, by its outputs; Flax holds it by its inputs. With many, as learning has
+them, they have to be one axis. PyTorch packs for the same reasons, and NumPy is given weights by their outputs."""
 
 from __future__ import annotations
 
@@ -44,12 +44,24 @@ Split = tuple[TransformerConfig, Form, State]
 def packed(model: Transformer) -> Split:
     """The model as `generate` and `beam_search` take it; it holds its kernels once more, the other way around."""
     twin = nnx.clone(model)
-    for _, linear in nnx.iter_graph(twin):
-        if isinstance(linear, nnx.Linear) and hasattr(linear, "kernel"):  # a tied head has none
-            kernel = linear.kernel.get_value()
-            linear.kernel.set_value(jax.device_put(np.ascontiguousarray(np.asarray(kernel).T), kernel.sharding))
-            linear.dot_general = _weight_in_front
+    for linear in _linears(twin):
+        kernel = linear.kernel.get_value()
+        linear.kernel.set_value(jax.device_put(np.ascontiguousarray(np.asarray(kernel).T), kernel.sharding))
+        linear.dot_general = _weight_in_front
     return model.config, Form(twin), nnx.state(twin)
+
+
+def learning(model: Transformer) -> Transformer:
+    """The same model with linears that have their gradients sooner; all parameters are those of `model`."""
+    twin = nnx.merge(*nnx.split(model))
+    for linear in _linears(twin):
+        linear.dot_general = _rows_in_one_axis
+    return twin
+
+
+def _linears(model: Transformer) -> list[nnx.Linear]:
+    modules = (module for _, module in nnx.iter_graph(model) if isinstance(module, nnx.Linear))
+    return [linear for linear in modules if hasattr(linear, "kernel")]  # a tied head has none
 
 
 def _weight_in_front(
@@ -58,3 +70,12 @@ def _weight_in_front(
     """W xᵀ, turned: x Wᵀ. Its arguments are those that `nnx.Linear` has for `dot_general`, whose kernel is Wᵀ."""
     product = jax.lax.dot_general(weight, x, (((1,), (x.ndim - 1,)), ((), ())), **named)
     return jnp.moveaxis(product, 0, -1)
+
+
+def _rows_in_one_axis(
+    x: Float[Array, "*batch features_in"], kernel: Float[Array, "features_in features_out"], _: Any, **named: Any
+) -> Float[Array, "*batch features_out"]:
+    """x W of a matrix. The gradient by W sums over all rows: over two axes, XLA would first copy what it multiplies,
+    turned."""
+    product = jax.lax.dot_general(x.reshape(-1, x.shape[-1]), kernel, (((1,), (0,)), ((), ())), **named)
+    return product.reshape(*x.shape[:-1], kernel.shape[1])

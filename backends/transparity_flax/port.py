@@ -39,7 +39,7 @@ from transparity_flax.dropout import dropping
 from transparity_flax.generation import generate
 from transparity_flax.loss import cross_entropy
 from transparity_flax.optimization import train
-from transparity_flax.packing import Split, packed
+from transparity_flax.packing import Split, learning, packed
 from transparity_flax.parameters import State, dump, load, rounded, to_numpy
 from transparity_flax.rounding import rounding
 from transparity_flax.spreading import can_be_spread, copied, spread
@@ -145,7 +145,7 @@ class FlaxForward:
         inputs = check_inputs(self.model.config, tokens)
         expected = check_targets(self.model.config, targets, inputs)
         kept = check_masks(self.model.config, masks, inputs)
-        model = nnx.merge(self.graph, self.state, copy=True)
+        model = learning(nnx.merge(self.graph, self.state, copy=True))
         model.set_attributes(use_running_average=not training, raise_if_not_found=False)
         graph, state = nnx.split(model)
         with x64_for(self.dtype):
@@ -157,7 +157,7 @@ class FlaxForward:
         self, batches: Sequence[Mapping[str, Any]], training: Training
     ) -> tuple[list[float], dict[str, np.ndarray]]:
         checked = [check_batch(self.model.config, batch) for batch in batches]
-        model = nnx.merge(self.graph, self.state, copy=True)
+        model = learning(nnx.merge(self.graph, self.state, copy=True))
         model.set_attributes(use_running_average=False, raise_if_not_found=False)
         with x64_for(self.dtype):
             losses, parameters = train(model, [self._arrays(batch) for batch in checked], training)

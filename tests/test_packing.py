@@ -15,6 +15,7 @@ from torch import nn
 from transparity.parameters import initialize_parameters
 from transparity.presets import PRESETS
 from transparity_conformance.probes import probes
+from transparity_flax import packing as flax_packing
 from transparity_flax.parameters import dump
 from transparity_flax.port import build as build_flax
 from transparity_pytorch.packing import LearningLinear, PackedLinear, can_be_packed, learning, multiplied_by_one_row
@@ -128,6 +129,28 @@ def test_flax_decodes_with_its_kernels_the_other_way_around() -> None:
     np.testing.assert_allclose(head(rows), forward.model.head(rows), rtol=1e-5, atol=1e-6)
     kept = dump(forward.model)
     assert all(np.array_equal(kept[name], value.astype(np.float32)) for name, value in probe.parameters.items())
+
+
+def test_flax_learns_by_products_of_matrices() -> None:
+    """Its gradients are held to the oracle by the claims about them, as PyTorch's are."""
+    probe = probes("translation")["mixed"]
+    model = build_flax(probe.config, probe.parameters).model
+    learner = flax_packing.learning(model)
+    own, others = (dict(nnx.to_flat_state(nnx.state(each))) for each in (model, learner))
+    assert own.keys() == others.keys()
+    assert all(others[path].get_value() is variable.get_value() for path, variable in own.items())
+    rows = jax.random.normal(jax.random.key(0), (2, 3, probe.config.embed_dim))
+    np.testing.assert_allclose(learner.head(rows), model.head(rows), rtol=1e-5, atol=1e-6)
+    assert axes_multiplied(learner.head, rows) == {2}
+    assert axes_multiplied(model.head, rows) == {2, 3}
+
+
+def axes_multiplied(linear: nnx.Linear, rows: jax.Array) -> set[int]:
+    """How many axes the operands of the products have that its gradient takes."""
+    graph, state = nnx.split(linear)
+    program = jax.make_jaxpr(jax.grad(lambda state: nnx.merge(graph, state)(rows).sum()))(state)
+    products = [step for step in program.eqns if step.primitive.name == "dot_general"]
+    return {len(operand.aval.shape) for step in products for operand in step.invars}
 
 
 def test_two_flax_models_of_one_configuration_are_decoded_by_one_program() -> None:

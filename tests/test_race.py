@@ -388,7 +388,7 @@ def test_every_workload_has_our_columns_and_a_peer_of_each_kind() -> None:
         assert any(candidate.is_limit for candidate in able)
 
 
-@pytest.mark.parametrize("file", ["race", "race-zen4"])
+@pytest.mark.parametrize("file", ["race", "race-train", "race-zen4"])
 def test_the_figures_of_the_readme_are_those_of_the_race_that_is_kept(file: str) -> None:
     kept = json.loads((ROOT / f"benchmarks/results/{file}.json").read_text())
     readme = (ROOT / "README.md").read_text()

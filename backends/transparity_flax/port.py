@@ -119,6 +119,11 @@ class FlaxForward:
         return packed(nnx.merge(self.graph, self.state))
 
     @functools.cached_property
+    def learner(self) -> Graph:
+        """What the model is when it learns, without its numbers."""
+        return nnx.graphdef(learning(nnx.merge(self.graph, self.state)))
+
+    @functools.cached_property
     def everywhere(self) -> State:
         """The state on every device of the CPU: there is more than one if the user asked for it."""
         return copied(self.state, jax.devices("cpu"))
@@ -145,7 +150,7 @@ class FlaxForward:
         inputs = check_inputs(self.model.config, tokens)
         expected = check_targets(self.model.config, targets, inputs)
         kept = check_masks(self.model.config, masks, inputs)
-        model = learning(nnx.merge(self.graph, self.state, copy=True))
+        model = nnx.merge(self.learner, self.state, copy=True)
         model.set_attributes(use_running_average=not training, raise_if_not_found=False)
         graph, state = nnx.split(model)
         with x64_for(self.dtype):
@@ -157,7 +162,7 @@ class FlaxForward:
         self, batches: Sequence[Mapping[str, Any]], training: Training
     ) -> tuple[list[float], dict[str, np.ndarray]]:
         checked = [check_batch(self.model.config, batch) for batch in batches]
-        model = learning(nnx.merge(self.graph, self.state, copy=True))
+        model = nnx.merge(self.learner, self.state, copy=True)
         model.set_attributes(use_running_average=False, raise_if_not_found=False)
         with x64_for(self.dtype):
             losses, parameters = train(model, [self._arrays(batch) for batch in checked], training)

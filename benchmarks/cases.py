@@ -9,8 +9,8 @@ from itertools import product
 
 from transparity.config import TransformerConfig
 from transparity.presets import PRESETS, preset
-from transparity_conformance.backends import backend, named
-from transparity_conformance.evidence import Subject
+from transparity_conformance.oracle.backends import backend, named
+from transparity_conformance.report.comparison import Subject
 
 BATCHES, LENGTHS = (1, 8), (32, 64)
 DTYPE = "float32"

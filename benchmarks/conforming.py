@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 from benchmarks.cases import Case, Workload
 
-from transparity.backend import Forward
 from transparity.config import TransformerConfig
-from transparity_conformance.backends import backend
-from transparity_conformance.bench import as_numbers, dtype_name
-from transparity_conformance.evidence import Evidence, difference
-from transparity_conformance.oracle import Arrays, Oracle, forward_oracle
-from transparity_conformance.probes import probe_parameters
+from transparity.protocol import Forward
+from transparity_conformance.oracle.backends import backend
+from transparity_conformance.oracle.oracle import Arrays, Oracle, forward_oracle
+from transparity_conformance.oracle.probes import probe_parameters
+from transparity_conformance.report.comparison import Evidence, as_numbers, difference, dtype_name
 
 Run = Callable[[], Any]
 

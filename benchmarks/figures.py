@@ -13,8 +13,8 @@ from typing import Any
 from benchmarks.cases import Case
 from benchmarks.flops import forward_flops
 
-from transparity_conformance.backends import backend
-from transparity_conformance.evidence import Evidence
+from transparity_conformance.oracle.backends import backend
+from transparity_conformance.report.comparison import Evidence
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "XLA_FLAGS")
 

@@ -15,7 +15,7 @@ from benchmarks.table import Outcome, Printout
 from pytest_benchmark.fixture import BenchmarkFixture
 from rich.console import Console
 
-from transparity_conformance.backends import backend as backend_called
+from transparity_conformance.oracle.backends import backend as backend_called
 
 OUTCOME = pytest.StashKey[Outcome]()
 

@@ -12,7 +12,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from transparity_conformance.evidence import Evidence
+from transparity_conformance.report.comparison import Evidence
 
 LEGEND = (
     "Tokens are those whose logits are computed; FLOPs are those of matrix products, a multiplication and an addition "

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from transparity.taps import identity, scoped
-from transparity_conformance.backends import backend, installed
+from transparity_conformance.oracle.backends import backend, installed
 
 ROUNDS, CALLS = 5, 100_000
 

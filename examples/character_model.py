@@ -30,10 +30,10 @@ import transparity_flax.optimization
 import transparity_flax.port
 import transparity_pytorch.optimization
 import transparity_pytorch.port
-from transparity.backend import Arrays
 from transparity.config import TransformerConfig
 from transparity.parameters import initialize_parameters
 from transparity.presets import preset
+from transparity.protocol import Arrays
 from transparity.training import Training
 
 TEXT = Path(__file__).with_name("text.txt")

@@ -21,10 +21,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from transparity.backend import ENTRY_POINTS, Backend, Forward
 from transparity.config import TransformerConfig
 from transparity.parameters import initialize_parameters
 from transparity.presets import preset
+from transparity.protocol import ENTRY_POINTS, Backend, Forward
 from transparity.training import Training
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"

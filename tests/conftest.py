@@ -8,8 +8,8 @@ from importlib.metadata import entry_points
 
 import pytest
 
-from transparity.backend import ENTRY_POINTS, Backend
 from transparity.errors import TransparityError
+from transparity.protocol import ENTRY_POINTS, Backend
 
 
 @pytest.fixture(params=["numpy", "pytorch", "flax"])

@@ -12,7 +12,7 @@ from transparity import axes
 from transparity.axes import LEGEND
 
 ROOT = Path(__file__).parents[1]
-COLUMNS = ["reference/transparity", "backends/transparity_pytorch", "backends/transparity_flax"]
+COLUMNS = ["reference/transparity_numpy", "backends/transparity_pytorch", "backends/transparity_flax"]
 
 
 def words(source: str) -> set[str]:

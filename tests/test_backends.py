@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from transparity_conformance import backends
+from transparity_conformance.oracle import backends
 
 
 def _missing(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
@@ -15,7 +15,9 @@ def _missing(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
             raise ModuleNotFoundError(f"No module named {module!r}", name=module)
         return object()
 
-    monkeypatch.setattr(backends, "named", lambda: {"numpy": "transparity.port:build", "theirs": "theirs.port:build"})
+    monkeypatch.setattr(
+        backends, "named", lambda: {"numpy": "transparity_numpy.port:build", "theirs": "theirs.port:build"}
+    )
     monkeypatch.setattr(backends, "backend", backend)
     monkeypatch.setattr(backends, "absent", backends.absent.__wrapped__)
 

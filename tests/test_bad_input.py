@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from transparity import initialize_parameters, preset
-from transparity.backend import Backend, Forward
 from transparity.errors import BackendError, ConfigError, InputError, ParameterError
+from transparity.protocol import Backend, Forward
 
 Refused = Callable[..., AbstractContextManager[None]]
 

@@ -17,7 +17,7 @@ from benchmarks.conforming import inputs_of
 from benchmarks.figures import Figures
 
 from transparity.presets import PRESETS, preset
-from transparity_conformance.evidence import Evidence, Subject
+from transparity_conformance.report.comparison import Evidence, Subject
 
 ROOT = Path(__file__).parents[1]
 

@@ -20,11 +20,11 @@ from safetensors.numpy import load_file, save_file
 from transparity.config import TransformerConfig
 from transparity.errors import ConfigError, InputError, ParameterError
 from transparity.presets import PRESETS, preset
-from transparity_conformance.bundle import Bundle, bundle_probes, export_bundle, read_actual, read_bundle
-from transparity_conformance.judgement import judge
-from transparity_conformance.manifest import digest, own_digest
-from transparity_conformance.probes import probes
-from transparity_conformance.tensors import BundleError
+from transparity_conformance.checkpoints.files import BundleError
+from transparity_conformance.diagnosis.judge import judge
+from transparity_conformance.oracle.probes import probes
+from transparity_conformance.ports.bundle.bundle import Bundle, bundle_probes, export_bundle, read_actual, read_bundle
+from transparity_conformance.ports.bundle.manifest import digest, own_digest
 
 Refused = Callable[..., AbstractContextManager[None]]
 

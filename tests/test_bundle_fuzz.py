@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from transparity.config import TransformerConfig
 from transparity.errors import TransparityError
-from transparity_conformance.bundle import (
+from transparity_conformance.ports.bundle.bundle import (
     ACTUAL,
     Bundle,
     bundle_probes,
@@ -24,8 +24,8 @@ from transparity_conformance.bundle import (
     read_actual,
     read_bundle,
 )
-from transparity_conformance.manifest import FILES, SECTIONS, TARGETS, digest
-from transparity_conformance.sections import chunk_names, targets
+from transparity_conformance.ports.bundle.manifest import FILES, SECTIONS, TARGETS, digest
+from transparity_conformance.ports.bundle.sections import chunk_names, targets
 from transparity_pytorch.port import build
 
 UNSIGNED, SIGNED, WRITTEN, OF_SECTIONS = 5_000, 600, 5_000, 1_500
@@ -220,7 +220,7 @@ def test_a_forged_bundle_expects_what_the_reference_says(
     copy = Path(shutil.copytree(folder, tmp_path / "copy"))
     # every digest is right, whatever is in the file
     monkeypatch.setattr(
-        "transparity_conformance.manifest.own_digest", lambda manifest: manifest["sha256"]["manifest.json"]
+        "transparity_conformance.ports.bundle.manifest.own_digest", lambda manifest: manifest["sha256"]["manifest.json"]
     )
     known = {file: (copy / file).read_bytes() for file in FILES}
     digests = {file: bytes(file, "ascii").hex() for file in known}
@@ -228,7 +228,7 @@ def test_a_forged_bundle_expects_what_the_reference_says(
     for file in FILES:
         text = text.replace(digest(folder / file), digests[file])
     (copy / "manifest.json").write_text(text)
-    monkeypatch.setattr("transparity_conformance.bundle.digest", lambda path: digests[path.name])
+    monkeypatch.setattr("transparity_conformance.ports.bundle.bundle.digest", lambda path: digests[path.name])
     for changed in mutants(2, (copy / name).read_bytes(), SIGNED // 5):
         (copy / name).write_bytes(changed)
         with suppress(TransparityError):
@@ -314,10 +314,10 @@ def test_a_forged_section_asks_for_what_the_probes_make_of_it(
     folder, bundle = with_sections
     copy = Path(shutil.copytree(folder, tmp_path / "copy"))
     # every digest is right, whatever is in the file
-    own = "transparity_conformance.manifest.own_digest"
+    own = "transparity_conformance.ports.bundle.manifest.own_digest"
     monkeypatch.setattr(own, lambda manifest: manifest["sha256"]["manifest.json"])
     known = {file: digest(folder / file) for file in (*FILES, TARGETS)}
-    monkeypatch.setattr("transparity_conformance.bundle.digest", lambda path: known[path.name])
+    monkeypatch.setattr("transparity_conformance.ports.bundle.bundle.digest", lambda path: known[path.name])
     text = (folder / name).read_bytes()
     begin = text.index(b'"gradients": {') if name == "manifest.json" else 0  # the probes before it have their own test
     for changed in mutants(5, text[begin:], SIGNED // 3):

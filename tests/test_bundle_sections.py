@@ -19,15 +19,15 @@ from typer.testing import CliRunner
 
 from transparity.config import TransformerConfig
 from transparity.presets import preset
-from transparity_conformance.bench import as_numbers
-from transparity_conformance.bundle import Bundle, export_bundle, judge_bundle, read_actual, read_bundle
+from transparity_conformance.capabilities.faults.cache import CACHINGS, Caching, cached_logits
+from transparity_conformance.capabilities.faults.loss import LOSSES, LossMistake
+from transparity_conformance.checkpoints.files import BundleError
 from transparity_conformance.cli import app
-from transparity_conformance.manifest import SECTIONS, TARGETS, digest, own_digest
-from transparity_conformance.mistakes.cache import CACHINGS, Caching, cached_logits
-from transparity_conformance.mistakes.loss import LOSSES, LossMistake
-from transparity_conformance.process import check_command
-from transparity_conformance.tensors import BundleError
-from transparity_conformance.verdict import Fault, Report
+from transparity_conformance.ports.bundle.bundle import Bundle, export_bundle, judge_bundle, read_actual, read_bundle
+from transparity_conformance.ports.bundle.manifest import SECTIONS, TARGETS, digest, own_digest
+from transparity_conformance.ports.command import check_command
+from transparity_conformance.report.comparison import as_numbers
+from transparity_conformance.report.report import Fault, Report
 from transparity_pytorch.port import build
 
 Refused = Callable[..., AbstractContextManager[None]]
@@ -473,7 +473,7 @@ def test_what_a_program_that_crashed_did_not_write_is_no_fault(program: Callable
 
 
 def test_a_port_here_is_not_asked_for_sections() -> None:
-    result = CliRunner().invoke(app, ["check", "transparity.port:build", "--gradients"])
+    result = CliRunner().invoke(app, ["check", "transparity_numpy.port:build", "--gradients"])
     assert result.exit_code == 2
     assert result.stderr == "--gradients and --steps are for --command; what a PORT offers is compared without them.\n"
 

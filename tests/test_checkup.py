@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from transparity_conformance.checkup import as_text, bars, write_html
-from transparity_conformance.findings import findings, sentence, spread
-from transparity_conformance.page import as_html, headline
-from transparity_conformance.verdict import Cause, Fault, Held, Measured, Report, Verdict
+from transparity_conformance.report.check_html import as_html, headline, write_html
+from transparity_conformance.report.check_terminal import as_text, bars
+from transparity_conformance.report.findings import findings, sentence, spread
+from transparity_conformance.report.report import Cause, Fault, Held, Measured, Report, Verdict
 
 SCORES = "decoder.layers.{}.self_attention.scores"
 SAYS = "your scores are 0.5000 × ours: scaled by 1/√embed_dim (0.125) instead of 1/√head_dim (0.25)"

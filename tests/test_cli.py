@@ -16,9 +16,9 @@ from typer.testing import CliRunner, Result
 import transparity
 from transparity.presets import PRESETS, departures, preset
 from transparity_conformance.cli import app
-from transparity_conformance.verdict import Report
+from transparity_conformance.report.report import Report
 
-REFERENCE = "transparity.port:build"
+REFERENCE = "transparity_numpy.port:build"
 
 PORTS = """
 import numpy as np
@@ -279,7 +279,7 @@ def test_a_fault_of_ours_is_no_verdict(monkeypatch: pytest.MonkeyPatch, capsys: 
 
 
 def test_help_imports_nothing_that_it_does_not_need() -> None:
-    heavy = {"torch", "jax", "flax", "hypothesis", "pytest", "ml_dtypes", "transparity_conformance.judgement"}
+    heavy = {"torch", "jax", "flax", "hypothesis", "pytest", "ml_dtypes", "transparity_conformance.diagnosis.judge"}
     script = (
         "import sys\nfrom transparity_conformance.cli import main\nsys.argv = ['transparity', '--help']\n"
         f"try:\n    main()\nexcept SystemExit:\n    print('loaded', *({heavy!r} & set(sys.modules)))"

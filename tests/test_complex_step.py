@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from transparity import PRESETS, TransformerConfig, initialize_parameters, preset
-from transparity.differentiation import loss_and_gradients, loss_of
-from transparity.functional import derivative
-from transparity.loss import cross_entropy
 from transparity.parameters import is_learned
-from transparity.transformer import transformer
+from transparity_numpy.differentiation import loss_and_gradients, loss_of
+from transparity_numpy.functional import derivative
+from transparity_numpy.loss import cross_entropy
+from transparity_numpy.transformer import transformer
 
 CONFIGS = {name: preset(name).resized(num_encoder_layers=1, num_decoder_layers=1) for name in PRESETS}
 CONFIGS["batch norm"] = dataclasses.replace(CONFIGS["notes-lm"], norm="batch")

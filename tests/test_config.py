@@ -15,7 +15,7 @@ from transparity import PRESETS, TransformerConfig, departures, preset
 from transparity.config import DropoutPlace
 
 KINDS = get_type_hints(TransformerConfig)
-# What goes together with some others alone; `transparity_conformance.strategies` draws it with them.
+# What goes together with some others alone; `transparity_conformance.oracle.strategies` draws it with them.
 LONE: dict[str, Any] = {"num_key_value_heads": None, "attention_head_dim": None, "rotary_dim": None, "head": "logits"}
 LONE |= {"num_token_types": 0, "position_count": "all", "shared_embedding": False}
 SPECIAL = {

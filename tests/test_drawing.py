@@ -10,13 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from transparity.backend import Backend
-from transparity.beams import beam_search
 from transparity.config import TransformerConfig
-from transparity.port import build as numpy_build
+from transparity.protocol import Backend
 from transparity.sampling import Sampling
 from transparity_conformance import check
-from transparity_conformance.decoding import (
+from transparity_conformance.capabilities.faults.beams import BEAMINGS, Beaming, beamed
+from transparity_conformance.capabilities.faults.greedy import Generation, generated
+from transparity_conformance.capabilities.faults.ragged import RAGGEDS, Ragged, continued
+from transparity_conformance.capabilities.faults.sampling import DRAWINGS, Drawing, drawn
+from transparity_conformance.capabilities.generation import (
     BEAMS,
     FURTHER,
     Way,
@@ -25,14 +27,7 @@ from transparity_conformance.decoding import (
     searched_so,
     simulated,
 )
-from transparity_conformance.findings import sentence
-from transparity_conformance.forcing import best_scores, judged, judged_beams, true_scores
-from transparity_conformance.mistakes.beams import BEAMINGS, Beaming, beamed
-from transparity_conformance.mistakes.generation import Generation, generated
-from transparity_conformance.mistakes.ragged import RAGGEDS, Ragged, continued
-from transparity_conformance.mistakes.sampling import DRAWINGS, Drawing, drawn
-from transparity_conformance.probes import Probe, probes
-from transparity_conformance.requests import (
+from transparity_conformance.capabilities.requests import (
     Request,
     beam_requests,
     drawing_requests,
@@ -40,6 +35,11 @@ from transparity_conformance.requests import (
     ragged_requests,
     sampling_requests,
 )
+from transparity_conformance.capabilities.teacher_forcing import best_scores, judged, judged_beams, true_scores
+from transparity_conformance.oracle.probes import Probe, probes
+from transparity_conformance.report.findings import sentence
+from transparity_numpy.beams import beam_search
+from transparity_numpy.port import build as numpy_build
 
 PRESETS = ("notes-lm", "pre-norm", "translation")
 ENDLESS = ("what has not ended", "beams are kept by their scores", "a continuation that ended")

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from transparity.config import TransformerConfig
-from transparity.dropout import dropping
 from transparity.errors import ConfigError, InputError
 from transparity.presets import preset
 from transparity.taps import recording
 from transparity.training import dropout_masks
-from transparity.transformer import transformer
-from transparity_conformance.backends import REFERENCE, backend, installed
-from transparity_conformance.probes import mixed_inputs, probe_parameters
+from transparity_conformance.oracle.backends import REFERENCE, backend, installed
+from transparity_conformance.oracle.probes import mixed_inputs, probe_parameters
+from transparity_numpy.dropout import dropping
+from transparity_numpy.transformer import transformer
 
 PLACES = {
     "walkthrough": """encoder.embedding encoder.layers.0.self_attention_norm decoder.embedding

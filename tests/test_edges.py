@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from transparity.backend import Backend
 from transparity.config import TransformerConfig
 from transparity.errors import InputError, TransparityError
 from transparity.parameters import initialize_parameters
+from transparity.protocol import Backend
 from transparity.sampling import Sampling
 from transparity.training import Training
-from transparity_conformance.bench import as_numbers
-from transparity_conformance.budgets import epsilon
+from transparity_conformance.oracle.budgets import epsilon
+from transparity_conformance.report.comparison import as_numbers
 
 LOWEST = 2.0**-24
 """The smallest number of float16 above zero."""

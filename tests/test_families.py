@@ -19,17 +19,16 @@ import torch
 from safetensors.numpy import load_file, save_file
 from typer.testing import CliRunner, Result
 
-from transparity.backend import Backend
 from transparity.config import TransformerConfig
 from transparity.errors import ParameterError, TransparityError
 from transparity.parameters import load_parameters
-from transparity_conformance.bench import as_numbers
-from transparity_conformance.checking import PortError, check
+from transparity.protocol import Backend
+from transparity_conformance.checkpoints.importing import Checkpoint, import_checkpoint
+from transparity_conformance.checkpoints.reading import CheckpointError
 from transparity_conformance.cli import app
-from transparity_conformance.evidence import difference, share
-from transparity_conformance.families.importing import Checkpoint, import_checkpoint
-from transparity_conformance.families.reading import CheckpointError
-from transparity_conformance.oracle import forward_oracle
+from transparity_conformance.oracle.oracle import forward_oracle
+from transparity_conformance.ports.check import PortError, check
+from transparity_conformance.report.comparison import as_numbers, difference, share
 
 with warnings.catch_warnings():  # what it says of itself while it is imported is not about this project
     warnings.simplefilter("ignore")
@@ -536,7 +535,7 @@ def test_the_command_imports(saved: Callable[[str], Path], tmp_path: Path) -> No
 
 def test_the_command_refuses_in_one_sentence(saved: Callable[[str], Path], tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
-    port, checkpoint = "transparity.port:build", ("--checkpoint", saved("llama"))
+    port, checkpoint = "transparity_numpy.port:build", ("--checkpoint", saved("llama"))
     for arguments, says in (
         (("import", tmp_path, tmp_path / "new"), "is not JSON"),
         (("import", saved("llama"), tmp_path), "has other files in it; expected an empty folder"),
@@ -557,7 +556,7 @@ def test_the_command_refuses_in_one_sentence(saved: Callable[[str], Path], tmp_p
 
 
 def test_a_wrong_port_is_found_out_on_a_checkpoint(saved: Callable[[str], Path]) -> None:
-    from transparity.port import build
+    from transparity_numpy.port import build
 
     def wrong(config: TransformerConfig, parameters: Any) -> Any:
         return build(dataclasses.replace(config, feature_pairs="adjacent"), parameters)

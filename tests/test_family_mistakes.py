@@ -15,22 +15,22 @@ import pytest
 
 from meta.family_power import MEASURES, Answer, Measure, Trial, ask, case_probes, further_trials, trials, wrong
 from meta.family_slips import SLIPS, Slip, acting, build_port
-from transparity import port as numpy_column
 from transparity.config import TransformerConfig
-from transparity.embeddings import embed
-from transparity.positions import Places, alibi_slopes, places
 from transparity.presets import PRESETS, preset
 from transparity.taps import tap_shapes
-from transparity_conformance.cases import CASES
-from transparity_conformance.checking import check
-from transparity_conformance.claims.families import FEW
-from transparity_conformance.judgement import judge
-from transparity_conformance.mistakes import hypotheses, mistakes_at, whole_model
-from transparity_conformance.oracle import Arrays
-from transparity_conformance.requests import Request, beam_requests, greedy_requests
-from transparity_conformance.stepping import judge_steps, stepped
-from transparity_conformance.verdict import Cause, Fault, Report
-from transparity_conformance.walk import walk
+from transparity_conformance.capabilities.incremental_decoding import judge_steps, stepped
+from transparity_conformance.capabilities.requests import Request, beam_requests, greedy_requests
+from transparity_conformance.diagnosis.faults import hypotheses, mistakes_at, whole_model
+from transparity_conformance.diagnosis.judge import judge
+from transparity_conformance.diagnosis.walk import walk
+from transparity_conformance.oracle.cases import CASES
+from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.ports.check import check
+from transparity_conformance.report.report import Cause, Fault, Report
+from transparity_conformance.suite.claims.families import FEW
+from transparity_numpy import port as numpy_column
+from transparity_numpy.embeddings import embed
+from transparity_numpy.positions import Places, alibi_slopes, places
 
 Build = Callable[[TransformerConfig, Arrays], Any]
 
@@ -207,7 +207,10 @@ class BeginsAgain(numpy_column.NumpyForward):
         def embedded(config: Any, parameters: Any, tokens: Any, visible: Any, at: Any = None, **more: Any) -> Any:
             return embed(config, parameters, tokens, visible, at if at is None else at - at[:, :1], **more)
 
-        with patch("transparity.transformer.places", placed), patch("transparity.transformer.embed", embedded):
+        with (
+            patch("transparity_numpy.transformer.places", placed),
+            patch("transparity_numpy.transformer.embed", embedded),
+        ):
             return super().step(*given, **named)
 
 

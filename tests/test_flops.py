@@ -11,7 +11,7 @@ from benchmarks.flops import forward_flops
 from transparity.config import TransformerConfig
 from transparity.parameters import initialize_parameters
 from transparity.presets import PRESETS, preset
-from transparity_conformance.cases import CASES
+from transparity_conformance.oracle.cases import CASES
 
 SIZES = {"batch": 5, "source": 7, "target": 4, "tokens": 6}
 LENGTHS = (

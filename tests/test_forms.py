@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from transparity_conformance.forms import is_another_form
+from transparity_conformance.diagnosis.equivalence import is_another_form
 
 TAP = "decoder.layers.0.self_attention.key"
 

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-import transparity.attention
-from transparity.attention import attention
+import transparity_numpy.attention
 from transparity.config import LEAVES_OUT
 from transparity.taps import recording
+from transparity_numpy.attention import attention
 
 HEADS, HEAD_DIM = 2, 3
 
@@ -35,7 +35,7 @@ def test_a_block_at_a_time_it_is_the_same(mask: np.ndarray, block: int, hidden: 
     )
     query = query + 1e-20j * random.normal(size=query.shape) if moves else query
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transparity.attention, "BLOCK", block)
+        patch.setattr(transparity_numpy.attention, "BLOCK", block)
         fast = attention(query, key, value, mask, scale=0.5, hidden=hidden)
         explicit = attention(query, key, value, mask, scale=0.5, hidden=hidden, tap=recording({}))
     assert fast.dtype == explicit.dtype

@@ -10,10 +10,10 @@ import pytest
 
 from transparity.config import TransformerConfig
 from transparity.errors import ConfigError, InputError
-from transparity.port import build
 from transparity.sampling import Sampling
-from transparity_conformance.backends import backend, installed
-from transparity_conformance.probes import probe_parameters
+from transparity_conformance.oracle.backends import backend, installed
+from transparity_conformance.oracle.probes import probe_parameters
+from transparity_numpy.port import build
 
 VOCAB, NEW, END, FILLING = 5, 3, 2, 0
 

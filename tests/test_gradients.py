@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from transparity.backend import Backend
 from transparity.parameters import is_learned
 from transparity.presets import preset
-from transparity_conformance.derivatives import targets_of
-from transparity_conformance.probes import mixed_inputs, probe_parameters
+from transparity.protocol import Backend
+from transparity_conformance.oracle.derivatives import targets_of
+from transparity_conformance.oracle.probes import mixed_inputs, probe_parameters
 
 
 @pytest.fixture(params=["pytorch", "flax"])
 def differentiating(request: pytest.FixtureRequest) -> Backend:
     """The backends whose framework differentiates."""
-    from transparity_conformance.backends import backend
+    from transparity_conformance.oracle.backends import backend
 
     return backend(request.param)
 

@@ -21,12 +21,12 @@ def imported_by(statement: str) -> set[str]:
     ("statement", "expected"),
     [
         ("import transparity", set()),
-        ("import transparity.port", set()),
+        ("import transparity_numpy.port", set()),
         ("import transparity_pytorch", set()),
         ("import transparity_flax", set()),
         ("import transparity_conformance", set()),
-        ("import transparity_conformance.plugin", set()),
-        ("import transparity_conformance.families.importing", set()),
+        ("import transparity_conformance.suite.plugin", set()),
+        ("import transparity_conformance.checkpoints.importing", set()),
         ("import transparity_pytorch.port", {"torch"}),
         ("import transparity_flax.port", {"jax", "flax"}),
     ],
@@ -38,7 +38,7 @@ def test_an_import_brings_no_framework_that_was_not_asked_for(statement: str, ex
 def test_a_numpy_forward_pass_brings_no_framework() -> None:
     forward = (
         "from transparity import initialize_parameters, preset\n"
-        "from transparity.port import build\n"
+        "from transparity_numpy.port import build\n"
         "config = preset('notes-lm').resized()\n"
         "build(config, initialize_parameters(config))(tokens=[[1, 2, 3]])"
     )

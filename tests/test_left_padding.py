@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from transparity.backend import Backend
 from transparity.errors import InputError
-from transparity_conformance.bench import as_numbers
-from transparity_conformance.cases import CASES
-from transparity_conformance.oracle import forward_oracle
-from transparity_conformance.probes import probe_parameters
+from transparity.protocol import Backend
+from transparity_conformance.oracle.cases import CASES
+from transparity_conformance.oracle.oracle import forward_oracle
+from transparity_conformance.oracle.probes import probe_parameters
+from transparity_conformance.report.comparison import as_numbers
 
 Refused = Callable[..., AbstractContextManager[None]]
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from transparity_conformance.claims import all_claims
-from transparity_conformance.evidence import Evidence, Expectation, Subject
-from transparity_conformance.matrix import Column, Matrix, NotCompared, fold
-from transparity_conformance.report import as_html, as_json, write_html, write_json
-from transparity_conformance.terminal import Printout, as_table
-from transparity_conformance.words import summary
+from transparity_conformance.report.comparison import Evidence, Expectation, Subject
+from transparity_conformance.report.formatting import summary
+from transparity_conformance.report.matrix import Column, Matrix, NotCompared, fold
+from transparity_conformance.report.matrix_files import as_html, as_json, write_html, write_json
+from transparity_conformance.report.matrix_terminal import Printout, as_table
+from transparity_conformance.suite.claims import all_claims
 
 FLAX = Subject("flax", "float32")
 NOTE = "masked scores become −1e-20, which hides nothing"

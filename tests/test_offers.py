@@ -10,15 +10,15 @@ import pytest
 
 from meta.plain_port import Slip, build_port
 from transparity.config import TransformerConfig
-from transparity.loss import cross_entropy
-from transparity.port import build as numpy_build
 from transparity.presets import PRESETS
 from transparity_conformance import check
-from transparity_conformance.cases import CASES
-from transparity_conformance.findings import sentence
-from transparity_conformance.mistakes.cache import CACHINGS, Caching, cached_logits
-from transparity_conformance.mistakes.generation import GENERATIONS, Generation, generated
-from transparity_conformance.mistakes.loss import LOSSES, LossMistake
+from transparity_conformance.capabilities.faults.cache import CACHINGS, Caching, cached_logits
+from transparity_conformance.capabilities.faults.greedy import GENERATIONS, Generation, generated
+from transparity_conformance.capabilities.faults.loss import LOSSES, LossMistake
+from transparity_conformance.oracle.cases import CASES
+from transparity_conformance.report.findings import sentence
+from transparity_numpy.loss import cross_entropy
+from transparity_numpy.port import build as numpy_build
 from transparity_pytorch.port import build as pytorch_build
 
 Gradients = dict[str, np.ndarray]

@@ -11,8 +11,8 @@ import pytest
 
 from transparity.config import TransformerConfig
 from transparity.presets import PRESETS, preset
-from transparity_conformance.bundle import Outputs, export_bundle, judge_bundle, read_actual, read_bundle
-from transparity_conformance.process import check_command, run_command
+from transparity_conformance.ports.bundle.bundle import Outputs, export_bundle, judge_bundle, read_actual, read_bundle
+from transparity_conformance.ports.command import check_command, run_command
 
 NODE = shutil.which("node")
 PORT = Path(__file__).parent / "ports/port.mjs"

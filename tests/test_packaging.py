@@ -1,4 +1,4 @@
-"""What is installed: the four packages, with their types and templates, and nothing else."""
+"""What is installed: the five packages, with their types and templates, and nothing else."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ import transparity
 ROOT = Path(__file__).parents[1]
 PACKAGES = {
     "transparity": ROOT / "reference",
+    "transparity_numpy": ROOT / "reference",
     "transparity_pytorch": ROOT / "backends",
     "transparity_flax": ROOT / "backends",
     "transparity_conformance": ROOT / "conformance",
 }
-TEMPLATES = ROOT / "conformance/transparity_conformance/templates"
+TEMPLATES = ROOT / "conformance/transparity_conformance/report/templates"
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
@@ -36,7 +37,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_wheel_has_the_four_packages_alone(wheel: list[str]) -> None:
+def test_a_wheel_has_the_five_packages_alone(wheel: list[str]) -> None:
     assert {name.split("/")[0] for name in wheel} == set(PACKAGES)
 
 

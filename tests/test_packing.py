@@ -14,7 +14,7 @@ from torch import nn
 
 from transparity.parameters import initialize_parameters
 from transparity.presets import PRESETS
-from transparity_conformance.probes import probes
+from transparity_conformance.oracle.probes import probes
 from transparity_flax import packing as flax_packing
 from transparity_flax.parameters import dump
 from transparity_flax.port import build as build_flax

@@ -19,8 +19,8 @@ from transparity import (
     save_parameters,
     tap_shapes,
 )
-from transparity.backend import Backend
-from transparity_conformance.bench import as_numbers
+from transparity.protocol import Backend
+from transparity_conformance.report.comparison import as_numbers
 
 CONFIGS = {name: preset(name).resized() for name in PRESETS}
 CONFIGS["lone encoder"] = dataclasses.replace(CONFIGS["translation"], architecture="encoder")

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from transparity.presets import preset
-from transparity_conformance.process import check_command, command_line, run_command
-from transparity_conformance.tensors import BundleError
-from transparity_conformance.verdict import Report
+from transparity_conformance.checkpoints.files import BundleError
+from transparity_conformance.ports.command import check_command, command_line, run_command
+from transparity_conformance.report.report import Report
 
 Refused = Callable[..., AbstractContextManager[None]]
 

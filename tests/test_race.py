@@ -26,8 +26,8 @@ from benchmarks.race.workloads import DEFAULT, TRAINED, WORKLOADS, Workload, inp
 from rich.console import Console
 
 from transparity.parameters import parameter_shapes
-from transparity_conformance import oracle
-from transparity_conformance.budgets import NEIGHBOURS
+from transparity_conformance.oracle import oracle
+from transparity_conformance.oracle.budgets import NEIGHBOURS
 
 ROOT = Path(__file__).parents[1]
 

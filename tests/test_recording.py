@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from transparity.config import TransformerConfig
 from transparity.errors import TransparityError
 from transparity_conformance import check
-from transparity_conformance.recording import as_is, heads, received, record_module, recorded
+from transparity_conformance.ports.recording import as_is, heads, received, record_module, recorded
 from transparity_pytorch.port import build as pytorch
 
 Refused = Callable[..., AbstractContextManager[None]]

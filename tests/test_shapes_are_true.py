@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-PACKAGES = {"numpy": "transparity", "pytorch": "transparity_pytorch", "flax": "transparity_flax"}
+PACKAGES = {"numpy": "transparity_numpy", "pytorch": "transparity_pytorch", "flax": "transparity_flax"}
 FILES = """
 masks embeddings positions normalization attention feed_forward layers head transformer loss rounding cache decoding
 generation beams functional precision

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from transparity.presets import PRESETS
-from transparity_conformance import walk as walking
-from transparity_conformance.mistakes import hypotheses, whole_model
-from transparity_conformance.place import Place
-from transparity_conformance.probes import probes
-from transparity_conformance.skipping import Start
-from transparity_conformance.walk import Hypothesis, Mistake, base_of, walk
+from transparity_conformance.diagnosis import walk as walking
+from transparity_conformance.diagnosis.fault import Hypothesis, Mistake
+from transparity_conformance.diagnosis.faults import hypotheses, whole_model
+from transparity_conformance.diagnosis.resume import Start
+from transparity_conformance.diagnosis.segment import Place
+from transparity_conformance.diagnosis.walk import base_of, walk
+from transparity_conformance.oracle.probes import probes
 
 
 @pytest.mark.parametrize("case", PRESETS)

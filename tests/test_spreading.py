@@ -44,8 +44,8 @@ from transparity_conformance.probes import probes
 
 assert spreading.threads() == 2
 spread, seen = spreading.spread, []
-import transparity.port
-transparity.port.spread = lambda *given: seen.append(given) or spread(*given)
+import transparity_numpy.port
+transparity_numpy.port.spread = lambda *given: seen.append(given) or spread(*given)
 for case in ("translation", "notes-lm"):
     probe = probes(case)["mixed"]
     forward, expected = build(probe.config, probe.parameters, dtype="float32"), probe.oracle.expected["logits"]

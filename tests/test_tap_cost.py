@@ -7,7 +7,7 @@ from benchmarks.race.workloads import WORKLOADS
 from benchmarks.tap_cost import counted, fast_path, tap_cost
 
 from transparity.taps import identity, scoped, tap_shapes
-from transparity_conformance.backends import installed
+from transparity_conformance.oracle.backends import installed
 
 TINY, SMALL = WORKLOADS["tiny-encoder-decoder"], WORKLOADS["length-128"]
 

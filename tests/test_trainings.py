@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from transparity.config import TransformerConfig
-from transparity.optimization import train
-from transparity.port import build as numpy_build
 from transparity.presets import preset
 from transparity.training import Training
 from transparity_conformance import check
-from transparity_conformance.backends import backend, installed
-from transparity_conformance.findings import sentence
-from transparity_conformance.mistakes.optimization import OPTIMIZINGS, Optimizing, trained
-from transparity_conformance.trainings import compare_training
+from transparity_conformance.capabilities.faults.optimization import OPTIMIZINGS, Optimizing, trained
+from transparity_conformance.capabilities.training import compare_training
+from transparity_conformance.oracle.backends import backend, installed
+from transparity_conformance.report.findings import sentence
+from transparity_numpy.optimization import train
+from transparity_numpy.port import build as numpy_build
 
 Arrays = dict[str, np.ndarray]
 Became = tuple[Sequence[float], Arrays]

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from transparity.backend import Arrays, check_choice
 from transparity.config import TransformerConfig
 from transparity.inputs import (
     check_batch,
@@ -28,6 +27,7 @@ from transparity.inputs import (
     check_targets,
 )
 from transparity.parameters import check_parameters
+from transparity.protocol import Arrays, check_choice
 from transparity.sampling import Sampling
 from transparity.taps import Tap, chained, identity, recording, tap_shapes
 from transparity.training import Training
@@ -90,7 +90,7 @@ _started_jit, _stepped_jit = jax.jit(_started, static_argnums=(0, 2, 3)), jax.ji
 
 
 class FlaxForward:
-    """`transparity.backend.Forward` in JAX."""
+    """`transparity.protocol.Forward` in JAX."""
 
     def __init__(
         self, model: Transformer, dtype: str, device: jax.Device, mode: str, activations: str | None = None
@@ -229,7 +229,7 @@ class FlaxForward:
 
 
 class FlaxModule:
-    """`transparity.backend.Module`: an `nnx.Module` of the column, between NumPy arrays, compiled as a whole."""
+    """`transparity.protocol.Module`: an `nnx.Module` of the column, between NumPy arrays, compiled as a whole."""
 
     def __init__(self, module: nnx.Module, dtype: str, device: jax.Device) -> None:
         self.module, self.dtype, self.device = module, dtype, device
@@ -266,7 +266,7 @@ def _applied(
 
 
 class FlaxBackend:
-    """`transparity.backend.Backend` in JAX."""
+    """`transparity.protocol.Backend` in JAX."""
 
     name = "flax"
     dtypes = ("float32", "float64", "bfloat16", "float16")

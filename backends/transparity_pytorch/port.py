@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from transparity.backend import Arrays, check_choice
 from transparity.config import TransformerConfig
 from transparity.inputs import (
     check_batch,
@@ -26,6 +25,7 @@ from transparity.inputs import (
     check_targets,
 )
 from transparity.parameters import check_parameters
+from transparity.protocol import Arrays, check_choice
 from transparity.sampling import Sampling
 from transparity.taps import chained, identity, recording
 from transparity.training import Training
@@ -43,7 +43,7 @@ from transparity_pytorch.transformer import Transformer
 
 
 class PytorchForward:
-    """`transparity.backend.Forward` in PyTorch."""
+    """`transparity.protocol.Forward` in PyTorch."""
 
     def __init__(self, model: Transformer, device: str, mode: str, activations: torch.dtype | None = None) -> None:
         self.model, self.device, self.mode = model, device, mode
@@ -172,7 +172,7 @@ class PytorchForward:
 
 
 class PytorchModule:
-    """`transparity.backend.Module`: an `nn.Module` of the column, between NumPy arrays."""
+    """`transparity.protocol.Module`: an `nn.Module` of the column, between NumPy arrays."""
 
     def __init__(self, module: nn.Module, dtype: torch.dtype, device: str) -> None:
         self.module, self.dtype, self.device = module, dtype, device
@@ -196,7 +196,7 @@ class PytorchModule:
 
 
 class PytorchBackend:
-    """`transparity.backend.Backend` in PyTorch."""
+    """`transparity.protocol.Backend` in PyTorch."""
 
     name = "pytorch"
     dtypes = ("float32", "float64", "bfloat16", "float16")

@@ -11,8 +11,8 @@ import numpy as np
 from benchmarks.race.task import Run, Task
 from ctranslate2.specs import TransformerDecoderModelSpec, common_spec
 
-from transparity.backend import Arrays
 from transparity.config import TransformerConfig
+from transparity.protocol import Arrays
 
 NEVER = "<never>"
 """Stands for the tokens that begin and end a text, which no vocabulary here has."""

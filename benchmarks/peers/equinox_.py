@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from benchmarks.peers import jax_tasks
 from benchmarks.race.task import Run, Task
 
-from transparity.backend import Arrays
 from transparity.config import TransformerConfig
+from transparity.protocol import Arrays
 
 KEY = jax.random.key(0)
 

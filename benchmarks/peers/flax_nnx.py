@@ -11,8 +11,8 @@ from benchmarks.peers.flax_linen import placed
 from benchmarks.race.task import Run, Task
 from flax import nnx
 
-from transparity.backend import Arrays
 from transparity.config import TransformerConfig
+from transparity.protocol import Arrays
 
 
 class Layer(nnx.Module):

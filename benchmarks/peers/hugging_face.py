@@ -11,8 +11,8 @@ from benchmarks.race.task import Run, Task
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, MarianConfig, MarianMTModel
 
-from transparity.backend import Arrays
 from transparity.config import TransformerConfig
+from transparity.protocol import Arrays
 
 LEAVES = ("weight", "bias")
 

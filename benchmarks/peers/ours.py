@@ -6,8 +6,8 @@ import numpy as np
 from benchmarks.race.task import Run, Task
 from benchmarks.race.workloads import TRAINING
 
-from transparity.backend import Forward
-from transparity_conformance.backends import backend
+from transparity.protocol import Forward
+from transparity_conformance.oracle.backends import backend
 
 
 def build(task: Task, name: str, mode: str) -> Run:

@@ -8,8 +8,8 @@ from benchmarks.peers.torch_tasks import tasks
 from benchmarks.race.task import Run, Task
 from torch import Tensor, nn
 
-from transparity.backend import Arrays
 from transparity.config import TransformerConfig
+from transparity.protocol import Arrays
 
 ATTENTIONS = {"self_attn": "self_attention", "multihead_attn": "cross_attention"}
 LINEARS = {"linear1": "feed_forward.up", "linear2": "feed_forward.down"}

@@ -108,7 +108,7 @@ CANDIDATES: tuple[Candidate, ...] = (
         dtypes=_BOTH,
         environment={"XLA_FLAGS": "--xla_force_host_platform_device_count={threads}"},
     ),
-    _ours("numpy eager", NUMPY, "transparity", tasks=_INFERENCE),
+    _ours("numpy eager", NUMPY, "transparity_numpy", tasks=_INFERENCE),
     _torch(BASELINE, build="benchmarks.peers.torch_blog:build", tasks=ALL, dtypes=_BOTH),
     _torch("hand-fused", build="benchmarks.peers.torch_fused:build", tasks=ALL, dtypes=_BOTH),
     _torch("nn.Transformer", build="benchmarks.peers.torch_transformer:build", tasks=_GRADIENTS),

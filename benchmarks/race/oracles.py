@@ -10,15 +10,14 @@ from typing import Any
 import numpy as np
 from benchmarks.race.workloads import TRAINING, Workload
 
-from transparity.backend import Arrays
-from transparity.generation import generate
 from transparity.parameters import load_parameters, save_parameters
-from transparity.transformer import transformer
-from transparity_conformance.backends import backend
-from transparity_conformance.bench import as_numbers
-from transparity_conformance.budgets import NEIGHBOURS, RULES, epsilon, rounded
-from transparity_conformance.evidence import difference, share
-from transparity_conformance.oracle import neighbour
+from transparity.protocol import Arrays
+from transparity_conformance.oracle.backends import backend
+from transparity_conformance.oracle.budgets import NEIGHBOURS, RULES, epsilon, rounded
+from transparity_conformance.oracle.oracle import neighbour
+from transparity_conformance.report.comparison import as_numbers, difference, share
+from transparity_numpy.generation import generate
+from transparity_numpy.transformer import transformer
 
 CHUNK = 64
 """So many positions are compared at a time: the logits of all, in float64 and twice, would fill the memory."""

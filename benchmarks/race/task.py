@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.race.workloads import Workload
 
 from transparity.config import TransformerConfig
-from transparity_conformance.oracle import Arrays
+from transparity_conformance.oracle.oracle import Arrays
 
 Run = Callable[[], Any]
 """Does the whole task once and returns its result, computed: logits, tokens (the prompt's included), or the losses

@@ -14,8 +14,8 @@ from benchmarks.flops import forward_flops
 from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
 from transparity.training import Training
-from transparity_conformance.oracle import Arrays
-from transparity_conformance.probes import probe_parameters
+from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.oracle.probes import probe_parameters
 
 Kind = Literal["forward", "decode", "train"]
 

@@ -24,10 +24,10 @@ from rich.table import Table
 from meta.family_slips import UNCATALOGUED, Slip, acting, build_port, together
 from meta.trials import neither_hides
 from transparity.taps import tap_shapes
-from transparity_conformance.cases import CASES
-from transparity_conformance.judgement import judge
-from transparity_conformance.probes import Probe, probes_of
-from transparity_conformance.verdict import Fault, Report
+from transparity_conformance.diagnosis.judge import judge
+from transparity_conformance.oracle.cases import CASES
+from transparity_conformance.oracle.probes import Probe, probes_of
+from transparity_conformance.report.report import Fault, Report
 
 PAIRS = 40
 

@@ -18,14 +18,14 @@ from unittest.mock import patch
 import ml_dtypes
 import numpy as np
 
-from transparity import attention, embeddings, feed_forward, functional, layers, normalization, positions
-from transparity.attention import split_heads
 from transparity.config import TransformerConfig
-from transparity.functional import linear
-from transparity.positions import NOWHERE, Places
 from transparity.taps import recording
-from transparity.transformer import transformer
-from transparity_conformance.cases import CASES
+from transparity_conformance.oracle.cases import CASES
+from transparity_numpy import attention, embeddings, feed_forward, functional, layers, normalization, positions
+from transparity_numpy.attention import split_heads
+from transparity_numpy.functional import linear
+from transparity_numpy.positions import NOWHERE, Places
+from transparity_numpy.transformer import transformer
 
 Arrays = dict[str, np.ndarray]
 Config = TransformerConfig
@@ -72,7 +72,7 @@ def build_port(slip: Slip | None, dtype: str = "float32") -> Callable[[Config, A
             shown: Any = slip.inputs(config, dict(inputs)) if slip else inputs
             with ExitStack() as stack:
                 for name, wrong in slip.exchanged.items() if slip else ():
-                    stack.enter_context(patch(f"transparity.{name}", wrong(config)))
+                    stack.enter_context(patch(f"transparity_numpy.{name}", wrong(config)))
                 transformer(changed, cast, **shown, tap=recording(taps))
             return taps
 

@@ -29,9 +29,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from meta.planting import FILES, REFERENCE_COLUMN, as_reference, column_path, planted
 from meta.test_plants import DRAWN, caught
-from transparity.backend import Backend
-from transparity_conformance.backends import backend
-from transparity_conformance.claims import all_claims
+from transparity.protocol import Backend
+from transparity_conformance.oracle.backends import backend
+from transparity_conformance.suite.claims import all_claims
 
 OPERATORS = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.MatMult: ast.Mult}
 OPERATORS |= {ast.Pow: ast.Mult, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd, ast.Mod: ast.Add, ast.FloorDiv: ast.Mult}

@@ -11,10 +11,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
-from transparity.backend import Backend
-from transparity_conformance.backends import REFERENCE, backend
+from transparity.protocol import Backend
+from transparity_conformance.oracle.backends import REFERENCE, backend
 
-REFERENCE_COLUMN = "transparity"
+REFERENCE_COLUMN = "transparity_numpy"
 
 FILES = (
     "masks",

@@ -663,7 +663,7 @@ PLANTS = [
     # The reference is planted, too: what nobody here wrote has to notice.
     Plant(
         "attention-scale",
-        "transparity",
+        "transparity_numpy",
         "attention",
         "scores = query @ key.swapaxes(-2, -1)",
         "scores = 2 * query @ key.swapaxes(-2, -1)",
@@ -676,7 +676,7 @@ PLANTS = [
     ),
     Plant(
         "mask-polarity",
-        "transparity",
+        "transparity_numpy",
         "attention",
         "np.where(mask, scores",
         "np.where(~mask, scores",
@@ -684,7 +684,7 @@ PLANTS = [
     ),
     Plant(
         "fast-path-mask-polarity",
-        "transparity",
+        "transparity_numpy",
         "attention",
         "where=~seen",
         "where=seen",
@@ -692,7 +692,7 @@ PLANTS = [
     ),
     Plant(
         "fast-path-leaves-a-seen-key-out",
-        "transparity",
+        "transparity_numpy",
         "attention",
         "np.flatnonzero(seen.any(axis=(0, 1, 2)))[-1] + 1",
         "np.flatnonzero(seen.any(axis=(0, 1, 2)))[-1]",
@@ -700,7 +700,7 @@ PLANTS = [
     ),
     Plant(
         "norm-eps",
-        "transparity",
+        "transparity_numpy",
         "normalization",
         "centered / np.sqrt(variance + wide.dtype.type(eps)) * weight",
         "centered / np.sqrt(variance + wide.dtype.type(2 * eps)) * weight",
@@ -708,7 +708,7 @@ PLANTS = [
     ),
     Plant(
         "running-average-turned",
-        "transparity",
+        "transparity_numpy",
         "normalization",
         "(1 - share) * old + share * new",
         "share * old + (1 - share) * new",
@@ -716,7 +716,7 @@ PLANTS = [
     ),
     Plant(
         "norm-placement",
-        "transparity",
+        "transparity_numpy",
         "layers",
         'if position == "pre":',
         'if position == "post":',
@@ -724,7 +724,7 @@ PLANTS = [
     ),
     Plant(
         "loss-counts-padding",
-        "transparity",
+        "transparity_numpy",
         "loss",
         "targets != pad_id if pad_id is not None else",
         "targets >= 0 if pad_id is not None else",

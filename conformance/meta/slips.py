@@ -14,7 +14,7 @@ import numpy as np
 
 from meta.plain_port import Slip, Style, build_port
 from transparity.config import TransformerConfig
-from transparity_conformance.probes import Probe, probes_of
+from transparity_conformance.oracle.probes import Probe, probes_of
 
 Places = tuple[str, ...]
 

@@ -7,7 +7,7 @@ import pytest
 from meta.mutate import equivalents, mutants
 from meta.planting import column_path
 
-COLUMNS = ("transparity_pytorch", "transparity_flax", "transparity")
+COLUMNS = ("transparity_pytorch", "transparity_flax", "transparity_numpy")
 
 
 @pytest.mark.parametrize("column", COLUMNS)

@@ -30,11 +30,11 @@ from meta.trials import (
 )
 from transparity.config import TransformerConfig
 from transparity.taps import tap_shapes
-from transparity_conformance.budgets import neighbours_of_drawn
-from transparity_conformance.evidence import difference
-from transparity_conformance.oracle import Arrays, forward_oracle
-from transparity_conformance.probes import probe_parameters
-from transparity_conformance.strategies import models
+from transparity_conformance.oracle.budgets import neighbours_of_drawn
+from transparity_conformance.oracle.oracle import Arrays, forward_oracle
+from transparity_conformance.oracle.probes import probe_parameters
+from transparity_conformance.oracle.strategies import models
+from transparity_conformance.report.comparison import difference
 
 SAMPLE = 1
 """Trials of each measure."""

@@ -23,8 +23,8 @@ from meta.slips import acting, placed_at, probes_for, slips, styles, uncatalogue
 from transparity.config import TransformerConfig
 from transparity.presets import PRESETS, preset
 from transparity.taps import tap_shapes
-from transparity_conformance.checking import check
-from transparity_conformance.probes import Probe
+from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.ports.check import check
 
 Build = Callable[..., Callable[..., dict[str, np.ndarray]]]
 """`build(config, parameters)` of a port."""

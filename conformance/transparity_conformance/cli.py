@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from transparity.config import TransformerConfig
-    from transparity_conformance.families.importing import Checkpoint
-    from transparity_conformance.judgement import Progress
-    from transparity_conformance.oracle import Arrays
-    from transparity_conformance.verdict import Report
+    from transparity_conformance.checkpoints.importing import Checkpoint
+    from transparity_conformance.diagnosis.judge import Progress
+    from transparity_conformance.oracle.oracle import Arrays
+    from transparity_conformance.report.report import Report
 
 BAD_INPUT = 2
 WORST_FIRST = (1, 3, 0)
@@ -114,7 +114,7 @@ def presets() -> None:
 def describe(preset: Annotated[str, typer.Argument(metavar="PRESET", help="Its name, or a JSON file.")]) -> None:
     """Show the parameters, the taps, and a diagram of the architecture (Mermaid)."""
     with _sentences():
-        from transparity_conformance.describe import mermaid, parameters_table, taps_table
+        from transparity_conformance.report.describe import mermaid, parameters_table, taps_table
 
         config = _named(preset, resized=False)
         _print(parameters_table(config))
@@ -206,8 +206,8 @@ def export(
 ) -> None:
     """Write a bundle: the check of a preset at its probe size, for a port in any language."""
     with _sentences():
-        from transparity_conformance.bundle import export_bundle
-        from transparity_conformance.sections import described
+        from transparity_conformance.ports.bundle.bundle import export_bundle
+        from transparity_conformance.ports.bundle.sections import described
 
         config = _named(preset, resized=True)
         sections = _sections(gradients, steps)
@@ -225,7 +225,7 @@ def import_(
 ) -> None:
     """Write a checkpoint of a known family as a configuration and parameters of ours."""
     with _sentences():
-        from transparity_conformance.families.importing import import_checkpoint, save_checkpoint
+        from transparity_conformance.checkpoints.importing import import_checkpoint, save_checkpoint
 
         checkpoint = import_checkpoint(folder, head)
         save_checkpoint(checkpoint, into)
@@ -242,7 +242,7 @@ def compare(
 ) -> None:
     """Say whether what a port wrote of a bundle is right."""
     with _sentences():
-        from transparity_conformance.bundle import judge_bundle, read_actual, read_bundle
+        from transparity_conformance.ports.bundle.bundle import judge_bundle, read_actual, read_bundle
 
         _check_writable(json_file, html_file)
         with _progress() as heard:
@@ -272,13 +272,13 @@ def _checker(
 ) -> Callable[..., Report]:
     """The check of one system: of a function that is loaded here, or of a program."""
     if command is not None:
-        from transparity_conformance.process import check_command
+        from transparity_conformance.ports.command import check_command
 
         asked: dict[str, Any] = {"dtype": dtype, "logits_only": logits_only, "timeout": timeout, "sections": sections}
         return lambda name, config, heard: check_command(command, name, config, **asked, progress=heard)
-    from transparity_conformance.checking import PortError
-    from transparity_conformance.checking import check as check_port
-    from transparity_conformance.loading import load_port
+    from transparity_conformance.ports.check import PortError
+    from transparity_conformance.ports.check import check as check_port
+    from transparity_conformance.ports.loading import load_port
 
     assert port is not None
     build = load_port(port)
@@ -315,7 +315,7 @@ def _systems(names: Sequence[str], config: Path | None) -> Iterator[tuple[str, T
 
 def _imported(folder: Path, head: str | None) -> Checkpoint:
     """A checkpoint; what was not taken over is said."""
-    from transparity_conformance.families.importing import import_checkpoint
+    from transparity_conformance.checkpoints.importing import import_checkpoint
 
     checkpoint = import_checkpoint(folder, head)
     _say_imported(checkpoint, folder)
@@ -345,7 +345,7 @@ def _name_of(name: str) -> str:
 
 
 def _read_config(path: Path) -> TransformerConfig:
-    from transparity_conformance.bundle import read_config
+    from transparity_conformance.ports.bundle.bundle import read_config
 
     return read_config(path)
 
@@ -357,7 +357,7 @@ def _finish(reports: Sequence[Report], json_file: Path | None, html_file: Path |
             text = json.dumps([report.as_dict() for report in reports], indent=2, ensure_ascii=False)
             _write(json_file, lambda: json_file.write_text(text + "\n", encoding="utf-8"))
         if html_file is not None:
-            from transparity_conformance.checkup import write_html
+            from transparity_conformance.report.check_html import write_html
 
             _write(html_file, lambda: write_html(reports, html_file))
     codes = {report.exit_code for report in reports}
@@ -397,7 +397,7 @@ def _complain(sentence: str) -> None:
 
 
 def _show(report: Report) -> None:
-    from transparity_conformance.checkup import table
+    from transparity_conformance.report.check_terminal import table
 
     _print(table(report))
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
-from transparity_conformance.families.naming import Table, parts_of
+from transparity_conformance.checkpoints.naming import Table, parts_of
 
 NAMES: Table = {
     "token_embd.weight": "decoder.token_embedding.weight",

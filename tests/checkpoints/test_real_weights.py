@@ -13,13 +13,12 @@ import torch
 from tests.checkpoints.gguf_llama import read_llama
 from typer.testing import CliRunner
 
-from transparity.backend import Backend
 from transparity.config import TransformerConfig
-from transparity_conformance.bench import as_numbers
+from transparity.protocol import Backend
+from transparity_conformance.checkpoints.importing import import_checkpoint
 from transparity_conformance.cli import app
-from transparity_conformance.evidence import difference, share
-from transparity_conformance.families.importing import import_checkpoint
-from transparity_conformance.oracle import Arrays, Oracle, forward_oracle
+from transparity_conformance.oracle.oracle import Arrays, Oracle, forward_oracle
+from transparity_conformance.report.comparison import as_numbers, difference, share
 
 with warnings.catch_warnings():  # what it says of itself while it is imported is not about this project
     warnings.simplefilter("ignore")

@@ -1,0 +1,1 @@
+"""The catalogue of faults in generation, cached decoding, losses and optimizers."""

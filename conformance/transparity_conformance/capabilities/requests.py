@@ -1,0 +1,244 @@
+"""What a port is asked to generate: from which weights and prompts, how far, and how each token is chosen."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity.sampling import Sampling
+from transparity_conformance.capabilities.faults.greedy import Generation, generated
+from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.oracle.probes import BATCH, Probe
+from transparity_numpy.decoding import next_logits
+from transparity_numpy.transformer import transformer
+
+ROWS = 4
+PROMPT = 2
+SEARCHED = 6
+"""So many tokens are searched for with beams."""
+
+
+BEAMS = 4
+COMPETING = 0.7
+"""By so many spreads of the logits the end token is likelier than usual where beams are searched: some continuations
+end, and stay beside others that do not."""
+
+# With each of these every option matters, and in which order they come: what `top_k` leaves is often more than `top_p`.
+SAMPLINGS = (Sampling(0.5, 8, 0.5), Sampling(1.5, 8, 0.6))
+
+# Large ones, by which it matters whether what has ended and what has not are divided alike.
+PENALTIES = (2.0, 4.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """What a port is asked to go on with, and how."""
+
+    name: str
+    config: TransformerConfig
+    parameters: Arrays
+    prompt: np.ndarray
+    steps: int
+    source: np.ndarray | None
+    lengths: np.ndarray | None = None
+    uniforms: np.ndarray | None = None
+    sampling: Sampling | None = None
+    beams: int = 1
+    length_penalty: float = 0.0
+
+    @functools.cached_property
+    def exact(self) -> Arrays:
+        """The parameters in float64."""
+        return {name: value.astype(np.float64) for name, value in self.parameters.items()}
+
+    @property
+    def begins(self) -> np.ndarray:
+        """Where (batch,) each row goes on."""
+        return np.full(len(self.prompt), self.prompt.shape[1]) if self.lengths is None else self.lengths
+
+    def named(self, *keywords: str) -> dict[str, Any]:
+        """The source, if one is read, and what else is asked for; a copy, for it goes to a stranger."""
+        given = {name: getattr(self, name) for name in keywords}
+        given |= {} if self.source is None else {"source": self.source.astype(np.int64)}
+        return {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in given.items()}
+
+
+def following(request: Request, parameters: Arrays, tokens: np.ndarray, steps: int) -> np.ndarray:
+    """The logits (batch, steps, vocab) of each new token, given those of `tokens` before it."""
+    given = (request.config, parameters, tokens)
+    said = [next_logits(*given, request.begins + new, None, request.source, 0) for new in range(steps)]
+    return np.stack(said, axis=1)
+
+
+@functools.cache
+def greedy_requests(probe: Probe) -> tuple[Request, ...]:
+    """One that goes on beyond `max_length`; and, if there is an end token, one whose rows come to it one by one."""
+    config = probe.config
+    source = probe.inputs["source"][:ROWS] if config.has_encoder else None
+    prompt = _prompt(config, 5, ROWS, PROMPT)
+    parameters = _undecided(probe)
+    beyond = Request("beyond max_length", config, parameters, prompt, config.max_length + 2, source)
+    if config.eos_id is None:
+        return (beyond,)
+    if "head.bias" not in parameters:
+        return _ending_by_what_comes(beyond)
+    never = dataclasses.replace(beyond, parameters=_pushed(parameters, config.eos_id, -100.0))
+    push = _push(never, config.eos_id, parameters)
+    ending = _pushed(parameters, config.eos_id, push)
+    return never, dataclasses.replace(never, name="to the end token", parameters=ending)
+
+
+@functools.cache
+def drawing_requests(probe: Probe) -> tuple[Request, ...]:
+    """Tokens drawn from all there are. What is asked has the shapes of what is asked of greedy generation, for which a
+    framework may have compiled its programs."""
+    (beyond, *_) = greedy_requests(probe)
+    # float32 numbers, so that every port draws by the same ones.
+    uniforms = np.random.default_rng(6).random((ROWS, beyond.steps), np.float32).astype(np.float64)
+    return (dataclasses.replace(beyond, name="drawn", parameters=_undecided(probe), uniforms=uniforms),)
+
+
+@functools.cache
+def sampling_requests(probe: Probe) -> tuple[Request, ...]:
+    """Tokens drawn from what all options leave together, colder and warmer."""
+    return tuple(
+        dataclasses.replace(request, name=f"drawn at the temperature {sampling.temperature:g}", sampling=sampling)
+        for request in drawing_requests(probe)
+        for sampling in SAMPLINGS
+    )
+
+
+@functools.cache
+def ragged_requests(probe: Probe) -> tuple[Request, ...]:
+    """Prompts of different lengths, that go on beyond `max_length`."""
+    (beyond, *_) = greedy_requests(probe)
+    lengths = np.arange(ROWS) % PROMPT + 1
+    prompt = np.where(np.arange(PROMPT) < lengths[:, None], beyond.prompt, probe.config.filling_id)
+    return (dataclasses.replace(beyond, name="prompts of different lengths", prompt=prompt, lengths=lengths),)
+
+
+@functools.cache
+def beam_requests(probe: Probe) -> tuple[Request, ...]:
+    """Some beams, of which some end if there is an end token."""
+    config = probe.config
+    (request,) = drawing_requests(probe)
+    parameters = request.parameters
+    if config.eos_id is not None and "head.bias" in parameters:
+        spread = float(probe.oracle.expected["logits"].std())
+        parameters = _pushed(parameters, config.eos_id, COMPETING * spread)
+    elif config.eos_id is not None:
+        config = dataclasses.replace(config, eos_id=_likeliest(probe))
+    prompt, source = _prompt(config, 10, BATCH, PROMPT), probe.inputs["source"] if config.has_encoder else None
+    return (Request("beams", config, parameters, prompt, SEARCHED, source, beams=BEAMS),)
+
+
+@functools.cache
+def penalty_requests(probe: Probe) -> tuple[Request, ...]:
+    """The same, with scores that are divided by a power of their lengths."""
+    return tuple(
+        dataclasses.replace(request, name=f"beams with the penalty {power:g}", length_penalty=power)
+        for request in beam_requests(probe)
+        for power in PENALTIES
+    )
+
+
+def _prompt(config: TransformerConfig, seed: int, rows: int, length: int) -> np.ndarray:
+    prompt = np.random.default_rng(seed).integers(1, config.vocab_size, (rows, length))
+    if config.bos_id is not None:
+        prompt[:, 0] = config.bos_id
+    return prompt
+
+
+def _undecided(probe: Probe) -> Arrays:
+    """The parameters, but that no token is likelier than another for all that came before it, or the same one would
+    come again and again."""
+    if probe.config.tied_head:
+        return _turned_away(probe)
+    if "head.bias" not in probe.parameters:
+        return probe.parameters | {"head.weight": _blind_to_the_usual(probe)}
+    usual = probe.oracle.expected["logits"].mean(axis=(0, 1)).astype(np.float32)
+    return probe.parameters | {"head.bias": probe.parameters["head.bias"] - usual}
+
+
+def _blind_to_the_usual(probe: Probe) -> np.ndarray:
+    """The weight of a head without a bias, to which the mean of what comes before it says nothing."""
+    mean = probe.oracle.expected["decoder.output"].mean(axis=(0, 1))
+    weight = probe.parameters["head.weight"]
+    blind: np.ndarray = weight - np.outer(weight @ mean, mean) / (mean @ mean)
+    return blind.astype(np.float32)
+
+
+def _turned_away(probe: Probe) -> Arrays:
+    """A tied head says the token that it has just read: half of what the last norm returns, drawn, has its sign turned
+    so that it does not; and if there is a bias, it makes no token likelier than another."""
+    config, last = probe.config, f"decoder.layers.{probe.config.num_decoder_layers - 1}.feed_forward_norm"
+    name = f"{'decoder.final_norm' if config.final_norm else last}.weight"
+    if name not in probe.parameters:
+        return probe.parameters
+    signs, more = np.random.default_rng(8).choice((-1, 1), config.embed_dim), config.norm_gain == "one-plus-weight"
+    weight = signs * (probe.parameters[name] + more) - more
+    turned = probe.parameters | {name: weight.astype(np.float32)}
+    if "head.bias" not in turned:
+        return turned
+    usual = transformer(config, turned, **dict(probe.inputs)).mean(axis=(0, 1))  # type: ignore[arg-type]
+    return turned | {"head.bias": (turned["head.bias"] - usual).astype(np.float32)}
+
+
+def _likeliest(probe: Probe) -> int:
+    """The token that comes most, of those that mean nothing else."""
+    usual = probe.oracle.expected["logits"].mean(axis=(0, 1)).copy()
+    special = [token for token in (probe.config.pad_id, probe.config.bos_id) if token is not None]
+    usual[special] = -np.inf
+    return int(usual.argmax())
+
+
+def _ending_by_what_comes(beyond: Request) -> tuple[Request, ...]:
+    """Where no bias makes the end token come sooner or later, it is another token that is said to be it: one that
+    never comes, and one that comes in the most different rows and steps."""
+    config, begin = beyond.config, beyond.prompt.shape[1]
+    endless = dataclasses.replace(config, eos_id=None)
+    tokens = generated(endless, beyond.parameters, beyond.prompt, beyond.steps, beyond.source, Generation())
+    firsts = {token: _first_steps(tokens[:, begin:], token) for token in range(config.vocab_size)}
+    special = {config.pad_id, config.bos_id}
+    free = [token for token in firsts if token not in special]
+    never = next((token for token in free if not firsts[token]), config.eos_id)
+    ending = max(free, key=lambda token: (len(set(firsts[token])), min(firsts[token], default=0)))
+    return (
+        dataclasses.replace(beyond, config=dataclasses.replace(config, eos_id=never)),
+        dataclasses.replace(beyond, name="to the end token", config=dataclasses.replace(config, eos_id=ending)),
+    )
+
+
+def _first_steps(tokens: np.ndarray, token: int) -> list[int]:
+    """At which step each row that has the token has it first."""
+    return [int(np.argmax(row == token)) for row in tokens if (row == token).any()]
+
+
+def _pushed(parameters: Arrays, token: int, push: float) -> Arrays:
+    """The parameters, with `push` added to the logit of `token`."""
+    bias = parameters["head.bias"].copy()
+    bias[token] += push
+    return parameters | {"head.bias": bias}
+
+
+def _push(never: Request, eos_id: int, parameters: Arrays) -> float:
+    """What has to be added to the end token's logit for the rows to end at as many different steps as can be. Until a
+    row ends, it is the same whatever is added."""
+    tokens = generated(never.config, never.parameters, never.prompt, never.steps, never.source, Generation())
+    logits = following(never, parameters, tokens, never.steps)
+    margins = np.delete(logits, eos_id, axis=-1).max(axis=-1) - logits[..., eos_id].astype(np.float64)
+    ordered = np.unique(margins)
+    between = (ordered[1:] + ordered[:-1]) / 2
+
+    def steps(push: float) -> tuple[bool, int, int]:
+        """Whether all rows end in time, at how many different steps, and how late the first does."""
+        ended = [int(np.argmax(row < push)) for row in margins if (row < push).any()]
+        in_time = len(ended) == len(margins) and max(ended) + 1 < margins.shape[1]
+        return in_time, len(set(ended)), min(ended, default=0)
+
+    return float(max(between, key=steps))

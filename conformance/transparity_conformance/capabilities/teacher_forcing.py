@@ -1,0 +1,190 @@
+"""Teacher forcing: what a port generated, held to what the reference says of each token given the port's own before it.
+
+A token is right if no rounding explains another one; so one that is wrong makes not all behind it wrong.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+
+from transparity.sampling import Sampling
+from transparity.taps import Tap
+from transparity_conformance.capabilities.faults.beams import Beaming, beamed, length_penalty
+from transparity_conformance.capabilities.requests import Request, following
+from transparity_conformance.oracle.oracle import Arrays, Oracle
+from transparity_conformance.report.comparison import share
+from transparity_numpy.beams import beam_search
+from transparity_numpy.functional import log_softmax, softmax
+from transparity_numpy.generation import drawable
+
+
+@dataclass(frozen=True)
+class Judged:
+    """By how much what was asked for is off, the budget of that, where, and what is a tie to within rounding."""
+
+    error: float
+    budget: float
+    where: str
+    near: tuple[str, ...] = ()
+
+    @property
+    def share(self) -> float:
+        return share(self.error, self.budget)
+
+
+def new_tokens(request: Request, tokens: np.ndarray) -> np.ndarray:
+    """The tokens (batch, steps) that were added to each row; as many as the row that was given most."""
+    steps = max(0, min(request.steps, tokens.shape[1] - request.prompt.shape[1]))
+    return np.take_along_axis(tokens, request.begins[:, None] + np.arange(steps), axis=1)
+
+
+def counted(request: Request, new: np.ndarray) -> np.ndarray:
+    """Which new tokens (batch, steps) count: all up to the end token."""
+    ends = new == request.config.ending_id
+    return np.cumsum(ends, axis=1) - ends == 0
+
+
+def misplaced(request: Request, tokens: np.ndarray) -> str:
+    """What is wrong with tokens whatever the model says, and where; nothing if nothing is."""
+    config, prompt, begins = request.config, request.prompt, request.begins
+    width = prompt.shape[1]
+    given = np.arange(width) < begins[:, None]
+    if len(tokens) != len(prompt) or tokens.shape[1] < width or (tokens[:, :width] != prompt)[given].any():
+        return f"the prompt, {request.name}"
+    if tokens.min() < 0 or tokens.max() >= config.vocab_size:
+        return f"a token outside the vocabulary, {request.name}"
+    new = new_tokens(request, tokens)
+    counts, all_ended = counted(request, new).sum(axis=1), bool((new == config.ending_id).any(axis=1).all())
+    end = width + (int(counts.max()) if all_ended else request.steps)
+    # Other beams may have gone on for longer than the best.
+    longest = end if request.beams == 1 else width + request.steps
+    if tokens.shape[1] > longest and all_ended:
+        return f"token {longest}, {request.name}: behind the end of every row"
+    if not end <= tokens.shape[1] <= longest:
+        return f"the length, {request.name}"
+    filling = np.arange(tokens.shape[1]) >= (begins + counts)[:, None]
+    wrong = np.flatnonzero((filling & (tokens != config.filling_id)).any(axis=0))
+    return f"token {wrong[0]}, {request.name}: no padding behind the end of a row" if wrong.size else ""
+
+
+def judged(request: Request, tokens: np.ndarray, dtype: str) -> Judged:
+    """The first token that is wrong, or the one that uses most of its budget; infinitely wrong where the prompt, the
+    padding or the length is another."""
+    if where := misplaced(request, tokens):
+        return Judged(np.inf, 0.0, where)
+    errors, budget = (behind if request.uniforms is None else outside)(request, tokens, dtype)
+    worst = errors.max(axis=0)
+    places = [f"token {request.prompt.shape[1] + step}, {request.name}" for step in range(len(worst))]
+    ties = [place for place, error in zip(places, worst, strict=True) if 0 < error <= budget]
+    near = tuple(f"{place} is a tie to within rounding" for place in ties)
+    over = np.flatnonzero(worst > budget)
+    step = int(over[0]) if over.size else int(worst.argmax())
+    return Judged(float(worst[step]), budget, places[step], near)
+
+
+def behind(request: Request, tokens: np.ndarray, dtype: str) -> tuple[np.ndarray, float]:
+    """How far each new token's logit (batch, steps) is behind the likeliest's, and the budget of that: of both."""
+    new = new_tokens(request, tokens)
+
+    def run(parameters: Arrays, tap: Tap) -> None:
+        tap("logits", following(request, parameters, tokens, new.shape[1]))
+
+    oracle = Oracle(run, request.parameters, neighbours=1)
+    logits = oracle.expected["logits"]
+    errors = logits.max(axis=-1) - _of(logits, new)
+    return np.where(counted(request, new), errors, 0.0), 2 * oracle.budget("logits", dtype)
+
+
+def outside(request: Request, tokens: np.ndarray, dtype: str) -> tuple[np.ndarray, float]:
+    """How far each uniform number (batch, steps) is from the interval of the token that was drawn, and the budget of
+    that; infinitely far of a token that may not be drawn. Where a cut is a tie to within rounding, what may be drawn is
+    one of two, and nothing counts for more than the budget."""
+    assert request.uniforms is not None
+    new, sampling = new_tokens(request, tokens), request.sampling or Sampling()
+    steps = new.shape[1]
+    logits = following(request, request.exact, tokens, steps)
+    may = np.isfinite(drawable(logits.reshape(-1, logits.shape[-1]), sampling)).reshape(logits.shape)
+
+    def run(parameters: Arrays, tap: Tap) -> None:
+        logits = following(request, parameters, tokens, steps)
+        logits = logits / logits.dtype.type(sampling.temperature)
+        ranked = tap("ranked", -np.sort(-logits, axis=-1))
+        tap("reached", softmax(ranked[..., : sampling.top_k]).cumsum(axis=-1))
+        # What may be drawn is what it is in float64, so that the budget is that of rounding and of no other cut.
+        tap("cumulative", softmax(np.where(may, logits, -np.inf)).cumsum(axis=-1))
+
+    oracle = Oracle(run, request.parameters, neighbours=1)
+    budget, cumulative = oracle.budget("cumulative", dtype), oracle.expected["cumulative"]
+    begins = np.concatenate([np.zeros_like(cumulative[..., :1]), cumulative[..., :-1]], axis=-1)
+    uniforms = request.uniforms[:, :steps]
+    errors = np.maximum(0.0, np.maximum(_of(begins, new) - uniforms, uniforms - _of(cumulative, new)))
+    errors = np.where(_of(may, new), errors, np.inf)
+    errors = np.where(_cut_is_a_tie(oracle, sampling, dtype), np.minimum(errors, budget), errors)
+    return np.where(counted(request, new), errors, 0.0), budget
+
+
+def _cut_is_a_tie(oracle: Oracle, sampling: Sampling, dtype: str) -> np.ndarray:
+    """Where (batch, steps) rounding could let another token be drawn, or one less."""
+    ranked, reached = oracle.expected["ranked"], oracle.expected["reached"]
+    tie = np.zeros(ranked.shape[:-1], bool)
+    if sampling.top_k is not None and sampling.top_k < ranked.shape[-1]:
+        last, next_one = ranked[..., sampling.top_k - 1], ranked[..., sampling.top_k]
+        tie |= last - next_one <= 2 * oracle.budget("ranked", dtype)
+    if sampling.top_p < 1:
+        tie |= (np.abs(reached - sampling.top_p) <= oracle.budget("reached", dtype)).any(axis=-1)
+    return tie
+
+
+def judged_beams(request: Request, tokens: np.ndarray, scores: np.ndarray, dtype: str) -> Judged:
+    """Whether the scores (batch,) are those of the tokens, and no worse than those of what the reference finds."""
+    if where := misplaced(request, tokens):
+        return Judged(np.inf, 0.0, where)
+    oracle = true_scores(request, tokens)
+    true, budget = oracle.expected["scores"], oracle.budget("scores", dtype)
+    said = Judged(float(np.abs(scores - true).max()), budget, f"the scores, {request.name}")
+    # Either of two scores may be off by the budget.
+    worse = np.maximum(0.0, best_scores(request) - true)
+    tied = worse
+    if (worse > 2 * budget).any():
+        tied = np.where(margins(request) <= 2 * budget, np.minimum(worse, 2 * budget), worse)
+    place = f"the tokens, {request.name}"
+    # The same tokens are the same in float64 alone to within its own rounding.
+    others = tied > 2 * oracle.budget("scores", "float64")
+    near = (f"{place} are a tie to within rounding",) if (others & (tied <= 2 * budget)).any() else ()
+    return max(Judged(float(tied.max()), 2 * budget, place, near), said, key=lambda item: item.share)
+
+
+def true_scores(request: Request, tokens: np.ndarray) -> Oracle:
+    """The `scores` (batch,) of these tokens: log P / ((5 + tokens added) / 6)^length_penalty."""
+    new = new_tokens(request, tokens)
+    counts = counted(request, new)
+    penalty = length_penalty(counts.sum(axis=1), 0, request.length_penalty)
+
+    def run(parameters: Arrays, tap: Tap) -> None:
+        said = _of(log_softmax(following(request, parameters, tokens, new.shape[1])), new)
+        tap("scores", np.where(counts, said, 0).sum(axis=1) / penalty.astype(said.dtype))
+
+    return Oracle(run, request.parameters, neighbours=1)
+
+
+@functools.cache
+def best_scores(request: Request) -> np.ndarray:
+    """The scores (batch,) of what the reference finds."""
+    given = (request.config, request.exact, request.prompt, request.steps, request.beams)
+    return beam_search(*given, length_penalty=request.length_penalty, source=request.source)[1]
+
+
+@functools.cache
+def margins(request: Request) -> np.ndarray:
+    """By how much (batch,) the reference prefers all that it keeps to all that it drops: where that is a tie to within
+    rounding, a port may keep another one, and end with a worse one."""
+    given = (request.config, request.exact, request.prompt, request.steps, request.beams)
+    return beamed(*given, request.length_penalty, request.source, Beaming())[2]
+
+
+def _of(values: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """What `values` (batch, steps, vocab) have at the tokens (batch, steps)."""
+    return np.take_along_axis(values, tokens[..., None], axis=-1)[..., 0]

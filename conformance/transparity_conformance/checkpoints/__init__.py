@@ -1,0 +1,5 @@
+"""Checkpoints of published families: hub folder → configuration and parameters.
+
+`files` reads JSON and bytes safely, `reading` finds a folder's config and tensors, `fields` interprets config.json,
+`naming` maps tensor names, `families` has one file per family, and `importing` puts them together.
+"""

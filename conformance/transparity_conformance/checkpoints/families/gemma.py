@@ -1,0 +1,115 @@
+"""Gemma (Mesnard et al. 2024) and Gemma 2 (Rivière et al. 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from transparity_conformance.checkpoints.families import llama
+from transparity_conformance.checkpoints.fields import (
+    FULL,
+    ROTARY,
+    SLIDING,
+    Family,
+    Fields,
+    activation,
+    head_width,
+    layers,
+    number,
+    rotary,
+    windows,
+)
+from transparity_conformance.checkpoints.naming import Table
+
+LAYER = "decoder.layers.{i}"
+
+NAMES = llama.NAMES
+
+NAMES_OF_2: Table = {
+    **llama.NAMES,
+    "layers.{i}.post_attention_layernorm.weight": f"{LAYER}.self_attention_post_norm.weight",
+    "layers.{i}.pre_feedforward_layernorm.weight": f"{LAYER}.feed_forward_norm.weight",
+    "layers.{i}.post_feedforward_layernorm.weight": f"{LAYER}.feed_forward_post_norm.weight",
+}
+
+ALWAYS = llama.ALWAYS | {"norm_gain": "one-plus-weight", "embedding_scale": "embed_dim", "feed_forward_bias": False}
+
+DEFAULTS: dict[str, Any] = {
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+    "rope_theta": 10_000.0,
+    "head_dim": 256,
+    "attention_bias": False,
+    "hidden_activation": None,
+    "pad_token_id": 0,
+    "bos_token_id": 2,
+    "eos_token_id": 1,
+}
+
+
+def _common(fields: Fields) -> dict[str, Any]:
+    biased = {"qkv_bias": fields["attention_bias"], "output_bias": fields["attention_bias"]}
+    return rotary(fields) | head_width(fields, "hidden_size", "num_attention_heads") | biased
+
+
+def _gemma(fields: Fields, names: Collection[str]) -> dict[str, Any]:
+    """`gelu` in an older file means its approximation, and transformers reads it so."""
+    name = "hidden_act" if fields["hidden_activation"] is None else "hidden_activation"
+    found = activation(fields, name)
+    return _common(fields) | {"activation": "gelu-tanh" if found == "gelu" else found}
+
+
+def _gemma2(fields: Fields, names: Collection[str]) -> dict[str, Any]:
+    kinds, count = fields["layer_types"], layers(fields)
+    if kinds is None:
+        kinds = [FULL if i % 2 else SLIDING for i in range(count)]
+    return (
+        _common(fields)
+        | windows(kinds, fields["sliding_window"], count)
+        | {
+            "activation": activation(fields, "hidden_activation"),
+            "attention_multiplier": number(fields, "query_pre_attn_scalar") ** -0.5,
+        }
+    )
+
+
+GEMMA = Family(
+    always=ALWAYS,
+    fields=llama.FIELDS,
+    configure=_gemma,
+    reads=(*ROTARY, "head_dim", "attention_bias", "hidden_act", "hidden_activation"),
+    defaults=DEFAULTS | {"num_key_value_heads": 16, "hidden_act": "gelu_pytorch_tanh"},
+    only={"use_bidirectional_attention": (False,)},
+    unneeded=("attention_dropout",),
+    names=NAMES,
+    prefixes=("model.",),
+    no_parameters=llama.NO_PARAMETERS,
+)
+
+GEMMA2 = Family(
+    always=ALWAYS | {"norm_position": "both", "attention_scale": "none"},
+    fields=llama.FIELDS | {"attn_logit_softcapping": "attention_cap", "final_logit_softcapping": "logit_cap"},
+    configure=_gemma2,
+    reads=(
+        *(*ROTARY, "head_dim", "attention_bias", "hidden_activation"),
+        *("query_pre_attn_scalar", "layer_types", "sliding_window"),
+    ),
+    defaults=DEFAULTS
+    | {
+        "num_key_value_heads": 4,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+        "layer_types": None,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+    },
+    only={"use_bidirectional_attention": (False,)},
+    unneeded=("attention_dropout", "hidden_act"),
+    names=NAMES_OF_2,
+    prefixes=("model.",),
+    no_parameters=llama.NO_PARAMETERS,
+)
+
+FAMILIES = {"gemma": GEMMA, "gemma2": GEMMA2}

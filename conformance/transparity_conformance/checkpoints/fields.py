@@ -1,0 +1,219 @@
+"""What a config.json says, as fields of ours: what several families have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from transparity.errors import is_number, is_whole
+from transparity_conformance.checkpoints.naming import Table
+from transparity_conformance.checkpoints.reading import CheckpointError, as_json
+
+Fields = Mapping[str, Any]
+"""By their names on the hub."""
+
+Configure = Callable[[Fields, Collection[str]], dict[str, Any]]
+"""Fields of ours, of those on the hub and of the names of the tensors there are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """One `model_type`: what its fields and its tensors are here."""
+
+    always: Mapping[str, Any]
+    """Fields of ours that have one value in the whole family."""
+    fields: Mapping[str, str]
+    """Fields of the hub that are one of ours, under another name."""
+    configure: Configure
+    """Fields of ours that are worked out."""
+    reads: Collection[str]
+    """The fields of the hub that `configure` works them out from."""
+    defaults: Mapping[str, Any]
+    """What transformers takes where config.json says nothing."""
+    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Fields of which there is nothing here but these values."""
+    unneeded: Collection[str] = ()
+    """Fields that no forward pass depends on."""
+    names: Table
+    prefixes: Sequence[str] = ()
+    """What names may begin with, where the file is of a model with a head."""
+    no_parameters: Collection[str] = ()
+    """Tensors that older files have and that are computed here, as patterns."""
+
+
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_new": "gelu-tanh",
+    "gelu_python": "gelu",
+    "gelu_pytorch_tanh": "gelu-tanh",
+    "quick_gelu": "gelu-quick",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+}
+
+TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
+
+ONLY: dict[str, tuple[Any, ...]] = {
+    "cross_attention_hidden_size": (),
+    "is_decoder": (False,),
+    "add_cross_attention": (False,),
+    "per_layer_config": (),
+    "pruned_heads": ({},),
+    "quantization_config": (),
+    "tie_encoder_decoder": (False,),
+}
+"""Of every family: fields that change numbers, and what they may be (absent and null are always right)."""
+
+UNNEEDED = frozenset(
+    {
+        # what the file is, and what was done with it
+        *("model_type", "architectures", "auto_map", "transformers_version", "_name_or_path", "name_or_path"),
+        *("_attn_implementation", "_attn_implementation_autoset", "_num_labels", "finetuning_task"),
+        *("task_specific_params", "tokenizer_class", "is_encoder_decoder", "dtype", "torch_dtype", "torchscript"),
+        *("id2label", "label2id", "num_labels", "problem_type", "cache_implementation", "gradient_checkpointing"),
+        *("chunk_size_feed_forward", "tie_last_hidden_states", "use_bfloat16", "tf_legacy_loss", "pretraining_tp"),
+        # what a forward pass answers with
+        *("use_cache", "return_dict", "output_attentions", "output_hidden_states", "output_past"),
+        # training
+        *("initializer_range", "initializer_factor", "init_std", "classifier_dropout", "classif_dropout"),
+        # generation
+        *("max_length", "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups", "temperature"),
+        *("top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty", "diversity_penalty", "bad_words_ids"),
+        *("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "num_return_sequences", "output_scores", "prefix"),
+        *("return_dict_in_generate", "forced_bos_token_id", "forced_eos_token_id", "remove_invalid_values"),
+        *("exponential_decay_length_penalty", "suppress_tokens", "begin_suppress_tokens", "sep_token_id"),
+        "force_bos_token_to_be_generated",
+    }
+)
+"""Of every family."""
+
+
+def wrong(name: str, found: Any, expected: str) -> CheckpointError:
+    """The refusal of what a field says."""
+    return CheckpointError(f"{name} is {as_json(found)}; expected {expected}: nothing else can be imported.")
+
+
+def activation(fields: Fields, name: str) -> str:
+    """The activation that the field `name` calls by its name in transformers."""
+    found = fields[name]
+    if not isinstance(found, str) or found not in ACTIVATIONS:
+        raise wrong(name, found, f"one of {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[found]
+
+
+def whole(fields: Fields, name: str) -> int:
+    """A size that is reckoned with."""
+    if not is_whole(fields[name], 1):
+        raise wrong(name, fields[name], "a whole number, at least 1")
+    return int(fields[name])
+
+
+MOST_LAYERS = 10_000
+"""As many as a configuration may have; they are listed one by one."""
+
+
+def layers(fields: Fields, name: str = "num_hidden_layers") -> int:
+    """How many layers there are."""
+    if (count := whole(fields, name)) > MOST_LAYERS:
+        raise wrong(name, count, f"at most {MOST_LAYERS}")
+    return count
+
+
+def number(fields: Fields, name: str) -> float:
+    """A number that is reckoned with."""
+    if not is_number(fields[name]) or fields[name] <= 0:
+        raise wrong(name, fields[name], "a number greater than 0")
+    return float(fields[name])
+
+
+def flag(fields: Fields, name: str) -> bool:
+    """Whether something is done; null says no."""
+    if fields[name] not in (None, False, True):
+        raise wrong(name, fields[name], "true or false")
+    return bool(fields[name])
+
+
+def same(fields: Fields, name: str, other: str) -> Any:
+    """What two fields say, which here are one."""
+    if fields[name] != fields[other]:
+        raise wrong(other, fields[other], f"{as_json(fields[name])}, as {name} is")
+    return fields[name]
+
+
+def head_width(fields: Fields, embed_dim: str, num_heads: str, head_dim: str = "head_dim") -> dict[str, Any]:
+    """`attention_head_dim`, where a head is not embed_dim / num_heads wide."""
+    if fields[head_dim] is None or whole(fields, head_dim) * whole(fields, num_heads) == whole(fields, embed_dim):
+        return {}
+    return {"attention_head_dim": fields[head_dim]}
+
+
+ROTARY = (
+    *("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor"),
+    "original_max_position_embeddings",
+)
+
+ROTARY_KEYS = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
+"""What each kind of scaling is made of."""
+
+KEYS_OF_ALL = ("rope_theta", "rope_type", "type", "partial_rotary_factor", "original_max_position_embeddings")
+"""What stands beside it."""
+
+
+def rotary(fields: Fields) -> dict[str, Any]:
+    """Rotary positions, as transformers 4 writes them (`rope_theta`, `rope_scaling`) or 5 (`rope_parameters`)."""
+    name = "rope_parameters" if fields.get("rope_parameters") else "rope_scaling"
+    said = fields.get(name) or {}
+    if not isinstance(said, dict) or any(isinstance(value, dict) for value in said.values()):
+        raise wrong(name, said, "one object of numbers for all layers")
+    said = {"rope_theta": fields["rope_theta"]} | said
+    kind = said.get("rope_type", said.get("type", "default"))
+    if not isinstance(kind, str) or kind not in ROTARY_KEYS:
+        raise wrong(f"{name}.rope_type", kind, f"one of {', '.join(ROTARY_KEYS)}")
+    part = said.get("partial_rotary_factor", fields.get("partial_rotary_factor"))
+    if part not in (None, 1):
+        raise wrong("partial_rotary_factor", part, "1, or none")
+    found = {"feature_pairs": "halves", "positions": "rotary", "position_base": number(said, "rope_theta")}
+    if unknown := [key for key in said if key not in (*KEYS_OF_ALL, *ROTARY_KEYS[kind])]:
+        raise wrong(f"{name}.{unknown[0]}", said[unknown[0]], f"none where its rope_type is {kind}")
+    if kind == "llama3":
+        said = {"original_max_position_embeddings": fields["max_position_embeddings"]} | said
+        outside = fields.get("original_max_position_embeddings")
+        said |= {} if outside is None else {"original_max_position_embeddings": outside}
+    for key in ROTARY_KEYS[kind]:
+        if key not in said:
+            raise CheckpointError(f"{name} has no {key}; expected it, for its rope_type is {kind!r}.")
+    if kind == "default":
+        return found
+    found |= {"rotary_scaling": kind, "rotary_factor": number(said, "factor")}
+    if kind == "linear":
+        return found
+    return found | {
+        "rotary_low_frequency": number(said, "low_freq_factor"),
+        "rotary_high_frequency": number(said, "high_freq_factor"),
+        "rotary_original_length": said["original_max_position_embeddings"],
+    }
+
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+def windows(layer_types: Any, window: Any, count: int) -> dict[str, Any]:
+    """`window` and `full_attention_every` of what transformers says of each of `count` layers. Raises `CheckpointError`
+    where the layers that see all are not every so many."""
+    known = isinstance(layer_types, list) and all(kind in (SLIDING, FULL) for kind in layer_types)
+    if not known or len(layer_types) != count:
+        raise wrong("layer_types", layer_types, f"{SLIDING} or {FULL} for each of {count} layers")
+    if window is None or SLIDING not in layer_types:
+        return {}
+    if FULL not in layer_types:
+        return {"window": window}
+    every = layer_types.index(FULL) + 1
+    if layer_types != [SLIDING if (i + 1) % every else FULL for i in range(len(layer_types))]:
+        raise wrong("layer_types", layer_types, f"{FULL} at every so many layers, the last of them, or at all or none")
+    return {"window": window, "full_attention_every": every}

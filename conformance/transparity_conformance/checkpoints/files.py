@@ -1,0 +1,65 @@
+"""TODO."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+from transparity.errors import TransparityError
+
+LARGEST_JSON = 16 * 2**20
+
+
+class BundleError(TransparityError):
+    """A bundle, or what a port made of it, is not what it should be."""
+
+
+def file_size(path: Path) -> int:
+    """The size of a regular file; a pipe or a device could be read without end."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        raise BundleError(f"There is no file {path}.") from None
+    except (OSError, ValueError) as error:
+        raise BundleError(f"{path} cannot be read: {_reason(error)}.") from None
+    if not stat.S_ISREG(found.st_mode):
+        raise BundleError(f"{path} is not a file.")
+    return found.st_size
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """A whole file of at most `most` bytes."""
+    size = file_size(path)
+    if size > most:
+        raise BundleError(f"{path} has {size} bytes; expected at most {most}.")
+    try:
+        with path.open("rb") as file:
+            return file.read(most)
+    except OSError as error:
+        raise BundleError(f"{path} cannot be read: {_reason(error)}.") from None
+
+
+def parse_json(path: Path, text: bytes) -> Any:
+    """JSON, to the letter: no field twice, no NaN."""
+    try:
+        return json.loads(text.decode("utf-8"), object_pairs_hook=_object, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise BundleError(f"{path} is not JSON: {_reason(error)}.") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        raise ValueError("a name stands twice in it")
+    return fields
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no number")
+
+
+def _reason(error: BaseException) -> str:
+    """What an error says, as a part of a sentence."""
+    return " ".join(str(error).split()).split(". ")[0].rstrip(".")

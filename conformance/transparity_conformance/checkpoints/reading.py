@@ -1,0 +1,126 @@
+"""A hub's folder: config.json, and tensors in one safetensors file or, with an index, in several."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes  # noqa: F401 - gives NumPy its bfloat16, which safetensors asks it for
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from transparity.errors import TransparityError, shown
+from transparity_conformance.checkpoints.files import LARGEST_JSON, parse_json, read_bytes
+
+CONFIG, INDEX, WEIGHTS = "config.json", "model.safetensors.index.json", "model.safetensors"
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+DTYPES = ("F32", "F16", "BF16")
+"""Those that float32 holds exactly."""
+
+
+class CheckpointError(TransparityError):
+    """A checkpoint cannot be read, or is of a system that there is no configuration for."""
+
+
+def read_fields(folder: Path) -> dict[str, Any]:
+    """What config.json says. Raises `CheckpointError` for a folder without it, and `BundleError` if it is not JSON."""
+    if not folder.is_dir():
+        if folder.suffix in PICKLES and folder.exists():
+            raise _pickled(folder)
+        raise CheckpointError(f"{folder} is no folder; expected one with {CONFIG} and {WEIGHTS} in it.")
+    path = folder / CONFIG
+    if not path.is_file():
+        raise CheckpointError(f"{folder} has no {CONFIG}; expected a checkpoint as a hub keeps it.")
+    fields = parse_json(path, read_bytes(path, LARGEST_JSON))
+    if not isinstance(fields, dict):
+        raise CheckpointError(f"{path} is {shown(fields)}; expected an object of fields.")
+    return fields
+
+
+def tensor_files(folder: Path) -> dict[str, Path]:
+    """The file of every tensor, by its name. Raises `CheckpointError` where there is none, or none that may be read."""
+    where: dict[str, Path] = {}
+    for path in _files(folder):
+        try:
+            with safe_open(path, framework="numpy") as file:
+                names = list(file.keys())
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{path} cannot be read as a safetensors file: {_reason(error)}.") from None
+        for name in names:
+            if name in where:
+                raise CheckpointError(f"{name!r} is in {where[name]} and in {path.name}; expected it in one of them.")
+            where[name] = path
+    return where
+
+
+def load_tensors(where: Mapping[str, Path], wanted: Collection[str]) -> dict[str, np.ndarray]:
+    """The tensors that are `wanted`, as float32; those of half precision lose nothing. Raises `CheckpointError` for
+    another dtype."""
+    tensors = {}
+    for path in dict.fromkeys(where[name] for name in wanted):
+        try:
+            with safe_open(path, framework="numpy") as file:
+                for name in (name for name in wanted if where[name] == path):
+                    dtype = file.get_slice(name).get_dtype()
+                    if dtype not in DTYPES:
+                        raise CheckpointError(
+                            f"{name!r} of {path} has the dtype {dtype}; expected one of {', '.join(DTYPES)}: save the "
+                            "model unquantised."
+                        )
+                    tensors[name] = file.get_tensor(name).astype(np.float32)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{path} cannot be read as a safetensors file: {_reason(error)}.") from None
+    return tensors
+
+
+def _files(folder: Path) -> list[Path]:
+    """The safetensors files: those that an index names, else the one there is."""
+    index = folder / INDEX
+    if index.is_file():
+        return _indexed(index)
+    found = sorted(folder.glob("*.safetensors"))
+    if folder / WEIGHTS in found:
+        return [folder / WEIGHTS]
+    if len(found) > 1:
+        names = ", ".join(path.name for path in found)
+        raise CheckpointError(f"{folder} has {names} and no {INDEX}; expected it beside them, or one file alone.")
+    if not found:
+        pickles = sorted(path for path in folder.iterdir() if path.suffix in PICKLES)
+        if pickles:
+            raise _pickled(pickles[0])
+        raise CheckpointError(f"{folder} has no {WEIGHTS}; expected the weights as safetensors.")
+    return found
+
+
+def _indexed(index: Path) -> list[Path]:
+    said = parse_json(index, read_bytes(index, LARGEST_JSON))
+    weights = said.get("weight_map") if isinstance(said, dict) else None
+    if not isinstance(weights, dict) or not all(isinstance(name, str) for name in weights.values()):
+        raise CheckpointError(f"{index} has no weight_map; expected the file of each tensor there.")
+    files = []
+    for name in sorted(set(weights.values())):
+        if Path(name).name != name:
+            raise CheckpointError(f"{index} names the file {shown(name)}; expected one beside it.")
+        if not (index.parent / name).is_file():
+            raise CheckpointError(f"{index.parent} has no {name}, which {INDEX} names; expected every file it names.")
+        files.append(index.parent / name)
+    return files
+
+
+def _pickled(path: Path) -> CheckpointError:
+    return CheckpointError(
+        f"{path} is a pickle, which can run anything when it is read, and is not; expected safetensors: load it where "
+        "you trust it, and save it with save_pretrained(folder) of transformers."
+    )
+
+
+def _reason(error: BaseException) -> str:
+    return " ".join(str(error).split()).split(". ")[0].rstrip(".") or type(error).__name__
+
+
+def as_json(value: Any) -> str:
+    """A value as config.json has it, on one line and not without end."""
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"

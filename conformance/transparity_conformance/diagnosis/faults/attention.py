@@ -1,0 +1,230 @@
+"""Mistakes in attention: its scale and cap, how heads are cut and put together, and which of them share a key."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity_conformance.diagnosis.fault import Mistake, Run
+from transparity_conformance.diagnosis.faults.masks import right_mask, scores_at
+from transparity_conformance.diagnosis.faults.positions import bias_at
+from transparity_conformance.diagnosis.faults.sites import Value, apply_linear, met, split, sublayer_input
+from transparity_numpy.attention import (
+    attention_scores,
+    attention_weights,
+    hidden_score,
+    merge_heads,
+    repeat_heads,
+    score_scale,
+)
+from transparity_numpy.head import capped
+
+
+def mistakes(config: TransformerConfig, site: str) -> Iterator[Mistake]:
+    _, sublayer, tap = split(site)
+    if not sublayer.endswith("attention"):
+        return
+    if tap == "scores":
+        for name, scale in SCALES.items():
+            if not math.isclose(scale(config), score_scale(config), rel_tol=1e-9):
+                yield scaled(config, scale(config), name)
+    if tap in ("scores", "weights") and config.attention_cap is not None:
+        yield from _cap_mistakes(config, tap)
+    if tap in ("scores", "context") and config.key_value_heads < config.num_heads and config.key_value_heads > 1:
+        yield from _grouping_mistakes(tap)
+    if tap in ("query", "key", "value") and heads_at(config, tap) > 1:
+        for name, (wrong, says) in SPLITS.items():
+            kind = "head-split" if name == "view" else "head-order"
+            yield Mistake(kind, f"split by {name}", says, patch=partial(_split, wrong))
+    if tap == "context" and config.num_heads > 1:
+        for name, (merge, says) in MERGES.items():
+            kind = "head-split" if name == "view" else "head-order"
+            yield Mistake(kind, f"merged by {name}", says, patch=partial(_merged, merge))
+    if tap in ("query", "key", "value", "context") and heads_at(config, tap) > 1:
+        says = "heads are interleaved, (head_dim, heads) instead of (heads, head_dim), in splitting and in merging"
+        yield Mistake("head-order", "split and merged interleaved", says, patch=_interleaved_throughout)
+
+
+def heads_at(config: TransformerConfig, tap: str) -> int:
+    """The heads of what is tapped there."""
+    return config.key_value_heads if tap in ("key", "value") else config.num_heads
+
+
+SCALES: dict[str, Callable[[TransformerConfig], float]] = {
+    "1/√head_dim": lambda config: config.head_dim**-0.5,
+    "1/√embed_dim": lambda config: config.embed_dim**-0.5,
+    "1 (none)": lambda config: 1.0,
+    "the scale twice": lambda config: score_scale(config) ** 2,
+    "1/head_dim": lambda config: 1 / config.head_dim,
+    "1/embed_dim": lambda config: 1 / config.embed_dim,
+    "1/√num_heads": lambda config: config.num_heads**-0.5,
+    "the scale's inverse": lambda config: 1 / score_scale(config),
+    "1/√(head_dim + 1)": lambda config: (config.head_dim + 1) ** -0.5,
+    "1/√(embed_dim + 1)": lambda config: (config.embed_dim + 1) ** -0.5,
+    "1/√max_length": lambda config: config.max_length**-0.5,
+}
+"""What people multiply scores by, the likeliest first."""
+
+
+def named_scale(config: TransformerConfig, scale: float, tolerance: float = 1e-4) -> str:
+    """`1/√48` for 0.1443, if the number has a name."""
+    if scale > 0 and math.isclose(round(scale**-2), scale**-2, rel_tol=tolerance) and round(scale**-2) > 1:
+        return f"1/√{round(scale**-2)}"
+    return ""
+
+
+def scaled(config: TransformerConfig, scale: float, named: str) -> Mistake:
+    """Scores multiplied by `scale` instead of the right one; by what has the name, in a model of another size."""
+    right = score_scale(config)
+    kind = {"head_dim": "1/√head_dim", "embed_dim": "1/√embed_dim", "none": "1"}[config.attention_scale]
+    kind += f" · {config.attention_multiplier:g}" if config.attention_multiplier != 1 else ""
+    by = f"{named} ({scale:.4g})" if named else f"{scale:.6g}"
+    says = f"your scores are {scale / right:.4f} × ours: scaled by {by} instead of {kind} ({right:.4g})"
+    change = partial(_scaled, SCALES.get(named, lambda config: scale))
+    # What hides scores before they are scaled is scaled with them; that shows if it hides by half.
+    beside = ("weights",) if config.mask_order == "before-scale" and 0 > config.mask_value > -1e3 else ()
+    return Mistake("attention-scale", named or f"{scale:.6g}", says, patch=change, beside=beside, value=scale)
+
+
+def _scaled(scale: Callable[[TransformerConfig], float], run: Run, site: str, value: Value) -> Value:
+    ratio = scale(run.config) / score_scale(run.config)
+    if site.endswith(".weights"):
+        return attention_weights(scores_at(run, site), right_mask(run, site), hidden_score(run.config) * ratio)
+    if run.config.attention_cap is not None or run.config.positions in ("relative", "alibi"):
+        return scored(run, site, scale(run.config), run.config.attention_cap)
+    return value * value.dtype.type(ratio)
+
+
+def scored(run: Run, site: str, scale: float, cap: float | None) -> Value:
+    """Scores with another scale or cap."""
+    scope = site.rpartition(".")[0]
+    query, key = met(run, scope, "query"), met(run, scope, "key")
+    return attention_scores(query, repeat_heads(key, query.shape[1]), scale, cap, bias_at(run, site))
+
+
+KNOWN_CAPS = (50.0, 30.0, 20.0, 10.0)
+"""What people hold scores and logits below."""
+
+
+def _cap_mistakes(config: TransformerConfig, tap: str) -> Iterator[Mistake]:
+    if tap == "weights":
+        says = "scores are held below the cap behind the mask, which brings hidden ones back to −cap"
+        yield Mistake("attention-cap", "behind the mask", says, patch=_capped_behind_mask)
+        return
+    yield Mistake("attention-cap", "missing", "scores are not held below the cap", patch=partial(_capped, None))
+    for cap in KNOWN_CAPS:
+        if cap != config.attention_cap:
+            yield other_cap(config, cap)
+    for name, (change, says) in CAPS.items():
+        yield Mistake("attention-cap", name, says, patch=partial(_capped_otherwise, change))
+
+
+def other_cap(config: TransformerConfig, cap: float) -> Mistake:
+    says = f"scores are held below {cap:.6g} instead of {config.attention_cap:g}"
+    return Mistake("attention-cap", f"{cap:.6g}", says, patch=partial(_capped, cap), value=cap)
+
+
+CAPS: dict[str, tuple[Callable[[Value, float, float], Value], str]] = {
+    "clipped": (
+        lambda products, scale, cap: np.clip(products * scale, -cap, cap),
+        "scores are cut off at the cap instead of being bent towards it by tanh",
+    ),
+    "not scaled back": (
+        lambda products, scale, cap: np.tanh(products * scale / cap),
+        "scores are tanh(scores / cap), which is not multiplied by the cap again",
+    ),
+    "before the scale": (
+        lambda products, scale, cap: capped(products, cap) * scale,
+        "scores are held below the cap before they are scaled",
+    ),
+}
+
+
+def _capped(cap: float | None, run: Run, site: str, value: Value) -> Value:
+    return scored(run, site, score_scale(run.config), cap)
+
+
+def _capped_otherwise(change: Callable[[Value, float, float], Value], run: Run, site: str, value: Value) -> Value:
+    scope, cap = site.rpartition(".")[0], run.config.attention_cap
+    assert cap is not None
+    query = met(run, scope, "query")
+    products = query @ repeat_heads(met(run, scope, "key"), query.shape[1]).swapaxes(-2, -1)
+    scores = change(products, score_scale(run.config), cap)
+    bias = bias_at(run, site)
+    return (scores if bias is None else scores + bias).astype(value.dtype)
+
+
+def _capped_behind_mask(run: Run, site: str, value: Value) -> Value:
+    cap, hidden = run.config.attention_cap, hidden_score(run.config)
+    assert cap is not None
+    return attention_weights(scores_at(run, site), right_mask(run, site), cap * math.tanh(hidden / cap))
+
+
+def _grouping_mistakes(tap: str) -> Iterator[Mistake]:
+    says = "are given to the heads in turn (0, 1, 0, 1) instead of to consecutive ones (0, 0, 1, 1)"
+    yield Mistake("head-grouping", "tiled", f"keys and values {says}", patch=_tiled)
+    alone = "keys" if tap == "scores" else "values"
+    yield Mistake("head-grouping", f"{alone} tiled", f"{alone} {says}", patch=_tiled)
+
+
+def _tiled(run: Run, site: str, value: Value) -> Value:
+    scope, tap = site.rpartition(".")[::2]
+    times = run.config.num_heads // run.config.key_value_heads
+    if tap == "context":
+        return merge_heads(run.seen[f"{scope}.weights"] @ np.tile(run.seen[f"{scope}.value"], (1, times, 1, 1)))
+    key, scale = np.tile(met(run, scope, "key"), (1, times, 1, 1)), score_scale(run.config)
+    return attention_scores(met(run, scope, "query"), key, scale, run.config.attention_cap, bias_at(run, site))
+
+
+def view(x: Value, num_heads: int) -> Value:
+    batch, length, features = x.shape
+    return x.reshape(batch, num_heads, length, features // num_heads)
+
+
+def interleaved(x: Value, num_heads: int) -> Value:
+    batch, length, features = x.shape
+    return x.reshape(batch, length, features // num_heads, num_heads).transpose(0, 3, 1, 2)
+
+
+SPLITS: dict[str, tuple[Callable[[Value, int], Value], str]] = {
+    "view": (view, "features are cut into heads by a view alone, without the transpose"),
+    "interleaved": (
+        interleaved,
+        "heads are interleaved, (head_dim, heads) instead of (heads, head_dim), where they split",
+    ),
+}
+
+MERGES: dict[str, tuple[Callable[[Value], Value], str]] = {
+    "view": (
+        lambda heads: heads.reshape(heads.shape[0], heads.shape[2], -1),
+        "heads are merged by a view alone, without the transpose",
+    ),
+    "interleaved": (
+        lambda heads: heads.transpose(0, 2, 3, 1).reshape(heads.shape[0], heads.shape[2], -1),
+        "heads are interleaved, (head_dim, heads) instead of (heads, head_dim), where they merge",
+    ),
+}
+
+
+def _split(wrong: Callable[[Value, int], Value], run: Run, site: str, value: Value) -> Value:
+    scope, sublayer, role = split(site)
+    if run.config.projection == "full":
+        return wrong(merge_heads(value), heads_at(run.config, role))
+    x = sublayer_input(run, scope, sublayer, role)
+    return apply_linear(run, site, wrong(x, run.config.num_heads))
+
+
+def _merged(merge: Callable[[Value], Value], run: Run, site: str, value: Value) -> Value:
+    scope = site.rpartition(".")[0]
+    weights = run.seen[f"{scope}.weights"]
+    return merge(weights @ repeat_heads(run.seen[f"{scope}.value"], weights.shape[1]))
+
+
+def _interleaved_throughout(run: Run, site: str, value: Value) -> Value:
+    if site.endswith(".context"):
+        return _merged(MERGES["interleaved"][0], run, site, value)
+    return _split(interleaved, run, site, value)

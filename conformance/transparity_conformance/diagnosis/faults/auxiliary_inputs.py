@@ -1,0 +1,85 @@
+"""Mistakes with what is given beside the tokens: a mask that tells padding, and the types of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity_conformance.diagnosis.fault import Mistake, Run
+from transparity_conformance.diagnosis.faults.embedding import right_ids, right_positions
+from transparity_conformance.diagnosis.faults.masks import Mask, parts_at, shown_of, weighed
+from transparity_conformance.diagnosis.faults.sites import Value, given_mask, padding_at
+
+
+def mistakes(config: TransformerConfig, site: str) -> Iterator[Mistake]:
+    if site.endswith(".embedding") and config.num_token_types:
+        yield from _type_mistakes(config)
+    if site.endswith((".embedding", ".weights")) and given_mask(config, site):
+        yield from _mask_mistakes(config, site)
+
+
+OtherTypes = Callable[[np.ndarray], np.ndarray]
+
+
+def _type_mistakes(config: TransformerConfig) -> Iterator[Mistake]:
+    most = config.num_token_types - 1
+    wrongs: tuple[tuple[str, str, OtherTypes | None], ...] = (
+        ("none", "token types are not embedded", None),
+        ("all 0", "all tokens are of type 0, whatever token_types says", lambda types: 0 * types),
+        ("all 1", "all tokens are of type 1, whatever token_types says", lambda types: 0 * types + min(1, most)),
+        ("turned", "the token types are in the opposite order", lambda types: most - types),
+    )
+    for name, says, wrong in wrongs:
+        yield Mistake("token-types", name, says, patch=partial(_typed, wrong))
+
+
+def _typed(wrong: OtherTypes | None, run: Run, site: str, value: Value) -> Value:
+    table = run.parameters[f"{site.split('.')[0]}.token_type_embedding.weight"]
+    types = run.inputs["token_types"]
+    return value - table[types] + (0 if wrong is None else table[wrong(types)])
+
+
+EXCHANGED = "token_types"
+
+OTHER_MASKS: dict[str, tuple[Callable[[Run, str], Mask], str]] = {
+    "tokens": (
+        lambda run, site: padding_at(run, site, by_token=True),
+        "the padding token is hidden, whatever the attention_mask hides",
+    ),
+    "none": (lambda run, site: np.ones_like(padding_at(run, site)), "the attention_mask is ignored"),
+    "inverted": (
+        lambda run, site: ~padding_at(run, site),
+        "the attention_mask is taken for one that says what is hidden",
+    ),
+    EXCHANGED: (
+        lambda run, site: (run.inputs["token_types"] != 0)[:, None, None],
+        "token_types and attention_mask are exchanged",
+    ),
+}
+"""What is taken for the mask that is given: (batch, 1, 1, keys), and in words."""
+
+
+def _mask_mistakes(config: TransformerConfig, site: str) -> Iterator[Mistake]:
+    """As attention makes them; they reach to the embeddings, where positions count what the mask shows, or it is taken
+    for the types of tokens."""
+    counts, is_embedding = config.position_count == "visible", site.endswith(".embedding")
+    for name, (_, says) in OTHER_MASKS.items():
+        # What is ignored or inverted in attention alone has a name there.
+        acts = {"tokens": config.pad_id is not None, EXCHANGED: config.num_token_types > 1}.get(name, counts)
+        if acts and (counts or name == EXCHANGED or not is_embedding):
+            yield Mistake("attention-mask", name, says, patch=partial(_masked_otherwise, name))
+
+
+def _masked_otherwise(name: str, run: Run, site: str, value: Value) -> Value:
+    mask = OTHER_MASKS[name][0]
+    if site.endswith(".weights"):
+        return weighed(lambda run, site: shown_of(run, site, mask(run, site), parts_at(run, site)[1]), run, site, value)
+    if run.config.position_count == "visible":
+        table = run.parameters[f"{site.split('.')[0]}.position_embedding.weight"]
+        value = value - right_positions(run, site) + table[right_ids(run, site, mask(run, site)[:, 0, 0])]
+    if name == EXCHANGED:
+        value = _typed(lambda _: run.inputs["attention_mask"], run, site, value)
+    return value

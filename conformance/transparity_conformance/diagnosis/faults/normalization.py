@@ -1,0 +1,187 @@
+"""Mistakes at the norms: another eps, another place for it, another deviation, another norm, or none."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity_conformance.diagnosis.fault import Mistake, Run
+from transparity_conformance.diagnosis.faults.sites import (
+    Value,
+    is_head_norm,
+    is_norm,
+    norm_input,
+    norm_scope,
+    parameters_of,
+    sublayers,
+)
+from transparity_conformance.oracle.oracle import Arrays
+
+KNOWN_EPS = (1e-3, 1e-5, 1e-6, 1e-7, 1e-8, 1e-12, 0.0, 1e-2, 1e-4)
+
+
+@dataclass(frozen=True)
+class Form:
+    """A norm over the features, piece by piece."""
+
+    centered: bool = True
+    correction: int = 0
+    outside: bool = False
+    """Whether eps is added to the deviation instead of the variance."""
+    biased: bool = True
+    gained: bool = True
+    more: float = 0.0
+    """What is added to the gain."""
+    statistics: str = "features"
+    """Over what it is taken: `features`, `heads` and their features, the `batch` and positions, or none: `running`."""
+
+
+def mistakes(config: TransformerConfig, site: str) -> Iterator[Mistake]:
+    if not is_norm(config, site):
+        return
+    for eps in KNOWN_EPS:
+        if eps != config.norm_eps:
+            yield other_eps(config, eps)
+    right = form_at(config, site)
+    if not right.centered:
+        yield from _of_rms(config, site, right)
+    elif config.norm != "batch":
+        place = "inside the root" if right.outside else "outside the root"
+        says = f"eps is added {place}"
+        yield _formed("norm-eps-placement", place, says, outside=not right.outside)
+        over = "n" if right.correction else "n − 1"
+        says = f"the variance is taken over {over}"
+        yield _formed("norm-variance", over, says, correction=1 - right.correction)
+        says += f", and eps is added {place}"
+        yield _formed(
+            "norm-variance", f"{over}, eps {place}", says, correction=1 - right.correction, outside=not right.outside
+        )
+        for biased, without in ((True, ""), (False, ", and there is no bias")):
+            says = f"it is an RMSNorm: the mean is not taken away{without}"
+            rms = {"centered": False, "correction": 0, "biased": biased}
+            yield _formed("norm-kind", f"RMSNorm{without}", says, **rms, outside=False)
+            if right.outside:
+                yield _formed(
+                    "norm-kind", f"RMSNorm{without}, eps outside", f"{says}, and eps is outside the root", **rms
+                )
+                says += ", the deviation as in the right norm"
+                yield _formed("norm-kind", f"RMSNorm{without}, same deviation", says, centered=False, biased=biased)
+        says = "it is a BatchNorm over the batch and the positions"
+        yield _formed("norm-kind", "BatchNorm", says, correction=0, outside=False, statistics="batch")
+        if right.outside:
+            says += ", the deviation as in the right norm"
+            yield _formed("norm-kind", "BatchNorm, same deviation", says, statistics="batch")
+    else:
+        says = "eps is added outside the root"
+        yield _formed("norm-eps-placement", "outside the root", says, outside=True)
+        says = "it normalises by the batch, not by the running statistics"
+        yield _formed("norm-kind", "batch statistics", says, statistics="batch")
+        yield _formed("norm-kind", "LayerNorm", "it is a LayerNorm", statistics="features")
+    if right.biased:
+        yield _formed("norm-kind", "without bias", "its bias is missing", biased=False)
+    yield _formed("norm-kind", "without gain", "its gain is missing", gained=False)
+    if not right.centered or right.more:
+        says = "it multiplies by its weight, not by 1 + its weight"
+        if not right.more:
+            says = "it multiplies by 1 + its weight, not by its weight"
+        yield _formed("norm-gain", "weight" if right.more else "one-plus-weight", says, more=1 - right.more)
+    yield Mistake("norm-missing", "missing", "this norm is left out", patch=_missing)
+    for other in _beside(config, site):
+        name = site.rpartition(".")[2]
+        pair = (min(name, other), max(name, other))
+        says = f"the parameters of {pair[0]} and {pair[1]} are exchanged"
+        yield Mistake("norm-swapped", " and ".join(pair), says, alter=partial(_exchanged, pair))
+
+
+def _of_rms(config: TransformerConfig, site: str, right: Form) -> Iterator[Mistake]:
+    """What only an RMS norm can be taken for."""
+    yield _formed("norm-eps-placement", "outside the root", "eps is added outside the root", outside=True)
+    says = "the mean of the squares is taken over n − 1"
+    yield _formed("norm-variance", "n − 1", says, correction=1)
+    says = "it is a LayerNorm: the mean is taken away"
+    yield _formed("norm-kind", "LayerNorm", says, centered=True)
+    if is_head_norm(site):
+        says = "all heads are normalised together, not each by itself"
+        yield _formed("query-key-norm", "heads together", says, statistics="heads")
+
+
+def _beside(config: TransformerConfig, site: str) -> list[str]:
+    """The norms whose parameters may have been taken for this one's."""
+    if is_head_norm(site):
+        return ["key_norm" if site.endswith("query_norm") else "query_norm"]
+    if site.count(".") != 3:
+        return []
+    scope, name = site.rpartition(".")[::2]
+    kinds = ["norm"] + ["post_norm"] * (config.norm_position == "both")
+    names = [f"{sublayer}_{kind}" for sublayer in sublayers(config, scope) for kind in kinds]
+    names += ["memory_norm"] * (config.memory_norm and "cross_attention_norm" in names)
+    return [other for other in names if other != name]
+
+
+def form_at(config: TransformerConfig, site: str) -> Form:
+    """The right norm there."""
+    more = 1.0 if config.norm_gain == "one-plus-weight" else 0.0
+    if config.norm == "rms" or is_head_norm(site):
+        return Form(centered=False, biased=False, more=more)
+    unbiased = config.norm == "layer-unbiased"
+    statistics = "running" if config.norm == "batch" else "features"
+    return Form(correction=int(unbiased), outside=unbiased, statistics=statistics, more=more)
+
+
+def other_eps(config: TransformerConfig, eps: float) -> Mistake:
+    says = f"eps is {eps:.3g} instead of {config.norm_eps:g}"
+    return Mistake("norm-eps", f"{eps:.3g}", says, patch=partial(_normed, {}, eps), value=eps)
+
+
+def _formed(identity: str, variant: str, says: str, **changes: Any) -> Mistake:
+    return Mistake(identity, variant, says, patch=partial(_normed, changes, None))
+
+
+def _normed(changes: Mapping[str, Any], eps: float | None, run: Run, site: str, value: Value) -> Value:
+    return _formed_by(dataclasses.replace(form_at(run.config, site), **changes), eps, run, site, norm_input(run, site))
+
+
+def _formed_by(form: Form, eps: float | None, run: Run, site: str, x: Value) -> Value:
+    parameters = parameters_of(run, norm_scope(site))
+    number = x.dtype.type
+    eps = number(run.config.norm_eps if eps is None else eps)
+    weight = parameters["weight"] + number(form.more) if form.gained else number(1)
+    bias = parameters["bias"] if form.biased else number(0)
+    if form.statistics == "running":
+        centered, variance = x - parameters["running_mean"], parameters["running_var"]
+    else:
+        axes = {"features": (-1,), "heads": (1, -1), "batch": (0, 1)}[form.statistics]
+        centered = x - x.mean(axes, keepdims=True) if form.centered else x
+        count = math.prod(x.shape[axis] for axis in axes) - form.correction
+        variance = (centered * centered).sum(axes, keepdims=True) / number(count)
+    deviation = np.sqrt(variance) + eps if form.outside else np.sqrt(variance + eps)
+    return centered / deviation * weight + bias
+
+
+def normed(run: Run, site: str) -> Value:
+    """What the right norm makes of what flows into it."""
+    return normed_input(run, site, norm_input(run, site))
+
+
+def normed_input(run: Run, site: str, x: Value) -> Value:
+    """What the right norm makes of `x`."""
+    return _formed_by(form_at(run.config, site), None, run, site, x)
+
+
+def _missing(run: Run, site: str, value: Value) -> Value:
+    return norm_input(run, site)
+
+
+def _exchanged(pair: tuple[str, str], config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
+    scope, name = site.rpartition(".")[::2]
+    other = pair[name == pair[0]]
+    kinds = ("weight", "bias", "running_mean", "running_var")
+    found = {kind: parameters.get(f"{scope}.{other}.{kind}") for kind in kinds}
+    return {f"{site}.{kind}": value for kind, value in found.items() if value is not None}

@@ -1,0 +1,215 @@
+"""Mistakes in how the parts are put together: residuals, the activation, its gate, the place of the norms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import ml_dtypes
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity_conformance.diagnosis.fault import Mistake, Run
+from transparity_conformance.diagnosis.faults.normalization import normed
+from transparity_conformance.diagnosis.faults.sites import (
+    Value,
+    apply_linear,
+    branch_end,
+    split,
+    stream,
+    sublayer_input,
+    sublayer_of,
+)
+from transparity_conformance.oracle.oracle import Arrays
+from transparity_numpy.functional import log_softmax
+
+
+def everywhere(config: TransformerConfig) -> Iterator[Mistake]:
+    """What is wrong all over."""
+    other = "pre" if config.norm_position == "post" else "post"
+    if config.norm_position == "both":
+        says = "norms stand in front of the sublayers alone, not behind them, too"
+        yield Mistake("norm-placement", "pre", says, fields={"norm_position": "pre"})
+    says = f"{other}-norm instead of {config.norm_position}-norm"
+    yield Mistake("norm-placement", other, says, fields={"norm_position": other})
+    if config.final_norm:
+        says += ", without the final norm"
+        yield Mistake(
+            "norm-placement", f"{other}, no final norm", says, fields={"norm_position": other, "final_norm": False}
+        )
+    for name, bits in WEIGHT_BITS.items():
+        says = f"rounding of {name} weights"
+        yield Mistake("low-precision", f"{name} weights", says, alter=partial(_rounded, bits))
+
+
+def mistakes(config: TransformerConfig, site: str) -> Iterator[Mistake]:
+    _, sublayer, tap = split(site)
+    if tap == "hidden":
+        for name, (function, says) in ACTIVATIONS.items():
+            if name != config.activation:
+                instead = f"{says} instead of {ACTIVATIONS[config.activation][1]}"
+                yield Mistake("activation", name, instead, patch=partial(_activated, function))
+        for identity, name, says, gated in GATES if config.gated else ():
+            yield Mistake(identity, name, says, patch=partial(_gated, gated))
+    if sublayer and site == branch_end(config, ".".join(sublayer_of(site))):
+        yield from _residual_mistakes(config, sublayer_of(site)[1])
+    if sublayer.endswith("_norm") and sublayer != "memory_norm" and config.norm_position == "post":
+        says = "the norm is applied to the sublayer's output alone, the residual added behind it"
+        yield Mistake("norm-placement", "before the residual", says, patch=_normed_output, onward=None)
+    if site == "logits" and config.head == "logits":
+        yield Mistake("logit-shift", "log-softmax", "log-softmax of the logits is returned", patch=_log_softmax)
+        yield Mistake(
+            "logit-shift", "largest 0", "each row is shifted so that its largest logit is 0", patch=_largest_0
+        )
+        yield Mistake("logit-shift", "mean 0", "each row is shifted so that its mean is 0", patch=_mean_0)
+
+
+def _residual_mistakes(config: TransformerConfig, sublayer: str) -> Iterator[Mistake]:
+    if config.norm_position != "post":
+        says = "the residual adds the normalised tensor instead of the one before the norm"
+        yield Mistake("residual-source", "normalised", says, onward=_from_normalised)
+    yield Mistake("residual-source", "missing", "the residual is missing", onward=_no_residual)
+    yield Mistake("residual-source", "twice", "the residual is added twice", onward=_residual_twice)
+    if sublayer == "feed_forward" or sublayer == "cross_attention":
+        says = "the residual adds the layer's input instead of what came before this sublayer"
+        yield Mistake("residual-source", "layer input", says, onward=_from_layer_input)
+
+
+WEIGHT_BITS = {"bfloat16": "bfloat16", "float16": "float16", "TF32": "tf32"}
+
+
+def rounded_to(value: np.ndarray, kind: str) -> np.ndarray:
+    """`value` rounded to float32, bfloat16, float16 or TF32 (10 bits behind the point), held in its own dtype."""
+    if kind == "tf32":
+        bits = value.astype(np.float32).view(np.uint32)
+        bits = (bits + np.uint32(0xFFF) + ((bits >> np.uint32(13)) & np.uint32(1))) & np.uint32(0xFFFFE000)
+        return bits.view(np.float32).astype(value.dtype)
+    return value.astype(ml_dtypes.bfloat16 if kind == "bfloat16" else kind).astype(value.dtype)
+
+
+def _rounded(kind: str, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
+    return {name: rounded_to(value, kind) for name, value in parameters.items()}
+
+
+def _erf(x: Value) -> Value:
+    flat = [math.erf(number) for number in x.astype(np.float64).ravel().tolist()]
+    return np.array(flat).reshape(x.shape).astype(x.dtype)
+
+
+def _sigmoid(x: Value) -> Value:
+    return 1 / (1 + np.exp(-x))
+
+
+ACTIVATIONS: dict[str, tuple[Callable[[Value], Value], str]] = {
+    "relu": (lambda x: np.maximum(x, 0), "ReLU"),
+    "gelu": (lambda x: x / 2 * (1 + _erf(x / math.sqrt(2))), "GELU (erf)"),
+    "gelu-tanh": (
+        lambda x: x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+        "GELU (tanh)",
+    ),
+    "gelu-quick": (lambda x: x * _sigmoid(1.702 * x), "quick GELU (x · sigmoid(1.702 x))"),
+    "silu": (lambda x: x * _sigmoid(x), "SiLU"),
+    "tanh": (np.tanh, "tanh"),
+    "sigmoid": (_sigmoid, "sigmoid"),
+    "leaky": (lambda x: np.where(x > 0, x, 0.01 * x), "leaky ReLU (0.01)"),
+    "relu6": (lambda x: np.clip(x, 0, 6), "ReLU6"),
+    "elu": (lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))), "ELU"),
+    "none": (lambda x: x, "no activation"),
+}
+
+
+def _projected(run: Run, site: str, role: str) -> Value:
+    scope, sublayer, _ = split(site)
+    return apply_linear(run, f"{scope}.feed_forward.{role}", sublayer_input(run, scope, sublayer))
+
+
+def _activated(function: Callable[[Value], Value], run: Run, site: str, value: Value) -> Value:
+    if run.config.gated:
+        return (function(_projected(run, site, "gate")) * _projected(run, site, "up")).astype(value.dtype)
+    return function(_projected(run, site, "up")).astype(value.dtype)
+
+
+Gated = Callable[[Callable[[Value], Value], Value, Value], Value]
+"""What becomes of an activation, the gate, and what goes up."""
+
+GATES: tuple[tuple[str, str, str, Gated], ...] = (
+    (
+        "gate-swapped",
+        "swapped",
+        "gate and up are exchanged: the activation is of what goes up, not of the gate",
+        lambda function, gate, up: gate * function(up),
+    ),
+    ("gate-missing", "without gate", "there is no gate", lambda function, gate, up: function(up)),
+    (
+        "gate-missing",
+        "gate alone",
+        "what goes up is not multiplied by the gate",
+        lambda function, gate, up: function(gate),
+    ),
+    (
+        "gate-activation",
+        "of both",
+        "the activation is of the gate and of what goes up",
+        lambda function, gate, up: function(gate) * function(up),
+    ),
+    (
+        "gate-activation",
+        "of the product",
+        "the activation is of the product of the gate and what goes up",
+        lambda function, gate, up: function(gate * up),
+    ),
+    (
+        "gate-missing",
+        "added",
+        "the gate is added to what goes up, not multiplied with it",
+        lambda function, gate, up: function(gate) + up,
+    ),
+)
+
+
+def _gated(gated: Gated, run: Run, site: str, value: Value) -> Value:
+    function = ACTIVATIONS[run.config.activation][0]
+    return gated(function, _projected(run, site, "gate"), _projected(run, site, "up")).astype(value.dtype)
+
+
+def _from_normalised(run: Run, site: str, flow: Value) -> Value:
+    scope, sublayer = sublayer_of(site)
+    return flow - stream(run, scope, sublayer) + run.seen[f"{scope}.{sublayer}_norm"]
+
+
+def _no_residual(run: Run, site: str, flow: Value) -> Value:
+    scope, sublayer = sublayer_of(site)
+    return flow - stream(run, scope, sublayer)
+
+
+def _residual_twice(run: Run, site: str, flow: Value) -> Value:
+    scope, sublayer = sublayer_of(site)
+    return flow + stream(run, scope, sublayer)
+
+
+def _from_layer_input(run: Run, site: str, flow: Value) -> Value:
+    scope, sublayer = sublayer_of(site)
+    return flow - stream(run, scope, sublayer) + stream(run, scope, "self_attention")
+
+
+def _normed_output(run: Run, site: str, value: Value) -> Value:
+    scope, name = site.rpartition(".")[::2]
+    sublayer = name.removesuffix("_norm")
+    x, out = stream(run, scope, sublayer), run.seen[f"{scope}.{sublayer}.output"]
+    run.seen[f"{scope}.{sublayer}.output"] = out - x  # what the norm then finds with the residual added is `out`
+    behind = normed(run, site)
+    run.seen[f"{scope}.{sublayer}.output"] = out
+    return x + behind
+
+
+def _log_softmax(run: Run, site: str, value: Value) -> Value:
+    return log_softmax(value)
+
+
+def _largest_0(run: Run, site: str, value: Value) -> Value:
+    return value - value.max(-1, keepdims=True)
+
+
+def _mean_0(run: Run, site: str, value: Value) -> Value:
+    return value - value.mean(-1, keepdims=True)

@@ -1,0 +1,133 @@
+"""Where a walk may begin: layers in front of everything that is asked need not be computed again.
+
+A stack that begins at its third layer is a shorter stack whose embedding is what flows behind the second: the reference
+runs it as it is, under a tap that renames.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from transparity.config import TransformerConfig
+from transparity_conformance.oracle.oracle import Arrays
+
+LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.(.*)", re.DOTALL)
+
+Depth = tuple[int, int]
+"""(0, i) is layer i of the encoder, (1, i) of the decoder; its number of layers is what comes behind them."""
+
+
+@functools.cache
+def _of_layer(name: str) -> tuple[str, int, str] | None:
+    """The stack, the layer and the rest of a name; every walk asks for the same hundreds."""
+    found = LAYER.match(name)
+    return (found[1], int(found[2]), found[3]) if found else None
+
+
+@functools.cache
+def _shorter(config: TransformerConfig, encoder: int, decoder: int) -> TransformerConfig:
+    return dataclasses.replace(
+        config,
+        num_encoder_layers=config.num_encoder_layers - encoder,
+        num_decoder_layers=config.num_decoder_layers - decoder,
+    )
+
+
+def depth(config: TransformerConfig, name: str) -> Depth:
+    """How deep in the model a tap or a parameter is."""
+    if found := _of_layer(name):
+        return int(found[0] == "decoder"), found[1]
+    stack, _, rest = name.partition(".")
+    if stack == "encoder":
+        return 0, config.num_encoder_layers if rest.startswith(("output", "final_norm")) else 0
+    if stack == "decoder":
+        return 1, config.num_decoder_layers if rest.startswith(("output", "final_norm")) else 0
+    return (1, config.num_decoder_layers) if config.has_decoder else (0, config.num_encoder_layers)
+
+
+@dataclass(frozen=True)
+class Start:
+    """So many layers of each stack are skipped, for what they return is `given`."""
+
+    config: TransformerConfig
+    given: Mapping[str, Any]
+    encoder: int = 0
+    decoder: int = 0
+    whole_encoder: bool = False
+
+    @property
+    def skipped(self) -> bool:
+        return bool(self.encoder or self.decoder or self.whole_encoder)
+
+    @property
+    def depth(self) -> Depth:
+        """Of the first layer that is not skipped."""
+        is_decoder = self.decoder or self.whole_encoder or not self.config.has_encoder
+        return (1, self.decoder) if is_decoder else (0, self.encoder)
+
+    @property
+    def shorter(self) -> TransformerConfig:
+        """The configuration of what is left."""
+        return _shorter(self.config, self.encoder, self.decoder) if self.skipped else self.config
+
+    def skips(self, name: str) -> bool:
+        """Whether a tap or a parameter lies in what is skipped."""
+        if name.startswith("encoder.") and self.whole_encoder:
+            # A table that both stacks share is the encoder's by name.
+            return not (self.config.shared_embedding and name == "encoder.token_embedding.weight")
+        if found := _of_layer(name):
+            return found[1] < (self.encoder if found[0] == "encoder" else self.decoder)
+        skipped = self.encoder if name.startswith("encoder.") else self.decoder
+        return bool(skipped) and ".embedding" in name
+
+    def shortened(self, parameters: Arrays) -> Arrays:
+        """The parameters by the names that they have in what is left."""
+        if not self.skipped:
+            return parameters
+        return {self._renamed(name, -1): value for name, value in parameters.items() if not self._is_of_skipped(name)}
+
+    def tap(self, tap: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
+        """`tap` under the names of the whole model; what is skipped flows from what is given."""
+
+        def renamed(name: str, value: Any) -> Any:
+            name = self._renamed(name, 1)
+            if name == "encoder.output" and self.whole_encoder:
+                return self.given[name]
+            if self.skips(name):
+                stack, skipped = ("encoder", self.encoder) if name.startswith("encoder") else ("decoder", self.decoder)
+                behind = f"{stack}.layers.{skipped - 1}.output"
+                enters = "embedding_norm" if self.config.embedding_norm else "embedding"
+                return self.given.get(behind, value) if name == f"{stack}.{enters}" else value
+            return tap(name, value)
+
+        return renamed
+
+    def _renamed(self, name: str, sign: int) -> str:
+        if not (found := _of_layer(name)):
+            return name
+        stack, layer, rest = found
+        return f"{stack}.layers.{layer + sign * (self.encoder if stack == 'encoder' else self.decoder)}.{rest}"
+
+    def _is_of_skipped(self, name: str) -> bool:
+        return _of_layer(name) is not None and self.skips(name)
+
+
+def start_at(config: TransformerConfig, given: Mapping[str, Any], earliest: Depth) -> Start:
+    """The latest start at `earliest` or before it that what is given allows."""
+    stack, layer = earliest
+    if stack == 1 and config.has_encoder and "encoder.output" not in given:
+        stack, layer = 0, config.num_encoder_layers
+    name = ("encoder", "decoder")[stack]
+    # Where layers differ by their number, what is left has to begin as the whole does.
+    period = config.full_attention_every or 1
+    known = (i for i in range(layer, 0, -1) if i % period == 0 and f"{name}.layers.{i - 1}.output" in given)
+    skipped = next(known, 0)
+    if stack == 0:
+        return Start(config, given, encoder=skipped)
+    whole = config.has_encoder
+    return Start(config, given, config.num_encoder_layers if whole else 0, skipped, whole)

@@ -1,0 +1,80 @@
+"""The budgets: how far rounding may take a right answer. Factors are data, each with where it comes from.
+
+A comparison may differ by `factor` × the error that the reference itself makes in that precision, plus `floor` ulps of
+the largest expected value, for what is so short a computation that the reference made no error at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The budget of one precision."""
+
+    factor: float
+    floor: float
+    provenance: str
+
+    def budget(self, noise: float, ulp: float, scale: float) -> float:
+        """What rounding explains where the reference errs by `noise` and the largest expected value is `scale`."""
+        return float(self.factor * noise + self.floor * ulp * scale)
+
+
+MEASURED = (
+    "python -m transparity_conformance.oracle.calibrate: the reference with its features permuted, so that all is "
+    "summed in another order, errs at worst 1.92 × what the oracle measured beside it (float64; float32 1.68 ×; 15,107 "
+    "taps each, 99 % of them below 0.49 ×; 2.70 × over other drawn configurations, before there were as many fields); "
+    "half as much again"
+)
+HALF = (
+    "as for float32, from which it is rounded; float16 in which every sum is rounded errs by 0.28 × at 99 %, and, "
+    "where a variance underflows, by tens or hundreds: a port has to widen what it sums, as every kernel does"
+)
+
+RULES = {
+    "float64": Rule(4, 4, MEASURED),
+    "float32": Rule(4, 4, MEASURED),
+    "bfloat16": Rule(4, 4, HALF),
+    "float16": Rule(4, 4, HALF),
+}
+
+NEIGHBOURS = 3
+"""At how many points the reference's error is measured: one alone may be small by luck."""
+
+NEIGHBOURS_OF_DRAWN = 8
+"""The same for drawn configurations, which may have so few features that luck is likelier."""
+
+POSITIONS_OF_DRAWN = 64
+"""Over so many positions at least: a sequence of one token needs more points than one of many."""
+
+
+def neighbours_of_drawn(inputs: Mapping[str, np.ndarray]) -> int:
+    """At how many points the error of a drawn configuration is measured."""
+    fewest = min(tokens.size for tokens in inputs.values())
+    return max(NEIGHBOURS_OF_DRAWN, -(-POSITIONS_OF_DRAWN // fewest))
+
+
+def epsilon(dtype: str) -> float:
+    """The distance from 1 to the next number of `dtype`."""
+    return float(ml_dtypes.finfo(dtype).eps)
+
+
+def rounded(value: np.ndarray, dtype: str) -> np.ndarray:
+    """`value` rounded to `dtype`, held in a dtype that NumPy can compute with."""
+    if value.dtype.kind != "f":
+        return value
+    if dtype in ("float64", "float32"):
+        return value.astype(dtype, copy=False)
+    return value.astype(dtype if dtype == "float16" else ml_dtypes.bfloat16).astype(np.float32)
+
+
+EVERY = ("float64", "float32", "bfloat16", "float16")
+
+
+WIDE = ("float64", "float32")

@@ -1,0 +1,102 @@
+"""Derivatives of the loss by every parameter, by the complex step, and how far rounding may take them.
+
+A gradient is tried along random directions: there its product with the direction is the derivative of the loss, and one
+wrong number anywhere shows. Parameters of a kind round alike, and share a budget.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity.parameters import is_learned
+from transparity.taps import Tap, identity
+from transparity_conformance.oracle.oracle import Arrays, Oracle
+from transparity_numpy.dropout import dropping
+from transparity_numpy.functional import derivative
+from transparity_numpy.loss import cross_entropy
+from transparity_numpy.transformer import transformer
+
+AT_LEAST = 16
+"""So many directions are tried for each kind: a budget is the reference's own error along them, and one may be small
+by luck."""
+
+Loss = Callable[[np.ndarray, np.ndarray, int | None], np.ndarray]
+"""Of logits (batch, length, vocab), targets (batch, length) and the padding token; complex logits flow through."""
+
+
+def kind_of(name: str) -> str:
+    """`query` of every attention: its weight and its bias."""
+    return name.split(".")[-2]
+
+
+class Derivatives:
+    """The derivatives of the loss of one model on one batch, along directions of each learned parameter."""
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        parameters: Arrays,
+        inputs: Arrays,
+        *,
+        loss: Loss = cross_entropy,
+        training: bool = False,
+        masks: Arrays | None = None,
+    ) -> None:
+        self.config, self.inputs, self.loss, self.training = config, inputs, loss, training
+        self.masks = masks
+        self.targets = targets_of(config, inputs)
+        kinds: dict[str, list[str]] = defaultdict(list)
+        for name in filter(is_learned, parameters):
+            kinds[kind_of(name)].append(name)
+        random = np.random.default_rng(7)
+        self.directions = {
+            name: random.normal(size=(math.ceil(AT_LEAST / len(names)), *parameters[name].shape))
+            for names in kinds.values()
+            for name in names
+        }
+        self.oracle = Oracle(self._run, parameters)
+
+    @functools.cached_property
+    def expected(self) -> Arrays:
+        """In float64, by parameter: one number for each of its directions."""
+        remaining = {kind: iter(values) for kind, values in self.oracle.expected.items()}
+        return {
+            name: np.array([next(remaining[kind_of(name)]) for _ in toward]) for name, toward in self.directions.items()
+        }
+
+    def budget(self, name: str, dtype: str) -> float:
+        """How far rounding in `dtype` may take those of the parameter `name`."""
+        return self.oracle.budget(kind_of(name), dtype)
+
+    def along(self, gradients: Mapping[str, np.ndarray]) -> Arrays:
+        """What `gradients` say of the loss along the directions, by parameter; none for one of another shape."""
+        return {
+            name: (toward * gradients[name].astype(np.float64)).reshape(len(toward), -1).sum(-1)
+            for name, toward in self.directions.items()
+            if name in gradients and gradients[name].shape == toward.shape[1:]
+        }
+
+    def _run(self, arrays: Arrays, tap: Tap) -> None:
+        drop = dropping(self.masks, self.config.dropout) if self.masks else identity
+
+        def loss(parameters: Mapping[str, np.ndarray]) -> np.ndarray:
+            logits = transformer(self.config, parameters, **self.inputs, training=self.training, tap=drop)
+            return self.loss(logits, self.targets, self.config.pad_id)
+
+        found: dict[str, list[np.ndarray]] = defaultdict(list)
+        for name, toward in self.directions.items():
+            for direction in toward.astype(arrays[name].dtype):
+                found[kind_of(name)].append(derivative(loss, arrays, {name: direction}))
+        for kind, values in found.items():
+            tap(kind, np.array(values))
+
+
+def targets_of(config: TransformerConfig, inputs: Arrays) -> np.ndarray:
+    """What should have come: the tokens one further, with padding among them."""
+    return np.roll(inputs[config.input_names[-1]], -1, axis=1)

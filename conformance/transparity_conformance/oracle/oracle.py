@@ -1,0 +1,138 @@
+"""The oracle: what the reference says in float64, and how far its own rounding takes it in every other precision."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity.taps import Tap
+from transparity.training import Training
+from transparity_conformance.oracle.backends import REFERENCE, backend
+from transparity_conformance.oracle.budgets import NEIGHBOURS, RULES, epsilon, rounded
+from transparity_numpy.optimization import train
+from transparity_numpy.transformer import transformer
+
+Arrays = dict[str, np.ndarray]
+Run = Callable[[Arrays, Tap], None]
+"""A computation on named arrays that leaves every result with a tap."""
+
+
+class Oracle:
+    """The results of a computation in float64, and the budget of each in any precision.
+
+    The error in a precision is the largest at a few neighbouring points (the arrays changed by up to 2⁻¹⁰), each held
+    to its own float64 result. float32 is computed in float32; half precisions are float32 rounded at every tap, for
+    that is how hardware sums them; float64 errs as float32 does, by the ratio of their epsilons.
+    """
+
+    def __init__(self, run: Run, arrays: Mapping[str, np.ndarray], *, neighbours: int = NEIGHBOURS) -> None:
+        self.run, self.arrays, self.neighbours = run, dict(arrays), neighbours
+        self._noise = functools.cache(self._measure)
+
+    @functools.cached_property
+    def expected(self) -> Arrays:
+        """Every result in float64."""
+        return self._evaluate(self.arrays, "float64")
+
+    def budget(self, name: str, dtype: str) -> float:
+        """The largest difference from `expected[name]` that rounding in `dtype` explains; where the arrays and what is
+        computed of them are held in different precisions, `dtype` names both, `float32:bfloat16`."""
+        coarser = max(dtype.split(":"), key=epsilon)
+        rule, scale = RULES[coarser], np.abs(self.expected[name]).max(initial=0.0)
+        return rule.budget(self.noise(dtype)[name], epsilon(coarser), scale)
+
+    def noise(self, dtype: str) -> dict[str, float]:
+        """The reference's own largest error in `dtype`, per result."""
+        return self._noise(dtype)
+
+    def _measure(self, dtype: str) -> dict[str, float]:
+        if dtype == "float64":
+            ratio = epsilon("float64") / epsilon("float32")
+            return {name: error * ratio for name, error in self.noise("float32").items()}
+        worst = dict.fromkeys(self.expected, 0.0)
+        for index in range(self.neighbours):
+            arrays = neighbour(self.arrays, index)
+            truth = self._evaluate(arrays, "float64") if index else self.expected
+            for name, value in self._evaluate(arrays, dtype).items():
+                error = np.abs(value.astype(np.float64) - truth[name]).max(initial=0.0)
+                worst[name] = max(worst[name], float(error))
+        return worst
+
+    def _evaluate(self, arrays: Arrays, dtype: str) -> Arrays:
+        heard: Arrays = {}
+        given, _, computed = dtype.partition(":")
+
+        def tap(name: str, value: np.ndarray) -> np.ndarray:
+            heard[name] = rounded(value, computed or given)
+            return heard[name]
+
+        self.run({name: rounded(value, given) for name, value in arrays.items()}, tap)
+        return heard
+
+
+def forward_oracle(
+    config: TransformerConfig, parameters: Arrays, inputs: Arrays, *, neighbours: int = NEIGHBOURS
+) -> Oracle:
+    """The oracle of a whole forward pass: every tap."""
+    tokens: dict[str, Any] = dict(inputs)
+
+    def run(parameters: Arrays, tap: Tap) -> None:
+        transformer(config, parameters, tap=tap, **tokens)
+
+    return Oracle(run, parameters, neighbours=neighbours)
+
+
+def training_oracle(
+    config: TransformerConfig,
+    parameters: Arrays,
+    batches: Sequence[Arrays],
+    training: Training,
+    by: Callable[..., tuple[list[float], Arrays]] | None = None,
+) -> Oracle:
+    """The oracle of a training from `parameters`, one step for each batch: its `losses`, and what is learned; of the
+    reference's, or `by` another."""
+
+    def run(arrays: Arrays, tap: Tap) -> None:
+        losses, learned = (by or train)(config, arrays, batches, training)
+        for name, value in {"losses": np.array(losses), **learned}.items():
+            tap(name, value)
+
+    return Oracle(run, parameters, neighbours=2)
+
+
+def neighbour(arrays: Arrays, index: int) -> Arrays:
+    """The arrays themselves (0), or the `index`-th neighbouring point, still float32 numbers."""
+    if index == 0:
+        return arrays
+    random = np.random.default_rng(index)
+    return {
+        name: (value * (1 + random.uniform(-(2**-10), 2**-10, value.shape))).astype(np.float32)
+        if value.dtype.kind == "f"
+        else value
+        for name, value in arrays.items()
+    }
+
+
+def function_oracle(name: str, arrays: Arrays, **named: Any) -> Oracle:
+    """The oracle of a free function of the reference: the result is called `result`, or `result.0`, `result.1` …"""
+
+    def run(arrays: Arrays, tap: Tap) -> None:
+        dtype = next((value.dtype.name for value in arrays.values() if value.dtype.kind == "f"), "float64")
+        function = backend(REFERENCE).function(name, dtype=dtype)
+        result = function(*arrays.values(), **named)
+        for index, value in enumerate(result) if isinstance(result, tuple) else [("", result)]:
+            tap(f"result.{index}".rstrip("."), value)
+
+    return Oracle(run, arrays)
+
+
+def each(results: Any) -> Iterator[tuple[str, Any]]:
+    """The results of a function by the names that `function_oracle` gives them."""
+    if isinstance(results, tuple):
+        yield from ((f"result.{index}", value) for index, value in enumerate(results))
+    else:
+        yield "result", results

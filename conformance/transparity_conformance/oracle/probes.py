@@ -1,0 +1,227 @@
+"""Probes: weights and inputs that show mistakes. Freshly initialised weights and short prompts hide most of them.
+
+Weights: attention scores spread by about 2, biases that are not zero, gains spread around one. Inputs: sizes that are
+all different, so that no two axes can be taken for each other; each row says what it is there to catch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity.parameters import parameter_shapes
+from transparity.presets import preset
+from transparity_conformance.oracle.budgets import NEIGHBOURS
+from transparity_conformance.oracle.oracle import Arrays, Oracle, forward_oracle
+from transparity_conformance.oracle.texts import text_inputs
+from transparity_numpy.attention import score_scale
+from transparity_numpy.masks import target_mask
+from transparity_numpy.positions import window_mask
+
+BATCH, SOURCE, TARGET = 8, 9, 7
+
+SCORE_SPREAD = 2.0
+WEIGHT_SPREAD = 0.3
+"""Of gains around 1 and of biases around 0."""
+
+
+@dataclass(frozen=True, eq=False)
+class Probe:
+    """A model with weights and inputs, and what it is there to catch."""
+
+    case: str
+    name: str
+    purpose: str
+    config: TransformerConfig
+    parameters: Arrays
+    inputs: Arrays
+
+    @functools.cached_property
+    def oracle(self) -> Oracle:
+        return forward_oracle(self.config, self.parameters, self.inputs, neighbours=self.neighbours)
+
+    @functools.cached_property
+    def exact(self) -> Arrays:
+        """The parameters in float64."""
+        return {name: value.astype(np.float64) for name, value in self.parameters.items()}
+
+    @property
+    def is_large(self) -> bool:
+        """Whether every forward pass takes long."""
+        return is_large(self.parameters)
+
+    @property
+    def neighbours(self) -> int:
+        """At how many points rounding is measured."""
+        return 1 if self.is_large else NEIGHBOURS
+
+
+def probe_parameters(config: TransformerConfig, seed: int = 0, embedding: float = 1.0) -> Arrays:
+    """Weights that show mistakes, float32; token embeddings and positions have the spread `embedding`, and where that
+    is small no bias drowns them."""
+    random = np.random.default_rng(seed)
+    parameters = {}
+    for name, shape in parameter_shapes(config).items():
+        value = random.normal(size=shape)
+        if name.endswith("running_var"):
+            value = np.exp(value * WEIGHT_SPREAD)
+        elif name.endswith("norm.weight"):
+            value = (config.norm_gain == "weight") + WEIGHT_SPREAD * value
+        elif name.endswith("relative_bias.weight"):
+            pass  # added to scores, which spread as much
+        elif name.endswith(("bias", "running_mean")):
+            value = WEIGHT_SPREAD * value * (1 if "norm" in name else min(1, embedding))
+        elif name.endswith("token_embedding.weight") and config.embedding_scale == "embed_dim":
+            value = value * embedding / config.embed_dim**0.5
+        elif name.endswith("embedding.weight"):
+            value = value * embedding
+        else:
+            value = value * _gain(config, name) / shape[1] ** 0.5
+        parameters[name] = value.astype(np.float32)
+    return parameters
+
+
+def scoped_parameters(parameters: Arrays, scope: str) -> Arrays:
+    """The parameters of the part `scope`, under its own names."""
+    scope += "."
+    return {name.removeprefix(scope): value for name, value in parameters.items() if name.startswith(scope)}
+
+
+def _gain(config: TransformerConfig, name: str) -> float:
+    """For inputs of spread 1, query · key has the spread gain² · √head_dim before the scale: this makes it 2 behind."""
+    if not name.endswith(("query.weight", "key.weight")):
+        return 1.0
+    return float((SCORE_SPREAD / score_scale(config) / config.head_dim**0.5) ** 0.5)
+
+
+ROWS = (
+    "all different tokens",
+    "padding on the right",
+    "padding on the left",
+    "padding inside",
+    "one token repeated",
+    "all padding in the source",
+    "the first row with its last tokens exchanged",
+    "padding all but the first token",
+)
+
+
+def mixed_inputs(config: TransformerConfig, seed: int = 0, source: int = SOURCE, target: int = TARGET) -> Arrays:
+    """One row for each of `ROWS`; a lone stack's `tokens` are as long as `source`."""
+    random = np.random.default_rng(seed)
+    lengths = {"source": source, "target": target, "tokens": source}
+    pad = 0 if config.pad_id is None else config.pad_id
+    inputs = {}
+    for name in config.input_names:
+        length, size = lengths[name], config.stack_vocab_size(config.input_stack(name))
+        tokens = random.integers(0, size - 1, (BATCH, length))
+        tokens += tokens >= pad  # anything but padding
+        tokens[0] = (pad + 1 + random.permutation(min(size - 1, length))[np.arange(length) % (size - 1)]) % size
+        tokens[1, -2:], tokens[2, :2], tokens[3, length // 2] = pad, pad, pad
+        tokens[4] = tokens[4, 0]
+        tokens[6] = np.concatenate([tokens[0, :-2], tokens[0, :-3:-1]])
+        tokens[7, 1:] = pad
+        if name != "target":
+            tokens[5] = pad
+        inputs[name] = tokens[:, :length]
+    return inputs | inputs_beside(config, inputs, random)
+
+
+def inputs_beside(config: TransformerConfig, inputs: Arrays, random: np.random.Generator) -> Arrays:
+    """What else `config` is given. An attention mask hides padding, and one token that is none; it shows padding, too,
+    in a row that has it inside."""
+    tokens = inputs[config.input_names[0]]
+    beside = {}
+    if "attention_mask" in config.inputs_beside:
+        mask = tokens != (0 if config.pad_id is None else config.pad_id)
+        mask[0, mask.shape[1] // 2] = mask.shape[1] == 1
+        mask[3 % len(mask)] = True
+        beside["attention_mask"] = mask.astype(np.int64)
+    if config.num_token_types:
+        beside["token_types"] = random.integers(0, config.num_token_types, tokens.shape)
+    return beside
+
+
+TEXT_TOKENS = 31
+"""So many tokens a vocabulary needs for the real text."""
+
+LARGE = 5_000_000
+"""Parameters from which on a model is tried on fewer probes."""
+
+
+LONGEST = 256
+"""Where `max_length` is more, it is not probed: the weights of attention grow with its square."""
+
+
+def is_large(parameters: Arrays) -> bool:
+    return sum(value.size for value in parameters.values()) >= LARGE
+
+
+@functools.cache
+def probes(case: str) -> dict[str, Probe]:
+    """The probes of a preset by name."""
+    return probes_of(preset(case).resized(), case)
+
+
+def probes_of(config: TransformerConfig, case: str) -> dict[str, Probe]:
+    """The probes of any configuration by name; of a large one, those that show most."""
+    ordinary, longest = probe_parameters(config), config.max_length
+    source, target = min(SOURCE, longest), min(TARGET, longest)
+    mixed = mixed_inputs(config, 0, source, target)
+    made = [
+        ("mixed", "every kind of row at once", config, ordinary, mixed),
+        ("one", "length 1", config, ordinary, mixed_inputs(config, 1, 1, 1)),
+        ("tiny", "activations beside which eps is large", config, probe_parameters(config, 3, 1e-3), mixed),
+    ]
+    if not is_large(ordinary):
+        hot = probe_parameters(config, 4, 30.0)
+        made.append(("hot", "scores that overflow a careless softmax", config, hot, mixed))
+        if longest <= LONGEST:
+            made.append(("longest", "max_length", config, ordinary, mixed_inputs(config, 2, longest, longest)))
+        if min(config.stack_vocab_size(config.input_stack(name)) for name in config.input_names) >= TEXT_TOKENS:
+            text = text_inputs(config, source, target)
+            text |= inputs_beside(config, text, np.random.default_rng(0))
+            made.insert(1, ("text", "real text, as people feed it", config, ordinary, text))
+        shared = {config.num_heads: None, 1: 1}.get(config.key_value_heads, 2)
+        heads: dict[str, Any] = {"num_heads": 4, "num_key_value_heads": shared, "attention_head_dim": None}
+        turned = None if config.rotary_dim is None else 2
+        square = dataclasses.replace(config, embed_dim=16, feed_forward_dim=16, rotary_dim=turned, **heads)
+        inputs = mixed_inputs(square, 0, source, target)
+        purpose = "every weight square: a transposed one fits"
+        made.append(("square", purpose, square, probe_parameters(square, 5), inputs))
+    return {
+        name: Probe(case, name, purpose, config, parameters, inputs)
+        for name, purpose, config, parameters, inputs in made
+    }
+
+
+TEXT_OF_A_CHECKPOINT = 48
+"""Tokens of text that real weights are tried on: what windows, angles and distances do shows late."""
+
+
+def probes_with(config: TransformerConfig, parameters: Arrays, case: str) -> dict[str, Probe]:
+    """The probes of given parameters, such as a checkpoint's, by name."""
+    source, target = min(SOURCE, config.max_length), min(TARGET, config.max_length)
+    made = [("mixed", "every kind of row at once", mixed_inputs(config, 0, source, target))]
+    if min(config.stack_vocab_size(config.input_stack(name)) for name in config.input_names) >= TEXT_TOKENS:
+        longest = min(TEXT_OF_A_CHECKPOINT, config.max_length)
+        text = text_inputs(config, longest, longest)
+        text |= inputs_beside(config, text, np.random.default_rng(0))
+        made.append(("text", "real text, as people feed it", text))
+    made.append(("one", "length 1", mixed_inputs(config, 1, 1, 1)))
+    return {name: Probe(case, name, purpose, config, parameters, inputs) for name, purpose, inputs in made}
+
+
+def sees_something(config: TransformerConfig, inputs: Arrays) -> np.ndarray:
+    """Where (batch, length) a token of the decoder sees anything in every layer. What sees only padding weighs all keys
+    alike, and so depends on how many there are: the full pass counts those to come, which a cache does not have."""
+    tokens, mask = inputs[config.input_names[-1]], inputs.get("attention_mask") if not config.has_encoder else None
+    seen = target_mask(tokens, config.pad_id, config.decoder_mask, mask)
+    if config.window is not None:
+        seen = seen & window_mask(np.arange(tokens.shape[1])[None], tokens.shape[1], config.window)
+    return np.broadcast_to(np.any(seen, axis=(1, 3)), tokens.shape)

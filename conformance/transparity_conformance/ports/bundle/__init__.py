@@ -1,0 +1,1 @@
+"""Bundles: inputs and expected outputs as files, for ports in any language."""

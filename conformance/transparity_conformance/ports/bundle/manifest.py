@@ -1,0 +1,115 @@
+"""The manifest of a bundle: what it says of the other files, held to the configuration and to itself."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from transparity.config import TransformerConfig
+from transparity.errors import shown
+from transparity.taps import tap_shapes
+from transparity_conformance.checkpoints.files import LARGEST_JSON, BundleError, parse_json, read_bytes
+
+FORMAT = 1
+FILES = ("config.json", "parameters.safetensors", "inputs.safetensors", "expected.safetensors")
+TARGETS = "targets.safetensors"
+"""With the section of gradients alone."""
+SECTIONS = ("gradients", "steps")
+"""What a bundle may have beside its probes; the format of the rest does not depend on it."""
+MOST_PROBES = 16
+
+
+def files_of(sections: Collection[str]) -> tuple[str, ...]:
+    """The files that a manifest with these sections has digests of, beside its own."""
+    return (*FILES, TARGETS) if "gradients" in sections else FILES
+
+
+def digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def own_digest(manifest: Mapping[str, Any]) -> str:
+    """Of the manifest as plain JSON, without this digest itself."""
+    files = {name: said for name, said in manifest["sha256"].items() if name != "manifest.json"}
+    text = json.dumps({**manifest, "sha256": files}, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    path = folder / "manifest.json"
+    manifest = parse_json(path, read_bytes(path, LARGEST_JSON))
+    if not isinstance(manifest, dict) or "format" not in manifest:
+        raise BundleError(f"{path} is not the manifest of a bundle.")
+    if type(manifest["format"]) is not int or manifest["format"] != FORMAT:
+        raise BundleError(f"{path} is of the format {shown(manifest['format'])}; expected {FORMAT}.")
+    sections = [name for name in SECTIONS if name in manifest]
+    kinds = {"format": int, "preset": str, "dtype": str, "probes": dict, "sha256": dict}
+    _check_fields(path, "it", manifest, kinds | dict.fromkeys(sections, dict))
+    _check_fields(path, "sha256", manifest["sha256"], dict.fromkeys((*files_of(sections), "manifest.json"), str))
+    try:
+        own = own_digest(manifest)
+    except RecursionError:
+        raise BundleError(f"{path} is not the manifest of a bundle.") from None
+    if manifest["sha256"]["manifest.json"] != own:
+        raise BundleError(f"{path} was changed: it does not have the sha256 that it says of itself.")
+    if not 1 <= len(manifest["probes"]) <= MOST_PROBES:
+        raise BundleError(f"{path} has {len(manifest['probes'])} probes; expected 1 to {MOST_PROBES}.")
+    for name, said in manifest["probes"].items():
+        if not (name.isascii() and name.isidentifier()):
+            raise BundleError(f"{path} has a probe {shown(name)}; a probe's name should be one word.")
+        _check_fields(path, f"the probe {name}", said, {"for": str, "inputs": dict, "taps": dict})
+        if not said["for"].isprintable():
+            raise BundleError(f"{path} is not right: what {name} is for is {shown(said['for'])}.")
+    return manifest
+
+
+def _check_fields(path: Path, what: str, fields: Any, kinds: Mapping[str, Any]) -> None:
+    if not isinstance(fields, dict) or set(fields) != set(kinds):
+        raise BundleError(f"{path} is not right: {what} should have the fields {', '.join(kinds)} alone.")
+    for name, kind in kinds.items():
+        if not isinstance(fields[name], kind) or isinstance(fields[name], bool):
+            raise BundleError(f"{path} is not right: {name} of {what} is {shown(fields[name])}.")
+
+
+def promised_shapes(
+    path: Path, config: TransformerConfig, listed: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The shapes of all inputs and of all taps, by the manifest and held to the configuration."""
+    inputs: dict[str, tuple[int, ...]] = {}
+    taps: dict[str, tuple[int, ...]] = {}
+    for probe, said in listed.items():
+        shapes = said["inputs"]
+        if set(shapes) != {*config.input_names, *config.inputs_beside} or not all(map(_is_shape, shapes.values())):
+            raise BundleError(f"{path} is not right: the inputs of {probe} are {shown(shapes)}.")
+        if len({batch for batch, _ in shapes.values()}) > 1:
+            raise BundleError(f"{path} is not right: the inputs of {probe} have different numbers of rows.")
+        lengths = {name: shapes[name][1] for name in config.input_names}
+        if max(lengths.values()) > config.max_length:
+            raise BundleError(f"{path} is not right: an input of {probe} is longer than max_length.")
+        if any(shapes[name] != shapes[config.input_names[0]] for name in config.inputs_beside):
+            raise BundleError(f"{path} is not right: what is given beside the tokens of {probe} has another shape.")
+        inputs |= {f"{probe}/{name}": (batch, length) for name, (batch, length) in shapes.items()}
+        expected = tap_shapes(config, shapes[config.input_names[0]][0], **lengths)
+        _check_taps(path, probe, said["taps"], expected)
+        taps |= {f"{probe}/{tap}": shape for tap, shape in expected.items()}
+    return inputs, taps
+
+
+def _is_shape(shape: Any) -> bool:
+    return isinstance(shape, list) and len(shape) == 2 and all(type(size) is int and size > 0 for size in shape)
+
+
+def _check_taps(path: Path, probe: str, said: Any, expected: Mapping[str, tuple[int, ...]]) -> None:
+    for tap in (*expected, *said):
+        if tap not in expected or tap not in said:
+            raise BundleError(f"{path} is not right: the tap {shown(tap)} of {probe} is missing or unknown.")
+        _check_fields(path, f"the tap {tap} of {probe}", said[tap], {"shape": list, "budget": int | float})
+        if said[tap]["shape"] != list(expected[tap]):
+            raise BundleError(f"{path} is not right: the tap {tap} of {probe} has another shape in the configuration.")
+        if not 0 <= said[tap]["budget"] < math.inf:
+            raise BundleError(f"{path} is not right: the budget of {tap} of {probe} is {shown(said[tap]['budget'])}.")

@@ -1,0 +1,187 @@
+"""The check: is a port right and, if not, where and why?
+
+A port is run on every probe, twice on one of them; what it says is held to the oracle, then the reference is walked
+through it (`walk`), and every segment that is wrong by itself is explained (`causes`).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity.errors import TransparityError, shown
+from transparity.parameters import check_parameters
+from transparity.presets import preset as preset_called
+from transparity.taps import tap_shapes
+from transparity_conformance.capabilities.compare import OFFERS, compare_offers, offered_by
+from transparity_conformance.diagnosis.judge import Actual, Progress, judge, silent
+from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.oracle.probes import Probe, probes_of, probes_with
+from transparity_conformance.oracle.probes import probes as probes_of_preset
+from transparity_conformance.report.comparison import as_numbers, gap, share
+from transparity_conformance.report.formatting import told
+from transparity_conformance.report.partial import not_compared, with_offers
+from transparity_conformance.report.report import Held, Report
+
+Port = Callable[..., Callable[..., Any]]
+"""`build(config, parameters)` → `forward(source=…, target=…)` or `forward(tokens=…)`."""
+
+HALF = ("bfloat16", "float16")
+
+FORWARD_ALONE = "of given parameters the forward pass is compared; the rest is, with drawn ones, by --config"
+"""Generation is tried with parameters of its own making, and beyond `max_length`, which of a checkpoint is far."""
+
+__all__ = ["Actual", "Port", "PortError", "Progress", "check"]
+
+
+class PortError(TransparityError):
+    """The port itself fell over, or answered with what is no answer."""
+
+
+def check(
+    build: Port,
+    preset: str | None = None,
+    *,
+    config: TransformerConfig | None = None,
+    parameters: Arrays | None = None,
+    dtype: str = "float32",
+    logits_only: bool = False,
+    progress: Progress | None = None,
+) -> Report:
+    """Check a port against the reference, at the preset's probe size or for any `config`; with `parameters`, such as a
+    checkpoint's, with those instead of drawn ones. `dtype` is what the port computes in: `build` is told it only if it
+    takes `dtype="…"`.
+
+    Raises `PortError` if the port raises, or returns what is no array; `ConfigError` for an unknown preset;
+    `ParameterError` for parameters that are not those of `config`.
+    """
+    if config is None and (preset is None or parameters is not None):
+        needs = "parameters and no config of theirs" if parameters is not None else "neither a preset nor a config"
+        raise PortError(f"check() was given {needs}; name one.")
+    if config is None:
+        assert preset is not None
+        preset_called(preset)
+        probes = probes_of_preset(preset)
+    elif parameters is not None:
+        check_parameters(config, parameters)
+        probes = probes_with(config, parameters, preset or "config")
+    else:
+        probes = probes_of(config, preset or "config")
+    name, build = preset or "config", told_dtype(build, dtype)
+    if dtype in HALF:  # of a score of some thousands, nothing is left behind its point
+        probes = {key: probe for key, probe in probes.items() if key != "hot"}
+    heard = progress or silent
+    actual: dict[str, dict[str, np.ndarray]] = {}
+    forwards: dict[int, Callable[..., Any]] = {}
+    for done, (key, probe) in enumerate(probes.items()):
+        heard("running the port", done, len(probes))
+        if id(probe.parameters) not in forwards:
+            forwards[id(probe.parameters)] = _built(build, probe)
+        actual[key] = run(forwards[id(probe.parameters)], probe, logits_only=logits_only)
+    first = next(iter(probes.values()))
+    again = run(forwards[id(first.parameters)], first, logits_only=logits_only)
+    repeated = _repeated(first, actual[first.name], again, dtype)
+    report = judge(name, probes, actual, dtype=dtype, logits_only=logits_only, progress=heard, repeated=repeated)
+    forward = forwards[id(first.parameters)]
+    sharing = {key: probe for key, probe in probes.items() if probe.parameters is first.parameters}
+    logits = {key: said["logits"] for key, said in actual.items()}
+    if parameters is not None:
+        return with_offers(report, not_compared(f"{', '.join(OFFERS)}: {FORWARD_ALONE}"))
+    is_right = report.verdict == "agrees"
+    if is_right and report.faults:  # which are then the rounding of another precision
+        says = f"what the port computes is off by {report.faults[0].causes[0].says}; say dtype, and it is held to that"
+        return with_offers(report, not_compared(*(f"{name}: {says}" for name in offered_by(forward))))
+    found = compare_offers(build, forward, sharing, logits, dtype, is_right=is_right)
+    return with_offers(report, found)
+
+
+def told_dtype(build: Port, dtype: str) -> Port:
+    """`build` with its `dtype`, if it takes one as our own backends do, by name; else the port has its own."""
+    try:
+        parameter = inspect.signature(build).parameters.get("dtype")
+    except (TypeError, ValueError):  # what is compiled need not say
+        return build
+    takes_names = parameter is not None and isinstance(parameter.default, str)
+    return functools.partial(build, dtype=str(dtype)) if takes_names else build
+
+
+def _built(build: Port, probe: Probe) -> Callable[..., Any]:
+    copies = {name: value.copy() for name, value in probe.parameters.items()}
+    try:
+        forward = build(probe.config, copies)
+    except Exception as error:
+        raise PortError(f"build(config, parameters) raised {_told(error)}.") from error
+    if not callable(forward):
+        raise PortError(f"build(config, parameters) returned {shown(forward)}; expected a function forward(**tokens).")
+    return forward
+
+
+def run(forward: Callable[..., Any], probe: Probe, *, logits_only: bool = False) -> dict[str, np.ndarray]:
+    """What a port says of a probe, by tap, as NumPy arrays: shapes are looked at later, names and kinds at once."""
+    inputs = {name: np.array(tokens, np.int64) for name, tokens in probe.inputs.items()}
+    try:
+        said = forward(**inputs)
+    except Exception as error:
+        key, takes = probe.name, _signature(forward)
+        raise PortError(
+            f"forward({', '.join(f'{name}=…' for name in inputs)}) raised {_told(error)} on the probe {key!r}{takes}."
+        ) from error
+    taps = dict(said) if isinstance(said, Mapping) else {"logits": said}
+    lengths = {name: tokens.shape[1] for name, tokens in inputs.items()}
+    known = tap_shapes(probe.config, len(next(iter(inputs.values()))), **lengths)
+    result = {}
+    for name, value in taps.items():
+        if name not in known:
+            raise PortError(f"forward returned {shown(name)}, which is no tap; the taps are {_some(known)}.")
+        result[name] = _array(name, value)
+    if "logits" not in result:
+        raise PortError(f"forward returned {', '.join(map(repr, taps)) or 'nothing'}; expected at least 'logits'.")
+    return {"logits": result["logits"]} if logits_only else {name: result[name] for name in known if name in result}
+
+
+def _array(name: str, value: Any) -> np.ndarray:
+    try:
+        array = as_numbers(value)
+        if array.dtype.kind not in "fiu":
+            raise TypeError(f"its dtype is {array.dtype}")
+        return array.astype(np.float64)
+    except Exception as error:  # noqa: BLE001 - whatever a stranger's array raises
+        raise PortError(f"{name} is {shown(value)}, no array of numbers ({_told(error)}).") from None
+
+
+def _told(error: Exception) -> str:
+    """An exception in one clause, with the line where it was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({frames[-1].filename.rpartition('/')[2]}, line {frames[-1].lineno})" if len(frames) > 1 else ""
+    return told(error) + where
+
+
+def _signature(forward: Callable[..., Any]) -> str:
+    try:
+        return f"; it takes {inspect.signature(forward)}"
+    except (TypeError, ValueError):
+        return ""
+
+
+def _some(known: Mapping[str, Any]) -> str:
+    names = list(known)
+    return f"{', '.join(names[:4])}, … and logits"
+
+
+def _repeated(probe: Probe, once: dict[str, np.ndarray], again: dict[str, np.ndarray], dtype: str) -> Held:
+    """Whether two runs say the same; to the bit is not asked of a device that sums in any order."""
+    worst = Held("two_runs_are_the_same", "agrees", 0.0, 0.0, "logits")
+    for name, value in once.items():
+        budget = probe.oracle.budget(name, dtype)
+        error = gap(value, again[name])
+        if share(error, budget) > 1:
+            return Held("two_runs_are_the_same", "diverges", error, budget, name)
+        if error > worst.error:
+            worst = Held("two_runs_are_the_same", "agrees", error, budget, name)
+    return worst

@@ -1,0 +1,23 @@
+"""The check as one line of a test."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transparity_conformance.ports.check import Port, check
+from transparity_conformance.report.check_terminal import as_text
+from transparity_conformance.report.report import Report
+
+
+def assert_conforms(build: Port, preset: str | None = None, **options: Any) -> Report:
+    """Fail, with the table of what is wrong where and why, unless the port agrees; `options` are those of `check`.
+
+    Too little compared to say is no agreement either. Without a `config`, the preset is `translation`.
+    """
+    # pytest leaves this frame out of the traceback: what is wrong is in the port, not here
+    __tracebackhide__ = True
+    named = preset or (None if options.get("config") is not None else "translation")
+    report = check(build, named, **options)
+    if report.verdict != "agrees":
+        raise AssertionError("\n" + as_text([report]))
+    return report

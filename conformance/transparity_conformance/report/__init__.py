@@ -1,0 +1,1 @@
+"""Answers for people and machines: comparisons, verdicts, findings, and their terminal, HTML and JSON forms."""

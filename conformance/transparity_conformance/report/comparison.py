@@ -1,0 +1,134 @@
+"""Evidence: one comparison, with its error, its budget, and what was expected of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+Expectation = Literal["holds", "breaks"]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a claim is made about: a backend, in one precision, on one device, run in one mode."""
+
+    backend: str
+    dtype: str
+    device: str = "cpu"
+    mode: str = "eager"
+
+    def __str__(self) -> str:
+        where = "" if self.device == "cpu" else f" on {self.device}"
+        return f"{self.backend} {self.dtype} {self.mode}{where}"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One comparison of what `subject` did with what was expected, elementwise, the worst element of it."""
+
+    claim: str
+    """Which claim, such as `attention.weights`."""
+    subject: Subject
+    case: str
+    """A preset, or the example it was tried on."""
+    where: str
+    """A tap, or what else was compared."""
+    error: float
+    """The largest absolute difference; NaN and what could not be compared count as infinite."""
+    budget: float
+    """The largest difference that rounding explains; 0 where the claim is exact."""
+    expectation: Expectation = "holds"
+    """`breaks`: the claim fails here by a mistake that the document prints, and has to."""
+    note: str = ""
+
+    @property
+    def share(self) -> float:
+        """The share of the budget that the error uses: above 1 is a disagreement."""
+        return share(self.error, self.budget)
+
+    @property
+    def agrees(self) -> bool:
+        """Whether what was expected happened."""
+        return (self.share <= 1) == (self.expectation == "holds")
+
+    def __str__(self) -> str:
+        expected = "" if self.expectation == "holds" else ", where the document's own mistake should have broken it"
+        note = f" ({self.note})" if self.note else ""
+        return (
+            f"{self.claim}, {self.subject}, {self.case}: {self.where} differs by {self.error:.3g}, "
+            f"{self.share:.3g} × its budget of {self.budget:.3g}{expected}{note}"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON values; an infinite number is the string `"inf"`, for JSON has none."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        fields |= dataclasses.asdict(fields.pop("subject"))
+        fields |= {"share": self.share, "agrees": self.agrees}
+        numbers = ("error", "budget", "share")
+        return fields | {name: "inf" for name in numbers if not math.isfinite(fields[name])}
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> Evidence:
+        """What `as_dict` wrote."""
+        fields = dict(fields) | {name: float(fields[name]) for name in ("error", "budget")}
+        subject = Subject(*(fields[field.name] for field in dataclasses.fields(Subject)))
+        names = [field.name for field in dataclasses.fields(cls) if field.name != "subject"]
+        return cls(subject=subject, **{name: fields[name] for name in names})
+
+
+def share(error: float, budget: float) -> float:
+    """The share of its budget that an error uses: above 1 is a disagreement, and so is what is not a number."""
+    if math.isnan(error):
+        return math.inf
+    if error == 0:
+        return 0.0
+    return error / budget if budget else math.inf
+
+
+def difference(actual: Any, expected: Any) -> float:
+    """The largest |actual − expected|; infinite if a shape differs, a number is not finite on one side alone, or
+    there is nothing to compare: nothing is transposed, truncated or broadcast in silence."""
+    actual, expected = np.asarray(actual), np.asarray(expected)
+    if actual.shape != expected.shape or actual.size == 0:
+        return math.inf
+    if actual.dtype.kind == "b" or expected.dtype.kind == "b":
+        return float(np.count_nonzero(actual != expected)) if actual.dtype == expected.dtype else math.inf
+    actual, expected = actual.astype(np.float64), expected.astype(np.float64)
+    same = (actual == expected) & ~np.isnan(actual)  # two infinities of one sign, too
+    with np.errstate(invalid="ignore"):
+        apart = np.where(same, 0.0, np.abs(actual - expected))
+    return float(np.where(np.isnan(apart), math.inf, apart).max())
+
+
+def as_numbers(value: Any) -> np.ndarray:
+    """An array of any framework, on any device and of any dtype, as a NumPy array."""
+    if hasattr(value, "detach"):  # a torch tensor, without importing torch
+        value = value.detach().cpu()
+        value = value.float() if str(value.dtype) == "torch.bfloat16" else value
+    array = np.asarray(value)
+    return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+
+
+def dtype_name(value: Any) -> str:
+    """`float32`, whatever the framework calls it."""
+    return str(value.dtype).removeprefix("torch.")
+
+
+def less(actual: np.ndarray, ours: np.ndarray) -> np.ndarray:
+    """actual − ours; where both are NaN, or the same infinity, nothing is left, where one alone is, infinitely much."""
+    if actual.shape != ours.shape:
+        return np.array([np.inf])
+    with np.errstate(invalid="ignore"):
+        left = actual.astype(np.float64) - ours.astype(np.float64)
+    same = (actual == ours) | (np.isnan(actual) & np.isnan(ours))
+    return np.where(same, 0.0, np.where(np.isnan(left), np.inf, left))
+
+
+def gap(actual: np.ndarray, expected: np.ndarray) -> float:
+    """The largest difference; what is not finite has to be the same on both sides, NaN as NaN."""
+    return float(np.abs(less(actual, expected)).max(initial=0.0))

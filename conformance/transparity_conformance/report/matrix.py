@@ -1,0 +1,224 @@
+"""The agreement matrix: thousands of comparisons folded into claims × (backend, dtype, device), each cell its worst."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from typing import Any
+
+from transparity.presets import PRESETS
+from transparity_conformance.report.comparison import Evidence, Subject
+
+NotCompared = tuple[str, Subject | str, str]
+"""A claim, whom it was not made about (a subject, or how one is written), and why."""
+
+_DTYPES = ("float64", "float32", "bfloat16", "float16")
+_SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+@dataclass(frozen=True)
+class Column:
+    """A subject, whatever mode it runs in."""
+
+    backend: str
+    dtype: str
+    device: str = "cpu"
+
+    @property
+    def family(self) -> str:
+        """What neighbouring columns have in common: the backend, and where it runs."""
+        return self.backend if self.device == "cpu" else f"{self.backend} on {self.device}"
+
+    def __str__(self) -> str:
+        where = "" if self.device == "cpu" else f" on {self.device}"
+        return f"{self.backend} {self.dtype}{where}"
+
+
+@dataclass(frozen=True)
+class Group:
+    """All comparisons of one claim about one subject on one case."""
+
+    worst: Evidence
+    comparisons: int
+    agrees: bool
+    exact: bool
+
+    @property
+    def breaks(self) -> bool:
+        """Whether the claim is asserted to break here."""
+        return self.worst.expectation == "breaks"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The worst comparison as JSON values, and how many it stands for."""
+        numbers = {name: number(getattr(self.worst, name)) for name in ("error", "budget", "share")}
+        return self.worst.as_dict() | numbers | {"comparisons": self.comparisons, "agrees": self.agrees}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is known of one claim in one column, over all cases and modes."""
+
+    groups: tuple[Group, ...]
+
+    @cached_property
+    def worst(self) -> Evidence | None:
+        """The comparison that used most of its budget; none if the claim was only asserted to break."""
+        return max((group.worst for group in self.groups if not group.breaks), key=badness, default=None)
+
+    @property
+    def comparisons(self) -> int:
+        return sum(group.comparisons for group in self.groups)
+
+    @property
+    def agrees(self) -> bool:
+        return all(group.agrees for group in self.groups)
+
+    @property
+    def exact(self) -> bool:
+        """Whether rounding was allowed nowhere."""
+        return self.worst is not None and all(group.exact for group in self.groups if not group.breaks)
+
+    @property
+    def breaks(self) -> tuple[str, ...]:
+        """The cases for which the claim was asserted to break."""
+        return tuple(dict.fromkeys(group.worst.case for group in self.groups if group.breaks))
+
+
+@dataclass(frozen=True)
+class Footnote:
+    """A mistake that a document prints, and the claims that it breaks there."""
+
+    mark: str
+    case: str
+    note: str
+    groups: tuple[Group, ...]
+
+    @property
+    def claims(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(group.worst.claim for group in self.groups))
+
+    def __str__(self) -> str:
+        preset = PRESETS.get(self.case)
+        # "001, the language model" names a part of a document; its number is enough here
+        printed = f"document {preset.document.partition(',')[0]} prints it" if preset else "it is printed"
+        note = f": {self.note}" if self.note else ""
+        held = [f"{group.worst.claim} ({group.worst.subject})" for group in self.groups if not group.agrees]
+        but = f"; FAILS, for it did not break: {', '.join(held)}" if held else ""
+        return f"breaks for {self.case}, as {printed}{note}{but}"
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Claims (topic by topic, in order of first appearance) × columns; what was not compared has no cell."""
+
+    claims: tuple[str, ...]
+    columns: tuple[Column, ...]
+    cells: Mapping[tuple[str, Column], Cell]
+
+    @property
+    def groups(self) -> Iterator[Group]:
+        return (group for cell in self.cells.values() for group in cell.groups)
+
+    @property
+    def verdict(self) -> str:
+        """Fail closed: where nothing was compared, nothing agrees."""
+        if not self.cells:
+            return "inconclusive"
+        return "agrees" if all(cell.agrees for cell in self.cells.values()) else "diverges"
+
+    @property
+    def disagreements(self) -> list[Group]:
+        """What did not go as expected, the worst first."""
+        return sorted(
+            (group for group in self.groups if not group.agrees), key=lambda g: badness(g.worst), reverse=True
+        )
+
+    @cached_property
+    def footnotes(self) -> list[Footnote]:
+        """One for each mistake of each document: what breaks for one reason shares a footnote."""
+        reasons: dict[tuple[str, str], list[Group]] = defaultdict(list)
+        for where in product(self.claims, self.columns):
+            for group in self.cells[where].groups if where in self.cells else ():
+                if group.breaks:
+                    reasons[group.worst.case, group.worst.note].append(group)
+        marked = enumerate(reasons.items(), start=1)
+        return [Footnote(str(n).translate(_SUPERSCRIPTS), case, note, tuple(gs)) for n, ((case, note), gs) in marked]
+
+    def marks(self, cell: Cell | None) -> str:
+        """The marks of the footnotes that speak of `cell`."""
+        groups = cell.groups if cell else ()
+        reasons = {(group.worst.case, group.worst.note) for group in groups if group.breaks}
+        return ",".join(note.mark for note in self.footnotes if (note.case, note.note) in reasons)
+
+    @property
+    def topics(self) -> dict[str, list[str]]:
+        """The claims of each topic."""
+        return _topics(self.claims)
+
+
+def fold(evidence: Iterable[Evidence]) -> Matrix:
+    """The agreement matrix of all that was compared."""
+    cells: dict[tuple[str, Column], list[Group]] = defaultdict(list)
+    for group in _grouped(evidence):
+        cells[group.worst.claim, column_of(group.worst.subject)].append(group)
+    claims = [claim for topic in _topics(claim for claim, _ in cells).values() for claim in topic]
+    columns = _in_order(dict.fromkeys(column for _, column in cells))
+    return Matrix(tuple(claims), tuple(columns), {where: Cell(tuple(groups)) for where, groups in cells.items()})
+
+
+def column_of(subject: Subject) -> Column:
+    """Where `subject` stands in the matrix."""
+    return Column(subject.backend, subject.dtype, subject.device)
+
+
+def _grouped(evidence: Iterable[Evidence]) -> Iterator[Group]:
+    members: dict[tuple[str, Subject, str, str], list[Evidence]] = defaultdict(list)
+    for item in evidence:
+        why = item.note if item.expectation == "breaks" else "holds"
+        members[item.claim, item.subject, item.case, why].append(item)
+    for items in members.values():
+        agrees, exact = all(item.agrees for item in items), all(item.budget == 0 for item in items)
+        yield Group(max(items, key=badness), len(items), agrees, exact)
+
+
+def badness(item: Evidence) -> tuple[float, float]:
+    """How far it is from what was expected: where a claim has to break, the less it breaks the worse."""
+    share, error = (math.inf if math.isnan(number) else number for number in (item.share, item.error))
+    return (share, error) if item.expectation == "holds" else (1 / share if share else math.inf, -error)
+
+
+def _topics(claims: Iterable[str]) -> dict[str, list[str]]:
+    topics: dict[str, list[str]] = defaultdict(list)
+    for claim in dict.fromkeys(claims):
+        topics[topic_of(claim)].append(claim)
+    return dict(topics)
+
+
+def _in_order(columns: Iterable[Column]) -> list[Column]:
+    columns = list(columns)
+    backends = list(dict.fromkeys(column.backend for column in columns))
+
+    def place(column: Column) -> tuple[int, bool, str, int, str]:
+        wide = _DTYPES.index(column.dtype) if column.dtype in _DTYPES else len(_DTYPES)
+        return backends.index(column.backend), column.device != "cpu", column.device, wide, column.dtype
+
+    return sorted(columns, key=place)
+
+
+def topic_of(claim: str) -> str:
+    """`attention` of `attention.weights`."""
+    return claim.partition(".")[0]
+
+
+def name_of(claim: str) -> str:
+    """`weights` of `attention.weights`."""
+    return claim.partition(".")[2] or claim
+
+
+def number(value: float) -> float | str:
+    """JSON has no infinity, so it is the string `"inf"`; so is NaN, which counts as infinitely wrong."""
+    return float(value) if math.isfinite(value) else "inf"

@@ -1,0 +1,140 @@
+"""What a check finds, as data: the verdict, the faults with their causes, and everything that was not compared."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from transparity_conformance.report.comparison import share
+
+Verdict = Literal["agrees", "diverges", "inconclusive"]
+
+EXIT_CODES: dict[str, int] = {"agrees": 0, "diverges": 1, "inconclusive": 3}
+"""What the command line returns for a verdict; 2 is for bad usage and bad input."""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A mistake that was put into the reference, and what became of the disagreement."""
+
+    mistake: str
+    """Its id in the catalogue, such as `attention-scale`."""
+    says: str
+    """What the port seems to do, in words."""
+    value: float | None
+    """The number that was fitted, if the mistake has one."""
+    residual: float
+    """The largest difference that is left on the first probe with the mistake put into the reference."""
+    explained: float
+    """The share of the disagreement that is gone: 1 is all of it."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One segment of the port that is wrong by itself, whatever came before it."""
+
+    where: str
+    """The tap at the end of the segment."""
+    error: float
+    budget: float
+    causes: tuple[Cause, ...] = ()
+    """The causes that make the disagreement vanish, the likeliest first; none: unexplained."""
+    indistinguishable: tuple[str, ...] = ()
+    """Mistakes that explain it as well as the one named first, and are not the same."""
+    split_by: str | None = None
+    """The probe that would tell those apart."""
+    probe: str = ""
+    """Where the error is largest."""
+    profile: dict[str, Any] = field(default_factory=dict)
+    """How the error is spread: the largest by `row`, `position`, `head` and `feature`, as lists of numbers."""
+    is_misshapen: bool = False
+    """Whether it is of another shape than expected; the notes say of which."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One tap of one probe, held to the oracle and to its own segment."""
+
+    tap: str
+    probe: str
+    error: float
+    """The largest difference from the oracle: with all that came before it."""
+    budget: float
+    segment_error: float
+    """The largest difference from what the reference makes of the port's own earlier activations."""
+    segment_budget: float
+    profile: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def share(self) -> float:
+        return share(self.error, self.budget)
+
+    @property
+    def segment_share(self) -> float:
+        return share(self.segment_error, self.segment_budget)
+
+
+@dataclass(frozen=True)
+class Held:
+    """One claim about the port, such as that two runs are the same."""
+
+    id: str
+    verdict: Verdict
+    error: float
+    budget: float
+    where: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """The answer for one configuration."""
+
+    preset: str
+    """Its name, or `config` for a configuration of the user's own."""
+    verdict: Verdict
+    first_divergence: str | None
+    faults: tuple[Fault, ...] = ()
+    claims: tuple[Held, ...] = ()
+    measured: tuple[Measured, ...] = ()
+    """Every comparison, in the order of the forward pass, probe by probe."""
+    not_compared: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What a reader should know besides: equivalent forms, rounding, what was run."""
+    dtype: str = "float32"
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT_CODES[self.verdict]
+
+    @property
+    def worst(self) -> Measured | None:
+        """The comparison that used most of its budget."""
+        return max(self.measured, key=lambda item: item.share, default=None)
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON values, as the public contract has them; an infinite number is the string `"inf"`."""
+        fields = {
+            "preset": self.preset,
+            "verdict": self.verdict,
+            "dtype": self.dtype,
+            "first_divergence": self.first_divergence,
+            "faults": [dataclasses.asdict(fault) for fault in self.faults],
+            "claims": [dataclasses.asdict(claim) for claim in self.claims],
+            "taps": [dataclasses.asdict(item) | {"share": item.share} for item in self.measured],
+            "not_compared": self.not_compared,
+            "notes": self.notes,
+        }
+        plain: dict[str, Any] = _plain(fields)
+        return plain
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else "inf"
+    return value

@@ -1,0 +1,107 @@
+"""The bench: where one subject is tried, with everything that was built for it kept for the next claim."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from transparity.config import TransformerConfig
+from transparity.presets import PRESETS
+from transparity.protocol import Backend, Forward, Module
+from transparity_conformance.oracle.backends import backend
+from transparity_conformance.oracle.oracle import Arrays, Oracle
+from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.report.comparison import Evidence, Expectation, Subject, as_numbers, difference
+
+
+class Bench:
+    """One subject, its backend, and the evidence that its claims leave."""
+
+    def __init__(self, subject: Subject, build: Backend | None = None) -> None:
+        self.subject = subject
+        self.backend = build or backend(subject.backend)
+        self._forwards: dict[tuple[Any, ...], tuple[Arrays, Forward]] = {}
+        self.traced = functools.cache(self._traced)
+        self.logits = functools.cache(self._logits)
+
+    def forward(self, config: TransformerConfig, parameters: Arrays, **held: str | None) -> Forward:
+        """The backend's model, with `weights` and `activations` held in other precisions if so asked; built once for
+        the same `parameters` (the same object, kept alive here)."""
+        key = id(parameters), *held.items()
+        if key not in self._forwards:
+            subject = self.subject
+            how: dict[str, Any] = {"dtype": subject.dtype, "device": subject.device, "mode": subject.mode, **held}
+            self._forwards[key] = parameters, self.backend(config, parameters, **how)
+        return self._forwards[key][1]
+
+    def function(self, name: str) -> Callable[..., Any]:
+        return self.backend.function(name, dtype=self.subject.dtype, device=self.subject.device)
+
+    def module(self, name: str, config: TransformerConfig, parameters: Arrays) -> Module:
+        return self.backend.module(name, config, parameters, dtype=self.subject.dtype, device=self.subject.device)
+
+    @property
+    def fast_cases(self) -> tuple[str, ...]:
+        """The presets whose fast path is tried: all; compiled in another way than usual, those that differ most. All of
+        them are tried in that way, too, where there is time (`precision.taps_of_every_preset`)."""
+        return tuple(PRESETS) if self._usual else ("walkthrough", "notes-lm", "pre-norm")
+
+    @property
+    def traced_cases(self) -> tuple[str, ...]:
+        """The presets whose traced path is tried: all; compiled in another way than usual only one, for the traced path
+        is there to be looked into, and to compile it takes many seconds."""
+        return tuple(PRESETS) if self._usual else ("pre-norm",)
+
+    @property
+    def _usual(self) -> bool:
+        """Whether nothing is compiled, or what a user compiles without asking for anything."""
+        usual = (self.backend.dtypes[0], self.backend.modes[0])
+        return self.subject.mode == "eager" or (self.subject.dtype, self.subject.mode) == usual
+
+    def _traced(self, probe: Probe) -> dict[str, Any]:
+        """Every tap of a probe, by the traced path."""
+        return self.forward(probe.config, probe.parameters)(**probe.inputs)
+
+    def _logits(self, probe: Probe) -> Any:
+        """The logits of a probe, by the fast path."""
+        return self.forward(probe.config, probe.parameters).logits(**probe.inputs)
+
+    def evidence(self, claim: str, case: str) -> Record:
+        return Record(claim, self.subject, case)
+
+
+class Record:
+    """Makes the evidence of one claim about one case."""
+
+    def __init__(self, claim: str, subject: Subject, case: str) -> None:
+        self.claim, self.subject, self.case = claim, subject, case
+
+    def exactly(
+        self, where: str, actual: Any, expected: Any, expectation: Expectation = "holds", note: str = ""
+    ) -> Evidence:
+        """`actual` is `expected`, to the bit."""
+        return self.within(where, actual, expected, 0.0, expectation, note)
+
+    def within(
+        self,
+        where: str,
+        actual: Any,
+        expected: Any,
+        budget: float,
+        expectation: Expectation = "holds",
+        note: str = "",
+    ) -> Evidence:
+        """`actual` is `expected`, but for rounding."""
+        error = difference(as_numbers(actual), as_numbers(expected))
+        return Evidence(self.claim, self.subject, self.case, where, error, budget, expectation, note)
+
+    def oracle(self, oracle: Oracle, where: str, actual: Any, name: str | None = None) -> Evidence:
+        """`actual` is what the oracle says of `name` (or of `where`), within its budget."""
+        name = name or where
+        return self.within(where, actual, oracle.expected[name], oracle.budget(name, self.subject.dtype))
+
+    def refused(self, where: str, error: Exception) -> Evidence:
+        """What was to be compared did not come: the comparison fails."""
+        sentence = str(error).splitlines()[0] if str(error) else type(error).__name__
+        return Evidence(self.claim, self.subject, self.case, where, float("inf"), 0.0, "holds", sentence)

@@ -1,0 +1,176 @@
+"""Attention by itself, and what its weights must be."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity.taps import Tap
+from transparity_conformance.oracle.backends import REFERENCE, backend
+from transparity_conformance.oracle.oracle import Arrays, Oracle, function_oracle
+from transparity_conformance.oracle.probes import Probe, probes, scoped_parameters
+from transparity_conformance.report.comparison import Evidence, Expectation, as_numbers
+from transparity_conformance.suite.bench import Bench
+from transparity_conformance.suite.claims import claim
+
+LONG = 300
+"""More queries than any column takes at once."""
+
+BATCH, HEADS, QUERIES, KEYS, HEAD_DIM = 8, 3, 7, 9, 8
+HIDDEN = (-math.inf, -1e20, -1e9, -10.0, -1e-20, 0.0)
+"""What a hidden score is replaced by: values that hide wholly, partly and not at all."""
+
+
+def drawn() -> tuple[Arrays, np.ndarray]:
+    """Query, key and value, and a mask with a row that sees everything, one that sees nothing, and mixed ones."""
+    random = np.random.default_rng(0)
+    shapes = {"query": (BATCH, HEADS, QUERIES, HEAD_DIM), "key": (BATCH, HEADS, KEYS, HEAD_DIM)}
+    arrays = {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    arrays["value"] = random.normal(size=shapes["key"]).astype(np.float32)
+    mask = random.random((BATCH, 1, QUERIES, KEYS)) < 0.6
+    mask[0, 0, 0], mask[1, 0, 1] = True, False
+    return arrays, mask
+
+
+@claim(dtypes=("float64", "float32"))
+def split_and_merge_heads(bench: Bench) -> Iterator[Evidence]:
+    """Heads are consecutive features, and merging undoes splitting, exactly."""
+    x = np.arange(2 * 3 * 8, dtype=np.float32).reshape(2, 3, 8)
+    truth = [[[row[2 * head : 2 * head + 2] for row in sequence] for head in range(4)] for sequence in x]
+    record = bench.evidence("attention.split_and_merge_heads", "counted")
+    split = bench.function("attention.split_heads")(x, 4)
+    yield record.exactly("split", split, truth)
+    yield record.exactly("merged", bench.function("attention.merge_heads")(np.asarray(truth, np.float32)), x)
+
+
+@claim()
+def alone(bench: Bench) -> Iterator[Evidence]:
+    """Attention of drawn queries, keys and values, for every mask value, by the traced and by the fast path."""
+    arrays, mask = drawn()
+    for hidden in HIDDEN:
+        record = bench.evidence("attention.alone", f"hidden scores {hidden:g}")
+        named = {"scale": 0.7, "hidden": hidden}
+        oracle = function_oracle("attention.attention", arrays | {"mask": mask}, **named)
+        result = bench.function("attention.attention")(*arrays.values(), mask, **named)
+        yield record.oracle(oracle, "context", result, "result")
+        scores = 4 * arrays["query"] @ arrays["key"].swapaxes(-1, -2)
+        weighed = function_oracle("attention.attention_weights", {"scores": scores, "mask": mask}, hidden=hidden)
+        result = bench.function("attention.attention_weights")(scores, mask, hidden=hidden)
+        yield record.oracle(weighed, "weights", result, "result")
+
+
+@functools.cache
+def long_cases() -> dict[str, tuple[np.ndarray, Arrays, Oracle]]:
+    """Masks of all kinds over `LONG` queries, what they are put over, and what the explicit path makes of it."""
+    random = np.random.default_rng(2)
+    shape = (2, 2, LONG, HEAD_DIM)
+    arrays = {name: random.normal(size=shape).astype(np.float32) for name in ("query", "key", "value")}
+    causal = np.tile(np.tri(LONG, dtype=bool), (2, 1, 1, 1))
+    masks = {
+        "the future hidden": causal[:1],
+        "and what lies far behind": causal & ~np.tri(LONG, k=-20, dtype=bool),
+        "and the first three of a row, which see nothing": causal & (np.arange(LONG) >= [[[[3]]], [[[0]]]]),
+        "some of everything": random.random(causal.shape) < 0.7,
+        "nothing hidden": np.ones((2, 1, 1, LONG), bool),
+    }
+    bias = {"bias": random.normal(size=(1, 2, LONG, LONG)).astype(np.float32)}
+    given = {name: (mask, arrays) for name, mask in masks.items()}
+    given["the future hidden, and a bias"] = masks["the future hidden"], arrays | bias
+    return {
+        name: (mask, arrays, Oracle(functools.partial(_explicitly, mask), arrays))
+        for name, (mask, arrays) in given.items()
+    }
+
+
+@claim(of_reference=True)
+def long(bench: Bench) -> Iterator[Evidence]:
+    """So many queries that the fast paths take them in blocks, with all kinds of masks: it is what the explicit path
+    says."""
+    for name, (mask, arrays, oracle) in long_cases().items():
+        result = _attended(bench.function("attention.attention"), mask, arrays)
+        yield bench.evidence("attention.long", name).oracle(oracle, "context", result)
+
+
+def _explicitly(mask: np.ndarray, arrays: Arrays, tap: Tap) -> None:
+    _attended(
+        backend(REFERENCE).function("attention.attention", dtype=arrays["query"].dtype.name), mask, arrays, tap=tap
+    )
+
+
+def _attended(attention: Callable[..., Any], mask: np.ndarray, arrays: Arrays, **named: Any) -> Any:
+    query, key, value = (arrays[name] for name in ("query", "key", "value"))
+    named |= {"scale": 0.7, "hidden": -math.inf, "bias": arrays.get("bias")}
+    return attention(query, key, value, mask, **named)
+
+
+@claim()
+def masked_before_and_after_the_scale(bench: Bench) -> Iterator[Evidence]:
+    """A hidden score that is finite weighs in, by as much as the scale that follows the mask leaves of it."""
+    probe = probes("translation")["mixed"]
+    parameters = scoped_parameters(probe.parameters, "encoder.layers.0.self_attention")
+    x = np.random.default_rng(1).normal(size=(BATCH, KEYS, probe.config.embed_dim)).astype(np.float32)
+    mask = np.ones((BATCH, 1, 1, KEYS), bool)
+    mask[1, ..., -2:], mask[2] = False, False
+    for order in ("before-scale", "after-scale"):
+        config = TransformerConfig(**(probe.config.as_dict() | {"mask_value": -2.0, "mask_order": order}))
+        oracle = Oracle(functools.partial(_attend, config, mask), parameters | {"x": x})
+        result = bench.module("attention.MultiHeadAttention", config, parameters)(x, x, mask)
+        yield bench.evidence("attention.masked_before_and_after_the_scale", order).oracle(oracle, "output", result)
+
+
+def _attend(config: TransformerConfig, mask: np.ndarray, arrays: Arrays, tap: Tap) -> None:
+    weights = {name: value for name, value in arrays.items() if name != "x"}
+    x = arrays["x"]
+    part = backend(REFERENCE).module("attention.MultiHeadAttention", config, weights, dtype=x.dtype.name)
+    tap("output", part(x, x, mask))
+
+
+@claim(of_reference=True, compiled=True)
+def rows_of_weights_sum_to_one(bench: Bench) -> Iterator[Evidence]:
+    """Every row of attention weights sums to one, in a row that sees nothing, too."""
+    for case in bench.traced_cases:
+        probe = probes(case)["mixed"]
+        record = bench.evidence("attention.rows_of_weights_sum_to_one", case)
+        names = [name for name in probe.oracle.expected if name.endswith("weights")]
+        sums = Oracle(_sums, {name: probe.oracle.expected[name].astype(np.float32) for name in names})
+        for name in names:
+            total = as_numbers(bench.traced(probe)[name]).astype(np.float64).sum(-1)
+            yield record.within(name, total, np.ones_like(total), sums.budget(name, bench.subject.dtype))
+
+
+def _sums(arrays: Arrays, tap: Tap) -> None:
+    for name, weights in arrays.items():
+        tap(name, weights.sum(-1))
+
+
+@claim(of_reference=True, compiled=True)
+def what_is_hidden_weighs_nothing(bench: Bench) -> Iterator[Evidence]:
+    """What a mask hides weighs exactly 0 wherever the row sees anything, unless the mask's value hides nothing."""
+    for case in bench.traced_cases:
+        probe = probes(case)["mixed"]
+        breaks = probe.config.mask_value > -1
+        note = f"masked scores are replaced by {probe.config.mask_value:g}, which hides nothing" if breaks else ""
+        record = bench.evidence("attention.what_is_hidden_weighs_nothing", case)
+        for name, value in bench.traced(probe).items():
+            if name.endswith("weights"):
+                mask = _mask(probe, name)
+                hidden = np.broadcast_to(~mask & mask.any(-1, keepdims=True), np.shape(value))
+                weights = as_numbers(value)[hidden]
+                expectation: Expectation = "breaks" if breaks else "holds"
+                yield record.exactly(name, weights, np.zeros_like(weights), expectation, note)
+
+
+def _mask(probe: Probe, name: str) -> np.ndarray:
+    """What the attention called `name` may look at, written out anew."""
+    stack = name.split(".")[0]
+    causal = stack == "decoder" and "self_attention" in name
+    keys = probe.inputs.get("source" if "cross" in name or stack == "encoder" else "target", probe.inputs.get("tokens"))
+    assert keys is not None
+    padded = not causal or probe.config.target_mask == "causal-and-padding"
+    visible = keys[:, None, None, :] != probe.config.pad_id if padded else np.ones((len(keys), 1, 1, 1), bool)
+    return visible & np.tri(keys.shape[1], dtype=bool) if causal else visible

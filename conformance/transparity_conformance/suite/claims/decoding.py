@@ -1,0 +1,160 @@
+"""Decoding with a cache: whatever the chunks, the logits are those of the full forward pass."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity.errors import InputError
+from transparity.presets import PRESETS, preset
+from transparity.protocol import Forward
+from transparity_conformance.oracle.backends import REFERENCE
+from transparity_conformance.oracle.budgets import EVERY, WIDE, epsilon
+from transparity_conformance.oracle.cases import CASES
+from transparity_conformance.oracle.oracle import Arrays, Oracle, forward_oracle
+from transparity_conformance.oracle.probes import mixed_inputs, probe_parameters, sees_something
+from transparity_conformance.report.comparison import Evidence, as_numbers
+from transparity_conformance.suite.bench import Bench
+from transparity_conformance.suite.claims import claim
+
+LENGTH = 5
+ULPS = 2
+"""By so many units in the last place of the largest logit a cached error may exceed that of the full pass."""
+
+UNPADDED = {"unpadded": dataclasses.replace(preset("translation").resized(), pad_id=None)}
+"""A model without a padding token."""
+
+Chunks = list[tuple[int, ...]]
+"""How many tokens each row goes on by, step for step."""
+
+
+@functools.cache
+def model(case: str) -> tuple[TransformerConfig, Arrays, Arrays, Oracle]:
+    """A preset or another case, with few layers: its configuration, parameters, a batch, and what the full pass says of
+    it."""
+    config = (CASES | UNPADDED).get(case) or preset(case).resized()
+    config = dataclasses.replace(config, num_encoder_layers=1, num_decoder_layers=2)
+    parameters, inputs = probe_parameters(config), mixed_inputs(config, 0, LENGTH, LENGTH)
+    return config, parameters, inputs, forward_oracle(config, parameters, inputs)
+
+
+def stepped(forward: Forward, config: TransformerConfig, inputs: Arrays, chunks: Chunks) -> np.ndarray:
+    """The logits (batch, length, vocab) of a batch that the model is shown chunk by chunk. A row that was shown all
+    goes on with filling."""
+    tokens, source = inputs[config.input_names[-1]], inputs.get("source")
+    batch, length = tokens.shape
+    room = np.pad(tokens, ((0, 0), (0, length)), constant_values=config.filling_id)
+    mask = inputs.get("attention_mask")
+    shown = np.ones_like(room) if mask is None or config.has_encoder else np.pad(mask, ((0, 0), (0, length)))
+    logits, cache = np.zeros((batch, 2 * length, config.vocab_size)), None
+    at = np.zeros(batch, int)
+    for counts in chunks:
+        chunk = np.stack([row[begin : begin + max(counts)] for row, begin in zip(room, at, strict=True)])
+        given: dict[str, Any] = {"source": source} if cache is None else {}
+        if mask is not None and not config.has_encoder:
+            seen = [row[begin : begin + max(counts)] for row, begin in zip(shown, at, strict=True)]
+            given["attention_mask"] = np.stack(seen)
+        elif mask is not None and cache is None:
+            given["attention_mask"] = mask
+        ragged = np.array(counts) if len(set(counts)) > 1 else None
+        answer, cache = forward.step(chunk, cache, **given, counts=ragged)
+        said = as_numbers(answer)
+        for row, (begin, count) in enumerate(zip(at, counts, strict=True)):
+            logits[row, begin : begin + count] = said[row, :count]
+        at = at + counts
+    assert (at >= length).all()
+    return logits[:, :length]
+
+
+def splits(length: int, rows: int) -> Iterator[tuple[str, Chunks]]:
+    """Every way to cut a sequence into chunks."""
+    for cuts in itertools.product((False, True), repeat=length - 1):
+        bounds = [0, *(i for i, cut in enumerate(cuts, 1) if cut), length]
+        sizes = [end - begin for begin, end in itertools.pairwise(bounds)]
+        yield "+".join(map(str, sizes)), [(size,) * rows for size in sizes]
+
+
+def ragged(length: int, rows: int) -> Iterator[tuple[str, Chunks]]:
+    """Rows that go on by different lengths: the first ones of different lengths, then token by token; and all mixed."""
+    firsts = tuple(1 + row % 3 for row in range(rows))
+    yield "1, 2, 3, then 1 by 1", [firsts, *[(1,) * rows] * (length - 1)]
+    other = tuple(3 - row % 3 for row in range(rows))
+    yield "1, 2, 3, then 3, 2, 1", [firsts, other, (1,) * rows]
+
+
+def _cached(bench: Bench, claim: str, cases: Iterable[str], ways: list[tuple[str, Chunks]]) -> Iterator[Evidence]:
+    dtype = bench.subject.dtype
+    for case in cases:
+        config, parameters, inputs, oracle = model(case)
+        forward, record = bench.forward(config, parameters), bench.evidence(claim, case)
+        if not config.hides_wholly:
+            note = f"the mask's {config.mask_value:g} hides nothing: a cache is refused"
+            yield record.exactly("cached", _is_refused(forward, config, inputs), False, "breaks", note)
+            continue
+        where = sees_something(config, inputs)
+        expected, budget = oracle.expected["logits"][where], oracle.budget("logits", dtype)
+        whole = as_numbers(forward.logits(**inputs)).astype(np.float64)[where]
+        for way, chunks in ways:
+            logits = stepped(forward, config, inputs, chunks)[where]
+            yield record.within(way, logits, expected, budget)
+            if dtype in WIDE and bench.subject.backend != REFERENCE:
+                beyond = np.abs(logits - expected).max() - np.abs(whole - expected).max()
+                allowed = ULPS * epsilon(dtype) * float(np.abs(expected).max())
+                yield record.within(f"{way}: error beyond the full pass's", max(0.0, beyond), 0.0, allowed)
+
+
+def _is_refused(forward: Forward, config: TransformerConfig, inputs: Arrays) -> bool:
+    try:
+        stepped(forward, config, inputs, [(LENGTH,) * len(inputs[config.input_names[-1]])])
+    except InputError:
+        return True
+    return False
+
+
+ROWS = 8
+SOME = [(way, chunks) for way, chunks in splits(LENGTH, ROWS) if way in ("1+1+1+1+1", "2+1+2")]
+
+
+@claim(dtypes=EVERY, of_reference=True, quick=("float32",))
+def chunks(bench: Bench) -> Iterator[Evidence]:
+    """Token by token or in uneven chunks, the logits are those of the full forward pass."""
+    yield from _cached(bench, "decoding.chunks", ["walkthrough", "translation"], SOME)
+
+
+@claim(dtypes=WIDE, of_reference=True, compiled=True, quick=("float32",))
+def one_row(bench: Bench) -> Iterator[Evidence]:
+    """The same of a row alone, which may be multiplied otherwise than several."""
+    config, parameters, inputs, oracle = model("translation")
+    alone = {name: values[:1] for name, values in inputs.items()}
+    where = sees_something(config, alone)
+    logits = stepped(bench.forward(config, parameters), config, alone, [(2,), *[(1,)] * (LENGTH - 2)])[where]
+    expected, budget = oracle.expected["logits"][:1][where], oracle.budget("logits", bench.subject.dtype)
+    yield bench.evidence("decoding.one_row", "translation").within("2, then 1 by 1", logits, expected, budget)
+
+
+@claim(dtypes=WIDE, of_reference=True, quick=("float32",))
+def ragged_rows(bench: Bench) -> Iterator[Evidence]:
+    """The same of rows that go on by different lengths."""
+    yield from _cached(bench, "decoding.ragged_rows", ["notes-lm"], list(ragged(LENGTH, ROWS)))
+
+
+@claim(dtypes=("float32",), of_reference=True, quick=())
+def every_split_of_every_preset(bench: Bench) -> Iterator[Evidence]:
+    """The same of every preset and without padding, by every split of a sequence into chunks, and with rows that go on
+    by different lengths."""
+    ways = [*splits(LENGTH, ROWS), *ragged(LENGTH, ROWS)]
+    yield from _cached(bench, "decoding.every_split_of_every_preset", [*PRESETS, *UNPADDED], ways)
+
+
+@claim(dtypes=("float32",), quick=())
+def chunks_of_every_case(bench: Bench) -> Iterator[Evidence]:
+    """The same with rotary and relative positions, windows, grouped heads, caps and attention masks."""
+    decoders = [case for case, config in CASES.items() if config.has_decoder]
+    cases = decoders if bench.backend.modes[0] == "eager" else ["qwen", "gemma", "t5", "opt"]
+    yield from _cached(bench, "decoding.chunks_of_every_case", cases, SOME)

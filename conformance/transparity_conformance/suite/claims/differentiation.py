@@ -1,0 +1,79 @@
+"""Gradients: what each framework's reverse mode says, held to the reference's own derivatives, by the complex step."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity.presets import PRESETS, preset
+from transparity_conformance.oracle.budgets import WIDE
+from transparity_conformance.oracle.cases import CASES
+from transparity_conformance.oracle.derivatives import Derivatives
+from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.oracle.probes import mixed_inputs, probe_parameters
+from transparity_conformance.report.comparison import Evidence
+from transparity_conformance.suite.bench import Bench
+from transparity_conformance.suite.claims import claim
+
+_TRANSLATION, _NOTES = preset("translation").resized(), preset("notes-lm").resized()
+
+HARD_TO_REACH: dict[str, TransformerConfig] = {
+    "batch": dataclasses.replace(_TRANSLATION, norm="batch"),
+    "batch-decoder": dataclasses.replace(_NOTES, norm="batch"),
+    "unread": dataclasses.replace(_TRANSLATION, num_decoder_layers=0),
+}
+"""Models in training that normalise by the batch, and one whose encoder no layer reads: its gradients are zero."""
+
+
+@functools.cache
+def derivatives(case: str) -> tuple[Derivatives, Arrays]:
+    """Of a preset, or another case, with few layers, and its parameters."""
+    config = (CASES | HARD_TO_REACH).get(case) or preset(case).resized()
+    layers = min(config.num_decoder_layers, 2 if case == "notes-lm" else 1)
+    config = dataclasses.replace(config, num_encoder_layers=1, num_decoder_layers=layers)
+    parameters = probe_parameters(config, 6)
+    return Derivatives(config, parameters, mixed_inputs(config), training=config.norm == "batch"), parameters
+
+
+def gradients_agree(bench: Bench, claim: str, case: str, ours: Derivatives, parameters: Arrays) -> Iterator[Evidence]:
+    """Every gradient of the backend's model, held to the derivatives along their directions."""
+    forward, tokens = bench.forward(ours.config, parameters), dict[str, Any](ours.inputs)
+    _, gradients = forward.loss_and_gradients(ours.targets, training=ours.training, masks=ours.masks, **tokens)
+    actual, record = ours.along(gradients), bench.evidence(claim, case)
+    yield record.exactly("parameters that have a gradient", sorted(gradients) == sorted(ours.expected), True)
+    for name, expected in ours.expected.items():
+        budget = ours.budget(name, bench.subject.dtype)
+        yield record.within(name, actual.get(name, np.empty(0)), expected, budget)
+
+
+def _gradients(bench: Bench, claim: str, cases: Iterable[str]) -> Iterator[Evidence]:
+    for case in cases:
+        yield from gradients_agree(bench, claim, case, *derivatives(case))
+
+
+@claim(dtypes=WIDE, quick=("float32",))
+def gradients_of_a_model(bench: Bench) -> Iterator[Evidence]:
+    """The gradient of the loss by every parameter of a language model is the derivative by the complex step."""
+    yield from _gradients(bench, "differentiation.gradients_of_a_model", ["notes-lm"])
+
+
+@claim(dtypes=("float64",), quick=())
+def gradients_of_every_preset(bench: Bench) -> Iterator[Evidence]:
+    """The same of every preset, to the last digits, and where parameters are hard to reach.
+
+    That is: models in training that normalise by the batch, and one without decoder layers.
+    """
+    yield from _gradients(bench, "differentiation.gradients_of_every_preset", [*PRESETS, *HARD_TO_REACH])
+
+
+@claim(dtypes=("float64",), quick=())
+def gradients_of_every_case(bench: Bench) -> Iterator[Evidence]:
+    """The same with rotary and relative positions, gates, grouped heads, caps, tied heads and shared embeddings."""
+    cases = [case for case, config in CASES.items() if config.head == "logits"]
+    cases = cases if bench.backend.modes[0] == "eager" else ["qwen", "gemma", "t5"]
+    yield from _gradients(bench, "differentiation.gradients_of_every_case", cases)

@@ -1,0 +1,49 @@
+"""Dropout: given the same masks the frameworks train alike, wherever a document drops."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from transparity.presets import PRESETS, preset
+from transparity.training import dropout_masks
+from transparity_conformance.oracle.derivatives import Derivatives
+from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.oracle.probes import mixed_inputs, probe_parameters
+from transparity_conformance.report.comparison import Evidence
+from transparity_conformance.suite.bench import Bench
+from transparity_conformance.suite.claims import claim
+from transparity_conformance.suite.claims.differentiation import gradients_agree
+
+RATE = 0.3
+
+
+@functools.cache
+def dropped(case: str) -> tuple[Derivatives, Arrays]:
+    """A preset with few layers and a rate of dropout, with masks; and its parameters."""
+    config = dataclasses.replace(preset(case).resized(num_encoder_layers=1, num_decoder_layers=1), dropout=RATE)
+    parameters, inputs = probe_parameters(config, 8), mixed_inputs(config)
+    lengths = {name: tokens.shape[1] for name, tokens in inputs.items()}
+    batch = len(inputs[config.input_names[0]])
+    masks = dropout_masks(config, np.random.default_rng(9), batch, **lengths)
+    return Derivatives(config, parameters, inputs, masks=masks), parameters
+
+
+def _gradients(bench: Bench, claim: str, cases: Iterable[str]) -> Iterator[Evidence]:
+    for case in cases:
+        yield from gradients_agree(bench, claim, case, *dropped(case))
+
+
+@claim(dtypes=("float32",))
+def gradients_with_shared_masks(bench: Bench) -> Iterator[Evidence]:
+    """With the same masks the gradients of a model that drops everywhere are the derivatives by the complex step."""
+    yield from _gradients(bench, "dropout.gradients_with_shared_masks", ["pre-norm"])
+
+
+@claim(dtypes=("float64",), quick=())
+def gradients_with_shared_masks_of_every_preset(bench: Bench) -> Iterator[Evidence]:
+    """The same wherever each document drops."""
+    yield from _gradients(bench, "dropout.gradients_with_shared_masks_of_every_preset", PRESETS)

@@ -1,0 +1,18 @@
+"""The feed-forward by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from transparity.presets import PRESETS
+from transparity_conformance.report.comparison import Evidence
+from transparity_conformance.suite.bench import Bench
+from transparity_conformance.suite.claims import claim
+from transparity_conformance.suite.claims.layers import part_agrees
+
+
+@claim()
+def alone(bench: Bench) -> Iterator[Evidence]:
+    """The feed-forward on drawn activations."""
+    for case in PRESETS:
+        yield from part_agrees(bench, "feed_forward.alone", case, "feed_forward.FeedForward", "feed_forward", [])

@@ -1,0 +1,98 @@
+"""The whole forward pass: every tap by the traced path, the logits by the fast one, held to the oracle."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from transparity.taps import tap_shapes
+from transparity_conformance.oracle.probes import Probe, probes
+from transparity_conformance.report.comparison import Evidence, as_numbers, dtype_name
+from transparity_conformance.suite.bench import Bench
+from transparity_conformance.suite.claims import claim
+
+ONE_SHAPE = {"mixed", "text", "tiny", "hot"}
+"""Probes that share a configuration and a shape: what compiles, compiles once for all of them."""
+
+HALF = ONE_SHAPE - {"hot"}
+"""Half precision is for ordinary activations: of a score of some thousands, nothing is left behind its point."""
+
+EAGER = {"float64": ONE_SHAPE | {"one", "longest"}, "float32": ONE_SHAPE | {"one", "longest", "square"}}
+
+EVERY_SHAPE = ("notes-lm", "translation")
+"""Where every operation is compiled for every shape, float64 is tried on other shapes in these presets alone; float32
+is in all."""
+
+
+def probes_for(bench: Bench, cases: Iterable[str]) -> Iterator[Probe]:
+    """The probes that a subject is tried on; uncompiled in float64 and float32, those of every shape."""
+    chosen = HALF if bench.subject.dtype in ("bfloat16", "float16") else ONE_SHAPE
+    if bench.subject.mode == "eager":
+        chosen = EAGER.get(bench.subject.dtype, chosen)
+    compiles = bench.backend.modes[0] != "eager" and bench.subject.dtype == "float64"
+    for case in cases:
+        shapes = ONE_SHAPE if compiles and case not in EVERY_SHAPE else chosen
+        yield from (probe for name, probe in probes(case).items() if name in chosen & shapes)
+
+
+def taps_agree(bench: Bench, claim: str, pattern: str) -> Iterator[Evidence]:
+    """Every tap whose name matches `pattern`, of every probe."""
+    for probe in probes_for(bench, bench.traced_cases):
+        record, taps = bench.evidence(claim, probe.case), bench.traced(probe)
+        for name in probe.oracle.expected:
+            if re.fullmatch(pattern, name):
+                yield record.oracle(probe.oracle, f"{name} ({probe.name})", taps.get(name, np.empty(0)), name)
+
+
+def _about(name: str, pattern: str, says: str) -> None:
+    def check(bench: Bench) -> Iterator[Evidence]:
+        yield from taps_agree(bench, f"forward.{name}", pattern)
+
+    check.__name__, check.__doc__ = name, says
+    claim(compiled=True)(check)
+
+
+for _name, _pattern, _says in (
+    ("embedding", r"\w+\.embedding", "Tokens and positions, embedded."),
+    ("query_key_value", r".*attention\.(query|key|value)", "Queries, keys and values of every head."),
+    ("scores", r".*\.scores", "Scores, scaled, before the mask."),
+    ("weights", r".*\.weights", "Attention weights."),
+    ("context", r".*\.context", "What attention gathers, the heads merged."),
+    ("attention_output", r".*attention\.output", "Attention's output."),
+    ("norms", r".*_norm", "What every norm returns."),
+    ("feed_forward", r".*feed_forward\.(hidden|output)", "The feed-forward's hidden features and output."),
+    ("encoder_layers", r"encoder\.layers\.\d+\.output", "What every encoder layer returns."),
+    ("decoder_layers", r"decoder\.layers\.\d+\.output", "What every decoder layer returns."),
+    ("stacks", r"\w+\.output", "What each stack returns."),
+    ("logits", r"logits", "The logits by the traced path."),
+):
+    _about(_name, _pattern, _says)
+
+
+@claim(of_reference=True, compiled=True)
+def fast_logits(bench: Bench) -> Iterator[Evidence]:
+    """The logits by the fast path: fused attention, nothing traced."""
+    for probe in probes_for(bench, bench.fast_cases):
+        record = bench.evidence("forward.fast_logits", probe.case)
+        yield record.oracle(probe.oracle, f"logits ({probe.name})", bench.logits(probe), "logits")
+
+
+@claim(of_reference=True, compiled=True)
+def taps_are_complete(bench: Bench) -> Iterator[Evidence]:
+    """Every tap of the contract is there and no other, in order, in shape, and in the dtype that was asked for."""
+    for case in bench.traced_cases:
+        probe = probes(case)["mixed"]
+        lengths = {name: tokens.shape[1] for name, tokens in probe.inputs.items()}
+        shapes = tap_shapes(probe.config, len(probe.inputs[probe.config.input_names[0]]), **lengths)
+        taps = bench.traced(probe)
+        record = bench.evidence("forward.taps_are_complete", case)
+        wrong = [
+            name for name in {*shapes, *taps} if name not in taps or shapes.get(name) != as_numbers(taps[name]).shape
+        ]
+        yield record.exactly("names and shapes", len(wrong), 0, note=", ".join(sorted(wrong)[:3]))
+        yield record.exactly("order", list(taps) == list(shapes), True)
+        other = [name for name, value in taps.items() if dtype_name(value) != bench.subject.dtype]
+        other += ["fast logits"] if dtype_name(bench.logits(probe)) != bench.subject.dtype else []
+        yield record.exactly("dtype", len(other), 0, note=", ".join(other[:3]))

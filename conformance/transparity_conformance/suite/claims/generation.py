@@ -1,0 +1,277 @@
+"""Generation: greedy to the end token, sampled with shared draws, by beams; the context cropped to `max_length`."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity.presets import PRESETS
+from transparity.sampling import Sampling
+from transparity_conformance.capabilities.requests import Request
+from transparity_conformance.capabilities.teacher_forcing import behind, misplaced, true_scores
+from transparity_conformance.oracle.backends import REFERENCE, backend
+from transparity_conformance.oracle.budgets import WIDE, epsilon
+from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.oracle.probes import probe_parameters, probes
+from transparity_conformance.report.comparison import Evidence, as_numbers
+from transparity_conformance.suite.bench import Bench
+from transparity_conformance.suite.claims import claim
+
+ROWS, NEW, LONGEST = 3, 6, 4
+
+ENDINGS = (1.0, 5.0)
+"""Added to the logit of the end token: some continuations end early; all at once."""
+
+WAYS = ("translation", "notes-lm", "walkthrough")
+"""What searching and filling up depend on is not how a preset computes, but: whether it can have a cache, whether it
+reads a source, and whether it has an end."""
+
+
+def prompted(case: str) -> tuple[TransformerConfig, Arrays, np.ndarray, np.ndarray | None]:
+    """A small model, a prompt, and a source where one is read; `max_length` is shorter than what is generated."""
+    config = probes(case)["mixed"].config
+    config = dataclasses.replace(config, max_length=LONGEST)
+    parameters = probe_parameters(config, 7)
+    inputs = probes(case)["mixed"].inputs
+    source = inputs["source"][:ROWS, : config.max_length] if config.has_encoder else None
+    prompt = np.arange(1, ROWS + 1)[:, None] if config.bos_id is None else np.full((ROWS, 1), config.bos_id)
+    return config, parameters, prompt, source
+
+
+def _greedy(bench: Bench, claim: str, cases: Iterable[str]) -> Iterator[Evidence]:
+    for case in cases:
+        config, parameters, prompt, source = prompted(case)
+        tokens = bench.forward(config, parameters).generate(prompt, NEW, source=source)
+        request = Request(case, config, parameters, prompt, NEW, source)
+        record = bench.evidence(claim, case)
+        errors, budget = behind(request, tokens, bench.subject.dtype)
+        for step, error in enumerate(errors.T):
+            yield record.within(f"token {1 + step}", error, np.zeros(ROWS), budget)
+        yield record.exactly("prompt", tokens[:, :1], prompt)
+        yield record.exactly("padding and length", misplaced(request, tokens) == "", True)
+
+
+@claim(quick=("float64",))
+def greedy(bench: Bench) -> Iterator[Evidence]:
+    """Each token is the likeliest after those before it (document 004): no other's float64 logit is larger by more than
+    rounding."""
+    yield from _greedy(bench, "generation.greedy", ["translation"])
+
+
+@claim(dtypes=("float32",), quick=())
+def greedy_by_every_preset(bench: Bench) -> Iterator[Evidence]:
+    """The same for every preset."""
+    yield from _greedy(bench, "generation.greedy_by_every_preset", PRESETS)
+
+
+def _stops(bench: Bench, claim: str, cases: Iterable[str]) -> Iterator[Evidence]:
+    for case in cases:
+        if PRESETS[case].config.eos_id is not None:
+            config, parameters, prompt, source = prompted(case)
+            bias = parameters["head.bias"].copy()
+            for push in (0.6, 1.2, 30.0):  # some rows end, all rows end, every row ends at once
+                bias[config.eos_id] = push
+                changed = parameters | {"head.bias": bias.copy()}
+                truth = backend(REFERENCE)(config, changed).generate(prompt, NEW, source=source)
+                tokens = bench.forward(config, changed).generate(prompt, NEW, source=source)
+                record = bench.evidence(claim, case)
+                yield record.exactly(f"tokens with {push:g} on <eos>", tokens, truth)
+
+
+@claim(dtypes=("float64",))
+def stops_at_the_end_token(bench: Bench) -> Iterator[Evidence]:
+    """A row ends with `<eos>` and is padded from there; the last row to end, ends generation (document 004)."""
+    yield from _stops(bench, "generation.stops_at_the_end_token", ["translation"])
+
+
+@claim(dtypes=("float64",), quick=())
+def every_preset_stops_at_the_end_token(bench: Bench) -> Iterator[Evidence]:
+    """The same for every preset that has an end token."""
+    yield from _stops(bench, "generation.every_preset_stops_at_the_end_token", PRESETS)
+
+
+@claim(dtypes=("float64",))
+def crops_the_context(bench: Bench) -> Iterator[Evidence]:
+    """A prompt longer than `max_length` goes on as its last `max_length` tokens would (document 001)."""
+    config, parameters, _, _ = prompted("notes-lm")
+    prompt = np.random.default_rng(3).integers(1, config.vocab_size, (ROWS, config.max_length + 4))
+    generate = bench.forward(config, parameters).generate
+    whole, end = generate(prompt, 3), generate(prompt[:, -config.max_length :], 3)
+    record = bench.evidence("generation.crops_the_context", "notes-lm")
+    yield record.exactly("new tokens", whole[:, -3:], end[:, -3:])
+    yield record.exactly("prompt", whole[:, :-3], prompt)
+
+
+@claim(dtypes=WIDE, of_reference=True)
+def sampled_tokens(bench: Bench) -> Iterator[Evidence]:
+    """The same logits and the same uniform draws pick the same tokens: the first whose cumulative probability passes
+    the draw."""
+    random = np.random.default_rng(4)
+    logits, uniforms = (2 * random.normal(size=(500, 13))).astype(np.float32), random.random(500)
+    logits[:50, :3] = -np.inf  # no draw picks what has no probability, not even a draw of 0
+    uniforms[:60] = 0.0
+    probabilities = np.exp(logits.astype(np.float64) - logits.max(-1, keepdims=True).astype(np.float64))
+    cumulative = np.cumsum(probabilities / probabilities.sum(-1, keepdims=True), -1)
+    truth = [
+        next(i for i, total in enumerate(row) if total > draw) for row, draw in zip(cumulative, uniforms, strict=True)
+    ]
+    tokens = bench.function("generation.sampled_tokens")(logits, uniforms)
+    record = bench.evidence("generation.sampled_tokens", "drawn logits")
+    yield record.exactly("tokens", tokens, truth)
+    highest = np.full(len(logits), np.nextafter(1, 0))  # which float32 rounds to 1
+    tokens = bench.function("generation.sampled_tokens")(logits, highest)
+    yield record.exactly("tokens of the highest draw", tokens, np.full(len(logits), logits.shape[1] - 1))
+    ties = np.array([[0, 5, 5, 1], [2, 2, 2, 2]], np.float32)
+    yield record.exactly("the first of equals", bench.function("generation.greedy_tokens")(ties), [1, 0])
+
+
+def _sampling(bench: Bench, claim: str, cases: Iterable[str]) -> Iterator[Evidence]:
+    for case in cases:
+        config, parameters, prompt, source = prompted(case)
+        uniforms = np.random.default_rng(5).random((ROWS, NEW))
+        truth = backend(REFERENCE)(config, parameters).generate(prompt, NEW, source=source, uniforms=uniforms)
+        tokens = bench.forward(config, parameters).generate(prompt, NEW, source=source, uniforms=uniforms)
+        yield bench.evidence(claim, case).exactly("tokens", tokens, truth)
+
+
+@claim(dtypes=("float64",))
+def sampling(bench: Bench) -> Iterator[Evidence]:
+    """A whole text sampled with shared draws is the same, token for token (document 001)."""
+    yield from _sampling(bench, "generation.sampling", ["notes-lm"])
+
+
+@claim(dtypes=("float64",), quick=())
+def sampling_by_every_preset(bench: Bench) -> Iterator[Evidence]:
+    """The same for every preset."""
+    yield from _sampling(bench, "generation.sampling_by_every_preset", PRESETS)
+
+
+SAMPLINGS = {
+    "temperature 0.5": Sampling(temperature=0.5),
+    "top_k 4": Sampling(top_k=4),
+    "top_k 1": Sampling(top_k=1),
+    "top_p 0.6": Sampling(top_p=0.6),
+    "top_p 0.5": Sampling(top_p=0.5),
+    "temperature 2, top_k 6, top_p 0.8": Sampling(2.0, 6, 0.8),
+}
+
+
+def _drawable(row: list[float], sampling: Sampling) -> list[float]:
+    """Written out: the likeliest first, the lower of equals first; cut after `top_k`, then where `top_p` is reached."""
+    row = [(x - max(row)) / sampling.temperature for x in row]
+    ranked = sorted(range(len(row)), key=lambda token: (-row[token], token))[: sampling.top_k]
+    weights = [math.exp(row[token] - max(row)) for token in ranked]
+    kept, total = set(), 0.0
+    for token, weight in zip(ranked, weights, strict=True):
+        if total < sampling.top_p:
+            kept.add(token)
+        total += weight / sum(weights)
+    return [x if token in kept else -math.inf for token, x in enumerate(row)]
+
+
+@claim(dtypes=WIDE, of_reference=True)
+def drawable(bench: Bench) -> Iterator[Evidence]:
+    """What temperature, top-k and top-p leave of the logits, in this order; of equals the lower token stays."""
+    logits = (2 * np.random.default_rng(6).normal(size=(60, 40))).astype(np.float32)
+    logits[:9] = np.round(logits[:9])  # ties
+    logits[9] = -np.inf
+    logits[9, [2, 5]] = 0  # the first of two that are as likely has all of a `top_p` of a half
+    for name, sampling in SAMPLINGS.items():
+        expected = np.array([_drawable(row, sampling) for row in logits.astype(float).tolist()])
+        result = as_numbers(bench.function("generation.drawable")(logits, sampling))
+        record = bench.evidence("generation.drawable", name)
+        yield record.exactly("tokens", np.isfinite(result), np.isfinite(expected))
+        left = np.where(np.isfinite(expected), expected, 0)
+        budget = epsilon(bench.subject.dtype) * float(np.abs(left).max())
+        yield record.within("logits", np.where(np.isfinite(result), result, 0), left, budget)
+
+
+def _ragged(bench: Bench, claim: str, cases: Iterable[str]) -> Iterator[Evidence]:
+    for case in cases:
+        config, parameters, _, source = prompted(case)
+        if config.hides_wholly:
+            random = np.random.default_rng(8)
+            prompt, lengths = random.integers(3, config.vocab_size, (ROWS, 3)), np.array([1, 3, 2])
+            uniforms = random.random((ROWS, NEW))
+            forward, record = bench.forward(config, parameters), bench.evidence(claim, case)
+            filled_up = np.where(np.arange(prompt.shape[1]) < lengths[:, None], prompt, config.filling_id)
+            nothing_new = forward.generate(prompt, 0, lengths=lengths, source=source)
+            yield record.exactly("nothing new", nothing_new, filled_up)
+            for how, draws in (("greedy", None), ("drawn", uniforms)):
+                together = forward.generate(prompt, NEW, lengths=lengths, source=source, uniforms=draws)
+                for row, length in enumerate(lengths):
+                    one = slice(row, row + 1)
+                    alone = forward.generate(
+                        prompt[one, :length],
+                        NEW,
+                        source=None if source is None else source[one],
+                        uniforms=None if draws is None else draws[one],
+                    )
+                    filled = np.full(together.shape[1], config.filling_id)
+                    filled[: alone.shape[1]] = alone[0]
+                    yield record.exactly(f"row {row}, {how}", together[row], filled)
+
+
+@claim(dtypes=("float64",), of_reference=True, quick=())
+def ragged_prompts(bench: Bench) -> Iterator[Evidence]:
+    """Prompts of different lengths in one batch go on as each would alone, beyond `max_length`, too, wherever the mask
+    hides what fills a row up."""
+    yield from _ragged(bench, "generation.ragged_prompts", WAYS)
+
+
+@claim(dtypes=("float64",), quick=())
+def sampling_by_every_option(bench: Bench) -> Iterator[Evidence]:
+    """A text sampled with shared draws is the same with temperature, top-k and top-p."""
+    config, parameters, prompt, source = prompted("translation")
+    uniforms = np.random.default_rng(5).random((ROWS, NEW))
+    for name, sampling in SAMPLINGS.items():
+        given: dict[str, Any] = {"source": source, "uniforms": uniforms, "sampling": sampling}
+        truth = backend(REFERENCE)(config, parameters).generate(prompt, NEW, **given)
+        tokens = bench.forward(config, parameters).generate(prompt, NEW, **given)
+        yield bench.evidence("generation.sampling_by_every_option", name).exactly("tokens", tokens, truth)
+
+
+def _beams(bench: Bench, claim: str, cases: Iterable[str], ending: float = 0.0) -> Iterator[Evidence]:
+    for case in cases:
+        config, parameters, prompt, source = prompted(case)
+        if ending:
+            parameters["head.bias"][config.eos_id] += ending
+        forward, reference = bench.forward(config, parameters), backend(REFERENCE)(config, parameters)
+        greedy = forward.generate(prompt, NEW, source=source)
+        yield bench.evidence(claim, case).exactly(
+            "one beam is greedy", forward.beam_search(prompt, NEW, 1, source=source)[0], greedy
+        )
+        for beams, power in ((2, 0.0), (3, 0.0), (3, 0.8), (3, 3.0)):
+            tokens, scores = forward.beam_search(prompt, NEW, beams, length_penalty=power, source=source)
+            truth, expected = reference.beam_search(prompt, NEW, beams, length_penalty=power, source=source)
+            record = bench.evidence(claim, case)
+            yield record.exactly(f"tokens of {beams} beams, length penalty {power:g}", tokens, truth)
+            asked = Request("beams", config, parameters, prompt, NEW, source, beams=beams, length_penalty=power)
+            budget = true_scores(asked, truth).budget("scores", bench.subject.dtype)
+            yield record.within(f"scores of {beams} beams, length penalty {power:g}", scores, expected, budget)
+
+
+@claim(dtypes=("float64",), quick=())
+def beam_search(bench: Bench) -> Iterator[Evidence]:
+    """The best continuation that a few beams find is the same, token for token, and so is its score."""
+    yield from _beams(bench, "generation.beam_search", WAYS)
+    for ending in ENDINGS:
+        yield from _beams(bench, "generation.beam_search", ["translation"], ending)
+
+
+@claim(dtypes=("float64",), of_reference=True, quick=())
+def the_first_of_equal_beams(bench: Bench) -> Iterator[Evidence]:
+    """Where every second token is equally likely and the others less so, beams go on with the first."""
+    config, _, prompt, _ = prompted("notes-lm")
+    config = config.resized(target_vocab_size=200)  # so many are not sorted by insertion, which keeps their order
+    parameters = probe_parameters(config, 7)
+    parameters["head.weight"][:] = 0
+    parameters["head.bias"][:] = -(np.arange(config.vocab_size) % 2)
+    tokens, _ = bench.forward(config, parameters).beam_search(prompt, NEW, 3)
+    record = bench.evidence("generation.the_first_of_equal_beams", "notes-lm")
+    yield record.exactly("tokens", tokens[:, 1:], np.zeros((ROWS, NEW)))

@@ -1,0 +1,275 @@
+"""The reference itself against implementations that nobody here wrote, wherever one coincides with it.
+
+Each comparison is in float64, and its budget is the oracle's: two right float64 programs agree to rounding.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity.presets import preset
+from transparity.taps import Tap
+from transparity_conformance.oracle.backends import REFERENCE, backend
+from transparity_conformance.oracle.oracle import Arrays, Oracle, function_oracle
+from transparity_conformance.oracle.probes import probe_parameters
+from transparity_conformance.report.comparison import Evidence, as_numbers
+from transparity_conformance.suite.bench import Bench
+from transparity_conformance.suite.claims import Check, claim
+from transparity_conformance.suite.claims.layers import BATCH, KEYS, QUERIES
+
+CONFIG = dataclasses.replace(preset("translation").resized(), attention_scale="head_dim", mask_value=-1e9)
+
+FLOAT32_SOFTMAX = "theirs takes its softmax in float32, whatever it is given"
+
+
+def part(config: TransformerConfig, scope: str) -> Arrays:
+    """The drawn parameters below `scope`."""
+    whole = probe_parameters(config, 10)
+    return {name.removeprefix(scope): value for name, value in whole.items() if name.startswith(scope)}
+
+
+def module_oracle(name: str, config: TransformerConfig, parameters: Arrays, *arrays: np.ndarray) -> Oracle:
+    """The oracle of a module of the reference; its result is called `result`."""
+    arguments = {f"argument {index}": value for index, value in enumerate(arrays)}
+
+    def run(values: Arrays, tap: Tap) -> None:
+        dtype = values["argument 0"].dtype.name
+        module = backend(REFERENCE).module(name, config, {key: values[key] for key in parameters}, dtype=dtype)
+        tap("result", module(*(values[key] for key in arguments)))
+
+    return Oracle(run, parameters | arguments)
+
+
+def activations(length: int, seed: int) -> np.ndarray:
+    random = np.random.default_rng(seed)
+    return random.normal(size=(BATCH, length, CONFIG.embed_dim)).astype(np.float32)
+
+
+def padding(length: int) -> np.ndarray:
+    """(batch, 1, 1, length): the second row's last two positions are hidden."""
+    mask = np.ones((BATCH, 1, 1, length), bool)
+    mask[1, ..., -2:] = False
+    return mask
+
+
+def _tensor(value: Any) -> Any:
+    import torch
+
+    return torch.tensor(value, dtype=torch.float64 if np.asarray(value).dtype.kind == "f" else None)
+
+
+def _packed(parameters: Arrays, scope: str) -> dict[str, Any]:
+    """An attention's parameters as `torch.nn.MultiheadAttention` names and packs them."""
+    packed = {}
+    for kind in ("weight", "bias"):
+        packed[f"in_proj_{kind}"] = _tensor(
+            np.concatenate([parameters[f"{scope}{role}.{kind}"] for role in ("query", "key", "value")])
+        )
+        packed[f"out_proj.{kind}"] = _tensor(parameters[f"{scope}output.{kind}"])
+    return packed
+
+
+def _torch_layer(kind: str, config: TransformerConfig, parameters: Arrays) -> Any:
+    """`torch.nn.TransformerEncoderLayer` or `…DecoderLayer` with our parameters."""
+    import torch
+
+    layer = getattr(torch.nn, kind)(
+        config.embed_dim,
+        config.num_heads,
+        config.feed_forward_dim,
+        0.0,
+        layer_norm_eps=config.norm_eps,
+        batch_first=True,
+        norm_first=config.norm_position == "pre",
+        dtype=torch.float64,
+    ).eval()
+    ours = {"self_attn": "self_attention.", "multihead_attn": "cross_attention."}
+    norms = ["self_attention_norm", "cross_attention_norm", "feed_forward_norm"]
+    if "Encoder" in kind:
+        del ours["multihead_attn"], norms[1]
+    state = {f"{name}.{key}": v for name, scope in ours.items() for key, v in _packed(parameters, scope).items()}
+    renamed = {"linear1": "feed_forward.up", "linear2": "feed_forward.down"}
+    renamed |= {f"norm{index}": norm for index, norm in enumerate(norms, 1)}
+    for name, our_name in renamed.items():
+        for leaf in ("weight", "bias"):
+            state[f"{name}.{leaf}"] = _tensor(parameters[f"{our_name}.{leaf}"])
+    layer.load_state_dict(state)
+    return layer
+
+
+def _held(
+    bench: Bench, claim: str, case: str, oracle: Oracle, theirs: Any, dtype: str = "float64", note: str = ""
+) -> Evidence:
+    """The reference's float64 result is theirs, within the budget of their `dtype`."""
+    record = bench.evidence(f"independent.{claim}", case)
+    budget = oracle.budget("result", dtype)
+    return record.within("result", oracle.expected["result"], as_numbers(theirs), budget, note=note)
+
+
+def of_reference(*needs: str) -> Callable[[Check], Check]:
+    """A claim about the reference alone, in float64, for which the frameworks `needs` have to be installed."""
+    return claim(dtypes=("float64",), of_reference=True, needs=needs)
+
+
+@of_reference("torch")
+def torch_multihead_attention(bench: Bench) -> Iterator[Evidence]:
+    """`torch.nn.MultiheadAttention`, its output and every head's weights, with padding and with the future hidden."""
+    import torch
+
+    parameters = part(CONFIG, "encoder.layers.0.self_attention.")
+    theirs = torch.nn.MultiheadAttention(CONFIG.embed_dim, CONFIG.num_heads, batch_first=True, dtype=torch.float64)
+    theirs.load_state_dict(_packed(parameters, ""))
+    x, memory = activations(QUERIES, 1), activations(KEYS, 2)
+    causal = np.tri(QUERIES, dtype=bool)[None, None]
+    for case, seen, mask in (("padding", memory, padding(KEYS)), ("causal", x, causal)):
+        oracle = module_oracle("attention.MultiHeadAttention", CONFIG, parameters, x, seen, mask)
+        hidden = (
+            {"key_padding_mask": _tensor(~mask[:, 0, 0])} if case == "padding" else {"attn_mask": _tensor(~mask[0, 0])}
+        )
+        output, weights = theirs(*map(_tensor, (x, seen, seen)), **hidden, average_attn_weights=False)
+        yield _held(bench, "torch_multihead_attention", case, oracle, output)
+        taps: Arrays = {}
+        ours = backend(REFERENCE).module("attention.MultiHeadAttention", CONFIG, parameters)
+        ours(x.astype(float), seen.astype(float), mask, taps=taps)
+        record = bench.evidence("independent.torch_multihead_attention", case)
+        yield record.within("weights", taps["weights"], as_numbers(weights), oracle.budget("result", "float64"))
+
+
+@of_reference("torch")
+def torch_layers(bench: Bench) -> Iterator[Evidence]:
+    """`torch.nn.TransformerEncoderLayer` and `TransformerDecoderLayer`, norms before and behind."""
+    for position in ("post", "pre"):
+        config = dataclasses.replace(CONFIG, norm_position=position)
+        x, memory, mask = activations(QUERIES, 3), activations(KEYS, 4), padding(QUERIES)
+        parameters = part(config, "encoder.layers.0.")
+        oracle = module_oracle("layers.EncoderLayer", config, parameters, x, mask)
+        theirs = _torch_layer("TransformerEncoderLayer", config, parameters)
+        result = theirs(_tensor(x), src_key_padding_mask=_tensor(~mask[:, 0, 0]))
+        yield _held(bench, "torch_layers", f"encoder layer, {position}-norm", oracle, result)
+        parameters, causal = part(config, "decoder.layers.0."), np.tri(QUERIES, dtype=bool)[None, None]
+        oracle = module_oracle("layers.DecoderLayer", config, parameters, x, causal, memory, padding(KEYS))
+        theirs = _torch_layer("TransformerDecoderLayer", config, parameters)
+        hidden = {"tgt_mask": _tensor(~causal[0, 0]), "memory_key_padding_mask": _tensor(~padding(KEYS)[:, 0, 0])}
+        yield _held(
+            bench,
+            "torch_layers",
+            f"decoder layer, {position}-norm",
+            oracle,
+            theirs(_tensor(x), _tensor(memory), **hidden),
+        )
+
+
+@of_reference("torch")
+def torch_layer_norm(bench: Bench) -> Iterator[Evidence]:
+    """`torch.nn.LayerNorm`, on ordinary and on tiny activations."""
+    import torch
+
+    parameters = part(CONFIG, "encoder.layers.0.self_attention_norm.")
+    theirs = torch.nn.LayerNorm(CONFIG.embed_dim, eps=CONFIG.norm_eps, dtype=torch.float64)
+    theirs.load_state_dict({name: _tensor(value) for name, value in parameters.items()})
+    for spread in (1.0, 1e-3):
+        x = (spread * activations(QUERIES, 5)).astype(np.float32)
+        oracle = module_oracle("normalization.Norm", CONFIG, parameters, x)
+        yield _held(bench, "torch_layer_norm", f"spread {spread:g}", oracle, theirs(_tensor(x)))
+
+
+@of_reference("torch")
+def torch_batch_norm(bench: Bench) -> Iterator[Evidence]:
+    """`torch.nn.BatchNorm1d` over several training batches and in evaluation; its running variance is over n − 1, the
+    document's over n, and the two differ by exactly that."""
+    import torch
+
+    config = dataclasses.replace(CONFIG, norm="batch")
+    parameters = part(config, "encoder.layers.0.self_attention_norm.")
+    theirs = torch.nn.BatchNorm1d(
+        config.embed_dim, eps=config.norm_eps, momentum=config.norm_momentum, dtype=torch.float64
+    )
+    theirs.load_state_dict(
+        {name: _tensor(value) for name, value in parameters.items()} | {"num_batches_tracked": torch.tensor(0)}
+    )
+    ours = backend(REFERENCE).module("normalization.Norm", config, parameters)
+    ours.train()
+    unbiased = parameters["running_var"].astype(float)
+    rows = BATCH * QUERIES
+    for index in range(4):
+        x = (activations(QUERIES, 20 + index) * (1 + index)).astype(np.float32)
+        oracle = module_oracle("normalization.Norm", config, parameters, x)
+        budget = oracle.budget("result", "float64")
+        record = bench.evidence("independent.torch_batch_norm", f"training batch {index}")
+        result = theirs(_tensor(x).flatten(0, 1)).unflatten(0, (BATCH, QUERIES))
+        yield record.within("result", ours(x.astype(float)), as_numbers(result), budget)
+        state = ours.parameters()
+        yield record.within("running_mean", state["running_mean"], as_numbers(theirs.running_mean), budget)
+        # The document's average of the variance over n, turned into torch's of the variance over n − 1.
+        share = config.norm_momentum
+        unbiased = (1 - share) * unbiased + share * x.reshape(rows, -1).astype(float).var(0, ddof=1)
+        yield record.within("running_var over n − 1", unbiased, as_numbers(theirs.running_var), budget)
+    x = activations(QUERIES, 30)
+    final = {
+        name: as_numbers(value).astype(np.float32) for name, value in theirs.state_dict().items() if name in parameters
+    }
+    theirs.load_state_dict({name: _tensor(v) for name, v in final.items()} | {"num_batches_tracked": torch.tensor(0)})
+    oracle = module_oracle("normalization.Norm", config, final, x)
+    result = theirs.eval()(_tensor(x).flatten(0, 1)).unflatten(0, (BATCH, QUERIES))
+    yield _held(bench, "torch_batch_norm", "evaluation", oracle, result)
+
+
+@of_reference("torch")
+def torch_cross_entropy(bench: Bench) -> Iterator[Evidence]:
+    """`torch.nn.functional.cross_entropy`, padding ignored."""
+    from torch.nn import functional
+
+    random = np.random.default_rng(11)
+    logits, targets = (3 * random.normal(size=(4, 6, 9))).astype(np.float32), random.integers(0, 4, (4, 6))
+    oracle = function_oracle("loss.cross_entropy", {"logits": logits, "targets": targets}, pad_id=2)
+    theirs = functional.cross_entropy(_tensor(logits).flatten(0, 1), _tensor(targets).flatten(), ignore_index=2)
+    yield _held(bench, "torch_cross_entropy", "padded targets", oracle, theirs)
+
+
+@of_reference("flax", "jax")
+def flax_multi_head_attention(bench: Bench) -> Iterator[Evidence]:
+    """`flax.nnx.MultiHeadAttention`, which takes its softmax in float32: held to the budget of that."""
+    import jax
+    import jax.numpy as jnp
+    from flax import nnx
+
+    parameters = part(CONFIG, "encoder.layers.0.self_attention.")
+    heads, size = CONFIG.num_heads, CONFIG.head_dim
+    x, memory, mask = activations(QUERIES, 6), activations(KEYS, 7), padding(KEYS)
+    oracle = module_oracle("attention.MultiHeadAttention", CONFIG, parameters, x, memory, mask)
+    with jax.enable_x64(True):
+        theirs = nnx.MultiHeadAttention(
+            heads, CONFIG.embed_dim, decode=False, param_dtype=jnp.float64, rngs=nnx.Rngs(0)
+        )
+        for role in ("query", "key", "value"):
+            layer = getattr(theirs, role)
+            kernel = parameters[f"{role}.weight"].T.reshape(-1, heads, size)
+            layer.kernel[...] = jnp.asarray(kernel, jnp.float64)
+            layer.bias[...] = jnp.asarray(parameters[f"{role}.bias"].reshape(heads, size), jnp.float64)
+        theirs.out.kernel[...] = jnp.asarray(parameters["output.weight"].T.reshape(heads, size, -1), jnp.float64)
+        assert theirs.out.bias is not None
+        theirs.out.bias[...] = jnp.asarray(parameters["output.bias"], jnp.float64)
+        result = np.asarray(theirs(*(jnp.asarray(a, jnp.float64) for a in (x, memory, memory)), mask=jnp.asarray(mask)))
+    yield _held(bench, "flax_multi_head_attention", "padding", oracle, result, "float32", FLOAT32_SOFTMAX)
+
+
+@of_reference("jax")
+def jax_dot_product_attention(bench: Bench) -> Iterator[Evidence]:
+    """`jax.nn.dot_product_attention`, which takes its softmax in float32: held to the budget of that."""
+    import jax
+    import jax.numpy as jnp
+
+    random = np.random.default_rng(12)
+    shapes = {"query": (BATCH, 3, QUERIES, 4), "key": (BATCH, 3, KEYS, 4), "value": (BATCH, 3, KEYS, 4)}
+    arrays = {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    mask = padding(KEYS)
+    oracle = function_oracle("attention.attention", arrays | {"mask": mask}, scale=0.5, hidden=-1e9)
+    query, key, value = (jnp.asarray(array.swapaxes(1, 2)) for array in arrays.values())
+    theirs = jax.nn.dot_product_attention(query, key, value, mask=jnp.asarray(mask), scale=0.5)
+    merged = np.asarray(theirs).reshape(BATCH, QUERIES, -1)
+    yield _held(bench, "jax_dot_product_attention", "padding", oracle, merged, "float32", FLOAT32_SOFTMAX)

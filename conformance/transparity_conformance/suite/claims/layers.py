@@ -1,0 +1,84 @@
+"""One layer by itself, on drawn activations: what stands before it cannot help it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from transparity.presets import PRESETS
+from transparity.taps import Tap
+from transparity_conformance.oracle.backends import REFERENCE, backend
+from transparity_conformance.oracle.oracle import Arrays, Oracle
+from transparity_conformance.oracle.probes import probes, scoped_parameters
+from transparity_conformance.report.comparison import Evidence
+from transparity_conformance.suite.bench import Bench
+from transparity_conformance.suite.claims import claim
+
+# The shapes of the mixed probe: frameworks that compile every new shape have compiled these.
+BATCH, QUERIES, KEYS = 8, 7, 9
+
+
+def part_agrees(
+    bench: Bench, claim: str, case: str, module: str, scope: str, others: list[np.ndarray]
+) -> Iterator[Evidence]:
+    """The part `scope` of the case's first layer, given drawn activations and `others` (masks, a memory), agrees in
+    its result and in every tap."""
+    probe = probes(case)["mixed"]
+    stack = probe.config.input_stack(probe.config.input_names[-1]) if "Encoder" not in module else "encoder"
+    parameters = scoped_parameters(probe.parameters, f"{stack}.layers.0.{scope}".rstrip("."))
+    length = QUERIES if stack == "decoder" and probe.config.has_encoder else KEYS
+    x = np.random.default_rng(1).normal(size=(BATCH, length, probe.config.embed_dim)).astype(np.float32)
+    arrays = {f"argument {index}": value for index, value in enumerate([x, *others])}
+
+    def run(arrays: Arrays, tap: Tap) -> None:
+        state = {name: arrays[name] for name in parameters}
+        dtype = arrays["argument 0"].dtype.name
+        part = backend(REFERENCE).module(module, probe.config, state, dtype=dtype)
+        taps: Arrays = {}
+        given = [value for name, value in arrays.items() if name.startswith("argument")]
+        result = part(*given, taps=taps)
+        for name, value in (taps | {"result": result}).items():
+            tap(name, value)
+
+    oracle = Oracle(run, parameters | arrays)
+    taps: Arrays = {}
+    part = bench.module(module, probe.config, parameters)
+    result = part(*arrays.values(), taps=taps)
+    fast = part(*arrays.values())
+    record = bench.evidence(claim, case)
+    for name in oracle.expected:
+        yield record.oracle(oracle, name, result if name == "result" else taps.get(name, np.empty(0)))
+    yield record.oracle(oracle, "result by the fast path", fast, "result")
+
+
+def _masks(queries: int, keys: int) -> tuple[np.ndarray, np.ndarray]:
+    """The future and some padding hidden from queries, and the padding of what has `keys`, one row of it whole."""
+    visible = np.ones((BATCH, 1, 1, queries), bool)
+    visible[1, ..., -2:] = False
+    memory = np.ones((BATCH, 1, 1, keys), bool)
+    memory[0, ..., 1], memory[2] = False, False
+    return visible & np.tri(queries, dtype=bool), memory
+
+
+@claim()
+def encoder_alone(bench: Bench) -> Iterator[Evidence]:
+    """One encoder layer."""
+    for case, preset in PRESETS.items():
+        if preset.config.has_encoder:
+            _, padding = _masks(KEYS, KEYS)
+            yield from part_agrees(bench, "layers.encoder_alone", case, "layers.EncoderLayer", "", [padding])
+
+
+@claim()
+def decoder_alone(bench: Bench) -> Iterator[Evidence]:
+    """One decoder layer, with a memory where it has one."""
+    for case, preset in PRESETS.items():
+        length = QUERIES if preset.config.has_encoder else KEYS
+        causal, memory_mask = _masks(length, KEYS)
+        others = [causal]
+        if preset.config.has_encoder:
+            embed_dim = probes(case)["mixed"].config.embed_dim
+            memory = np.random.default_rng(2).normal(size=(BATCH, KEYS, embed_dim)).astype(np.float32)
+            others += [memory, memory_mask]
+        yield from part_agrees(bench, "layers.decoder_alone", case, "layers.DecoderLayer", "", others)

@@ -1,0 +1,78 @@
+"""The loss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from transparity_conformance.oracle.backends import REFERENCE, backend
+from transparity_conformance.oracle.budgets import EVERY
+from transparity_conformance.oracle.oracle import function_oracle
+from transparity_conformance.oracle.probes import probes
+from transparity_conformance.report.comparison import Evidence
+from transparity_conformance.suite.bench import Bench
+from transparity_conformance.suite.claims import claim
+
+
+@claim(dtypes=EVERY, of_reference=True)
+def cross_entropy(bench: Bench) -> Iterator[Evidence]:
+    """The mean of −log softmax at the targets, written out as a sum; padded targets do not count."""
+    random = np.random.default_rng(0)
+    logits = (3 * random.normal(size=(3, 4, 7))).astype(np.float32)
+    targets = np.array([[1, 2, 0, 0], [3, 4, 5, 6], [0, 1, 0, 2]])
+    for pad_id in (0, 4, None):
+        surprises = [
+            math.log(sum(math.exp(x) for x in row)) - row[token]
+            for row, token in zip(logits.reshape(-1, 7).tolist(), targets.flatten().tolist(), strict=True)
+            if token != pad_id
+        ]
+        oracle = function_oracle("loss.cross_entropy", {"logits": logits, "targets": targets}, pad_id=pad_id)
+        budget = oracle.budget("result", bench.subject.dtype)
+        result = bench.function("loss.cross_entropy")(logits, targets, pad_id)
+        record = bench.evidence("loss.cross_entropy", f"pad_id {pad_id}")
+        yield record.within("loss", result, sum(surprises) / len(surprises), budget)
+    # Frameworks mark what does not count by a number of their own, -100 or 100: no token may be taken for it.
+    logits, targets = np.zeros((1, 2, 128), np.float32), np.array([[100, 127]])
+    logits[0, 0, 100] = 3
+    expected = math.log(127 + math.exp(3)) / 2 - 3 / 2 + math.log(128) / 2
+    oracle = function_oracle("loss.cross_entropy", {"logits": logits, "targets": targets}, pad_id=None)
+    result = bench.function("loss.cross_entropy")(logits, targets, None)
+    record = bench.evidence("loss.cross_entropy", "128 tokens")
+    yield record.within("loss", result, expected, oracle.budget("result", bench.subject.dtype))
+
+
+@claim(dtypes=EVERY, of_reference=True)
+def smoothed(bench: Bench) -> Iterator[Evidence]:
+    """With a share of each target spread over the vocabulary: written out as a sum, padded targets not counted."""
+    random = np.random.default_rng(1)
+    logits = (3 * random.normal(size=(3, 4, 7))).astype(np.float32)
+    targets = np.array([[1, 2, 0, 0], [3, 4, 5, 6], [0, 1, 0, 2]])
+    for share in (0.1, 0.5, 1.0):
+        surprises = []
+        for row, token in zip(logits.reshape(-1, 7).tolist(), targets.flatten().tolist(), strict=True):
+            aims = [share / 7 + (1 - share) * (other == token) for other in range(7)]
+            whole = math.log(sum(math.exp(x) for x in row))
+            surprises += [sum(aim * (whole - x) for aim, x in zip(aims, row, strict=True))] * (token != 0)
+        named = {"pad_id": 0, "label_smoothing": share}
+        oracle = function_oracle("loss.cross_entropy", {"logits": logits, "targets": targets}, **named)
+        result = bench.function("loss.cross_entropy")(logits, targets, **named)
+        budget = oracle.budget("result", bench.subject.dtype)
+        record = bench.evidence("loss.smoothed", f"label_smoothing {share}")
+        yield record.within("loss", result, sum(surprises) / len(surprises), budget)
+
+
+@claim(compiled=True)
+def of_the_model(bench: Bench) -> Iterator[Evidence]:
+    """The loss of a model, on padded targets."""
+    for case in bench.fast_cases:
+        probe = probes(case)["mixed"]
+        targets = np.roll(probe.inputs[probe.config.input_names[-1]], -1, axis=1)
+        logits = probe.oracle
+        loss = backend(REFERENCE).function("loss.cross_entropy")
+        expected = loss(logits.expected["logits"], targets, probe.config.pad_id)
+        # A mean of differences of logits is no further off than two logits are.
+        budget = 2 * logits.budget("logits", bench.subject.dtype)
+        result = bench.forward(probe.config, probe.parameters).loss(targets, **probe.inputs)
+        yield bench.evidence("loss.of_the_model", case).within("loss", result, expected, budget)

@@ -1,0 +1,41 @@
+"""Masks, exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from transparity_conformance.report.comparison import Evidence
+from transparity_conformance.suite.bench import Bench
+from transparity_conformance.suite.claims import claim
+
+TOKENS = np.array([[5, 0, 7, 0], [0, 3, 0, 0], [0, 0, 0, 0], [1, 2, 3, 4]])
+
+
+@claim(dtypes=("float32",), of_reference=True)
+def causal(bench: Bench) -> Iterator[Evidence]:
+    """Position t sees 0 … t and nothing after."""
+    causal_mask = bench.function("masks.causal_mask")
+    for length in (1, 2, 7):
+        truth = [[key <= query for key in range(length)] for query in range(length)]
+        yield bench.evidence("masks.causal", f"length {length}").exactly("mask", causal_mask(length), [[truth]])
+
+
+@claim(dtypes=("float32",), of_reference=True)
+def padding(bench: Bench) -> Iterator[Evidence]:
+    """Exactly the padding is hidden, wherever it stands; without a padding token, nothing."""
+    padding_mask = bench.function("masks.padding_mask")
+    for pad_id in (0, 3, None):
+        truth = [[[[token != pad_id for token in row]]] for row in TOKENS.tolist()]
+        yield bench.evidence("masks.padding", f"pad_id {pad_id}").exactly("mask", padding_mask(TOKENS, pad_id), truth)
+
+
+@claim(dtypes=("float32",), of_reference=True)
+def target(bench: Bench) -> Iterator[Evidence]:
+    """A decoder sees no future, and with `causal-and-padding` no padding either."""
+    target_mask = bench.function("masks.target_mask")
+    past = [[key <= query for key in range(4)] for query in range(4)]
+    both = [[[[past[q][k] and row[k] != 0 for k in range(4)] for q in range(4)]] for row in TOKENS.tolist()]
+    for kind, truth in (("causal", [[past]]), ("causal-and-padding", both)):
+        yield bench.evidence("masks.target", kind).exactly("mask", target_mask(TOKENS, 0, kind), truth)

@@ -1,0 +1,174 @@
+"""Metamorphic claims: what must not matter, does not. They need no oracle, so the reference is held to them, too."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity.presets import PRESETS
+from transparity_conformance.oracle.budgets import EVERY, WIDE
+from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.oracle.probes import Probe, probes
+from transparity_conformance.report.comparison import Evidence, Expectation, as_numbers
+from transparity_conformance.suite.bench import Bench
+from transparity_conformance.suite.claims import claim
+
+
+def logits(bench: Bench, probe: Probe, inputs: Arrays, parameters: Arrays | None = None) -> np.ndarray:
+    """The logits of the probe's model on other `inputs`, by the fast path."""
+    return as_numbers(bench.forward(probe.config, parameters or probe.parameters).logits(**inputs))
+
+
+def budget(bench: Bench, probe: Probe) -> float:
+    """What rounding explains between two computations of the same logits."""
+    return 2 * probe.oracle.budget("logits", bench.subject.dtype)
+
+
+def expected_of(config: TransformerConfig) -> tuple[Expectation, str]:
+    """A mask that hides nothing has to break what masks are for."""
+    if config.mask_value > -1:
+        return "breaks", f"the mask's {config.mask_value:g} hides nothing"
+    return "holds", ""
+
+
+def decoder_input(config: TransformerConfig) -> str:
+    return config.input_names[-1]
+
+
+@claim(dtypes=WIDE, of_reference=True, compiled=True)
+def future_tokens_do_not_matter(bench: Bench) -> Iterator[Evidence]:
+    """A token flipped at any position changes nothing before it (and something at it)."""
+    for case in bench.fast_cases:
+        probe = probes(case)["mixed"]
+        config, name = probe.config, decoder_input(probe.config)
+        inputs = {key: np.repeat(tokens[:1], len(tokens), axis=0) for key, tokens in probe.inputs.items()}
+        rows, length = inputs[name].shape
+        flipped = range(length)[-(rows - 1) :]
+        for row, position in enumerate(flipped, 1):
+            inputs[name][row, position] = inputs[name][row, position] % (config.vocab_size - 1) + 1
+        result = logits(bench, probe, inputs)
+        expectation, note = expected_of(config)
+        record = bench.evidence("metamorphic.future_tokens_do_not_matter", case)
+        for row, position in enumerate(flipped, 1):
+            if position:
+                before, base = result[row, :position], result[0, :position]
+                where = f"logits before a flipped token {position}"
+                yield record.within(where, before, base, budget(bench, probe), expectation, note)
+            changed = np.abs(result[row, position] - result[0, position]).max() > budget(bench, probe)
+            yield record.exactly(f"logits at a flipped token {position}", changed, True)
+
+
+@claim(dtypes=WIDE, of_reference=True, compiled=True)
+def the_content_of_padding_does_not_matter(bench: Bench) -> Iterator[Evidence]:
+    """Another embedding for the padding token changes nothing at real tokens."""
+    for case in bench.fast_cases:
+        probe = probes(case)["mixed"]
+        config, inputs = probe.config, dict(probe.inputs)
+        name = decoder_input(config)
+        # Padding in the decoder's input is hidden by the future's mask alone, so it stands at the end here.
+        inputs[name] = np.where(inputs[name] == config.pad_id, 1, inputs[name])
+        inputs[name][1, -2:] = config.pad_id
+        parameters = dict(probe.parameters)
+        for key in [key for key in parameters if key.endswith("token_embedding.weight")]:
+            parameters[key] = parameters[key].copy()
+            parameters[key][config.pad_id] += 3
+        real = inputs[name] != config.pad_id
+        if "source" in inputs:
+            real &= (inputs["source"] != config.pad_id).any(1, keepdims=True)
+        base, other = logits(bench, probe, inputs), logits(bench, probe, inputs, parameters)
+        expectation, note = expected_of(config)
+        record = bench.evidence("metamorphic.the_content_of_padding_does_not_matter", case)
+        yield record.within("logits of real tokens", other[real], base[real], budget(bench, probe), expectation, note)
+
+
+@claim(dtypes=("float64",), of_reference=True)
+def the_amount_of_padding_does_not_matter(bench: Bench) -> Iterator[Evidence]:
+    """Padding added on the right changes nothing at real tokens."""
+    for case in PRESETS:
+        probe = probes(case)["text"]
+        config, longest = probe.config, probe.config.max_length
+        padded = {
+            name: np.pad(tokens, ((0, 0), (0, longest - tokens.shape[1])), constant_values=config.pad_id or 0)
+            for name, tokens in probe.inputs.items()
+        }
+        length = probe.inputs[decoder_input(config)].shape[1]
+        base, other = logits(bench, probe, probe.inputs), logits(bench, probe, padded)[:, :length]
+        expectation, note = expected_of(config)
+        record = bench.evidence("metamorphic.the_amount_of_padding_does_not_matter", case)
+        yield record.within("logits of real tokens", other, base, budget(bench, probe), expectation, note)
+
+
+@claim(dtypes=("float64",), of_reference=True)
+def a_row_alone_equals_the_row_in_its_batch(bench: Bench) -> Iterator[Evidence]:
+    """No row knows of the others."""
+    for case in PRESETS:
+        probe = probes(case)["mixed"]
+        whole = logits(bench, probe, probe.inputs)
+        record = bench.evidence("metamorphic.a_row_alone_equals_the_row_in_its_batch", case)
+        for row in (0, 1, 5):
+            alone = logits(bench, probe, {name: tokens[row : row + 1] for name, tokens in probe.inputs.items()})
+            yield record.within(f"logits of row {row}", alone, whole[row : row + 1], budget(bench, probe))
+
+
+@claim(dtypes=WIDE, of_reference=True, compiled=True)
+def permuting_the_batch_permutes_the_output(bench: Bench) -> Iterator[Evidence]:
+    """The order of the rows is theirs alone."""
+    for case in bench.fast_cases:
+        probe = probes(case)["mixed"]
+        base = logits(bench, probe, probe.inputs)
+        order = np.random.default_rng(8).permutation(len(base))
+        other = logits(bench, probe, {name: tokens[order] for name, tokens in probe.inputs.items()})
+        record = bench.evidence("metamorphic.permuting_the_batch_permutes_the_output", case)
+        yield record.within("logits", other, base[order], budget(bench, probe))
+
+
+@claim(dtypes=EVERY, of_reference=True, compiled=True)
+def two_runs_are_bitwise_equal(bench: Bench) -> Iterator[Evidence]:
+    """Nothing is drawn, nothing is left over from the last run or from another model of the same configuration."""
+    for case in bench.fast_cases:
+        probe = probes(case)["mixed"]
+        first = logits(bench, probe, probe.inputs)
+        other = {name: value[::-1].copy() for name, value in probe.parameters.items()}
+        logits(bench, probe, probes(case)["text"].inputs, other)
+        record = bench.evidence("metamorphic.two_runs_are_bitwise_equal", case)
+        yield record.exactly("logits", logits(bench, probe, probe.inputs), first)
+
+
+@claim(dtypes=EVERY, of_reference=True, compiled=True)
+def a_source_wholly_padded_is_no_accident(bench: Bench) -> Iterator[Evidence]:
+    """Rows that see nothing stay finite: attention weighs all their keys alike."""
+    for case in bench.traced_cases:
+        probe = probes(case)["mixed"]
+        if probe.config.has_encoder:
+            (row,) = np.flatnonzero((probe.inputs["source"] == probe.config.pad_id).all(1))
+            taps = bench.traced(probe)
+            record = bench.evidence("metamorphic.a_source_wholly_padded_is_no_accident", case)
+            finite = bool(np.isfinite(as_numbers(taps["logits"])[row].astype(np.float64)).all())
+            yield record.exactly("finite logits", finite, True)
+            if expected_of(probe.config)[0] == "holds":
+                weights = as_numbers(taps["decoder.layers.0.cross_attention.weights"])[row]
+                alike = np.full_like(weights, 1 / weights.shape[-1])
+                name = "decoder.layers.0.cross_attention.weights"
+                yield record.within(name, weights, alike, probe.oracle.budget(name, bench.subject.dtype))
+
+
+@claim(dtypes=("float64",), of_reference=True)
+def without_a_padding_token_nothing_is_padding(bench: Bench) -> Iterator[Evidence]:
+    """With no `pad_id`, token 0 is a token like any other."""
+    for case in PRESETS:
+        probe = probes(case)["text"]
+        config = dataclasses.replace(probe.config, pad_id=None)
+        swapped, parameters = (
+            {name: np.where(t == 0, 3, np.where(t == 3, 0, t)) for name, t in probe.inputs.items()},
+            {},
+        )
+        for name, value in probe.parameters.items():
+            table = name.endswith("token_embedding.weight")
+            parameters[name] = value[[3, 1, 2, 0, *range(4, len(value))]] if table else value
+        base = as_numbers(bench.forward(config, dict(probe.parameters)).logits(**probe.inputs))
+        other = as_numbers(bench.forward(config, parameters).logits(**swapped))
+        record = bench.evidence("metamorphic.without_a_padding_token_nothing_is_padding", case)
+        yield record.within("logits with tokens 0 and 3 exchanged", other, base, budget(bench, probe))

@@ -1,0 +1,94 @@
+"""Positions inside attention, by what their papers say in whole numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from fractions import Fraction
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity_conformance.oracle.budgets import RULES, epsilon
+from transparity_conformance.oracle.cases import CASES
+from transparity_conformance.report.comparison import Evidence
+from transparity_conformance.suite.bench import Bench
+from transparity_conformance.suite.claims import claim
+
+FEW_ULPS = RULES["float64"].floor * epsilon("float64")
+"""What float64 can promise of a power that is at most 1."""
+
+
+@claim(dtypes=("float32",), of_reference=True)
+def relative_buckets(bench: Bench) -> Iterator[Evidence]:
+    """A bucket of a distance is where T5 puts it, however far, and where it changes at a whole number."""
+    bucket_of = bench.function("positions.relative_buckets")
+    for buckets, farthest in ((4, 5), (6, 81), (8, 9), (10, 160), (32, 128)):
+        distances = np.arange(-3 * farthest, 3 * farthest + 1)
+        for both in (False, True):
+            record = bench.evidence("positions.relative_buckets", f"{buckets} buckets up to {farthest}, both {both}")
+            truth = [_bucket(int(distance), buckets, farthest, both) for distance in distances]
+            yield record.exactly("buckets", bucket_of(distances, buckets, farthest, both=both), truth)
+
+
+def _bucket(distance: int, buckets: int, farthest: int, both: bool) -> int:
+    """exact + ⌊log(distance / exact) / log(farthest / exact) · (buckets − exact)⌋, by powers of whole numbers."""
+    if both:
+        half = buckets // 2
+        return (half if distance > 0 else 0) + _bucket(-abs(distance), half, farthest, both=False)
+    exact, distance = buckets // 2, max(-distance, 0)
+    if distance < exact:
+        return distance
+    reached = Fraction(distance, exact) ** (buckets - exact)
+    steps = [step for step in range(buckets - exact) if reached >= Fraction(farthest, exact) ** step]
+    return exact + steps[-1]
+
+
+@claim(dtypes=("float32",), of_reference=True)
+def alibi_slopes(bench: Bench) -> Iterator[Evidence]:
+    """The slopes of 1 to 33 heads, as the code of ALiBi's authors has them, in float64 for every dtype."""
+    slopes = bench.function("positions.alibi_slopes")
+    for heads in range(1, 34):
+        record = bench.evidence("positions.alibi_slopes", f"{heads} heads")
+        yield record.within("slopes", slopes(heads), _slopes(heads), FEW_ULPS)
+
+
+def _slopes(heads: int) -> list[float]:
+    if math.log2(heads).is_integer():
+        start = 2 ** (-(2 ** -(math.log2(heads) - 3)))
+        return [start ** (index + 1) for index in range(heads)]
+    below = 2 ** math.floor(math.log2(heads))
+    return _slopes(below) + _slopes(2 * below)[0::2][: heads - below]
+
+
+@claim(dtypes=("float32",), of_reference=True)
+def rotary_frequencies(bench: Bench) -> Iterator[Evidence]:
+    """By how much a step turns each pair, scaled for longer texts or not, in float64 for every dtype."""
+    frequencies = bench.function("positions.rotary_frequencies")
+    for name, config in CASES.items():
+        if config.positions == "rotary":
+            record = bench.evidence("positions.rotary_frequencies", name)
+            yield record.within("frequencies", frequencies(config), _frequencies(config), FEW_ULPS)
+
+
+def _frequencies(config: TransformerConfig) -> list[float]:
+    """Llama 3.1's code: a wave that fits in the original length often enough stays, one that does not is slowed."""
+    size = config.rotated_dim
+    plain = [config.position_base ** (-2 * pair / size) for pair in range(size // 2)]
+    if config.rotary_scaling == "none":
+        return plain
+    slowed = [frequency / config.rotary_factor for frequency in plain]
+    if config.rotary_scaling == "linear":
+        return slowed
+    low, high = config.rotary_low_frequency, config.rotary_high_frequency
+    result = []
+    for before, after in zip(plain, slowed, strict=True):
+        wavelength = 2 * math.pi / before
+        if wavelength > config.rotary_original_length / low:
+            result.append(after)
+        elif wavelength < config.rotary_original_length / high:
+            result.append(before)
+        else:
+            smooth = (config.rotary_original_length / wavelength - low) / (high - low)
+            result.append((1 - smooth) * after + smooth * before)
+    return result

@@ -1,0 +1,92 @@
+"""Low precision: weights, activations or both in fewer bits than are computed with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from transparity.presets import PRESETS
+from transparity_conformance.oracle.budgets import EVERY, rounded
+from transparity_conformance.oracle.oracle import forward_oracle
+from transparity_conformance.oracle.probes import probes
+from transparity_conformance.report.comparison import Evidence, as_numbers
+from transparity_conformance.suite.bench import Bench
+from transparity_conformance.suite.claims import claim
+from transparity_conformance.suite.claims.forward import probes_for
+
+HELD = [
+    (weights, activations)
+    for half in ("bfloat16", "float16")
+    for weights, activations in ((half, None), (None, half), (half, half))
+]
+
+
+def _held(bench: Bench, claim: str, cases: Iterable[str]) -> Iterator[Evidence]:
+    for case in cases:
+        probe = probes(case)["mixed"]
+        for weights, activations in HELD:
+            # Rounded weights are other weights, and nothing else: only what is rounded on the way may differ.
+            parameters = {name: rounded(value, weights or "float32") for name, value in probe.parameters.items()}
+            oracle = forward_oracle(probe.config, parameters, probe.inputs)
+            forward = bench.forward(probe.config, probe.parameters, weights=weights, activations=activations)
+            dtype = f"{bench.subject.dtype}:{activations}" if activations else bench.subject.dtype
+            taps, what = forward(**probe.inputs), f"weights {weights}, activations {activations}"
+            record = bench.evidence(claim, f"{case}: {what}")
+            for name, expected in oracle.expected.items():
+                yield record.within(name, taps.get(name, np.empty(0)), expected, oracle.budget(name, dtype))
+            logits = forward.logits(**probe.inputs)
+            budget = oracle.budget("logits", dtype)
+            yield record.within("logits by the fast path", logits, oracle.expected["logits"], budget)
+
+
+@claim(dtypes=("float32",), quick=("float32",))
+def of_weights_and_activations(bench: Bench) -> Iterator[Evidence]:
+    """With weights, activations or both held in half precision, every tap is within what rounding at it explains."""
+    yield from _held(bench, "precision.of_weights_and_activations", ["notes-lm"])
+
+
+@claim(dtypes=("float32",), quick=())
+def of_every_preset(bench: Bench) -> Iterator[Evidence]:
+    """The same of every preset."""
+    yield from _held(bench, "precision.of_every_preset", PRESETS)
+
+
+@claim(dtypes=EVERY, quick=())
+def taps_of_every_preset(bench: Bench) -> Iterator[Evidence]:
+    """In every precision that is computed in, every tap and the logits of every preset; the quick claims about them go
+    by one preset where XLA compiles each precision anew."""
+    for probe in probes_for(bench, PRESETS):
+        record, taps = bench.evidence("precision.taps_of_every_preset", probe.case), bench.traced(probe)
+        for name in probe.oracle.expected:
+            yield record.oracle(probe.oracle, f"{name} ({probe.name})", taps.get(name, np.empty(0)), name)
+        logits = bench.logits(probe)
+        yield record.oracle(probe.oracle, f"logits by the fast path ({probe.name})", logits, "logits")
+
+
+@claim(dtypes=("float32",), of_reference=True)
+def activations_are_rounded(bench: Bench) -> Iterator[Evidence]:
+    """What is said to be held in half precision has no more bits than that: rounded once more, it stays as it is."""
+    probe = probes("notes-lm")["mixed"]
+    for half in ("bfloat16", "float16"):
+        if half in bench.backend.dtypes:
+            forward = bench.forward(probe.config, probe.parameters, activations=half)
+            record = bench.evidence("precision.activations_are_rounded", half)
+            for name, value in forward(**probe.inputs).items():
+                numbers = as_numbers(value)
+                yield record.exactly(name, numbers, rounded(numbers, half))
+
+
+@claim(dtypes=("float32",), quick=())
+def the_smallest_numbers(bench: Bench) -> Iterator[Evidence]:
+    """Values below the smallest normal number of float16 are held as whole multiples of its smallest, not as zeros."""
+    probe = probes("notes-lm")["mixed"]
+    least = float(np.finfo(np.float16).smallest_normal)
+    parameters = {
+        name: value * np.float32(least / 8) if ".value." in name else value for name, value in probe.parameters.items()
+    }
+    oracle = forward_oracle(probe.config, parameters, probe.inputs)
+    taps = bench.forward(probe.config, parameters, activations="float16")(**probe.inputs)
+    record = bench.evidence("precision.the_smallest_numbers", "values near float16's smallest")
+    for name, expected in oracle.expected.items():
+        yield record.within(name, taps.get(name, np.empty(0)), expected, oracle.budget(name, "float32:float16"))

@@ -1,0 +1,39 @@
+"""Which claims are made about which subjects, and how one is made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from transparity.protocol import Backend
+from transparity_conformance.oracle.backends import backend
+from transparity_conformance.report.comparison import Evidence, Subject
+from transparity_conformance.suite.bench import Bench
+from transparity_conformance.suite.claims import Claim, all_claims
+
+
+def subjects(name: str) -> Iterator[tuple[Subject, bool]]:
+    """Every subject of a backend, and whether it belongs to the quick suite.
+
+    The quick one runs every dtype in the first mode, as a user would; other modes are for the first dtype alone.
+    """
+    build: Backend = backend(name)
+    for device in build.devices():
+        for dtype in build.dtypes:
+            for mode in build.modes if dtype == build.dtypes[0] else build.modes[:1]:
+                yield Subject(name, dtype, device, mode), mode == build.modes[0]
+
+
+def cases(name: str) -> Iterator[tuple[Claim, Subject, bool]]:
+    """Every claim with every subject of a backend that it is about, and whether that is quick."""
+    for subject, quick in subjects(name):
+        for made in all_claims().values():
+            if made.is_about(subject, quick):
+                yield made, subject, quick and subject.dtype in made.quick
+
+
+def make(claim: Claim, bench: Bench) -> list[Evidence]:
+    """The evidence of a claim; a claim without any has shown nothing, which is an error."""
+    with bench.backend.pinned():
+        evidence = list(claim.check(bench))
+    assert evidence, f"{claim.name} compared nothing for {bench.subject}"
+    return evidence

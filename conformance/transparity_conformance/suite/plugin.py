@@ -1,0 +1,138 @@
+"""The pytest plugin: a ledger for evidence, and the agreement matrix at the end of the session."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from transparity_conformance.report.comparison import Evidence, Subject
+
+if TYPE_CHECKING:
+    from transparity_conformance.suite.bench import Bench
+
+
+@dataclass
+class Ledger:
+    """What a session has compared, and what it has not."""
+
+    evidence: list[Evidence] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    not_compared: list[tuple[str, str, str]] = field(default_factory=list)
+    environment: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        evidence = [item.as_dict() for item in self.evidence]
+        return json.dumps([evidence, self.skipped, self.not_compared, self.environment])
+
+    def add_json(self, text: str) -> None:
+        evidence, skipped, not_compared, environment = json.loads(text)
+        self.evidence += map(Evidence.from_dict, evidence)
+        self.skipped += skipped
+        self.not_compared += [(claim, subject, reason) for claim, subject, reason in not_compared]
+        self.environment |= environment
+
+
+LEDGER = pytest.StashKey[Ledger]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.getgroup("transparity").addoption(
+        "--agreement",
+        default="reports",
+        metavar="DIR",
+        help="where agreement.json and agreement.html are written (default: reports)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[LEDGER] = Ledger()
+    config.addinivalue_line("markers", "slow: left out of the quick suite, `nox -s conformance`")
+
+
+@pytest.fixture(scope="session")
+def ledger(pytestconfig: pytest.Config) -> Ledger:
+    """Where evidence is left for the agreement matrix."""
+    return pytestconfig.stash[LEDGER]
+
+
+@pytest.fixture(scope="session")
+def benches() -> Callable[[Subject], Bench]:
+    """The bench of a subject: one for the whole session, so that nothing is built twice."""
+    from transparity_conformance.suite.bench import Bench
+
+    return functools.cache(Bench)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Say what the evidence was won with, where it was won; under xdist a worker hands its ledger to the controller."""
+    ledger = session.config.stash[LEDGER]
+    if ledger.evidence:
+        ledger.environment |= environment(ledger)
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["transparity"] = ledger.to_json()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Under xdist the controller takes what a worker has left."""
+    if text := getattr(node, "workeroutput", {}).get("transparity"):
+        node.config.stash[LEDGER].add_json(text)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Print the matrix, and write it as JSON and as a page."""
+    ledger = config.stash[LEDGER]
+    if not ledger.evidence:
+        return
+    from rich.console import Console
+
+    from transparity_conformance.oracle.backends import REFERENCE, named
+    from transparity_conformance.report.matrix import fold
+    from transparity_conformance.report.matrix_files import write_html, write_json
+    from transparity_conformance.report.matrix_terminal import Printout
+    from transparity_conformance.suite.claims import all_claims
+
+    # Under xdist evidence comes as the workers finish; rows stand as the claims do, columns as the backends, the
+    # reference last.
+    claims = {name: place for place, name in enumerate(all_claims())}
+    order = [*(name for name in named() if name != REFERENCE), REFERENCE]
+    backends = {name: place for place, name in enumerate(order)}
+
+    def place(item: Evidence) -> tuple[int, int]:
+        return claims.get(item.claim, len(claims)), backends.get(item.subject.backend, -1)
+
+    matrix = fold(sorted(ledger.evidence, key=place))
+    folder = Path(config.rootpath, config.getoption("--agreement"))
+    folder.mkdir(parents=True, exist_ok=True)
+    report = matrix, dict(sorted(ledger.environment.items())), ledger.skipped, ledger.not_compared
+    write_json(folder / "agreement.json", *report)
+    write_html(folder / "agreement.html", *report)
+
+    terminalreporter.section("agreement matrix: the worst error as a share of its budget")
+    width = int(os.environ.get("COLUMNS", "0")) or max(110, terminalreporter._tw.fullwidth)
+    console = Console(width=width, force_terminal=terminalreporter._tw.hasmarkup, highlight=False)
+    with console.capture() as captured:
+        console.print(Printout(matrix, ledger.skipped, ledger.not_compared))
+    terminalreporter.write(captured.get())
+    for name in ("agreement.json", "agreement.html"):
+        terminalreporter.write_line(f"written: {os.path.relpath(folder / name)}")
+
+
+def environment(ledger: Ledger) -> dict[str, Any]:
+    """The versions, the devices and the precision of matrix products that the evidence was won with."""
+    from transparity_conformance.oracle.backends import backend
+
+    described: dict[str, Any] = {"python": platform.python_version()}
+    for name, device in dict.fromkeys((item.subject.backend, item.subject.device) for item in ledger.evidence):
+        build = backend(name)
+        with build.pinned():
+            described[name if device == "cpu" else f"{name} on {device}"] = build.describe(device)
+    return described

@@ -1,0 +1,46 @@
+"""Every claim, made about every subject: the agreement matrix is what comes of it."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+
+import pytest
+
+from transparity_conformance.oracle.backends import REFERENCE, absent, backend, installed, named
+from transparity_conformance.report.comparison import Subject
+from transparity_conformance.suite.bench import Bench
+from transparity_conformance.suite.claims import Claim
+from transparity_conformance.suite.collect import cases, make
+from transparity_conformance.suite.plugin import Ledger
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if {"claim", "subject"} <= set(metafunc.fixturenames):
+        params = [
+            pytest.param(
+                claim, subject, id=f"{claim.name}-{subject}".replace(" ", "-"), marks=[pytest.mark.slow] * (not quick)
+            )
+            for name in installed()
+            for claim, subject, quick in cases(name)
+        ]
+        metafunc.parametrize(("claim", "subject"), params)
+
+
+def test_claim(claim: Claim, subject: Subject, benches: Callable[[Subject], Bench], ledger: Ledger) -> None:
+    missing = [module for module in claim.needs if importlib.util.find_spec(module) is None]
+    if missing:
+        ledger.not_compared.append((claim.name, str(subject), f"{missing[0]} is not installed"))
+        pytest.skip(f"{missing[0]} is not installed")
+    evidence = make(claim, benches(subject))
+    ledger.evidence += evidence
+    wrong = [str(item) for item in evidence if not item.agrees]
+    assert not wrong, f"{claim.says}\n" + "\n".join(wrong[:8]) + (f"\n… and {len(wrong) - 8} more" if wrong[8:] else "")
+
+
+@pytest.mark.parametrize("name", [name for name in named() if name != REFERENCE])
+def test_a_gpu_is_at_hand(name: str, ledger: Ledger) -> None:
+    why = f"{name}: {absent()[name]}" if name in absent() else f"{name} on a GPU: none is at hand"
+    if name in absent() or len(backend(name).devices()) == 1:
+        ledger.skipped.append(why)
+        pytest.skip(why)

@@ -1,0 +1,68 @@
+"""Whole configurations drawn from the space of fields, and a disagreement shrunk to the smallest that shows it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from transparity.config import TransformerConfig
+from transparity.protocol import Backend
+from transparity_conformance.oracle.backends import REFERENCE, backend, installed
+from transparity_conformance.oracle.budgets import neighbours_of_drawn
+from transparity_conformance.oracle.oracle import Arrays, forward_oracle
+from transparity_conformance.oracle.probes import probe_parameters
+from transparity_conformance.oracle.strategies import models
+from transparity_conformance.report.comparison import Evidence, Subject, as_numbers, difference
+from transparity_conformance.suite.plugin import Ledger
+
+EXAMPLES = {"flax": (8, 30)}
+"""How many are drawn, quickly and thoroughly: XLA compiles every new shape."""
+
+
+def drawn_evidence(
+    build: Backend, config: TransformerConfig, seed: int, inputs: Arrays, mode: str | None = None
+) -> list[Evidence]:
+    """Every tap in float64, and the logits by the fast path in the backend's first dtype."""
+    parameters = probe_parameters(config, seed)
+    oracle = forward_oracle(config, parameters, inputs, neighbours=neighbours_of_drawn(inputs))
+    evidence = []
+    mode = mode or build.modes[0]
+
+    def hold(dtype: str, where: str, actual: object, tap: str) -> None:
+        error = difference(as_numbers(actual), oracle.expected[tap])
+        subject = Subject(build.name, dtype, "cpu", mode)
+        evidence.append(Evidence("drawn.configurations", subject, "drawn", where, error, oracle.budget(tap, dtype)))
+
+    with build.pinned():
+        taps = build(config, parameters, dtype="float64", mode=mode)(**inputs)
+        for tap in oracle.expected:
+            hold("float64", tap, taps.get(tap, np.empty(0)), tap)
+        dtype = build.dtypes[0]
+        logits = build(config, parameters, dtype=dtype, mode=mode).logits(**inputs)
+        hold(dtype, "logits by the fast path", logits, "logits")
+    return evidence
+
+
+@pytest.mark.parametrize("name", [name for name in installed() if name != REFERENCE])
+@pytest.mark.parametrize("effort", ["quick", pytest.param("thorough", marks=pytest.mark.slow)])
+def test_drawn_configurations_agree(name: str, effort: str, ledger: Ledger) -> None:
+    examples = EXAMPLES.get(name, (60, 300))[effort == "thorough"]
+
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(models())
+    def agree(model: tuple[TransformerConfig, int, Arrays]) -> None:
+        config, seed, inputs = model
+        evidence = drawn_evidence(backend(name), config, seed, inputs)
+        wrong = [str(item) for item in evidence if not item.agrees]
+        shown = {key: tokens.tolist() for key, tokens in inputs.items()}
+        assert not wrong, f"{wrong[0]}\n{config.to_json()}weights: probe_parameters(config, {seed})\ninputs: {shown}"
+        ledger.evidence += evidence
+
+    agree()

@@ -1,0 +1,5 @@
+"""The NumPy column: the specification of the transformer, in plain functions.
+
+Files, names and order are those of `transparity_pytorch` and `transparity_flax`. `functional` holds the primitives that
+the frameworks bring along; `port` is the door.
+"""

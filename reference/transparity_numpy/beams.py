@@ -1,0 +1,71 @@
+"""Beam search: the continuation whose tokens are likeliest together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from jaxtyping import Float, Inexact, Int
+from numpy import ndarray as Array
+
+from transparity.config import TransformerConfig
+from transparity_numpy.cache import taken
+from transparity_numpy.decoding import cache_for, next_logits
+from transparity_numpy.functional import log_softmax
+from transparity_numpy.generation import with_room
+from transparity_numpy.precision import widened
+
+
+def beam_search(
+    config: TransformerConfig,
+    parameters: Mapping[str, Array],
+    prompt: Int[Array, "batch length"],
+    max_new_tokens: int,
+    beams: int,
+    *,
+    length_penalty: float = 0.0,
+    lengths: Int[Array, " batch"] | None = None,
+    source: Int[Array, "batch keys"] | None = None,
+) -> tuple[Int[Array, "batch total_length"], Inexact[Array, " batch"]]:
+    """`prompt` and what is likeliest together to follow it, as far as `beams` continuations of each row show, with its
+    score: log P / ((5 + tokens added) / 6)^length_penalty (Wu et al. 2016, eq. 14), by which they are ranked.
+
+    A continuation that ended stays among them as it is. Of equal ones the first stays: of the better beam, then with
+    the lower token. `lengths`, the context and the end are those of `generate`.
+    """
+    batch, vocab_size = len(prompt), config.vocab_size
+    tokens, lengths = with_room(config, prompt, lengths, max_new_tokens)
+    each = np.repeat(np.arange(batch), beams)
+    tokens, lengths, source = tokens[each], lengths[each], None if source is None else source[each]
+    longest = prompt.shape[1]
+    cache, unseen = cache_for(config, parameters, tokens, longest, source), longest
+    ended, added = np.zeros((batch, beams), bool), np.zeros((batch, beams), int)
+    # All beams of a row begin alike: only the first counts, until they differ.
+    score = np.where(np.arange(beams) == 0, 0.0, -np.inf) * np.ones((batch, 1))
+    for _ in range(max_new_tokens):
+        cache = cache if longest <= config.max_length else None
+        logits = next_logits(config, parameters, tokens, lengths, cache, source, unseen)
+        following = log_softmax(widened(logits)).reshape(batch, beams, vocab_size)
+        staying = np.where(np.arange(vocab_size) == config.filling_id, 0.0, -np.inf)
+        scores = score[:, :, None] + np.where(ended[:, :, None], staying, following)
+        added = added + ~ended
+        ranked = (scores / _penalty(added, length_penalty)[:, :, None]).reshape(batch, -1)
+        best = np.argsort(-ranked, axis=-1, kind="stable")[:, :beams]
+        beam, token = best // vocab_size, best % vocab_size
+        score = np.take_along_axis(scores.reshape(batch, -1), best, axis=-1)
+        added = np.take_along_axis(added, beam, axis=-1)
+        ended = np.take_along_axis(ended, beam, axis=-1) | (token == config.ending_id)
+        kept = (np.arange(batch)[:, None] * beams + beam).reshape(-1)
+        tokens, cache = tokens[kept], None if cache is None else taken(cache, kept)
+        tokens[np.arange(len(tokens)), lengths] = token.reshape(-1)
+        lengths, longest, unseen = lengths + 1, longest + 1, 1
+        if ended.all():
+            break
+    final = score / _penalty(added, length_penalty)
+    best = final.argmax(axis=-1)
+    return tokens[np.arange(batch) * beams + best, :longest], np.take_along_axis(final, best[:, None], axis=-1)[:, 0]
+
+
+def _penalty(added: Int[Array, "batch beams"], power: float) -> Float[Array, "batch beams"]:
+    """By what the score of so many tokens is divided (Wu et al. 2016, eq. 14)."""
+    return ((5 + added) / 6) ** power

@@ -1,0 +1,39 @@
+"""The head: what comes out of the last layer as logits, or as features of the text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from jaxtyping import Inexact
+from numpy import ndarray as Array
+
+from transparity.config import TransformerConfig
+from transparity_numpy.functional import linear
+from transparity_numpy.precision import widened
+
+
+def head(
+    config: TransformerConfig,
+    parameters: Mapping[str, Any],
+    x: Inexact[Array, "batch length embed_dim"],
+) -> (
+    Inexact[Array, "batch length vocab"] | Inexact[Array, "batch length embed_dim"] | Inexact[Array, "batch embed_dim"]
+):
+    """Logits over the vocabulary (Vaswani et al. 2017, §3.4), or what else `config.head` names. `parameters` are the
+    model's."""
+    if config.head == "hidden":
+        return x
+    if config.head == "pooled":
+        return np.tanh(linear(parameters["pooler"], x[:, 0]))
+    if config.head_scale == "embed_dim":
+        x = x * x.dtype.type(config.embed_dim**-0.5)
+    weight = parameters[config.stacks[-1]]["token_embedding"] if config.tied_head else {}
+    logits = linear(parameters.get("head", {}) | weight, x)
+    return logits if config.logit_cap is None else capped(logits, config.logit_cap)
+
+
+def capped(x: Inexact[Array, "*batch"], cap: float) -> Inexact[Array, "*batch"]:
+    """cap · tanh(x / cap): nearly x where that is small, and never beyond ± cap (Gemma 2)."""
+    return (np.tanh(widened(x) / cap) * cap).astype(x.dtype, copy=False)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
-import tomllib
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 COLUMNS = {
-    "numpy": ROOT / "reference/transparity",
+    "numpy": ROOT / "reference/transparity_numpy",
     "pytorch": ROOT / "backends/transparity_pytorch",
     "flax": ROOT / "backends/transparity_flax",
 }
@@ -41,7 +40,6 @@ WITHOUT_TWIN = {
     "pytorch": {"parameters", "packing"},  # their own names and orientations; PyTorch packs weights if it is asked to
     "flax": {"parameters", "packing", "spreading"},  # XLA computes on the devices, and by the weights, that it is given
 }
-CONTRACT = {"axes", "backend", "config", "errors", "inputs", "parameters", "presets", "sampling", "taps", "training"}
 
 
 def names(column: str, file: str) -> list[str]:
@@ -63,13 +61,4 @@ def test_a_file_holds_the_same_names_in_the_same_order(column: str, file: str) -
 @pytest.mark.parametrize("column", COLUMNS)
 def test_a_column_holds_the_mirrored_files_and_no_others(column: str) -> None:
     files = {file.stem for file in COLUMNS[column].glob("*.py")} - {"__init__"}
-    if column == "numpy":
-        files -= CONTRACT
     assert files == {*MIRRORED, "port"} | WITHOUT_TWIN[column]
-
-
-def test_what_may_not_be_borrowed_is_the_whole_numpy_column() -> None:
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    column = {f"transparity.{file}" for file in (*MIRRORED, "port", *WITHOUT_TWIN["numpy"])}
-    forbidden = [set(contract["forbidden_modules"]) for contract in contracts if "forbidden_modules" in contract]
-    assert [names for names in forbidden if "transparity_numpy.attention" in names] == [column] * 3

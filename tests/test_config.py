@@ -20,8 +20,8 @@ LONE: dict[str, Any] = {"num_key_value_heads": None, "attention_head_dim": None,
 LONE |= {"num_token_types": 0, "position_count": "all", "shared_embedding": False}
 SPECIAL = {
     **{field: st.just(value) for field, value in LONE.items()},
-    **{name: st.floats(0.1, 9) for name in ("attention_multiplier", "position_base", "rotary_factor")},
-    **{name: st.none() | st.floats(0.1, 9) for name in ("attention_cap", "logit_cap")},
+    **{name: st.floats(0.1, 9) for name in ("attention_multiplier", "rope_theta", "rotary_factor")},
+    **{name: st.none() | st.floats(0.1, 9) for name in ("attention_softcap", "final_softcap")},
     "rotary_low_frequency": st.floats(0.1, 1),
     "rotary_high_frequency": st.floats(2, 9),
     "relative_buckets": st.integers(8, 32),
@@ -131,7 +131,7 @@ def test_the_paper_does_not_depart_from_itself() -> None:
 
 DEPARTS: dict[str, list[Any]] = {
     "activation": ["gelu", "gelu-tanh", "gelu-quick", "silu"],
-    "attention_cap": [30.0],
+    "attention_softcap": [30.0],
     "attention_head_dim": [32],
     "attention_multiplier": [0.5],
     "attention_scale": ["embed_dim", "none"],
@@ -141,7 +141,7 @@ DEPARTS: dict[str, list[Any]] = {
     "feed_forward_dim": [7],
     "final_norm": [True],
     "gated": [True],
-    "logit_cap": [30.0],
+    "final_softcap": [30.0],
     "mask_value": [-1.0],
     "memory_norm": [True],
     "norm": ["layer-unbiased", "batch", "rms"],
@@ -151,7 +151,7 @@ DEPARTS: dict[str, list[Any]] = {
     "projection": ["shared-per-head"],
     "query_key_norm": [True],
     "target_mask": ["causal"],
-    "window": [3],
+    "sliding_window": [3],
 }
 
 

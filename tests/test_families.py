@@ -90,7 +90,7 @@ CASES = {
     "llama, grouped": Case(
         "LlamaForCausalLM",
         GROUPED | {"attention_bias": True, "mlp_bias": True, "rope_parameters": {"rope_theta": 500.0}},
-        {"num_key_value_heads": 2, "qkv_bias": True, "feed_forward_bias": True, "position_base": 500.0},
+        {"num_key_value_heads": 2, "qkv_bias": True, "feed_forward_bias": True, "rope_theta": 500.0},
     ),
     "llama, one key": Case(
         "LlamaForCausalLM", SHARED | {"tie_word_embeddings": True}, {"attention_head_dim": 6, "tied_head": True}
@@ -103,20 +103,22 @@ CASES = {
         GROUPED | {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 100.0}},
         {"rotary_scaling": "linear", "rotary_factor": 3.0},
     ),
-    "mistral": Case("MistralForCausalLM", SHARED | {"sliding_window": 4}, {"window": 4, "attention_head_dim": 6}),
-    "mistral, no window": Case("MistralForCausalLM", GROUPED | {"sliding_window": None}, {"window": None}),
-    "qwen2": Case("Qwen2ForCausalLM", GROUPED, {"qkv_bias": True, "output_bias": False, "window": None}),
+    "mistral": Case(
+        "MistralForCausalLM", SHARED | {"sliding_window": 4}, {"sliding_window": 4, "attention_head_dim": 6}
+    ),
+    "mistral, no window": Case("MistralForCausalLM", GROUPED | {"sliding_window": None}, {"sliding_window": None}),
+    "qwen2": Case("Qwen2ForCausalLM", GROUPED, {"qkv_bias": True, "output_bias": False, "sliding_window": None}),
     "qwen2, windows": Case(
         "Qwen2ForCausalLM",
         GROUPED | {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 0},
-        {"window": 3, "full_attention_every": None},
+        {"sliding_window": 3, "full_attention_every": None},
     ),
     "qwen2, some windows": Case(
         "Qwen2ForCausalLM",
         GROUPED
         | {"num_hidden_layers": 4, "use_sliding_window": True, "sliding_window": 3}
         | {"layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]},
-        {"window": 3, "full_attention_every": 3},
+        {"sliding_window": 3, "full_attention_every": 3},
     ),
     "qwen3": Case(
         "Qwen3ForCausalLM",
@@ -129,12 +131,12 @@ CASES = {
         GROUPED
         | {"head_dim": 6, "num_hidden_layers": 3, "sliding_window": 3, "query_pre_attn_scalar": 7}
         | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
-        {"attention_cap": 2.0, "logit_cap": 3.0, "window": 3, "full_attention_every": 2},
+        {"attention_softcap": 2.0, "final_softcap": 3.0, "sliding_window": 3, "full_attention_every": 2},
     ),
     "gemma2, no caps": Case(
         "Gemma2ForCausalLM",
         SHARED | {"attn_logit_softcapping": None, "final_logit_softcapping": None},
-        {"attention_cap": None, "logit_cap": None},
+        {"attention_softcap": None, "final_softcap": None},
     ),
     "t5": Case("T5ForConditionalGeneration", T5, {"tied_head": True, "head_scale": "embed_dim"}, length=23),
     "t5, gated": Case(
@@ -248,11 +250,11 @@ def theirs(model: Any, checkpoint: Checkpoint, inputs: Mapping[str, np.ndarray])
 def in_double_precision(case: Case, model: Any) -> Iterator[Any]:
     """The model in float64, wholly: transformers computes norms, angles, weights of attention and buckets in float32
     whatever the model's dtype is, so its own `double()` is as far off as float32."""
-    widened = {"float32": torch.float64, "float": torch.float64, "FloatTensor": torch.DoubleTensor}
+    upcast = {"float32": torch.float64, "float": torch.float64, "FloatTensor": torch.DoubleTensor}
     before = torch.get_default_dtype()
     with pytest.MonkeyPatch.context() as patch:
         for module in (sys.modules[type(model).__module__], modeling_rope_utils):
-            patch.setattr(module, "torch", SimpleNamespace(**vars(torch) | widened))
+            patch.setattr(module, "torch", SimpleNamespace(**vars(torch) | upcast))
         patch.setattr(torch.Tensor, "float", torch.Tensor.double)
         torch.set_default_dtype(torch.float64)
         try:
@@ -559,7 +561,7 @@ def test_a_wrong_port_is_found_out_on_a_checkpoint(saved: Callable[[str], Path])
     from transparity_numpy.port import build
 
     def wrong(config: TransformerConfig, parameters: Any) -> Any:
-        return build(dataclasses.replace(config, feature_pairs="adjacent"), parameters)
+        return build(dataclasses.replace(config, rope_layout="interleaved"), parameters)
 
     checkpoint = import_checkpoint(saved("llama, grouped"))
     report = check(wrong, config=checkpoint.config, parameters=checkpoint.parameters)

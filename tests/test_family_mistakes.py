@@ -145,7 +145,7 @@ def _of_key_positions(config: TransformerConfig) -> Callable[..., Places]:
 @pytest.mark.parametrize(
     ("case", "form"),
     [
-        ("qwen", Slip((), "permuted", "", bool, lambda config: {"feature_pairs": "adjacent"}, _permuted)),
+        ("qwen", Slip((), "permuted", "", bool, lambda config: {"rope_layout": "interleaved"}, _permuted)),
         ("bloom", Slip((), "key positions", "", bool, exchanged={"transformer.places": _of_key_positions})),
     ],
 )

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import transparity_numpy.attention
-from transparity.config import LEAVES_OUT
+from transparity.config import EXACT_MASK_BELOW
 from transparity.taps import recording
 from transparity_numpy.attention import attention
 
@@ -26,7 +26,7 @@ def masks(draw: st.DrawFn) -> np.ndarray:
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
-@given(masks(), st.integers(1, 3), st.sampled_from([2 * LEAVES_OUT, -np.inf, -1e20]), st.booleans())
+@given(masks(), st.integers(1, 3), st.sampled_from([2 * EXACT_MASK_BELOW, -np.inf, -1e20]), st.booleans())
 def test_a_block_at_a_time_it_is_the_same(mask: np.ndarray, block: int, hidden: float, moves: bool) -> None:
     random, keys = np.random.default_rng(0), mask.shape[-1]
     query, key, value = (

@@ -54,7 +54,7 @@ for config in (presets[0], presets[1], presets[4]):
     for uniforms in (None, random.random((2, 2))):
         assert forward.generate(prompt, 2, source=source, uniforms=uniforms).shape[0] == 2
         assert forward.beam_search(prompt, 2, 3, source=source)[0].shape[0] == 2
-    if config.hides_wholly:
+    if config.mask_is_exact:
         sampling = Sampling(0.7, 5, 0.9)
         forward.generate(prompt, 2, lengths=[1, 2], source=source, uniforms=random.random((2, 2)), sampling=sampling)
         said, cache = forward.step(prompt, source=source, counts=[2, 1])

@@ -8,13 +8,13 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from transparity.config import LEAVES_OUT, Projection, TransformerConfig
+from transparity.config import EXACT_MASK_BELOW, Projection, TransformerConfig
 from transparity.taps import Tap, identity
 from transparity_flax.cache import Cache, remember
 from transparity_flax.head import capped
 from transparity_flax.normalization import HeadNorm
 from transparity_flax.positions import NOWHERE, Places, rotate
-from transparity_flax.precision import widened
+from transparity_flax.precision import upcast
 
 # XLA's CPU has no product of float16 that sums in float32, as the fused path asks for.
 FUSED_DTYPES = (jnp.float32, jnp.float64, jnp.bfloat16)
@@ -59,7 +59,7 @@ def score_scale(config: TransformerConfig) -> float:
     return float(features**-0.5) * config.attention_multiplier
 
 
-def hidden_score(config: TransformerConfig) -> float:
+def masked_score(config: TransformerConfig) -> float:
     """What takes the place of a hidden score, once scaled: masking before the scale scales the mask's value too."""
     return config.mask_value * score_scale(config) if config.mask_order == "before-scale" else config.mask_value
 
@@ -94,7 +94,7 @@ def attention_weights(
     """
     lowest = float(jnp.finfo(scores.dtype).min) / 2
     shown = jnp.where(mask, scores, jnp.asarray(max(hidden, lowest), scores.dtype))
-    return jax.nn.softmax(widened(shown), axis=-1).astype(scores.dtype)
+    return jax.nn.softmax(upcast(shown), axis=-1).astype(scores.dtype)
 
 
 def _fused_attention(
@@ -135,7 +135,7 @@ def _gathered(
 ) -> Float[Array, "batch heads queries head_dim"]:
     """Divided by the sum of their weights once the values are gathered, which are fewer numbers than the weights. A row
     that sees nothing weighs all keys alike, as in the explicit path."""
-    scores = widened(attention_scores(query, key, scale, None, bias))
+    scores = upcast(attention_scores(query, key, scale, None, bias))
     shown = jnp.where(mask, scores, jnp.finfo(scores.dtype).min / 2)
     weights = jnp.exp(shown - jax.lax.stop_gradient(shown.max(axis=-1, keepdims=True)))
     context = jnp.matmul(weights.astype(value.dtype), value, preferred_element_type=scores.dtype)
@@ -156,7 +156,7 @@ def attention(
 ) -> Float[Array, "batch queries attention_dim"]:
     """softmax(query · keyᵀ · scale) · value, the heads merged (Vaswani et al. 2017, eq. 1)."""
     key, value = (repeat_heads(x, query.shape[1]) for x in (key, value))
-    if tap is identity and hidden < LEAVES_OUT and cap is None and query.dtype in FUSED_DTYPES:
+    if tap is identity and hidden < EXACT_MASK_BELOW and cap is None and query.dtype in FUSED_DTYPES:
         return merge_heads(_fused_attention(query, key, value, mask, scale, bias))
     scores = tap("scores", attention_scores(query, key, scale, cap, bias))
     weights = tap("weights", attention_weights(scores, mask, hidden))
@@ -188,7 +188,7 @@ def placed(
         x = tap(f"{name}_norm", getattr(attention, f"{name}_norm")(x))
     if at.rotation is None:
         return x
-    return tap(f"{name}_rotated", rotate(x, at.rotation, attention.config.feature_pairs))
+    return tap(f"{name}_rotated", rotate(x, at.rotation, attention.config.rope_layout))
 
 
 class MultiHeadAttention(nnx.Module):
@@ -230,7 +230,7 @@ class MultiHeadAttention(nnx.Module):
             if cache is not None:
                 assert positions is not None
                 key, value = remember(cache, key, value, positions)
-        scale, hidden = score_scale(self.config), hidden_score(self.config)
-        cap = self.config.attention_cap
+        scale, hidden = score_scale(self.config), masked_score(self.config)
+        cap = self.config.attention_softcap
         context = attention(query, key, value, mask, scale=scale, hidden=hidden, cap=cap, bias=at.bias, tap=tap)
         return tap("output", self.output(context))

@@ -11,7 +11,7 @@ from transparity_flax.cache import taken
 from transparity_flax.decoding import cache_for, next_logits
 from transparity_flax.generation import with_room
 from transparity_flax.packing import Split
-from transparity_flax.precision import widened
+from transparity_flax.precision import upcast
 
 
 def beam_search(
@@ -43,7 +43,7 @@ def beam_search(
     for _ in range(max_new_tokens):
         cache = cache if longest <= config.max_length else None
         logits = next_logits(split, tokens, lengths, cache, source, unseen)
-        following = jax.nn.log_softmax(widened(logits), axis=-1).reshape(batch, beams, vocab_size)
+        following = jax.nn.log_softmax(upcast(logits), axis=-1).reshape(batch, beams, vocab_size)
         staying = jnp.where(jnp.arange(vocab_size) == config.filling_id, 0.0, -jnp.inf)
         scores = score[:, :, None] + jnp.where(ended[:, :, None], staying, following)
         added = added + ~ended

@@ -75,7 +75,7 @@ def cache_for(
 ) -> Cache | None:
     """A cache for the tokens, if there can be one: what is cached must not depend on what comes later."""
     config, form, state = split
-    if not config.hides_wholly or longest > config.max_length:
+    if not config.mask_is_exact or longest > config.max_length:
         return None
     return _start(form, state, len(tokens), min(tokens.shape[1], config.max_length), source)
 
@@ -97,7 +97,7 @@ def next_logits(
         return logits
     # A width that does not change lets one program serve every step: what is not yet written is shown, too, and not
     # seen, for it lies in the future. A mask that hides nothing (walkthrough's) needs a program for each length.
-    most = tokens.shape[1] if config.hides_wholly else int(lengths.max())
+    most = tokens.shape[1] if config.mask_is_exact else int(lengths.max())
     return _next_without(form, state, tokens, lengths, source, min(config.max_length, most))
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
-from transparity_flax.precision import widened
+from transparity_flax.precision import upcast
 
 if TYPE_CHECKING:
     from transparity_flax.transformer import Transformer
@@ -26,12 +26,12 @@ def head(
     if config.head_scale == "embed_dim":
         x = x * config.embed_dim**-0.5
     logits = _tied(model, x) if config.tied_head else model.head(x)
-    return logits if config.logit_cap is None else capped(logits, config.logit_cap)
+    return logits if config.final_softcap is None else capped(logits, config.final_softcap)
 
 
 def capped(x: Float[Array, "*batch"], cap: float) -> Float[Array, "*batch"]:
     """cap · tanh(x / cap): nearly x where that is small, and never beyond ± cap (Gemma 2)."""
-    return (jnp.tanh(widened(x) / cap) * cap).astype(x.dtype)
+    return (jnp.tanh(upcast(x) / cap) * cap).astype(x.dtype)
 
 
 def _tied(model: Transformer, x: Float[Array, "batch length embed_dim"]) -> Float[Array, "batch length vocab"]:

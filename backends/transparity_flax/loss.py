@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
-from transparity_flax.precision import widened
+from transparity_flax.precision import upcast
 
 
 def cross_entropy(
@@ -21,7 +21,7 @@ def cross_entropy(
     With `label_smoothing`, a share of each target is spread evenly over the vocabulary (Szegedy et al. 2016, §7). A
     batch of nothing but padding has no mean: NaN, as in the frameworks.
     """
-    log_probabilities = jax.nn.log_softmax(widened(logits), axis=-1)
+    log_probabilities = jax.nn.log_softmax(upcast(logits), axis=-1)
     picked = jnp.take_along_axis(log_probabilities, targets[..., None], axis=-1)[..., 0]
     if label_smoothing:
         picked = (1 - label_smoothing) * picked + label_smoothing * log_probabilities.mean(axis=-1)

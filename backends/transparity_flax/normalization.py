@@ -9,7 +9,7 @@ from jaxtyping import Float
 
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity
-from transparity_flax.precision import widened
+from transparity_flax.precision import upcast
 
 
 def layer_norm(
@@ -19,7 +19,7 @@ def layer_norm(
     eps: float,
 ) -> Float[Array, "*batch embed_dim"]:
     """(x − mean) / √(variance + eps) · weight + bias over the features, the variance over n (Ba et al. 2016)."""
-    wide = widened(x)
+    wide = upcast(x)
     centered = wide - wide.mean(axis=-1, keepdims=True)
     variance = (centered * centered).mean(axis=-1, keepdims=True)
     return (centered / jnp.sqrt(variance + eps) * weight + bias).astype(x.dtype)
@@ -32,7 +32,7 @@ def layer_norm_unbiased(
     eps: float,
 ) -> Float[Array, "*batch embed_dim"]:
     """(x − mean) / (deviation + eps) · weight + bias, the deviation over n − 1, eps outside the root (document 003)."""
-    wide = widened(x)
+    wide = upcast(x)
     mean, deviation = wide.mean(axis=-1, keepdims=True), wide.std(axis=-1, ddof=1, keepdims=True)
     return ((wide - mean) / (deviation + eps) * weight + bias).astype(x.dtype)
 
@@ -41,7 +41,7 @@ def rms_norm(
     x: Float[Array, "*batch embed_dim"], weight: Float[Array, " embed_dim"], eps: float
 ) -> Float[Array, "*batch embed_dim"]:
     """x / √(mean of x² + eps) · weight over the features (Zhang and Sennrich 2019, eq. 4)."""
-    wide = widened(x)
+    wide = upcast(x)
     return (wide / jnp.sqrt((wide * wide).mean(axis=-1, keepdims=True) + eps) * weight).astype(x.dtype)
 
 
@@ -54,14 +54,14 @@ def batch_norm(
     eps: float,
 ) -> Float[Array, "*batch embed_dim"]:
     """(x − mean) / √(variance + eps) · weight + bias with given statistics (document 001; Ioffe and Szegedy 2015)."""
-    return ((widened(x) - mean) / jnp.sqrt(widened(variance) + eps) * weight + bias).astype(x.dtype)
+    return ((upcast(x) - mean) / jnp.sqrt(upcast(variance) + eps) * weight + bias).astype(x.dtype)
 
 
 def batch_statistics(
     x: Float[Array, "*batch embed_dim"],
 ) -> tuple[Float[Array, " embed_dim"], Float[Array, " embed_dim"]]:
     """The mean and the variance (over n) of each feature over the batch and the positions."""
-    wide, axes = widened(x), tuple(range(x.ndim - 1))
+    wide, axes = upcast(x), tuple(range(x.ndim - 1))
     return wide.mean(axis=axes).astype(x.dtype), wide.var(axis=axes).astype(x.dtype)
 
 

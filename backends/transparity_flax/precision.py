@@ -8,6 +8,6 @@ from jax import Array
 from jaxtyping import Float
 
 
-def widened(x: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
+def upcast(x: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
     """`x` in at least float32."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))

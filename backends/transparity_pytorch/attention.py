@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transparity.config import LEAVES_OUT, Projection, TransformerConfig
+from transparity.config import EXACT_MASK_BELOW, Projection, TransformerConfig
 from transparity.taps import Tap, identity
 from transparity_pytorch.cache import Cache, remember
 from transparity_pytorch.head import capped
@@ -50,7 +50,7 @@ def score_scale(config: TransformerConfig) -> float:
     return float(features**-0.5) * config.attention_multiplier
 
 
-def hidden_score(config: TransformerConfig) -> float:
+def masked_score(config: TransformerConfig) -> float:
     """What takes the place of a hidden score, once scaled: masking before the scale scales the mask's value too."""
     return config.mask_value * score_scale(config) if config.mask_order == "before-scale" else config.mask_value
 
@@ -126,7 +126,7 @@ def attention(
 ) -> Float[Tensor, "batch queries attention_dim"]:
     """softmax(query · keyᵀ · scale) · value, the heads merged (Vaswani et al. 2017, eq. 1)."""
     key, value = (repeat_heads(x, query.shape[1]) for x in (key, value))
-    if tap is identity and hidden < LEAVES_OUT and cap is None:
+    if tap is identity and hidden < EXACT_MASK_BELOW and cap is None:
         return merge_heads(_fused_attention(query, key, value, mask, scale, bias))
     scores = tap("scores", attention_scores(query, key, scale, cap, bias))
     weights = tap("weights", attention_weights(scores, mask, hidden))
@@ -158,7 +158,7 @@ def placed(
         x = tap(f"{name}_norm", getattr(attention, f"{name}_norm")(x))
     if at.rotation is None:
         return x
-    return tap(f"{name}_rotated", rotate(x, at.rotation, attention.config.feature_pairs))
+    return tap(f"{name}_rotated", rotate(x, at.rotation, attention.config.rope_layout))
 
 
 class MultiHeadAttention(nn.Module):
@@ -201,7 +201,7 @@ class MultiHeadAttention(nn.Module):
             if cache is not None:
                 assert positions is not None
                 key, value = remember(cache, key, value, positions)
-        scale, hidden = score_scale(self.config), hidden_score(self.config)
-        cap = self.config.attention_cap
+        scale, hidden = score_scale(self.config), masked_score(self.config)
+        cap = self.config.attention_softcap
         context = attention(query, key, value, mask, scale=scale, hidden=hidden, cap=cap, bias=at.bias, tap=tap)
         return tap("output", self.output(context))

@@ -76,7 +76,7 @@ def cache_for(
 ) -> Cache | None:
     """A cache for the tokens, if there can be one: what is cached must not depend on what comes later."""
     config = model.config
-    if not config.hides_wholly or longest > config.max_length:
+    if not config.mask_is_exact or longest > config.max_length:
         return None
     return start(model, len(tokens), min(tokens.shape[1], config.max_length), source=source)
 

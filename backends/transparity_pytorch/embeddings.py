@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor, nn
 
-from transparity.config import FeaturePairs, TransformerConfig
+from transparity.config import RopeLayout, TransformerConfig
 from transparity.inputs import check_length
 
 
@@ -16,7 +16,7 @@ def sinusoidal_positions(
     length: int,
     embed_dim: int,
     base: float = 10_000.0,
-    pairs: FeaturePairs = "adjacent",
+    pairs: RopeLayout = "interleaved",
     device: torch.device | str | None = None,
 ) -> Float64[Tensor, "length embed_dim"]:
     """sin(position / base^(i / embed_dim)) at even features i, the cosine of the same angle beside it (document 003;
@@ -66,6 +66,6 @@ def embed(
     if position_embedding is not None:
         return x + position_embedding(position_ids(config, visible, at))
     if config.positions == "sinusoidal":
-        of_features = (config.embed_dim, config.position_base, config.feature_pairs)
+        of_features = (config.embed_dim, config.rope_theta, config.rope_layout)
         return x + sinusoidal_positions(visible.shape[1], *of_features, device).to(x.dtype)[at]
     return x

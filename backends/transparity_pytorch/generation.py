@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from transparity.config import TransformerConfig
 from transparity.sampling import Sampling
 from transparity_pytorch.decoding import Step, cache_for, next_logits, step
-from transparity_pytorch.precision import widened
+from transparity_pytorch.precision import upcast
 from transparity_pytorch.transformer import Transformer
 
 
@@ -22,7 +22,7 @@ def greedy_tokens(logits: Float[Tensor, "batch vocab"]) -> Int[Tensor, " batch"]
 def drawable(logits: Float[Tensor, "batch vocab"], sampling: Sampling) -> Float[Tensor, "batch vocab"]:
     """The logits, less the largest, divided by the temperature, and −inf for what may not be drawn: by `top_k`, then by
     `top_p`; in at least float32."""
-    logits = widened(logits)
+    logits = upcast(logits)
     logits = (logits - logits.amax(dim=-1, keepdim=True)) / sampling.temperature
     ranked, order = logits.sort(dim=-1, descending=True, stable=True)
     if sampling.top_k is not None:
@@ -37,7 +37,7 @@ def drawable(logits: Float[Tensor, "batch vocab"], sampling: Sampling) -> Float[
 def sampled_tokens(logits: Float[Tensor, "batch vocab"], uniforms: Float[Tensor, " batch"]) -> Int[Tensor, " batch"]:
     """A token of each row, drawn from softmax(logits) (document 001): the first whose cumulative probability exceeds
     the row's uniform number in [0, 1)."""
-    cumulative = widened(logits).softmax(dim=-1).cumsum(dim=-1)
+    cumulative = upcast(logits).softmax(dim=-1).cumsum(dim=-1)
     total = cumulative[:, -1:]
     # A number next to 1 may be rounded to it: what adds nothing to the total is not drawn all the same.
     passed = (cumulative <= uniforms.to(cumulative.dtype)[:, None] * total) & (cumulative < total)

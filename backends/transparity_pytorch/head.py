@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from jaxtyping import Float
 from torch import Tensor
 
-from transparity_pytorch.precision import widened
+from transparity_pytorch.precision import upcast
 
 if TYPE_CHECKING:
     from transparity_pytorch.transformer import Transformer
@@ -25,9 +25,9 @@ def head(
     if config.head_scale == "embed_dim":
         x = x * config.embed_dim**-0.5
     logits: Tensor = model.head(x)
-    return logits if config.logit_cap is None else capped(logits, config.logit_cap)
+    return logits if config.final_softcap is None else capped(logits, config.final_softcap)
 
 
 def capped(x: Float[Tensor, "*batch"], cap: float) -> Float[Tensor, "*batch"]:
     """cap · tanh(x / cap): nearly x where that is small, and never beyond ± cap (Gemma 2)."""
-    return ((widened(x) / cap).tanh() * cap).to(x.dtype)
+    return ((upcast(x) / cap).tanh() * cap).to(x.dtype)

@@ -6,7 +6,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from transparity_pytorch.precision import widened
+from transparity_pytorch.precision import upcast
 
 
 def cross_entropy(
@@ -22,5 +22,5 @@ def cross_entropy(
     """
     ignored = -100 if pad_id is None else pad_id  # −100 is no token
     return F.cross_entropy(
-        widened(logits).flatten(0, 1), targets.flatten(), ignore_index=ignored, label_smoothing=label_smoothing
+        upcast(logits).flatten(0, 1), targets.flatten(), ignore_index=ignored, label_smoothing=label_smoothing
     )

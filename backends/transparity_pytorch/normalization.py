@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity
-from transparity_pytorch.precision import widened
+from transparity_pytorch.precision import upcast
 
 
 def layer_norm(
@@ -29,7 +29,7 @@ def layer_norm_unbiased(
     eps: float,
 ) -> Float[Tensor, "*batch embed_dim"]:
     """(x − mean) / (deviation + eps) · weight + bias, the deviation over n − 1, eps outside the root (document 003)."""
-    wide = widened(x)
+    wide = upcast(x)
     deviation, mean = torch.std_mean(wide, dim=-1, correction=1, keepdim=True)
     return ((wide - mean) / (deviation + eps) * weight + bias).to(x.dtype)
 
@@ -50,7 +50,7 @@ def batch_norm(
     eps: float,
 ) -> Float[Tensor, "*batch embed_dim"]:
     """(x − mean) / √(variance + eps) · weight + bias with given statistics (document 001; Ioffe and Szegedy 2015)."""
-    return ((widened(x) - mean) / torch.sqrt(widened(variance) + eps) * weight + bias).to(x.dtype)
+    return ((upcast(x) - mean) / torch.sqrt(upcast(variance) + eps) * weight + bias).to(x.dtype)
 
 
 def batch_statistics(

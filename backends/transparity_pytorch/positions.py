@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor, nn
 
-from transparity.config import FeaturePairs, TransformerConfig
+from transparity.config import RopeLayout, TransformerConfig
 
 
 class Places(NamedTuple):
@@ -31,7 +31,7 @@ def rotary_frequencies(
     """base^(−2 i / features): by how much a step turns each pair of features (Su et al. 2021, §3.2.2), scaled for
     longer texts than the model was first trained on (Llama 3.1)."""
     features = torch.arange(0, config.rotated_dim, 2, dtype=torch.float64, device=device)
-    frequencies = config.position_base ** -(features / config.rotated_dim)
+    frequencies = config.rope_theta ** -(features / config.rotated_dim)
     if config.rotary_scaling == "none":
         return frequencies
     slowed = frequencies / config.rotary_factor
@@ -46,15 +46,15 @@ def rotary_frequencies(
 def rotate(
     x: Float[Tensor, "batch heads length head_dim"],
     rotation: tuple[Float[Tensor, "#batch 1 length pairs"], Float[Tensor, "#batch 1 length pairs"]],
-    pairs: FeaturePairs,
+    pairs: RopeLayout,
 ) -> Float[Tensor, "batch heads length head_dim"]:
     """Each pair of features turned by its angle: (a cos − b sin, b cos + a sin). Features behind the pairs stay."""
     cosine, sine = rotation
     half = cosine.shape[-1]
     turned, rest = x[..., : 2 * half], x[..., 2 * half :]
-    a, b = (turned[..., ::2], turned[..., 1::2]) if pairs == "adjacent" else (turned[..., :half], turned[..., half:])
+    a, b = (turned[..., ::2], turned[..., 1::2]) if pairs == "interleaved" else (turned[..., :half], turned[..., half:])
     both = [a * cosine - b * sine, b * cosine + a * sine]
-    if pairs == "adjacent":
+    if pairs == "interleaved":
         return torch.cat([torch.stack(both, dim=-1).flatten(-2), rest], dim=-1)
     return torch.cat([*both, rest], dim=-1)
 

@@ -8,6 +8,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 
-def widened(x: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
+def upcast(x: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
     """`x` in at least float32."""
     return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -157,7 +157,7 @@ def _packs(config: Config) -> bool:
 
 
 def _window(change: Callable[[int], int]) -> Callable[[Config], dict[str, Any]]:
-    return lambda config: {"window": change(config.window or 0)}
+    return lambda config: {"sliding_window": change(config.sliding_window or 0)}
 
 
 def _replaced(change: Callable[[str, np.ndarray], np.ndarray]) -> Callable[[Config, Arrays], Arrays]:
@@ -221,7 +221,7 @@ def _one_later(role: str, by: int) -> dict[str, Wrong]:
 
 def _frequencies_of_all(_: Config) -> Callable[..., Any]:
     return lambda config: np.array(
-        [config.position_base ** (-2 * pair / config.head_dim) for pair in range(config.rotated_dim // 2)]
+        [config.rope_theta ** (-2 * pair / config.head_dim) for pair in range(config.rotated_dim // 2)]
     )
 
 
@@ -246,7 +246,7 @@ def _in_half(kind: Any, part: str) -> dict[str, Wrong]:
 def _norm_last(_: Config) -> Callable[..., Any]:
     def placed(config: Config, parameters: Any, name: str, x: Any, at: Places, tap: Any) -> Any:
         assert at.rotation is not None
-        turned = positions.rotate(x, at.rotation, config.feature_pairs)
+        turned = positions.rotate(x, at.rotation, config.rope_layout)
         return tap(f"{name}_rotated", normalization.head_norm(config, parameters[f"{name}_norm"], turned))
 
     return placed
@@ -468,11 +468,11 @@ def _slips() -> Iterator[Slip]:
 
 
 def _rotary_slips() -> Iterator[Slip]:
-    pairs = _other("feature_pairs", "halves", "adjacent")
+    pairs = _other("rope_layout", "halves", "interleaved")
     yield Slip(("rotary-layout",), "other", ROTATED, _ROTARY, pairs)
     for base in (10_000.0, 1e6, 500_000.0, 7321.0, 77.0):
-        acts = _both(_ROTARY, _not(_is(position_base=base)))
-        yield Slip(("rotary-base",), f"{base:g}", ROTATED, acts, _to(position_base=base))
+        acts = _both(_ROTARY, _not(_is(rope_theta=base)))
+        yield Slip(("rotary-base",), f"{base:g}", ROTATED, acts, _to(rope_theta=base))
     for name, fields in (
         ("none", _to(rotary_scaling="none")),
         ("the other", _other("rotary_scaling", "linear", "llama3")),
@@ -506,9 +506,9 @@ def _attention_slips() -> Iterator[Slip]:
     yield Slip(("norm-swapped",), "query and key", heads, normed, parameters=_swapped("query_norm", "key_norm"))
     tiled = {"attention.repeat_heads": _tiled}
     yield Slip(("head-grouping",), "tiled", r".*\.(scores|context)", _grouped, exchanged=tiled)
-    capped = _has("attention_cap")
+    capped = _has("attention_softcap")
     for cap in (None, 50.0, 7.3):
-        yield Slip(("attention-cap",), f"{cap}", SCORES, capped, _to(attention_cap=cap))
+        yield Slip(("attention-cap",), f"{cap}", SCORES, capped, _to(attention_softcap=cap))
     early = _scores(
         lambda query, key, scale, cap, bias: _plus(np.tanh(query @ key.swapaxes(-2, -1) / cap) * cap * scale, bias)
     )
@@ -517,19 +517,21 @@ def _attention_slips() -> Iterator[Slip]:
         lambda query, key, scale, cap, bias: _plus(np.clip(query @ key.swapaxes(-2, -1) * scale, -cap, cap), bias)
     )
     yield Slip(("attention-cap",), "clipped", SCORES, capped, exchanged=cut)
-    behind = _weights(lambda config, right, scores, mask, hidden: right(scores, mask, -config.attention_cap))
+    behind = _weights(lambda config, right, scores, mask, hidden: right(scores, mask, -config.attention_softcap))
     yield Slip(("attention-cap", "mask-value"), "behind the mask", WEIGHTS, capped, exchanged=behind)
 
 
 def _window_slips() -> Iterator[Slip]:
-    windowed, alternates = _has("window"), _has("full_attention_every")
+    windowed, alternates = _has("sliding_window"), _has("full_attention_every")
     yield Slip(("window-size",), "+1", WEIGHTS, windowed, _window(lambda window: window + 1))
     yield Slip(("window-size",), "-1", WEIGHTS, windowed, _window(lambda window: window - 1))
-    yield Slip(("window-missing",), "missing", WEIGHTS, windowed, _to(window=None))
+    yield Slip(("window-missing",), "missing", WEIGHTS, windowed, _to(sliding_window=None))
     lone = _both(windowed, _is(architecture="encoder"))
     yield Slip(("window-size",), "half", WEIGHTS, lone, _window(lambda window: window // 2 + 1))
     yield Slip(("window-layers",), "all", WEIGHTS, alternates, _to(full_attention_every=None))
-    other = _windows(lambda config, layer: None if (layer + 1) % (config.full_attention_every or 1) else config.window)
+    other = _windows(
+        lambda config, layer: None if (layer + 1) % (config.full_attention_every or 1) else config.sliding_window
+    )
     yield Slip(("window-layers", "window-missing"), "exchanged", WEIGHTS, alternates, exchanged=other)
 
 
@@ -613,8 +615,8 @@ def _embedding_slips() -> Iterator[Slip]:
     on = _ids(lambda ids, visible: np.cumsum(visible, axis=1) + 1)
     yield Slip(("position-count",), "padding goes on", EMBEDDING, counts, exchanged=on)
     waves = _is(positions="sinusoidal")
-    yield Slip(("position-layout",), "interleaved", EMBEDDING, waves, _to(feature_pairs="adjacent"))
-    yield Slip(("position-frequency",), "base 1234", EMBEDDING, waves, _to(position_base=1234.0))
+    yield Slip(("position-layout",), "interleaved", EMBEDDING, waves, _to(rope_layout="interleaved"))
+    yield Slip(("position-frequency",), "base 1234", EMBEDDING, waves, _to(rope_theta=1234.0))
     tied = _both(_has("tied_head"), _not(_ROTARY))
     yield Slip(("padding-row",), "zeroed", rf"{EMBEDDING}|{LOGITS}", tied, parameters=_zero_padding)
     yield Slip(("padding-row",), "zeroed where looked up", EMBEDDING, tied, exchanged=_zero_where_looked_up())
@@ -645,7 +647,7 @@ def _head_slips() -> Iterator[Slip]:
     scale, pooled = _other("head_scale", "none", "embed_dim"), _is(head="pooled")
     yield Slip(("head-scale",), "the other", LOGITS, _has("tied_head"), scale)
     for cap in (None, 30.0, 5.5):
-        yield Slip(("logit-cap",), f"{cap}", LOGITS, _has("logit_cap"), _to(logit_cap=cap))
+        yield Slip(("logit-cap",), f"{cap}", LOGITS, _has("final_softcap"), _to(final_softcap=cap))
     yield Slip(("head-tied",), "tied", LOGITS, _UNTIED, parameters=_head_of_table)
     for name, wrong in (
         ("last", lambda c, p, x: _project(p, x[:, -1])),
@@ -704,7 +706,7 @@ def _uncatalogued() -> Iterator[Slip]:
     bent = _scores(
         lambda query, key, scale, cap, bias: _plus(np.arctan(query @ key.swapaxes(-2, -1) * scale / cap) * cap, bias)
     )
-    yield slip("the cap is an arc tangent", SCORES, _has("attention_cap"), exchanged=bent)
+    yield slip("the cap is an arc tangent", SCORES, _has("attention_softcap"), exchanged=bent)
     doubled = _buckets(lambda right, at, count, most, *, both: right(2 * at, count, most, both=both))
     yield slip("distances are doubled", SCORES, _is(positions="relative"), exchanged=doubled)
     squared = _slopes(lambda config, right: right**2)

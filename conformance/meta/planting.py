@@ -48,9 +48,8 @@ def column_path(column: str) -> Path:
 
 
 def _belongs(column: str, module: str) -> bool:
-    """Whether a module is the column's own: of the reference, not the contract, which every column shares."""
-    package, _, name = module.partition(".")
-    return package == column and (column != REFERENCE_COLUMN or name in (*FILES, "functional", "port"))
+    """Whether a module is the column's own, not the contract, which every column shares."""
+    return module.partition(".")[0] == column
 
 
 @contextmanager

@@ -144,8 +144,8 @@ PLANTS = [
     *in_both(
         "batch-norm-bias",
         "normalization",
-        ("torch.sqrt(widened(variance) + eps) * weight + bias", "torch.sqrt(widened(variance) + eps) * weight"),
-        ("jnp.sqrt(widened(variance) + eps) * weight + bias", "jnp.sqrt(widened(variance) + eps) * weight"),
+        ("torch.sqrt(upcast(variance) + eps) * weight + bias", "torch.sqrt(upcast(variance) + eps) * weight"),
+        ("jnp.sqrt(upcast(variance) + eps) * weight + bias", "jnp.sqrt(upcast(variance) + eps) * weight"),
         "normalization.batch_evaluation",
         "drawn.configurations",
     ),
@@ -194,7 +194,7 @@ PLANTS = [
         "softmax-axis",
         "attention",
         (".softmax(dim=-1)", ".softmax(dim=-2)"),
-        ("jax.nn.softmax(widened(shown), axis=-1)", "jax.nn.softmax(widened(shown), axis=-2)"),
+        ("jax.nn.softmax(upcast(shown), axis=-1)", "jax.nn.softmax(upcast(shown), axis=-2)"),
         "attention.alone",
         "attention.rows_of_weights_sum_to_one",
         "documents.masked_columns",
@@ -222,7 +222,7 @@ PLANTS = [
     *in_both(
         "fused-though-it-shows",
         "attention",
-        ("hidden < LEAVES_OUT", "hidden < -LEAVES_OUT"),
+        ("hidden < EXACT_MASK_BELOW", "hidden < -EXACT_MASK_BELOW"),
         None,
         "attention.alone",
         "forward.fast_logits",
@@ -597,7 +597,7 @@ PLANTS = [
         None,
         FAMILIES,
     ),
-    *in_both("logit-cap-missing", "head", ("else capped(logits, config.logit_cap)", "else logits"), None, FAMILIES),
+    *in_both("logit-cap-missing", "head", ("else capped(logits, config.final_softcap)", "else logits"), None, FAMILIES),
     *in_both("head-unscaled", "head", ("x = x * config.embed_dim**-0.5", "x = x * 1"), None, FAMILIES),
     *in_both("pooled-last", "head", ("model.pooler(x[:, 0])", "model.pooler(x[:, -1])"), None, FAMILIES),
     *in_both(

@@ -24,7 +24,7 @@ TargetMask = Literal["causal", "causal-and-padding"]
 Padding = Literal["token", "attention-mask"]
 Positions = Literal["learned", "sinusoidal", "rotary", "relative", "alibi", "none"]
 PositionCount = Literal["all", "visible"]
-FeaturePairs = Literal["adjacent", "halves"]
+RopeLayout = Literal["interleaved", "halves"]
 RotaryScaling = Literal["none", "linear", "llama3"]
 EmbeddingScale = Literal["none", "embed_dim"]
 Head = Literal["logits", "hidden", "pooled"]
@@ -40,7 +40,7 @@ DropoutPlace = Literal[
 ]
 """How the names of the taps end that are dropped from."""
 
-LEAVES_OUT = -1e6
+EXACT_MASK_BELOW = -1e6
 """Below this, the weight of a hidden key underflows to exactly 0 in every precision, so that leaving the key out is the
 same as replacing its score; above it (document 000's −1e-20) it is not, and only the explicit path is right."""
 
@@ -115,12 +115,12 @@ class TransformerConfig:
     """Scores are divided by the root of this."""
     attention_multiplier: float = 1.0
     """Scores are multiplied by this, too."""
-    attention_cap: float | None = None
+    attention_softcap: float | None = None
     """Scores are held below this by cap · tanh(scores / cap), before the mask (Gemma 2); None: they are not."""
-    window: int | None = None
+    sliding_window: int | None = None
     """A position sees those less than this far away, and itself (Beltagy et al. 2020); None: all."""
     full_attention_every: int | None = None
-    """Every so many layers, the last of them sees beyond the `window`; None: none does."""
+    """Every so many layers, the last of them sees beyond the `sliding_window`; None: none does."""
     mask_value: float = -math.inf
     """What a hidden score is replaced by. −inf stands for the lowest number of the dtype: the same weights, and a
     row that sees nothing weighs all its keys alike, as it does with every other value, instead of being NaN."""
@@ -140,9 +140,9 @@ class TransformerConfig:
     position_count: PositionCount = "all"
     """Which tokens positions count: `all`, or only those that are no padding, which has the position in front of the
     first (RoBERTa, OPT)."""
-    feature_pairs: FeaturePairs = "adjacent"
+    rope_layout: RopeLayout = "interleaved"
     """Which two features share an angle, sinusoidal or rotary: neighbours, or those half of all features apart."""
-    position_base: float = 10_000.0
+    rope_theta: float = 10_000.0
     """Angles are position / base^(2 i / features)."""
     rotary_dim: int | None = None
     """The first features of a head that are turned; None: all."""
@@ -175,7 +175,7 @@ class TransformerConfig:
     head_bias: bool = True
     head_scale: HeadScale = "none"
     """`embed_dim`: what goes into the head is divided by √embed_dim (T5)."""
-    logit_cap: float | None = None
+    final_softcap: float | None = None
     """Logits are held below this by cap · tanh(logits / cap) (Gemma 2); None: they are not."""
     dropout: float = 0.0
     """The share that training drops; evaluation never drops."""
@@ -203,12 +203,12 @@ class TransformerConfig:
         return self.architecture != "encoder"
 
     @property
-    def hides_wholly(self) -> bool:
-        """Whether what is masked weighs nothing (`LEAVES_OUT`), so that no token depends on those behind it, unless it
-        sees nothing at all: then all keys weigh alike."""
+    def mask_is_exact(self) -> bool:
+        """Whether masked keys have weight exactly 0 (`EXACT_MASK_BELOW`), so that no token depends on later ones, except
+        in a row that is masked entirely: its keys all weigh alike."""
         features = {"head_dim": self.head_dim, "embed_dim": self.embed_dim, "none": 1}[self.attention_scale]
         scale = features**-0.5 * self.attention_multiplier if self.mask_order == "before-scale" else 1.0
-        return self.mask_value * scale < LEAVES_OUT
+        return self.mask_value * scale < EXACT_MASK_BELOW
 
     @property
     def filling_id(self) -> int:
@@ -248,7 +248,7 @@ class TransformerConfig:
     def layer_window(self, layer: int) -> int | None:
         """How far the layer sees, the first being 0; None: as far as there is something."""
         sees_all = self.full_attention_every is not None and (layer + 1) % self.full_attention_every == 0
-        return None if sees_all else self.window
+        return None if sees_all else self.sliding_window
 
     @property
     def vocab_size(self) -> int:
@@ -324,8 +324,8 @@ class TransformerConfig:
             sizes |= {"attention_head_dim": None if self.attention_dim == self.embed_dim else 10}
         if self.rotary_dim:
             sizes |= {"rotary_dim": None if self.rotary_dim == self.head_dim else 4}
-        if self.window:
-            sizes |= {"window": 4}
+        if self.sliding_window:
+            sizes |= {"sliding_window": 4}
         if self.full_attention_every:
             sizes |= {"full_attention_every": min(self.full_attention_every, 2)}
         if self.positions == "relative":
@@ -499,9 +499,9 @@ _RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
 } | dict.fromkeys(
     (
         "attention_multiplier",
-        "attention_cap",
-        "logit_cap",
-        "position_base",
+        "attention_softcap",
+        "final_softcap",
+        "rope_theta",
         "rotary_factor",
         "rotary_low_frequency",
         "rotary_high_frequency",

@@ -98,7 +98,7 @@ def check_step(
     of the first step if one is read, and how many tokens of each row count. Raises `InputError` as `check_inputs`."""
     if not config.has_decoder:
         raise InputError("A lone encoder has no decoder to cache anything for.")
-    if not config.hides_wholly:
+    if not config.mask_is_exact:
         says = f"mask_value is {config.mask_value:g}, which hides nothing wholly"
         raise InputError(f"{says}: what was cached would change with every token; only a full forward pass is right.")
     if (lengths is None and config.has_encoder) != (source is not None):
@@ -151,7 +151,7 @@ def check_prompt(config: TransformerConfig, prompt: Any, source: Any = None, len
     _check_something_is_seen(config, inputs["prompt"], checked)
     if checked is None:
         return inputs | {"lengths": None}
-    if len(set(checked.tolist())) > 1 and not config.hides_wholly:
+    if len(set(checked.tolist())) > 1 and not config.mask_is_exact:
         says = f"mask_value is {config.mask_value:g}, which hides nothing wholly"
         raise InputError(f"lengths differ, but {says}: rows would see what fills them up; give them one by one.")
     return inputs | {"prompt": inputs["prompt"][:, : checked.max()], "lengths": checked}

@@ -164,8 +164,8 @@ _DEPARTURES: tuple[tuple[Callable[[TransformerConfig], bool], str], ...] = (
     (lambda c: c.query_key_norm, "each head's queries and keys are normalised"),
     (lambda c: c.attention_scale == "none", "scores are not divided by √head_dim (§3.2.1)"),
     (lambda c: c.attention_multiplier != 1, "scores are multiplied by {c.attention_multiplier:g} besides (§3.2.1)"),
-    (lambda c: c.attention_cap is not None, "scores are held below {c.attention_cap:g}"),
-    (lambda c: c.window is not None, "what is {c.window} positions away is hidden{but_for}"),
+    (lambda c: c.attention_softcap is not None, "scores are held below {c.attention_softcap:g}"),
+    (lambda c: c.sliding_window is not None, "what is {c.sliding_window} positions away is hidden{but_for}"),
     (lambda c: c.norm_position == "pre", "norms stand before the sublayers (paper: after the residual, §3.1)"),
     (
         lambda c: c.norm_position == "both",
@@ -193,7 +193,7 @@ _DEPARTURES: tuple[tuple[Callable[[TransformerConfig], bool], str], ...] = (
         "the target's padding is not hidden, only its future",
     ),
     (lambda c: c.head != "logits", "it ends with what the head {c.head!r} returns, not with logits"),
-    (lambda c: c.logit_cap is not None, "logits are held below {c.logit_cap:g}"),
+    (lambda c: c.final_softcap is not None, "logits are held below {c.final_softcap:g}"),
 )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Inexact, Int
 from numpy import ndarray as Array
 
-from transparity.config import LEAVES_OUT, Projection, TransformerConfig
+from transparity.config import EXACT_MASK_BELOW, Projection, TransformerConfig
 from transparity.taps import Tap, identity
 from transparity_numpy.cache import Cache, remember
 from transparity_numpy.functional import linear, softmax
@@ -57,7 +57,7 @@ def score_scale(config: TransformerConfig) -> float:
     return float(features**-0.5) * config.attention_multiplier
 
 
-def hidden_score(config: TransformerConfig) -> float:
+def masked_score(config: TransformerConfig) -> float:
     """What takes the place of a hidden score, once scaled: masking before the scale scales the mask's value too."""
     return config.mask_value * score_scale(config) if config.mask_order == "before-scale" else config.mask_value
 
@@ -142,7 +142,7 @@ def attention(
 ) -> Inexact[Array, "batch queries attention_dim"]:
     """softmax(query · keyᵀ · scale) · value, the heads merged (Vaswani et al. 2017, eq. 1)."""
     key, value = (repeat_heads(x, query.shape[1]) for x in (key, value))
-    if tap is identity and hidden < LEAVES_OUT:
+    if tap is identity and hidden < EXACT_MASK_BELOW:
         return merge_heads(_fused_attention(query, key, value, mask, scale, hidden, cap, bias))
     scores = tap("scores", attention_scores(query, key, scale, cap, bias))
     weights = tap("weights", attention_weights(scores, mask, hidden))
@@ -174,7 +174,7 @@ def placed(
     """The `query` or `key` as they meet: normalised and turned, where there is such."""
     if config.query_key_norm:
         x = tap(f"{name}_norm", head_norm(config, parameters[f"{name}_norm"], x))
-    return x if at.rotation is None else tap(f"{name}_rotated", rotate(x, at.rotation, config.feature_pairs))
+    return x if at.rotation is None else tap(f"{name}_rotated", rotate(x, at.rotation, config.rope_layout))
 
 
 def multi_head_attention(
@@ -203,7 +203,7 @@ def multi_head_attention(
         if cache is not None:
             assert positions is not None
             key, value = remember(cache, key, value, positions)
-    scale, hidden = score_scale(config), hidden_score(config)
-    cap = config.attention_cap
+    scale, hidden = score_scale(config), masked_score(config)
+    cap = config.attention_softcap
     context = attention(query, key, value, mask, scale=scale, hidden=hidden, cap=cap, bias=at.bias, tap=tap)
     return tap("output", linear(parameters["output"], context))

@@ -13,7 +13,7 @@ from transparity_numpy.cache import taken
 from transparity_numpy.decoding import cache_for, next_logits
 from transparity_numpy.functional import log_softmax
 from transparity_numpy.generation import with_room
-from transparity_numpy.precision import widened
+from transparity_numpy.precision import upcast
 
 
 def beam_search(
@@ -45,7 +45,7 @@ def beam_search(
     for _ in range(max_new_tokens):
         cache = cache if longest <= config.max_length else None
         logits = next_logits(config, parameters, tokens, lengths, cache, source, unseen)
-        following = log_softmax(widened(logits)).reshape(batch, beams, vocab_size)
+        following = log_softmax(upcast(logits)).reshape(batch, beams, vocab_size)
         staying = np.where(np.arange(vocab_size) == config.filling_id, 0.0, -np.inf)
         scores = score[:, :, None] + np.where(ended[:, :, None], staying, following)
         added = added + ~ended

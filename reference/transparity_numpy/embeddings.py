@@ -10,12 +10,12 @@ import numpy as np
 from jaxtyping import Bool, Float64, Inexact, Int
 from numpy import ndarray as Array
 
-from transparity.config import FeaturePairs, TransformerConfig
+from transparity.config import RopeLayout, TransformerConfig
 from transparity.inputs import check_length
 
 
 def sinusoidal_positions(
-    length: int, embed_dim: int, base: float = 10_000.0, pairs: FeaturePairs = "adjacent"
+    length: int, embed_dim: int, base: float = 10_000.0, pairs: RopeLayout = "interleaved"
 ) -> Float64[Array, "length embed_dim"]:
     """sin(position / base^(i / embed_dim)) at even features i, the cosine of the same angle beside it (document 003;
     Vaswani et al. 2017, §3.5), or all sines and then all cosines (Marian). Computed in float64, whatever the model's
@@ -60,6 +60,6 @@ def embed(
     if config.positions == "learned":
         return x + parameters["position_embedding"]["weight"][position_ids(config, visible, at)]
     if config.positions == "sinusoidal":
-        table = sinusoidal_positions(visible.shape[1], config.embed_dim, config.position_base, config.feature_pairs)
+        table = sinusoidal_positions(visible.shape[1], config.embed_dim, config.rope_theta, config.rope_layout)
         return x + table.astype(x.dtype)[at]
     return x

@@ -12,7 +12,7 @@ from transparity.config import TransformerConfig
 from transparity.sampling import Sampling
 from transparity_numpy.decoding import cache_for, next_logits
 from transparity_numpy.functional import softmax
-from transparity_numpy.precision import widened
+from transparity_numpy.precision import upcast
 
 
 def greedy_tokens(logits: Inexact[Array, "batch vocab"]) -> Int[Array, " batch"]:
@@ -23,7 +23,7 @@ def greedy_tokens(logits: Inexact[Array, "batch vocab"]) -> Int[Array, " batch"]
 def drawable(logits: Float[Array, "batch vocab"], sampling: Sampling) -> Float[Array, "batch vocab"]:
     """The logits, less the largest, divided by the temperature, and −inf for what may not be drawn: by `top_k`, then by
     `top_p`; in at least float32."""
-    logits = widened(logits)
+    logits = upcast(logits)
     logits = (logits - logits.max(axis=-1, keepdims=True)) / logits.dtype.type(sampling.temperature)
     order = np.argsort(-logits, axis=-1, kind="stable")
     ranked = np.take_along_axis(logits, order, axis=-1)
@@ -39,7 +39,7 @@ def drawable(logits: Float[Array, "batch vocab"], sampling: Sampling) -> Float[A
 def sampled_tokens(logits: Inexact[Array, "batch vocab"], uniforms: Float[Array, " batch"]) -> Int[Array, " batch"]:
     """A token of each row, drawn from softmax(logits) (document 001): the first whose cumulative probability exceeds
     the row's uniform number in [0, 1)."""
-    cumulative = softmax(widened(logits)).cumsum(axis=-1)
+    cumulative = softmax(upcast(logits)).cumsum(axis=-1)
     total = cumulative[:, -1:]
     # A number next to 1 may be rounded to it: what adds nothing to the total is not drawn all the same.
     passed = (cumulative <= uniforms.astype(cumulative.dtype)[:, None] * total) & (cumulative < total)

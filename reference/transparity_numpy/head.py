@@ -11,7 +11,7 @@ from numpy import ndarray as Array
 
 from transparity.config import TransformerConfig
 from transparity_numpy.functional import linear
-from transparity_numpy.precision import widened
+from transparity_numpy.precision import upcast
 
 
 def head(
@@ -31,9 +31,9 @@ def head(
         x = x * x.dtype.type(config.embed_dim**-0.5)
     weight = parameters[config.stacks[-1]]["token_embedding"] if config.tied_head else {}
     logits = linear(parameters.get("head", {}) | weight, x)
-    return logits if config.logit_cap is None else capped(logits, config.logit_cap)
+    return logits if config.final_softcap is None else capped(logits, config.final_softcap)
 
 
 def capped(x: Inexact[Array, "*batch"], cap: float) -> Inexact[Array, "*batch"]:
     """cap · tanh(x / cap): nearly x where that is small, and never beyond ± cap (Gemma 2)."""
-    return (np.tanh(widened(x) / cap) * cap).astype(x.dtype, copy=False)
+    return (np.tanh(upcast(x) / cap) * cap).astype(x.dtype, copy=False)

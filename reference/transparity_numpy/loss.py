@@ -7,7 +7,7 @@ from jaxtyping import Inexact, Int
 from numpy import ndarray as Array
 
 from transparity_numpy.functional import log_softmax
-from transparity_numpy.precision import widened
+from transparity_numpy.precision import upcast
 
 
 def cross_entropy(
@@ -21,7 +21,7 @@ def cross_entropy(
     With `label_smoothing`, a share of each target is spread evenly over the vocabulary (Szegedy et al. 2016, §7). A
     batch of nothing but padding has no mean: NaN, as in the frameworks.
     """
-    log_probabilities = log_softmax(widened(logits))
+    log_probabilities = log_softmax(upcast(logits))
     picked = np.take_along_axis(log_probabilities, targets[..., None], axis=-1)[..., 0]
     if label_smoothing:
         of_dtype = picked.dtype.type

@@ -10,7 +10,7 @@ from numpy import ndarray as Array
 
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity
-from transparity_numpy.precision import widened
+from transparity_numpy.precision import upcast
 
 
 def layer_norm(
@@ -20,7 +20,7 @@ def layer_norm(
     eps: float,
 ) -> Inexact[Array, "*batch embed_dim"]:
     """(x − mean) / √(variance + eps) · weight + bias over the features, the variance over n (Ba et al. 2016)."""
-    wide = widened(x)
+    wide = upcast(x)
     centered = wide - wide.mean(axis=-1, keepdims=True)
     variance = (centered * centered).mean(axis=-1, keepdims=True)
     return _like((x, weight, bias), centered / np.sqrt(variance + wide.dtype.type(eps)) * weight + bias)
@@ -33,7 +33,7 @@ def layer_norm_unbiased(
     eps: float,
 ) -> Inexact[Array, "*batch embed_dim"]:
     """(x − mean) / (deviation + eps) · weight + bias, the deviation over n − 1, eps outside the root (document 003)."""
-    wide = widened(x)
+    wide = upcast(x)
     centered = wide - wide.mean(axis=-1, keepdims=True)
     variance = (centered * centered).sum(axis=-1, keepdims=True) / wide.dtype.type(x.shape[-1] - 1)
     return _like((x, weight, bias), centered / (np.sqrt(variance) + wide.dtype.type(eps)) * weight + bias)
@@ -43,7 +43,7 @@ def rms_norm(
     x: Inexact[Array, "*batch embed_dim"], weight: Inexact[Array, " embed_dim"], eps: float
 ) -> Inexact[Array, "*batch embed_dim"]:
     """x / √(mean of x² + eps) · weight over the features (Zhang and Sennrich 2019, eq. 4)."""
-    wide = widened(x)
+    wide = upcast(x)
     size = np.sqrt((wide * wide).mean(axis=-1, keepdims=True) + wide.dtype.type(eps))
     return _like((x, weight), wide / size * weight)
 
@@ -57,7 +57,7 @@ def batch_norm(
     eps: float,
 ) -> Inexact[Array, "*batch embed_dim"]:
     """(x − mean) / √(variance + eps) · weight + bias with given statistics (document 001; Ioffe and Szegedy 2015)."""
-    wide, variance = widened(x), widened(variance)
+    wide, variance = upcast(x), upcast(variance)
     return _like((x, weight, bias), (wide - mean) / np.sqrt(variance + wide.dtype.type(eps)) * weight + bias)
 
 
@@ -65,7 +65,7 @@ def batch_statistics(
     x: Inexact[Array, "*batch embed_dim"],
 ) -> tuple[Inexact[Array, " embed_dim"], Inexact[Array, " embed_dim"]]:
     """The mean and the variance (over n) of each feature over the batch and the positions."""
-    wide, axes = widened(x), tuple(range(x.ndim - 1))
+    wide, axes = upcast(x), tuple(range(x.ndim - 1))
     mean = wide.mean(axis=axes)
     centered = wide - mean
     return mean.astype(x.dtype, copy=False), (centered * centered).mean(axis=axes).astype(x.dtype, copy=False)

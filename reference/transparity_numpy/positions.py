@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Float64, Inexact, Int
 from numpy import ndarray as Array
 from numpy.typing import DTypeLike
 
-from transparity.config import FeaturePairs, TransformerConfig
+from transparity.config import RopeLayout, TransformerConfig
 
 
 class Places(NamedTuple):
@@ -30,7 +30,7 @@ NOWHERE = Places()
 def rotary_frequencies(config: TransformerConfig) -> Float64[Array, " pairs"]:
     """base^(−2 i / features): by how much a step turns each pair of features (Su et al. 2021, §3.2.2), scaled for
     longer texts than the model was first trained on (Llama 3.1)."""
-    frequencies = config.position_base ** -(np.arange(0, config.rotated_dim, 2) / config.rotated_dim)
+    frequencies = config.rope_theta ** -(np.arange(0, config.rotated_dim, 2) / config.rotated_dim)
     if config.rotary_scaling == "none":
         return frequencies
     slowed = frequencies / config.rotary_factor
@@ -45,15 +45,15 @@ def rotary_frequencies(config: TransformerConfig) -> Float64[Array, " pairs"]:
 def rotate(
     x: Inexact[Array, "batch heads length head_dim"],
     rotation: tuple[Float[Array, "#batch 1 length pairs"], Float[Array, "#batch 1 length pairs"]],
-    pairs: FeaturePairs,
+    pairs: RopeLayout,
 ) -> Inexact[Array, "batch heads length head_dim"]:
     """Each pair of features turned by its angle: (a cos − b sin, b cos + a sin). Features behind the pairs stay."""
     cosine, sine = rotation
     half = cosine.shape[-1]
     turned, rest = x[..., : 2 * half], x[..., 2 * half :]
-    a, b = (turned[..., ::2], turned[..., 1::2]) if pairs == "adjacent" else (turned[..., :half], turned[..., half:])
+    a, b = (turned[..., ::2], turned[..., 1::2]) if pairs == "interleaved" else (turned[..., :half], turned[..., half:])
     both = [a * cosine - b * sine, b * cosine + a * sine]
-    if pairs == "adjacent":
+    if pairs == "interleaved":
         return np.concatenate([np.stack(both, axis=-1).reshape(turned.shape), rest], axis=-1)
     return np.concatenate([*both, rest], axis=-1)
 

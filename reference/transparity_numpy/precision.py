@@ -7,6 +7,6 @@ from jaxtyping import Inexact
 from numpy import ndarray as Array
 
 
-def widened(x: Inexact[Array, "*batch"]) -> Inexact[Array, "*batch"]:
+def upcast(x: Inexact[Array, "*batch"]) -> Inexact[Array, "*batch"]:
     """`x` in at least float32."""
     return x.astype(np.promote_types(x.dtype, np.float32), copy=False)

@@ -40,7 +40,7 @@ FIELDS = {
     "llama.block_count": "num_decoder_layers",
     "llama.feed_forward_length": "feed_forward_dim",
     "llama.attention.layer_norm_rms_epsilon": "norm_eps",
-    "llama.rope.freq_base": "position_base",
+    "llama.rope.freq_base": "rope_theta",
     "tokenizer.ggml.padding_token_id": "pad_id",
     "tokenizer.ggml.bos_token_id": "bos_id",
     "tokenizer.ggml.eos_token_id": "eos_id",
@@ -64,7 +64,7 @@ def read_llama(path: Path) -> tuple[TransformerConfig, dict[str, np.ndarray]]:
         positions="rotary",
         # A hub's Llama turns feature i together with i + half of the head. llama.cpp turns neighbours, so the rows of
         # the query and the key were sorted when the file was written: for them as they are, neighbours are right.
-        feature_pairs="adjacent",
+        rope_layout="interleaved",
         tied_head="output.weight" not in tensors,
         head_bias=False,
         **{ours: reader.get_field(theirs).contents() for theirs, ours in FIELDS.items()},

@@ -84,7 +84,7 @@ def compare_beams(build: Build, beam_search: Callable[..., Any], probe: Probe, d
 def why_not(way: Way, config: TransformerConfig, dtype: str) -> str:
     """Why one way is not compared, whatever a port is like; nothing if it is."""
     if "lengths" in way.keywords:
-        return "" if config.hides_wholly else "this mask hides nothing, so rows would see what fills them up"
+        return "" if config.mask_is_exact else "this mask hides nothing, so rows would see what fills them up"
     return "" if dtype in WIDE else f"where rounding is coarse, too much is a tie: it is not compared in {dtype}"
 
 

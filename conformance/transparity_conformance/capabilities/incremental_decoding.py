@@ -26,7 +26,7 @@ def ways(length: int) -> dict[str, tuple[int, ...]]:
 
 def why_no_steps(config: TransformerConfig) -> str:
     """Why none are compared, whatever a port is like; nothing if they are."""
-    if not config.hides_wholly:
+    if not config.mask_is_exact:
         return "this mask hides nothing, so what is cached is never right"
     return "" if config.has_decoder else "a lone encoder generates nothing"
 

@@ -178,7 +178,7 @@ def rotary(fields: Fields) -> dict[str, Any]:
     part = said.get("partial_rotary_factor", fields.get("partial_rotary_factor"))
     if part not in (None, 1):
         raise wrong("partial_rotary_factor", part, "1, or none")
-    found = {"feature_pairs": "halves", "positions": "rotary", "position_base": number(said, "rope_theta")}
+    found = {"rope_layout": "halves", "positions": "rotary", "rope_theta": number(said, "rope_theta")}
     if unknown := [key for key in said if key not in (*KEYS_OF_ALL, *ROTARY_KEYS[kind])]:
         raise wrong(f"{name}.{unknown[0]}", said[unknown[0]], f"none where its rope_type is {kind}")
     if kind == "llama3":
@@ -204,16 +204,18 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 
 
 def windows(layer_types: Any, window: Any, count: int) -> dict[str, Any]:
-    """`window` and `full_attention_every` of what transformers says of each of `count` layers. Raises `CheckpointError`
-    where the layers that see all are not every so many."""
+    """Convert `layer_types` of `count` layers into `sliding_window` and `full_attention_every`.
+
+    Raises `CheckpointError` where full attention is not every so many layers.
+    """
     known = isinstance(layer_types, list) and all(kind in (SLIDING, FULL) for kind in layer_types)
     if not known or len(layer_types) != count:
         raise wrong("layer_types", layer_types, f"{SLIDING} or {FULL} for each of {count} layers")
     if window is None or SLIDING not in layer_types:
         return {}
     if FULL not in layer_types:
-        return {"window": window}
+        return {"sliding_window": window}
     every = layer_types.index(FULL) + 1
     if layer_types != [SLIDING if (i + 1) % every else FULL for i in range(len(layer_types))]:
         raise wrong("layer_types", layer_types, f"{FULL} at every so many layers, the last of them, or at all or none")
-    return {"window": window, "full_attention_every": every}
+    return {"sliding_window": window, "full_attention_every": every}

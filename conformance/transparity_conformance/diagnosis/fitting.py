@@ -78,12 +78,12 @@ def _further_families(config: TransformerConfig, sites: list[str]) -> Iterator[F
         if config.rotary_scaling != "none":
             grid = [config.rotary_factor * 2.0**power for power in range(-6, 7)]
             yield lambda factor: positions.other_factor(config, factor), grid, chosen
-    if config.attention_cap is not None:
-        grid = [config.attention_cap * 2.0**power for power in range(-4, 7)]
+    if config.attention_softcap is not None:
+        grid = [config.attention_softcap * 2.0**power for power in range(-4, 7)]
         for chosen in groups([site for site in sites if site.endswith(".scores")]):
             yield lambda cap: other_cap(config, cap), grid, chosen
-    if config.logit_cap is not None and "logits" in sites:
-        grid = [config.logit_cap * 2.0**power for power in range(-4, 7)]
+    if config.final_softcap is not None and "logits" in sites:
+        grid = [config.final_softcap * 2.0**power for power in range(-4, 7)]
         yield lambda cap: heads.other_cap(config, cap), grid, ("logits",)
 
 

@@ -34,7 +34,7 @@ _LLAMA = dataclasses.replace(
     qkv_bias=False,
     output_bias=False,
     positions="rotary",
-    feature_pairs="halves",
+    rope_layout="halves",
     head_bias=False,
 )
 
@@ -69,10 +69,10 @@ _BERT = TransformerConfig(
 
 CASES: dict[str, TransformerConfig] = {
     "llama": dataclasses.replace(
-        _LLAMA, position_base=500.0, rotary_scaling="llama3", rotary_factor=8.0, rotary_original_length=64
+        _LLAMA, rope_theta=500.0, rotary_scaling="llama3", rotary_factor=8.0, rotary_original_length=64
     ),
     "qwen": dataclasses.replace(
-        _LLAMA, query_key_norm=True, window=4, rotary_scaling="linear", rotary_factor=2.0, tied_head=True
+        _LLAMA, query_key_norm=True, sliding_window=4, rotary_scaling="linear", rotary_factor=2.0, tied_head=True
     ),
     "gemma": dataclasses.replace(
         _LLAMA,
@@ -82,12 +82,12 @@ CASES: dict[str, TransformerConfig] = {
         norm_gain="one-plus-weight",
         norm_position="both",
         attention_multiplier=0.8,
-        attention_cap=4.0,
-        window=4,
+        attention_softcap=4.0,
+        sliding_window=4,
         full_attention_every=2,
         embedding_scale="embed_dim",
         tied_head=True,
-        logit_cap=3.0,
+        final_softcap=3.0,
     ),
     "gpt-j": dataclasses.replace(
         _DECODER,
@@ -124,7 +124,7 @@ CASES: dict[str, TransformerConfig] = {
         activation="silu",
         padding="attention-mask",
         positions="sinusoidal",
-        feature_pairs="halves",
+        rope_layout="halves",
         embedding_scale="embed_dim",
     ),
     "bert": dataclasses.replace(_BERT, padding="attention-mask", num_token_types=2),
@@ -139,10 +139,10 @@ CASES: dict[str, TransformerConfig] = {
         final_norm=True,
         qkv_bias=False,
         output_bias=False,
-        window=4,
+        sliding_window=4,
         full_attention_every=2,
         positions="rotary",
-        feature_pairs="halves",
+        rope_layout="halves",
         head="hidden",
     ),
 }

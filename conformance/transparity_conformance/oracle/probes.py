@@ -222,6 +222,6 @@ def sees_something(config: TransformerConfig, inputs: Arrays) -> np.ndarray:
     alike, and so depends on how many there are: the full pass counts those to come, which a cache does not have."""
     tokens, mask = inputs[config.input_names[-1]], inputs.get("attention_mask") if not config.has_encoder else None
     seen = target_mask(tokens, config.pad_id, config.decoder_mask, mask)
-    if config.window is not None:
-        seen = seen & window_mask(np.arange(tokens.shape[1])[None], tokens.shape[1], config.window)
+    if config.sliding_window is not None:
+        seen = seen & window_mask(np.arange(tokens.shape[1])[None], tokens.shape[1], config.sliding_window)
     return np.broadcast_to(np.any(seen, axis=(1, 3)), tokens.shape)

@@ -128,7 +128,7 @@ def _norm(config: TransformerConfig) -> str:
 
 def _head(config: TransformerConfig) -> str:
     tied = ", tied to the token embedding" if config.tied_head and config.head == "logits" else ""
-    capped = "" if config.logit_cap is None else f"<br/>held below {config.logit_cap:g}"
+    capped = "" if config.final_softcap is None else f"<br/>held below {config.final_softcap:g}"
     return HEADS[config.head].format(size=config.vocab_size) + tied + capped
 
 
@@ -138,7 +138,7 @@ def _attention(config: TransformerConfig, hidden: str) -> str:
     shared = ", one projection for all heads" if config.projection == "shared-per-head" else ""
     divided = "" if config.attention_scale == "none" else f", ÷ √{config.attention_scale}"
     times = "" if config.attention_multiplier == 1 else f", × {config.attention_multiplier:g}"
-    held = "" if config.attention_cap is None else f", held below {config.attention_cap:g}"
+    held = "" if config.attention_softcap is None else f", held below {config.attention_softcap:g}"
     return f"{heads}{fewer}{divided}{times}{shared}{held}<br/>{hidden} hidden by {config.mask_value:g}"
 
 
@@ -147,9 +147,9 @@ def _places(config: TransformerConfig) -> str:
     inside = config.positions in ("rotary", "relative", "alibi")
     known = [f"{config.positions} positions"] if inside else []
     known += ["queries and keys normalised"] if config.query_key_norm else []
-    if config.window is not None:
+    if config.sliding_window is not None:
         every = f", all in every layer {config.full_attention_every}" if config.full_attention_every else ""
-        known.append(f"{config.window} positions seen{every}")
+        known.append(f"{config.sliding_window} positions seen{every}")
     return "".join(f"<br/>{what}" for what in known)
 
 

@@ -148,7 +148,7 @@ def _standing(
         if ".self_attention." not in name:
             return value
         if name.endswith("_rotated") and wrong.rotation is not None:
-            return rotate(before[role], wrong.rotation, config.feature_pairs)
+            return rotate(before[role], wrong.rotation, config.rope_layout)
         before[role] = value
         if role == "scores" and right.bias is not None and wrong.bias is not None:
             return value - right.bias + wrong.bias

@@ -107,7 +107,7 @@ BART = Family(
 )
 
 MARIAN = Family(
-    always=ALWAYS | {"positions": "sinusoidal", "feature_pairs": "halves"},
+    always=ALWAYS | {"positions": "sinusoidal", "rope_layout": "halves"},
     fields=FIELDS,
     configure=_marian,
     reads=(*READS, "share_encoder_decoder_embeddings", "decoder_vocab_size"),

@@ -89,7 +89,7 @@ GEMMA = Family(
 
 GEMMA2 = Family(
     always=ALWAYS | {"norm_position": "both", "attention_scale": "none"},
-    fields=llama.FIELDS | {"attn_logit_softcapping": "attention_cap", "final_logit_softcapping": "logit_cap"},
+    fields=llama.FIELDS | {"attn_logit_softcapping": "attention_softcap", "final_logit_softcapping": "final_softcap"},
     configure=_gemma2,
     reads=(
         *(*ROTARY, "head_dim", "attention_bias", "hidden_activation"),

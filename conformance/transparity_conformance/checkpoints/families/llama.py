@@ -92,7 +92,7 @@ def _llama(fields: Fields, names: Collection[str]) -> dict[str, Any]:
 
 
 def _mistral(fields: Fields, names: Collection[str]) -> dict[str, Any]:
-    return _common(fields) | {"window": fields["sliding_window"]}
+    return _common(fields) | {"sliding_window": fields["sliding_window"]}
 
 
 def _qwen2(fields: Fields, names: Collection[str]) -> dict[str, Any]:

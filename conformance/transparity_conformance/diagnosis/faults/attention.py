@@ -16,7 +16,7 @@ from transparity_conformance.diagnosis.faults.sites import Value, apply_linear, 
 from transparity_numpy.attention import (
     attention_scores,
     attention_weights,
-    hidden_score,
+    masked_score,
     merge_heads,
     repeat_heads,
     score_scale,
@@ -32,7 +32,7 @@ def mistakes(config: TransformerConfig, site: str) -> Iterator[Mistake]:
         for name, scale in SCALES.items():
             if not math.isclose(scale(config), score_scale(config), rel_tol=1e-9):
                 yield scaled(config, scale(config), name)
-    if tap in ("scores", "weights") and config.attention_cap is not None:
+    if tap in ("scores", "weights") and config.attention_softcap is not None:
         yield from _cap_mistakes(config, tap)
     if tap in ("scores", "context") and config.key_value_heads < config.num_heads and config.key_value_heads > 1:
         yield from _grouping_mistakes(tap)
@@ -93,9 +93,9 @@ def scaled(config: TransformerConfig, scale: float, named: str) -> Mistake:
 def _scaled(scale: Callable[[TransformerConfig], float], run: Run, site: str, value: Value) -> Value:
     ratio = scale(run.config) / score_scale(run.config)
     if site.endswith(".weights"):
-        return attention_weights(scores_at(run, site), right_mask(run, site), hidden_score(run.config) * ratio)
-    if run.config.attention_cap is not None or run.config.positions in ("relative", "alibi"):
-        return scored(run, site, scale(run.config), run.config.attention_cap)
+        return attention_weights(scores_at(run, site), right_mask(run, site), masked_score(run.config) * ratio)
+    if run.config.attention_softcap is not None or run.config.positions in ("relative", "alibi"):
+        return scored(run, site, scale(run.config), run.config.attention_softcap)
     return value * value.dtype.type(ratio)
 
 
@@ -117,14 +117,14 @@ def _cap_mistakes(config: TransformerConfig, tap: str) -> Iterator[Mistake]:
         return
     yield Mistake("attention-cap", "missing", "scores are not held below the cap", patch=partial(_capped, None))
     for cap in KNOWN_CAPS:
-        if cap != config.attention_cap:
+        if cap != config.attention_softcap:
             yield other_cap(config, cap)
     for name, (change, says) in CAPS.items():
         yield Mistake("attention-cap", name, says, patch=partial(_capped_otherwise, change))
 
 
 def other_cap(config: TransformerConfig, cap: float) -> Mistake:
-    says = f"scores are held below {cap:.6g} instead of {config.attention_cap:g}"
+    says = f"scores are held below {cap:.6g} instead of {config.attention_softcap:g}"
     return Mistake("attention-cap", f"{cap:.6g}", says, patch=partial(_capped, cap), value=cap)
 
 
@@ -149,7 +149,7 @@ def _capped(cap: float | None, run: Run, site: str, value: Value) -> Value:
 
 
 def _capped_otherwise(change: Callable[[Value, float, float], Value], run: Run, site: str, value: Value) -> Value:
-    scope, cap = site.rpartition(".")[0], run.config.attention_cap
+    scope, cap = site.rpartition(".")[0], run.config.attention_softcap
     assert cap is not None
     query = met(run, scope, "query")
     products = query @ repeat_heads(met(run, scope, "key"), query.shape[1]).swapaxes(-2, -1)
@@ -159,7 +159,7 @@ def _capped_otherwise(change: Callable[[Value, float, float], Value], run: Run, 
 
 
 def _capped_behind_mask(run: Run, site: str, value: Value) -> Value:
-    cap, hidden = run.config.attention_cap, hidden_score(run.config)
+    cap, hidden = run.config.attention_softcap, masked_score(run.config)
     assert cap is not None
     return attention_weights(scores_at(run, site), right_mask(run, site), cap * math.tanh(hidden / cap))
 
@@ -177,7 +177,7 @@ def _tiled(run: Run, site: str, value: Value) -> Value:
     if tap == "context":
         return merge_heads(run.seen[f"{scope}.weights"] @ np.tile(run.seen[f"{scope}.value"], (1, times, 1, 1)))
     key, scale = np.tile(met(run, scope, "key"), (1, times, 1, 1)), score_scale(run.config)
-    return attention_scores(met(run, scope, "query"), key, scale, run.config.attention_cap, bias_at(run, site))
+    return attention_scores(met(run, scope, "query"), key, scale, run.config.attention_softcap, bias_at(run, site))
 
 
 def view(x: Value, num_heads: int) -> Value:

@@ -47,13 +47,13 @@ def mistakes(config: TransformerConfig, site: str) -> Iterator[Mistake]:
 
 
 def _sinusoid_mistakes(config: TransformerConfig) -> Iterator[Mistake]:
-    if config.feature_pairs == "adjacent":
+    if config.rope_layout == "interleaved":
         says = "all sines stand before all cosines instead of each beside its cosine"
         yield Mistake("position-layout", "concatenated", says, patch=partial(_replaced, concatenated))
     else:
         says = "each sine stands beside its cosine instead of all sines before all cosines"
         yield Mistake("position-layout", "interleaved", says, patch=partial(_replaced, interleaved))
-    says = "each cosine stands before its sine" if config.feature_pairs == "adjacent" else "cosines stand before sines"
+    says = "each cosine stands before its sine" if config.rope_layout == "interleaved" else "cosines stand before sines"
     yield Mistake("position-layout", "cosine first", says, patch=partial(_replaced, cosine_first))
     for name, exponents in EXPONENTS.items():
         says = f"the exponent of the positions' frequencies is {name} instead of i/embed_dim for even i"
@@ -97,7 +97,7 @@ def scaled(config: TransformerConfig, factor: float, named: str) -> Mistake:
 
 def based(config: TransformerConfig, base: float, named: str) -> Mistake:
     """Sinusoids of another base."""
-    says = f"the base of the positions' frequencies is {named} instead of {config.position_base:g}"
+    says = f"the base of the positions' frequencies is {named} instead of {config.rope_theta:g}"
     change = partial(_replaced, partial(sinusoids, usual_exponents, base=base))
     return Mistake("position-frequency", f"base {named}", says, patch=change, value=base)
 
@@ -178,8 +178,8 @@ def sinusoids(
     exponents: Value, config: TransformerConfig, positions: np.ndarray, base: float | None = None
 ) -> np.ndarray:
     """Sines and cosines, laid out as they should be, at the frequencies base^−exponent."""
-    both = _waves(config, positions, config.position_base if base is None else base, exponents)
-    return _beside(both) if config.feature_pairs == "adjacent" else np.concatenate(both, axis=-1)
+    both = _waves(config, positions, config.rope_theta if base is None else base, exponents)
+    return _beside(both) if config.rope_layout == "interleaved" else np.concatenate(both, axis=-1)
 
 
 def _beside(both: list[np.ndarray]) -> np.ndarray:
@@ -187,16 +187,16 @@ def _beside(both: list[np.ndarray]) -> np.ndarray:
 
 
 def concatenated(config: TransformerConfig, positions: np.ndarray) -> np.ndarray:
-    return np.concatenate(_waves(config, positions, config.position_base, usual_exponents), axis=-1)
+    return np.concatenate(_waves(config, positions, config.rope_theta, usual_exponents), axis=-1)
 
 
 def interleaved(config: TransformerConfig, positions: np.ndarray) -> np.ndarray:
-    return _beside(_waves(config, positions, config.position_base, usual_exponents))
+    return _beside(_waves(config, positions, config.rope_theta, usual_exponents))
 
 
 def cosine_first(config: TransformerConfig, positions: np.ndarray) -> np.ndarray:
-    both = _waves(config, positions, config.position_base, usual_exponents)[::-1]
-    return _beside(both) if config.feature_pairs == "adjacent" else np.concatenate(both, axis=-1)
+    both = _waves(config, positions, config.rope_theta, usual_exponents)[::-1]
+    return _beside(both) if config.rope_layout == "interleaved" else np.concatenate(both, axis=-1)
 
 
 EXPONENTS = {

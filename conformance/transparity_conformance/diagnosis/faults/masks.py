@@ -11,7 +11,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity_conformance.diagnosis.fault import Mistake, Run
 from transparity_conformance.diagnosis.faults.sites import Value, given_mask, keys_of, padding_at, split
-from transparity_numpy.attention import attention_weights, hidden_score, repeat_heads
+from transparity_numpy.attention import attention_weights, masked_score, repeat_heads
 from transparity_numpy.functional import softmax
 from transparity_numpy.positions import window_mask
 
@@ -71,7 +71,7 @@ def mistakes(config: TransformerConfig, site: str) -> Iterator[Mistake]:
         yield _masked("padding-axis", "queries", says, _padded_queries)
     if pads and causal and not masked:
         yield _masked("padding-ignored", "hidden", "padding is hidden, which is shown here", _with_padding)
-    if config.window is not None and sublayer == "self_attention":
+    if config.sliding_window is not None and sublayer == "self_attention":
         yield from _window_mistakes(config, site, causal=causal)
     yield Mistake("softmax-axis", "queries", "softmax runs over the queries", patch=partial(_softmax_over, -2))
     if config.num_heads > 1:
@@ -88,7 +88,7 @@ def mistakes(config: TransformerConfig, site: str) -> Iterator[Mistake]:
 
 
 def _window_mistakes(config: TransformerConfig, site: str, *, causal: bool) -> Iterator[Mistake]:
-    window, right = config.window, config.layer_window(layer_of(site))
+    window, right = config.sliding_window, config.layer_window(layer_of(site))
     assert window is not None
     if right is not None:
         for wide in (window + 1, window - 1):
@@ -153,22 +153,22 @@ def _without_window(run: Run, site: str) -> Mask:
 
 
 def _windowed(run: Run, site: str) -> Mask:
-    return _within(run, site, _without_window(run, site), run.config.window)
+    return _within(run, site, _without_window(run, site), run.config.sliding_window)
 
 
 def _windowed_by(more: int, run: Run, site: str) -> Mask:
-    assert run.config.window is not None
-    return _within(run, site, _without_window(run, site), run.config.window + more)
+    assert run.config.sliding_window is not None
+    return _within(run, site, _without_window(run, site), run.config.sliding_window + more)
 
 
 def _half_windowed(run: Run, site: str) -> Mask:
-    assert run.config.window is not None
-    return _within(run, site, _without_window(run, site), run.config.window // 2 + 1)
+    assert run.config.sliding_window is not None
+    return _within(run, site, _without_window(run, site), run.config.sliding_window // 2 + 1)
 
 
 def _other_layers(run: Run, site: str) -> Mask:
     has = run.config.layer_window(layer_of(site)) is not None
-    return _within(run, site, _without_window(run, site), None if has else run.config.window)
+    return _within(run, site, _without_window(run, site), None if has else run.config.sliding_window)
 
 
 def _masked(identity: str, variant: str, says: str, change: Callable[[Run, str], Mask]) -> Mistake:
@@ -177,7 +177,7 @@ def _masked(identity: str, variant: str, says: str, change: Callable[[Run, str],
 
 def weighed(change: Callable[[Run, str], Mask], run: Run, site: str, value: Value) -> Value:
     mask = np.broadcast_to(change(run, site), value.shape)
-    return attention_weights(scores_at(run, site), mask, hidden_score(run.config))
+    return attention_weights(scores_at(run, site), mask, masked_score(run.config))
 
 
 def scores_at(run: Run, site: str) -> Value:
@@ -230,7 +230,7 @@ def _padded_queries(run: Run, site: str) -> Mask:
 
 
 def _hidden_by(hidden: float, run: Run, site: str, value: Value) -> Value:
-    scale = hidden_score(run.config) / run.config.mask_value if math.isfinite(run.config.mask_value) else 1.0
+    scale = masked_score(run.config) / run.config.mask_value if math.isfinite(run.config.mask_value) else 1.0
     if run.config.mask_value == 0:
         scale = 1.0
     return attention_weights(scores_at(run, site), right_mask(run, site), hidden * scale)
@@ -248,12 +248,12 @@ def _behind(normalised: bool, run: Run, site: str, value: Value) -> Value:
 def _other_order(run: Run, site: str, value: Value) -> Value:
     order = "after-scale" if run.config.mask_order == "before-scale" else "before-scale"
     changed = type(run.config)(**(run.config.as_dict() | {"mask_value": run.config.mask_value, "mask_order": order}))
-    return attention_weights(scores_at(run, site), right_mask(run, site), hidden_score(changed))
+    return attention_weights(scores_at(run, site), right_mask(run, site), masked_score(changed))
 
 
 def _softmax_over(axis: int, run: Run, site: str, value: Value) -> Value:
     lowest = float(np.finfo(value.dtype).min) / 2
-    hidden = value.dtype.type(max(hidden_score(run.config), lowest))
+    hidden = value.dtype.type(max(masked_score(run.config), lowest))
     shown = np.where(right_mask(run, site), scores_at(run, site), hidden)
     return np.moveaxis(softmax(np.moveaxis(shown, axis, -1)), -1, axis)
 

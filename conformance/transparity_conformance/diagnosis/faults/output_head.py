@@ -35,16 +35,16 @@ def mistakes(config: TransformerConfig, site: str) -> Iterator[Mistake]:
         yield Mistake("head-scale", "1/√embed_dim", says, patch=partial(_scaled, -0.5))
         says = "what goes into the head is multiplied by √embed_dim"
         yield Mistake("head-scale", "√embed_dim", says, patch=partial(_scaled, 0.5))
-    if config.logit_cap is not None:
+    if config.final_softcap is not None:
         yield from _cap_mistakes(config)
 
 
 def _cap_mistakes(config: TransformerConfig) -> Iterator[Mistake]:
     yield Mistake(
-        "logit-cap", "missing", "logits are not held below the cap", patch=partial(_with, {"logit_cap": None})
+        "logit-cap", "missing", "logits are not held below the cap", patch=partial(_with, {"final_softcap": None})
     )
     for cap in KNOWN_CAPS:
-        if cap != config.logit_cap:
+        if cap != config.final_softcap:
             yield other_cap(config, cap)
     says = "logits are cut off at the cap instead of being bent towards it by tanh"
     yield Mistake("logit-cap", "clipped", says, patch=partial(_after, lambda x, cap: np.clip(x, -cap, cap)))
@@ -53,8 +53,8 @@ def _cap_mistakes(config: TransformerConfig) -> Iterator[Mistake]:
 
 
 def other_cap(config: TransformerConfig, cap: float) -> Mistake:
-    says = f"logits are held below {cap:.6g} instead of {config.logit_cap:g}"
-    return Mistake("logit-cap", f"{cap:.6g}", says, patch=partial(_with, {"logit_cap": cap}), value=cap)
+    says = f"logits are held below {cap:.6g} instead of {config.final_softcap:g}"
+    return Mistake("logit-cap", f"{cap:.6g}", says, patch=partial(_with, {"final_softcap": cap}), value=cap)
 
 
 def _last(run: Run) -> Value:
@@ -80,9 +80,9 @@ def _scaled(power: float, run: Run, site: str, value: Value) -> Value:
 
 
 def _after(change: Callable[[Value, float], Value], run: Run, site: str, value: Value) -> Value:
-    cap = run.config.logit_cap
+    cap = run.config.final_softcap
     assert cap is not None
-    return change(_headed(run, _last(run), {"logit_cap": None}), cap)
+    return change(_headed(run, _last(run), {"final_softcap": None}), cap)
 
 
 Pooled = Callable[[Run, Value], Value]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from transparity.config import FeaturePairs, TransformerConfig
+from transparity.config import RopeLayout, TransformerConfig
 from transparity_conformance.diagnosis.fault import Mistake, Run
 from transparity_conformance.diagnosis.faults.residuals_and_activations import rounded_to
 from transparity_conformance.diagnosis.faults.sites import Value, distances_at, keys_name, met, parameters_of, split
@@ -25,7 +25,7 @@ Fields = Callable[[TransformerConfig], dict[str, Any]]
 
 KNOWN_BASES = (10_000.0, 500_000.0, 1_000_000.0, 100_000.0, 1000.0)
 
-OTHER_PAIRS: dict[FeaturePairs, FeaturePairs] = {"adjacent": "halves", "halves": "adjacent"}
+OTHER_PAIRS: dict[RopeLayout, RopeLayout] = {"interleaved": "halves", "halves": "interleaved"}
 
 
 def mistakes(config: TransformerConfig, site: str) -> Iterator[Mistake]:
@@ -44,12 +44,12 @@ def mistakes(config: TransformerConfig, site: str) -> Iterator[Mistake]:
 
 def _rotary_mistakes(config: TransformerConfig) -> Iterator[Mistake]:
     """What is done to queries and keys alike."""
-    other = OTHER_PAIRS[config.feature_pairs]
-    apart = {"adjacent": "neighbours", "halves": "half of them apart"}
-    says = f"the features that are turned together are {apart[other]}, not {apart[config.feature_pairs]}"
-    yield _turned("rotary-layout", other, says, lambda config: {"feature_pairs": OTHER_PAIRS[config.feature_pairs]})
+    other = OTHER_PAIRS[config.rope_layout]
+    apart = {"interleaved": "neighbours", "halves": "half of them apart"}
+    says = f"the features that are turned together are {apart[other]}, not {apart[config.rope_layout]}"
+    yield _turned("rotary-layout", other, says, lambda config: {"rope_layout": OTHER_PAIRS[config.rope_layout]})
     for base in KNOWN_BASES:
-        if base != config.position_base:
+        if base != config.rope_theta:
             yield other_base(config, base)
     for name, says, fields in SCALINGS:
         if (config.rotary_scaling, name) in POSSIBLE_SCALINGS:
@@ -124,8 +124,8 @@ POSSIBLE_SCALINGS = {
 
 
 def other_base(config: TransformerConfig, base: float) -> Mistake:
-    says = f"the base of the rotary angles is {base:.6g} instead of {config.position_base:g}"
-    return _turned("rotary-base", f"{base:.6g}", says, lambda _: {"position_base": base}, base)
+    says = f"the base of the rotary angles is {base:.6g} instead of {config.rope_theta:g}"
+    return _turned("rotary-base", f"{base:.6g}", says, lambda _: {"rope_theta": base}, base)
 
 
 def other_factor(config: TransformerConfig, factor: float) -> Mistake:
@@ -165,7 +165,7 @@ def _rotated(
 ) -> Value:
     angles = sign * (np.arange(x.shape[2])[:, None] + shift) * frequencies(config)
     rotation = (np.cos(angles).astype(x.dtype), np.sin(angles).astype(x.dtype))
-    return rotate(x, rotation, config.feature_pairs)
+    return rotate(x, rotation, config.rope_layout)
 
 
 def _turned_in_half(kind: str, part: str, run: Run, site: str, value: Value) -> Value:
@@ -178,7 +178,7 @@ def _turned_in_half(kind: str, part: str, run: Run, site: str, value: Value) -> 
     tables = [np.cos(angles), np.sin(angles)]
     if part in ("tables", "everything"):
         tables = [rounded_to(table, kind) for table in tables]
-    return rotate(x, (tables[0].astype(x.dtype), tables[1].astype(x.dtype)), run.config.feature_pairs)
+    return rotate(x, (tables[0].astype(x.dtype), tables[1].astype(x.dtype)), run.config.rope_layout)
 
 
 def _over_all_features(config: TransformerConfig) -> np.ndarray:

@@ -93,7 +93,7 @@ def _cached(bench: Bench, claim: str, cases: Iterable[str], ways: list[tuple[str
     for case in cases:
         config, parameters, inputs, oracle = model(case)
         forward, record = bench.forward(config, parameters), bench.evidence(claim, case)
-        if not config.hides_wholly:
+        if not config.mask_is_exact:
             note = f"the mask's {config.mask_value:g} hides nothing: a cache is refused"
             yield record.exactly("cached", _is_refused(forward, config, inputs), False, "breaks", note)
             continue

@@ -194,7 +194,7 @@ def drawable(bench: Bench) -> Iterator[Evidence]:
 def _ragged(bench: Bench, claim: str, cases: Iterable[str]) -> Iterator[Evidence]:
     for case in cases:
         config, parameters, _, source = prompted(case)
-        if config.hides_wholly:
+        if config.mask_is_exact:
             random = np.random.default_rng(8)
             prompt, lengths = random.integers(3, config.vocab_size, (ROWS, 3)), np.array([1, 3, 2])
             uniforms = random.random((ROWS, NEW))

@@ -74,7 +74,7 @@ def rotary_frequencies(bench: Bench) -> Iterator[Evidence]:
 def _frequencies(config: TransformerConfig) -> list[float]:
     """Llama 3.1's code: a wave that fits in the original length often enough stays, one that does not is slowed."""
     size = config.rotated_dim
-    plain = [config.position_base ** (-2 * pair / size) for pair in range(size // 2)]
+    plain = [config.rope_theta ** (-2 * pair / size) for pair in range(size // 2)]
     if config.rotary_scaling == "none":
         return plain
     slowed = [frequency / config.rotary_factor for frequency in plain]

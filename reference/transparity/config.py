@@ -204,7 +204,7 @@ class TransformerConfig:
 
     @property
     def mask_is_exact(self) -> bool:
-        """Whether masked keys have weight exactly 0 (`EXACT_MASK_BELOW`), so that no token depends on later ones, except
+        """Whether masked keys weigh exactly 0 (`EXACT_MASK_BELOW`), so that no token depends on later ones, except
         in a row that is masked entirely: its keys all weigh alike."""
         features = {"head_dim": self.head_dim, "embed_dim": self.embed_dim, "none": 1}[self.attention_scale]
         scale = features**-0.5 * self.attention_multiplier if self.mask_order == "before-scale" else 1.0

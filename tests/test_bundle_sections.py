@@ -27,7 +27,7 @@ from transparity_conformance.ports.bundle.bundle import Bundle, export_bundle, j
 from transparity_conformance.ports.bundle.manifest import SECTIONS, TARGETS, digest, own_digest
 from transparity_conformance.ports.command import check_command
 from transparity_conformance.report.comparison import as_numbers
-from transparity_conformance.report.report import Fault, Report
+from transparity_conformance.report.report import Divergence, Report
 from transparity_pytorch.port import build
 
 Refused = Callable[..., AbstractContextManager[None]]
@@ -102,7 +102,7 @@ def held(report: Report) -> dict[str, str]:
     return {claim.id: claim.verdict for claim in report.claims}
 
 
-def the_fault(report: Report) -> Fault:
+def the_fault(report: Report) -> Divergence:
     (fault,) = report.faults
     assert (report.verdict, report.first_divergence) == ("diverges", fault.where)
     return fault

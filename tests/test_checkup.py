@@ -12,7 +12,7 @@ import pytest
 from transparity_conformance.report.check_html import as_html, headline, write_html
 from transparity_conformance.report.check_terminal import as_text, bars
 from transparity_conformance.report.findings import findings, sentence, spread
-from transparity_conformance.report.report import Cause, Fault, Held, Measured, Report, Verdict
+from transparity_conformance.report.report import Cause, Divergence, Held, Measured, Report, Verdict
 
 SCORES = "decoder.layers.{}.self_attention.scores"
 SAYS = "your scores are 0.5000 × ours: scaled by 1/√embed_dim (0.125) instead of 1/√head_dim (0.25)"
@@ -24,11 +24,11 @@ MEASURED = tuple(
 )
 
 
-def fault(layer: int = 0, *causes: Cause, error: float = 1.0, **fields: Any) -> Fault:
-    return Fault(SCORES.format(layer), error, 1e-6, causes, probe="mixed", **fields)
+def fault(layer: int = 0, *causes: Cause, error: float = 1.0, **fields: Any) -> Divergence:
+    return Divergence(SCORES.format(layer), error, 1e-6, causes, probe="mixed", **fields)
 
 
-def report(*faults: Fault, verdict: Verdict = "diverges", **fields: Any) -> Report:
+def report(*faults: Divergence, verdict: Verdict = "diverges", **fields: Any) -> Report:
     first = faults[0].where if faults else None
     return Report("notes-lm", verdict, first, faults, **{"measured": MEASURED} | fields)
 
@@ -147,7 +147,7 @@ def test_names_are_escaped_and_are_not_markup() -> None:
         name,
         "diverges",
         name,
-        (Fault(name, 1.0, 1e-6, (Cause(name, name, None, 0.0, 1.0),), (name,), name), Fault(name, 1.0, 1e-6)),
+        (Divergence(name, 1.0, 1e-6, (Cause(name, name, None, 0.0, 1.0),), (name,), name), Divergence(name, 1.0, 1e-6)),
         (Held(name, "diverges", 1.0, 1.0, name),),
         (Measured(name, name, 1.0, 1.0, 1.0, 1.0, {"row": [1.0, 2.0]}),),
         (name,),

@@ -26,7 +26,7 @@ from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.oracle.cases import CASES
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.ports.check import check
-from transparity_conformance.report.report import Cause, Fault, Report
+from transparity_conformance.report.report import Cause, Divergence, Report
 from transparity_conformance.suite.claims.families import FEW
 from transparity_numpy import port as numpy_column
 from transparity_numpy.embeddings import embed
@@ -183,7 +183,7 @@ def test_every_mistake_can_be_put_into_the_reference(case: str) -> None:
 def _answer(where: str, cause: str, *, case: str = "qwen", slip: str = "rotary-layout") -> Answer:
     trial = next(t for t in trials((case,)) if t.slips[0].ids[0] == slip and not t.logits_only)
     causes = (Cause(cause, "", None, 0.0, 1.0),) if cause else ()
-    return Answer(trial, Report(case, "diverges", where, (Fault(where, 1.0, 0.1, causes),)), 0.0)
+    return Answer(trial, Report(case, "diverges", where, (Divergence(where, 1.0, 0.1, causes),)), 0.0)
 
 
 def test_a_wrong_place_and_a_wrong_name_are_wrong() -> None:

@@ -27,7 +27,7 @@ from transparity.taps import tap_shapes
 from transparity_conformance.diagnosis.judge import judge
 from transparity_conformance.oracle.cases import CASES
 from transparity_conformance.oracle.probes import Probe, probes_of
-from transparity_conformance.report.report import Fault, Report
+from transparity_conformance.report.report import Divergence, Report
 
 PAIRS = 40
 
@@ -55,7 +55,7 @@ class Answer:
     crash: str = ""
 
     @property
-    def faults(self) -> tuple[Fault, ...]:
+    def faults(self) -> tuple[Divergence, ...]:
         return self.report.faults if self.report else ()
 
     @property
@@ -111,7 +111,7 @@ def is_at(slip: Slip, tap: str) -> bool:
     return re.fullmatch(slip.place, tap) is not None
 
 
-def names(fault: Fault, slip: Slip) -> bool:
+def names(fault: Divergence, slip: Slip) -> bool:
     """Whether what a fault is first put down to is the mistake, or one that nothing can tell from it."""
     said = {fault.causes[0].mistake, *fault.indistinguishable} if fault.causes else set()
     return bool(said & set(slip.ids))

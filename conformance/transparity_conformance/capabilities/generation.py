@@ -31,7 +31,7 @@ from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.report.comparison import as_numbers, share
 from transparity_conformance.report.formatting import told
 from transparity_conformance.report.partial import Besides, not_compared, rivals
-from transparity_conformance.report.report import Cause, Fault, Held
+from transparity_conformance.report.report import Cause, Divergence, Held
 
 Build = Callable[[TransformerConfig, Arrays], Any]
 
@@ -119,7 +119,7 @@ def _compared(build: Build, way: Way, probe: Probe, dtype: str) -> Besides:
         if all(_explains(how, request, *answer, dtype) for request, answer in zip(asked, said, strict=True))
     ]
     causes = tuple(Cause(how.id, how.says, None, 0.0, 1.0) for how in explaining[:1])
-    fault = Fault(way.claim, worst.error, worst.budget, causes, rivals(explaining), probe=probe.name)
+    fault = Divergence(way.claim, worst.error, worst.budget, causes, rivals(explaining), probe=probe.name)
     return Besides((claim,), (fault,), notes=notes)
 
 

@@ -16,7 +16,7 @@ from transparity_conformance.oracle.derivatives import Derivatives, Loss
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.report.comparison import gap, share
 from transparity_conformance.report.partial import Besides
-from transparity_conformance.report.report import Cause, Fault, Held
+from transparity_conformance.report.report import Cause, Divergence, Held
 
 Gradients = Mapping[str, np.ndarray]
 """By the name of the parameter, and of its shape."""
@@ -49,7 +49,7 @@ def judge_gradients(gradients: Gradients, probe: Probe, loss: Loss, dtype: str) 
     says = f"gradients: {len(wrong)} of {len(shares)} are wrong; {first} is the first of them on the way back"
     return Besides(
         claims=(Held("gradients", "diverges", errors[worst], budgets[worst], worst),),
-        faults=(Fault(f"gradient.{first}", errors[first], budgets[first], causes, probe=probe.name),),
+        faults=(Divergence(f"gradient.{first}", errors[first], budgets[first], causes, probe=probe.name),),
         notes=(says,),
     )
 

@@ -13,7 +13,7 @@ from transparity_conformance.capabilities.faults.cache import CACHINGS, Caching,
 from transparity_conformance.oracle.probes import Probe, sees_something
 from transparity_conformance.report.comparison import as_numbers, gap, share
 from transparity_conformance.report.partial import Besides, rivals
-from transparity_conformance.report.report import Cause, Fault, Held
+from transparity_conformance.report.report import Cause, Divergence, Held
 
 
 def ways(length: int) -> dict[str, tuple[int, ...]]:
@@ -57,7 +57,7 @@ def judge_steps(logits: Mapping[str, np.ndarray], probe: Probe, dtype: str) -> B
     explaining = [how for how in CACHINGS if share(left[how], budget) <= 1]
     causes = tuple(Cause(how.id, how.says, None, left[how], 1 - left[how] / errors[worst]) for how in explaining[:1])
     claim = Held("step", "diverges", errors[worst], budget, worst)
-    return Besides((claim,), (Fault("step", errors[worst], budget, causes, rivals(explaining), probe=probe.name),))
+    return Besides((claim,), (Divergence("step", errors[worst], budget, causes, rivals(explaining), probe=probe.name),))
 
 
 @functools.cache

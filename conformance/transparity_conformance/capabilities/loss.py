@@ -16,7 +16,7 @@ from transparity_conformance.oracle.oracle import function_oracle
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.report.comparison import gap, share
 from transparity_conformance.report.partial import Besides, not_compared, rivals
-from transparity_conformance.report.report import Cause, Fault, Held
+from transparity_conformance.report.report import Cause, Divergence, Held
 from transparity_numpy.loss import cross_entropy
 
 Logits = Mapping[str, np.ndarray]
@@ -67,7 +67,7 @@ def judge_losses(
         even = {key: np.float64(_exactly(smoothed, probes[key], logits[key])) for key in said}
         causes = tuple(_fitted(said, right, even, budgets, worst))[:1]
     claim = Held(name, "diverges", off[worst], budgets[worst], worst)
-    fault = Fault(name, off[worst], budgets[worst], causes, rivals(explaining), probe=worst)
+    fault = Divergence(name, off[worst], budgets[worst], causes, rivals(explaining), probe=worst)
     return Besides((claim,), (fault,)), explaining[0].loss if explaining else None
 
 

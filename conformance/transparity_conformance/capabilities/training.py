@@ -18,7 +18,7 @@ from transparity_conformance.oracle.oracle import Arrays, Oracle, training_oracl
 from transparity_conformance.oracle.probes import inputs_beside, probe_parameters
 from transparity_conformance.report.comparison import as_numbers, gap, share
 from transparity_conformance.report.partial import Besides, rivals
-from transparity_conformance.report.report import Cause, Fault, Held
+from transparity_conformance.report.report import Cause, Divergence, Held
 
 STEPS, ROWS = 3, 3
 
@@ -85,7 +85,7 @@ def compare_training(build: Build, config: TransformerConfig, dtype: str) -> Bes
     for how in explaining[:1]:
         left = _off(said[worst], oracle_of(config, worst, how), dtype)[0]
         causes.append(Cause(how.id, how.says, None, left, 1 - left / error))
-    fault = Fault("train", error, budget, tuple(causes), rivals(explaining))
+    fault = Divergence("train", error, budget, tuple(causes), rivals(explaining))
     return Besides((Held("train", "diverges", error, budget, place),), (fault,))
 
 

@@ -22,7 +22,7 @@ from transparity_conformance.diagnosis.walk import segment_budgets, walk
 from transparity_conformance.oracle.budgets import NEIGHBOURS_OF_DRAWN, epsilon
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.report.comparison import difference, gap, share
-from transparity_conformance.report.report import Cause, Fault, Held, Measured, Report, Verdict
+from transparity_conformance.report.report import Cause, Divergence, Held, Measured, Report, Verdict
 
 Progress = Callable[[str, int, int], None]
 """Hears what is being done, how many steps are done, and of how many."""
@@ -122,7 +122,7 @@ def _judged(
     if repeated and repeated.verdict == "diverges":
         says = "two runs on the same tokens differ: dropout, or another draw, is active"
         cause = Cause("dropout-active", says, None, repeated.error, 0.0)
-        fault = Fault(repeated.where, repeated.error, repeated.budget, (cause,), probe=next(iter(trials)))
+        fault = Divergence(repeated.where, repeated.error, repeated.budget, (cause,), probe=next(iter(trials)))
         return Report(name, "diverges", repeated.where, (fault,), not_compared=tuple(missing), **common)  # type: ignore[arg-type]
     faulty, healed = _faulty_segments(trials, dtype)
     notes = [says for trial in trials.values() for says in trial.misshapen.values()]
@@ -134,7 +134,7 @@ def _judged(
         return Report(name, verdict, None, not_compared=tuple(missing), notes=tuple(notes), **common)  # type: ignore[arg-type]
     if rounding := _rounding(trials, dtype):
         worst = max(measured, key=lambda item: item.share)
-        fault = Fault(
+        fault = Divergence(
             first or "logits", worst.error, worst.budget, (rounding,), probe=worst.probe, profile=worst.profile
         )
         notes.append(f"{rounding.says}, not a mistake: against {dtype}'s budget the worst share is {worst.share:.3g}")
@@ -287,9 +287,9 @@ def _end_of(tap: str, trial: Trial) -> str | None:
     return next((name for name in later if name in trial.said and name.rpartition(".")[2] not in INTERNAL), None)
 
 
-def _explained(trials: Mapping[str, Trial], faulty: list[str], dtype: str, heard: Progress) -> tuple[Fault, ...]:
+def _explained(trials: Mapping[str, Trial], faulty: list[str], dtype: str, heard: Progress) -> tuple[Divergence, ...]:
     known = _everywhere(trials, faulty, dtype)
-    faults: list[Fault] = []
+    faults: list[Divergence] = []
     answers: dict[str, Answer] = {}
     for hypothesis in known:
         mistake = hypothesis.mistake
@@ -297,7 +297,7 @@ def _explained(trials: Mapping[str, Trial], faulty: list[str], dtype: str, heard
         left = _left(trials, known)
         cause = Cause(mistake.id, mistake.says, mistake.value, left, 1.0)
         error, budget = worst.errors[faulty[0]], worst.budgets[faulty[0]]
-        faults.append(Fault(faulty[0], error, budget, (cause,), probe=worst.probe.name))
+        faults.append(Divergence(faulty[0], error, budget, (cause,), probe=worst.probe.name))
         faulty = _left_over(trials, known, dtype)
     for done, tap in enumerate(faulty):
         heard("looking for causes", done, len(faulty))
@@ -307,7 +307,7 @@ def _explained(trials: Mapping[str, Trial], faulty: list[str], dtype: str, heard
         )
         error, budget = trial.errors[tap], trial.budgets[tap]
         if tap in trial.misshapen or done >= MOST_FAULTS:
-            faults.append(Fault(tap, error, budget, probe=trial.probe.name, is_misshapen=tap in trial.misshapen))
+            faults.append(Divergence(tap, error, budget, probe=trial.probe.name, is_misshapen=tap in trial.misshapen))
             continue
         with_tap = [other for other in trials.values() if tap in other.said]
         place = Place(
@@ -325,19 +325,19 @@ def _explained(trials: Mapping[str, Trial], faulty: list[str], dtype: str, heard
         known = (*known, *answer.chosen)
         profile = _profile(trial.said[tap], walk(trial.probe, trial.said, until=tap)[tap]) if not answer.causes else {}
         ties = answer.indistinguishable, answer.split_by
-        faults.append(Fault(tap, error, budget, answer.causes, *ties, trial.probe.name, profile))
+        faults.append(Divergence(tap, error, budget, answer.causes, *ties, trial.probe.name, profile))
         if answer.remains:
             faults.append(_remaining(place, known, trials))
     return tuple(faults)
 
 
-def _remaining(place: Place, known: tuple[Hypothesis, ...], trials: Mapping[str, Trial]) -> Fault:
+def _remaining(place: Place, known: tuple[Hypothesis, ...], trials: Mapping[str, Trial]) -> Divergence:
     """What nothing explains beside what is known."""
     probe = max(place.probes, key=lambda probe: place.share(probe, known))
     flows, budget = trials[probe.name].said, place.budgets[probe.name]
     ours = walk(probe, flows, known, until=place.tap)[place.tap]
     profile = _profile(flows[place.tap], ours)
-    return Fault(place.tap, gap(flows[place.tap], ours), budget, probe=probe.name, profile=profile)
+    return Divergence(place.tap, gap(flows[place.tap], ours), budget, probe=probe.name, profile=profile)
 
 
 def _everywhere(trials: Mapping[str, Trial], faulty: list[str], dtype: str) -> tuple[Hypothesis, ...]:

@@ -21,7 +21,7 @@ from transparity_conformance.report.findings import (
 )
 from transparity_conformance.report.formatting import count, height, share_in_words
 from transparity_conformance.report.matrix_files import heat, scientific, template
-from transparity_conformance.report.report import Fault, Held, Measured, Report
+from transparity_conformance.report.report import Divergence, Held, Measured, Report
 
 _MOST_BARS = 128
 """More positions than this are drawn as this many bars, each the largest of its neighbours."""
@@ -84,7 +84,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
     }
 
 
-def _bars_of_fault(fault: Fault) -> list[dict[str, Any]]:
+def _bars_of_fault(fault: Divergence) -> list[dict[str, Any]]:
     return [_bars(axis, fault.profile[axis], fault.budget) for axis in _AXES if len(fault.profile.get(axis, ())) > 1]
 
 

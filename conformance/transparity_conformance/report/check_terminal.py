@@ -26,7 +26,7 @@ from transparity_conformance.report.findings import (
     worst_in_words,
 )
 from transparity_conformance.report.formatting import height, share_in_words
-from transparity_conformance.report.report import Fault, Report
+from transparity_conformance.report.report import Divergence, Report
 
 STYLES = {"agrees": "bold green", "diverges": "bold red", "inconclusive": "bold yellow"}
 
@@ -100,7 +100,7 @@ def _why(report: Report, finding: Finding) -> RenderableType:
     return Group(*lines)
 
 
-def _profile(report: Report, fault: Fault) -> Iterator[Text]:
+def _profile(report: Report, fault: Divergence) -> Iterator[Text]:
     """Where an error is that nothing explains: in words, and as bars for what is short enough."""
     if not math.isfinite(fault.error):
         yield Text(immeasurable(fault))

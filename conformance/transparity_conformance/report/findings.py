@@ -11,7 +11,7 @@ from typing import Any
 
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.formatting import count, share_in_words
-from transparity_conformance.report.report import Cause, Fault, Measured, Report
+from transparity_conformance.report.report import Cause, Divergence, Measured, Report
 
 PRACTICALLY_ALL = 0.99
 """A mistake that explains less of a disagreement than this leaves something to be found."""
@@ -24,10 +24,10 @@ _LAYER = re.compile(r"\.layers\.(\d+)")
 class Finding:
     """The faults that one mistake explains, or one fault that nothing does."""
 
-    faults: tuple[Fault, ...]
+    faults: tuple[Divergence, ...]
 
     @property
-    def worst(self) -> Fault:
+    def worst(self) -> Divergence:
         return max(self.faults, key=lambda fault: share(fault.error, fault.budget))
 
     @property
@@ -56,7 +56,7 @@ class Finding:
 
 def findings(report: Report) -> list[Finding]:
     """The faults of a report in the order of the forward pass, those of one mistake as one."""
-    by_cause: dict[Any, list[Fault]] = {}
+    by_cause: dict[Any, list[Divergence]] = {}
     for number, fault in enumerate(report.faults):
         why = tuple((cause.mistake, cause.says) for cause in fault.causes)
         by_cause.setdefault(why or number, []).append(fault)
@@ -113,7 +113,7 @@ def residual(finding: Finding) -> str:
     return f"{finding.residual:.1g}{of_it}"
 
 
-def unexplained(fault: Fault) -> str:
+def unexplained(fault: Divergence) -> str:
     """A fault without a cause: how large it is, and how it is spread."""
     if not math.isfinite(fault.error):
         return immeasurable(fault)
@@ -123,7 +123,7 @@ def unexplained(fault: Fault) -> str:
     )
 
 
-def immeasurable(fault: Fault) -> str:
+def immeasurable(fault: Divergence) -> str:
     """What an infinite error is."""
     return "of another shape (see the notes)" if fault.is_misshapen else "holds numbers that are not finite"
 
@@ -183,7 +183,7 @@ def ties(report: Report) -> str:
     return " ".join(dict.fromkeys(filter(None, map(_tie, report.faults))))
 
 
-def _tie(fault: Fault) -> str:
+def _tie(fault: Divergence) -> str:
     if not fault.indistinguishable:
         return ""
     also = ", ".join(fault.indistinguishable)

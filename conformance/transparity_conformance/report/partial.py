@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from transparity_conformance.report.report import Fault, Held, Report
+from transparity_conformance.report.report import Divergence, Held, Report
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class Besides:
     """Claims, faults, and what was not compared."""
 
     claims: tuple[Held, ...] = ()
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[Divergence, ...] = ()
     not_compared: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 

@@ -32,8 +32,8 @@ class Cause:
 
 
 @dataclass(frozen=True)
-class Fault:
-    """One segment of the port that is wrong by itself, whatever came before it."""
+class Divergence:
+    """A segment of the port that is wrong by itself, whatever came before it."""
 
     where: str
     """The tap at the end of the segment."""
@@ -95,7 +95,7 @@ class Report:
     """Its name, or `config` for a configuration of the user's own."""
     verdict: Verdict
     first_divergence: str | None
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[Divergence, ...] = ()
     claims: tuple[Held, ...] = ()
     measured: tuple[Measured, ...] = ()
     """Every comparison, in the order of the forward pass, probe by probe."""

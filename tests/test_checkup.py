@@ -12,7 +12,7 @@ import pytest
 from transparity_conformance.report.check_html import as_html, headline, write_html
 from transparity_conformance.report.check_terminal import as_text, bars
 from transparity_conformance.report.findings import findings, sentence, spread
-from transparity_conformance.report.report import Cause, Divergence, Held, Measured, Report, Verdict
+from transparity_conformance.report.report import Cause, ClaimResult, Divergence, Measured, Report, Verdict
 
 SCORES = "decoder.layers.{}.self_attention.scores"
 SAYS = "your scores are 0.5000 × ours: scaled by 1/√embed_dim (0.125) instead of 1/√head_dim (0.25)"
@@ -92,7 +92,10 @@ def test_nothing_compared_is_said() -> None:
 def test_ties_claims_notes_and_what_was_not_compared_are_listed() -> None:
     tied = report(
         fault(0, SCALE, indistinguishable=("weight-transpose", "mask-order"), split_by="square"),
-        claims=(Held("two_runs_are_the_same", "agrees", 0.0, 0.0, "logits"), Held("x", "diverges", 2.0, 1.0, "y")),
+        claims=(
+            ClaimResult("two_runs_are_the_same", "agrees", 0.0, 0.0, "logits"),
+            ClaimResult("x", "diverges", 2.0, 1.0, "y"),
+        ),
         not_compared=("loss: the port does not offer it",),
         notes=("a note",),
     )
@@ -148,7 +151,7 @@ def test_names_are_escaped_and_are_not_markup() -> None:
         "diverges",
         name,
         (Divergence(name, 1.0, 1e-6, (Cause(name, name, None, 0.0, 1.0),), (name,), name), Divergence(name, 1.0, 1e-6)),
-        (Held(name, "diverges", 1.0, 1.0, name),),
+        (ClaimResult(name, "diverges", 1.0, 1.0, name),),
         (Measured(name, name, 1.0, 1.0, 1.0, 1.0, {"row": [1.0, 2.0]}),),
         (name,),
         (name,),

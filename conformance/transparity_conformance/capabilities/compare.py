@@ -20,9 +20,9 @@ from transparity_conformance.capabilities.training import compare_training
 from transparity_conformance.oracle.budgets import WIDE
 from transparity_conformance.oracle.derivatives import Loss, targets_of
 from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.report.capability_result import CapabilityResult, not_compared
 from transparity_conformance.report.comparison import as_numbers
-from transparity_conformance.report.formatting import told
-from transparity_conformance.report.partial import Besides, not_compared
+from transparity_conformance.report.formatting import describe_error
 from transparity_numpy.loss import cross_entropy
 
 OFFERS = ("loss", "loss_and_gradients", "generate", "beam_search", "step", "train")
@@ -51,7 +51,7 @@ def compare_offers(
     dtype: str,
     *,
     is_right: bool,
-) -> Besides:
+) -> CapabilityResult:
     """Hold what `forward` offers to the reference; `is_right` says whether its forward pass is. `build` makes another,
     of other parameters."""
     offered = offered_by(forward)
@@ -97,20 +97,20 @@ def _compare_losses(
     probes: Mapping[str, Probe],
     logits: Logits,
     dtype: str,
-) -> tuple[Besides, Loss | None]:
+) -> tuple[CapabilityResult, Loss | None]:
     """The port's losses of all probes; which loss it computes, or None if that cannot be told."""
     said: dict[str, float] = {}
     for key in with_a_loss(probes, logits):
         try:
             said[key] = loss_of(probes[key])
         except Exception as error:  # noqa: BLE001 - whatever a stranger's method does with what it is given
-            return not_compared(f"{name}: raised {told(error)} on the probe {key}"), None
+            return not_compared(f"{name}: raised {describe_error(error)} on the probe {key}"), None
     return judge_losses(name, said, probes, logits, dtype)
 
 
 def _compare_gradients(
     loss_and_gradients: Callable[..., Any], probe: Probe, logits: Logits, dtype: str, *, is_right: bool
-) -> Besides:
+) -> CapabilityResult:
     reason = "" if is_right else "the forward pass diverges, so its gradients are another function's"
     if reason := reason or why_no_gradients(probe, dtype):
         return not_compared(f"loss_and_gradients: {reason}")
@@ -119,7 +119,7 @@ def _compare_gradients(
         value, said = loss_and_gradients(targets, **tokens)
         gradients = {str(name): as_numbers(gradient).astype(np.float64) for name, gradient in dict(said).items()}
     except Exception as error:  # noqa: BLE001 - as above
-        return not_compared(f"loss_and_gradients: raised {told(error)}")
+        return not_compared(f"loss_and_gradients: raised {describe_error(error)}")
     probes = {probe.name: probe}
     found, loss = _compare_losses("loss_and_gradients", lambda _: _number(value), probes, logits, dtype)
     return found + judge_gradients(gradients, probe, loss or cross_entropy, dtype)
@@ -127,13 +127,13 @@ def _compare_gradients(
 
 def _compare_generation(
     build: Build, forward: Callable[..., Any], offered: Sequence[str], probe: Probe, dtype: str, *, is_right: bool
-) -> Besides:
+) -> CapabilityResult:
     reason = "" if is_right else "the forward pass diverges, and its tokens with it"
     reason = reason if probe.config.has_decoder else "a lone encoder generates nothing"
     reason = "so many forward passes would take too long in a model of this size" if probe.is_large else reason
     if reason:
         return not_compared(*(f"{name}: {reason}" for name in offered))
-    found = Besides()
+    found = CapabilityResult()
     if "generate" in offered:
         found += compare_generation(build, forward.generate, probe, dtype)  # type: ignore[attr-defined]
     if "beam_search" in offered:
@@ -141,18 +141,18 @@ def _compare_generation(
     return found
 
 
-def _compare_steps(step: Callable[..., Any], probe: Probe, dtype: str, *, is_right: bool) -> Besides:
+def _compare_steps(step: Callable[..., Any], probe: Probe, dtype: str, *, is_right: bool) -> CapabilityResult:
     reason = "" if is_right else "the forward pass diverges, and what is cached with it"
     if reason := why_no_steps(probe.config) or reason:
         return not_compared(f"step: {reason}")
     try:
         said = stepped(step, probe)
     except Exception as error:  # noqa: BLE001 - as above
-        return not_compared(f"step: raised {told(error)}")
+        return not_compared(f"step: raised {describe_error(error)}")
     return judge_steps(said, probe, dtype)
 
 
-def _compare_training(build: Build, config: TransformerConfig, dtype: str, *, is_right: bool) -> Besides:
+def _compare_training(build: Build, config: TransformerConfig, dtype: str, *, is_right: bool) -> CapabilityResult:
     reason = "" if dtype in WIDE else f"training is compared in float32 and float64, not in {dtype}"
     reason = reason if is_right else "the forward pass diverges, and its gradients with it"
     if reason:
@@ -160,4 +160,4 @@ def _compare_training(build: Build, config: TransformerConfig, dtype: str, *, is
     try:
         return compare_training(build, config, dtype)
     except Exception as error:  # noqa: BLE001 - as above
-        return not_compared(f"train: raised {told(error)}")
+        return not_compared(f"train: raised {describe_error(error)}")

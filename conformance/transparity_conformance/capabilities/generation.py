@@ -28,10 +28,10 @@ from transparity_conformance.capabilities.teacher_forcing import Judged, judged,
 from transparity_conformance.oracle.budgets import WIDE
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.report.capability_result import CapabilityResult, alternatives, not_compared
 from transparity_conformance.report.comparison import as_numbers, share
-from transparity_conformance.report.formatting import told
-from transparity_conformance.report.partial import Besides, not_compared, rivals
-from transparity_conformance.report.report import Cause, Divergence, Held
+from transparity_conformance.report.formatting import describe_error
+from transparity_conformance.report.report import Cause, ClaimResult, Divergence
 
 Build = Callable[[TransformerConfig, Arrays], Any]
 
@@ -61,7 +61,7 @@ BEAMS = (
 )
 
 
-def compare_generation(build: Build, generate: Callable[..., Any], probe: Probe, dtype: str) -> Besides:
+def compare_generation(build: Build, generate: Callable[..., Any], probe: Probe, dtype: str) -> CapabilityResult:
     """Ask the port for all that its `generate` takes, and judge."""
     found = _compared(build, GREEDY, probe, dtype)
     is_greedy = [claim.verdict for claim in found.claims] == ["agrees"]
@@ -72,9 +72,9 @@ def compare_generation(build: Build, generate: Callable[..., Any], probe: Probe,
     return found
 
 
-def compare_beams(build: Build, beam_search: Callable[..., Any], probe: Probe, dtype: str) -> Besides:
+def compare_beams(build: Build, beam_search: Callable[..., Any], probe: Probe, dtype: str) -> CapabilityResult:
     """Ask the port for all that its `beam_search` takes, and judge."""
-    found = Besides()
+    found = CapabilityResult()
     for way in BEAMS:
         reason = why_not(way, probe.config, dtype) or _not_taken(beam_search, way)
         found += not_compared(f"{way.claim}: {reason}") if reason else _compared(build, way, probe, dtype)
@@ -100,27 +100,27 @@ def _not_taken(method: Callable[..., Any], way: Way) -> str:
     return f"the port's {name} takes no {' and no '.join(missing)}" if missing else ""
 
 
-def _compared(build: Build, way: Way, probe: Probe, dtype: str) -> Besides:
+def _compared(build: Build, way: Way, probe: Probe, dtype: str) -> CapabilityResult:
     asked = way.requests(probe)
     try:
         said = [_asked(build, way, request) for request in asked]
     except Exception as error:  # noqa: BLE001 - whatever a stranger's method does with what it is given
-        return not_compared(f"{way.claim}: raised {told(error)}")
+        return not_compared(f"{way.claim}: raised {describe_error(error)}")
     found = [_judged(request, *answer, dtype) for request, answer in zip(asked, said, strict=True)]
     worst = max(found, key=lambda item: item.share)
     notes = tuple(f"{way.claim}: {near}" for item in found for near in item.near)
     verdict = "agrees" if worst.share <= 1 else "diverges"
-    claim = Held(way.claim, verdict, worst.error, worst.budget, worst.where)  # type: ignore[arg-type]
+    claim = ClaimResult(way.claim, verdict, worst.error, worst.budget, worst.where)  # type: ignore[arg-type]
     if worst.share <= 1:
-        return Besides((claim,), notes=notes)
+        return CapabilityResult((claim,), notes=notes)
     explaining = [
         how
         for how in way.catalogue
         if all(_explains(how, request, *answer, dtype) for request, answer in zip(asked, said, strict=True))
     ]
     causes = tuple(Cause(how.id, how.says, None, 0.0, 1.0) for how in explaining[:1])
-    fault = Divergence(way.claim, worst.error, worst.budget, causes, rivals(explaining), probe=probe.name)
-    return Besides((claim,), (fault,), notes=notes)
+    fault = Divergence(way.claim, worst.error, worst.budget, causes, alternatives(explaining), probe=probe.name)
+    return CapabilityResult((claim,), (fault,), notes=notes)
 
 
 def _asked(build: Build, way: Way, request: Request) -> tuple[np.ndarray, np.ndarray | None]:

@@ -14,9 +14,9 @@ import numpy as np
 from transparity_conformance.oracle.budgets import WIDE
 from transparity_conformance.oracle.derivatives import Derivatives, Loss
 from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.report.capability_result import CapabilityResult
 from transparity_conformance.report.comparison import gap, share
-from transparity_conformance.report.partial import Besides
-from transparity_conformance.report.report import Cause, Divergence, Held
+from transparity_conformance.report.report import Cause, ClaimResult, Divergence
 
 Gradients = Mapping[str, np.ndarray]
 """By the name of the parameter, and of its shape."""
@@ -32,7 +32,7 @@ def why_no_gradients(probe: Probe, dtype: str) -> str:
 
 
 @np.errstate(all="ignore")  # a port may say anything
-def judge_gradients(gradients: Gradients, probe: Probe, loss: Loss, dtype: str) -> Besides:
+def judge_gradients(gradients: Gradients, probe: Probe, loss: Loss, dtype: str) -> CapabilityResult:
     """Hold the gradients of `loss` to the reference; one that is missing or misshapen is wrong."""
     ours = _derivatives(probe, loss)
     actual = ours.along(gradients)
@@ -42,13 +42,13 @@ def judge_gradients(gradients: Gradients, probe: Probe, loss: Loss, dtype: str) 
     worst = max(shares, key=lambda name: shares[name])
     wrong = [name for name in shares if shares[name] > 1]
     if not wrong:
-        return Besides((Held("gradients", "agrees", errors[worst], budgets[worst], worst),))
+        return CapabilityResult((ClaimResult("gradients", "agrees", errors[worst], budgets[worst], worst),))
     # Gradients flow backwards: of what is wrong, the last of the forward pass was wrong first.
     first = wrong[-1]
     causes = tuple(_causes(ours, actual, gradients, budgets, wrong))[:1]
     says = f"gradients: {len(wrong)} of {len(shares)} are wrong; {first} is the first of them on the way back"
-    return Besides(
-        claims=(Held("gradients", "diverges", errors[worst], budgets[worst], worst),),
+    return CapabilityResult(
+        claims=(ClaimResult("gradients", "diverges", errors[worst], budgets[worst], worst),),
         faults=(Divergence(f"gradient.{first}", errors[first], budgets[first], causes, probe=probe.name),),
         notes=(says,),
     )

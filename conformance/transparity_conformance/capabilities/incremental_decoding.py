@@ -11,9 +11,9 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity_conformance.capabilities.faults.cache import CACHINGS, Caching, cached_logits
 from transparity_conformance.oracle.probes import Probe, sees_something
+from transparity_conformance.report.capability_result import CapabilityResult, alternatives
 from transparity_conformance.report.comparison import as_numbers, gap, share
-from transparity_conformance.report.partial import Besides, rivals
-from transparity_conformance.report.report import Cause, Divergence, Held
+from transparity_conformance.report.report import Cause, ClaimResult, Divergence
 
 
 def ways(length: int) -> dict[str, tuple[int, ...]]:
@@ -39,7 +39,7 @@ def stepped(step: Callable[..., Any], probe: Probe) -> dict[str, np.ndarray]:
 
 
 @np.errstate(all="ignore")  # a port may say anything
-def judge_steps(logits: Mapping[str, np.ndarray], probe: Probe, dtype: str) -> Besides:
+def judge_steps(logits: Mapping[str, np.ndarray], probe: Probe, dtype: str) -> CapabilityResult:
     """Hold logits (batch, length, vocab) that were said step by step, in any of the `ways`, to the full pass."""
     where = sees_something(probe.config, probe.inputs)
     expected, budget = probe.oracle.expected["logits"][where], probe.oracle.budget("logits", dtype)
@@ -47,7 +47,7 @@ def judge_steps(logits: Mapping[str, np.ndarray], probe: Probe, dtype: str) -> B
     errors = {way: gap(value, expected) for way, value in said.items()}
     worst = max(errors, key=lambda way: errors[way])
     if share(errors[worst], budget) <= 1:
-        return Besides((Held("step", "agrees", errors[worst], budget, worst),))
+        return CapabilityResult((ClaimResult("step", "agrees", errors[worst], budget, worst),))
     sizes = ways(where.shape[1])
     left = {
         how: max(gap(value, _simulated(probe, sizes[way], how)[where]) for way, value in said.items())
@@ -56,8 +56,10 @@ def judge_steps(logits: Mapping[str, np.ndarray], probe: Probe, dtype: str) -> B
     # A mistake that shows nowhere here explains nothing; the budget is that of the right logits, of the same size.
     explaining = [how for how in CACHINGS if share(left[how], budget) <= 1]
     causes = tuple(Cause(how.id, how.says, None, left[how], 1 - left[how] / errors[worst]) for how in explaining[:1])
-    claim = Held("step", "diverges", errors[worst], budget, worst)
-    return Besides((claim,), (Divergence("step", errors[worst], budget, causes, rivals(explaining), probe=probe.name),))
+    claim = ClaimResult("step", "diverges", errors[worst], budget, worst)
+    return CapabilityResult(
+        (claim,), (Divergence("step", errors[worst], budget, causes, alternatives(explaining), probe=probe.name),)
+    )
 
 
 @functools.cache

@@ -14,9 +14,9 @@ from transparity_conformance.capabilities.faults.loss import LOSSES, smoothed
 from transparity_conformance.oracle.derivatives import Loss, targets_of
 from transparity_conformance.oracle.oracle import function_oracle
 from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.report.capability_result import CapabilityResult, alternatives, not_compared
 from transparity_conformance.report.comparison import gap, share
-from transparity_conformance.report.partial import Besides, not_compared, rivals
-from transparity_conformance.report.report import Cause, Divergence, Held
+from transparity_conformance.report.report import Cause, ClaimResult, Divergence
 from transparity_numpy.loss import cross_entropy
 
 Logits = Mapping[str, np.ndarray]
@@ -38,7 +38,7 @@ def with_a_loss(probes: Mapping[str, Probe], logits: Logits) -> list[str]:
 @np.errstate(all="ignore")  # a port may say anything
 def judge_losses(
     name: str, losses: Mapping[str, float], probes: Mapping[str, Probe], logits: Logits, dtype: str
-) -> tuple[Besides, Loss | None]:
+) -> tuple[CapabilityResult, Loss | None]:
     """Hold the losses of `with_a_loss` to the reference; and which loss they are, or None if that cannot be told."""
     if not losses:
         return not_compared(f"{name}: no probe has logits and a target that counts"), None
@@ -51,7 +51,7 @@ def judge_losses(
     off = errors(cross_entropy)
     worst = max(said, key=lambda key: share(off[key], budgets[key]))
     if share(off[worst], budgets[worst]) <= 1:
-        return Besides((Held(name, "agrees", off[worst], budgets[worst], worst),)), cross_entropy
+        return CapabilityResult((ClaimResult(name, "agrees", off[worst], budgets[worst], worst),)), cross_entropy
 
     right = {key: np.float64(_exactly(cross_entropy, probes[key], logits[key])) for key in said}
     # A loss rounds by its own size: a sum by more than a mean.
@@ -66,9 +66,9 @@ def judge_losses(
     else:
         even = {key: np.float64(_exactly(smoothed, probes[key], logits[key])) for key in said}
         causes = tuple(_fitted(said, right, even, budgets, worst))[:1]
-    claim = Held(name, "diverges", off[worst], budgets[worst], worst)
-    fault = Divergence(name, off[worst], budgets[worst], causes, rivals(explaining), probe=worst)
-    return Besides((claim,), (fault,)), explaining[0].loss if explaining else None
+    claim = ClaimResult(name, "diverges", off[worst], budgets[worst], worst)
+    fault = Divergence(name, off[worst], budgets[worst], causes, alternatives(explaining), probe=worst)
+    return CapabilityResult((claim,), (fault,)), explaining[0].loss if explaining else None
 
 
 def _fitted(said: Numbers, right: Numbers, even: Numbers, budgets: Mapping[str, float], worst: str) -> Iterator[Cause]:

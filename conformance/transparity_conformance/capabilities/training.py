@@ -16,9 +16,9 @@ from transparity_conformance.capabilities.faults.optimization import OPTIMIZINGS
 from transparity_conformance.capabilities.generation import Build
 from transparity_conformance.oracle.oracle import Arrays, Oracle, training_oracle
 from transparity_conformance.oracle.probes import inputs_beside, probe_parameters
+from transparity_conformance.report.capability_result import CapabilityResult, alternatives
 from transparity_conformance.report.comparison import as_numbers, gap, share
-from transparity_conformance.report.partial import Besides, rivals
-from transparity_conformance.report.report import Cause, Divergence, Held
+from transparity_conformance.report.report import Cause, ClaimResult, Divergence
 
 STEPS, ROWS = 3, 3
 
@@ -69,7 +69,7 @@ def oracle_of(config: TransformerConfig, name: str, how: Optimizing | None = Non
     return training_oracle(config, probe_parameters(config, 6), batches(config), TRAININGS[name], by)
 
 
-def compare_training(build: Build, config: TransformerConfig, dtype: str) -> Besides:
+def compare_training(build: Build, config: TransformerConfig, dtype: str) -> CapabilityResult:
     """Ask the port, and judge. Raises whatever the port raises, and `TypeError` for what are no losses and
     parameters."""
     config = tiny(config)
@@ -79,14 +79,14 @@ def compare_training(build: Build, config: TransformerConfig, dtype: str) -> Bes
     error, budget, where = errors[worst]
     place = f"{where}, {worst}"
     if share(error, budget) <= 1:
-        return Besides((Held("train", "agrees", error, budget, place),))
+        return CapabilityResult((ClaimResult("train", "agrees", error, budget, place),))
     explaining = _explaining(config, said, dtype)
     causes = []
     for how in explaining[:1]:
         left = _off(said[worst], oracle_of(config, worst, how), dtype)[0]
         causes.append(Cause(how.id, how.says, None, left, 1 - left / error))
-    fault = Divergence("train", error, budget, tuple(causes), rivals(explaining))
-    return Besides((Held("train", "diverges", error, budget, place),), (fault,))
+    fault = Divergence("train", error, budget, tuple(causes), alternatives(explaining))
+    return CapabilityResult((ClaimResult("train", "diverges", error, budget, place),), (fault,))
 
 
 def _explaining(config: TransformerConfig, said: Mapping[str, Arrays], dtype: str) -> list[Optimizing]:

@@ -76,7 +76,7 @@ def explain(
 
 def _puzzling(place: Place, before_it: Mapping[str, Answer]) -> bool:
     """Whether another place of the kind is unexplained: so is this one, by any two mistakes."""
-    return any(kind_of(tap) == kind_of(place.tap) and not answer.causes for tap, answer in before_it.items())
+    return any(tap_kind(tap) == tap_kind(place.tap) and not answer.causes for tap, answer in before_it.items())
 
 
 def _screen(place: Place, known: Combination) -> Probe:
@@ -94,7 +94,7 @@ def _as_before(
 ) -> Answer | None:
     """The answer of a place of the same kind, if it holds here, too."""
     for tap, answer in before_it.items():
-        alike = kind_of(tap) == kind_of(place.tap) and len(answer.chosen) == 1 and answer.chosen[0].sites == (tap,)
+        alike = tap_kind(tap) == tap_kind(place.tap) and len(answer.chosen) == 1 and answer.chosen[0].sites == (tap,)
         if alike:
             chosen = (Hypothesis(answer.chosen[0].mistake, (place.tap,)),)
             if place.share(screen, (*known, *chosen)) <= 1 and place.vanishes((*known, *chosen)):
@@ -103,7 +103,7 @@ def _as_before(
     return None
 
 
-def kind_of(tap: str) -> str:
+def tap_kind(tap: str) -> str:
     """`norms` of every norm's tap, `scores` of all scores, and so on."""
     last = tap.rpartition(".")[2]
     if last in ("query", "key", "value"):

@@ -11,7 +11,7 @@ import numpy as np
 
 from transparity.taps import tap_shapes
 from transparity_conformance.diagnosis.equivalence import Pair, is_another_form
-from transparity_conformance.diagnosis.explain import Answer, explain, kind_of
+from transparity_conformance.diagnosis.explain import Answer, explain, tap_kind
 from transparity_conformance.diagnosis.fault import Hypothesis
 from transparity_conformance.diagnosis.faults import whole_model
 from transparity_conformance.diagnosis.faults.residuals_and_activations import rounded_to
@@ -22,7 +22,7 @@ from transparity_conformance.diagnosis.walk import segment_budgets, walk
 from transparity_conformance.oracle.budgets import NEIGHBOURS_OF_DRAWN, epsilon
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.report.comparison import difference, gap, share
-from transparity_conformance.report.report import Cause, Divergence, Held, Measured, Report, Verdict
+from transparity_conformance.report.report import Cause, ClaimResult, Divergence, Measured, Report, Verdict
 
 Progress = Callable[[str, int, int], None]
 """Hears what is being done, how many steps are done, and of how many."""
@@ -79,7 +79,7 @@ def judge(
     logits_only: bool = False,
     progress: Progress | None = None,
     not_compared: tuple[str, ...] = (),
-    repeated: Held | None = None,
+    repeated: ClaimResult | None = None,
 ) -> Report:
     """The verdict on what a port said of `probes`, however it was run: here, elsewhere, or last week."""
     with np.errstate(all="ignore"):  # a port may say anything
@@ -94,7 +94,7 @@ def _judged(
     logits_only: bool,
     heard: Progress,
     not_compared: tuple[str, ...],
-    repeated: Held | None,
+    repeated: ClaimResult | None,
 ) -> Report:
     trials: dict[str, Trial] = {}
     missing = list(not_compared)
@@ -190,16 +190,16 @@ def _profile(actual: np.ndarray, expected: np.ndarray) -> dict[str, Any]:
     return {name: apart.max(axis=rest).tolist() for name, rest in others.items() if name != "feature"}
 
 
-def _claims(measured: Iterable[Measured]) -> Iterable[Held]:
+def _claims(measured: Iterable[Measured]) -> Iterable[ClaimResult]:
     """The worst of each kind of tap."""
     worst: dict[str, Measured] = {}
     for item in measured:
-        kind = kind_of(item.tap)
+        kind = tap_kind(item.tap)
         if kind not in worst or item.share > worst[kind].share:
             worst[kind] = item
     for kind, item in worst.items():
         verdict: Verdict = "agrees" if item.share <= 1 else "diverges"
-        yield Held(f"forward.{kind}", verdict, item.error, item.budget, f"{item.tap} ({item.probe})")
+        yield ClaimResult(f"forward.{kind}", verdict, item.error, item.budget, f"{item.tap} ({item.probe})")
 
 
 def _faulty_segments(trials: Mapping[str, Trial], dtype: str) -> tuple[list[str], list[str]]:

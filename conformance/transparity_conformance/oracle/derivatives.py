@@ -30,7 +30,7 @@ Loss = Callable[[np.ndarray, np.ndarray, int | None], np.ndarray]
 """Of logits (batch, length, vocab), targets (batch, length) and the padding token; complex logits flow through."""
 
 
-def kind_of(name: str) -> str:
+def projection_of(name: str) -> str:
     """`query` of every attention: its weight and its bias."""
     return name.split(".")[-2]
 
@@ -53,7 +53,7 @@ class Derivatives:
         self.targets = targets_of(config, inputs)
         kinds: dict[str, list[str]] = defaultdict(list)
         for name in filter(is_learned, parameters):
-            kinds[kind_of(name)].append(name)
+            kinds[projection_of(name)].append(name)
         random = np.random.default_rng(7)
         self.directions = {
             name: random.normal(size=(math.ceil(AT_LEAST / len(names)), *parameters[name].shape))
@@ -67,12 +67,13 @@ class Derivatives:
         """In float64, by parameter: one number for each of its directions."""
         remaining = {kind: iter(values) for kind, values in self.oracle.expected.items()}
         return {
-            name: np.array([next(remaining[kind_of(name)]) for _ in toward]) for name, toward in self.directions.items()
+            name: np.array([next(remaining[projection_of(name)]) for _ in toward])
+            for name, toward in self.directions.items()
         }
 
     def budget(self, name: str, dtype: str) -> float:
         """How far rounding in `dtype` may take those of the parameter `name`."""
-        return self.oracle.budget(kind_of(name), dtype)
+        return self.oracle.budget(projection_of(name), dtype)
 
     def along(self, gradients: Mapping[str, np.ndarray]) -> Arrays:
         """What `gradients` say of the loss along the directions, by parameter; none for one of another shape."""
@@ -92,7 +93,7 @@ class Derivatives:
         found: dict[str, list[np.ndarray]] = defaultdict(list)
         for name, toward in self.directions.items():
             for direction in toward.astype(arrays[name].dtype):
-                found[kind_of(name)].append(derivative(loss, arrays, {name: direction}))
+                found[projection_of(name)].append(derivative(loss, arrays, {name: direction}))
         for kind, values in found.items():
             tap(kind, np.array(values))
 

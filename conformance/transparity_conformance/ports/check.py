@@ -24,10 +24,10 @@ from transparity_conformance.diagnosis.judge import Actual, Progress, judge, sil
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, probes_of, probes_with
 from transparity_conformance.oracle.probes import probes as probes_of_preset
+from transparity_conformance.report.capability_result import not_compared, with_capabilities
 from transparity_conformance.report.comparison import as_numbers, gap, share
-from transparity_conformance.report.formatting import told
-from transparity_conformance.report.partial import not_compared, with_offers
-from transparity_conformance.report.report import Held, Report
+from transparity_conformance.report.formatting import describe_error
+from transparity_conformance.report.report import ClaimResult, Report
 
 Port = Callable[..., Callable[..., Any]]
 """`build(config, parameters)` → `forward(source=…, target=…)` or `forward(tokens=…)`."""
@@ -92,13 +92,13 @@ def check(
     sharing = {key: probe for key, probe in probes.items() if probe.parameters is first.parameters}
     logits = {key: said["logits"] for key, said in actual.items()}
     if parameters is not None:
-        return with_offers(report, not_compared(f"{', '.join(OFFERS)}: {FORWARD_ALONE}"))
+        return with_capabilities(report, not_compared(f"{', '.join(OFFERS)}: {FORWARD_ALONE}"))
     is_right = report.verdict == "agrees"
     if is_right and report.faults:  # which are then the rounding of another precision
         says = f"what the port computes is off by {report.faults[0].causes[0].says}; say dtype, and it is held to that"
-        return with_offers(report, not_compared(*(f"{name}: {says}" for name in offered_by(forward))))
+        return with_capabilities(report, not_compared(*(f"{name}: {says}" for name in offered_by(forward))))
     found = compare_offers(build, forward, sharing, logits, dtype, is_right=is_right)
-    return with_offers(report, found)
+    return with_capabilities(report, found)
 
 
 def told_dtype(build: Port, dtype: str) -> Port:
@@ -159,7 +159,7 @@ def _told(error: Exception) -> str:
     """An exception in one clause, with the line where it was raised."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({frames[-1].filename.rpartition('/')[2]}, line {frames[-1].lineno})" if len(frames) > 1 else ""
-    return told(error) + where
+    return describe_error(error) + where
 
 
 def _signature(forward: Callable[..., Any]) -> str:
@@ -174,14 +174,14 @@ def _some(known: Mapping[str, Any]) -> str:
     return f"{', '.join(names[:4])}, … and logits"
 
 
-def _repeated(probe: Probe, once: dict[str, np.ndarray], again: dict[str, np.ndarray], dtype: str) -> Held:
+def _repeated(probe: Probe, once: dict[str, np.ndarray], again: dict[str, np.ndarray], dtype: str) -> ClaimResult:
     """Whether two runs say the same; to the bit is not asked of a device that sums in any order."""
-    worst = Held("two_runs_are_the_same", "agrees", 0.0, 0.0, "logits")
+    worst = ClaimResult("two_runs_are_the_same", "agrees", 0.0, 0.0, "logits")
     for name, value in once.items():
         budget = probe.oracle.budget(name, dtype)
         error = gap(value, again[name])
         if share(error, budget) > 1:
-            return Held("two_runs_are_the_same", "diverges", error, budget, name)
+            return ClaimResult("two_runs_are_the_same", "diverges", error, budget, name)
         if error > worst.error:
-            worst = Held("two_runs_are_the_same", "agrees", error, budget, name)
+            worst = ClaimResult("two_runs_are_the_same", "agrees", error, budget, name)
     return worst

@@ -12,7 +12,7 @@ from transparity_conformance.report.findings import (
     Finding,
     by_layer,
     findings,
-    kind_of,
+    layer_pattern,
     remedied,
     sentence,
     spread,
@@ -21,7 +21,7 @@ from transparity_conformance.report.findings import (
 )
 from transparity_conformance.report.formatting import count, height, share_in_words
 from transparity_conformance.report.matrix_files import heat, scientific, template
-from transparity_conformance.report.report import Divergence, Held, Measured, Report
+from transparity_conformance.report.report import ClaimResult, Divergence, Measured, Report
 
 _MOST_BARS = 128
 """More positions than this are drawn as this many bars, each the largest of its neighbours."""
@@ -88,7 +88,7 @@ def _bars_of_fault(fault: Divergence) -> list[dict[str, Any]]:
     return [_bars(axis, fault.profile[axis], fault.budget) for axis in _AXES if len(fault.profile.get(axis, ())) > 1]
 
 
-def _claim(claim: Held) -> dict[str, Any]:
+def _claim(claim: ClaimResult) -> dict[str, Any]:
     exact = claim.budget == claim.error == 0
     used = "exact" if exact else share_in_words(share(claim.error, claim.budget))
     return {"id": claim.id, "verdict": claim.verdict, "share": used, "where": claim.where}
@@ -110,7 +110,7 @@ def _heat_map(report: Report) -> list[dict[str, Any]]:
 
 def _part(tap: str) -> str:
     """What neighbouring rows have in common: their layer, or their stack."""
-    return tap.partition(".layers.")[0] + str(kind_of(tap)[1])
+    return tap.partition(".layers.")[0] + str(layer_pattern(tap)[1])
 
 
 def _cell(item: Measured | None) -> dict[str, Any] | None:
@@ -138,10 +138,10 @@ def _profiles(report: Report) -> Iterator[dict[str, Any]]:
     layers = by_layer(report.measured)
     worst: dict[str, Measured] = {}
     for item in report.measured:
-        kind = kind_of(item.tap)[0]
+        kind = layer_pattern(item.tap)[0]
         if item.profile and (kind not in worst or item.share > worst[kind].share):
             worst[kind] = item
-    for kind in dict.fromkeys(kind_of(item.tap)[0] for item in report.measured):
+    for kind in dict.fromkeys(layer_pattern(item.tap)[0] for item in report.measured):
         bars: dict[str, Any] = {}
         if len(layers.get(kind, ())) > 1:
             bars["layer"] = _bars("layer", [layers[kind][i].segment_share for i in sorted(layers[kind])], 1.0)

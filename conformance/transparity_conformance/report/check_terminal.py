@@ -18,7 +18,7 @@ from transparity_conformance.report.findings import (
     by_layer,
     findings,
     immeasurable,
-    kind_of,
+    layer_pattern,
     residual,
     sentence,
     spread,
@@ -110,7 +110,7 @@ def _profile(report: Report, fault: Divergence) -> Iterator[Text]:
     errors = {axis: list(values) for axis, values in fault.profile.items()}
     for axis, words in zip((a for a in errors if len(errors[a]) > 1), spread(errors, fault.budget), strict=True):
         yield Text(f"{words} {bars(errors[axis], fault.budget)}".rstrip())
-    layers = by_layer(report.measured).get(kind_of(fault.where)[0], {})
+    layers = by_layer(report.measured).get(layer_pattern(fault.where)[0], {})
     if len(layers) > 1:
         shares = {"layer": [layers[layer].segment_share for layer in sorted(layers)]}
         yield Text(f"{spread(shares, 1.0)[0]} {bars(shares['layer'], 1.0)}".rstrip())

@@ -161,7 +161,7 @@ def _last(tap: str) -> str:
     return tap.rpartition(".")[2]
 
 
-def kind_of(tap: str) -> tuple[str, int | None]:
+def layer_pattern(tap: str) -> tuple[str, int | None]:
     """`encoder.layers.{i}.output` and 3, of `encoder.layers.3.output`."""
     layer = _LAYER.search(tap)
     return _LAYER.sub(".layers.{i}", tap), int(layer[1]) if layer else None
@@ -171,7 +171,7 @@ def by_layer(measured: Iterable[Measured]) -> dict[str, dict[int, Measured]]:
     """The worst segment of each layer, for every kind of tap that layers have."""
     kinds: dict[str, dict[int, Measured]] = {}
     for item in measured:
-        kind, layer = kind_of(item.tap)
+        kind, layer = layer_pattern(item.tap)
         if layer is not None:
             layers = kinds.setdefault(kind, {})
             layers[layer] = max(layers.get(layer, item), item, key=lambda one: one.segment_share)

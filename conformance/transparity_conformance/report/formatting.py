@@ -89,7 +89,7 @@ def not_compared_in_words(not_compared: Sequence[NotCompared]) -> list[str]:
     return [f"{', '.join(names)} ({whom}): {reason}" for (whom, reason), names in claims.items()]
 
 
-def told(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """An exception in one clause: its kind, and the beginning of what it says."""
     says = " ".join(str(error).split())[:200]
     return f"{type(error).__name__}{': ' + says if says else ''}".rstrip(".")

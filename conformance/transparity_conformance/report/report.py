@@ -77,7 +77,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Held:
+class ClaimResult:
     """One claim about the port, such as that two runs are the same."""
 
     id: str
@@ -96,7 +96,7 @@ class Report:
     verdict: Verdict
     first_divergence: str | None
     faults: tuple[Divergence, ...] = ()
-    claims: tuple[Held, ...] = ()
+    claims: tuple[ClaimResult, ...] = ()
     measured: tuple[Measured, ...] = ()
     """Every comparison, in the order of the forward pass, probe by probe."""
     not_compared: tuple[str, ...] = ()

@@ -50,7 +50,7 @@ from transparity_conformance.ports.bundle.sections import (
     in_order,
     targets,
 )
-from transparity_conformance.report.partial import with_offers
+from transparity_conformance.report.capability_result import with_capabilities
 from transparity_conformance.report.report import Report
 
 ACTUAL = "actual.safetensors"
@@ -221,7 +221,7 @@ def judge_bundle(
     with np.errstate(all="ignore"):  # what a stranger wrote may be of any size
         report = judge(name, bundle.probes, taps, dtype=dtype, logits_only=logits_only, progress=progress)
         found = judge_sections(bundle.sections, bundle.probes, said, dtype, report.verdict, stopped=stopped)
-    return with_offers(report, found)
+    return with_capabilities(report, found)
 
 
 def _tap_shapes(config: TransformerConfig, inputs: Mapping[str, np.ndarray]) -> dict[str, tuple[int, ...]]:

@@ -12,7 +12,7 @@ from transparity_conformance.capabilities.loss import judge_losses, with_a_loss
 from transparity_conformance.diagnosis.judge import Actual
 from transparity_conformance.oracle.derivatives import Loss
 from transparity_conformance.ports.bundle.sections import Probes, chunk_names, gradient_names
-from transparity_conformance.report.partial import Besides, not_compared
+from transparity_conformance.report.capability_result import CapabilityResult, not_compared
 from transparity_conformance.report.report import Verdict
 from transparity_numpy.loss import cross_entropy
 
@@ -27,10 +27,10 @@ def judge_sections(
     forward: Verdict,
     *,
     stopped: bool = False,
-) -> Besides:
+) -> CapabilityResult:
     """Hold what was written to the reference, where the verdict on the forward pass allows for it. A port that was
     `stopped` may have been about to write what is missing."""
-    found = Besides()
+    found = CapabilityResult()
     if "gradients" in sections:
         losses, loss = _judge_losses(probes, said, dtype)
         found += losses + _judge_gradients(probes, said, loss or cross_entropy, dtype, forward, stopped=stopped)
@@ -39,7 +39,7 @@ def judge_sections(
     return found
 
 
-def _judge_losses(probes: Probes, said: Actual, dtype: str) -> tuple[Besides, Loss | None]:
+def _judge_losses(probes: Probes, said: Actual, dtype: str) -> tuple[CapabilityResult, Loss | None]:
     logits = {key: taps["logits"] for key, taps in said.items() if "logits" in taps}
     comparable = with_a_loss(probes, logits)
     losses = {key: float(said[key]["loss"]) for key in comparable if "loss" in said[key]}
@@ -53,7 +53,7 @@ def _judge_losses(probes: Probes, said: Actual, dtype: str) -> tuple[Besides, Lo
 
 def _judge_gradients(
     probes: Probes, said: Actual, loss: Loss, dtype: str, forward: Verdict, *, stopped: bool
-) -> Besides:
+) -> CapabilityResult:
     key, probe = next(iter(probes.items()))
     reasons = {"diverges": "the forward pass diverges, so its gradients are another function's", "inconclusive": FEW}
     if reason := reasons.get(forward) or why_no_gradients(probe, dtype):
@@ -68,7 +68,7 @@ def _judge_gradients(
     return skipped if stopped or not gradients else skipped + judge_gradients(gradients, probe, loss, dtype)
 
 
-def _judge_steps(probes: Probes, said: Actual, dtype: str, forward: Verdict) -> Besides:
+def _judge_steps(probes: Probes, said: Actual, dtype: str, forward: Verdict) -> CapabilityResult:
     key, probe = next(iter(probes.items()))
     reasons = {"diverges": "the forward pass diverges, and what is cached with it", "inconclusive": FEW}
     if reason := why_no_steps(probe.config) or reasons.get(forward):

@@ -1,0 +1,59 @@
+"""Findings about one capability of a port: loss, gradients, generation, cached decoding or training."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from transparity_conformance.report.report import ClaimResult, Divergence, Report
+
+
+@dataclass(frozen=True)
+class CapabilityResult:
+    """Claims about a capability, where it diverges, and what was not compared."""
+
+    claims: tuple[ClaimResult, ...] = ()
+    faults: tuple[Divergence, ...] = ()
+    not_compared: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def __add__(self, other: CapabilityResult) -> CapabilityResult:
+        return CapabilityResult(
+            self.claims + other.claims,
+            self.faults + other.faults,
+            self.not_compared + other.not_compared,
+            self.notes + other.notes,
+        )
+
+
+def not_compared(*reasons: str) -> CapabilityResult:
+    """A result that consists of the reasons alone."""
+    return CapabilityResult(not_compared=reasons)
+
+
+class CatalogueEntry(Protocol):
+    """A fault of a catalogue; variants of one fault share its id."""
+
+    @property
+    def id(self) -> str: ...
+
+
+def alternatives(explaining: Sequence[CatalogueEntry]) -> tuple[str, ...]:
+    """Ids of the faults that explain as much as the first one and are no variants of it."""
+    return tuple(dict.fromkeys(entry.id for entry in explaining[1:] if entry.id != explaining[0].id))
+
+
+def with_capabilities(report: Report, found: CapabilityResult) -> Report:
+    """Add the findings about capabilities to the report on the forward pass."""
+    first = report.first_divergence or next((fault.where for fault in found.faults), None)
+    return dataclasses.replace(
+        report,
+        verdict="diverges" if found.faults else report.verdict,
+        first_divergence=first,
+        faults=(*report.faults, *found.faults),
+        claims=(*report.claims, *found.claims),
+        not_compared=(*found.not_compared, *report.not_compared),
+        notes=(*report.notes, *found.notes),
+    )

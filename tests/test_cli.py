@@ -22,7 +22,7 @@ REFERENCE = "transparity_numpy.port:build"
 
 PORTS = """
 import numpy as np
-from transparity.port import build
+from transparity_numpy.port import build
 
 def right(config, parameters):
     forward = build(config, parameters)

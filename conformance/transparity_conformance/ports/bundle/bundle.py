@@ -74,7 +74,7 @@ SIZES = (
     "num_encoder_layers",
     "num_decoder_layers",
     "feed_forward_dim",
-    "window",
+    "sliding_window",
     "full_attention_every",
     "rotary_dim",
     "rotary_original_length",

@@ -12,7 +12,7 @@ from meta.plain_port import Slip, build_port
 from transparity.config import TransformerConfig
 from transparity_conformance import check
 from transparity_conformance.ports.check import PortError
-from transparity_conformance.report.findings import sentence
+from transparity_conformance.report.check.findings import sentence
 from transparity_numpy.port import build
 
 Arrays = dict[str, np.ndarray]

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from transparity_conformance.report.check_html import as_html, headline, write_html
-from transparity_conformance.report.check_terminal import as_text, bars
-from transparity_conformance.report.findings import findings, sentence, spread
+from transparity_conformance.report.check.findings import findings, sentence, spread
+from transparity_conformance.report.check.page import as_html, headline
+from transparity_conformance.report.check.terminal import as_text, bars
+from transparity_conformance.report.files import write_reports
 from transparity_conformance.report.report import Cause, ClaimResult, Divergence, Measured, Report, Verdict
 
 SCORES = "decoder.layers.{}.self_attention.scores"
@@ -130,15 +131,15 @@ def test_spread_does_not_list_without_end() -> None:
 
 def test_the_headline_is_the_worst_verdict() -> None:
     good, bad = report(verdict="agrees"), report(fault())
-    assert headline([good, good])["says"] == "All 2 agree"
-    assert headline([good, bad]) == {"verdict": "diverges", "says": "1 of 2 diverges"}
-    assert headline([bad])["says"] == "notes-lm diverges"
+    assert headline([good, good])["text"] == "All 2 agree"
+    assert headline([good, bad]) == {"verdict": "diverges", "text": "1 of 2 diverges"}
+    assert headline([bad])["text"] == "notes-lm diverges"
     assert headline([])["verdict"] == "inconclusive"
 
 
 def test_the_page_needs_nothing_from_outside_and_runs_nothing(tmp_path: Path) -> None:
     path = tmp_path / "check.html"
-    write_html([report(fault(profile=PROFILE)), report(verdict="agrees")], path)
+    write_reports([report(fault(profile=PROFILE)), report(verdict="agrees")], None, path)
     page = path.read_text(encoding="utf-8")
     assert not re.findall(r"""(?:src|href|action)\s*=\s*["']?(?!["']|#|data:)[^\s>]+|url\(|@import|https?://""", page)
     assert "<script" not in page

@@ -37,7 +37,7 @@ from transparity_conformance.capabilities.requests import (
 )
 from transparity_conformance.capabilities.teacher_forcing import best_scores, judged, judged_beams, true_scores
 from transparity_conformance.oracle.probes import Probe, probes
-from transparity_conformance.report.findings import sentence
+from transparity_conformance.report.check.findings import sentence
 from transparity_numpy.beams import beam_search
 from transparity_numpy.port import build as numpy_build
 

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from transparity_conformance.report.agreement.matrix import Column, Matrix, NotCompared, fold
+from transparity_conformance.report.agreement.page import as_html, write_html
+from transparity_conformance.report.agreement.record import as_json, write_json
+from transparity_conformance.report.agreement.terminal import Printout, as_table
+from transparity_conformance.report.agreement.view import Agreement
 from transparity_conformance.report.comparison import Evidence, Expectation, Subject
-from transparity_conformance.report.formatting import summary
-from transparity_conformance.report.matrix import Column, Matrix, NotCompared, fold
-from transparity_conformance.report.matrix_files import as_html, as_json, write_html, write_json
-from transparity_conformance.report.matrix_terminal import Printout, as_table
 from transparity_conformance.suite.claims import all_claims
 
 FLAX = Subject("flax", "float32")
@@ -46,7 +47,7 @@ def broken(share: float = 1e5, note: str = NOTE) -> Evidence:
 
 def printed(matrix: Matrix, width: int = 110, not_compared: list[NotCompared] | None = None) -> str:
     console = Console(width=width, file=io.StringIO(), color_system=None)
-    console.print(Printout(matrix, (), not_compared or []))
+    console.print(Printout(Agreement(matrix, not_compared=not_compared or [])))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -54,7 +55,7 @@ def printed(matrix: Matrix, width: int = 110, not_compared: list[NotCompared] | 
 def cell(matrix: Matrix) -> str:
     """The one cell of a matrix, as it is printed."""
     console = Console(width=110, file=io.StringIO(), color_system=None)
-    console.print(as_table(matrix))
+    console.print(as_table(Agreement(matrix)))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue().splitlines()[-1].split(maxsplit=1)[1].strip()
 
@@ -84,7 +85,7 @@ def test_a_failing_cell_says_fails() -> None:
     assert matrix.verdict == "diverges"
     assert "FAILS 3.2×" in printed(matrix)
     assert "1 of 1 claim FAILS" in printed(matrix)
-    assert "FAILS 3.2×" in as_html(matrix, {})
+    assert "FAILS 3.2×" in as_html(Agreement(matrix))
 
 
 def test_the_worst_of_many_is_shown() -> None:
@@ -92,7 +93,9 @@ def test_the_worst_of_many_is_shown() -> None:
     worst = evidence(0.43, subject=Subject("flax", "float32", "cpu", "jit"), case="pre-norm", where="decoder.output")
     matrix = fold([*modes, worst, *modes])
     assert cell(matrix) == "43 %"
-    assert "worst share 43 % (attention.scores, flax float32 jit, pre-norm: decoder.output)" in summary(matrix)
+    assert (
+        "worst share 43 % (attention.scores, flax float32 jit, pre-norm: decoder.output)" in Agreement(matrix).summary
+    )
     assert matrix.cells["attention.scores", Column("flax", "float32")].comparisons == 5
 
 
@@ -106,7 +109,7 @@ def test_nothing_compared_is_not_agreement() -> None:
     matrix = fold([])
     assert matrix.verdict == "inconclusive"
     assert "nothing was compared" in printed(matrix)
-    assert '<p class="verdict inconclusive">nothing was compared</p>' in as_html(matrix, {})
+    assert '<p class="verdict inconclusive">nothing was compared</p>' in as_html(Agreement(matrix))
 
 
 def test_what_was_not_compared_is_blank_and_listed() -> None:
@@ -116,7 +119,7 @@ def test_what_was_not_compared_is_blank_and_listed() -> None:
     assert re.search(r"^ causal +exact +·$", text, re.MULTILINE)
     assert "masks.causal (theirs float32 eager): it offers no masks" in text
     assert "1 not compared" in text
-    assert "theirs float32 eager: it offers no masks" in as_html(matrix, {}, (), left_out)
+    assert "theirs float32 eager: it offers no masks" in as_html(Agreement(matrix, not_compared=left_out))
     assert printed(matrix, not_compared=[("masks.causal", "theirs float32 eager", "it offers no masks")]) == text
 
 
@@ -126,8 +129,8 @@ def test_what_breaks_as_printed_is_named() -> None:
     assert matrix.verdict == "agrees"
     assert cell(matrix) == "10 %¹"
     assert printed(matrix).count(f"¹ {sentence}") == 1
-    assert sentence in as_html(matrix, {})
-    assert as_json(matrix, {})["document_breaks"][0]["says"] == sentence
+    assert sentence in as_html(Agreement(matrix))
+    assert as_json(Agreement(matrix))["document_breaks"][0]["says"] == sentence
 
 
 def test_a_claim_that_only_breaks_says_so() -> None:
@@ -178,7 +181,8 @@ def test_an_infinite_share_is_written_as_json(tmp_path: Path) -> None:
     path = tmp_path / "matrix.json"
     skipped = ["test_cuda: needs a GPU"]
     left_out: list[NotCompared] = [("loss.sum", FLAX, "not offered")]
-    write_json(path, fold([evidence(math.nan), exact(1.0)]), {"wall": math.inf, "torch": None}, skipped, left_out)
+    matrix = fold([evidence(math.nan), exact(1.0)])
+    write_json(path, Agreement(matrix, {"wall": math.inf, "torch": None}, skipped, left_out))
 
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is not JSON")
@@ -193,7 +197,8 @@ def test_an_infinite_share_is_written_as_json(tmp_path: Path) -> None:
 
 
 def test_the_json_holds_one_row_per_claim_subject_and_case() -> None:
-    content = as_json(fold([evidence(0.1), evidence(0.3), evidence(0.2), evidence(0.4, case="pre-norm")]), {})
+    matrix = fold([evidence(0.1), evidence(0.3), evidence(0.2), evidence(0.4, case="pre-norm")])
+    content = as_json(Agreement(matrix))
     rows = [(row["case"], row["comparisons"], row["share"]) for row in content["evidence"]]
     assert rows == [("translation", 3, pytest.approx(0.3)), ("pre-norm", 1, pytest.approx(0.4))]
     assert Evidence.from_dict(content["evidence"][0]).share == pytest.approx(0.3)
@@ -201,7 +206,8 @@ def test_the_json_holds_one_row_per_claim_subject_and_case() -> None:
 
 def test_the_page_needs_nothing_from_outside(tmp_path: Path) -> None:
     path = tmp_path / "matrix.html"
-    write_html(path, fold([evidence(), broken(), exact()]), {"versions": {"numpy": "2"}, "devices": ["cpu"]})
+    environment = {"versions": {"numpy": "2"}, "devices": ["cpu"]}
+    write_html(path, Agreement(fold([evidence(), broken(), exact()]), environment))
     page = path.read_text(encoding="utf-8")
     outside = re.findall(r"""(?:src|href|action)\s*=\s*["']?(?!["']|#|data:)[^\s>]+|url\(|@import|https?://""", page)
     assert not outside
@@ -210,7 +216,8 @@ def test_the_page_needs_nothing_from_outside(tmp_path: Path) -> None:
 def test_names_are_escaped() -> None:
     name = "<script>alert(1)</script>"
     nasty = evidence(2.0, f"topic.{name}", Subject(name, name), name, note=name, where=name)
-    page = as_html(fold([nasty, broken(note=name)]), {name: name}, [name], [(nasty.claim, nasty.subject, name)])
+    left_out: list[NotCompared] = [(nasty.claim, nasty.subject, name)]
+    page = as_html(Agreement(fold([nasty, broken(note=name)]), {name: name}, [name], left_out))
     assert name not in page
     assert page.count("<script") == 2
     assert name in printed(fold([nasty]), width=200)
@@ -221,7 +228,7 @@ def test_names_are_not_markup_in_the_terminal() -> None:
 
 
 def test_every_cell_of_the_page_has_its_details() -> None:
-    page = as_html(fold([evidence(), exact(), evidence(subject=Subject("numpy", "float64"))]), {})
+    page = as_html(Agreement(fold([evidence(), exact(), evidence(subject=Subject("numpy", "float64"))])))
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page)
     assert found
     assert sorted(json.loads(found[1])) == sorted(re.findall(r'id="cell-(\d+-\d+)"', page))

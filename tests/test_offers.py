@@ -16,7 +16,7 @@ from transparity_conformance.capabilities.faults.cache import CACHINGS, Caching,
 from transparity_conformance.capabilities.faults.greedy import GENERATIONS, Generation, generated
 from transparity_conformance.capabilities.faults.loss import LOSSES, LossMistake
 from transparity_conformance.oracle.cases import CASES
-from transparity_conformance.report.findings import sentence
+from transparity_conformance.report.check.findings import sentence
 from transparity_numpy.loss import cross_entropy
 from transparity_numpy.port import build as numpy_build
 from transparity_pytorch.port import build as pytorch_build

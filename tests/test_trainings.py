@@ -17,7 +17,7 @@ from transparity_conformance import check
 from transparity_conformance.capabilities.faults.optimization import OPTIMIZINGS, Optimizing, trained
 from transparity_conformance.capabilities.training import compare_training
 from transparity_conformance.oracle.backends import backend, installed
-from transparity_conformance.report.findings import sentence
+from transparity_conformance.report.check.findings import sentence
 from transparity_numpy.optimization import train
 from transparity_numpy.port import build as numpy_build
 

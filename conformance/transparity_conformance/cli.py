@@ -6,7 +6,6 @@ Exit codes: 0 agrees, 1 diverges, 2 bad usage or bad input, 3 inconclusive. Of s
 from __future__ import annotations
 
 import functools
-import json
 import os
 import sys
 import time
@@ -353,13 +352,9 @@ def _read_config(path: Path) -> TransformerConfig:
 def _finish(reports: Sequence[Report], json_file: Path | None, html_file: Path | None, *, failed: bool = False) -> None:
     """Write what was asked for, and end with the worst of the exit codes."""
     with _sentences():
-        if json_file is not None:
-            text = json.dumps([report.as_dict() for report in reports], indent=2, ensure_ascii=False)
-            _write(json_file, lambda: json_file.write_text(text + "\n", encoding="utf-8"))
-        if html_file is not None:
-            from transparity_conformance.report.check_html import write_html
+        from transparity_conformance.report.files import write_reports
 
-            _write(html_file, lambda: write_html(reports, html_file))
+        write_reports(reports, json_file, html_file)
     codes = {report.exit_code for report in reports}
     raise typer.Exit(BAD_INPUT if failed else next(code for code in WORST_FIRST if code in codes))
 
@@ -397,7 +392,7 @@ def _complain(sentence: str) -> None:
 
 
 def _show(report: Report) -> None:
-    from transparity_conformance.report.check_terminal import table
+    from transparity_conformance.report.check.terminal import table
 
     _print(table(report))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from transparity_conformance.ports.check import Port, check
-from transparity_conformance.report.check_terminal import as_text
+from transparity_conformance.report.check.terminal import as_text
 from transparity_conformance.report.report import Report
 
 

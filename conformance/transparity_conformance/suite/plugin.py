@@ -95,9 +95,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     from rich.console import Console
 
     from transparity_conformance.oracle.backends import REFERENCE, named
-    from transparity_conformance.report.matrix import fold
-    from transparity_conformance.report.matrix_files import write_html, write_json
-    from transparity_conformance.report.matrix_terminal import Printout
+    from transparity_conformance.report.agreement.matrix import fold
+    from transparity_conformance.report.agreement.page import write_html
+    from transparity_conformance.report.agreement.record import write_json
+    from transparity_conformance.report.agreement.terminal import Printout
+    from transparity_conformance.report.agreement.view import Agreement
     from transparity_conformance.suite.claims import all_claims
 
     # Under xdist evidence comes as the workers finish; rows stand as the claims do, columns as the backends, the
@@ -112,15 +114,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     matrix = fold(sorted(ledger.evidence, key=place))
     folder = Path(config.rootpath, config.getoption("--agreement"))
     folder.mkdir(parents=True, exist_ok=True)
-    report = matrix, dict(sorted(ledger.environment.items())), ledger.skipped, ledger.not_compared
-    write_json(folder / "agreement.json", *report)
-    write_html(folder / "agreement.html", *report)
+    agreement = Agreement(matrix, dict(sorted(ledger.environment.items())), ledger.skipped, ledger.not_compared)
+    write_json(folder / "agreement.json", agreement)
+    write_html(folder / "agreement.html", agreement)
 
     terminalreporter.section("agreement matrix: the worst error as a share of its budget")
     width = int(os.environ.get("COLUMNS", "0")) or max(110, terminalreporter._tw.fullwidth)
     console = Console(width=width, force_terminal=terminalreporter._tw.hasmarkup, highlight=False)
     with console.capture() as captured:
-        console.print(Printout(matrix, ledger.skipped, ledger.not_compared))
+        console.print(Printout(agreement))
     terminalreporter.write(captured.get())
     for name in ("agreement.json", "agreement.html"):
         terminalreporter.write_line(f"written: {os.path.relpath(folder / name)}")

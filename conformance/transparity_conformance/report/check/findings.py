@@ -1,4 +1,4 @@
-"""What a check has found, in words: which faults are one mistake, how an error is spread, and the verdict."""
+"""The findings of a report in sentences: faults grouped by cause, the spread of an error, and the verdict."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from itertools import groupby
 from typing import Any
 
 from transparity_conformance.report.comparison import share
-from transparity_conformance.report.formatting import count, share_in_words
+from transparity_conformance.report.formatting import count, format_share
 from transparity_conformance.report.report import Cause, Divergence, Measured, Report
 
 PRACTICALLY_ALL = 0.99
-"""A mistake that explains less of a disagreement than this leaves something to be found."""
+"""A cause that explains less of a disagreement than this leaves something to be found."""
 
 _MOST_SPANS = 5
 _LAYER = re.compile(r"\.layers\.(\d+)")
@@ -22,7 +22,7 @@ _LAYER = re.compile(r"\.layers\.(\d+)")
 
 @dataclass(frozen=True)
 class Finding:
-    """The faults that one mistake explains, or one fault that nothing does."""
+    """The divergences that one cause explains, or one divergence without a cause."""
 
     faults: tuple[Divergence, ...]
 
@@ -39,27 +39,47 @@ class Finding:
         return share(self.worst.error, self.worst.budget)
 
     @property
-    def residual(self) -> float:
-        """What is left when all the causes are in the reference: each is put in on top of those before it."""
-        return max(fault.causes[-1].residual for fault in self.faults)
-
-    @property
     def explained(self) -> float:
+        """The share of the disagreement that all its causes explain together."""
         return min((fault.causes[-1].explained if fault.causes else 0.0) for fault in self.faults)
 
     @property
+    def residual(self) -> str:
+        """The difference that remains with all the causes in the reference, and its part of the error."""
+        # each cause is put in on top of those before it
+        left, remaining = max(fault.causes[-1].residual for fault in self.faults), 1 - self.explained
+        return f"{left:.1g}" + (f" ({remaining:.0e} of the error)" if remaining > 0 and left > 0 else "")
+
+    @property
+    def remedy(self) -> str:
+        """The agreement that is reached with the causes in the reference."""
+        causes = {1: "that", 2: "both"}.get(len(self.causes), "all of these")
+        return f"with {causes} put into the reference, the two agree to {self.residual}"
+
+    @property
+    def profile(self) -> dict[str, list[float]]:
+        """The worst errors along each axis longer than 1."""
+        return {axis: list(errors) for axis, errors in self.worst.profile.items() if len(errors) > 1}
+
+    @property
+    def spread(self) -> list[str]:
+        """The same in words."""
+        return spread(self.profile, self.worst.budget)
+
+    @property
     def place(self) -> str:
+        """The first of its places, and the number of the others."""
         first, others = self.faults[0].where, self.faults[1:]
         alike = all(_last(fault.where) == _last(first) for fault in others)
         return first + (f" and {len(others)} more{' like it' if alike else ''}" if others else "")
 
 
 def findings(report: Report) -> list[Finding]:
-    """The faults of a report in the order of the forward pass, those of one mistake as one."""
+    """The divergences of a report in the order of the forward pass, grouped by cause."""
     by_cause: dict[Any, list[Divergence]] = {}
     for number, fault in enumerate(report.faults):
-        why = tuple((cause.mistake, cause.says) for cause in fault.causes)
-        by_cause.setdefault(why or number, []).append(fault)
+        causes = tuple((cause.mistake, cause.says) for cause in fault.causes)
+        by_cause.setdefault(causes or number, []).append(fault)
     return [Finding(tuple(faults)) for faults in by_cause.values()]
 
 
@@ -72,10 +92,11 @@ def sentence(report: Report) -> str:
     found = findings(report)
     if not found:
         return f"{report.first_divergence or 'The port'}: beyond the budget; no segment was looked at by itself."
-    open_ends = [finding for finding in found if finding.explained < PRACTICALLY_ALL]
-    said = "; ".join(map(_finding_in_words, found[:3]))
-    more = f"; and {count(len(found) - 3, 'fault')} more" if found[3:] else ""
-    return f"{said}{more}." + ("" if open_ends else " Nothing else differs.")
+    parts = [_finding_sentence(finding) for finding in found[:3]]
+    if found[3:]:
+        parts.append(f"and {count(len(found) - 3, 'fault')} more")
+    is_explained = all(finding.explained >= PRACTICALLY_ALL for finding in found)
+    return "; ".join(parts) + "." + (" Nothing else differs." if is_explained else "")
 
 
 def _inconclusive(report: Report) -> str:
@@ -88,52 +109,39 @@ def _inconclusive(report: Report) -> str:
 def _agreement(report: Report) -> str:
     for finding in findings(report):
         return f"What differs is {finding.causes[-1].says if finding.causes else 'rounding'}, and nothing else."
-    return f"What differs is rounding; {worst_in_words(report)}."
+    return f"What differs is rounding; {worst_share(report)}."
 
 
-def _finding_in_words(finding: Finding) -> str:
+def _finding_sentence(finding: Finding) -> str:
     if not finding.causes:
-        return f"{finding.place}: {unexplained(finding.worst)}"
-    says = f"{finding.place}: {'; and '.join(cause.says for cause in finding.causes)}"
+        return f"{finding.place}: {_unexplained(finding.worst)}"
+    text = f"{finding.place}: {'; and '.join(cause.says for cause in finding.causes)}"
     if finding.explained >= PRACTICALLY_ALL:
-        return f"{says}; {remedied(finding)}"
-    return says + (f"; that is {finding.explained:.0%} of it, something else remains" if finding.explained > 0 else "")
+        return f"{text}; {finding.remedy}"
+    return text + (f"; that is {finding.explained:.0%} of it, something else remains" if finding.explained > 0 else "")
 
 
-def remedied(finding: Finding) -> str:
-    """What becomes of the disagreement."""
-    what = "that" if len(finding.causes) == 1 else "both" if len(finding.causes) == 2 else "all of these"
-    return f"with {what} put into the reference, the two agree to {residual(finding)}"
-
-
-def residual(finding: Finding) -> str:
-    """What is left, and how much that is of what there was."""
-    left = 1 - finding.explained
-    of_it = f" ({left:.0e} of the error)" if left > 0 and finding.residual > 0 else ""
-    return f"{finding.residual:.1g}{of_it}"
-
-
-def unexplained(fault: Divergence) -> str:
-    """A fault without a cause: how large it is, and how it is spread."""
+def _unexplained(fault: Divergence) -> str:
+    """A divergence without a cause: its size and its spread."""
     if not math.isfinite(fault.error):
         return immeasurable(fault)
     where = "; ".join(spread(fault.profile, fault.budget))
-    return f"wrong by {share_in_words(share(fault.error, fault.budget))} its budget, unexplained" + (
+    return f"wrong by {format_share(share(fault.error, fault.budget))} its budget, unexplained" + (
         f" (in {where})" if where else ""
     )
 
 
 def immeasurable(fault: Divergence) -> str:
-    """What an infinite error is."""
+    """The reason for an infinite error."""
     return "of another shape (see the notes)" if fault.is_misshapen else "holds numbers that are not finite"
 
 
-def worst_in_words(report: Report) -> str:
-    """The largest share of its budget that anything used, and what did."""
+def worst_share(report: Report) -> str:
+    """The largest share of a budget that was used, and its place."""
     worst = report.worst
     if worst is None:
         return "no share of any budget was used, for nothing was compared"
-    return f"the worst share of the budget is {share_in_words(worst.share)} ({worst.tap}, probe {worst.probe})"
+    return f"the worst share of the budget is {format_share(worst.share)} ({worst.tap}, probe {worst.probe})"
 
 
 def spread(profile: Mapping[str, Any], budget: float) -> list[str]:
@@ -167,19 +175,19 @@ def layer_pattern(tap: str) -> tuple[str, int | None]:
     return _LAYER.sub(".layers.{i}", tap), int(layer[1]) if layer else None
 
 
-def by_layer(measured: Iterable[Measured]) -> dict[str, dict[int, Measured]]:
-    """The worst segment of each layer, for every kind of tap that layers have."""
-    kinds: dict[str, dict[int, Measured]] = {}
+def shares_by_layer(measured: Iterable[Measured]) -> dict[str, list[float]]:
+    """The worst segment's share in each layer, for every tap pattern that several layers have."""
+    patterns: dict[str, dict[int, float]] = {}
     for item in measured:
-        kind, layer = layer_pattern(item.tap)
+        pattern, layer = layer_pattern(item.tap)
         if layer is not None:
-            layers = kinds.setdefault(kind, {})
-            layers[layer] = max(layers.get(layer, item), item, key=lambda one: one.segment_share)
-    return kinds
+            layers = patterns.setdefault(pattern, {})
+            layers[layer] = max(layers.get(layer, 0.0), item.segment_share)
+    return {pattern: [layers[i] for i in sorted(layers)] for pattern, layers in patterns.items() if len(layers) > 1}
 
 
 def ties(report: Report) -> str:
-    """What else would explain a fault, and which probe would tell."""
+    """The other faults that would explain a divergence, and the probe that would tell them apart."""
     return " ".join(dict.fromkeys(filter(None, map(_tie, report.faults))))
 
 

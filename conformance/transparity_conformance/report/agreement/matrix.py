@@ -14,7 +14,7 @@ from transparity.presets import PRESETS
 from transparity_conformance.report.comparison import Evidence, Subject
 
 NotCompared = tuple[str, Subject | str, str]
-"""A claim, whom it was not made about (a subject, or how one is written), and why."""
+"""A claim, the subject (or its text) that it was not compared for, and the reason."""
 
 _DTYPES = ("float64", "float32", "bfloat16", "float16")
 _SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -22,7 +22,7 @@ _SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 @dataclass(frozen=True)
 class Column:
-    """A subject, whatever mode it runs in."""
+    """A backend in one precision on one device, in any mode."""
 
     backend: str
     dtype: str
@@ -30,7 +30,7 @@ class Column:
 
     @property
     def family(self) -> str:
-        """What neighbouring columns have in common: the backend, and where it runs."""
+        """The backend and its device, which neighbouring columns share."""
         return self.backend if self.device == "cpu" else f"{self.backend} on {self.device}"
 
     def __str__(self) -> str:
@@ -53,14 +53,14 @@ class Group:
         return self.worst.expectation == "breaks"
 
     def as_dict(self) -> dict[str, Any]:
-        """The worst comparison as JSON values, and how many it stands for."""
+        """The worst comparison as JSON values, with the number of comparisons in the group."""
         numbers = {name: number(getattr(self.worst, name)) for name in ("error", "budget", "share")}
         return self.worst.as_dict() | numbers | {"comparisons": self.comparisons, "agrees": self.agrees}
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What is known of one claim in one column, over all cases and modes."""
+    """The comparisons of one claim in one column, over all cases and modes."""
 
     groups: tuple[Group, ...]
 
@@ -101,6 +101,11 @@ class Footnote:
     def claims(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(group.worst.claim for group in self.groups))
 
+    @property
+    def agrees(self) -> bool:
+        """Whether every claim broke that had to."""
+        return all(group.agrees for group in self.groups)
+
     def __str__(self) -> str:
         preset = PRESETS.get(self.case)
         # "001, the language model" names a part of a document; its number is enough here
@@ -113,7 +118,7 @@ class Footnote:
 
 @dataclass(frozen=True)
 class Matrix:
-    """Claims (topic by topic, in order of first appearance) × columns; what was not compared has no cell."""
+    """Claims (topic by topic, in order of first appearance) × columns, with a cell where anything was compared."""
 
     claims: tuple[str, ...]
     columns: tuple[Column, ...]
@@ -132,14 +137,13 @@ class Matrix:
 
     @property
     def disagreements(self) -> list[Group]:
-        """What did not go as expected, the worst first."""
-        return sorted(
-            (group for group in self.groups if not group.agrees), key=lambda g: badness(g.worst), reverse=True
-        )
+        """The groups that did not go as expected, the worst first."""
+        failing = (group for group in self.groups if not group.agrees)
+        return sorted(failing, key=lambda group: badness(group.worst), reverse=True)
 
     @cached_property
     def footnotes(self) -> list[Footnote]:
-        """One for each mistake of each document: what breaks for one reason shares a footnote."""
+        """One for each mistake of each document; claims that break for one reason share a footnote."""
         reasons: dict[tuple[str, str], list[Group]] = defaultdict(list)
         for where in product(self.claims, self.columns):
             for group in self.cells[where].groups if where in self.cells else ():
@@ -149,7 +153,7 @@ class Matrix:
         return [Footnote(str(n).translate(_SUPERSCRIPTS), case, note, tuple(gs)) for n, ((case, note), gs) in marked]
 
     def marks(self, cell: Cell | None) -> str:
-        """The marks of the footnotes that speak of `cell`."""
+        """The marks of the footnotes of `cell`."""
         groups = cell.groups if cell else ()
         reasons = {(group.worst.case, group.worst.note) for group in groups if group.breaks}
         return ",".join(note.mark for note in self.footnotes if (note.case, note.note) in reasons)
@@ -171,7 +175,7 @@ def fold(evidence: Iterable[Evidence]) -> Matrix:
 
 
 def column_of(subject: Subject) -> Column:
-    """Where `subject` stands in the matrix."""
+    """The column of `subject`."""
     return Column(subject.backend, subject.dtype, subject.device)
 
 
@@ -186,7 +190,7 @@ def _grouped(evidence: Iterable[Evidence]) -> Iterator[Group]:
 
 
 def badness(item: Evidence) -> tuple[float, float]:
-    """How far it is from what was expected: where a claim has to break, the less it breaks the worse."""
+    """A sort key: distance from the expectation. A claim that has to break is worse the less it breaks."""
     share, error = (math.inf if math.isnan(number) else number for number in (item.share, item.error))
     return (share, error) if item.expectation == "holds" else (1 / share if share else math.inf, -error)
 

@@ -1,0 +1,122 @@
+"""The agreement matrix as one HTML page: a heat map that needs nothing from outside."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from transparity_conformance.report.agreement.matrix import Cell, Column, Footnote, Group, Matrix, column_of
+from transparity_conformance.report.agreement.view import Agreement, ShownRow, worst_first
+from transparity_conformance.report.comparison import Evidence
+from transparity_conformance.report.formatting import format_share, heat, scientific
+from transparity_conformance.report.templates import template
+
+
+def write_html(path: str | Path, agreement: Agreement) -> None:
+    """Write one page, complete in itself."""
+    Path(path).write_text(as_html(agreement), encoding="utf-8")
+
+
+def as_html(agreement: Agreement) -> str:
+    """The page: verdict, environment, heat map with its details, what the documents break, what was left out."""
+    matrix, families = agreement.matrix, agreement.families
+    return template("matrix.html.jinja").render(
+        matrix=matrix,
+        headline=agreement.headline,
+        extent="; ".join(agreement.extent),
+        environment=list(_environment(agreement.environment)),
+        families=families,
+        starts={columns[0] for columns in families.values()},
+        topics={topic: [_row(matrix, row) for row in rows] for topic, rows in agreement.topics.items()},
+        disagreements=[_disagreement(matrix, group) for group in matrix.disagreements],
+        notes=[_note(note) for note in matrix.footnotes],
+        lists=agreement.lists,
+        details=_details(matrix, agreement),
+    )
+
+
+def _environment(environment: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Each entry on a line of its own, nested entries joined."""
+    for name, value in environment.items():
+        if isinstance(value, Mapping):
+            yield name, " · ".join(f"{key} {item}" for key, item in value.items())
+        elif isinstance(value, list | tuple):
+            yield name, " · ".join(map(str, value))
+        else:
+            yield name, str(value)
+
+
+def _row(matrix: Matrix, row: ShownRow) -> dict[str, Any]:
+    cells = [
+        {
+            "id": _place(matrix, row.claim, column),
+            "column": column,
+            "shown": cell,
+            "heat": heat(cell.share),
+            "title": f"{row.claim}, {column}: {cell.worst}",
+        }
+        for column, cell in row.cells.items()
+    ]
+    return {"claim": row.claim, "name": row.name, "cells": cells}
+
+
+def _place(matrix: Matrix, claim: str, column: Column) -> str:
+    return f"{matrix.claims.index(claim)}-{matrix.columns.index(column)}"
+
+
+def _disagreement(matrix: Matrix, group: Group) -> dict[str, Any]:
+    claim, subject = group.worst.claim, group.worst.subject
+    place = _place(matrix, claim, column_of(subject))
+    return _comparison(group) | {"claim": claim, "subject": str(subject), "cell": place}
+
+
+def _note(note: Footnote) -> dict[str, Any]:
+    low, high = (scientific(pick(group.worst.error for group in note.groups)) for pick in (min, max))
+    sizes = low if low == high else f"{low} to {high}"
+    return {"mark": note.mark, "text": str(note), "claims": note.claims, "sizes": sizes, "agrees": note.agrees}
+
+
+def _details(matrix: Matrix, agreement: Agreement) -> dict[str, dict[str, Any]]:
+    """The details that the page shows when a cell is clicked, by its place."""
+    columns = {str(group.worst.subject): column_of(group.worst.subject) for group in matrix.groups}
+    reasons: dict[tuple[str, Column | None], list[str]] = defaultdict(list)
+    for claim, subject, reason in agreement.not_compared:
+        reasons[claim, columns.get(str(subject))].append(f"{subject}: {reason}")
+    return {
+        _place(matrix, *where): _detail(*where, matrix.cells.get(where), reasons.get(where, []))
+        for where in product(matrix.claims, matrix.columns)
+    }
+
+
+def _detail(claim: str, column: Column, cell: Cell | None, reasons: Sequence[str]) -> dict[str, Any]:
+    # lists, not objects: the names of a row's entries, thousands of times, would be half of the page
+    rows = [list(_comparison(group).values()) for group in worst_first(cell.groups)] if cell else []
+    comparisons = cell.comparisons if cell else 0
+    return {"claim": claim, "column": str(column), "comparisons": comparisons, "rows": rows, "reasons": reasons}
+
+
+def _comparison(group: Group) -> dict[str, Any]:
+    worst = group.worst
+    return {
+        "case": worst.case,
+        "mode": worst.subject.mode,
+        "comparisons": group.comparisons,
+        "where": worst.where,
+        "error": scientific(worst.error),
+        "budget": scientific(worst.budget) if worst.budget else "exact",
+        "share": _outcome(worst),
+        "note": worst.note,
+        "agrees": group.agrees,
+    }
+
+
+def _outcome(item: Evidence) -> str:
+    """The share of the budget; in words for an exact claim and for one that has to break."""
+    if item.expectation == "breaks":
+        return "breaks, as printed" if item.agrees else "does not break"
+    if item.budget == 0:
+        return "equal" if item.agrees else "differs"
+    return format_share(item.share)

@@ -1,0 +1,105 @@
+"""The agreement matrix in a terminal: as many tables as fit its width, footnotes, and what was left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich import box
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from transparity_conformance.report.agreement.matrix import Column
+from transparity_conformance.report.agreement.view import Agreement, ShownCell
+from transparity_conformance.report.terminal import hanging
+
+STYLES = {"blank": "dim", "fails": "bold red", "breaks": "cyan"}
+
+
+def as_table(agreement: Agreement, columns: Sequence[Column] | None = None) -> Table:
+    """Claims × `columns` (by default all): of each cell, the worst share of its budget."""
+    columns = agreement.matrix.columns if columns is None else columns
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0, header_style="")
+    table.add_column(Text("worst share of the budget", style="dim"), no_wrap=True, vertical="bottom")
+    texts = {column: _column_texts(agreement, column, header) for column, header in _headers(columns).items()}
+    for column in columns:
+        table.add_column(texts[column][""], no_wrap=True)
+    for topic, rows in agreement.topics.items():
+        table.add_row(Text(topic, style="bold"))
+        for row in rows:
+            table.add_row(Text(f" {row.name}"), *(texts[column][row.claim] for column in columns))
+    return table
+
+
+def _headers(columns: Sequence[Column]) -> dict[Column, list[str]]:
+    """Backend, device (if any is not the CPU) and dtype; the first two once for each family of columns."""
+    headers: dict[Column, list[str]] = {}
+    somewhere, family = any(column.device != "cpu" for column in columns), ""
+    for column in columns:
+        above = [column.backend, column.device] if somewhere else [column.backend]
+        first, family = column.family != family, column.family
+        headers[column] = [*(above if first else [""] * len(above)), " " * (first and bool(headers)) + column.dtype]
+    return headers
+
+
+def _column_texts(agreement: Agreement, column: Column, header: list[str]) -> dict[str, Text]:
+    """The cells of a column by claim, its header by "": to the right, with room for marks so that numbers align."""
+    cells = {row.claim: row.cells[column] for rows in agreement.topics.values() for row in rows}
+    room = max((len(cell.mark) for cell in cells.values()), default=0)
+    # rich would strip what follows a number in a column aligned to the right, so they are aligned here
+    gap = len(header[-1]) - len(header[-1].lstrip())
+    width = max(*map(len, header), *(gap + len(cell.text) + room for cell in cells.values())) - room
+    texts = {
+        claim: Text.assemble((cell.text.rjust(width), _style(cell)), (cell.mark.ljust(room), "cyan"))
+        for claim, cell in cells.items()
+    }
+    return texts | {"": Text("\n".join(line.rjust(width + room) for line in header))}
+
+
+def _style(cell: ShownCell) -> str:
+    by_share = "green" if cell.share <= 0.5 else "yellow" if cell.share <= 0.8 else "dark_orange"
+    return STYLES.get(cell.kind, by_share)
+
+
+@dataclass(frozen=True)
+class Printout:
+    """The matrix as a session prints it at its end."""
+
+    agreement: Agreement
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        matrix = self.agreement.matrix
+        for columns in _fitting(self.agreement, console, options) if matrix.cells else ():
+            yield as_table(self.agreement, columns)
+            yield ""
+        for note in matrix.footnotes:
+            yield hanging(f"{note.mark} ", str(note), "" if note.agrees else "bold red")
+        yield from _list("Disagreements", [str(group.worst) for group in matrix.disagreements], "red", at_most=20)
+        for title, lines in self.agreement.lists.items():
+            yield from _list(title, lines)
+        style = {"agrees": "bold green", "diverges": "bold red"}.get(matrix.verdict, "bold yellow")
+        yield Text(self.agreement.summary, style=style)
+
+
+def _fitting(agreement: Agreement, console: Console, options: ConsoleOptions) -> list[list[Column]]:
+    """The columns of each table that fits the terminal, cut between two families where possible."""
+
+    def fits(columns: list[Column]) -> bool:
+        wide = options.update(width=10_000)
+        return Measurement.get(console, wide, as_table(agreement, columns)).maximum <= options.max_width
+
+    cut: list[list[Column]] = [[]]
+    for family in agreement.families.values():
+        for columns in [family] if fits(family) else [[column] for column in family]:
+            cut = [*cut[:-1], cut[-1] + columns] if not cut[-1] or fits(cut[-1] + columns) else [*cut, columns]
+    return cut
+
+
+def _list(title: str, lines: Sequence[str], style: str = "", at_most: int | None = None) -> Iterator[RenderableType]:
+    if lines:
+        yield Text(f"{title}: {len(lines)}", style=f"bold {style}")
+        yield from (hanging("  ", line, style) for line in lines[:at_most])
+    if at_most and len(lines) > at_most:
+        yield Text(f"  and {len(lines) - at_most:,} more", style=style)

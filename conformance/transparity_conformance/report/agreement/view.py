@@ -1,0 +1,152 @@
+"""What is shown of an agreement matrix, as plain data: the terminal and the page lay it out."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import groupby
+from typing import Any, Literal
+
+from transparity_conformance.report.agreement.matrix import (
+    Cell,
+    Column,
+    Group,
+    Matrix,
+    NotCompared,
+    badness,
+    name_of,
+)
+from transparity_conformance.report.formatting import count, format_share, percent, times
+
+Kind = Literal["blank", "fails", "breaks", "exact", "share"]
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """The result of a session: its matrix, the environment, and what was skipped or not compared."""
+
+    matrix: Matrix
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    skipped: Sequence[str] = ()
+    not_compared: Sequence[NotCompared] = ()
+
+    @property
+    def summary(self) -> str:
+        """The matrix in one line."""
+        return "; ".join([*self.extent, self.headline])
+
+    @cached_property
+    def extent(self) -> list[str]:
+        """The number of comparisons, the worst of them, and the number of what was left out."""
+        cells = self.matrix.cells.values()
+        backends = len({column.backend for column in self.matrix.columns})
+        comparisons = sum(cell.comparisons for cell in cells)
+        counts = [count(len(self.matrix.claims), "claim"), count(comparisons, "comparison")]
+        parts = [f"{', '.join(counts)} over {count(backends, 'backend')}"]
+        worst = max((cell.worst for cell in cells if cell.worst), key=badness, default=None)
+        if worst is not None and worst.share != 0:
+            place = f"{worst.claim}, {worst.subject}, {worst.case}: {worst.where}"
+            parts.append(f"worst share {format_share(worst.share)} ({place})")
+        left_out = ((self.skipped, "skipped"), (self.not_compared, "not compared"))
+        return parts + [f"{len(items):,} {label}" for items, label in left_out if items]
+
+    @property
+    def headline(self) -> str:
+        """`all agree`, the number of claims that fail, or that nothing was compared."""
+        failing = {group.worst.claim for group in self.matrix.disagreements}
+        if failing:
+            return f"{len(failing)} of {count(len(self.matrix.claims), 'claim')} FAIL" + "S" * (len(failing) == 1)
+        return "all agree" if self.matrix.cells else "nothing was compared"
+
+    @property
+    def families(self) -> dict[str, list[Column]]:
+        """Neighbouring columns of one backend on one device."""
+        groups = groupby(self.matrix.columns, lambda column: column.family)
+        return {family: list(columns) for family, columns in groups}
+
+    @cached_property
+    def topics(self) -> dict[str, list[ShownRow]]:
+        """The rows of each topic."""
+        return {topic: [self._row(claim) for claim in claims] for topic, claims in self.matrix.topics.items()}
+
+    def _row(self, claim: str) -> ShownRow:
+        cells = {column: self.matrix.cells.get((claim, column)) for column in self.matrix.columns}
+        return ShownRow(claim, {column: shown_cell(self.matrix, cell) for column, cell in cells.items()})
+
+    @property
+    def lists(self) -> dict[str, Sequence[str]]:
+        """What was left out, under its headings."""
+        return {"Not compared": _reasons(self.not_compared), "Skipped": self.skipped}
+
+
+@dataclass(frozen=True)
+class ShownCell:
+    """The text of a cell, the marks of its footnotes, and what decides its colour."""
+
+    text: str
+    mark: str
+    kind: Kind
+    share: float
+    """The worst share of a budget; 0 without one."""
+    worst: str
+    """The place of the worst comparison; the text without one."""
+
+
+@dataclass(frozen=True)
+class ShownRow:
+    """One claim over all columns."""
+
+    claim: str
+    cells: Mapping[Column, ShownCell]
+
+    @property
+    def name(self) -> str:
+        """The claim without its topic."""
+        return name_of(self.claim)
+
+
+def shown_cell(matrix: Matrix, cell: Cell | None) -> ShownCell:
+    """The cell as it is shown; None where nothing was compared."""
+    text, worst = cell_text(cell), cell.worst if cell else None
+    place = f"worst at {worst.where}, {worst.case}" if worst else text
+    return ShownCell(text, matrix.marks(cell), _kind(cell), worst.share if worst else 0.0, place)
+
+
+def cell_text(cell: Cell | None) -> str:
+    """`43 %`, `exact`, `FAILS 3.2×`, `breaks` (as the document prints it), or `·` where nothing was compared."""
+    kind = _kind(cell)
+    if cell is None or kind == "blank":
+        return "·"
+    if kind == "fails":
+        # neither an exact claim nor one that should have broken has a budget to be a multiple of
+        worst = None if cell.exact else cell.worst
+        return "FAILS" if worst is None or worst.agrees else f"FAILS {times(worst.share)}"
+    return percent(cell.worst.share) if cell.worst and kind == "share" else kind
+
+
+def _kind(cell: Cell | None) -> Kind:
+    if cell is None:
+        return "blank"
+    if not cell.agrees:
+        return "fails"
+    if cell.worst is None:
+        return "breaks"
+    return "exact" if cell.exact else "share"
+
+
+def _reasons(not_compared: Sequence[NotCompared]) -> list[str]:
+    """One line for each reason, with its claims and subjects."""
+    subjects: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for claim, subject, reason in not_compared:
+        subjects[claim, reason].append(str(subject))
+    claims: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for (claim, reason), names in subjects.items():
+        claims[", ".join(dict.fromkeys(names)), reason].append(claim)
+    return [f"{', '.join(names)} ({subject}): {reason}" for (subject, reason), names in claims.items()]
+
+
+def worst_first(groups: Sequence[Group]) -> list[Group]:
+    """Disagreements first, then by share."""
+    return sorted(groups, key=lambda group: (not group.agrees, group.worst.share), reverse=True)

@@ -1,0 +1,1 @@
+"""A check as sentences, a table for terminals, and an HTML page."""

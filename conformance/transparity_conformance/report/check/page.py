@@ -1,0 +1,123 @@
+"""A check as one HTML page: what is wrong and why, a heat map of taps × probes, and how errors are spread."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from transparity_conformance.report.check.findings import Finding, layer_pattern, shares_by_layer
+from transparity_conformance.report.check.view import CheckView
+from transparity_conformance.report.comparison import share
+from transparity_conformance.report.formatting import format_share, heat, height, scientific
+from transparity_conformance.report.report import Measured, Report
+from transparity_conformance.report.templates import template
+
+MOST_BARS = 128
+"""More positions than this are drawn as this many bars, each the largest of its neighbours."""
+
+AXES = ("layer", "head", "position", "row")
+
+SINGULAR = {"diverges": "diverges", "inconclusive": "is inconclusive", "agrees": "agrees"}
+PLURAL = {"diverges": "diverge", "inconclusive": "are inconclusive", "agrees": "agree"}
+"""The verbs of each verdict, the worst first."""
+
+
+def as_html(reports: Sequence[Report]) -> str:
+    """The page: a section for each report, the wrong ones opened."""
+    functions = {"probes": _probes, "heat_map": _heat_map, "profiles": _profiles, "bars_of": _bars_of}
+    views = [CheckView(report) for report in reports]
+    return template("check.html.jinja").render(headline=headline(reports), views=views, **functions)
+
+
+def headline(reports: Sequence[Report]) -> dict[str, str]:
+    """The worst verdict, and the number of reports that share it."""
+    verdicts: list[str] = [report.verdict for report in reports]
+    worst = next((verdict for verdict in SINGULAR if verdict in verdicts), "inconclusive")
+    if len(reports) == 1:
+        return {"verdict": worst, "text": f"{reports[0].preset} {SINGULAR[worst]}"}
+    number = verdicts.count(worst)
+    of = f"All {number}" if number == len(reports) else f"{number} of {len(reports)}"
+    text = f"{of} {(SINGULAR if number == 1 else PLURAL)[worst]}" if reports else "Nothing was checked"
+    return {"verdict": worst, "text": text}
+
+
+def _probes(report: Report) -> list[str]:
+    return list(dict.fromkeys(item.probe for item in report.measured))
+
+
+def _heat_map(report: Report) -> list[dict[str, Any]]:
+    """The rows of the heat map, in the order of the forward pass."""
+    cells = {(item.tap, item.probe): item for item in report.measured}
+    rows, before = [], ""
+    for tap in dict.fromkeys(item.tap for item in report.measured):
+        # rows of one layer, or of one stack outside its layers, are neighbours
+        part = tap.partition(".layers.")[0] + str(layer_pattern(tap)[1])
+        shown = [_cell(cells.get((tap, probe))) for probe in _probes(report)]
+        rows.append({"tap": tap, "starts": part != before, "cells": shown})
+        before = part
+    return rows
+
+
+def _cell(item: Measured | None) -> dict[str, Any] | None:
+    if item is None:
+        return None
+    return {
+        "title": f"{item.tap}, {item.probe}",
+        "segment": _shade(item.segment_error, item.segment_budget),
+        "whole": _shade(item.error, item.budget),
+    }
+
+
+def _shade(error: float, budget: float) -> dict[str, Any]:
+    used = share(error, budget)
+    return {
+        "text": format_share(used),
+        "over": used > 1,
+        "heat": heat(used) if used <= 1 else round(min(1.0, math.log10(used) / 6), 3),
+        "title": f"{scientific(error)} of {scientific(budget)}",
+    }
+
+
+def _profiles(report: Report) -> list[dict[str, Any]]:
+    """The bars of each tap pattern: layers by their segments, the other axes end to end."""
+    layers = shares_by_layer(report.measured)
+    worst: dict[str, Measured] = {}
+    patterns = dict.fromkeys(layer_pattern(item.tap)[0] for item in report.measured)
+    for item in report.measured:
+        pattern = layer_pattern(item.tap)[0]
+        if item.profile and (pattern not in worst or item.share > worst[pattern].share):
+            worst[pattern] = item
+    rows = []
+    for pattern in patterns:
+        bars = _bars_by_axis(worst[pattern].profile, worst[pattern].budget) if pattern in worst else {}
+        if pattern in layers:
+            bars |= _bars_by_axis({"layer": layers[pattern]}, 1.0)
+        if bars:
+            rows.append({"pattern": pattern, "item": worst.get(pattern), "bars": [bars.get(axis) for axis in AXES]})
+    return rows
+
+
+def _bars_of(finding: Finding) -> list[dict[str, Any]]:
+    return list(_bars_by_axis(finding.profile, finding.worst.budget).values())
+
+
+def _bars_by_axis(profile: dict[str, list[float]], budget: float) -> dict[str, dict[str, Any]]:
+    return {axis: _bars(axis, profile[axis], budget) for axis in AXES if len(profile.get(axis, ())) > 1}
+
+
+def _bars(axis: str, errors: Sequence[float], budget: float) -> dict[str, Any]:
+    size = math.ceil(len(errors) / MOST_BARS)
+    groups = [errors[start : start + size] for start in range(0, len(errors), size)]
+    peaks = [max(group, key=lambda error: share(error, budget)) for group in groups]
+    largest = max(peaks, key=lambda error: share(error, budget))
+    is_over = share(largest, budget) > 1
+    bars = []
+    for start, (peak, group) in zip(range(0, len(errors), size), zip(peaks, groups, strict=True), strict=True):
+        high = height(peak, largest) if is_over else share(peak, budget)
+        span = f"{start}–{start + len(group) - 1}" if len(group) > 1 else f"{start}"
+        size_of = scientific(peak) if budget != 1.0 else format_share(peak)
+        bars.append(
+            {"height": round(100 * high, 1), "over": share(peak, budget) > 1, "title": f"{axis} {span}: {size_of}"}
+        )
+    return {"axis": axis, "of": len(errors), "bars": bars}

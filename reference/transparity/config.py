@@ -206,9 +206,19 @@ class TransformerConfig:
     def mask_is_exact(self) -> bool:
         """Whether masked keys weigh exactly 0 (`EXACT_MASK_BELOW`), so that no token depends on later ones, except
         in a row that is masked entirely: its keys all weigh alike."""
+        return self.masked_score < EXACT_MASK_BELOW
+
+    @property
+    def score_scale(self) -> float:
+        """Factor of the scores: head_dim^−½ (Vaswani et al. 2017, eq. 1), embed_dim^−½ (001, 002, 004) or 1 (T5), times
+        `attention_multiplier`."""
         features = {"head_dim": self.head_dim, "embed_dim": self.embed_dim, "none": 1}[self.attention_scale]
-        scale = features**-0.5 * self.attention_multiplier if self.mask_order == "before-scale" else 1.0
-        return self.mask_value * scale < EXACT_MASK_BELOW
+        return float(features**-0.5) * self.attention_multiplier
+
+    @property
+    def masked_score(self) -> float:
+        """Replacement of a masked score after scaling; masking before the scale scales `mask_value` too."""
+        return self.mask_value * self.score_scale if self.mask_order == "before-scale" else self.mask_value
 
     @property
     def filling_id(self) -> int:

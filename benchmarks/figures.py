@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.cases import Case
 from benchmarks.flops import forward_flops
 
-from transparity_conformance.oracle.backends import backend
+from transparity_conformance.oracle.backends import harness
 from transparity_conformance.report.comparison import Evidence
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "XLA_FLAGS")
@@ -82,4 +82,5 @@ def threads(cores_busy: float, environment: Mapping[str, str] = os.environ) -> d
 
 def surroundings(case: Case) -> dict[str, str]:
     """The versions, the device's name and the precision of its matrix products, as the backend says them."""
-    return backend(case.backend).describe(case.device)
+    parts = harness(case.backend)
+    return parts.describe(case.device) if parts else {}

@@ -15,7 +15,7 @@ from benchmarks.table import Outcome, Printout
 from pytest_benchmark.fixture import BenchmarkFixture
 from rich.console import Console
 
-from transparity_conformance.oracle.backends import backend as backend_called
+from transparity_conformance.oracle.backends import pinned
 
 OUTCOME = pytest.StashKey[Outcome]()
 
@@ -45,7 +45,7 @@ def measure(request: pytest.FixtureRequest) -> Measure:
         pytest.skip("benchmarks are off under xdist, whose processes share the cores: run them without -n")
 
     def measured(case: Case) -> None:
-        with backend_called(case.backend).pinned():
+        with pinned(case.backend):
             _measure(case, request)
 
     return measured

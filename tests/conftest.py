@@ -9,15 +9,30 @@ from importlib.metadata import entry_points
 import pytest
 
 from transparity.errors import TransparityError
-from transparity.protocol import ENTRY_POINTS, Backend
+from transparity.protocol import ENTRY_POINTS, HARNESS_ENTRY_POINTS, Backend, Harness
 
 
 @pytest.fixture(params=["numpy", "pytorch", "flax"])
-def backend(request: pytest.FixtureRequest) -> Backend:
-    """Each of our backends, found as a stranger's would be."""
-    (entry_point,) = entry_points(group=ENTRY_POINTS, name=request.param)
+def column(request: pytest.FixtureRequest) -> str:
+    """The name of each of our columns."""
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def backend(column: str) -> Backend:
+    """The column's backend, found as a stranger's would be."""
+    (entry_point,) = entry_points(group=ENTRY_POINTS, name=column)
     build: Backend = entry_point.load()
     return build
+
+
+@pytest.fixture
+def harness(column: str) -> Harness:
+    """The column's harness, found as a stranger's would be."""
+    (entry_point,) = entry_points(group=HARNESS_ENTRY_POINTS, name=column)
+    parts: Harness = entry_point.load()
+    return parts
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ STRANGERS = '''
 """A right backend, one that is slightly wrong, and one that is wrong from its second call on."""
 from pathlib import Path
 
-from transparity.port import NumpyBackend
+from transparity_numpy.port import NumpyBackend
 
 CALLS = Path(__file__).parent
 

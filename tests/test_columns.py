@@ -61,4 +61,4 @@ def test_a_file_holds_the_same_names_in_the_same_order(column: str, file: str) -
 @pytest.mark.parametrize("column", COLUMNS)
 def test_a_column_holds_the_mirrored_files_and_no_others(column: str) -> None:
     files = {file.stem for file in COLUMNS[column].glob("*.py")} - {"__init__"}
-    assert files == {*MIRRORED, "port"} | WITHOUT_TWIN[column]
+    assert files == {*MIRRORED, "port", "harness"} | WITHOUT_TWIN[column]

@@ -13,7 +13,7 @@ import pytest
 from transparity.config import TransformerConfig
 from transparity.errors import InputError, TransparityError
 from transparity.parameters import initialize_parameters
-from transparity.protocol import Backend
+from transparity.protocol import Backend, Harness
 from transparity.sampling import Sampling
 from transparity.training import Training
 from transparity_conformance.oracle.budgets import epsilon
@@ -24,24 +24,26 @@ LOWEST = 2.0**-24
 
 
 @pytest.mark.parametrize("uniform", [0.999, 0.9999, 1 - 1e-9, 1 - 2**-53])
-def test_what_may_not_be_drawn_is_not_drawn_by_a_number_next_to_1(backend: Backend, uniform: float) -> None:
+def test_what_may_not_be_drawn_is_not_drawn_by_a_number_next_to_1(
+    backend: Backend, harness: Harness, uniform: float
+) -> None:
     for dtype in backend.dtypes:
-        drawable = backend.function("generation.drawable", dtype=dtype)
-        sampled = backend.function("generation.sampled_tokens", dtype=dtype)
+        drawable = harness.function("generation.drawable", dtype=dtype)
+        sampled = harness.function("generation.sampled_tokens", dtype=dtype)
         logits = drawable(np.array([[3.0, 2.0, 1.0, 0.0]]), Sampling(top_k=1))
         assert as_numbers(sampled(logits, np.array([uniform]))).tolist() == [0], dtype
         assert as_numbers(sampled(np.array([[3.0, -np.inf, -np.inf]]), np.array([uniform]))).tolist() == [0], dtype
 
 
-def test_what_may_be_drawn_is_told_as_finely_in_half_precision(backend: Backend) -> None:
+def test_what_may_be_drawn_is_told_as_finely_in_half_precision(backend: Backend, harness: Harness) -> None:
     for dtype in set(backend.dtypes) & {"bfloat16", "float16"}:
-        equal = backend.function("generation.drawable", dtype=dtype)(np.zeros((1, 1000)), Sampling(top_p=0.5))
+        equal = harness.function("generation.drawable", dtype=dtype)(np.zeros((1, 1000)), Sampling(top_p=0.5))
         assert np.isfinite(as_numbers(equal)).sum() == pytest.approx(500, abs=1), dtype
 
 
 @pytest.mark.parametrize(("dtype", "temperature"), [("float32", 1e-30), ("float32", 1e-4), ("float16", 1e-4)])
-def test_a_low_temperature_draws_the_likeliest(backend: Backend, dtype: str, temperature: float) -> None:
-    drawable, sampled = (backend.function(f"generation.{name}", dtype=dtype) for name in ("drawable", "sampled_tokens"))
+def test_a_low_temperature_draws_the_likeliest(harness: Harness, dtype: str, temperature: float) -> None:
+    drawable, sampled = (harness.function(f"generation.{name}", dtype=dtype) for name in ("drawable", "sampled_tokens"))
     logits = drawable(np.array([[3.0, 7.0, 1.0]]), Sampling(temperature=temperature))
     assert as_numbers(sampled(logits, np.array([0.5]))).tolist() == [1]
 
@@ -66,9 +68,9 @@ def bucket(distance: int, buckets: int, most: int, both: bool) -> int:
     ("buckets", "most"), [(4, 200), (16, 288), (32, 25), (8, 400), (10, 160), (12, 17), (32, 128)], ids=str
 )
 @pytest.mark.parametrize("both", [False, True])
-def test_a_bucket_begins_where_it_should(backend: Backend, buckets: int, most: int, both: bool) -> None:
+def test_a_bucket_begins_where_it_should(harness: Harness, buckets: int, most: int, both: bool) -> None:
     distances = np.arange(-most - 30, most + 31)
-    found = as_numbers(backend.function("positions.relative_buckets")(distances, buckets, most, both=both))
+    found = as_numbers(harness.function("positions.relative_buckets")(distances, buckets, most, both=both))
     assert found.tolist() == [bucket(int(distance), buckets, most, both) for distance in distances]
 
 
@@ -97,21 +99,21 @@ def small(**fields: Any) -> tuple[TransformerConfig, dict[str, np.ndarray]]:
     return config, initialize_parameters(config, 3)
 
 
-def test_a_loss_of_many_tokens_is_finite_in_half_precision(backend: Backend) -> None:
-    loss = backend.function("loss.cross_entropy", dtype="float16")
+def test_a_loss_of_many_tokens_is_finite_in_half_precision(harness: Harness) -> None:
+    loss = harness.function("loss.cross_entropy", dtype="float16")
     logits = np.zeros((8, 1024, 3))
     logits[..., 0] = 10
     expected = np.log(np.exp(10) + 2)
     assert abs(float(loss(logits, np.ones((8, 1024), int), None)) - expected) <= expected * epsilon("float16")
 
 
-def test_a_cap_beyond_half_precision_caps_nothing(backend: Backend) -> None:
-    capped = backend.function("head.capped", dtype="float16")
+def test_a_cap_beyond_half_precision_caps_nothing(harness: Harness) -> None:
+    capped = harness.function("head.capped", dtype="float16")
     assert as_numbers(capped(np.array([0.0, 1.0, -300.0]), 1e5)).tolist() == [0, 1, -300]
 
 
-def test_a_batch_norm_without_variance_is_finite_in_half_precision(backend: Backend) -> None:
-    norm = backend.function("normalization.batch_norm", dtype="float16")
+def test_a_batch_norm_without_variance_is_finite_in_half_precision(harness: Harness) -> None:
+    norm = harness.function("normalization.batch_norm", dtype="float16")
     zero, one = np.zeros(3), np.ones(3)
     assert as_numbers(norm(np.zeros((1, 2, 3)), one, one, zero, zero, 1e-8)).tolist() == [[[1, 1, 1], [1, 1, 1]]]
 
@@ -139,15 +141,15 @@ def test_a_prompt_of_which_nothing_is_seen_is_refused(backend: Backend) -> None:
 
 @pytest.mark.parametrize("name", ["pytorch", "flax"])
 def test_a_part_takes_no_parameters_that_it_does_not_have(name: str) -> None:
-    backend = pytest.importorskip(f"transparity_{name}.port").build
+    harness = pytest.importorskip(f"transparity_{name}.harness")
     config, parameters = small()
     prefix = "decoder.layers.0."
     given = {key.removeprefix(prefix): value for key, value in parameters.items() if key.startswith(prefix)}
-    backend.module("layers.DecoderLayer", config, given)
+    harness.module("layers.DecoderLayer", config, given)
     with pytest.raises(TransparityError, match=r"^typo\.weight: the model has no such parameters$"):
-        backend.module("layers.DecoderLayer", config, given | {"typo.weight": np.ones(3)})
+        harness.module("layers.DecoderLayer", config, given | {"typo.weight": np.ones(3)})
 
 
-def test_a_function_has_no_precision_that_the_backend_lacks(backend: Backend) -> None:
+def test_a_function_has_no_precision_that_the_backend_lacks(harness: Harness) -> None:
     with pytest.raises(TransparityError, match="dtype is 'float8'"):
-        backend.function("generation.sampled_tokens", dtype="float8")
+        harness.function("generation.sampled_tokens", dtype="float8")

@@ -285,7 +285,7 @@ def test_a_checkpoint_says_what_transformers_says(name: str, tmp_path: Path) -> 
         assert share(error, budget) <= 1, f"{dtype} differs by {error:.3g}; expected at most {budget:.3g}"
 
 
-@pytest.mark.parametrize("backend", ["pytorch", "flax"], indirect=True)
+@pytest.mark.parametrize("column", ["pytorch", "flax"], indirect=True)
 @pytest.mark.parametrize("name", CASES)
 def test_a_backend_says_the_same(name: str, backend: Backend, saved: Callable[[str], Path]) -> None:
     checkpoint = import_checkpoint(saved(name))

@@ -29,6 +29,9 @@ def imported_by(statement: str) -> set[str]:
         ("import transparity_conformance.checkpoints.importing", set()),
         ("import transparity_pytorch.port", {"torch"}),
         ("import transparity_flax.port", {"jax", "flax"}),
+        ("import transparity_numpy.harness", set()),
+        ("import transparity_pytorch.harness", {"torch"}),
+        ("import transparity_flax.harness", {"jax", "flax"}),
     ],
 )
 def test_an_import_brings_no_framework_that_was_not_asked_for(statement: str, expected: set[str]) -> None:

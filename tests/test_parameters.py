@@ -19,7 +19,7 @@ from transparity import (
     save_parameters,
     tap_shapes,
 )
-from transparity.protocol import Backend
+from transparity.protocol import Backend, Harness
 from transparity_conformance.report.comparison import as_numbers
 
 CONFIGS = {name: preset(name).resized() for name in PRESETS}
@@ -102,9 +102,9 @@ def test_flax_has_the_same_names_and_shapes(config: TransformerConfig) -> None:
 
 
 @each_config
-def test_a_backend_gives_back_what_it_was_given(backend: Backend, config: TransformerConfig) -> None:
+def test_a_backend_gives_back_what_it_was_given(harness: Harness, config: TransformerConfig) -> None:
     parameters = numbered(config)
-    held = backend.module("transformer.Transformer", config, parameters, dtype="float32").parameters()
+    held = harness.module("transformer.Transformer", config, parameters, dtype="float32").parameters()
     assert set(held) == set(parameters)
     assert all(np.array_equal(held[name], value) for name, value in parameters.items())
 

@@ -23,13 +23,14 @@ from jaxtyping import TypeCheckError, install_import_hook
 _, package, *files = sys.argv
 with install_import_hook([f"{package}.{file}" for file in files], "beartype.beartype"):
     build = import_module(f"{package}.port").build
+    harness = import_module(f"{package}.harness")
 """
 
 EVERY_FORWARD = """
 import dataclasses
 from transparity import PRESETS, initialize_parameters, preset
 from transparity.sampling import Sampling
-from transparity_conformance.cases import CASES
+from transparity_conformance.oracle.cases import CASES
 
 presets = [preset(name).resized(num_encoder_layers=1, num_decoder_layers=1) for name in PRESETS]
 lone_encoder = dataclasses.replace(presets[0], architecture="encoder")
@@ -62,7 +63,7 @@ for config in (presets[0], presets[1], presets[4]):
 """
 
 WRONG_SHAPES = """
-split_heads, scores = build.function("attention.split_heads"), build.function("attention.attention_scores")
+split_heads, scores = harness.function("attention.split_heads"), harness.function("attention.attention_scores")
 query, key, other = (np.ones(shape, np.float32) for shape in [(2, 3, 5, 4), (2, 3, 7, 4), (2, 3, 7, 6)])
 assert split_heads(np.ones((2, 3, 4), np.float32), 2).shape == (2, 2, 3, 2)
 assert scores(query, key, 1.0).shape == (2, 3, 5, 7)

@@ -12,8 +12,8 @@ import pytest
 SPREAD = """
 import jax
 import numpy as np
-from transparity.port import build as numpy_build
-from transparity_conformance.probes import probes
+from transparity_numpy.port import build as numpy_build
+from transparity_conformance.oracle.probes import probes
 from transparity_flax.port import build
 
 assert len(jax.devices("cpu")) == 2
@@ -38,9 +38,9 @@ THREADS = """
 import os
 from concurrent.futures import ThreadPoolExecutor
 import numpy as np
-from transparity import spreading
-from transparity.port import build
-from transparity_conformance.probes import probes
+from transparity_numpy import spreading
+from transparity_numpy.port import build
+from transparity_conformance.oracle.probes import probes
 
 assert spreading.threads() == 2
 spread, seen = spreading.spread, []

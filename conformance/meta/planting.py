@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
-from transparity.protocol import Backend
+from transparity.protocol import Backend, Harness
 from transparity_conformance.oracle.backends import REFERENCE, backend
 
 REFERENCE_COLUMN = "transparity_numpy"
@@ -70,6 +70,13 @@ def planted(column: str, file: str, source: str) -> Iterator[Backend]:
         for name in [name for name in sys.modules if _belongs(column, name)]:
             del sys.modules[name]
         sys.modules.update(right)
+
+
+def harness_beside(build: Backend) -> Harness:
+    """The harness of the column that `build` belongs to; of a planted one, within `planted`."""
+    column = type(build).__module__.rpartition(".")[0]
+    parts: Harness = importlib.import_module(f"{column}.harness")
+    return parts
 
 
 @contextmanager

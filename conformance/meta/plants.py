@@ -623,7 +623,7 @@ PLANTS = [
     ),
     *in_both(
         "einsum-turned",
-        "port",
+        "harness",
         ("to_numpy(torch.einsum(", "to_numpy(-torch.einsum("),
         ("to_numpy(jnp.einsum(", "to_numpy(-jnp.einsum("),
         "documents.einsum",

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from meta.planting import REFERENCE_COLUMN, as_reference, column_path, planted
+from meta.planting import REFERENCE_COLUMN, as_reference, column_path, harness_beside, planted
 from meta.plants import PLANTS, Plant
 from transparity.config import TransformerConfig
 from transparity.protocol import Backend
@@ -32,8 +32,9 @@ def caught(name: str, build: Backend, dtype: str | None = None) -> bool:
     if dtype is None:
         dtype = "float32" if "float32" in claim.dtypes and build.name != "numpy" else claim.dtypes[0]
     try:
-        with build.pinned():
-            return not all(item.agrees for item in claim.check(Bench(Subject(build.name, dtype), build)))
+        parts = harness_beside(build)
+        with parts.pinned():
+            return not all(item.agrees for item in claim.check(Bench(Subject(build.name, dtype), build, parts)))
     except Exception:  # noqa: BLE001 - whatever a mistake raises, the claim's test fails
         return True
 

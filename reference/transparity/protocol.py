@@ -1,8 +1,11 @@
-"""The door: what a port offers, and what our own backends offer beyond it.
+"""The door: what a port, a backend and a harness offer.
 
 A port is any `build(config, parameters) -> forward`, with `forward(**tokens)` returning logits or a dict of taps that
-includes `logits`. All else is offered by attribute, and what is not offered is reported as not compared. A package
-becomes a backend by naming its `build` in the entry-point group `transparity.backends`.
+includes `logits`. Everything else is offered by attribute; what is not offered is reported as not compared.
+
+A package becomes a backend by naming its `build` in the entry-point group `transparity.backends`. Under the same name
+it may list a `Harness` in `transparity.harnesses`: without one, claims about single functions and modules are not
+compared.
 """
 
 from __future__ import annotations
@@ -14,11 +17,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity.errors import BackendError, shown
 from transparity.sampling import Sampling
 from transparity.training import Training
 
 ENTRY_POINTS = "transparity.backends"
+HARNESS_ENTRY_POINTS = "transparity.harnesses"
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -110,6 +113,13 @@ class Backend(Protocol):
         Where another precision is given, `weights` are rounded to it once, and `activations` at every tap of the
         forward pass."""
 
+    def devices(self) -> tuple[str, ...]:
+        """The devices at hand, `cpu` first."""
+
+
+class Harness(Protocol):
+    """The parts of a column by name, for claims about single functions and modules. A Python module can be one."""
+
     def function(self, name: str, *, dtype: str = ..., device: str = ...) -> Callable[..., Any]:
         """A free function of the column, such as `attention.split_heads`, from NumPy arrays to NumPy arrays."""
 
@@ -121,31 +131,21 @@ class Backend(Protocol):
     def einsum(self, subscripts: str, *arrays: np.ndarray) -> np.ndarray:
         """The framework's own `einsum`, in which the documents write attention."""
 
-    def devices(self) -> tuple[str, ...]:
-        """The devices at hand, `cpu` first."""
-
     def describe(self, device: str) -> dict[str, str]:
         """Versions, the device's name, and the precision of float32 matrix products."""
 
     def pinned(self) -> AbstractContextManager[None]:
-        """While it is entered, float32 matrix products keep all of float32's bits on every device (no TF32)."""
+        """While entered, float32 matrix products keep all of float32's bits on every device (no TF32)."""
 
 
 class Module(Protocol):
     """A part of a model, from NumPy arrays to NumPy arrays."""
 
     def __call__(self, *arrays: Any, taps: dict[str, Any] | None = None, **named: Any) -> Any:
-        """What the part returns; with `taps` given, its activations are left there."""
+        """Return the part's result; put its activations into `taps`, if given."""
 
-    def train(self) -> None:
-        """Normalise by the batch from now on, and keep running statistics."""
+    def use_batch_statistics(self) -> None:
+        """Normalise by the batch from now on, and update running statistics."""
 
     def parameters(self) -> dict[str, np.ndarray]:
         """The parameters as they are now, running statistics included."""
-
-
-def check_choice(backend: str, name: str, value: str, offered: tuple[str, ...]) -> str:
-    """`value`, or a `BackendError` that lists what is offered."""
-    if value not in offered:
-        raise BackendError(f"{name} is {shown(value)}; the {backend} backend offers {', '.join(offered)}.")
-    return value

@@ -1,25 +1,26 @@
-"""The backends that are installed, found by entry point: a third party's is as good as ours."""
+"""The installed backends and their harnesses, found by entry point: a third party's is as good as ours."""
 
 from __future__ import annotations
 
 import functools
+from contextlib import AbstractContextManager, nullcontext
 from importlib.metadata import entry_points
 
-from transparity.protocol import ENTRY_POINTS, Backend
+from transparity.protocol import ENTRY_POINTS, HARNESS_ENTRY_POINTS, Backend, Harness
 
 REFERENCE = "numpy"
 
 
 @functools.cache
 def named() -> dict[str, str]:
-    """The name of every backend that an entry point names, the reference first, with the object that it names."""
+    """Every backend's entry point by name, the reference first."""
     found = {point.name: point.value for point in entry_points(group=ENTRY_POINTS)}
     return {name: found[name] for name in sorted(found, key=lambda name: (name != REFERENCE, name != "pytorch", name))}
 
 
 @functools.cache
 def absent() -> dict[str, str]:
-    """The backends whose framework is not installed, with what is missing. What is broken in another way is raised."""
+    """The backends whose framework is not installed, with the error; any other failure to import is raised."""
     missing = {}
     for name in named():
         try:
@@ -42,3 +43,18 @@ def backend(name: str) -> Backend:
     (point,) = (point for point in entry_points(group=ENTRY_POINTS) if point.name == name)
     loaded: Backend = point.load()
     return loaded
+
+
+@functools.cache
+def harness(name: str) -> Harness | None:
+    """The harness of the backend called `name`; None if it has none."""
+    for point in entry_points(group=HARNESS_ENTRY_POINTS, name=name):
+        loaded: Harness = point.load()
+        return loaded
+    return None
+
+
+def pinned(name: str) -> AbstractContextManager[None]:
+    """Full float32 precision of the backend called `name` while entered, if its harness can ask for it."""
+    parts = harness(name)
+    return parts.pinned() if parts else nullcontext()

@@ -11,8 +11,8 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.taps import Tap
 from transparity.training import Training
-from transparity_conformance.oracle.backends import REFERENCE, backend
 from transparity_conformance.oracle.budgets import NEIGHBOURS, RULES, epsilon, rounded
+from transparity_numpy.harness import function as reference_function
 from transparity_numpy.optimization import train
 from transparity_numpy.transformer import transformer
 
@@ -122,7 +122,7 @@ def function_oracle(name: str, arrays: Arrays, **named: Any) -> Oracle:
 
     def run(arrays: Arrays, tap: Tap) -> None:
         dtype = next((value.dtype.name for value in arrays.values() if value.dtype.kind == "f"), "float64")
-        function = backend(REFERENCE).function(name, dtype=dtype)
+        function = reference_function(name, dtype=dtype)
         result = function(*arrays.values(), **named)
         for index, value in enumerate(result) if isinstance(result, tuple) else [("", result)]:
             tap(f"result.{index}".rstrip("."), value)

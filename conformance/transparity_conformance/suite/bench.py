@@ -1,26 +1,34 @@
-"""The bench: where one subject is tried, with everything that was built for it kept for the next claim."""
+"""The bench: one subject under test, with every model that was built for it kept for the next claim."""
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from transparity.config import TransformerConfig
 from transparity.presets import PRESETS
-from transparity.protocol import Backend, Forward, Module
-from transparity_conformance.oracle.backends import backend
+from transparity.protocol import Backend, Forward, Harness, Module
+from transparity_conformance.oracle.backends import backend, harness
 from transparity_conformance.oracle.oracle import Arrays, Oracle
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.report.comparison import Evidence, Expectation, Subject, as_numbers, difference
 
 
 class Bench:
-    """One subject, its backend, and the evidence that its claims leave."""
+    """One subject, its backend, and its harness if it has one.
 
-    def __init__(self, subject: Subject, build: Backend | None = None) -> None:
+    Args:
+        subject: the backend's name, dtype, device and mode.
+        build: another backend than the installed one of that name, with its own `parts` or none.
+    """
+
+    def __init__(self, subject: Subject, build: Backend | None = None, parts: Harness | None = None) -> None:
         self.subject = subject
         self.backend = build or backend(subject.backend)
+        self.parts = parts if build else harness(subject.backend)
         self._forwards: dict[tuple[Any, ...], tuple[Arrays, Forward]] = {}
         self.traced = functools.cache(self._traced)
         self.logits = functools.cache(self._logits)
@@ -35,11 +43,27 @@ class Bench:
             self._forwards[key] = parameters, self.backend(config, parameters, **how)
         return self._forwards[key][1]
 
+    @property
+    def harness(self) -> Harness:
+        """The harness, which only claims declared with `harness=True` are given."""
+        assert self.parts is not None, "a claim that asks for the harness is declared with harness=True"
+        return self.parts
+
+    def without_harness(self) -> Bench:
+        """The same bench, with the same models, for claims that need no harness."""
+        bare = copy.copy(self)
+        bare.parts = None
+        return bare
+
+    def pinned(self) -> AbstractContextManager[None]:
+        """Full float32 precision while entered, if the harness can ask for it."""
+        return self.parts.pinned() if self.parts else nullcontext()
+
     def function(self, name: str) -> Callable[..., Any]:
-        return self.backend.function(name, dtype=self.subject.dtype, device=self.subject.device)
+        return self.harness.function(name, dtype=self.subject.dtype, device=self.subject.device)
 
     def module(self, name: str, config: TransformerConfig, parameters: Arrays) -> Module:
-        return self.backend.module(name, config, parameters, dtype=self.subject.dtype, device=self.subject.device)
+        return self.harness.module(name, config, parameters, dtype=self.subject.dtype, device=self.subject.device)
 
     @property
     def fast_cases(self) -> tuple[str, ...]:
@@ -72,7 +96,7 @@ class Bench:
 
 
 class Record:
-    """Makes the evidence of one claim about one case."""
+    """The evidence of one claim about one case."""
 
     def __init__(self, claim: str, subject: Subject, case: str) -> None:
         self.claim, self.subject, self.case = claim, subject, case
@@ -97,11 +121,11 @@ class Record:
         return Evidence(self.claim, self.subject, self.case, where, error, budget, expectation, note)
 
     def oracle(self, oracle: Oracle, where: str, actual: Any, name: str | None = None) -> Evidence:
-        """`actual` is what the oracle says of `name` (or of `where`), within its budget."""
+        """`actual` is the oracle's `name` (default: `where`), within its budget."""
         name = name or where
         return self.within(where, actual, oracle.expected[name], oracle.budget(name, self.subject.dtype))
 
     def refused(self, where: str, error: Exception) -> Evidence:
-        """What was to be compared did not come: the comparison fails."""
+        """The backend raised instead of returning something to compare: the comparison fails."""
         sentence = str(error).splitlines()[0] if str(error) else type(error).__name__
         return Evidence(self.claim, self.subject, self.case, where, float("inf"), 0.0, "holds", sentence)

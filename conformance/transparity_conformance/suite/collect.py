@@ -1,10 +1,11 @@
-"""Which claims are made about which subjects, and how one is made."""
+"""The claims about each subject, and the evidence of one claim."""
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 
-from transparity.protocol import Backend
+from transparity.protocol import HARNESS_ENTRY_POINTS, Backend
 from transparity_conformance.oracle.backends import backend
 from transparity_conformance.report.comparison import Evidence, Subject
 from transparity_conformance.suite.bench import Bench
@@ -31,9 +32,19 @@ def cases(name: str) -> Iterator[tuple[Claim, Subject, bool]]:
                 yield made, subject, quick and subject.dtype in made.quick
 
 
+def not_compared(claim: Claim, bench: Bench) -> str | None:
+    """The reason why a claim cannot be made here; None if it can."""
+    missing = [package for package in claim.needs if importlib.util.find_spec(package) is None]
+    if missing:
+        return f"{missing[0]} is not installed"
+    if claim.harness and bench.parts is None:
+        return f"{bench.subject.backend} has no harness (entry-point group {HARNESS_ENTRY_POINTS})"
+    return None
+
+
 def make(claim: Claim, bench: Bench) -> list[Evidence]:
-    """The evidence of a claim; a claim without any has shown nothing, which is an error."""
-    with bench.backend.pinned():
-        evidence = list(claim.check(bench))
+    """The evidence of a claim; raises if there is none."""
+    with bench.pinned():
+        evidence = list(claim.check(bench if claim.harness else bench.without_harness()))
     assert evidence, f"{claim.name} compared nothing for {bench.subject}"
     return evidence

@@ -130,11 +130,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 def environment(ledger: Ledger) -> dict[str, Any]:
     """The versions, the devices and the precision of matrix products that the evidence was won with."""
-    from transparity_conformance.oracle.backends import backend
+    from transparity_conformance.oracle.backends import harness, pinned
 
     described: dict[str, Any] = {"python": platform.python_version()}
     for name, device in dict.fromkeys((item.subject.backend, item.subject.device) for item in ledger.evidence):
-        build = backend(name)
-        with build.pinned():
-            described[name if device == "cpu" else f"{name} on {device}"] = build.describe(device)
+        parts = harness(name)
+        with pinned(name):
+            described[name if device == "cpu" else f"{name} on {device}"] = parts.describe(device) if parts else {}
     return described

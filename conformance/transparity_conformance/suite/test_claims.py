@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 
 import pytest
@@ -11,7 +10,7 @@ from transparity_conformance.oracle.backends import REFERENCE, absent, backend, 
 from transparity_conformance.report.comparison import Subject
 from transparity_conformance.suite.bench import Bench
 from transparity_conformance.suite.claims import Claim
-from transparity_conformance.suite.collect import cases, make
+from transparity_conformance.suite.collect import cases, make, not_compared
 from transparity_conformance.suite.plugin import Ledger
 
 
@@ -28,11 +27,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def test_claim(claim: Claim, subject: Subject, benches: Callable[[Subject], Bench], ledger: Ledger) -> None:
-    missing = [module for module in claim.needs if importlib.util.find_spec(module) is None]
-    if missing:
-        ledger.not_compared.append((claim.name, str(subject), f"{missing[0]} is not installed"))
-        pytest.skip(f"{missing[0]} is not installed")
-    evidence = make(claim, benches(subject))
+    bench = benches(subject)
+    if reason := not_compared(claim, bench):
+        ledger.not_compared.append((claim.name, str(subject), reason))
+        pytest.skip(reason)
+    evidence = make(claim, bench)
     ledger.evidence += evidence
     wrong = [str(item) for item in evidence if not item.agrees]
     assert not wrong, f"{claim.says}\n" + "\n".join(wrong[:8]) + (f"\n… and {len(wrong) - 8} more" if wrong[8:] else "")

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 
 from transparity.config import TransformerConfig
 from transparity.protocol import Backend
-from transparity_conformance.oracle.backends import REFERENCE, backend, installed
+from transparity_conformance.oracle.backends import REFERENCE, backend, installed, pinned
 from transparity_conformance.oracle.budgets import neighbours_of_drawn
 from transparity_conformance.oracle.oracle import Arrays, forward_oracle
 from transparity_conformance.oracle.probes import probe_parameters
@@ -34,7 +34,7 @@ def drawn_evidence(
         subject = Subject(build.name, dtype, "cpu", mode)
         evidence.append(Evidence("drawn.configurations", subject, "drawn", where, error, oracle.budget(tap, dtype)))
 
-    with build.pinned():
+    with pinned(build.name):
         taps = build(config, parameters, dtype="float64", mode=mode)(**inputs)
         for tap in oracle.expected:
             hold("float64", tap, taps.get(tap, np.empty(0)), tap)

@@ -34,7 +34,9 @@ class Claim:
     quick: tuple[str, ...]
     """The dtypes in which the quick suite makes it."""
     needs: tuple[str, ...]
-    """Packages that hold what the claim compares with."""
+    """Packages with the independent implementation that the claim compares with."""
+    harness: bool
+    """Whether the claim is about single functions or modules, which a backend offers through its harness."""
 
     def is_about(self, subject: Subject, first_mode: bool) -> bool:
         return (
@@ -55,6 +57,7 @@ def claim(
     compiled: bool = False,
     quick: tuple[str, ...] = EVERY,
     needs: tuple[str, ...] = (),
+    harness: bool = False,
 ) -> Callable[[Check], Check]:
     """Register a check as the claim `topic.name`, after its file and its function."""
 
@@ -62,7 +65,7 @@ def claim(
         topic = check.__module__.rpartition(".")[2]
         name = f"{topic}.{check.__name__}"
         says = (check.__doc__ or "").strip().splitlines()[0]
-        CLAIMS[name] = Claim(name, says, check, dtypes, of_reference, compiled, quick, needs)
+        CLAIMS[name] = Claim(name, says, check, dtypes, of_reference, compiled, quick, needs, harness)
         return check
 
     return register

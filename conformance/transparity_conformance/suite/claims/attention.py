@@ -11,12 +11,13 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.taps import Tap
-from transparity_conformance.oracle.backends import REFERENCE, backend
 from transparity_conformance.oracle.oracle import Arrays, Oracle, function_oracle
 from transparity_conformance.oracle.probes import Probe, probes, scoped_parameters
 from transparity_conformance.report.comparison import Evidence, Expectation, as_numbers
 from transparity_conformance.suite.bench import Bench
 from transparity_conformance.suite.claims import claim
+from transparity_numpy.harness import function as reference_function
+from transparity_numpy.harness import module as reference_module
 
 LONG = 300
 """More queries than any column takes at once."""
@@ -37,7 +38,7 @@ def drawn() -> tuple[Arrays, np.ndarray]:
     return arrays, mask
 
 
-@claim(dtypes=("float64", "float32"))
+@claim(dtypes=("float64", "float32"), harness=True)
 def split_and_merge_heads(bench: Bench) -> Iterator[Evidence]:
     """Heads are consecutive features, and merging undoes splitting, exactly."""
     x = np.arange(2 * 3 * 8, dtype=np.float32).reshape(2, 3, 8)
@@ -48,7 +49,7 @@ def split_and_merge_heads(bench: Bench) -> Iterator[Evidence]:
     yield record.exactly("merged", bench.function("attention.merge_heads")(np.asarray(truth, np.float32)), x)
 
 
-@claim()
+@claim(harness=True)
 def alone(bench: Bench) -> Iterator[Evidence]:
     """Attention of drawn queries, keys and values, for every mask value, by the traced and by the fast path."""
     arrays, mask = drawn()
@@ -87,7 +88,7 @@ def long_cases() -> dict[str, tuple[np.ndarray, Arrays, Oracle]]:
     }
 
 
-@claim(of_reference=True)
+@claim(of_reference=True, harness=True)
 def long(bench: Bench) -> Iterator[Evidence]:
     """So many queries that the fast paths take them in blocks, with all kinds of masks: it is what the explicit path
     says."""
@@ -97,9 +98,7 @@ def long(bench: Bench) -> Iterator[Evidence]:
 
 
 def _explicitly(mask: np.ndarray, arrays: Arrays, tap: Tap) -> None:
-    _attended(
-        backend(REFERENCE).function("attention.attention", dtype=arrays["query"].dtype.name), mask, arrays, tap=tap
-    )
+    _attended(reference_function("attention.attention", dtype=arrays["query"].dtype.name), mask, arrays, tap=tap)
 
 
 def _attended(attention: Callable[..., Any], mask: np.ndarray, arrays: Arrays, **named: Any) -> Any:
@@ -108,7 +107,7 @@ def _attended(attention: Callable[..., Any], mask: np.ndarray, arrays: Arrays, *
     return attention(query, key, value, mask, **named)
 
 
-@claim()
+@claim(harness=True)
 def masked_before_and_after_the_scale(bench: Bench) -> Iterator[Evidence]:
     """A hidden score that is finite weighs in, by as much as the scale that follows the mask leaves of it."""
     probe = probes("translation")["mixed"]
@@ -126,7 +125,7 @@ def masked_before_and_after_the_scale(bench: Bench) -> Iterator[Evidence]:
 def _attend(config: TransformerConfig, mask: np.ndarray, arrays: Arrays, tap: Tap) -> None:
     weights = {name: value for name, value in arrays.items() if name != "x"}
     x = arrays["x"]
-    part = backend(REFERENCE).module("attention.MultiHeadAttention", config, weights, dtype=x.dtype.name)
+    part = reference_module("attention.MultiHeadAttention", config, weights, dtype=x.dtype.name)
     tap("output", part(x, x, mask))
 
 

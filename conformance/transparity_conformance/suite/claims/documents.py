@@ -82,11 +82,11 @@ PRINTED_SHAPES = {
 }
 
 
-@claim(dtypes=("float32",), of_reference=True)
+@claim(dtypes=("float32",), of_reference=True, harness=True)
 def einsum(bench: Bench) -> Iterator[Evidence]:
     """Document 000's einsum examples, to the last number; its first line cannot have printed what stands below it."""
     record = bench.evidence("documents.einsum", "document 000")
-    run = bench.backend.einsum
+    run = bench.harness.einsum
     for subscripts in ("ij,jk", "ij,jk->ik"):
         yield record.exactly(subscripts, run(subscripts, A, B), PRODUCT)
     note = "the document prints A·B under 'ij,kj->ik', which is A·Bᵀ"
@@ -97,14 +97,14 @@ def einsum(bench: Bench) -> Iterator[Evidence]:
     yield record.exactly("ij,kl->ijkl", run("ij,kl->ijkl", A, B), outer)
 
 
-@claim(dtypes=("float32",), of_reference=True)
+@claim(dtypes=("float32",), of_reference=True, harness=True)
 def split_heads(bench: Bench) -> Iterator[Evidence]:
     """Document 003's `split_heads`, to the last number."""
     result = bench.function("attention.split_heads")(np.array([TOKENS], np.float32), 2)
     yield bench.evidence("documents.split_heads", "document 003").exactly("heads", result, [HEADS])
 
 
-@claim(dtypes=("float32",), of_reference=True)
+@claim(dtypes=("float32",), of_reference=True, harness=True)
 def masks(bench: Bench) -> Iterator[Evidence]:
     """The masks that documents 000 and 003 print."""
     record = bench.evidence("documents.masks", "documents 000 and 003")
@@ -113,7 +113,7 @@ def masks(bench: Bench) -> Iterator[Evidence]:
     yield record.exactly("future_mask(5)", bench.function("masks.causal_mask")(5), [[FUTURE]])
 
 
-@claim(dtypes=("float64", "float32"), of_reference=True)
+@claim(dtypes=("float64", "float32"), of_reference=True, harness=True)
 def masked_columns(bench: Bench) -> Iterator[Evidence]:
     """Document 003's example: with the fifth and the last key hidden, their weights are exactly zero."""
     random = np.random.default_rng(0)

@@ -11,7 +11,7 @@ from transparity_conformance.suite.bench import Bench
 from transparity_conformance.suite.claims import claim
 
 
-@claim(dtypes=("float32",), of_reference=True)
+@claim(dtypes=("float32",), of_reference=True, harness=True)
 def sinusoidal(bench: Bench) -> Iterator[Evidence]:
     """Sines and cosines, interleaved (document 003) or apart, each angle by itself, in float64 for every dtype."""
     table = bench.function("embeddings.sinusoidal_positions")

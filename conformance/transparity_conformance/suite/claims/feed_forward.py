@@ -11,7 +11,7 @@ from transparity_conformance.suite.claims import claim
 from transparity_conformance.suite.claims.layers import part_agrees
 
 
-@claim()
+@claim(harness=True)
 def alone(bench: Bench) -> Iterator[Evidence]:
     """The feed-forward on drawn activations."""
     for case in PRESETS:

@@ -107,7 +107,7 @@ def crops_the_context(bench: Bench) -> Iterator[Evidence]:
     yield record.exactly("prompt", whole[:, :-3], prompt)
 
 
-@claim(dtypes=WIDE, of_reference=True)
+@claim(dtypes=WIDE, of_reference=True, harness=True)
 def sampled_tokens(bench: Bench) -> Iterator[Evidence]:
     """The same logits and the same uniform draws pick the same tokens: the first whose cumulative probability passes
     the draw."""
@@ -174,7 +174,7 @@ def _drawable(row: list[float], sampling: Sampling) -> list[float]:
     return [x if token in kept else -math.inf for token, x in enumerate(row)]
 
 
-@claim(dtypes=WIDE, of_reference=True)
+@claim(dtypes=WIDE, of_reference=True, harness=True)
 def drawable(bench: Bench) -> Iterator[Evidence]:
     """What temperature, top-k and top-p leave of the logits, in this order; of equals the lower token stays."""
     logits = (2 * np.random.default_rng(6).normal(size=(60, 40))).astype(np.float32)

@@ -14,13 +14,13 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.presets import preset
 from transparity.taps import Tap
-from transparity_conformance.oracle.backends import REFERENCE, backend
 from transparity_conformance.oracle.oracle import Arrays, Oracle, function_oracle
 from transparity_conformance.oracle.probes import probe_parameters
 from transparity_conformance.report.comparison import Evidence, as_numbers
 from transparity_conformance.suite.bench import Bench
 from transparity_conformance.suite.claims import Check, claim
 from transparity_conformance.suite.claims.layers import BATCH, KEYS, QUERIES
+from transparity_numpy.harness import module as reference_module
 
 CONFIG = dataclasses.replace(preset("translation").resized(), attention_scale="head_dim", mask_value=-1e9)
 
@@ -39,7 +39,7 @@ def module_oracle(name: str, config: TransformerConfig, parameters: Arrays, *arr
 
     def run(values: Arrays, tap: Tap) -> None:
         dtype = values["argument 0"].dtype.name
-        module = backend(REFERENCE).module(name, config, {key: values[key] for key in parameters}, dtype=dtype)
+        module = reference_module(name, config, {key: values[key] for key in parameters}, dtype=dtype)
         tap("result", module(*(values[key] for key in arguments)))
 
     return Oracle(run, parameters | arguments)
@@ -134,7 +134,7 @@ def torch_multihead_attention(bench: Bench) -> Iterator[Evidence]:
         output, weights = theirs(*map(_tensor, (x, seen, seen)), **hidden, average_attn_weights=False)
         yield _held(bench, "torch_multihead_attention", case, oracle, output)
         taps: Arrays = {}
-        ours = backend(REFERENCE).module("attention.MultiHeadAttention", CONFIG, parameters)
+        ours = reference_module("attention.MultiHeadAttention", CONFIG, parameters)
         ours(x.astype(float), seen.astype(float), mask, taps=taps)
         record = bench.evidence("independent.torch_multihead_attention", case)
         yield record.within("weights", taps["weights"], as_numbers(weights), oracle.budget("result", "float64"))
@@ -192,8 +192,8 @@ def torch_batch_norm(bench: Bench) -> Iterator[Evidence]:
     theirs.load_state_dict(
         {name: _tensor(value) for name, value in parameters.items()} | {"num_batches_tracked": torch.tensor(0)}
     )
-    ours = backend(REFERENCE).module("normalization.Norm", config, parameters)
-    ours.train()
+    ours = reference_module("normalization.Norm", config, parameters)
+    ours.use_batch_statistics()
     unbiased = parameters["running_var"].astype(float)
     rows = BATCH * QUERIES
     for index in range(4):

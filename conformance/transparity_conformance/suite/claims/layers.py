@@ -8,12 +8,12 @@ import numpy as np
 
 from transparity.presets import PRESETS
 from transparity.taps import Tap
-from transparity_conformance.oracle.backends import REFERENCE, backend
 from transparity_conformance.oracle.oracle import Arrays, Oracle
 from transparity_conformance.oracle.probes import probes, scoped_parameters
 from transparity_conformance.report.comparison import Evidence
 from transparity_conformance.suite.bench import Bench
 from transparity_conformance.suite.claims import claim
+from transparity_numpy.harness import module as reference_module
 
 # The shapes of the mixed probe: frameworks that compile every new shape have compiled these.
 BATCH, QUERIES, KEYS = 8, 7, 9
@@ -34,7 +34,7 @@ def part_agrees(
     def run(arrays: Arrays, tap: Tap) -> None:
         state = {name: arrays[name] for name in parameters}
         dtype = arrays["argument 0"].dtype.name
-        part = backend(REFERENCE).module(module, probe.config, state, dtype=dtype)
+        part = reference_module(module, probe.config, state, dtype=dtype)
         taps: Arrays = {}
         given = [value for name, value in arrays.items() if name.startswith("argument")]
         result = part(*given, taps=taps)
@@ -61,7 +61,7 @@ def _masks(queries: int, keys: int) -> tuple[np.ndarray, np.ndarray]:
     return visible & np.tri(queries, dtype=bool), memory
 
 
-@claim()
+@claim(harness=True)
 def encoder_alone(bench: Bench) -> Iterator[Evidence]:
     """One encoder layer."""
     for case, preset in PRESETS.items():
@@ -70,7 +70,7 @@ def encoder_alone(bench: Bench) -> Iterator[Evidence]:
             yield from part_agrees(bench, "layers.encoder_alone", case, "layers.EncoderLayer", "", [padding])
 
 
-@claim()
+@claim(harness=True)
 def decoder_alone(bench: Bench) -> Iterator[Evidence]:
     """One decoder layer, with a memory where it has one."""
     for case, preset in PRESETS.items():

@@ -7,16 +7,16 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from transparity_conformance.oracle.backends import REFERENCE, backend
 from transparity_conformance.oracle.budgets import EVERY
 from transparity_conformance.oracle.oracle import function_oracle
 from transparity_conformance.oracle.probes import probes
 from transparity_conformance.report.comparison import Evidence
 from transparity_conformance.suite.bench import Bench
 from transparity_conformance.suite.claims import claim
+from transparity_numpy.harness import function as reference_function
 
 
-@claim(dtypes=EVERY, of_reference=True)
+@claim(dtypes=EVERY, of_reference=True, harness=True)
 def cross_entropy(bench: Bench) -> Iterator[Evidence]:
     """The mean of −log softmax at the targets, written out as a sum; padded targets do not count."""
     random = np.random.default_rng(0)
@@ -43,7 +43,7 @@ def cross_entropy(bench: Bench) -> Iterator[Evidence]:
     yield record.within("loss", result, expected, oracle.budget("result", bench.subject.dtype))
 
 
-@claim(dtypes=EVERY, of_reference=True)
+@claim(dtypes=EVERY, of_reference=True, harness=True)
 def smoothed(bench: Bench) -> Iterator[Evidence]:
     """With a share of each target spread over the vocabulary: written out as a sum, padded targets not counted."""
     random = np.random.default_rng(1)
@@ -70,7 +70,7 @@ def of_the_model(bench: Bench) -> Iterator[Evidence]:
         probe = probes(case)["mixed"]
         targets = np.roll(probe.inputs[probe.config.input_names[-1]], -1, axis=1)
         logits = probe.oracle
-        loss = backend(REFERENCE).function("loss.cross_entropy")
+        loss = reference_function("loss.cross_entropy")
         expected = loss(logits.expected["logits"], targets, probe.config.pad_id)
         # A mean of differences of logits is no further off than two logits are.
         budget = 2 * logits.budget("logits", bench.subject.dtype)

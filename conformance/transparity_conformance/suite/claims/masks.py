@@ -13,7 +13,7 @@ from transparity_conformance.suite.claims import claim
 TOKENS = np.array([[5, 0, 7, 0], [0, 3, 0, 0], [0, 0, 0, 0], [1, 2, 3, 4]])
 
 
-@claim(dtypes=("float32",), of_reference=True)
+@claim(dtypes=("float32",), of_reference=True, harness=True)
 def causal(bench: Bench) -> Iterator[Evidence]:
     """Position t sees 0 … t and nothing after."""
     causal_mask = bench.function("masks.causal_mask")
@@ -22,7 +22,7 @@ def causal(bench: Bench) -> Iterator[Evidence]:
         yield bench.evidence("masks.causal", f"length {length}").exactly("mask", causal_mask(length), [[truth]])
 
 
-@claim(dtypes=("float32",), of_reference=True)
+@claim(dtypes=("float32",), of_reference=True, harness=True)
 def padding(bench: Bench) -> Iterator[Evidence]:
     """Exactly the padding is hidden, wherever it stands; without a padding token, nothing."""
     padding_mask = bench.function("masks.padding_mask")
@@ -31,7 +31,7 @@ def padding(bench: Bench) -> Iterator[Evidence]:
         yield bench.evidence("masks.padding", f"pad_id {pad_id}").exactly("mask", padding_mask(TOKENS, pad_id), truth)
 
 
-@claim(dtypes=("float32",), of_reference=True)
+@claim(dtypes=("float32",), of_reference=True, harness=True)
 def target(bench: Bench) -> Iterator[Evidence]:
     """A decoder sees no future, and with `causal-and-padding` no padding either."""
     target_mask = bench.function("masks.target_mask")

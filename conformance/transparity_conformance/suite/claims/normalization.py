@@ -10,15 +10,15 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.presets import preset
-from transparity.protocol import Backend, Module
+from transparity.protocol import Module
 from transparity.taps import Tap
-from transparity_conformance.oracle.backends import REFERENCE, backend
 from transparity_conformance.oracle.budgets import WIDE
 from transparity_conformance.oracle.oracle import Arrays, Oracle, each, function_oracle
 from transparity_conformance.oracle.probes import mixed_inputs, probe_parameters, scoped_parameters
 from transparity_conformance.report.comparison import Evidence
 from transparity_conformance.suite.bench import Bench
 from transparity_conformance.suite.claims import claim
+from transparity_numpy.harness import module as reference_module
 
 EMBED_DIM = 12
 EPS = 1e-5
@@ -41,19 +41,19 @@ def at_every_spread(bench: Bench, claim: str, function: str) -> Iterator[Evidenc
         yield bench.evidence(claim, f"spread {spread:g}").oracle(oracle, "result", result)
 
 
-@claim()
+@claim(harness=True)
 def layer(bench: Bench) -> Iterator[Evidence]:
     """LayerNorm, its variance over n and its eps inside the root."""
     yield from at_every_spread(bench, "normalization.layer", "normalization.layer_norm")
 
 
-@claim()
+@claim(harness=True)
 def layer_unbiased(bench: Bench) -> Iterator[Evidence]:
     """Document 003's norm, its deviation over n − 1 and its eps outside the root."""
     yield from at_every_spread(bench, "normalization.layer_unbiased", "normalization.layer_norm_unbiased")
 
 
-@claim()
+@claim(harness=True)
 def batch_evaluation(bench: Bench) -> Iterator[Evidence]:
     """BatchNorm by running statistics."""
     for spread in (1.0, 1e-3):
@@ -64,7 +64,7 @@ def batch_evaluation(bench: Bench) -> Iterator[Evidence]:
         yield bench.evidence("normalization.batch_evaluation", f"spread {spread:g}").oracle(oracle, "result", result)
 
 
-@claim()
+@claim(harness=True)
 def batch_statistics(bench: Bench) -> Iterator[Evidence]:
     """The mean and the variance over n, by feature, over the batch and the positions."""
     arrays = {"x": drawn(2)["x"]}
@@ -73,7 +73,7 @@ def batch_statistics(bench: Bench) -> Iterator[Evidence]:
         yield bench.evidence("normalization.batch_statistics", "drawn").oracle(oracle, name, value)
 
 
-@claim()
+@claim(harness=True)
 def batch_training(bench: Bench) -> Iterator[Evidence]:
     """BatchNorm by running statistics before it is trained, then by the batch, and those after each of several."""
     config = preset("translation").resized(embed_dim=EMBED_DIM)
@@ -84,9 +84,9 @@ def batch_training(bench: Bench) -> Iterator[Evidence]:
     def run(arrays: Arrays, tap) -> None:  # type: ignore[no-untyped-def]
         dtype = arrays["weight"].dtype.name
         state = {name: arrays[name] for name in parameters}
-        norm = backend(REFERENCE).module("normalization.Norm", config, state, dtype=dtype)
+        norm = reference_module("normalization.Norm", config, state, dtype=dtype)
         tap("before", norm(arrays["batch 0"]))
-        norm.train()
+        norm.use_batch_statistics()
         for name in batches:
             tap(name, norm(arrays[name]))
             for statistic in ("running_mean", "running_var"):
@@ -96,14 +96,14 @@ def batch_training(bench: Bench) -> Iterator[Evidence]:
     norm = bench.module("normalization.Norm", config, parameters)
     record = bench.evidence("normalization.batch_training", "four batches")
     yield record.oracle(oracle, "before", norm(batches["batch 0"]))
-    norm.train()
+    norm.use_batch_statistics()
     for name, batch in batches.items():
         yield record.oracle(oracle, name, norm(batch))
         for statistic in ("running_mean", "running_var"):
             yield record.oracle(oracle, f"{statistic} after {name}", norm.parameters()[statistic])
 
 
-@claim(dtypes=WIDE)
+@claim(dtypes=WIDE, harness=True)
 def batch_training_of_a_model(bench: Bench) -> Iterator[Evidence]:
     """A whole model in training: every tap, and the running statistics of every norm after two batches."""
     for norm_position in ("pre", "post"):
@@ -112,7 +112,7 @@ def batch_training_of_a_model(bench: Bench) -> Iterator[Evidence]:
         changes["embedding_norm"] = norm_position == "pre"
         config = TransformerConfig(**(config.as_dict() | changes))
         parameters, batches = probe_parameters(config, 6), [mixed_inputs(config, seed) for seed in (0, 1)]
-        oracle = Oracle(functools.partial(_train, backend(REFERENCE), config, batches), parameters)
+        oracle = Oracle(functools.partial(_train, config, batches), parameters)
         model = bench.module("transformer.Transformer", config, parameters)
         record = bench.evidence("normalization.batch_training_of_a_model", f"{norm_position}-norm")
         actual = dict(_trained(model, batches))
@@ -120,15 +120,15 @@ def batch_training_of_a_model(bench: Bench) -> Iterator[Evidence]:
             yield record.oracle(oracle, name, actual.get(name, np.empty(0)))
 
 
-def _train(build: Backend, config: TransformerConfig, batches: list[Arrays], parameters: Arrays, tap: Tap) -> None:
+def _train(config: TransformerConfig, batches: list[Arrays], parameters: Arrays, tap: Tap) -> None:
     dtype = next(iter(parameters.values())).dtype.name
-    for name, value in _trained(build.module("transformer.Transformer", config, parameters, dtype=dtype), batches):
+    for name, value in _trained(reference_module("transformer.Transformer", config, parameters, dtype=dtype), batches):
         tap(name, value)
 
 
 def _trained(model: Module, batches: list[Arrays]) -> Iterator[tuple[str, Any]]:
-    """What a model says of each batch in training, and what it has become after each."""
-    model.train()
+    """The taps of each batch in training, and the running statistics after each."""
+    model.use_batch_statistics()
     for index, batch in enumerate(batches):
         taps: Arrays = {}
         yield f"logits of batch {index}", model(**batch, taps=taps)

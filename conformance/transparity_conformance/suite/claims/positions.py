@@ -19,7 +19,7 @@ FEW_ULPS = RULES["float64"].floor * epsilon("float64")
 """What float64 can promise of a power that is at most 1."""
 
 
-@claim(dtypes=("float32",), of_reference=True)
+@claim(dtypes=("float32",), of_reference=True, harness=True)
 def relative_buckets(bench: Bench) -> Iterator[Evidence]:
     """A bucket of a distance is where T5 puts it, however far, and where it changes at a whole number."""
     bucket_of = bench.function("positions.relative_buckets")
@@ -44,7 +44,7 @@ def _bucket(distance: int, buckets: int, farthest: int, both: bool) -> int:
     return exact + steps[-1]
 
 
-@claim(dtypes=("float32",), of_reference=True)
+@claim(dtypes=("float32",), of_reference=True, harness=True)
 def alibi_slopes(bench: Bench) -> Iterator[Evidence]:
     """The slopes of 1 to 33 heads, as the code of ALiBi's authors has them, in float64 for every dtype."""
     slopes = bench.function("positions.alibi_slopes")
@@ -61,7 +61,7 @@ def _slopes(heads: int) -> list[float]:
     return _slopes(below) + _slopes(2 * below)[0::2][: heads - below]
 
 
-@claim(dtypes=("float32",), of_reference=True)
+@claim(dtypes=("float32",), of_reference=True, harness=True)
 def rotary_frequencies(bench: Bench) -> Iterator[Evidence]:
     """By how much a step turns each pair, scaled for longer texts or not, in float64 for every dtype."""
     frequencies = bench.function("positions.rotary_frequencies")

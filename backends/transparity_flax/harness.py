@@ -1,0 +1,121 @@
+"""The harness of the JAX column (`transparity.protocol.Harness`): its parts one by one, and its environment."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import flax
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from transparity.config import TransformerConfig
+from transparity.protocol import Arrays
+from transparity.taps import recording
+from transparity_flax.parameters import State, dump, rounded, to_numpy
+from transparity_flax.port import Graph, build, loaded, x64_for
+
+
+class FlaxModule:
+    """`transparity.protocol.Module`: an `nnx.Module` of the column, between NumPy arrays, compiled as a whole."""
+
+    def __init__(self, module: nnx.Module, dtype: str, device: jax.Device) -> None:
+        self.module, self.dtype, self.device = module, dtype, device
+
+    def __call__(self, *arrays: Any, taps: dict[str, Any] | None = None, **named: Any) -> Any:
+        graph, state = nnx.split(self.module)
+        with x64_for(self.dtype):
+            given = [_placed(array, self.dtype, self.device) for array in arrays]
+            keywords = {name: _placed(array, self.dtype, self.device) for name, array in named.items()}
+            result, recorded, state = _applied(
+                graph, taps is not None, jax.device_put(state, self.device), given, keywords
+            )
+            nnx.update(self.module, state)
+        if taps is not None:
+            taps |= {name: to_numpy(value) for name, value in recorded.items()}
+        return to_numpy(result)
+
+    def use_batch_statistics(self) -> None:
+        self.module.train()
+
+    def parameters(self) -> dict[str, np.ndarray]:
+        return dump(self.module)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _applied(
+    graph: Graph, with_taps: bool, state: State, arrays: list[Any], named: dict[str, Any]
+) -> tuple[jax.Array, dict[str, jax.Array], State]:
+    """The result of a part, its activations if asked for, and its state afterwards: a batch norm learns."""
+    part: Any = nnx.merge(graph, state)
+    recorded: dict[str, jax.Array] = {}
+    result = part(*arrays, **named, **({"tap": recording(recorded)} if with_taps else {}))
+    return result, recorded, nnx.state(part)
+
+
+def function(name: str, *, dtype: str | None = None, device: str = "cpu") -> Callable[..., Any]:
+    dtype, found, place = build.checked_dtype(dtype, device), _named(name), jax.devices(device)[0]
+
+    def on_arrays(*arrays: Any, **named: Any) -> Any:
+        with x64_for(dtype):
+            given = [_placed(array, dtype, place) for array in arrays]
+            keywords = {name: _placed(array, dtype, place) for name, array in named.items()}
+            result = _compiled(found, given, keywords)(*given, **keywords)
+            return tuple(map(_array, result)) if isinstance(result, tuple) else _array(result)
+
+    return on_arrays
+
+
+def module(
+    name: str, config: TransformerConfig, parameters: Arrays, *, dtype: str | None = None, device: str = "cpu"
+) -> FlaxModule:
+    dtype, place = build.checked_dtype(dtype, device), jax.devices(device)[0]
+    return FlaxModule(loaded(_named(name), config, parameters, dtype, place), dtype, place)
+
+
+def einsum(subscripts: str, *arrays: np.ndarray) -> np.ndarray:
+    return to_numpy(jnp.einsum(subscripts, *arrays))
+
+
+def describe(device: str) -> dict[str, str]:
+    precision = jax.config.jax_default_matmul_precision or "default"  # type: ignore[attr-defined]
+    versions = {"jax": jax.__version__, "flax": flax.__version__, "XLA_FLAGS": os.environ.get("XLA_FLAGS", "")}
+    return versions | {"device": jax.devices(device)[0].device_kind, "matmul": f"float32 {precision}"}
+
+
+@contextmanager
+def pinned() -> Iterator[None]:
+    with jax.default_matmul_precision("highest"):
+        yield
+
+
+def _named(name: str) -> Callable[..., Any]:
+    file, attribute = name.split(".")
+    found: Callable[..., Any] = getattr(importlib.import_module(f"transparity_flax.{file}"), attribute)
+    return found
+
+
+def _compiled(function: Callable[..., Any], arguments: list[Any], named: dict[str, Any]) -> Callable[..., Any]:
+    """`function` as one program, which depends on what is no array among its arguments; without any there is none."""
+    if not any(isinstance(value, jax.Array) for value in [*arguments, *named.values()]):
+        return function
+    numbers = [place for place, value in enumerate(arguments) if not isinstance(value, jax.Array)]
+    names = [name for name, value in named.items() if not isinstance(value, jax.Array)]
+    return jax.jit(function, static_argnums=numbers, static_argnames=names)
+
+
+def _placed(value: Any, dtype: str, device: jax.Device) -> Any:
+    """An array on `device`, floats in `dtype`; anything else as it is."""
+    if not isinstance(value, np.ndarray):
+        return value
+    return jax.device_put(rounded(value, dtype if value.dtype.kind == "f" else value.dtype), device)
+
+
+def _array(value: Any) -> Any:
+    return to_numpy(value) if isinstance(value, jax.Array) else value

@@ -1,0 +1,92 @@
+"""The harness of the PyTorch column (`transparity.protocol.Harness`): its parts one by one, and its environment."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from transparity.config import TransformerConfig
+from transparity.protocol import Arrays
+from transparity.taps import recording
+from transparity_pytorch.parameters import dump, to_numpy
+from transparity_pytorch.port import build, loaded, tensor
+
+
+class PytorchModule:
+    """`transparity.protocol.Module`: an `nn.Module` of the column, between NumPy arrays."""
+
+    def __init__(self, module: nn.Module, dtype: torch.dtype, device: str) -> None:
+        self.module, self.dtype, self.device = module, dtype, device
+
+    @torch.no_grad()
+    def __call__(self, *arrays: Any, taps: dict[str, Any] | None = None, **named: Any) -> Any:
+        recorded: dict[str, torch.Tensor] = {}
+        tap = {} if taps is None else {"tap": recording(recorded)}
+        given = [tensor(array, self.dtype, self.device) for array in arrays]
+        keywords = {name: tensor(array, self.dtype, self.device) for name, array in named.items()}
+        result = self.module(*given, **keywords, **tap)
+        if taps is not None:
+            taps |= {name: to_numpy(value) for name, value in recorded.items()}
+        return to_numpy(result)
+
+    def use_batch_statistics(self) -> None:
+        self.module.train()
+
+    def parameters(self) -> dict[str, np.ndarray]:
+        return dump(self.module)
+
+
+def function(name: str, *, dtype: str | None = None, device: str = "cpu") -> Callable[..., Any]:
+    torch_dtype = getattr(torch, build.checked_dtype(dtype, device))
+    found = _named(name)
+
+    def on_arrays(*arrays: Any, **named: Any) -> Any:
+        given = [tensor(array, torch_dtype, device) for array in arrays]
+        keywords = {name: tensor(array, torch_dtype, device) for name, array in named.items()}
+        result = found(*given, **keywords)
+        return tuple(map(_array, result)) if isinstance(result, tuple) else _array(result)
+
+    return on_arrays
+
+
+def module(
+    name: str, config: TransformerConfig, parameters: Arrays, *, dtype: str | None = None, device: str = "cpu"
+) -> PytorchModule:
+    dtype = build.checked_dtype(dtype, device)
+    return PytorchModule(loaded(_named(name), config, parameters, dtype, device), getattr(torch, dtype), device)
+
+
+def einsum(subscripts: str, *arrays: np.ndarray) -> np.ndarray:
+    return to_numpy(torch.einsum(subscripts, *map(torch.as_tensor, arrays)))
+
+
+def describe(device: str) -> dict[str, str]:
+    name = torch.cuda.get_device_name() if device == "cuda" else torch.backends.cpu.get_cpu_capability()
+    matmul = f"float32 {torch.get_float32_matmul_precision()}"
+    return {"torch": torch.__version__, "device": name, "matmul": matmul}
+
+
+@contextmanager
+def pinned() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _named(name: str) -> Callable[..., Any]:
+    file, attribute = name.split(".")
+    found: Callable[..., Any] = getattr(importlib.import_module(f"transparity_pytorch.{file}"), attribute)
+    return found
+
+
+def _array(value: Any) -> Any:
+    return to_numpy(value) if isinstance(value, torch.Tensor) else value

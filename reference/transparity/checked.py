@@ -1,0 +1,208 @@
+"""Validation, once for every backend: public methods check what they are given and call the backend's own.
+
+A backend of ours subclasses `CheckedForward` (`DifferentiableForward` if it has gradients) and `CheckedBackend`, and
+writes the methods with an underscore, which may rely on valid NumPy arrays. A third party's may do so too.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity.errors import BackendError, shown
+from transparity.inputs import (
+    check_batch,
+    check_beams,
+    check_draws,
+    check_inputs,
+    check_masks,
+    check_prompt,
+    check_step,
+    check_targets,
+)
+from transparity.parameters import check_parameters
+from transparity.protocol import Arrays
+from transparity.sampling import Sampling
+from transparity.training import Training
+
+Inputs = dict[str, Any]
+"""Checked arrays by name: int64 tokens, boolean masks; None for an option that was not given."""
+
+
+class CheckedForward(ABC):
+    """`transparity.protocol.Forward`, with every argument checked before the column's own method is called."""
+
+    config: TransformerConfig
+
+    def __call__(self, **tokens: Any) -> dict[str, Any]:
+        return self._taps(check_inputs(self.config, tokens))
+
+    def logits(self, **tokens: Any) -> Any:
+        return self._logits(check_inputs(self.config, tokens))
+
+    def loss(self, targets: Any, **tokens: Any) -> float:
+        inputs = check_inputs(self.config, tokens)
+        return self._loss(check_targets(self.config, targets, inputs), inputs)
+
+    def train(
+        self, batches: Sequence[Mapping[str, Any]], training: Training
+    ) -> tuple[list[float], dict[str, np.ndarray]]:
+        return self._train([check_batch(self.config, batch) for batch in batches], training)
+
+    def step(
+        self, tokens: Any, cache: Any = None, *, source: Any = None, counts: Any = None, attention_mask: Any = None
+    ) -> tuple[Any, Any]:
+        lengths = None if cache is None else self._cached_lengths(cache)
+        inputs = check_step(self.config, tokens, lengths, source, counts, attention_mask)
+        tokens, source, mask = inputs["tokens"], inputs.get("source"), inputs["attention_mask"]
+        if cache is None:
+            cache = self._start(len(tokens), source, None if source is None else mask)
+        return self._step(tokens, cache, inputs["counts"], mask if source is None else None)
+
+    def generate(
+        self,
+        prompt: Any,
+        max_new_tokens: int,
+        *,
+        lengths: Any = None,
+        source: Any = None,
+        uniforms: Any = None,
+        sampling: Sampling | None = None,
+    ) -> np.ndarray:
+        inputs = check_prompt(self.config, prompt, source, lengths)
+        prompt = inputs.pop("prompt")
+        steps, inputs["uniforms"] = check_draws(len(prompt), max_new_tokens, uniforms)
+        return self._generate(prompt, steps, inputs, sampling)
+
+    def beam_search(
+        self,
+        prompt: Any,
+        max_new_tokens: int,
+        beams: int,
+        *,
+        length_penalty: float = 0.0,
+        lengths: Any = None,
+        source: Any = None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        inputs = check_prompt(self.config, prompt, source, lengths)
+        prompt = inputs.pop("prompt")
+        steps, _ = check_draws(len(prompt), max_new_tokens, None)
+        return self._beam_search(prompt, steps, inputs, *check_beams(beams, length_penalty))
+
+    @abstractmethod
+    def ready(self, result: Any) -> None: ...
+
+    @abstractmethod
+    def _taps(self, inputs: Inputs) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def _logits(self, inputs: Inputs) -> Any: ...
+
+    @abstractmethod
+    def _loss(self, targets: np.ndarray, inputs: Inputs) -> float: ...
+
+    @abstractmethod
+    def _train(self, batches: list[Inputs], training: Training) -> tuple[list[float], dict[str, np.ndarray]]: ...
+
+    @abstractmethod
+    def _cached_lengths(self, cache: Any) -> np.ndarray:
+        """Return how many tokens of each row are in the cache."""
+
+    @abstractmethod
+    def _start(self, batch: int, source: np.ndarray | None, source_mask: np.ndarray | None) -> Any:
+        """Return an empty cache of `max_length` tokens for `batch` rows, after an encoder has read `source`."""
+
+    @abstractmethod
+    def _step(
+        self, tokens: np.ndarray, cache: Any, counts: np.ndarray | None, mask: np.ndarray | None
+    ) -> tuple[Any, Any]: ...
+
+    @abstractmethod
+    def _generate(self, prompt: np.ndarray, steps: int, inputs: Inputs, sampling: Sampling | None) -> np.ndarray:
+        """Continue `prompt` by `steps` tokens; `inputs` are `lengths`, `uniforms` and any `source`."""
+
+    @abstractmethod
+    def _beam_search(
+        self, prompt: np.ndarray, steps: int, inputs: Inputs, beams: int, length_penalty: float
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Continue `prompt` by `steps` tokens; `inputs` are `lengths` and any `source`."""
+
+
+class DifferentiableForward(CheckedForward):
+    """A checked forward that offers gradients too."""
+
+    def loss_and_gradients(
+        self, targets: Any, *, training: bool = False, masks: Arrays | None = None, **tokens: Any
+    ) -> tuple[float, dict[str, np.ndarray]]:
+        inputs = check_inputs(self.config, tokens)
+        expected = check_targets(self.config, targets, inputs)
+        kept = check_masks(self.config, masks, inputs)
+        return self._loss_and_gradients(expected, inputs, kept, training=training)
+
+    @abstractmethod
+    def _loss_and_gradients(
+        self, targets: np.ndarray, inputs: Inputs, masks: Inputs, *, training: bool
+    ) -> tuple[float, dict[str, np.ndarray]]: ...
+
+
+Built = TypeVar("Built", bound=CheckedForward)
+
+
+@dataclass(frozen=True)
+class Execution:
+    """Where and in which precision a model is computed; `weights` and `activations` name a coarser one, or None."""
+
+    dtype: str
+    device: str
+    mode: str
+    weights: str | None
+    activations: str | None
+
+
+class CheckedBackend(ABC, Generic[Built]):
+    """`transparity.protocol.Backend`, with every choice and parameter checked before a model is built."""
+
+    name: str
+    dtypes: tuple[str, ...]
+    modes: tuple[str, ...]
+
+    def __call__(
+        self,
+        config: TransformerConfig,
+        parameters: Arrays,
+        *,
+        dtype: str | None = None,
+        device: str = "cpu",
+        mode: str | None = None,
+        weights: str | None = None,
+        activations: str | None = None,
+    ) -> Built:
+        dtype, mode = self.checked_dtype(dtype, device), self.modes[0] if mode is None else mode
+        check_choice(self.name, "mode", mode, self.modes)
+        check_choice(self.name, "weights", weights or dtype, self.dtypes)
+        check_choice(self.name, "activations", activations or dtype, self.dtypes)
+        check_parameters(config, parameters)
+        return self._build(config, parameters, Execution(dtype, device, mode, weights, activations))
+
+    def checked_dtype(self, dtype: str | None, device: str) -> str:
+        """Return `dtype`, or the default for None; raise `BackendError` if it or `device` is not offered."""
+        check_choice(self.name, "device", device, self.devices())
+        return check_choice(self.name, "dtype", self.dtypes[0] if dtype is None else dtype, self.dtypes)
+
+    def devices(self) -> tuple[str, ...]:
+        return ("cpu",)
+
+    @abstractmethod
+    def _build(self, config: TransformerConfig, parameters: Arrays, execution: Execution) -> Built: ...
+
+
+def check_choice(backend: str, name: str, value: str, offered: tuple[str, ...]) -> str:
+    """Return `value`; raise a `BackendError` that lists what is offered if it is not among that."""
+    if value not in offered:
+        raise BackendError(f"{name} is {shown(value)}; the {backend} backend offers {', '.join(offered)}.")
+    return value

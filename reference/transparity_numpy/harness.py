@@ -1,0 +1,88 @@
+"""The harness of the NumPy column (`transparity.protocol.Harness`): its parts one by one, and its environment."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import platform
+import re
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity.protocol import Arrays
+from transparity.taps import recording
+from transparity_numpy.functional import nest
+from transparity_numpy.port import build
+from transparity_numpy.transformer import transformer
+
+
+class NumpyModule:
+    """`transparity.protocol.Module`: a function of the column with its configuration and parameters."""
+
+    def __init__(self, function: Callable[..., Any], config: TransformerConfig, parameters: Arrays, dtype: str) -> None:
+        self.function, self.config, self.dtype = function, config, dtype
+        self.state = {name: np.asarray(value).astype(dtype) for name, value in parameters.items()}
+        self.training: dict[str, bool] = {}
+
+    def __call__(self, *arrays: Any, taps: dict[str, Any] | None = None, **named: Any) -> Any:
+        recorded: dict[str, Any] = {}
+        arrays = tuple(_in_dtype(array, self.dtype) for array in arrays)
+        flat = self.function is transformer
+        parameters = self.state if flat else nest(self.state)
+        result = self.function(self.config, parameters, *arrays, **named, **self.training, tap=recording(recorded))
+        self.state |= {name: value for name, value in recorded.items() if name in self.state}
+        if taps is not None:
+            taps |= recorded
+        return result
+
+    def use_batch_statistics(self) -> None:
+        self.training = {"training": True}
+
+    def parameters(self) -> dict[str, np.ndarray]:
+        return dict(self.state)
+
+
+def function(name: str, *, dtype: str | None = None, device: str = "cpu") -> Callable[..., Any]:
+    dtype = build.checked_dtype(dtype, device)
+    found = _named(name)
+
+    def on_arrays(*arrays: Any, **named: Any) -> Any:
+        keywords = {name: _in_dtype(array, dtype) for name, array in named.items()}
+        return found(*(_in_dtype(array, dtype) for array in arrays), **keywords)
+
+    return functools.wraps(found)(on_arrays)
+
+
+def module(
+    name: str, config: TransformerConfig, parameters: Arrays, *, dtype: str | None = None, device: str = "cpu"
+) -> NumpyModule:
+    return NumpyModule(_named(name), config, parameters, build.checked_dtype(dtype, device))
+
+
+def einsum(subscripts: str, *arrays: np.ndarray) -> np.ndarray:
+    result: np.ndarray = np.einsum(subscripts, *arrays)
+    return result
+
+
+def describe(device: str) -> dict[str, str]:
+    return {"numpy": np.__version__, "device": platform.machine(), "matmul": "full precision"}
+
+
+def pinned() -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+def _named(name: str) -> Callable[..., Any]:
+    """`layers.EncoderLayer` is `layers.encoder_layer` here: a module without its weights is a function."""
+    file, attribute = name.split(".")
+    snake_case = re.sub(r"(?<!^)(?=[A-Z])", "_", attribute).lower()
+    found: Callable[..., Any] = getattr(importlib.import_module(f"transparity_numpy.{file}"), snake_case)
+    return found
+
+
+def _in_dtype(value: Any, dtype: str) -> Any:
+    return value.astype(dtype) if isinstance(value, np.ndarray) and value.dtype.kind == "f" else value

@@ -17,13 +17,13 @@ from transparity_conformance.report.comparison import Evidence, Subject, as_numb
 from transparity_conformance.suite.plugin import Ledger
 
 EXAMPLES = {"flax": (8, 30)}
-"""How many are drawn, quickly and thoroughly: XLA compiles every new shape."""
+"""The number of drawn configurations, quick and thorough: XLA compiles every new shape."""
 
 
 def drawn_evidence(
     build: Backend, config: TransformerConfig, seed: int, inputs: Arrays, mode: str | None = None
 ) -> list[Evidence]:
-    """Every tap in float64, and the logits by the fast path in the backend's first dtype."""
+    """Evidence for every tap in float64, and for the logits by the fast path in the backend's first dtype."""
     parameters = probe_parameters(config, seed)
     oracle = forward_oracle(config, parameters, inputs, neighbours=neighbours_of_drawn(inputs))
     evidence = []
@@ -60,9 +60,9 @@ def test_drawn_configurations_agree(name: str, effort: str, ledger: Ledger) -> N
     def agree(model: tuple[TransformerConfig, int, Arrays]) -> None:
         config, seed, inputs = model
         evidence = drawn_evidence(backend(name), config, seed, inputs)
+        ledger.evidence += evidence  # before the assertion, so that the matrix shows a disagreement, too
         wrong = [str(item) for item in evidence if not item.agrees]
         shown = {key: tokens.tolist() for key, tokens in inputs.items()}
         assert not wrong, f"{wrong[0]}\n{config.to_json()}weights: probe_parameters(config, {seed})\ninputs: {shown}"
-        ledger.evidence += evidence
 
     agree()

@@ -19,7 +19,7 @@ ENTRIES = [
     pytest.param(workload.name, candidate.name, id=f"{workload.name}-{candidate.name}")
     for workload in WORKLOADS.values()
     for candidate in CANDIDATES
-    if not candidate.why_absent() and not candidate.why_not(workload)
+    if not candidate.why_missing() and not candidate.why_not(workload)
 ]
 
 

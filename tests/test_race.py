@@ -186,7 +186,7 @@ def peers() -> Iterator[Candidate]:
     """Who is installed and compiles nothing: the race itself holds everybody."""
     for candidate in CANDIDATES:
         compiles = {COMPILED, JAX} & set(candidate.kinds)
-        if not (candidate.is_limit or compiles or candidate.ours or candidate.why_absent()):
+        if not (candidate.is_limit or compiles or candidate.ours or candidate.why_missing()):
             yield candidate
 
 

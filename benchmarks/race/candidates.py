@@ -1,9 +1,9 @@
-"""Who runs: our columns, and what a user would take instead. A row each."""
+"""The candidates of the race, a row each: our columns, their peers, and the limits of the machine."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
+import re
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.race.workloads import Kind, Workload
 
 KEPT_HEAP = {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2**32)}
-"""glibc keeps large blocks for the next call, where it would give them back and have them cleared again."""
+"""glibc keeps large blocks for the next call, instead of returning them to the system, which clears them."""
 
 FORWARD: tuple[Kind, ...] = ("forward",)
 ALL: tuple[Kind, ...] = ("forward", "decode", "train")
@@ -20,13 +20,13 @@ TORCH, COMPILED, JAX, NUMPY, LIMIT = "torch, eager", "compiled", "jax, jit", "nu
 
 @dataclass(frozen=True)
 class Candidate:
-    """A way to do a workload."""
+    """One implementation that can run workloads."""
 
     name: str
     kinds: tuple[str, ...]
-    """What it is compared within; it is listed under the first."""
+    """The groups that it is compared within; it is listed under the first."""
     needs: tuple[str, ...]
-    """What is imported first, and timed; a candidate whose needs are not installed is absent."""
+    """Modules that are imported first, and timed; without them the candidate is missing."""
     build: str
     """`module:function`, from a `Task` to a `Run`."""
     tasks: tuple[Kind, ...] = FORWARD
@@ -35,15 +35,15 @@ class Candidate:
     devices: tuple[str, ...] = ("cpu",)
     ours: bool = False
     own_weights: str = ""
-    """Why its layout cannot hold the weights; such a candidate is timed with its own and held to nothing."""
+    """Why its layout cannot hold the weights; such a candidate is timed with its own weights and not compared."""
     also: tuple[str, ...] = ()
-    """What has to be installed besides, and is not imported."""
+    """Further modules that have to be installed, and are not imported beforehand."""
     longest: int | None = None
-    """It is not given longer inputs."""
+    """The longest input that it is given."""
     choices: dict[str, Any] = field(default_factory=dict)
-    """What else `build` is called with."""
+    """Further arguments of `build`."""
     environment: dict[str, str] = field(default_factory=dict)
-    """`{threads}` stands for the cores that it may use."""
+    """Variables of its process; `{threads}` is replaced by the number of cores."""
 
     @property
     def is_limit(self) -> bool:
@@ -51,16 +51,16 @@ class Candidate:
 
     @property
     def held(self) -> bool:
-        """Whether its result is held to the oracle."""
+        """Whether its result is compared with the oracle."""
         return not (self.is_limit or self.own_weights)
 
-    def why_absent(self) -> str | None:
-        """Which of its needs is not installed, or None."""
+    def why_missing(self) -> str | None:
+        """The packages that are not installed, or None."""
         missing = [name for name in (*self.needs, *self.also) if find_spec(name.partition(".")[0]) is None]
         return f"{', '.join(missing)} is not installed" if missing else None
 
     def why_not(self, workload: Workload, device: str = "cpu") -> str | None:
-        """Why it cannot do a workload, or None."""
+        """The reason that it cannot run a workload, or None."""
         longest = max(workload.lengths.values())
         if workload.kind not in self.tasks:
             return f"it is not asked to {workload.kind}"
@@ -75,31 +75,62 @@ class Candidate:
         return None
 
 
+BASELINE = "blog-style"
+"""The candidate that the others are measured against where not all fit into memory at once."""
+
+_BOTH, _ANYWHERE = ("float32", "bfloat16"), ("cpu", "cuda")
+_GRADIENTS: tuple[Kind, ...] = ("forward", "train")
+_INFERENCE: tuple[Kind, ...] = ("forward", "decode")
+_COMPILED = {"compiled": True}
+_EXPORT = ("torch", "onnxscript")
+"""The packages that write the ONNX file."""
+
+
 def _ours(name: str, kind: str, package: str, **fields: Any) -> Candidate:
     column, mode = name.partition(",")[0].split()
     build, choices = "benchmarks.peers.ours:build", {"name": column, "mode": mode}
     return Candidate(name, (kind,), (f"{package}.port",), build, ours=True, choices=choices, **fields)
 
 
-_torch = functools.partial(Candidate, kinds=(TORCH,), needs=("torch",), devices=("cpu", "cuda"))
-_jax = functools.partial(Candidate, kinds=(JAX,), needs=("jax",), devices=("cpu", "cuda"))
-_limit = functools.partial(Candidate, kinds=(LIMIT,), tasks=("forward", "train"))
-_bandwidth = functools.partial(Candidate, kinds=(LIMIT,), tasks=("decode",))
-_BOTH, _ANYWHERE = ("float32", "bfloat16"), ("cpu", "cuda")
-_EITHER: dict[str, Any] = {"dtypes": _BOTH, "devices": _ANYWHERE}
-_GRADIENTS: tuple[Kind, ...] = ("forward", "train")
-_INFERENCE: tuple[Kind, ...] = ("forward", "decode")
-_COMPILED = {"compiled": True}
-_EXPORT = ("torch", "onnxscript")
-"""What writes the ONNX file."""
+def _torch(name: str, module: str, kind: str = TORCH, also_needs: tuple[str, ...] = (), **fields: Any) -> Candidate:
+    build = f"benchmarks.peers.torch.{module}:build"
+    return Candidate(name, (kind,), ("torch", *also_needs), build, devices=_ANYWHERE, **fields)
 
-BASELINE = "blog-style"
-"""What the others are measured against where not all fit into memory at once: it can do everything, and needs least."""
+
+def _jax(name: str, module: str, needs: str, **fields: Any) -> Candidate:
+    build = f"benchmarks.peers.jax.{module}:build"
+    return Candidate(name, (JAX,), (needs, "optax"), build, devices=_ANYWHERE, **fields)
+
+
+def _runtime(name: str, module: str, needs: str, kinds: tuple[str, ...], **fields: Any) -> Candidate:
+    return Candidate(name, kinds, (needs,), f"benchmarks.peers.runtimes.{module}:build", **fields)
+
+
+def _limit(name: str, tasks: tuple[Kind, ...] = _GRADIENTS, **fields: Any) -> Candidate:
+    library, function = name.partition(" ")[0], re.sub("[ ,]+", "_", name)
+    return Candidate(name, (LIMIT,), (library,), f"benchmarks.race.limits:{function}", tasks=tasks, **fields)
+
 
 CANDIDATES: tuple[Candidate, ...] = (
-    _ours("pytorch eager", TORCH, "transparity_pytorch", also=("torch",), tasks=ALL, **_EITHER),
-    _ours("pytorch compile", COMPILED, "transparity_pytorch", also=("torch",), tasks=_INFERENCE, **_EITHER),
-    _ours("flax jit", JAX, "transparity_flax", also=("flax", "jax", "optax"), tasks=ALL, **_EITHER),
+    _ours("pytorch eager", TORCH, "transparity_pytorch", also=("torch",), tasks=ALL, dtypes=_BOTH, devices=_ANYWHERE),
+    _ours(
+        "pytorch compile",
+        COMPILED,
+        "transparity_pytorch",
+        also=("torch",),
+        tasks=_INFERENCE,
+        dtypes=_BOTH,
+        devices=_ANYWHERE,
+    ),
+    _ours(
+        "flax jit",
+        JAX,
+        "transparity_flax",
+        also=("flax", "jax", "optax"),
+        tasks=ALL,
+        dtypes=_BOTH,
+        devices=_ANYWHERE,
+    ),
     _ours(
         "flax jit, spread",
         JAX,
@@ -109,83 +140,47 @@ CANDIDATES: tuple[Candidate, ...] = (
         environment={"XLA_FLAGS": "--xla_force_host_platform_device_count={threads}"},
     ),
     _ours("numpy eager", NUMPY, "transparity_numpy", tasks=_INFERENCE),
-    _torch(BASELINE, build="benchmarks.peers.torch_blog:build", tasks=ALL, dtypes=_BOTH),
-    _torch("hand-fused", build="benchmarks.peers.torch_fused:build", tasks=ALL, dtypes=_BOTH),
-    _torch("nn.Transformer", build="benchmarks.peers.torch_transformer:build", tasks=_GRADIENTS),
-    _torch("nn.Transformer, slow", build="benchmarks.peers.torch_transformer:build", choices={"fast_path": False}),
-    _torch(
-        "autocast",
-        build="benchmarks.peers.torch_fused:build",
-        dtypes=("bfloat16",),
-        choices={"autocast": True},
-    ),
-    # Marian learns neither its positions nor the bias of its head, so that its training would be another one.
-    _torch(
-        "transformers", needs=("torch", "transformers"), build="benchmarks.peers.hugging_face:build", tasks=_INFERENCE
-    ),
+    _torch("blog-style", "blog", tasks=ALL, dtypes=_BOTH),
+    _torch("hand-fused", "fused", tasks=ALL, dtypes=_BOTH),
+    _torch("nn.Transformer", "nn_transformer", tasks=_GRADIENTS),
+    _torch("nn.Transformer, slow", "nn_transformer", choices={"fast_path": False}),
+    _torch("autocast", "fused", dtypes=("bfloat16",), choices={"autocast": True}),
+    # Marian trains neither its positions nor the bias of its head, so its training would be another one.
+    _torch("transformers", "hugging_face", also_needs=("transformers",), tasks=_INFERENCE),
     _torch(
         "x-transformers",
-        needs=("torch", "x_transformers"),
-        build="benchmarks.peers.x_transformers_:build",
+        "x_transformers",
+        also_needs=("x_transformers",),
         tasks=_GRADIENTS,
         own_weights="its norms and attentions have no biases",
     ),
-    _torch("blog-style, compiled", kinds=(COMPILED,), build="benchmarks.peers.torch_blog:build", choices=_COMPILED),
-    _torch("hand-fused, compiled", kinds=(COMPILED,), build="benchmarks.peers.torch_fused:build", choices=_COMPILED),
-    _torch(
-        "nn.Transformer, compiled",
-        kinds=(COMPILED,),
-        build="benchmarks.peers.torch_transformer:build",
-        choices=_COMPILED,
-    ),
-    Candidate(
-        "OpenVINO",
-        (COMPILED,),
-        ("openvino",),
-        "benchmarks.peers.openvino_:build",
-        also=_EXPORT,
-        dtypes=_BOTH,
-    ),
-    Candidate("ONNX Runtime", (COMPILED, NUMPY), ("onnxruntime",), "benchmarks.peers.onnx_runtime:build", also=_EXPORT),
-    Candidate(
+    _torch("blog-style, compiled", "blog", COMPILED, choices=_COMPILED),
+    _torch("hand-fused, compiled", "fused", COMPILED, choices=_COMPILED),
+    _torch("nn.Transformer, compiled", "nn_transformer", COMPILED, choices=_COMPILED),
+    _runtime("OpenVINO", "openvino", "openvino", (COMPILED,), also=_EXPORT, dtypes=_BOTH),
+    _runtime("ONNX Runtime", "onnx_runtime", "onnxruntime", (COMPILED, NUMPY), also=_EXPORT),
+    _runtime(
         "CTranslate2",
+        "ctranslate2",
+        "ctranslate2",
         (COMPILED, TORCH),
-        ("ctranslate2",),
-        "benchmarks.peers.ctranslate2_:build",
         tasks=_INFERENCE,
         architectures=("decoder",),
     ),
-    _jax("hand-written JAX", needs=("jax", "optax"), build="benchmarks.peers.jax_plain:build", tasks=ALL, dtypes=_BOTH),
-    _jax("flax.nnx", needs=("flax.nnx", "optax"), build="benchmarks.peers.flax_nnx:build", tasks=_GRADIENTS),
-    _jax("flax.linen", needs=("flax.linen", "optax"), build="benchmarks.peers.flax_linen:build", tasks=_GRADIENTS),
-    _jax("equinox", needs=("equinox", "optax"), build="benchmarks.peers.equinox_:build", tasks=_GRADIENTS),
-    _jax(
-        "keras-hub",
-        needs=("keras_hub", "optax"),
-        build="benchmarks.peers.keras_hub_:build",
-        tasks=_GRADIENTS,
-        environment={"KERAS_BACKEND": "jax"},
-    ),
+    _jax("hand-written JAX", "plain", "jax", tasks=ALL, dtypes=_BOTH),
+    _jax("flax.nnx", "flax_nnx", "flax.nnx", tasks=_GRADIENTS),
+    _jax("flax.linen", "flax_linen", "flax.linen", tasks=_GRADIENTS),
+    _jax("equinox", "equinox", "equinox", tasks=_GRADIENTS),
+    _jax("keras-hub", "keras_hub", "keras_hub", tasks=_GRADIENTS, environment={"KERAS_BACKEND": "jax"}),
     Candidate("NumPy, einsum", (NUMPY,), ("numpy",), "benchmarks.peers.numpy_einsum:build"),
-    Candidate(
-        "ONNX ReferenceEvaluator",
-        (NUMPY,),
-        ("onnx.reference",),
-        "benchmarks.peers.onnx_reference:build",
-        also=_EXPORT,
-        longest=1024,
-    ),
-    _limit(
-        "torch product", needs=("torch",), build="benchmarks.race.limits:torch_product", dtypes=_BOTH, devices=_ANYWHERE
-    ),
-    _limit(
-        "torch product, packed", needs=("torch",), build="benchmarks.race.limits:torch_packed_product", dtypes=_BOTH
-    ),
-    _limit("numpy product", needs=("numpy",), build="benchmarks.race.limits:numpy_product"),
-    _limit("jax product", needs=("jax",), build="benchmarks.race.limits:jax_product", dtypes=_BOTH, devices=_ANYWHERE),
-    _bandwidth("torch bandwidth", needs=("torch",), build="benchmarks.race.limits:torch_bandwidth", devices=_ANYWHERE),
-    _bandwidth("numpy bandwidth", needs=("numpy",), build="benchmarks.race.limits:numpy_bandwidth"),
-    _bandwidth("jax bandwidth", needs=("jax",), build="benchmarks.race.limits:jax_bandwidth", devices=_ANYWHERE),
+    _runtime("ONNX ReferenceEvaluator", "onnx_reference", "onnx.reference", (NUMPY,), also=_EXPORT, longest=1024),
+    _limit("torch product", dtypes=_BOTH, devices=_ANYWHERE),
+    _limit("torch product, packed", dtypes=_BOTH),
+    _limit("numpy product"),
+    _limit("jax product", dtypes=_BOTH, devices=_ANYWHERE),
+    _limit("torch bandwidth", ("decode",), devices=_ANYWHERE),
+    _limit("numpy bandwidth", ("decode",)),
+    _limit("jax bandwidth", ("decode",), devices=_ANYWHERE),
 )
 
 

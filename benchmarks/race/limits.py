@@ -33,7 +33,7 @@ def torch_product(task: Task) -> Run:
     return products(lambda a, b: _torch_multiplication(task, a, b))
 
 
-def torch_packed_product(task: Task) -> Run:
+def torch_product_packed(task: Task) -> Run:
     """PyTorch's by oneDNN, the right matrix packed once."""
     import torch
 

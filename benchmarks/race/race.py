@@ -60,7 +60,7 @@ def planned(
     workloads: Sequence[Workload], candidates: Sequence[Candidate], conditions: Conditions
 ) -> Iterator[tuple[Workload, list[list[Candidate]]]]:
     """Each workload, and the heats of those who are installed and can do it."""
-    present = [candidate for candidate in candidates if candidate.why_absent() is None]
+    present = [candidate for candidate in candidates if candidate.why_missing() is None]
     for workload in workloads:
         able = [candidate for candidate in present if candidate.why_not(workload, conditions.device) is None]
         yield workload, heats(able, workload, conditions.memory)

@@ -92,7 +92,7 @@ def report_of(
 
 def absent(candidates: Sequence[Candidate]) -> list[str]:
     """Who cannot run here, each with the reason."""
-    return [f"{candidate.name}: {reason}" for candidate in candidates if (reason := candidate.why_absent())]
+    return [f"{candidate.name}: {reason}" for candidate in candidates if (reason := candidate.why_missing())]
 
 
 def surroundings(conditions: Conditions) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.peers.onnx_export import exported
+from benchmarks.peers.runtimes.onnx_export import exported
 from benchmarks.race.task import Run, Task
 from onnx.reference import ReferenceEvaluator
 

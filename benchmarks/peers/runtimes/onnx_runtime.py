@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import onnxruntime
-from benchmarks.peers.onnx_export import exported
+from benchmarks.peers.runtimes.onnx_export import exported
 from benchmarks.race.task import Run, Task
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from benchmarks.peers.torch_tasks import tasks
+from benchmarks.peers.torch.tasks import tasks
 from benchmarks.race.task import Run, Task
 from torch import Tensor, nn
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from benchmarks.peers.torch_tasks import tasks
+from benchmarks.peers.torch.tasks import tasks
 from benchmarks.race.task import Run, Task
 from torch import Tensor, nn
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from benchmarks.peers import jax_tasks
-from benchmarks.peers.flax_linen import placed
+from benchmarks.peers.jax.flax_linen import placed
+from benchmarks.peers.jax.tasks import tasks
 from benchmarks.race.task import Run, Task
 from flax import nnx
 
@@ -95,4 +95,4 @@ def build(task: Task) -> Run:
     def apply(state: Any, tokens: jax.Array, source: jax.Array | None) -> jax.Array:
         return nnx.merge(graph, state)(tokens, source)
 
-    return jax_tasks.tasks(task, apply, state)
+    return tasks(task, apply, state)

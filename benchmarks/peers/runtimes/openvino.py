@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import openvino
-from benchmarks.peers.onnx_export import exported
+from benchmarks.peers.runtimes.onnx_export import exported
 from benchmarks.race.task import Run, Task
 
 PRECISIONS = {"float32": "f32", "bfloat16": "bf16"}

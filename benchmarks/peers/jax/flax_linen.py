@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from benchmarks.peers import jax_tasks
+from benchmarks.peers.jax.tasks import tasks
 from benchmarks.race.task import Run, Task
 from flax import linen as nn
 
@@ -111,4 +111,4 @@ def build(task: Task) -> Run:
     def apply(weights: Any, tokens: jax.Array, source: jax.Array | None) -> Any:
         return model.apply(weights, tokens, source)
 
-    return jax_tasks.tasks(task, apply, variables(task.config, task.parameters))
+    return tasks(task, apply, variables(task.config, task.parameters))

@@ -1,5 +1,7 @@
-"""The PyTorch peer as an ONNX file: `python -m benchmarks.peers.onnx_export FOLDER`, in a process of its own, so that
-whoever runs the file needs no PyTorch."""
+"""Export the PyTorch peer as an ONNX file, in a process of its own, so that the runtimes need no PyTorch.
+
+`python -m benchmarks.peers.runtimes.onnx_export FOLDER`
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,10 @@ FILE = "model.onnx"
 
 
 def exported(task: Task) -> Path:
-    """The file, made by the first who asks for it; the workload's other candidates wait for their turn anyway."""
+    """The file, written by the first call; candidates are built one after the other."""
     path = Path(task.folder, FILE)
     if not path.exists():
-        command = [sys.executable, "-m", "benchmarks.peers.onnx_export", task.folder]
+        command = [sys.executable, "-m", "benchmarks.peers.runtimes.onnx_export", task.folder]
         made = subprocess.run(command, capture_output=True, text=True, check=False)
         if made.returncode:
             raise RuntimeError(f"it could not be exported: {made.stderr.strip().splitlines()[-1]}")
@@ -26,8 +28,8 @@ def exported(task: Task) -> Path:
 def export(folder: str) -> None:
     """Write the file, in float32 and fixed to the shapes of the workload."""
     import torch
-    from benchmarks.peers.torch_fused import fused_model_of
-    from benchmarks.peers.torch_tasks import tensors
+    from benchmarks.peers.torch.fused import fused_model_of
+    from benchmarks.peers.torch.tasks import tensors
     from benchmarks.race.oracles import read_task
 
     task = Task(*read_task(Path(folder)), folder)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from benchmarks.peers.torch_tasks import tasks
+from benchmarks.peers.torch.tasks import tasks
 from benchmarks.race.task import Run, Task
 from torch import Tensor, nn
 from x_transformers import Decoder, Encoder, TransformerWrapper

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from benchmarks.peers import jax_tasks
+from benchmarks.peers.jax.tasks import tasks
 from benchmarks.race.task import Run, Task
 
 from transparity.config import TransformerConfig
@@ -146,4 +146,4 @@ def build(task: Task) -> Run:
     if task.workload.kind == "decode":
         written = jax.jit(partial(generate, task.config, task.workload.new_tokens))
         return lambda: jax.block_until_ready(written(weights, jnp.asarray(task.inputs["tokens"])))
-    return jax_tasks.tasks(task, partial(apply, task.config), weights)
+    return tasks(task, partial(apply, task.config), weights)

@@ -6,8 +6,8 @@ from typing import Any
 
 import jax
 import keras
-from benchmarks.peers import jax_tasks
-from benchmarks.peers.flax_linen import placed
+from benchmarks.peers.jax.flax_linen import placed
+from benchmarks.peers.jax.tasks import tasks
 from benchmarks.race.task import Run, Task
 from keras_hub.layers import TokenAndPositionEmbedding, TransformerDecoder, TransformerEncoder
 
@@ -78,4 +78,4 @@ def build(task: Task) -> Run:
         inputs = [tokens] if source is None else [tokens, source]
         return model.stateless_call(weights, [], inputs)[0]
 
-    return jax_tasks.tasks(task, apply, weights)
+    return tasks(task, apply, weights)

@@ -7,7 +7,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from benchmarks.peers import jax_tasks
+from benchmarks.peers.jax.tasks import tasks
 from benchmarks.race.task import Run, Task
 
 from transparity.config import TransformerConfig
@@ -120,4 +120,4 @@ def build(task: Task) -> Run:
         model = eqx.combine(arrays, static)
         return jax.vmap(model)(tokens) if source is None else jax.vmap(model)(tokens, source)
 
-    return jax_tasks.tasks(task, apply, arrays)
+    return tasks(task, apply, arrays)

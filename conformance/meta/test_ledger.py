@@ -8,7 +8,7 @@ from hypothesis import strategies
 from meta.planting import column_path, planted
 from transparity_conformance.oracle.cases import CASES
 from transparity_conformance.oracle.probes import probes_of
-from transparity_conformance.report.matrix import fold
+from transparity_conformance.report.agreement.matrix import fold
 from transparity_conformance.suite import test_drawn
 from transparity_conformance.suite.plugin import Ledger
 

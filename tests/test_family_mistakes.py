@@ -20,7 +20,7 @@ from transparity.presets import PRESETS, preset
 from transparity.taps import tap_shapes
 from transparity_conformance.capabilities.incremental_decoding import judge_steps, stepped
 from transparity_conformance.capabilities.requests import Request, beam_requests, greedy_requests
-from transparity_conformance.diagnosis.faults import hypotheses, mistakes_at, whole_model
+from transparity_conformance.diagnosis.faults import faults_at, hypotheses, whole_model
 from transparity_conformance.diagnosis.judge import judge
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.oracle.cases import CASES
@@ -40,7 +40,7 @@ SLOW = ("t5", "bart", "marian")
 
 def _catalogued(config: TransformerConfig) -> set[str]:
     taps = tap_shapes(config, 1, **dict.fromkeys(config.input_names, 1))
-    return {mistake.id for tap in taps for mistake in mistakes_at(config, tap)}
+    return {mistake.id for tap in taps for mistake in faults_at(config, tap)}
 
 
 OF_PRESETS = {name for case in PRESETS for name in _catalogued(preset(case).resized())}
@@ -172,7 +172,7 @@ def test_every_mistake_can_be_put_into_the_reference(case: str) -> None:
     taps = list(tap_shapes(config, 1, **dict.fromkeys(config.input_names, 1)))
     widest: dict[tuple[str, str], Any] = {}
     for hypothesis in [*hypotheses(config, taps), *whole_model(config)]:
-        widest.setdefault((hypothesis.mistake.id, hypothesis.mistake.variant), hypothesis)
+        widest.setdefault((hypothesis.fault.id, hypothesis.fault.variant), hypothesis)
     for hypothesis in widest.values():
         with np.errstate(all="ignore"):
             logits = walk(probe, {}, (hypothesis,))["logits"]

@@ -36,7 +36,7 @@ from transparity_conformance.report.report import Cause, ClaimResult, Divergence
 Build = Callable[[TransformerConfig, Arrays], Any]
 
 OfTokens = Generation | Drawing | Ragged
-Mistake = OfTokens | Beaming
+GenerationFault = OfTokens | Beaming
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Way:
     claim: str
     keywords: tuple[str, ...]
     requests: Callable[[Probe], tuple[Request, ...]]
-    catalogue: Sequence[Mistake]
+    catalogue: Sequence[GenerationFault]
 
 
 GREEDY = Way("generate", (), greedy_requests, GENERATIONS)
@@ -151,7 +151,9 @@ def _judged(request: Request, tokens: np.ndarray, scores: np.ndarray | None, dty
     return judged(request, tokens, dtype) if scores is None else judged_beams(request, tokens, scores, dtype)
 
 
-def _explains(how: Mistake, request: Request, tokens: np.ndarray, scores: np.ndarray | None, dtype: str) -> bool:
+def _explains(
+    how: GenerationFault, request: Request, tokens: np.ndarray, scores: np.ndarray | None, dtype: str
+) -> bool:
     """Whether a port with this mistake would answer so."""
     if not isinstance(how, Beaming):
         return np.array_equal(tokens, simulated(how, request))

@@ -1,6 +1,6 @@
-"""Causes: which mistake, put into the reference, makes a disagreement vanish.
+"""Causes: which fault, put into the reference, makes a disagreement vanish.
 
-Single mistakes are tried exhaustively, then those that have a number are fitted, then pairs of which one is among the
+Single faults are tried exhaustively, then those that have a number are fitted, then pairs of which one is among the
 best singles. A cause is named only if what is left with it falls within the budget on every probe.
 """
 
@@ -40,7 +40,7 @@ def explain(
     others: Mapping[str, Probe],
     before_it: Mapping[str, Answer],
 ) -> Answer:
-    """The cause of the disagreement at `place`, made at one of `sites`, with `known` mistakes already put in.
+    """The cause of the disagreement at `place`, made at one of `sites`, with `known` faults already put in.
 
     `others` are all probes that there are: one of them may split a tie. `before_it` are the answers for other places:
     who scales wrongly in one layer does so in the next.
@@ -68,14 +68,14 @@ def explain(
         return Answer()
     chosen, *rest = found
     causes = tuple(_cause(place, known, chosen, index, before, screen) for index in range(len(chosen)))
-    rivals = [rival for rival in rest if rival[0].mistake.id != chosen[0].mistake.id] if len(chosen) == 1 else []
-    ids = tuple(dict.fromkeys(rival[0].mistake.id for rival in rivals))
+    rivals = [rival for rival in rest if rival[0].fault.id != chosen[0].fault.id] if len(chosen) == 1 else []
+    ids = tuple(dict.fromkeys(rival[0].fault.id for rival in rivals))
     splits = (_split_by(place, known, chosen, rival, others) for rival in rivals)
     return Answer(causes, chosen, ids, next((name for name in splits if name), None), remains=remains)
 
 
 def _puzzling(place: Place, before_it: Mapping[str, Answer]) -> bool:
-    """Whether another place of the kind is unexplained: so is this one, by any two mistakes."""
+    """Whether another place of the kind is unexplained: so is this one, by any two faults."""
     return any(tap_kind(tap) == tap_kind(place.tap) and not answer.causes for tap, answer in before_it.items())
 
 
@@ -96,7 +96,7 @@ def _as_before(
     for tap, answer in before_it.items():
         alike = tap_kind(tap) == tap_kind(place.tap) and len(answer.chosen) == 1 and answer.chosen[0].sites == (tap,)
         if alike:
-            chosen = (Hypothesis(answer.chosen[0].mistake, (place.tap,)),)
+            chosen = (Hypothesis(answer.chosen[0].fault, (place.tap,)),)
             if place.share(screen, (*known, *chosen)) <= 1 and place.vanishes((*known, *chosen)):
                 cause = _cause(place, known, chosen, 0, before, screen)
                 return Answer((cause,), chosen, answer.indistinguishable, answer.split_by)
@@ -120,12 +120,12 @@ def tap_kind(tap: str) -> str:
 
 
 def _cause(place: Place, known: Combination, chosen: Combination, index: int, before: float, screen: Probe) -> Cause:
-    mistake = chosen[index].mistake
+    fault = chosen[index].fault
     until_here = (*known, *chosen[: index + 1])
     residual = float(np.abs(place.left(place.probes[0], until_here)).max(initial=0.0))
     gone = 1 - rms(place.left(screen, until_here)) / before if before else 1.0
-    says = mistake.says if place.tap in chosen[index].sites else f"{mistake.says}, {_at(chosen[index])}"
-    return Cause(mistake.id, says, mistake.value, residual, max(0.0, gone))
+    says = fault.says if place.tap in chosen[index].sites else f"{fault.says}, {_at(chosen[index])}"
+    return Cause(fault.id, says, fault.value, residual, max(0.0, gone))
 
 
 def _at(hypothesis: Hypothesis) -> str:

@@ -13,7 +13,7 @@ from transparity_conformance.oracle.oracle import Arrays
 
 @dataclass
 class Run:
-    """One forward pass as a mistake sees it: what it runs on, and what has flowed so far."""
+    """One forward pass as a fault sees it: what it runs on, and what has flowed so far."""
 
     config: TransformerConfig
     parameters: Arrays
@@ -28,7 +28,7 @@ Patch = Callable[[Run, str, Any], Any]
 
 
 @dataclass(frozen=True)
-class Mistake:
+class Fault:
     """A way to be wrong that can be put into the reference; what is None is left right."""
 
     id: str
@@ -52,18 +52,18 @@ class Mistake:
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A mistake, and the taps at which it is made."""
+    """A fault, and the taps at which it is made."""
 
-    mistake: Mistake
+    fault: Fault
     sites: tuple[str, ...] = ()
 
     @functools.cached_property
     def patched(self) -> frozenset[str]:
         """The taps at which something else stands than the right value."""
-        if not self.mistake.patch:
+        if not self.fault.patch:
             return frozenset()
         scopes = (site.rpartition(".")[0] for site in self.sites)
-        return frozenset([*self.sites, *(f"{scope}.{tap}" for scope in scopes for tap in self.mistake.beside)])
+        return frozenset([*self.sites, *(f"{scope}.{tap}" for scope in scopes for tap in self.fault.beside)])
 
     def __str__(self) -> str:
-        return f"{self.mistake.id} ({self.mistake.variant}) at {', '.join(self.sites) or 'the whole model'}"
+        return f"{self.fault.id} ({self.fault.variant}) at {', '.join(self.sites) or 'the whole model'}"

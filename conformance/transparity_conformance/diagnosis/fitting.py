@@ -1,4 +1,4 @@
-"""Mistakes with a number in them: the number is fitted first, and then named."""
+"""Faults with a number in them: the number is fitted first, and then named."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.diagnosis.fault import Hypothesis, Mistake
+from transparity_conformance.diagnosis.fault import Fault, Hypothesis
 from transparity_conformance.diagnosis.faults import output_head as heads
 from transparity_conformance.diagnosis.faults import positions
 from transparity_conformance.diagnosis.faults.attention import named_scale, other_cap, scaled
@@ -23,12 +23,12 @@ PROMISING = 12
 """After so many steps the right number is found to within a three-hundredth of the grid's distance."""
 
 
-Family = tuple[Callable[[float], Mistake], list[float], tuple[str, ...]]
-"""Mistakes that differ by a number: what makes one, a grid of numbers, and where it is made."""
+Family = tuple[Callable[[float], Fault], list[float], tuple[str, ...]]
+"""Faults that differ by a number: what makes one, a grid of numbers, and where it is made."""
 
 
 def fitted(config: TransformerConfig, sites: list[str], left: Callable[[Hypothesis], float]) -> Iterator[Hypothesis]:
-    """Every mistake with a number in it that can be made at `sites`, its number such that least is `left`."""
+    """Every fault with a number in it that can be made at `sites`, its number such that least is `left`."""
     for family in _families(config, sites):
         if (hypothesis := fit(family, left)) is not None:
             yield hypothesis
@@ -42,7 +42,7 @@ def fit(family: Family, left: Callable[[Hypothesis], float]) -> Hypothesis | Non
 
 
 def widest(config: TransformerConfig, sites: list[str]) -> list[Family]:
-    """Of every kind of mistake with a number, that which is made at most `sites`."""
+    """Of every kind of fault with a number, that which is made at most `sites`."""
     found: dict[str, Family] = {}
     for family in _families(config, sites):
         found.setdefault(family[0](1.0).id, family)

@@ -122,8 +122,8 @@ def _judged(
     if repeated and repeated.verdict == "diverges":
         says = "two runs on the same tokens differ: dropout, or another draw, is active"
         cause = Cause("dropout-active", says, None, repeated.error, 0.0)
-        fault = Divergence(repeated.where, repeated.error, repeated.budget, (cause,), probe=next(iter(trials)))
-        return Report(name, "diverges", repeated.where, (fault,), not_compared=tuple(missing), **common)  # type: ignore[arg-type]
+        divergence = Divergence(repeated.where, repeated.error, repeated.budget, (cause,), probe=next(iter(trials)))
+        return Report(name, "diverges", repeated.where, (divergence,), not_compared=tuple(missing), **common)  # type: ignore[arg-type]
     faulty, healed = _faulty_segments(trials, dtype)
     notes = [says for trial in trials.values() for says in trial.misshapen.values()]
     notes += [f"{tap} is held in another form, which makes no difference behind it" for tap in healed]
@@ -134,16 +134,16 @@ def _judged(
         return Report(name, verdict, None, not_compared=tuple(missing), notes=tuple(notes), **common)  # type: ignore[arg-type]
     if rounding := _rounding(trials, dtype):
         worst = max(measured, key=lambda item: item.share)
-        fault = Divergence(
+        divergence = Divergence(
             first or "logits", worst.error, worst.budget, (rounding,), probe=worst.probe, profile=worst.profile
         )
-        notes.append(f"{rounding.says}, not a mistake: against {dtype}'s budget the worst share is {worst.share:.3g}")
-        return Report(name, "agrees", None, (fault,), not_compared=tuple(missing), notes=tuple(notes), **common)  # type: ignore[arg-type]
+        notes.append(f"{rounding.says}, not a fault: against {dtype}'s budget the worst share is {worst.share:.3g}")
+        return Report(name, "agrees", None, (divergence,), not_compared=tuple(missing), notes=tuple(notes), **common)  # type: ignore[arg-type]
     if logits_agree:
         faulty = unsound
         notes.append("the logits agree: what is wrong here makes no difference to them")
-    faults = _explained(trials, faulty or ["logits"], dtype, heard)
-    return Report(name, "diverges", first, faults, not_compared=tuple(missing), notes=tuple(notes), **common)  # type: ignore[arg-type]
+    divergences = _explained(trials, faulty or ["logits"], dtype, heard)
+    return Report(name, "diverges", first, divergences, not_compared=tuple(missing), notes=tuple(notes), **common)  # type: ignore[arg-type]
 
 
 def _trial(probe: Probe, said: dict[str, np.ndarray], dtype: str) -> Trial:
@@ -289,15 +289,15 @@ def _end_of(tap: str, trial: Trial) -> str | None:
 
 def _explained(trials: Mapping[str, Trial], faulty: list[str], dtype: str, heard: Progress) -> tuple[Divergence, ...]:
     known = _everywhere(trials, faulty, dtype)
-    faults: list[Divergence] = []
+    divergences: list[Divergence] = []
     answers: dict[str, Answer] = {}
     for hypothesis in known:
-        mistake = hypothesis.mistake
+        fault = hypothesis.fault
         worst = max(trials.values(), key=lambda trial: share(trial.errors.get(faulty[0], 0), trial.budgets[faulty[0]]))
         left = _left(trials, known)
-        cause = Cause(mistake.id, mistake.says, mistake.value, left, 1.0)
+        cause = Cause(fault.id, fault.says, fault.value, left, 1.0)
         error, budget = worst.errors[faulty[0]], worst.budgets[faulty[0]]
-        faults.append(Divergence(faulty[0], error, budget, (cause,), probe=worst.probe.name))
+        divergences.append(Divergence(faulty[0], error, budget, (cause,), probe=worst.probe.name))
         faulty = _left_over(trials, known, dtype)
     for done, tap in enumerate(faulty):
         heard("looking for causes", done, len(faulty))
@@ -307,7 +307,9 @@ def _explained(trials: Mapping[str, Trial], faulty: list[str], dtype: str, heard
         )
         error, budget = trial.errors[tap], trial.budgets[tap]
         if tap in trial.misshapen or done >= MOST_FAULTS:
-            faults.append(Divergence(tap, error, budget, probe=trial.probe.name, is_misshapen=tap in trial.misshapen))
+            divergences.append(
+                Divergence(tap, error, budget, probe=trial.probe.name, is_misshapen=tap in trial.misshapen)
+            )
             continue
         with_tap = [other for other in trials.values() if tap in other.said]
         place = Place(
@@ -325,10 +327,10 @@ def _explained(trials: Mapping[str, Trial], faulty: list[str], dtype: str, heard
         known = (*known, *answer.chosen)
         profile = _profile(trial.said[tap], walk(trial.probe, trial.said, until=tap)[tap]) if not answer.causes else {}
         ties = answer.indistinguishable, answer.split_by
-        faults.append(Divergence(tap, error, budget, answer.causes, *ties, trial.probe.name, profile))
+        divergences.append(Divergence(tap, error, budget, answer.causes, *ties, trial.probe.name, profile))
         if answer.remains:
-            faults.append(_remaining(place, known, trials))
-    return tuple(faults)
+            divergences.append(_remaining(place, known, trials))
+    return tuple(divergences)
 
 
 def _remaining(place: Place, known: tuple[Hypothesis, ...], trials: Mapping[str, Trial]) -> Divergence:
@@ -341,12 +343,12 @@ def _remaining(place: Place, known: tuple[Hypothesis, ...], trials: Mapping[str,
 
 
 def _everywhere(trials: Mapping[str, Trial], faulty: list[str], dtype: str) -> tuple[Hypothesis, ...]:
-    """The mistake of the whole model that leaves fewest segments wrong, if it leaves at most half of them."""
+    """The fault of the whole model that leaves fewest segments wrong, if it leaves at most half of them."""
     if len(faulty) < 2:
         return ()
     config = next(iter(trials.values())).probe.config
     most = min(len(faulty) // 2, len(faulty) - 2)
-    candidates = [hypothesis for hypothesis in whole_model(config) if hypothesis.mistake.id != "low-precision"]
+    candidates = [hypothesis for hypothesis in whole_model(config) if hypothesis.fault.id != "low-precision"]
     counted = [(len(_left_over(trials, (h,), dtype, most)), i, h) for i, h in enumerate(candidates)]
     left, _, best = min(counted, key=lambda item: item[:2])
     return (best,) if left <= most else ()
@@ -372,7 +374,7 @@ def _left_over(trials: Mapping[str, Trial], known: tuple[Hypothesis, ...], dtype
 
 
 def _sites(trial: Trial, tap: str) -> list[str]:
-    """Where a mistake may have been made that shows at `tap`: there, wherever the port shows nothing before it, and at
+    """Where a fault may have been made that shows at `tap`: there, wherever the port shows nothing before it, and at
     what flows into a residual."""
     before = trial.order[: trial.order.index(tap)]
     layer = ".".join(tap.split(".")[:3])
@@ -399,10 +401,10 @@ def _rounding(trials: Mapping[str, Trial], dtype: str) -> Cause | None:
     if any(trial.misshapen for trial in trials.values()):
         return None
     config = next(iter(trials.values())).probe.config
-    for mistake in (mistake for mistake in (h.mistake for h in whole_model(config)) if mistake.id == "low-precision"):
-        hypothesis = Hypothesis(mistake, ("parameters",))
+    for fault in (fault for fault in (h.fault for h in whole_model(config)) if fault.id == "low-precision"):
+        hypothesis = Hypothesis(fault, ("parameters",))
         if not _left_over(trials, (hypothesis,), dtype, most=0):
-            return Cause("low-precision", mistake.says, None, _left(trials, (hypothesis,)), 1.0)
+            return Cause("low-precision", fault.says, None, _left(trials, (hypothesis,)), 1.0)
     for kind in (*(("float32",) if dtype == "float64" else ()), "bfloat16", "float16"):
         if kind == dtype:
             continue
@@ -420,7 +422,7 @@ def _rounding(trials: Mapping[str, Trial], dtype: str) -> Cause | None:
                 break
         if max(left) <= WORST and float(np.median(left)) <= TYPICAL:
             gone = 1 - float(np.median(left))
-            return Cause("low-precision", hypothesis.mistake.says, None, _left(trials, (hypothesis,)), gone)
+            return Cause("low-precision", hypothesis.fault.says, None, _left(trials, (hypothesis,)), gone)
     return None
 
 

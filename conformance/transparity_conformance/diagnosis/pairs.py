@@ -1,4 +1,4 @@
-"""Two mistakes at once: of all pairs, those whose effects add up to most of what is to be explained.
+"""Two faults at once: of all pairs, those whose effects add up to most of what is to be explained.
 
 With both, left[one] + left[other] − before would be left if the effects were independent.
 """
@@ -10,14 +10,14 @@ import functools
 import numpy as np
 
 PAIRS, SECONDS = 200, 120
-"""So many are tried: what two mistakes do together is near the sum of what each does, but not the same."""
+"""So many are tried: what two faults do together is near the sum of what each does, but not the same."""
 
 SAMPLE = 4096
 """Of so many numbers, drawn, the effects are added: those of a large model would not fit into memory."""
 
 
 class Effects:
-    """What single mistakes, tried one after the other, make of a disagreement."""
+    """What single faults, tried one after the other, make of a disagreement."""
 
     def __init__(self, before: np.ndarray) -> None:
         """`before` is the disagreement without any of them."""

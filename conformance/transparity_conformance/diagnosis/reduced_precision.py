@@ -1,6 +1,6 @@
 """Products of rounded factors, as tensor cores make them: TF32 and half precision factors, summed in float32.
 
-The rounding is put into the reference as a mistake would be: arrays that round what is multiplied with them go through
+The rounding is put into the reference as a fault would be: arrays that round what is multiplied with them go through
 the reference's own code in the place of its parameters and activations.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.diagnosis.fault import Hypothesis, Mistake, Run
+from transparity_conformance.diagnosis.fault import Fault, Hypothesis, Run
 from transparity_conformance.diagnosis.faults.residuals_and_activations import rounded_to
 from transparity_conformance.oracle.oracle import Arrays
 
@@ -22,7 +22,7 @@ KINDS = {"TF32": "tf32", "bfloat16": "bfloat16", "float16": "float16"}
 
 TYPICAL, WORST = 0.5, 0.75
 """What may be left of a difference, on most probes and on any: a factor beside a tie may be rounded the other way, and
-with it all that comes of it. Another rounding, or a mistake, leaves all of the difference or makes it several times as
+with it all that comes of it. Another rounding, or a fault, leaves all of the difference or makes it several times as
 large."""
 
 FURTHEST = 4.0
@@ -60,7 +60,7 @@ def products_of(taps: list[str]) -> Iterator[Hypothesis]:
     """Every kind of rounded products, made in the whole model."""
     for name, kind in KINDS.items():
         says = f"rounding of the factors of matrix products to {name}"
-        made = Mistake(
+        made = Fault(
             "low-precision", f"{name} products", says, alter=partial(_alter, kind), onward=partial(_onward, kind)
         )
         yield Hypothesis(made, (PARAMETERS, *taps))

@@ -1,4 +1,4 @@
-"""The search for what makes a disagreement vanish: single mistakes, those with a number, and pairs."""
+"""The search for what makes a disagreement vanish: single faults, those with a number, and pairs."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from transparity_conformance.diagnosis.segment import Combination, Place, rms
 from transparity_conformance.oracle.probes import Probe
 
 BEAM = 3
-"""For so many of the best single mistakes a second is looked for, among those that add up with it."""
+"""For so many of the best single faults a second is looked for, among those that add up with it."""
 
 WIDE = 8
-"""Beside so many of the best mistakes that are made wherever they can be, all such are tried: of what is one line of
+"""Beside so many of the best faults that are made wherever they can be, all such are tried: of what is one line of
 code, every layer is wrong."""
 
 NUMBERS = 4
@@ -37,7 +37,7 @@ COMMON = ("attention-scale", "causal-missing", "causal-diagonal", "padding-ignor
 
 
 class Search:
-    """What of `candidates` explains the disagreement at `place`, with `known` mistakes already put in; `screen` is the
+    """What of `candidates` explains the disagreement at `place`, with `known` faults already put in; `screen` is the
     probe on which they are ranked."""
 
     def __init__(self, place: Place, known: Combination, screen: Probe, candidates: list[Hypothesis]) -> None:
@@ -45,20 +45,20 @@ class Search:
         self.candidates = candidates
 
     def singles(self) -> list[Combination]:
-        """One mistake that explains every probe."""
+        """One fault that explains every probe."""
         return self._survivors(self.screen, self._ranked)
 
     def fitted(self, config: TransformerConfig, sites: list[str]) -> tuple[list[Combination], bool]:
-        """One mistake with a number in it, and whether something remains: a number may explain every probe of the size
+        """One fault with a number in it, and whether something remains: a number may explain every probe of the size
         that it was fitted in, and not those of another."""
         found = [(h,) for h in fitted(config, sites, lambda hypothesis: self._left(self.screen, (hypothesis,)))]
         return self._of_every_size(self._survivors(self.screen, self._by_what_is_left(self.screen, found), self._sized))
 
     def pairs(self) -> tuple[list[Combination], bool]:
-        """Two mistakes that explain every probe together, and whether something remains."""
+        """Two faults that explain every probe together, and whether something remains."""
         likely = self._by_what_is_left(self.screen, self._pairs(self._effects.likely_pairs()))
         if (found := self._survivors(self.screen, likely)) or not self.place.is_all_there_is:
-            return found, False  # where a port shows its activations, two mistakes are seldom made in one segment
+            return found, False  # where a port shows its activations, two faults are seldom made in one segment
         of_one_size: list[Combination] = []
         for first in self._wide[:WIDE]:
             found, remains = self._of_every_size(self._beside(first, self._wide, self._sized))
@@ -79,7 +79,7 @@ class Search:
         return of_one_size, True
 
     def pairs_with_a_number(self, config: TransformerConfig, sites: list[str]) -> tuple[list[Combination], bool]:
-        """Two mistakes of which one has a number in it, or both, each made wherever it can be, and whether something
+        """Two faults of which one has a number in it, or both, each made wherever it can be, and whether something
         remains."""
         if not self.place.is_all_there_is:
             return [], False
@@ -117,15 +117,15 @@ class Search:
         return [(first, second)] if second else []
 
     def partial(self) -> list[Combination]:
-        """One mistake that explains several probes wholly, but not all: those that explain most, the likeliest first;
+        """One fault that explains several probes wholly, but not all: those that explain most, the likeliest first;
         of one probe alone it would say too little."""
         most = max((count for _, count in self._explaining), default=0)
         return [chosen for chosen, count in self._explaining if count == most > 1]
 
     @functools.cached_property
     def _explaining(self) -> list[tuple[Combination, int]]:
-        """Single mistakes that explain some probe wholly, and how many of those that are off: the most first. On the
-        shortest probe fewest mistakes show, and one may stand alone."""
+        """Single faults that explain some probe wholly, and how many of those that are off: the most first. On the
+        shortest probe fewest faults show, and one may stand alone."""
         shortest = min(self.place.probes, key=lambda probe: sum(tokens.size for tokens in probe.inputs.values()))
         off = [probe for probe in self.place.probes if self._share(probe, ()) > 1]
         found = self._survivors(self.screen, self._ranked, [self.screen])
@@ -142,10 +142,10 @@ class Search:
 
     @functools.cached_property
     def _wide(self) -> list[Hypothesis]:
-        """Mistakes that are made wherever they can be, the best first."""
+        """Faults that are made wherever they can be, the best first."""
         widest: dict[tuple[str, str], Hypothesis] = {}
         for hypothesis in self.candidates:
-            widest.setdefault((hypothesis.mistake.id, hypothesis.mistake.variant), hypothesis)
+            widest.setdefault((hypothesis.fault.id, hypothesis.fault.variant), hypothesis)
         chosen = {id(hypothesis) for hypothesis in widest.values()}
         return [hypothesis for (hypothesis,) in self._ranked if id(hypothesis) in chosen]
 
@@ -176,7 +176,7 @@ class Search:
 
     @functools.cached_property
     def _distinct(self) -> list[Hypothesis]:
-        """The best single mistakes, without those that do the same."""
+        """The best single faults, without those that do the same."""
         order = {id(h): rank for rank, (h,) in enumerate(self._ranked)}
         return sorted((self.candidates[i] for i in self._effects.distinct), key=lambda h: order[id(h)])
 
@@ -216,5 +216,5 @@ class Search:
 
 def _preference(hypothesis: Hypothesis) -> tuple[int, int]:
     """Among what explains equally well: what people do more often, and what is made in one place of the code."""
-    identity = hypothesis.mistake.id
+    identity = hypothesis.fault.id
     return (COMMON.index(identity) if identity in COMMON else len(COMMON), -len(hypothesis.sites))

@@ -1,4 +1,4 @@
-"""A place that disagrees, and what is left of the disagreement with mistakes put into the reference."""
+"""A place that disagrees, and what is left of the disagreement with faults put into the reference."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.report.comparison import less, share
 
 NEAR = {"float64": 1000.0, "float32": 1000.0, "bfloat16": 30.0, "float16": 30.0}
-"""A budget changes with the mistake (of hot scores, a hundredfold), but not by more than this: what is further off is
+"""A budget changes with the fault (of hot scores, a hundredfold), but not by more than this: what is further off is
 not measured again. In half precision everything would be nearer than a thousand budgets."""
 
 Combination = tuple[Hypothesis, ...]

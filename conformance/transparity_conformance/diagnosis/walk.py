@@ -30,7 +30,7 @@ class Reached(Exception):  # noqa: N818 - no error
 
 
 class Impossible(Exception):  # noqa: N818 - no error
-    """Two mistakes that cannot both be made: one looks at what, with the other, is not there yet."""
+    """Two faults that cannot both be made: one looks at what, with the other, is not there yet."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Base:
 
 
 def base_of(probe: Probe, flows: Mapping[str, np.ndarray]) -> Base:
-    """The whole walk without any mistake, for others to begin in its midst."""
+    """The whole walk without any fault, for others to begin in its midst."""
     seen: Arrays = {}
     return Base(walk(probe, flows, seen=seen), seen)
 
@@ -70,17 +70,17 @@ def walk(
     touched: list[str] = []
     onward: list[str] = []
     for hypothesis in hypotheses:
-        mistake = hypothesis.mistake
+        fault = hypothesis.fault
         changed: Arrays = {}
-        if mistake.fields:
-            config = dataclasses.replace(config, **mistake.fields)
-        if mistake.alter:
+        if fault.fields:
+            config = dataclasses.replace(config, **fault.fields)
+        if fault.alter:
             # Of the right ones: two that were exchanged are both taken from where they were.
-            changes = [mistake.alter(config, right, site) for site in hypothesis.sites]
+            changes = [fault.alter(config, right, site) for site in hypothesis.sites]
             changed = dict(ChainMap(*changes))
             parameters = parameters | changed
-        touched += [*changed, *hypothesis.sites] if not mistake.fields else ["encoder.embedding"]
-        onward += hypothesis.sites if mistake.onward else ["encoder.embedding"] * bool(mistake.fields)
+        touched += [*changed, *hypothesis.sites] if not fault.fields else ["encoder.embedding"]
+        onward += hypothesis.sites if fault.onward else ["encoder.embedding"] * bool(fault.fields)
     start = _start(config, flows, until, base, touched, onward)
     exact = probe.exact if dtype == "float64" and index == 0 and not probe.is_large else {}
     cast = {
@@ -95,16 +95,16 @@ def walk(
 
     def tap(name: str, value: np.ndarray) -> np.ndarray:
         for hypothesis in hypotheses:
-            if name in hypothesis.patched and hypothesis.mistake.patch:
-                value = _patched(hypothesis.mistake.patch, run, name, value)
+            if name in hypothesis.patched and hypothesis.fault.patch:
+                value = _patched(hypothesis.fault.patch, run, name, value)
         heard[name] = rounded(value, dtype)
         if name == until:
             raise Reached
         flow = rounded(flows[name], dtype) if name in flows else heard[name]
         run.seen[name] = flow
         for hypothesis in hypotheses:
-            if hypothesis.mistake.onward and name in hypothesis.sites:
-                flow = _patched(hypothesis.mistake.onward, run, name, flow)
+            if hypothesis.fault.onward and name in hypothesis.sites:
+                flow = _patched(hypothesis.fault.onward, run, name, flow)
         run.seen[name] = flow
         return flow
 

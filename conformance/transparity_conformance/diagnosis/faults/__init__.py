@@ -1,6 +1,6 @@
-"""The catalogue: every mistake that can be put into the reference, by the kind of tap at which it is made.
+"""The catalogue: every fault that can be put into the reference, by the kind of tap at which it is made.
 
-A mistake is data and up to three functions (`walk.Mistake`); a new one is a new entry in the file of its subject.
+A fault is data and up to three functions (`walk.Fault`); a new one is a new entry in the file of its subject.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from transparity.config import TransformerConfig
-from transparity_conformance.diagnosis.fault import Hypothesis, Mistake
+from transparity_conformance.diagnosis.fault import Fault, Hypothesis
 from transparity_conformance.diagnosis.faults import (
     attention,
     embedding,
@@ -33,26 +33,26 @@ from transparity_conformance.diagnosis.faults import (
 from transparity_conformance.diagnosis.faults.scopes import groups
 
 
-def mistakes_at(config: TransformerConfig, site: str) -> Iterator[Mistake]:
-    """Every mistake that can be made at the tap `site`, but for those that have a number to be fitted."""
+def faults_at(config: TransformerConfig, site: str) -> Iterator[Fault]:
+    """Every fault that can be made at the tap `site`, but for those that have a number to be fitted."""
     for subject in (embedding, beside, weights, positions, attention, masks, norms, structure, heads):
-        yield from subject.mistakes(config, site)
+        yield from subject.faults(config, site)
 
 
 def whole_model(config: TransformerConfig) -> Iterator[Hypothesis]:
-    """Mistakes that are made at no one place."""
-    for mistake in structure.everywhere(config):
-        yield Hypothesis(mistake)
+    """Faults that are made at no one place."""
+    for fault in structure.everywhere(config):
+        yield Hypothesis(fault)
 
 
 def hypotheses(config: TransformerConfig, sites: list[str]) -> list[Hypothesis]:
-    """Every mistake over every group of `sites`."""
-    found: dict[tuple[str, str], dict[str, Mistake]] = {}
+    """Every fault over every group of `sites`."""
+    found: dict[tuple[str, str], dict[str, Fault]] = {}
     for site in sites:
-        for mistake in mistakes_at(config, site):
-            found.setdefault((mistake.id, mistake.variant), {})[site] = mistake
+        for fault in faults_at(config, site):
+            found.setdefault((fault.id, fault.variant), {})[site] = fault
     result: list[Hypothesis] = []
     for places in found.values():
-        mistake = next(iter(places.values()))
-        result += [Hypothesis(mistake, chosen) for chosen in groups(places)]
+        fault = next(iter(places.values()))
+        result += [Hypothesis(fault, chosen) for chosen in groups(places)]
     return result

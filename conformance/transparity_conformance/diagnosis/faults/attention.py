@@ -1,4 +1,4 @@
-"""Mistakes in attention: its scale and cap, how heads are cut and put together, and which of them share a key."""
+"""Faults in attention: its scale and cap, how heads are cut and put together, and which of them share a key."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.diagnosis.fault import Mistake, Run
+from transparity_conformance.diagnosis.fault import Fault, Run
 from transparity_conformance.diagnosis.faults.masks import right_mask, scores_at
 from transparity_conformance.diagnosis.faults.positions import bias_at
 from transparity_conformance.diagnosis.faults.sites import Value, apply_linear, met, split, sublayer_input
@@ -24,7 +24,7 @@ from transparity_numpy.attention import (
 from transparity_numpy.head import capped
 
 
-def mistakes(config: TransformerConfig, site: str) -> Iterator[Mistake]:
+def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     _, sublayer, tap = split(site)
     if not sublayer.endswith("attention"):
         return
@@ -33,20 +33,20 @@ def mistakes(config: TransformerConfig, site: str) -> Iterator[Mistake]:
             if not math.isclose(scale(config), score_scale(config), rel_tol=1e-9):
                 yield scaled(config, scale(config), name)
     if tap in ("scores", "weights") and config.attention_softcap is not None:
-        yield from _cap_mistakes(config, tap)
+        yield from _cap_faults(config, tap)
     if tap in ("scores", "context") and config.key_value_heads < config.num_heads and config.key_value_heads > 1:
-        yield from _grouping_mistakes(tap)
+        yield from _grouping_faults(tap)
     if tap in ("query", "key", "value") and heads_at(config, tap) > 1:
         for name, (wrong, says) in SPLITS.items():
             kind = "head-split" if name == "view" else "head-order"
-            yield Mistake(kind, f"split by {name}", says, patch=partial(_split, wrong))
+            yield Fault(kind, f"split by {name}", says, patch=partial(_split, wrong))
     if tap == "context" and config.num_heads > 1:
         for name, (merge, says) in MERGES.items():
             kind = "head-split" if name == "view" else "head-order"
-            yield Mistake(kind, f"merged by {name}", says, patch=partial(_merged, merge))
+            yield Fault(kind, f"merged by {name}", says, patch=partial(_merged, merge))
     if tap in ("query", "key", "value", "context") and heads_at(config, tap) > 1:
         says = "heads are interleaved, (head_dim, heads) instead of (heads, head_dim), in splitting and in merging"
-        yield Mistake("head-order", "split and merged interleaved", says, patch=_interleaved_throughout)
+        yield Fault("head-order", "split and merged interleaved", says, patch=_interleaved_throughout)
 
 
 def heads_at(config: TransformerConfig, tap: str) -> int:
@@ -77,7 +77,7 @@ def named_scale(config: TransformerConfig, scale: float, tolerance: float = 1e-4
     return ""
 
 
-def scaled(config: TransformerConfig, scale: float, named: str) -> Mistake:
+def scaled(config: TransformerConfig, scale: float, named: str) -> Fault:
     """Scores multiplied by `scale` instead of the right one; by what has the name, in a model of another size."""
     right = score_scale(config)
     kind = {"head_dim": "1/√head_dim", "embed_dim": "1/√embed_dim", "none": "1"}[config.attention_scale]
@@ -87,7 +87,7 @@ def scaled(config: TransformerConfig, scale: float, named: str) -> Mistake:
     change = partial(_scaled, SCALES.get(named, lambda config: scale))
     # What hides scores before they are scaled is scaled with them; that shows if it hides by half.
     beside = ("weights",) if config.mask_order == "before-scale" and 0 > config.mask_value > -1e3 else ()
-    return Mistake("attention-scale", named or f"{scale:.6g}", says, patch=change, beside=beside, value=scale)
+    return Fault("attention-scale", named or f"{scale:.6g}", says, patch=change, beside=beside, value=scale)
 
 
 def _scaled(scale: Callable[[TransformerConfig], float], run: Run, site: str, value: Value) -> Value:
@@ -110,22 +110,22 @@ KNOWN_CAPS = (50.0, 30.0, 20.0, 10.0)
 """What people hold scores and logits below."""
 
 
-def _cap_mistakes(config: TransformerConfig, tap: str) -> Iterator[Mistake]:
+def _cap_faults(config: TransformerConfig, tap: str) -> Iterator[Fault]:
     if tap == "weights":
         says = "scores are held below the cap behind the mask, which brings hidden ones back to −cap"
-        yield Mistake("attention-cap", "behind the mask", says, patch=_capped_behind_mask)
+        yield Fault("attention-cap", "behind the mask", says, patch=_capped_behind_mask)
         return
-    yield Mistake("attention-cap", "missing", "scores are not held below the cap", patch=partial(_capped, None))
+    yield Fault("attention-cap", "missing", "scores are not held below the cap", patch=partial(_capped, None))
     for cap in KNOWN_CAPS:
         if cap != config.attention_softcap:
             yield other_cap(config, cap)
     for name, (change, says) in CAPS.items():
-        yield Mistake("attention-cap", name, says, patch=partial(_capped_otherwise, change))
+        yield Fault("attention-cap", name, says, patch=partial(_capped_otherwise, change))
 
 
-def other_cap(config: TransformerConfig, cap: float) -> Mistake:
+def other_cap(config: TransformerConfig, cap: float) -> Fault:
     says = f"scores are held below {cap:.6g} instead of {config.attention_softcap:g}"
-    return Mistake("attention-cap", f"{cap:.6g}", says, patch=partial(_capped, cap), value=cap)
+    return Fault("attention-cap", f"{cap:.6g}", says, patch=partial(_capped, cap), value=cap)
 
 
 CAPS: dict[str, tuple[Callable[[Value, float, float], Value], str]] = {
@@ -164,11 +164,11 @@ def _capped_behind_mask(run: Run, site: str, value: Value) -> Value:
     return attention_weights(scores_at(run, site), right_mask(run, site), cap * math.tanh(hidden / cap))
 
 
-def _grouping_mistakes(tap: str) -> Iterator[Mistake]:
+def _grouping_faults(tap: str) -> Iterator[Fault]:
     says = "are given to the heads in turn (0, 1, 0, 1) instead of to consecutive ones (0, 0, 1, 1)"
-    yield Mistake("head-grouping", "tiled", f"keys and values {says}", patch=_tiled)
+    yield Fault("head-grouping", "tiled", f"keys and values {says}", patch=_tiled)
     alone = "keys" if tap == "scores" else "values"
-    yield Mistake("head-grouping", f"{alone} tiled", f"{alone} {says}", patch=_tiled)
+    yield Fault("head-grouping", f"{alone} tiled", f"{alone} {says}", patch=_tiled)
 
 
 def _tiled(run: Run, site: str, value: Value) -> Value:

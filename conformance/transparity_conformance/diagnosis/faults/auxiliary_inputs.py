@@ -1,4 +1,4 @@
-"""Mistakes with what is given beside the tokens: a mask that tells padding, and the types of tokens."""
+"""Faults with what is given beside the tokens: a mask that tells padding, and the types of tokens."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from functools import partial
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.diagnosis.fault import Mistake, Run
+from transparity_conformance.diagnosis.fault import Fault, Run
 from transparity_conformance.diagnosis.faults.embedding import right_ids, right_positions
 from transparity_conformance.diagnosis.faults.masks import Mask, parts_at, shown_of, weighed
 from transparity_conformance.diagnosis.faults.sites import Value, given_mask, padding_at
 
 
-def mistakes(config: TransformerConfig, site: str) -> Iterator[Mistake]:
+def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if site.endswith(".embedding") and config.num_token_types:
-        yield from _type_mistakes(config)
+        yield from _type_faults(config)
     if site.endswith((".embedding", ".weights")) and given_mask(config, site):
-        yield from _mask_mistakes(config, site)
+        yield from _mask_faults(config, site)
 
 
 OtherTypes = Callable[[np.ndarray], np.ndarray]
 
 
-def _type_mistakes(config: TransformerConfig) -> Iterator[Mistake]:
+def _type_faults(config: TransformerConfig) -> Iterator[Fault]:
     most = config.num_token_types - 1
     wrongs: tuple[tuple[str, str, OtherTypes | None], ...] = (
         ("none", "token types are not embedded", None),
@@ -33,7 +33,7 @@ def _type_mistakes(config: TransformerConfig) -> Iterator[Mistake]:
         ("turned", "the token types are in the opposite order", lambda types: most - types),
     )
     for name, says, wrong in wrongs:
-        yield Mistake("token-types", name, says, patch=partial(_typed, wrong))
+        yield Fault("token-types", name, says, patch=partial(_typed, wrong))
 
 
 def _typed(wrong: OtherTypes | None, run: Run, site: str, value: Value) -> Value:
@@ -62,7 +62,7 @@ OTHER_MASKS: dict[str, tuple[Callable[[Run, str], Mask], str]] = {
 """What is taken for the mask that is given: (batch, 1, 1, keys), and in words."""
 
 
-def _mask_mistakes(config: TransformerConfig, site: str) -> Iterator[Mistake]:
+def _mask_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     """As attention makes them; they reach to the embeddings, where positions count what the mask shows, or it is taken
     for the types of tokens."""
     counts, is_embedding = config.position_count == "visible", site.endswith(".embedding")
@@ -70,7 +70,7 @@ def _mask_mistakes(config: TransformerConfig, site: str) -> Iterator[Mistake]:
         # What is ignored or inverted in attention alone has a name there.
         acts = {"tokens": config.pad_id is not None, EXCHANGED: config.num_token_types > 1}.get(name, counts)
         if acts and (counts or name == EXCHANGED or not is_embedding):
-            yield Mistake("attention-mask", name, says, patch=partial(_masked_otherwise, name))
+            yield Fault("attention-mask", name, says, patch=partial(_masked_otherwise, name))
 
 
 def _masked_otherwise(name: str, run: Run, site: str, value: Value) -> Value:

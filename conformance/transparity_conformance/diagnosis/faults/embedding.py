@@ -1,4 +1,4 @@
-"""Mistakes at the embedding: its scale, the positions, the padding token's row."""
+"""Faults at the embedding: its scale, the positions, the padding token's row."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.diagnosis.fault import Mistake, Run
+from transparity_conformance.diagnosis.fault import Fault, Run
 from transparity_conformance.diagnosis.faults.normalization import normed_input
 from transparity_conformance.diagnosis.faults.sites import Value, keys_name, padding_at, token_table
 from transparity_conformance.oracle.oracle import Arrays
@@ -18,10 +18,10 @@ from transparity_numpy.embeddings import position_ids
 OFFSETS = (1, -1, 2, -2, 3, 4)
 
 
-def mistakes(config: TransformerConfig, site: str) -> Iterator[Mistake]:
+def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if site.endswith(".embedding_norm") and config.positions == "learned":
         says = "the embeddings are normalised before the positions are added"
-        yield Mistake("norm-placement", "before the positions", says, patch=_positions_behind)
+        yield Fault("norm-placement", "before the positions", says, patch=_positions_behind)
     if not site.endswith(".embedding"):
         return
     for name, factor in SCALES.items():
@@ -31,45 +31,45 @@ def mistakes(config: TransformerConfig, site: str) -> Iterator[Mistake]:
         for edge in ("clipped", "rolled") if config.positions == "learned" else ("",):
             begins = f"positions begin at {offset + config.position_offset} instead of {config.position_offset}"
             says = f"{begins}{f' ({edge} at the end of the table)' if edge else ''}"
-            yield Mistake(
+            yield Fault(
                 "position-offset", f"{offset} {edge}".strip(), says, patch=partial(_moved, offset, edge), value=offset
             )
     if config.positions == "learned" and config.position_offset:
-        yield from _count_mistakes(config, site)
+        yield from _count_faults(config, site)
     if config.positions == "sinusoidal":
-        yield from _sinusoid_mistakes(config)
+        yield from _sinusoid_faults(config)
     if config.pad_id is not None:
         says = f"the embedding of the padding token ({config.pad_id}) is zero"
-        yield Mistake("padding-row", "zeroed", says, alter=_zeroed)
+        yield Fault("padding-row", "zeroed", says, alter=_zeroed)
         if config.tied_head or config.shared_embedding:
             says += ", where it is looked up here alone"
-            yield Mistake("padding-row", "zeroed here", says, patch=_zeroed_here)
+            yield Fault("padding-row", "zeroed here", says, patch=_zeroed_here)
 
 
-def _sinusoid_mistakes(config: TransformerConfig) -> Iterator[Mistake]:
+def _sinusoid_faults(config: TransformerConfig) -> Iterator[Fault]:
     if config.rope_layout == "interleaved":
         says = "all sines stand before all cosines instead of each beside its cosine"
-        yield Mistake("position-layout", "concatenated", says, patch=partial(_replaced, concatenated))
+        yield Fault("position-layout", "concatenated", says, patch=partial(_replaced, concatenated))
     else:
         says = "each sine stands beside its cosine instead of all sines before all cosines"
-        yield Mistake("position-layout", "interleaved", says, patch=partial(_replaced, interleaved))
+        yield Fault("position-layout", "interleaved", says, patch=partial(_replaced, interleaved))
     says = "each cosine stands before its sine" if config.rope_layout == "interleaved" else "cosines stand before sines"
-    yield Mistake("position-layout", "cosine first", says, patch=partial(_replaced, cosine_first))
+    yield Fault("position-layout", "cosine first", says, patch=partial(_replaced, cosine_first))
     for name, exponents in EXPONENTS.items():
         says = f"the exponent of the positions' frequencies is {name} instead of i/embed_dim for even i"
-        yield Mistake("position-frequency", name, says, patch=partial(_replaced, partial(sinusoids, exponents)))
+        yield Fault("position-frequency", name, says, patch=partial(_replaced, partial(sinusoids, exponents)))
 
 
-def _count_mistakes(config: TransformerConfig, site: str) -> Iterator[Mistake]:
+def _count_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     """Where positions may count what is no padding alone."""
     if config.position_count == "all":
         says = "positions count what is no padding alone, not all tokens"
-        yield Mistake("position-count", "visible", says, patch=partial(_placed, _counting_visible))
+        yield Fault("position-count", "visible", says, patch=partial(_placed, _counting_visible))
         return
     says = "positions count padding, too"
-    yield Mistake("position-count", "all", says, patch=partial(_placed, _counting_all))
+    yield Fault("position-count", "all", says, patch=partial(_placed, _counting_all))
     says = "padding has the position of the last token before it, not the one in front of the first"
-    yield Mistake("position-count", "padding goes on", says, patch=partial(_placed, _counting_on))
+    yield Fault("position-count", "padding goes on", says, patch=partial(_placed, _counting_on))
 
 
 def token_scale(config: TransformerConfig) -> float:
@@ -86,20 +86,20 @@ SCALES: dict[str, Callable[[TransformerConfig], float]] = {
 """What people multiply token embeddings by."""
 
 
-def scaled(config: TransformerConfig, factor: float, named: str) -> Mistake:
+def scaled(config: TransformerConfig, factor: float, named: str) -> Fault:
     """Token embeddings times `factor`; by what has the name, in a model of another size."""
     by = f"{named} ({factor:.4g})" if named in SCALES else f"{factor:.6g}"
     right = "√embed_dim" if config.embedding_scale == "embed_dim" else "1 (none)"
     says = f"token embeddings are multiplied by {by} instead of {right}"
     change = partial(_scaled, SCALES.get(named, lambda config: factor))
-    return Mistake("embedding-scale", named, says, patch=change, value=factor)
+    return Fault("embedding-scale", named, says, patch=change, value=factor)
 
 
-def based(config: TransformerConfig, base: float, named: str) -> Mistake:
+def based(config: TransformerConfig, base: float, named: str) -> Fault:
     """Sinusoids of another base."""
     says = f"the base of the positions' frequencies is {named} instead of {config.rope_theta:g}"
     change = partial(_replaced, partial(sinusoids, usual_exponents, base=base))
-    return Mistake("position-frequency", f"base {named}", says, patch=change, value=base)
+    return Fault("position-frequency", f"base {named}", says, patch=change, value=base)
 
 
 def tokens_of(run: Run, site: str) -> np.ndarray:

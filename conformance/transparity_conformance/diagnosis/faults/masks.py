@@ -1,4 +1,4 @@
-"""Mistakes between scores and weights: what is hidden, by what, and over which axis the softmax runs."""
+"""Faults between scores and weights: what is hidden, by what, and over which axis the softmax runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.diagnosis.fault import Mistake, Run
+from transparity_conformance.diagnosis.fault import Fault, Run
 from transparity_conformance.diagnosis.faults.sites import Value, given_mask, keys_of, padding_at, split
 from transparity_numpy.attention import attention_weights, masked_score, repeat_heads
 from transparity_numpy.functional import softmax
@@ -18,11 +18,11 @@ from transparity_numpy.positions import window_mask
 Mask = np.ndarray
 
 
-def mistakes(config: TransformerConfig, site: str) -> Iterator[Mistake]:
+def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     _, sublayer, tap = split(site)
     if tap == "context" and sublayer.endswith("attention"):
         says = "a row that sees nothing gathers zeros"
-        yield Mistake("mask-wholly-hidden-row", "zero context", says, patch=_zero_context)
+        yield Fault("mask-wholly-hidden-row", "zero context", says, patch=_zero_context)
     if tap != "weights":
         return
     pads = config.pad_id is not None or given_mask(config, site)
@@ -33,7 +33,7 @@ def mistakes(config: TransformerConfig, site: str) -> Iterator[Mistake]:
         yield _masked("mask-polarity", "inverted", "the mask keeps what it should hide", _inverted)
         for value in (-10.0, -1e-20, -1e-9, -1.0, 0.0, -100.0, -1e4, -1e9, -math.inf):
             if value != config.mask_value:
-                yield Mistake(
+                yield Fault(
                     "mask-value",
                     f"{value:g}",
                     f"hidden scores are replaced by {value:g} instead of {config.mask_value:g}",
@@ -43,14 +43,14 @@ def mistakes(config: TransformerConfig, site: str) -> Iterator[Mistake]:
         for value in (config.mask_value, -1e9, -10.0, 1.0):
             if math.isfinite(value):
                 says = f"{value:g} is added to hidden scores instead of replacing them"
-                yield Mistake("mask-value", f"{value:g} added", says, patch=partial(_added, value), value=value)
+                yield Fault("mask-value", f"{value:g} added", says, patch=partial(_added, value), value=value)
         says = "the mask multiplies the weights behind the softmax"
-        yield Mistake("mask-order", "behind the softmax", says, patch=partial(_behind, False))
+        yield Fault("mask-order", "behind the softmax", says, patch=partial(_behind, False))
         says += ", and they are normalised again"
-        yield Mistake("mask-order", "behind the softmax, normalised", says, patch=partial(_behind, True))
+        yield Fault("mask-order", "behind the softmax, normalised", says, patch=partial(_behind, True))
         other = "after" if config.mask_order == "before-scale" else "before"
         says = f"hidden scores are replaced {other} the scale"
-        yield Mistake("mask-order", other, says, patch=_other_order)
+        yield Fault("mask-order", other, says, patch=_other_order)
     if causal:
         yield _masked("causal-missing", "missing", "there is no causal mask: the future is seen", _no_future)
         yield _masked("causal-diagonal", "hides itself", "each position hides itself, too", partial(_diagonal, -1))
@@ -72,29 +72,29 @@ def mistakes(config: TransformerConfig, site: str) -> Iterator[Mistake]:
     if pads and causal and not masked:
         yield _masked("padding-ignored", "hidden", "padding is hidden, which is shown here", _with_padding)
     if config.sliding_window is not None and sublayer == "self_attention":
-        yield from _window_mistakes(config, site, causal=causal)
-    yield Mistake("softmax-axis", "queries", "softmax runs over the queries", patch=partial(_softmax_over, -2))
+        yield from _window_faults(config, site, causal=causal)
+    yield Fault("softmax-axis", "queries", "softmax runs over the queries", patch=partial(_softmax_over, -2))
     if config.num_heads > 1:
-        yield Mistake("softmax-axis", "heads", "softmax runs over the heads", patch=partial(_softmax_over, 1))
+        yield Fault("softmax-axis", "heads", "softmax runs over the heads", patch=partial(_softmax_over, 1))
     if pads or causal:
         for name, fill, says in (
             ("zero", 0.0, "a row that sees nothing weighs nothing"),
             ("NaN", math.nan, "a row that sees nothing becomes NaN"),
         ):
-            yield Mistake("mask-wholly-hidden-row", name, says, patch=partial(_unseeing, fill))
+            yield Fault("mask-wholly-hidden-row", name, says, patch=partial(_unseeing, fill))
         if causal:
             says = "a row that sees nothing weighs the keys up to its own position alike"
-            yield Mistake("mask-wholly-hidden-row", "past", says, patch=_unseeing_past)
+            yield Fault("mask-wholly-hidden-row", "past", says, patch=_unseeing_past)
 
 
-def _window_mistakes(config: TransformerConfig, site: str, *, causal: bool) -> Iterator[Mistake]:
+def _window_faults(config: TransformerConfig, site: str, *, causal: bool) -> Iterator[Fault]:
     window, right = config.sliding_window, config.layer_window(layer_of(site))
     assert window is not None
     if right is not None:
         for wide in (window + 1, window - 1):
             says = f"a position sees {wide} back, itself among them, instead of {window}"
             change = partial(_windowed_by, wide - window)
-            yield Mistake("window-size", f"{wide - window:+d}", says, patch=partial(weighed, change), value=wide)
+            yield Fault("window-size", f"{wide - window:+d}", says, patch=partial(weighed, change), value=wide)
         yield _masked("window-missing", "missing", "there is no window: all that came before is seen", _without_window)
         if not causal:
             yield _masked("window-size", "half", "half of the window lies on either side", _half_windowed)
@@ -171,8 +171,8 @@ def _other_layers(run: Run, site: str) -> Mask:
     return _within(run, site, _without_window(run, site), None if has else run.config.sliding_window)
 
 
-def _masked(identity: str, variant: str, says: str, change: Callable[[Run, str], Mask]) -> Mistake:
-    return Mistake(identity, variant, says, patch=partial(weighed, change))
+def _masked(identity: str, variant: str, says: str, change: Callable[[Run, str], Mask]) -> Fault:
+    return Fault(identity, variant, says, patch=partial(weighed, change))
 
 
 def weighed(change: Callable[[Run, str], Mask], run: Run, site: str, value: Value) -> Value:

@@ -1,4 +1,4 @@
-"""Mistakes at the norms: another eps, another place for it, another deviation, another norm, or none."""
+"""Faults at the norms: another eps, another place for it, another deviation, another norm, or none."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.diagnosis.fault import Mistake, Run
+from transparity_conformance.diagnosis.fault import Fault, Run
 from transparity_conformance.diagnosis.faults.sites import (
     Value,
     is_head_norm,
@@ -43,7 +43,7 @@ class Form:
     """Over what it is taken: `features`, `heads` and their features, the `batch` and positions, or none: `running`."""
 
 
-def mistakes(config: TransformerConfig, site: str) -> Iterator[Mistake]:
+def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if not is_norm(config, site):
         return
     for eps in KNOWN_EPS:
@@ -92,15 +92,15 @@ def mistakes(config: TransformerConfig, site: str) -> Iterator[Mistake]:
         if not right.more:
             says = "it multiplies by 1 + its weight, not by its weight"
         yield _formed("norm-gain", "weight" if right.more else "one-plus-weight", says, more=1 - right.more)
-    yield Mistake("norm-missing", "missing", "this norm is left out", patch=_missing)
+    yield Fault("norm-missing", "missing", "this norm is left out", patch=_missing)
     for other in _beside(config, site):
         name = site.rpartition(".")[2]
         pair = (min(name, other), max(name, other))
         says = f"the parameters of {pair[0]} and {pair[1]} are exchanged"
-        yield Mistake("norm-swapped", " and ".join(pair), says, alter=partial(_exchanged, pair))
+        yield Fault("norm-swapped", " and ".join(pair), says, alter=partial(_exchanged, pair))
 
 
-def _of_rms(config: TransformerConfig, site: str, right: Form) -> Iterator[Mistake]:
+def _of_rms(config: TransformerConfig, site: str, right: Form) -> Iterator[Fault]:
     """What only an RMS norm can be taken for."""
     yield _formed("norm-eps-placement", "outside the root", "eps is added outside the root", outside=True)
     says = "the mean of the squares is taken over n − 1"
@@ -135,13 +135,13 @@ def form_at(config: TransformerConfig, site: str) -> Form:
     return Form(correction=int(unbiased), outside=unbiased, statistics=statistics, more=more)
 
 
-def other_eps(config: TransformerConfig, eps: float) -> Mistake:
+def other_eps(config: TransformerConfig, eps: float) -> Fault:
     says = f"eps is {eps:.3g} instead of {config.norm_eps:g}"
-    return Mistake("norm-eps", f"{eps:.3g}", says, patch=partial(_normed, {}, eps), value=eps)
+    return Fault("norm-eps", f"{eps:.3g}", says, patch=partial(_normed, {}, eps), value=eps)
 
 
-def _formed(identity: str, variant: str, says: str, **changes: Any) -> Mistake:
-    return Mistake(identity, variant, says, patch=partial(_normed, changes, None))
+def _formed(identity: str, variant: str, says: str, **changes: Any) -> Fault:
+    return Fault(identity, variant, says, patch=partial(_normed, changes, None))
 
 
 def _normed(changes: Mapping[str, Any], eps: float | None, run: Run, site: str, value: Value) -> Value:

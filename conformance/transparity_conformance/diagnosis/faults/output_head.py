@@ -1,4 +1,4 @@
-"""Mistakes at the head: its scale, its cap, and what of the last layer goes into it."""
+"""Faults at the head: its scale, its cap, and what of the last layer goes into it."""
 
 from __future__ import annotations
 
@@ -11,50 +11,50 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.parameters import shared
-from transparity_conformance.diagnosis.fault import Mistake, Run
+from transparity_conformance.diagnosis.fault import Fault, Run
 from transparity_conformance.diagnosis.faults.attention import KNOWN_CAPS
 from transparity_conformance.diagnosis.faults.sites import Value, apply_linear, padding_at
 from transparity_numpy.functional import nest
 from transparity_numpy.head import head
 
 
-def mistakes(config: TransformerConfig, site: str) -> Iterator[Mistake]:
+def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if site != "logits":
         return
     if config.head == "pooled":
         for name, (pooled, says) in POOLINGS.items():
-            yield Mistake("pooling", name, says, patch=partial(_pooled, pooled))
+            yield Fault("pooling", name, says, patch=partial(_pooled, pooled))
     if config.head != "logits":
         return
     if config.head_scale == "embed_dim":
-        yield Mistake("head-scale", "none", "what goes into the head is not divided by √embed_dim", patch=_unscaled)
+        yield Fault("head-scale", "none", "what goes into the head is not divided by √embed_dim", patch=_unscaled)
         says = "what goes into the head is multiplied by √embed_dim, not divided"
-        yield Mistake("head-scale", "√embed_dim", says, patch=partial(_scaled, 0.5))
+        yield Fault("head-scale", "√embed_dim", says, patch=partial(_scaled, 0.5))
     elif config.tied_head:
         says = "what goes into the head is divided by √embed_dim"
-        yield Mistake("head-scale", "1/√embed_dim", says, patch=partial(_scaled, -0.5))
+        yield Fault("head-scale", "1/√embed_dim", says, patch=partial(_scaled, -0.5))
         says = "what goes into the head is multiplied by √embed_dim"
-        yield Mistake("head-scale", "√embed_dim", says, patch=partial(_scaled, 0.5))
+        yield Fault("head-scale", "√embed_dim", says, patch=partial(_scaled, 0.5))
     if config.final_softcap is not None:
-        yield from _cap_mistakes(config)
+        yield from _cap_faults(config)
 
 
-def _cap_mistakes(config: TransformerConfig) -> Iterator[Mistake]:
-    yield Mistake(
+def _cap_faults(config: TransformerConfig) -> Iterator[Fault]:
+    yield Fault(
         "logit-cap", "missing", "logits are not held below the cap", patch=partial(_with, {"final_softcap": None})
     )
     for cap in KNOWN_CAPS:
         if cap != config.final_softcap:
             yield other_cap(config, cap)
     says = "logits are cut off at the cap instead of being bent towards it by tanh"
-    yield Mistake("logit-cap", "clipped", says, patch=partial(_after, lambda x, cap: np.clip(x, -cap, cap)))
+    yield Fault("logit-cap", "clipped", says, patch=partial(_after, lambda x, cap: np.clip(x, -cap, cap)))
     says = "logits are tanh(logits / cap), which is not multiplied by the cap again"
-    yield Mistake("logit-cap", "not scaled back", says, patch=partial(_after, lambda x, cap: np.tanh(x / cap)))
+    yield Fault("logit-cap", "not scaled back", says, patch=partial(_after, lambda x, cap: np.tanh(x / cap)))
 
 
-def other_cap(config: TransformerConfig, cap: float) -> Mistake:
+def other_cap(config: TransformerConfig, cap: float) -> Fault:
     says = f"logits are held below {cap:.6g} instead of {config.final_softcap:g}"
-    return Mistake("logit-cap", f"{cap:.6g}", says, patch=partial(_with, {"final_softcap": cap}), value=cap)
+    return Fault("logit-cap", f"{cap:.6g}", says, patch=partial(_with, {"final_softcap": cap}), value=cap)
 
 
 def _last(run: Run) -> Value:

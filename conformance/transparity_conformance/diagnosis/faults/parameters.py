@@ -1,4 +1,4 @@
-"""Mistakes in carrying weights over: transposed, exchanged, left out, tied."""
+"""Faults in carrying weights over: transposed, exchanged, left out, tied."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
-from transparity_conformance.diagnosis.fault import Mistake
+from transparity_conformance.diagnosis.fault import Fault
 from transparity_conformance.diagnosis.faults.sites import split, token_table
 from transparity_conformance.oracle.oracle import Arrays
 
@@ -17,49 +17,49 @@ PARTS = {"query": "query", "key": "key", "value": "value", "output": "output", "
 EXCHANGED = (("query", "key"), ("key", "value"), ("query", "value"), ("up", "down"))
 
 
-def mistakes(config: TransformerConfig, site: str) -> Iterator[Mistake]:
+def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     for part in _parts(config, site):
         yield from _of_part(config, part)
     if site == "logits" and config.head == "logits" and not config.tied_head:
-        yield from _head_mistakes(config)
+        yield from _head_faults(config)
     if _is_packed(config, site):
         says = "queries, keys and values are packed head by head, and read as if one lay behind the other"
-        yield Mistake("packed-order", "head by head", says, alter=_packed_by_head)
+        yield Fault("packed-order", "head by head", says, alter=_packed_by_head)
         says = "queries, keys and values are packed one behind the other, and read as if head by head"
-        yield Mistake("packed-order", "one behind the other", says, alter=_packed_in_turn)
+        yield Fault("packed-order", "one behind the other", says, alter=_packed_in_turn)
 
 
-def _of_part(config: TransformerConfig, part: str) -> Iterator[Mistake]:
-    """Mistakes with the weight and the bias of one linear map."""
+def _of_part(config: TransformerConfig, part: str) -> Iterator[Fault]:
+    """Faults with the weight and the bias of one linear map."""
     shapes, role = parameter_shapes(config), part.rpartition(".")[2]
     shape = shapes.get(f"{part}.weight")
     if shape is not None and shape[0] == shape[1]:
         says = f"the {role} weight is transposed"
-        yield Mistake("weight-transpose", role, says, alter=partial(_transposed, role))
+        yield Fault("weight-transpose", role, says, alter=partial(_transposed, role))
     for pair in EXCHANGED:
         if shape is not None and role in pair:
             other = f"{part.rpartition('.')[0]}.{pair[role == pair[0]]}"
             if shapes.get(f"{other}.weight") == shape:
                 says = f"the weights of {pair[0]} and {pair[1]} are exchanged"
-                yield Mistake("weight-swapped", " and ".join(pair), says, alter=partial(_exchanged, pair))
+                yield Fault("weight-swapped", " and ".join(pair), says, alter=partial(_exchanged, pair))
                 if f"{other}.bias" in shapes:
                     says += ", their biases are not"
                     change = partial(_exchanged, pair, biases=False)
-                    yield Mistake("weight-swapped", f"{' and '.join(pair)} without biases", says, alter=change)
+                    yield Fault("weight-swapped", f"{' and '.join(pair)} without biases", says, alter=change)
     if f"{part}.bias" in shapes:
-        yield Mistake("bias-dropped", role, f"the {role} bias is missing", alter=partial(_unbiased, role))
+        yield Fault("bias-dropped", role, f"the {role} bias is missing", alter=partial(_unbiased, role))
 
 
-def _head_mistakes(config: TransformerConfig) -> Iterator[Mistake]:
+def _head_faults(config: TransformerConfig) -> Iterator[Fault]:
     stacks = ["decoder", "encoder"] if config.architecture == "encoder-decoder" else [scope_of_head(config)]
     shapes = parameter_shapes(config)
     for stack in stacks[:1] if config.shared_embedding else stacks:
         if shapes[token_table(config, stack)] == shapes["head.weight"]:
             says = f"the head's weight is tied to the {stack}'s token embedding"
-            yield Mistake("head-tied", stack, says, alter=partial(_tied, stack))
+            yield Fault("head-tied", stack, says, alter=partial(_tied, stack))
             if config.head_bias:
                 says += ", and its bias is missing"
-                yield Mistake("head-tied", f"{stack} without bias", says, alter=partial(_tied, stack, bias=False))
+                yield Fault("head-tied", f"{stack} without bias", says, alter=partial(_tied, stack, bias=False))
 
 
 def scope_of_head(config: TransformerConfig) -> str:

@@ -1,4 +1,4 @@
-"""Mistakes with positions inside attention: how queries and keys are turned, and what distances add to scores."""
+"""Faults with positions inside attention: how queries and keys are turned, and what distances add to scores."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from transparity.config import RopeLayout, TransformerConfig
-from transparity_conformance.diagnosis.fault import Mistake, Run
+from transparity_conformance.diagnosis.fault import Fault, Run
 from transparity_conformance.diagnosis.faults.residuals_and_activations import rounded_to
 from transparity_conformance.diagnosis.faults.sites import Value, distances_at, keys_name, met, parameters_of, split
 from transparity_numpy.attention import score_scale
@@ -28,21 +28,21 @@ KNOWN_BASES = (10_000.0, 500_000.0, 1_000_000.0, 100_000.0, 1000.0)
 OTHER_PAIRS: dict[RopeLayout, RopeLayout] = {"interleaved": "halves", "halves": "interleaved"}
 
 
-def mistakes(config: TransformerConfig, site: str) -> Iterator[Mistake]:
+def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     _, sublayer, tap = split(site)
     if tap in ROTATED:
-        yield from _rotary_mistakes(config)
+        yield from _rotary_faults(config)
         yield from _of_one(config, tap)
     if tap == "scores" and sublayer == "self_attention":
         if config.positions == "relative":
-            yield from _relative_mistakes(config, site)
+            yield from _relative_faults(config, site)
         if config.positions == "alibi":
-            yield from _alibi_mistakes(config)
+            yield from _alibi_faults(config)
         if config.positions in ("relative", "alibi"):
-            yield from _bias_mistakes(config, site)
+            yield from _bias_faults(config, site)
 
 
-def _rotary_mistakes(config: TransformerConfig) -> Iterator[Mistake]:
+def _rotary_faults(config: TransformerConfig) -> Iterator[Fault]:
     """What is done to queries and keys alike."""
     other = OTHER_PAIRS[config.rope_layout]
     apart = {"interleaved": "neighbours", "halves": "half of them apart"}
@@ -61,29 +61,29 @@ def _rotary_mistakes(config: TransformerConfig) -> Iterator[Mistake]:
             yield _turned("rotary-partial", name, says, partial(_sharing, share))
     if config.rotated_dim < config.head_dim:
         says = f"angles are position / base^(2 i / {config.head_dim}), of all features of a head, not of those turned"
-        yield Mistake("rotary-partial", "angles of all", says, patch=partial(_turn, {}, frequencies=_over_all_features))
-    yield Mistake("rotary-missing", "both", "queries and keys are not turned", patch=_not_turned)
+        yield Fault("rotary-partial", "angles of all", says, patch=partial(_turn, {}, frequencies=_over_all_features))
+    yield Fault("rotary-missing", "both", "queries and keys are not turned", patch=_not_turned)
     says = "queries and keys are turned the other way"
-    yield Mistake("rotary-direction", "both", says, patch=partial(_turn, {}, sign=-1))
+    yield Fault("rotary-direction", "both", says, patch=partial(_turn, {}, sign=-1))
     for kind in ("bfloat16", "float16"):
         for part, says in IN_HALF.items():
             in_half = partial(_turned_in_half, kind, part)
-            yield Mistake("rotary-precision", f"{part} in {kind}", says.format(kind), patch=in_half)
+            yield Fault("rotary-precision", f"{part} in {kind}", says.format(kind), patch=in_half)
     if config.query_key_norm:
         says = "queries and keys are turned before they are normalised"
-        yield Mistake("query-key-norm", "behind the rotation", says, patch=_normed_behind)
+        yield Fault("query-key-norm", "behind the rotation", says, patch=_normed_behind)
 
 
-def _of_one(config: TransformerConfig, tap: str) -> Iterator[Mistake]:
+def _of_one(config: TransformerConfig, tap: str) -> Iterator[Fault]:
     """What is done to the queries or to the keys alone."""
     which = ROTATED[tap]
-    yield Mistake("rotary-missing", which, f"{which} are not turned", patch=_not_turned)
+    yield Fault("rotary-missing", which, f"{which} are not turned", patch=_not_turned)
     says = f"{which} are turned the other way"
-    yield Mistake("rotary-direction", which, says, patch=partial(_turn, {}, sign=-1))
+    yield Fault("rotary-direction", which, says, patch=partial(_turn, {}, sign=-1))
     for shift in (1, -1):
         says = f"{which} are turned as if they stood {'later' if shift > 0 else 'earlier'} by one"
         moved = partial(_turn, {}, shift=shift)
-        yield Mistake("rotary-position", f"{which} {shift:+d}", says, patch=moved, value=shift)
+        yield Fault("rotary-position", f"{which} {shift:+d}", says, patch=moved, value=shift)
 
 
 IN_HALF = {
@@ -123,18 +123,18 @@ POSSIBLE_SCALINGS = {
 }
 
 
-def other_base(config: TransformerConfig, base: float) -> Mistake:
+def other_base(config: TransformerConfig, base: float) -> Fault:
     says = f"the base of the rotary angles is {base:.6g} instead of {config.rope_theta:g}"
     return _turned("rotary-base", f"{base:.6g}", says, lambda _: {"rope_theta": base}, base)
 
 
-def other_factor(config: TransformerConfig, factor: float) -> Mistake:
+def other_factor(config: TransformerConfig, factor: float) -> Fault:
     says = f"the factor of the rotary scaling is {factor:.6g} instead of {config.rotary_factor:g}"
     return _turned("rotary-scaling", f"factor {factor:.6g}", says, lambda _: {"rotary_factor": factor}, factor)
 
 
-def _turned(identity: str, variant: str, says: str, fields: Fields, value: float | None = None) -> Mistake:
-    return Mistake(identity, variant, says, patch=partial(_turn, fields), value=value)
+def _turned(identity: str, variant: str, says: str, fields: Fields, value: float | None = None) -> Fault:
+    return Fault(identity, variant, says, patch=partial(_turn, fields), value=value)
 
 
 def _before_rotation(run: Run, site: str) -> Value:
@@ -205,7 +205,7 @@ def bias_at(run: Run, site: str) -> Value | None:
     return places(run.config, table, np.arange(length)[None], length, dtype, both=stack == "encoder").bias
 
 
-def _relative_mistakes(config: TransformerConfig, site: str) -> Iterator[Mistake]:
+def _relative_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     both = site.startswith("encoder")
     says = "buckets are of one direction: a later key is as near as the query itself"
     if not both:
@@ -230,8 +230,8 @@ Buckets = Callable[[TransformerConfig, np.ndarray, bool], np.ndarray]
 """The bucket of each distance; whether both directions are told apart."""
 
 
-def _bucketed(identity: str, variant: str, says: str, buckets: Buckets, value: float | None = None) -> Mistake:
-    return Mistake(identity, variant, says, patch=partial(_with_buckets, buckets), value=value)
+def _bucketed(identity: str, variant: str, says: str, buckets: Buckets, value: float | None = None) -> Fault:
+    return Fault(identity, variant, says, patch=partial(_with_buckets, buckets), value=value)
 
 
 def _with_buckets(buckets: Buckets, run: Run, site: str, value: Value) -> Value:
@@ -289,7 +289,7 @@ def _halved(config: TransformerConfig, distances: np.ndarray, both: bool) -> tup
     return count * (distances > 0) * both, count, near
 
 
-def _alibi_mistakes(config: TransformerConfig) -> Iterator[Mistake]:
+def _alibi_faults(config: TransformerConfig) -> Iterator[Fault]:
     for name, slopes, says in (
         ("2^(−8 i / heads)", _naive_slopes, "slopes are 2^(−8 i / heads), though heads are no power of two"),
         ("in order", _ordered_slopes, "slopes are in order of size, not those of the power of two first"),
@@ -298,7 +298,7 @@ def _alibi_mistakes(config: TransformerConfig) -> Iterator[Mistake]:
         ("turned round", _reversed_slopes, "slopes are in the opposite order"),
     ):
         if not np.array_equal(slopes(config.num_heads), alibi_slopes(config.num_heads)):
-            yield Mistake("alibi-slopes", name, says, patch=partial(_sloped, slopes))
+            yield Fault("alibi-slopes", name, says, patch=partial(_sloped, slopes))
 
 
 def _sloped(slopes: Callable[[int], np.ndarray], run: Run, site: str, value: Value) -> Value:
@@ -326,20 +326,20 @@ def _reversed_slopes(heads: int) -> np.ndarray:
     return alibi_slopes(heads)[::-1]
 
 
-def _bias_mistakes(config: TransformerConfig, site: str) -> Iterator[Mistake]:
+def _bias_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     """What is done with the bias, whatever it is."""
     kind = config.positions
-    yield Mistake(f"{kind}-missing", "missing", "scores have no bias of distances", patch=partial(_weighted, _nothing))
+    yield Fault(f"{kind}-missing", "missing", "scores have no bias of distances", patch=partial(_weighted, _nothing))
     says = "the bias of distances is taken off scores, not added to them"
     if kind == "alibi":
         says = "distances are added to scores, not taken off them"
-    yield Mistake(f"{kind}-sign", "turned", says, patch=partial(_weighted, _negative))
+    yield Fault(f"{kind}-sign", "turned", says, patch=partial(_weighted, _negative))
     if kind == "relative" and int(site.split(".")[2]) > 0:
         says = "the first layer alone has the bias of distances, which all have"
-        yield Mistake("relative-missing", "behind the first layer", says, patch=partial(_weighted, _nothing))
+        yield Fault("relative-missing", "behind the first layer", says, patch=partial(_weighted, _nothing))
     if not math.isclose(score_scale(config), 1):
         says = "the bias of distances is scaled as scores are"
-        yield Mistake(f"{kind}-scaled", "scaled", says, patch=partial(_weighted, score_scale))
+        yield Fault(f"{kind}-scaled", "scaled", says, patch=partial(_weighted, score_scale))
 
 
 def _weighted(by: Callable[[TransformerConfig], float], run: Run, site: str, value: Value) -> Value:

@@ -1,4 +1,4 @@
-"""Mistakes in how the parts are put together: residuals, the activation, its gate, the place of the norms."""
+"""Faults in how the parts are put together: residuals, the activation, its gate, the place of the norms."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.diagnosis.fault import Mistake, Run
+from transparity_conformance.diagnosis.fault import Fault, Run
 from transparity_conformance.diagnosis.faults.normalization import normed
 from transparity_conformance.diagnosis.faults.sites import (
     Value,
@@ -25,55 +25,53 @@ from transparity_conformance.oracle.oracle import Arrays
 from transparity_numpy.functional import log_softmax
 
 
-def everywhere(config: TransformerConfig) -> Iterator[Mistake]:
+def everywhere(config: TransformerConfig) -> Iterator[Fault]:
     """What is wrong all over."""
     other = "pre" if config.norm_position == "post" else "post"
     if config.norm_position == "both":
         says = "norms stand in front of the sublayers alone, not behind them, too"
-        yield Mistake("norm-placement", "pre", says, fields={"norm_position": "pre"})
+        yield Fault("norm-placement", "pre", says, fields={"norm_position": "pre"})
     says = f"{other}-norm instead of {config.norm_position}-norm"
-    yield Mistake("norm-placement", other, says, fields={"norm_position": other})
+    yield Fault("norm-placement", other, says, fields={"norm_position": other})
     if config.final_norm:
         says += ", without the final norm"
-        yield Mistake(
+        yield Fault(
             "norm-placement", f"{other}, no final norm", says, fields={"norm_position": other, "final_norm": False}
         )
     for name, bits in WEIGHT_BITS.items():
         says = f"rounding of {name} weights"
-        yield Mistake("low-precision", f"{name} weights", says, alter=partial(_rounded, bits))
+        yield Fault("low-precision", f"{name} weights", says, alter=partial(_rounded, bits))
 
 
-def mistakes(config: TransformerConfig, site: str) -> Iterator[Mistake]:
+def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     _, sublayer, tap = split(site)
     if tap == "hidden":
         for name, (function, says) in ACTIVATIONS.items():
             if name != config.activation:
                 instead = f"{says} instead of {ACTIVATIONS[config.activation][1]}"
-                yield Mistake("activation", name, instead, patch=partial(_activated, function))
+                yield Fault("activation", name, instead, patch=partial(_activated, function))
         for identity, name, says, gated in GATES if config.gated else ():
-            yield Mistake(identity, name, says, patch=partial(_gated, gated))
+            yield Fault(identity, name, says, patch=partial(_gated, gated))
     if sublayer and site == branch_end(config, ".".join(sublayer_of(site))):
-        yield from _residual_mistakes(config, sublayer_of(site)[1])
+        yield from _residual_faults(config, sublayer_of(site)[1])
     if sublayer.endswith("_norm") and sublayer != "memory_norm" and config.norm_position == "post":
         says = "the norm is applied to the sublayer's output alone, the residual added behind it"
-        yield Mistake("norm-placement", "before the residual", says, patch=_normed_output, onward=None)
+        yield Fault("norm-placement", "before the residual", says, patch=_normed_output, onward=None)
     if site == "logits" and config.head == "logits":
-        yield Mistake("logit-shift", "log-softmax", "log-softmax of the logits is returned", patch=_log_softmax)
-        yield Mistake(
-            "logit-shift", "largest 0", "each row is shifted so that its largest logit is 0", patch=_largest_0
-        )
-        yield Mistake("logit-shift", "mean 0", "each row is shifted so that its mean is 0", patch=_mean_0)
+        yield Fault("logit-shift", "log-softmax", "log-softmax of the logits is returned", patch=_log_softmax)
+        yield Fault("logit-shift", "largest 0", "each row is shifted so that its largest logit is 0", patch=_largest_0)
+        yield Fault("logit-shift", "mean 0", "each row is shifted so that its mean is 0", patch=_mean_0)
 
 
-def _residual_mistakes(config: TransformerConfig, sublayer: str) -> Iterator[Mistake]:
+def _residual_faults(config: TransformerConfig, sublayer: str) -> Iterator[Fault]:
     if config.norm_position != "post":
         says = "the residual adds the normalised tensor instead of the one before the norm"
-        yield Mistake("residual-source", "normalised", says, onward=_from_normalised)
-    yield Mistake("residual-source", "missing", "the residual is missing", onward=_no_residual)
-    yield Mistake("residual-source", "twice", "the residual is added twice", onward=_residual_twice)
+        yield Fault("residual-source", "normalised", says, onward=_from_normalised)
+    yield Fault("residual-source", "missing", "the residual is missing", onward=_no_residual)
+    yield Fault("residual-source", "twice", "the residual is added twice", onward=_residual_twice)
     if sublayer == "feed_forward" or sublayer == "cross_attention":
         says = "the residual adds the layer's input instead of what came before this sublayer"
-        yield Mistake("residual-source", "layer input", says, onward=_from_layer_input)
+        yield Fault("residual-source", "layer input", says, onward=_from_layer_input)
 
 
 WEIGHT_BITS = {"bfloat16": "bfloat16", "float16": "float16", "TF32": "tf32"}

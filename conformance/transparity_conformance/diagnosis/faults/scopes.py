@@ -1,4 +1,4 @@
-"""How far a mistake reaches: code is shared by many places of a model, and mistakes in it are, too."""
+"""How far a fault reaches: code is shared by many places of a model, and faults in it are, too."""
 
 from __future__ import annotations
 

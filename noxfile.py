@@ -1,7 +1,7 @@
 # /// script
 # dependencies = ["nox>=2025.5.1"]
 # ///
-"""Everything that one can do with this project: `nox -l` lists it, `nox -s NAME` does it."""
+"""The project's sessions: `nox -l` lists them, `nox -s NAME` runs one."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import nox
 nox.options.sessions = ["conformance"]
 nox.options.reuse_existing_virtualenvs = True
 
-# Two processes of one thread each: what is tried is small, and threads that wait for each other cost more than that.
+# Two processes of one thread each: the models are small, and threads that wait for each other cost more than they gain.
 PARALLEL = ["-n", "2"]
 SINGLE_THREADED = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
-# XLA compiles every shape anew, and takes most of the time for it with its passes on.
+# XLA compiles every shape anew; most of that time goes into its passes.
 COMPILE_QUICKLY = [
     "--xla_backend_optimization_level=0",
     "--xla_llvm_disable_expensive_passes=true",
@@ -27,14 +27,14 @@ COMPILE_QUICKLY = [
     "--xla_cpu_multi_thread_eigen=false",
 ]
 
-# So `tests` has them on, as users do, for what models compute in the usual precisions, and off for all the rest.
+# `tests` has them on, as users do, for models in the usual precisions, and off for all other tests.
 AS_USERS_COMPILE = (
     "flax and jit and (float32 or bfloat16) and (forward or attention or loss or chunks or gradients_of_a_model)"
 )
 
 
 def compiled(session: nox.Session) -> dict[str, str]:
-    """Python and JAX keep what they compile from run to run, JAX beside the environment that it was compiled in."""
+    """Return variables with which Python and JAX keep compiled code from run to run."""
     return {
         "PYTHONDONTWRITEBYTECODE": "",
         "JAX_COMPILATION_CACHE_DIR": f"{session.virtualenv.location}/compiled",
@@ -47,9 +47,9 @@ PYPROJECT = nox.project.load_toml("pyproject.toml")
 
 
 def install(session: nox.Session, *groups: str, project: str = ".[all]", bytecode: bool = True) -> None:
-    """Install the project, editable, and `groups` within constraints.txt; again only if what is asked for changed.
+    """Install the project, editable, and `groups` within constraints.txt; again only after a change of either.
 
-    Without `bytecode` Python compiles what it imports when it does: less than all, but then one waits.
+    Without `bytecode`, Python compiles modules when it first imports them.
     """
     requirements = nox.project.dependency_groups(PYPROJECT, *groups)
     arguments = ["--constraint", "constraints.txt", *requirements]
@@ -63,14 +63,14 @@ def install(session: nox.Session, *groups: str, project: str = ".[all]", bytecod
 
 
 def install_alone(session: nox.Session, group: str) -> None:
-    """Install `group` without what it asks for: that is whole libraries, of which nothing is needed here."""
+    """Install `group` without its dependencies, which are large and not needed here."""
     requirements = nox.project.dependency_groups(PYPROJECT, group)
     session.install("--no-deps", "--constraint", "constraints.txt", *requirements)
 
 
 @nox.session
 def conformance(session: nox.Session) -> None:
-    """The main job: every claim against every backend, and the agreement matrix."""
+    """Check every claim against every backend and print the agreement matrix (the main job)."""
     install(session, "test")
     environment = SINGLE_THREADED | compiled(session) | {"XLA_FLAGS": " ".join(COMPILE_QUICKLY)}
     suite = ["conformance/transparity_conformance", "-m", "not slow"]
@@ -79,10 +79,10 @@ def conformance(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """All tests, slow ones too: conformance, the tests of the tests, and the tests of the tools."""
+    """Run all tests, slow ones too: conformance, the tests of the tests, and the tests of the tools."""
     install(session, "test", "benchmarks", "examples", "families", bytecode=False)
     environment = SINGLE_THREADED | compiled(session)
-    # With `-k` one of the two may have nothing to do, which pytest answers with 5.
+    # With `-k` one of the two may select no test; pytest then exits with 5.
     options: dict[str, Any] = {"success_codes": [0, 5]} if session.posargs else {}
     for which, flags in ((AS_USERS_COMPILE, []), (f"not ({AS_USERS_COMPILE})", COMPILE_QUICKLY)):
         environment |= {"XLA_FLAGS": " ".join(flags)}
@@ -93,14 +93,14 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def meta(session: nox.Session) -> None:
-    """The tests of the tests: every check catches the mistake planted for it."""
+    """Plant a fault for every claim: the claim must catch it."""
     install(session, "test")
     session.run("pytest", "conformance/meta", *PARALLEL, *session.posargs, env=SINGLE_THREADED)
 
 
 @nox.session
 def power(session: nox.Session) -> None:
-    """How good the checker is: the share of ports that it judges rightly, beside what it has to be."""
+    """Measure how often the checker judges a port correctly."""
     install(session, "test")
     environment = SINGLE_THREADED | {"PYTHONPATH": "conformance"}
     session.run("python", "conformance/meta/power.py", "--jobs", "2", *session.posargs, env=environment)
@@ -110,14 +110,14 @@ def power(session: nox.Session) -> None:
 
 @nox.session
 def benchmarks(session: nox.Session) -> None:
-    """The speed of what was shown to conform: tokens and FLOPs a second."""
+    """Measure the speed of the columns that conform: tokens and FLOPs a second."""
     install(session, "test", "benchmarks")
     session.run("pytest", "--benchmark", *session.posargs)
 
 
 @nox.session
 def race(session: nox.Session) -> None:
-    """Our columns beside what a user would take instead: speed as ratios and as shares of what the machine can do."""
+    """Time the columns beside other libraries: ratios, and shares of what the machine can do."""
     install(session, "test", "peers")
     install_alone(session, "peers-alone")
     session.run("python", "-m", "benchmarks.race", *session.posargs)
@@ -125,7 +125,7 @@ def race(session: nox.Session) -> None:
 
 @nox.session
 def checkpoints(session: nox.Session) -> None:
-    """Real weights, text in and a known answer out: a sentence encoder and a language model, in every backend."""
+    """Run two models with real weights in every backend, from text to a known answer."""
     install(session, "test", "checkpoints")
     install_alone(session, "weights")
     environment = SINGLE_THREADED | compiled(session) | {"XLA_FLAGS": " ".join(COMPILE_QUICKLY)}
@@ -134,7 +134,7 @@ def checkpoints(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Style and format, by ruff."""
+    """Check style and format with ruff."""
     install(session, "lint", project="")
     session.run("ruff", "check", *session.posargs)
     session.run("ruff", "format", "--check", *session.posargs)
@@ -142,21 +142,21 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def types(session: nox.Session) -> None:
-    """Types, by mypy, strictly."""
+    """Check types with mypy, strictly."""
     install(session, "types", bytecode=False)
     session.run("mypy", *session.posargs)
 
 
 @nox.session
 def imports(session: nox.Session) -> None:
-    """Who may import whom, by import-linter."""
+    """Check the layers between packages with import-linter."""
     install(session, "imports", project=".")
     session.run("lint-imports", *session.posargs)
 
 
 @nox.session
 def examples(session: nox.Session) -> None:
-    """Two real trainings, some minutes: a character model in two frameworks, with a plot, and a toy translation."""
+    """Train two small models, some minutes: a character model in two frameworks, and a toy translation."""
     install(session, "examples")
     for script in ("character_model.py", "toy_translation.py"):
         session.run("python", f"examples/{script}", env=SINGLE_THREADED | compiled(session))

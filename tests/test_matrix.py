@@ -17,7 +17,6 @@ from transparity_conformance.report.agreement.record import as_json, write_json
 from transparity_conformance.report.agreement.terminal import Printout, as_table
 from transparity_conformance.report.agreement.view import Agreement
 from transparity_conformance.report.comparison import Evidence, Expectation, Subject
-from transparity_conformance.suite.claims import all_claims
 
 FLAX = Subject("flax", "float32")
 NOTE = "masked scores become −1e-20, which hides nothing"
@@ -232,17 +231,3 @@ def test_every_cell_of_the_page_has_its_details() -> None:
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page)
     assert found
     assert sorted(json.loads(found[1])) == sorted(re.findall(r'id="cell-(\d+-\d+)"', page))
-
-
-def test_the_matrix_of_the_readme_has_every_quick_claim() -> None:
-    text = (Path(__file__).parents[1] / "README.md").read_text().partition("## The agreement matrix")[2]
-    table = text.split("```")[1]
-    topic, rows = "", set()
-    for line in table.splitlines():
-        if re.fullmatch(r"\w+", line):
-            topic = line
-        elif row := re.match(r" (\w+) {2,}", line):
-            rows.add(f"{topic}.{row[1]}")
-    quick = {name for name, claim in all_claims().items() if claim.quick}
-    assert rows == quick | {"drawn.configurations"}
-    assert f"{len(rows)} claims, " in table

@@ -389,11 +389,11 @@ def test_every_workload_has_our_columns_and_a_peer_of_each_kind() -> None:
 
 
 @pytest.mark.parametrize("file", ["race", "race-train", "race-zen4"])
-def test_the_figures_of_the_readme_are_those_of_the_race_that_is_kept(file: str) -> None:
+def test_the_figures_of_the_performance_page_are_those_of_the_race_that_is_kept(file: str) -> None:
     kept = json.loads((ROOT / f"benchmarks/results/{file}.json").read_text())
-    readme = (ROOT / "README.md").read_text()
-    assert as_markdown(kept["standings"]) in readme
-    pictures = re.findall(r"\]\((benchmarks/results/[^)]+\.png)\)", readme)
+    page = (ROOT / "docs/performance.md").read_text()
+    assert as_markdown(kept["standings"]) in page
+    pictures = re.findall(r"\]\(\.\./(benchmarks/results/[^)]+\.png)\)", page)
     assert pictures
     assert all((ROOT / picture).stat().st_size > 10_000 for picture in pictures)
 

@@ -1,0 +1,100 @@
+"""Write the agreement matrix of a run into docs/agreement.md, and its summary into README.md.
+
+    nox -s tests
+    python docs/agreement.py reports/agreement.json
+
+The run's cells are kept in docs/agreement.json; tests/test_documentation.py holds both pages to them.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+KEPT = ROOT / "docs/agreement.json"
+TITLES = {"numpy": "NumPy", "pytorch": "PyTorch", "flax": "JAX"}
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+
+Run = dict[str, Any]
+
+
+def condensed(report: Run, date: str) -> Run:
+    """Return what the pages show of a run's agreement.json: its cells in words, and the worst comparison of each."""
+    columns = [f"{column['backend']} {column['dtype']}" for column in report["columns"]]
+    cells = {claim["id"]: [cell and _cell(cell) for cell in claim["cells"]] for claim in report["claims"]}
+    return {
+        "date": date,
+        "summary": report["summary"],
+        "columns": columns,
+        "cells": cells,
+        "breaks": [[note["says"], note["claims"]] for note in report["document_breaks"]],
+        "skipped": report["skipped"],
+    }
+
+
+def _cell(cell: Run) -> list[Any]:
+    return [cell["says"], float(f"{cell['share']:.2g}"), cell["comparisons"]]
+
+
+def matrix(run: Run) -> str:
+    """Return every claim and every backend and precision as a Markdown table."""
+    heads = [TITLES[backend] + " " + dtype for backend, dtype in map(str.split, run["columns"])]
+    lines = [f"| claim | {' | '.join(heads)} |", "|---|" + "--:|" * len(heads)]
+    topic = ""
+    for name, cells in run["cells"].items():
+        before, _, claim = name.rpartition(".")
+        if before != topic:
+            topic = before
+            lines.append(f"| **{topic}** |" + " |" * len(heads))
+        notes = "".join(f"[{number}]" for number, (_, claims) in enumerate(run["breaks"], 1) if name in claims)
+        said = [cell[0] if cell else "·" for cell in cells]
+        lines.append(f"| {claim.replace('_', ' ')} {notes} | {' | '.join(said)} |".replace("  ", " "))
+    notes = [f"{number}. {sentence}" for number, (sentence, _) in enumerate(run["breaks"], 1)]
+    skipped = ["Skipped: " + "; ".join(run["skipped"]) + "."] if run["skipped"] else []
+    return "\n".join([f"{run['date']}: {run['summary']}.", "", *lines, "", *notes, "", *skipped])
+
+
+def summary(run: Run) -> str:
+    """Return the worst share and the number of comparisons of each backend and precision as a Markdown table."""
+    lines = [f"| | {' | '.join(TITLES.values())} |", "|---|" + "--:|" * len(TITLES)]
+    rows = [[_worst(run, f"{backend} {dtype}") for backend in TITLES] for dtype in DTYPES]
+    return "\n".join([*lines, *(f"| {dtype} | {' | '.join(row)} |" for dtype, row in zip(DTYPES, rows, strict=True))])
+
+
+def _worst(run: Run, column: str) -> str:
+    """Return the worst share of a column, and of how many comparisons."""
+    if column not in run["columns"]:
+        return "–"
+    index = run["columns"].index(column)
+    cells = [cells[index] for cells in run["cells"].values() if cells[index]]
+    return f"{max(cell[1] for cell in cells):.0%} of {sum(cell[2] for cell in cells):,}".replace("%", " %")
+
+
+def written(page: str, name: str, text: str) -> str:
+    """Return `page` with `text` between the comments that `name` begins and ends."""
+    begin, end = f"<!-- {name}: written by docs/agreement.py -->", f"<!-- end of {name} -->"
+    return re.sub(rf"(?s){re.escape(begin)}.*?{re.escape(end)}", lambda _: f"{begin}\n{text}\n{end}", page)
+
+
+PAGES = {"docs/agreement.md": ("matrix", matrix), "README.md": ("summary", summary)}
+
+
+def main(path: str) -> None:
+    """Keep the run at `path` and write both pages."""
+    run = condensed(json.loads(Path(path).read_text(encoding="utf-8")), dt.date.today().isoformat())
+    cells = run["cells"].items()
+    rows = ",\n".join(f"  {json.dumps(name)}: {json.dumps(row, ensure_ascii=False)}" for name, row in cells)
+    others = json.dumps({name: value for name, value in run.items() if name != "cells"}, ensure_ascii=False, indent=1)
+    KEPT.write_text(f'{others[:-2]},\n "cells": {{\n{rows}\n }}\n}}\n', encoding="utf-8")
+    for page, (name, render) in PAGES.items():
+        text = (ROOT / page).read_text(encoding="utf-8")
+        (ROOT / page).write_text(written(text, name, render(run)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

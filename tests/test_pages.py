@@ -106,6 +106,7 @@ def test_the_agreement_has_every_quick_claim() -> None:
     kept = json.loads(read("docs/agreement.json"))
     quick = {name for name, claim in all_claims().items() if claim.quick}
     assert set(kept["cells"]) == quick | {"drawn.configurations"}, "run nox -s conformance, then docs/agreement.py"
+    assert kept["summary"].startswith(f"{len(kept['cells'])} claims, ")
 
 
 def test_the_speed_of_the_readme_is_that_of_the_performance_page() -> None:

@@ -51,9 +51,9 @@ def matrix(run: Run) -> str:
         if before != topic:
             topic = before
             lines.append(f"| **{topic}** |" + " |" * len(heads))
-        notes = "".join(f"[{number}]" for number, (_, claims) in enumerate(run["breaks"], 1) if name in claims)
+        marks = "".join(f"[{number}]" for number, (_, claims) in enumerate(run["breaks"], 1) if name in claims)
         said = [cell[0] if cell else "·" for cell in cells]
-        lines.append(f"| {claim.replace('_', ' ')} {notes} | {' | '.join(said)} |".replace("  ", " "))
+        lines.append(f"| {claim.replace('_', ' ')} {marks} | {' | '.join(said)} |".replace("  ", " "))
     notes = [f"{number}. {sentence}" for number, (sentence, _) in enumerate(run["breaks"], 1)]
     skipped = ["Skipped: " + "; ".join(run["skipped"]) + "."] if run["skipped"] else []
     return "\n".join([f"{run['date']}: {run['summary']}.", "", *lines, "", *notes, "", *skipped])

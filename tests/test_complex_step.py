@@ -12,6 +12,9 @@ import pytest
 
 from transparity import PRESETS, TransformerConfig, initialize_parameters, preset
 from transparity.parameters import is_learned
+from transparity.taps import Tap
+from transparity_conformance.oracle.oracle import Arrays, Oracle
+from transparity_conformance.report.comparison import difference
 from transparity_numpy.differentiation import loss_and_gradients, loss_of
 from transparity_numpy.functional import derivative
 from transparity_numpy.loss import cross_entropy
@@ -24,7 +27,6 @@ CONFIGS["lone encoder"] = dataclasses.replace(CONFIGS["translation"], architectu
 IMAGINARY_STEP = 1e-30
 # (f(x + h) − f(x − h)) / 2h errs by h²/6 · f‴ of the function and by ε/h · |f| of rounding.
 REAL_STEP = 1e-5
-ROUNDING = float(np.finfo(np.float64).eps)
 
 Parameters = Mapping[str, np.ndarray]
 
@@ -47,6 +49,15 @@ def loss(config: TransformerConfig, parameters: Parameters) -> np.ndarray:
     return cross_entropy(logits, inputs[config.input_names[-1]], config.pad_id)
 
 
+def loss_oracle(config: TransformerConfig, parameters: Arrays) -> Oracle:
+    """The oracle of the `loss` above."""
+
+    def run(arrays: Arrays, tap: Tap) -> None:
+        tap("loss", np.asarray(loss(config, arrays)))
+
+    return Oracle(run, parameters)
+
+
 def moved(parameters: Parameters, direction: Parameters, step: complex) -> dict[str, np.ndarray]:
     return {name: value + step * direction[name] for name, value in parameters.items()}
 
@@ -64,9 +75,9 @@ def test_the_complex_step_is_the_derivative(name: str) -> None:
     slope = (at[1] - at[-1]) / (2 * REAL_STEP)
     third_difference = at[2] - 2 * at[1] + 2 * at[-1] - at[-2]  # 2h³ · f‴
     truncated = abs(third_difference) / (12 * REAL_STEP)
-    rounded = 100 * ROUNDING / REAL_STEP * abs(at[0])
+    rounded = loss_oracle(config, parameters).budget("loss", "float64") / REAL_STEP  # of two losses, over 2h
     assert abs(complex_step - slope) <= truncated + rounded
-    assert abs(slope) > 1e-3, "nothing was differentiated"
+    assert abs(slope) > truncated + rounded, "nothing was differentiated"
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -75,7 +86,7 @@ def test_the_complex_loss_is_the_real_loss(name: str) -> None:
     parameters, direction = drawn(config)
     real, stepped = loss(config, parameters), loss(config, moved(parameters, direction, IMAGINARY_STEP * 1j))
     assert stepped.dtype == np.complex128
-    assert stepped.real == pytest.approx(float(real), rel=100 * ROUNDING)
+    assert difference(stepped.real, real) <= loss_oracle(config, parameters).budget("loss", "float64")
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex128"])
@@ -101,5 +112,10 @@ def test_the_gradient_is_the_derivative_in_every_direction(name: str) -> None:
     def trained(parameters: Parameters) -> np.ndarray:
         return loss_of(config, parameters, tokens, training=True, tokens=tokens)
 
-    assert along == pytest.approx(float(derivative(trained, parameters, learned)), rel=1e-12)
+    def run(arrays: Arrays, tap: Tap) -> None:
+        moving = {name: toward.astype(arrays[name].dtype) for name, toward in learned.items()}
+        tap("along", np.asarray(derivative(trained, arrays, moving)))
+
+    oracle = Oracle(run, parameters)
+    assert difference(along, oracle.expected["along"]) <= oracle.budget("along", "float64")
     assert value == trained(parameters)

@@ -38,6 +38,7 @@ from transparity_conformance.capabilities.requests import (
 from transparity_conformance.capabilities.teacher_forcing import best_scores, judged, judged_beams, true_scores
 from transparity_conformance.oracle.probes import Probe, probes
 from transparity_conformance.report.check.findings import sentence
+from transparity_conformance.report.comparison import difference
 from transparity_numpy.beams import beam_search
 from transparity_numpy.port import build as numpy_build
 
@@ -189,8 +190,9 @@ def test_what_is_asked_of_beams_is_no_tie(preset: str) -> None:
         tokens, scores, margin = beamed(*given, request.length_penalty, request.source, Beaming())
         expected = beam_search(*given, length_penalty=request.length_penalty, source=request.source)
         np.testing.assert_array_equal(tokens, expected[0])
-        np.testing.assert_allclose(scores, expected[1], rtol=1e-12)
-        assert margin.min() > 10 * true_scores(request, tokens).budget("scores", "float32")
+        oracle = true_scores(request, tokens)
+        assert difference(scores, expected[1]) <= oracle.budget("scores", "float64")
+        assert margin.min() > 10 * oracle.budget("scores", "float32")
 
 
 def test_our_backends_agree_in_all_that_they_generate(backend: Backend) -> None:

@@ -11,11 +11,14 @@ import pytest
 from transparity.config import TransformerConfig
 from transparity.errors import ConfigError, InputError
 from transparity.presets import preset
-from transparity.taps import recording
+from transparity.taps import Tap, recording
 from transparity.training import dropout_masks
 from transparity_conformance.oracle.backends import REFERENCE, backend, installed
+from transparity_conformance.oracle.oracle import Arrays, Oracle
 from transparity_conformance.oracle.probes import mixed_inputs, probe_parameters
+from transparity_conformance.report.comparison import difference
 from transparity_numpy.dropout import dropping
+from transparity_numpy.loss import cross_entropy
 from transparity_numpy.transformer import transformer
 
 PLACES = {
@@ -80,7 +83,20 @@ def test_masks_that_keep_all_change_nothing_but_by_the_rate(name: str) -> None:
     targets = np.roll(tokens["tokens"], -1, 1)
     all_kept = {place: np.ones_like(mask) for place, mask in masks_of(config).items()}
     loss, _ = forward.loss_and_gradients(targets, masks=all_kept, **tokens)
-    assert abs(loss - forward.loss(targets, **tokens)) < 1e-6
+    oracle = loss_oracle(config, probe_parameters(config), targets, tokens)
+    budget = oracle.budget("loss", "float32")
+    assert difference(loss, oracle.expected["loss"]) <= budget
+    assert difference(forward.loss(targets, **tokens), oracle.expected["loss"]) <= budget
+
+
+def loss_oracle(config: TransformerConfig, parameters: Arrays, targets: np.ndarray, tokens: dict[str, Any]) -> Oracle:
+    """The oracle of the `loss` of a model on one batch."""
+
+    def run(arrays: Arrays, tap: Tap) -> None:
+        logits = transformer(config, arrays, **tokens)
+        tap("loss", np.asarray(cross_entropy(logits, targets, config.pad_id)))
+
+    return Oracle(run, parameters)
 
 
 @pytest.mark.parametrize("name", BACKENDS)

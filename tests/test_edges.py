@@ -38,7 +38,7 @@ def test_what_may_not_be_drawn_is_not_drawn_by_a_number_next_to_1(
 def test_what_may_be_drawn_is_told_as_finely_in_half_precision(backend: Backend, harness: Harness) -> None:
     for dtype in set(backend.dtypes) & {"bfloat16", "float16"}:
         equal = harness.function("generation.drawable", dtype=dtype)(np.zeros((1, 1000)), Sampling(top_p=0.5))
-        assert np.isfinite(as_numbers(equal)).sum() == pytest.approx(500, abs=1), dtype
+        assert np.isfinite(as_numbers(equal)).sum() in (499, 500, 501), dtype
 
 
 @pytest.mark.parametrize(("dtype", "temperature"), [("float32", 1e-30), ("float32", 1e-4), ("float16", 1e-4)])

@@ -10,10 +10,14 @@ from hypothesis.extra.numpy import arrays
 
 import transparity_numpy.attention
 from transparity.config import EXACT_MASK_BELOW
-from transparity.taps import recording
+from transparity.taps import Tap, recording
+from transparity_conformance.oracle.oracle import Arrays, Oracle
+from transparity_conformance.report.comparison import difference
 from transparity_numpy.attention import attention
 
 HEADS, HEAD_DIM = 2, 3
+STEP = 1e-20
+"""The imaginary step of a derivative: its square is below every number that is added to it."""
 
 
 @st.composite
@@ -33,14 +37,29 @@ def test_a_block_at_a_time_it_is_the_same(mask: np.ndarray, block: int, hidden: 
         random.normal(size=(len(mask), HEADS, length, HEAD_DIM))
         for length in (5 if mask.shape[2] == 1 else mask.shape[2], keys, keys)
     )
-    query = query + 1e-20j * random.normal(size=query.shape) if moves else query
+    toward = random.normal(size=query.shape) if moves else np.zeros(query.shape)
+    arrays = {"query": query, "key": key, "value": value, "toward": toward}
+    oracle = explicit_oracle(arrays, mask, hidden)
+    moved = query + STEP * 1j * toward if moves else query
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transparity_numpy.attention, "BLOCK", block)
-        fast = attention(query, key, value, mask, scale=0.5, hidden=hidden)
-        explicit = attention(query, key, value, mask, scale=0.5, hidden=hidden, tap=recording({}))
-    assert fast.dtype == explicit.dtype
-    np.testing.assert_allclose(fast.real, explicit.real, rtol=0, atol=1e-14)
-    np.testing.assert_allclose(fast.imag, explicit.imag, rtol=0, atol=1e-33)
+        fast = attention(moved, key, value, mask, scale=0.5, hidden=hidden)
+    assert fast.dtype == (np.complex128 if moves else np.float64)
+    assert difference(fast.real, oracle.expected["context"]) <= oracle.budget("context", "float64")
+    assert difference(fast.imag / STEP, oracle.expected["derivative"]) <= oracle.budget("derivative", "float64")
+
+
+def explicit_oracle(arrays: Arrays, mask: np.ndarray, hidden: float) -> Oracle:
+    """The oracle of attention with all its taps: the `context`, and its `derivative` along `toward`, by the complex
+    step."""
+
+    def run(given: Arrays, tap: Tap) -> None:
+        query = given["query"] + STEP * 1j * given["toward"]
+        result = attention(query, given["key"], given["value"], mask, scale=0.5, hidden=hidden, tap=recording({}))
+        tap("context", result.real)
+        tap("derivative", result.imag / STEP)
+
+    return Oracle(run, arrays)
 
 
 def test_what_is_hidden_by_little_is_not_left_out() -> None:
@@ -51,4 +70,8 @@ def test_what_is_hidden_by_little_is_not_left_out() -> None:
     fast = attention(query, key, value, shown, scale=0.5, hidden=-1e-20)
     explicit = attention(query, key, value, shown, scale=0.5, hidden=-1e-20, tap=recording({}))
     np.testing.assert_array_equal(fast, explicit)
-    assert not np.allclose(fast, attention(query, key, value, shown, scale=0.5, hidden=-1e20))
+    # Of a causal mask, the first query sees the first key alone.
+    hiding = attention(query, key, value, shown, scale=0.5, hidden=-1e20)
+    first = value[:, :, 0].reshape(1, HEADS * HEAD_DIM)
+    np.testing.assert_array_equal(hiding[:, 0], first)
+    assert (fast[:, 0] != first).all()

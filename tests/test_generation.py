@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,12 @@ import pytest
 from transparity.config import TransformerConfig
 from transparity.errors import ConfigError, InputError
 from transparity.sampling import Sampling
+from transparity.taps import Tap
 from transparity_conformance.oracle.backends import backend, installed
+from transparity_conformance.oracle.oracle import Arrays, Oracle
 from transparity_conformance.oracle.probes import probe_parameters
 from transparity_numpy.port import build
+from transparity_numpy.transformer import transformer
 
 VOCAB, NEW, END, FILLING = 5, 3, 2, 0
 
@@ -23,44 +27,71 @@ def small(**fields: Any) -> TransformerConfig:
     return TransformerConfig(architecture="decoder", num_decoder_layers=1, **(sizes | {"eos_id": END} | fields))
 
 
-def log_probabilities(forward: Any, tokens: list[int]) -> np.ndarray:
-    logits = np.asarray(forward.logits(tokens=np.array([tokens])))[0, -1]
+def exact_parameters(config: TransformerConfig, seed: int) -> Arrays:
+    return {name: value.astype(np.float64) for name, value in probe_parameters(config, seed).items()}
+
+
+def log_probabilities(config: TransformerConfig, parameters: Arrays, tokens: list[int]) -> np.ndarray:
+    logits = transformer(config, parameters, tokens=np.array([tokens]))[0, -1]
     shifted: np.ndarray = logits - logits.max()
     return shifted - np.log(np.exp(shifted).sum())
 
 
-def likeliest(forward: Any, prompt: list[int], power: float) -> tuple[float, list[int]]:
-    """Of every continuation there is the one with the highest score."""
-    best = (-np.inf, [0])
-    for tokens in itertools.product(range(VOCAB), repeat=NEW):
-        end = tokens.index(END) + 1 if END in tokens else NEW
-        score = sum(log_probabilities(forward, [*prompt, *tokens[:i]])[tokens[i]] for i in range(end))
-        best = max(best, (score / ((5 + end) / 6) ** power, [*tokens[:end], *[FILLING] * (NEW - end)]))
-    return best
+def score_of(
+    config: TransformerConfig, parameters: Arrays, prompt: list[int], added: Sequence[int], power: float = 0.0
+) -> float:
+    """The log-probability of the tokens that were added, divided by ((5 + their number) / 6)^power."""
+    before = ([*prompt, *added[:i]] for i in range(len(added)))
+    score = sum(
+        log_probabilities(config, parameters, tokens)[token] for tokens, token in zip(before, added, strict=True)
+    )
+    return float(score / ((5 + len(added)) / 6) ** power)
+
+
+def score_budget(config: TransformerConfig, parameters: Arrays, *given: Any) -> float:
+    """The largest error of `score_of` that rounding in float64 explains."""
+
+    def run(arrays: Arrays, tap: Tap) -> None:
+        tap("score", np.asarray(score_of(config, arrays, *given)))
+
+    return Oracle(run, parameters).budget("score", "float64")
+
+
+def likeliest(
+    config: TransformerConfig, parameters: Arrays, prompt: list[int], power: float
+) -> tuple[float, tuple[int, ...]]:
+    """The highest score of all continuations there are, and its tokens."""
+    every = itertools.product(range(VOCAB), repeat=NEW)
+    ended = {tokens[: tokens.index(END) + 1] if END in tokens else tokens for tokens in every}
+    return max((score_of(config, parameters, prompt, tokens, power), tokens) for tokens in ended)
 
 
 @pytest.mark.parametrize("power", [0.0, 0.7, 3.0])
 @pytest.mark.parametrize("seed", range(4))
 def test_enough_beams_find_what_is_likeliest_of_all(seed: int, power: float) -> None:
     config = small()
-    forward = build(config, probe_parameters(config, seed))
+    parameters = exact_parameters(config, seed)
+    forward = build(config, parameters)
     prompt = np.array([[1, 3], [4, 4]])
     tokens, scores = forward.beam_search(prompt, NEW, VOCAB**NEW, length_penalty=power)
     for row in range(2):
-        score, expected = likeliest(forward, prompt[row].tolist(), power)
-        assert abs(scores[row] - score) < 1e-12
-        continued = tokens[row, 2:].tolist()
-        assert continued + [FILLING] * (NEW - len(continued)) == expected
+        score, expected = likeliest(config, parameters, prompt[row].tolist(), power)
+        assert abs(scores[row] - score) <= score_budget(config, parameters, prompt[row].tolist(), expected, power)
+        filling = [FILLING] * (tokens.shape[1] - 2 - len(expected))
+        assert tokens[row, 2:].tolist() == [*expected, *filling]
 
 
 def test_more_beams_than_one_find_more_than_greedy() -> None:
     config = small(eos_id=None)
-    found = []
+    more = []
     for seed in range(20):
-        forward = build(config, probe_parameters(config, seed))
-        found += [forward.beam_search(np.array([[1]]), NEW, beams)[1][0] for beams in (1, 4)]
-    one, four = np.reshape(found, (-1, 2)).T
-    assert (four >= one - 1e-12).all() and (four > one + 1e-6).any()
+        parameters = exact_parameters(config, seed)
+        forward = build(config, parameters)
+        (one, of_one), (four, of_four) = (forward.beam_search(np.array([[1]]), NEW, beams) for beams in (1, 4))
+        budgets = [score_budget(config, parameters, [1], tokens[0, 1:].tolist()) for tokens in (one, four)]
+        more.append((of_four[0] - of_one[0]) / sum(budgets))
+    assert min(more) >= -1
+    assert max(more) > 1
 
 
 @pytest.mark.parametrize("name", installed())

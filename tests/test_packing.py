@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from typing import Any
 
 import jax
 import numpy as np
@@ -14,7 +15,10 @@ from torch import nn
 
 from transparity.parameters import initialize_parameters
 from transparity.presets import PRESETS
-from transparity_conformance.oracle.probes import probes
+from transparity.taps import Tap
+from transparity_conformance.oracle.oracle import Arrays, Oracle
+from transparity_conformance.oracle.probes import Probe, probes
+from transparity_conformance.report.comparison import difference
 from transparity_flax import packing as flax_packing
 from transparity_flax.parameters import dump
 from transparity_flax.port import build as build_flax
@@ -98,9 +102,10 @@ def test_one_row_is_multiplied_as_several_are(bias: bool, activation: str) -> No
     torch.manual_seed(0)
     linear, row = nn.Linear(7, 5, bias=bias), torch.randn(1, 1, 7)
     with torch.no_grad():
-        expected = linear(row).relu() if activation == "relu" else linear(row)
         product = multiplied_by_one_row(row, linear.weight, linear.bias, activation)
-    torch.testing.assert_close(product, expected)
+        added = linear.bias.numpy() if bias else np.zeros(5, np.float32)
+        oracle = linear_oracle(row.numpy(), linear.weight.numpy(), added, activation)
+    assert difference(product.numpy(), oracle.expected["result"]) <= oracle.budget("result", "float32")
 
 
 def test_one_row_is_decoded_by_what_was_compiled_for_it() -> None:
@@ -126,7 +131,8 @@ def test_flax_decodes_with_its_kernels_the_other_way_around() -> None:
     assert all(np.array_equal(turned[path][...], own[path][...].T) for path in own)
     rows = jax.random.normal(jax.random.key(0), (2, 3, probe.config.embed_dim))
     head = form.model(state).head
-    np.testing.assert_allclose(head(rows), forward.model.head(rows), rtol=1e-5, atol=1e-6)
+    assert_linear(head(rows), "head", probe, rows)
+    assert_linear(forward.model.head(rows), "head", probe, rows)
     kept = dump(forward.model)
     assert all(np.array_equal(kept[name], value.astype(np.float32)) for name, value in probe.parameters.items())
 
@@ -140,9 +146,27 @@ def test_flax_learns_by_products_of_matrices() -> None:
     assert own.keys() == others.keys()
     assert all(others[path].get_value() is variable.get_value() for path, variable in own.items())
     rows = jax.random.normal(jax.random.key(0), (2, 3, probe.config.embed_dim))
-    np.testing.assert_allclose(learner.head(rows), model.head(rows), rtol=1e-5, atol=1e-6)
+    assert_linear(learner.head(rows), "head", probe, rows)
+    assert_linear(model.head(rows), "head", probe, rows)
     assert axes_multiplied(learner.head, rows) == {2}
     assert axes_multiplied(model.head, rows) == {2, 3}
+
+
+def assert_linear(actual: Any, name: str, probe: Probe, rows: Any) -> None:
+    """Hold a product in float32 to x Wᵀ + b of the layer `name`."""
+    weight, bias = (probe.parameters[f"{name}.{part}"] for part in ("weight", "bias"))
+    oracle = linear_oracle(np.asarray(rows), weight, bias)
+    assert difference(np.asarray(actual), oracle.expected["result"]) <= oracle.budget("result", "float32")
+
+
+def linear_oracle(rows: np.ndarray, weight: np.ndarray, bias: np.ndarray, activation: str = "none") -> Oracle:
+    """The oracle of x Wᵀ + b, and of a ReLU behind it if `activation` is `relu`."""
+
+    def run(arrays: Arrays, tap: Tap) -> None:
+        result = arrays["rows"] @ arrays["weight"].T + arrays["bias"]
+        tap("result", np.maximum(result, 0) if activation == "relu" else result)
+
+    return Oracle(run, {"rows": rows, "weight": weight, "bias": bias})
 
 
 def axes_multiplied(linear: nnx.Linear, rows: jax.Array) -> set[int]:

@@ -18,8 +18,11 @@ from torch.nn import functional as F
 
 from transparity.config import TransformerConfig
 from transparity.errors import TransparityError
+from transparity.taps import Tap
 from transparity_conformance import check
+from transparity_conformance.oracle.oracle import Arrays, Oracle
 from transparity_conformance.ports.recording import as_is, heads, received, record_module, recorded
+from transparity_conformance.report.comparison import as_numbers, difference
 from transparity_pytorch.port import build as pytorch
 
 Refused = Callable[..., AbstractContextManager[None]]
@@ -63,24 +66,37 @@ def model() -> TorchEncoder:
     return TorchEncoder().eval()
 
 
-@torch.no_grad()
+def parts_oracle(model: TorchEncoder) -> Oracle:
+    """The oracle of every tap of the model, computed part by part."""
+
+    @torch.no_grad()
+    def run(arrays: Arrays, tap: Tap) -> None:
+        parts = TorchEncoder().eval().to(getattr(torch, arrays["head.weight"].dtype.name))
+        parts.load_state_dict({name: torch.as_tensor(value) for name, value in arrays.items()})
+        x = parts.embedding(torch.as_tensor(TOKENS))
+        tap("encoder.embedding", x.numpy())
+        for i, layer in enumerate(parts.layers):
+            assert isinstance(layer, nn.TransformerEncoderLayer)
+            scope = f"encoder.layers.{i}"
+            attended = layer.self_attn(x, x, x)[0]
+            tap(f"{scope}.self_attention.output", attended.numpy())
+            normed = layer.norm1(x + attended)
+            tap(f"{scope}.self_attention_norm", normed.numpy())
+            hidden = F.relu(layer.linear1(normed))
+            tap(f"{scope}.feed_forward.hidden", hidden.numpy())
+            tap(f"{scope}.feed_forward.output", layer.linear2(hidden).numpy())
+            x = layer(x)
+            tap(f"{scope}.output", x.numpy())
+        tap("logits", parts.head(x).numpy())
+
+    return Oracle(run, {name: value.numpy() for name, value in model.state_dict().items()})
+
+
 def test_the_taps_of_pytorchs_own_layers_are_what_their_parts_compute(model: TorchEncoder) -> None:
-    taps = recorded(model, TORCH_TAPS)(tokens=TOKENS)
-    x = model.embedding(torch.as_tensor(TOKENS))
-    for i, layer in enumerate(model.layers):
-        assert isinstance(layer, nn.TransformerEncoderLayer)
-        attended = layer.self_attn(x, x, x)[0]
-        normed = layer.norm1(x + attended)
-        hidden = F.relu(layer.linear1(normed))
-        scope = f"encoder.layers.{i}"
-        torch.testing.assert_close(taps[f"{scope}.self_attention.output"], attended)
-        torch.testing.assert_close(taps[f"{scope}.self_attention_norm"], normed)
-        torch.testing.assert_close(taps[f"{scope}.feed_forward.hidden"], hidden)
-        torch.testing.assert_close(taps[f"{scope}.feed_forward.output"], layer.linear2(hidden))
-        x = layer(x)
-        torch.testing.assert_close(taps[f"{scope}.output"], x)
-    torch.testing.assert_close(taps["logits"], model(torch.as_tensor(TOKENS)))
-    assert len(taps) == 1 + 2 * 5 + 1
+    taps, oracle = recorded(model, TORCH_TAPS)(tokens=TOKENS), parts_oracle(model)
+    assert set(taps) == set(oracle.expected)
+    for name, expected in oracle.expected.items():
+        assert difference(as_numbers(taps[name]), expected) <= oracle.budget(name, "float32"), name
 
 
 def test_nothing_listens_any_more_behind_the_recording(model: TorchEncoder) -> None:
@@ -101,17 +117,17 @@ def test_what_is_overwritten_later_was_recorded_before() -> None:
     x = torch.tensor([[1.0, -2.0, 3.0]])
     with record_module(model, {"0": "encoder.embedding", "1": {"decoder.embedding": received()}}) as taps:
         model(x)
-    torch.testing.assert_close(taps["encoder.embedding"], model[0](x))
-    torch.testing.assert_close(taps["decoder.embedding"], model[0](x))
+    torch.testing.assert_close(taps["encoder.embedding"], model[0](x), rtol=0, atol=0)
+    torch.testing.assert_close(taps["decoder.embedding"], model[0](x), rtol=0, atol=0)
 
 
 def test_a_call_of_ones_own_says_how_the_model_is_run_and_where_its_logits_are(model: TorchEncoder) -> None:
     plain = recorded(model, {})(tokens=TOKENS)["logits"]
     taps = recorded(model, {"embedding": "encoder.embedding"}, lambda tokens: {"logits": model(tokens)})(tokens=TOKENS)
     assert list(taps) == ["encoder.embedding", "logits"]
-    torch.testing.assert_close(taps["logits"], plain)
+    torch.testing.assert_close(taps["logits"], plain, rtol=0, atol=0)
     head = recorded(model, {"head": "logits"}, lambda tokens: (model(tokens), "and more"))(tokens=TOKENS)
-    torch.testing.assert_close(head["logits"], plain)
+    torch.testing.assert_close(head["logits"], plain, rtol=0, atol=0)
 
 
 class Twice(nn.Module):

@@ -99,6 +99,14 @@ def meta(session: nox.Session) -> None:
 
 
 @nox.session
+def equivalents(session: nox.Session) -> None:
+    """Every line that mutation testing leaves out because it computes the same, planted and tried."""
+    install(session, "test")
+    environment = SINGLE_THREADED | {"PYTHONPATH": "conformance"}
+    session.run("python", "-m", "meta.equivalents", *session.posargs, env=environment)
+
+
+@nox.session
 def power(session: nox.Session) -> None:
     """Measure how often the checker judges a port correctly."""
     install(session, "test")

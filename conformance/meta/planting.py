@@ -1,4 +1,4 @@
-"""How a mistake is planted: one file of a column with its text changed, in a backend beside the right one."""
+"""Plant a fault: one file of a column with its text changed, in a backend beside the right one."""
 
 from __future__ import annotations
 
@@ -11,33 +11,20 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
+from hypothesis import HealthCheck, Phase, given, settings
+
+from transparity.config import TransformerConfig
 from transparity.protocol import Backend, Harness
 from transparity_conformance.oracle.backends import REFERENCE, backend
+from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.oracle.strategies import models
+from transparity_conformance.report.comparison import Subject
+from transparity_conformance.suite.bench import Bench
+from transparity_conformance.suite.claims import all_claims
+from transparity_conformance.suite.test_drawn import EXAMPLES, drawn_evidence
 
 REFERENCE_COLUMN = "transparity_numpy"
-
-FILES = (
-    "masks",
-    "embeddings",
-    "positions",
-    "normalization",
-    "attention",
-    "feed_forward",
-    "layers",
-    "head",
-    "precision",
-    "transformer",
-    "loss",
-    "dropout",
-    "rounding",
-    "differentiation",
-    "optimization",
-    "cache",
-    "decoding",
-    "generation",
-    "beams",
-)
-"""The files that every column has."""
+DRAWN = "drawn.configurations"
 
 
 def column_path(column: str) -> Path:
@@ -45,6 +32,11 @@ def column_path(column: str) -> Path:
     spec = importlib.util.find_spec(column)
     assert spec is not None and spec.origin is not None
     return Path(spec.origin).parent
+
+
+def files(column: str) -> tuple[str, ...]:
+    """The names of a column's files, `__init__` left out."""
+    return tuple(sorted(path.stem for path in column_path(column).glob("*.py") if path.stem != "__init__"))
 
 
 def _belongs(column: str, module: str) -> bool:
@@ -111,3 +103,53 @@ def _forget() -> None:
         for kept in vars(module).values():
             if callable(forget := getattr(kept, "cache_clear", None)):
                 forget()
+
+
+def caught(name: str, build: Backend, dtype: str | None = None) -> bool:
+    """Whether the claim `name` fails for `build`, by its evidence or by an error; in float32 if it is made in float32.
+
+    Uncompiled: what is planted is read anew, and compiled anew it would take a minute.
+    """
+    if name == DRAWN:
+        return drawn_catches(build)
+    claim = all_claims()[name]
+    if dtype is None:
+        dtype = "float32" if "float32" in claim.dtypes and build.name != "numpy" else claim.dtypes[0]
+    try:
+        parts = harness_beside(build)
+        with parts.pinned():
+            return not all(item.agrees for item in claim.check(Bench(Subject(build.name, dtype), build, parts)))
+    except Exception:  # noqa: BLE001 - whatever a mistake raises, the claim's test fails
+        return True
+
+
+def drawn_catches(build: Backend) -> bool:
+    """Whether some drawn configuration shows a disagreement."""
+
+    @settings(
+        max_examples=EXAMPLES.get(build.name, (60, 200))[1],
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(models())
+    def agree(model: tuple[TransformerConfig, int, Arrays]) -> None:
+        assert all(item.agrees for item in drawn_evidence(build, *model, mode="eager"))
+
+    try:
+        agree()
+    except Exception:  # noqa: BLE001
+        return True
+    return False
+
+
+ABOUT = {"head": "families", "rounding": "precision", "cache": "decoding", "beams": "generation"}
+"""The topic of the claims about a file, where it has another name; `forward` where no topic has the file's name."""
+
+
+def topic(file: str) -> str:
+    """The topic of the claims about a file, which are made first."""
+    topics = {name.partition(".")[0] for name in all_claims()}
+    return ABOUT.get(file, file if file in topics else "forward")

@@ -1,23 +1,42 @@
-"""Mutation testing itself: what it leaves out, and why."""
+"""Mutation testing itself: its mutants, and those that it leaves out because they compute the same."""
 
 from __future__ import annotations
 
 import pytest
 
-from meta.mutate import equivalents, mutants
-from meta.planting import column_path
+from meta.equivalents import Equivalent, difference_made, equivalents, mutants_of
+from meta.mutants import mutants
+from meta.planting import column_path, files
 
 COLUMNS = ("transparity_pytorch", "transparity_flax", "transparity_numpy")
+EVERY = 16
+"""Of the entries of `equivalents.toml`, every so many is tried here; `nox -s equivalents` tries all."""
 
 
 @pytest.mark.parametrize("column", COLUMNS)
-def test_what_is_said_to_compute_the_same_is_a_line_that_mutation_makes(column: str) -> None:
-    same = equivalents(column)
-    files = sorted({file for file, _ in same})
-    assert files and all(same.values())
-    texts = {file: (column_path(column) / f"{file}.py").read_text() for file in files}
-    made = {(file, mutant.becomes) for file, text in texts.items() for mutant in mutants(file, text)}
-    assert set(same) - made == set()
+def test_an_entry_is_a_line_that_mutation_makes(column: str) -> None:
+    entries = [entry for entry in equivalents() if entry.column == column]
+    assert entries and all(entry.why for entry in entries)
+    assert [entry for entry in entries if not mutants_of(entry)] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("entry", equivalents()[::EVERY], ids=str)
+def test_an_entry_computes_the_same(entry: Equivalent) -> None:
+    assert difference_made(entry) == ""
+
+
+def test_a_line_that_computes_something_else_is_no_entry() -> None:
+    """NumPy's decoding without a cache where the mask is exact: only `walkthrough`, whose mask is not, can tell."""
+    line = "if +config.mask_is_exact or longest > config.max_length:"
+    entry = Equivalent("transparity_numpy", "decoding", line, "")
+    assert difference_made(entry).startswith("walkthrough: tokens")
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_every_file_of_a_column_is_mutated(column: str) -> None:
+    for file in {"port", "parameters", "functional"} & set(files(column)):
+        assert list(mutants(file, (column_path(column) / f"{file}.py").read_text()))
 
 
 def test_a_mutant_is_one_line_made_wrong() -> None:

@@ -5,60 +5,10 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
 
-from meta.planting import REFERENCE_COLUMN, as_reference, column_path, harness_beside, planted
+from meta.planting import REFERENCE_COLUMN, as_reference, caught, column_path, planted
 from meta.plants import PLANTS, Plant
-from transparity.config import TransformerConfig
-from transparity.protocol import Backend
-from transparity_conformance.oracle.oracle import Arrays
-from transparity_conformance.oracle.strategies import models
-from transparity_conformance.report.comparison import Subject
-from transparity_conformance.suite.bench import Bench
 from transparity_conformance.suite.claims import all_claims
-from transparity_conformance.suite.test_drawn import EXAMPLES, drawn_evidence
-
-DRAWN = "drawn.configurations"
-
-
-def caught(name: str, build: Backend, dtype: str | None = None) -> bool:
-    """Whether the claim `name` fails for `build`, by its evidence or by an error: in float32 where it is made in it.
-
-    Uncompiled: what is planted is read anew, and compiled anew it would take a minute.
-    """
-    if name == DRAWN:
-        return drawn_catches(build)
-    claim = all_claims()[name]
-    if dtype is None:
-        dtype = "float32" if "float32" in claim.dtypes and build.name != "numpy" else claim.dtypes[0]
-    try:
-        parts = harness_beside(build)
-        with parts.pinned():
-            return not all(item.agrees for item in claim.check(Bench(Subject(build.name, dtype), build, parts)))
-    except Exception:  # noqa: BLE001 - whatever a mistake raises, the claim's test fails
-        return True
-
-
-def drawn_catches(build: Backend) -> bool:
-    """Whether some drawn configuration shows a disagreement."""
-
-    @settings(
-        max_examples=EXAMPLES.get(build.name, (60, 200))[1],
-        deadline=None,
-        derandomize=True,
-        database=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(models())
-    def agree(model: tuple[TransformerConfig, int, Arrays]) -> None:
-        assert all(item.agrees for item in drawn_evidence(build, *model, mode="eager"))
-
-    try:
-        agree()
-    except Exception:  # noqa: BLE001
-        return True
-    return False
 
 
 @pytest.mark.parametrize("plant", PLANTS, ids=str)

@@ -19,8 +19,9 @@ from typer.testing import CliRunner
 
 from transparity.config import TransformerConfig
 from transparity.presets import preset
-from transparity_conformance.capabilities.faults.cache import CACHINGS, Caching, cached_logits
-from transparity_conformance.capabilities.faults.loss import LOSSES, LossMistake
+from transparity_conformance.capabilities.faults import SimulatedFault
+from transparity_conformance.capabilities.faults.cache import CACHE_FAULTS
+from transparity_conformance.capabilities.faults.loss import LOSS_FAULTS
 from transparity_conformance.checkpoints.files import BundleError
 from transparity_conformance.cli import app
 from transparity_conformance.ports.bundle.bundle import Bundle, export_bundle, judge_bundle, read_actual, read_bundle
@@ -150,14 +151,14 @@ def test_a_right_port_agrees(name: str, exported: Callable[..., Any], judged: Ca
     assert "taps: the port does not show them" in unsaid
 
 
-@pytest.mark.parametrize("mistake", LOSSES, ids=lambda mistake: mistake.says)
+@pytest.mark.parametrize("mistake", LOSS_FAULTS, ids=lambda mistake: mistake.says)
 def test_a_wrong_loss_is_named(
-    mistake: LossMistake, exported: Callable[..., Any], judged: Callable[..., Report]
+    mistake: SimulatedFault, exported: Callable[..., Any], judged: Callable[..., Report]
 ) -> None:
     bundle, tensors = exported("translation")
     losses = {
         f"{key}/loss": np.array(
-            mistake.loss(tensors[f"{key}/logits"], np.roll(probe.inputs["target"], -1, 1), bundle.config.pad_id)
+            mistake.simulate(tensors[f"{key}/logits"], np.roll(probe.inputs["target"], -1, 1), bundle.config.pad_id)
         )
         for key, probe in bundle.probes.items()
     }
@@ -225,11 +226,11 @@ def test_the_gradients_of_a_wrong_loss_are_held_to_that_loss(
     assert held(report)["gradients"] == "agrees"
 
 
-def chunks(bundle: Bundle, how: Caching) -> Tensors:
+def chunks(bundle: Bundle, how: SimulatedFault) -> Tensors:
     """What a port that decodes so writes of its steps."""
     probe, said = bundle.probes["mixed"], dict[str, np.ndarray]()
     for way, sizes in sizes_of(bundle).items():
-        logits = cached_logits(probe.config, probe.exact, probe.inputs, sizes, how)
+        logits = how.simulate(probe.config, probe.exact, probe.inputs, sizes)
         pieces = np.split(logits, np.cumsum(sizes)[:-1], axis=1)
         said |= {f"mixed/step.{way}.{index}": np.ascontiguousarray(piece) for index, piece in enumerate(pieces)}
     return said
@@ -245,9 +246,9 @@ def sizes_of(bundle: Bundle) -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize("name", ["translation", "pre-norm", "notes-lm"])
-@pytest.mark.parametrize("how", CACHINGS, ids=lambda how: how.says)
+@pytest.mark.parametrize("how", CACHE_FAULTS, ids=lambda how: how.says)
 def test_a_wrong_cache_is_named(
-    how: Caching, name: str, exported: Callable[..., Any], judged: Callable[..., Report]
+    how: SimulatedFault, name: str, exported: Callable[..., Any], judged: Callable[..., Report]
 ) -> None:
     bundle, tensors = exported(name)
     if how.says == "padding in the cache is seen" and bundle.config.target_mask == "causal":

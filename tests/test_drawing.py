@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -14,18 +15,18 @@ from transparity.config import TransformerConfig
 from transparity.protocol import Backend
 from transparity.sampling import Sampling
 from transparity_conformance import check
-from transparity_conformance.capabilities.faults.beams import BEAMINGS, Beaming, beamed
-from transparity_conformance.capabilities.faults.greedy import Generation, generated
-from transparity_conformance.capabilities.faults.ragged import RAGGEDS, Ragged, continued
-from transparity_conformance.capabilities.faults.sampling import DRAWINGS, Drawing, drawn
+from transparity_conformance.capabilities.faults import SimulatedFault
+from transparity_conformance.capabilities.faults.beams import BEAM_FAULTS, simulate_beam_search
+from transparity_conformance.capabilities.faults.generation import RAGGED_FAULTS, simulate_generation
+from transparity_conformance.capabilities.faults.sampling import SAMPLING_FAULTS
 from transparity_conformance.capabilities.generation import (
     BEAMS,
     FURTHER,
     Way,
     compare_beams,
     compare_generation,
-    searched_so,
-    simulated,
+    simulated_beams,
+    simulated_tokens,
 )
 from transparity_conformance.capabilities.requests import (
     Request,
@@ -58,8 +59,11 @@ class Generating:
         return self.forward(**tokens)
 
 
-def drawing(how: Drawing) -> Callable[..., Any]:
-    """A port whose `generate` draws so."""
+Simulate = Callable[..., Any]
+
+
+def generating(simulate: Simulate) -> Callable[..., Any]:
+    """A port whose `generate` is simulated; greedily, it is right."""
 
     def build(config: TransformerConfig, parameters: dict[str, np.ndarray]) -> Generating:
         def generate(
@@ -68,40 +72,27 @@ def drawing(how: Drawing) -> Callable[..., Any]:
             source: np.ndarray | None = None,
             uniforms: np.ndarray | None = None,
             sampling: Sampling | None = None,
+            lengths: np.ndarray | None = None,
         ) -> np.ndarray:
-            if uniforms is None:
-                return generated(config, parameters, prompt, steps, source, Generation())
-            return drawn(config, parameters, prompt, source, uniforms, sampling, how)
+            chosen = simulate_generation if uniforms is None and lengths is None else simulate
+            named: dict[str, Any] = {"uniforms": uniforms, "sampling": sampling, "lengths": lengths}
+            return chosen(config, parameters, prompt, steps, source=source, **named)
 
         return Generating(config, parameters, generate=generate)
 
     return build
 
 
-def continuing(how: Ragged) -> Callable[..., Any]:
-    """A port whose `generate` goes on with prompts of different lengths so."""
-
-    def build(config: TransformerConfig, parameters: dict[str, np.ndarray]) -> Generating:
-        def generate(
-            prompt: np.ndarray, steps: int, source: np.ndarray | None = None, lengths: np.ndarray | None = None
-        ) -> np.ndarray:
-            if lengths is None:
-                return generated(config, parameters, prompt, steps, source, Generation())
-            return continued(config, parameters, prompt, lengths, steps, source, how)
-
-        return Generating(config, parameters, generate=generate)
-
-    return build
-
-
-def searching(how: Beaming) -> Callable[..., Any]:
-    """A port whose `beam_search` searches so, in float32."""
+def searching(simulate: Simulate) -> Callable[..., Any]:
+    """A port whose `beam_search` is simulated, in float32."""
 
     def build(config: TransformerConfig, parameters: dict[str, np.ndarray]) -> Generating:
         def search(
             prompt: np.ndarray, steps: int, beams: int, source: np.ndarray | None = None, length_penalty: float = 0.0
         ) -> tuple[np.ndarray, np.ndarray]:
-            return beamed(config, parameters, prompt, steps, beams, length_penalty, source, how)[:2]
+            named: dict[str, Any] = {"length_penalty": length_penalty, "source": source}
+            tokens, scores, _ = simulate(config, parameters, prompt, steps, beams, **named)
+            return tokens, scores
 
         return Generating(config, parameters, beam_search=search)
 
@@ -128,30 +119,30 @@ def assert_named(found: Any, claim: str, says: str) -> None:
     assert (fault.where, [cause.says for cause in fault.causes], fault.indistinguishable) == (claim, [says], ())
 
 
-@pytest.mark.parametrize("how", DRAWINGS, ids=lambda how: how.says)
-def test_a_wrong_drawing_is_named(how: Drawing) -> None:
-    assert_named(found_in(drawing(how), "notes-lm"), "generate.sampling", how.says)
+@pytest.mark.parametrize("how", SAMPLING_FAULTS, ids=lambda how: how.says)
+def test_a_wrong_drawing_is_named(how: SimulatedFault) -> None:
+    assert_named(found_in(generating(how.simulate), "notes-lm"), "generate.sampling", how.says)
 
 
-@pytest.mark.parametrize("how", RAGGEDS, ids=lambda how: how.says)
-def test_a_wrong_way_with_ragged_prompts_is_named(how: Ragged) -> None:
-    assert_named(found_in(continuing(how)), "generate.lengths", how.says)
+@pytest.mark.parametrize("how", RAGGED_FAULTS, ids=lambda how: how.says)
+def test_a_wrong_way_with_ragged_prompts_is_named(how: SimulatedFault) -> None:
+    assert_named(found_in(generating(how.simulate)), "generate.lengths", how.says)
 
 
-@pytest.mark.parametrize("how", BEAMINGS, ids=lambda how: how.says)
-def test_a_wrong_beam_search_is_named(how: Beaming) -> None:
-    assert_named(found_in(searching(how)), "beam_search.length_penalty", how.says)
+@pytest.mark.parametrize("how", BEAM_FAULTS, ids=lambda how: how.says)
+def test_a_wrong_beam_search_is_named(how: SimulatedFault) -> None:
+    assert_named(found_in(searching(how.simulate)), "beam_search.length_penalty", how.says)
 
 
 def test_a_temperature_that_multiplies_is_named() -> None:
-    report = check(drawing(DRAWINGS[0]), preset="notes-lm", logits_only=True)
+    report = check(generating(SAMPLING_FAULTS[0].simulate), preset="notes-lm", logits_only=True)
     assert (report.verdict, report.first_divergence) == ("diverges", "generate.sampling")
     assert "the logits are multiplied by the temperature, not divided" in sentence(report)
     held = {claim.id: claim.verdict for claim in report.claims}
     assert held["generate"] == held["generate.uniforms"] == "agrees"
 
 
-@pytest.mark.parametrize("build", [drawing(Drawing()), continuing(Ragged()), searching(Beaming())])
+@pytest.mark.parametrize("build", [generating(simulate_generation), searching(simulate_beam_search)])
 @pytest.mark.parametrize("preset", PRESETS)
 def test_what_is_right_agrees(build: Callable[..., Any], preset: str) -> None:
     found = found_in(build, preset)
@@ -164,21 +155,24 @@ def test_what_is_right_agrees(build: Callable[..., Any], preset: str) -> None:
 def test_every_mistake_shows_in_what_is_asked_and_no_two_alike(way: Way, preset: str) -> None:
     probe = first_probe(preset)
     ends = probe.config.eos_id is not None
-    catalogue: list[Any] = [how for how in way.catalogue if ends or not how.says.startswith(ENDLESS)]
-    right = type(catalogue[0])()
-    said = [b"".join(answered(way, how, probe)) for how in (right, *catalogue)]
-    for (one, first), (other, second) in itertools.combinations(zip((right, *catalogue), said, strict=True), 2):
-        assert first != second, (one.says, other.says)
+    faults = [fault for fault in way.catalogue if ends or not fault.says.startswith(ENDLESS)]
+    right = simulate_beam_search if way in BEAMS else simulate_generation
+    answers = {"right": answered(way, right, probe)} | {
+        fault.says: answered(way, fault.simulate, probe) for fault in faults
+    }
+    assert len(answers) == 1 + len(faults)
+    for (one, first), (other, second) in itertools.combinations(answers.items(), 2):
+        assert first != second, (one, other)
 
 
-def answered(way: Way, how: Any, probe: Probe) -> list[bytes]:
-    """What a port with a mistake answers to all that is asked, scores to six digits."""
+def answered(way: Way, simulate: Simulate, probe: Probe) -> list[bytes]:
+    """The answers of a simulated port to all requests of a way, with scores to six digits."""
     asked = way.requests(probe)
-    if not isinstance(how, Beaming):
-        return [simulated(how, request).tobytes() for request in asked]
+    if way not in BEAMS:
+        return [simulated_tokens(simulate, request).tobytes() for request in asked]
     return [
         tokens.tobytes() + np.round(scores, 6).tobytes()
-        for tokens, scores in (searched_so(how, request) for request in asked)
+        for tokens, scores in (simulated_beams(simulate, request) for request in asked)
     ]
 
 
@@ -187,7 +181,9 @@ def test_what_is_asked_of_beams_is_no_tie(preset: str) -> None:
     for request in (*beam_requests(first_probe(preset)), *penalty_requests(first_probe(preset))):
         exact = {name: value.astype(np.float64) for name, value in request.parameters.items()}
         given = (request.config, exact, request.prompt, request.steps, request.beams)
-        tokens, scores, margin = beamed(*given, request.length_penalty, request.source, Beaming())
+        tokens, scores, margin = simulate_beam_search(
+            *given, length_penalty=request.length_penalty, source=request.source
+        )
         expected = beam_search(*given, length_penalty=request.length_penalty, source=request.source)
         np.testing.assert_array_equal(tokens, expected[0])
         oracle = true_scores(request, tokens)
@@ -257,9 +253,9 @@ def test_what_goes_by_a_wrong_greedy_generation_is_not_compared() -> None:
 
 def test_draws_in_half_precision_are_not_compared() -> None:
     probe = first_probe("notes-lm")
-    build = drawing(Drawing())
+    build = generating(simulate_generation)
     found = compare_generation(build, build(probe.config, probe.parameters).generate, probe, "bfloat16")
-    assert [claim.id for claim in found.claims] == ["generate"]
+    assert [claim.id for claim in found.claims] == ["generate", "generate.lengths"]
     assert any(says.startswith("generate.sampling: where rounding is coarse") for says in found.not_compared)
 
 
@@ -283,7 +279,7 @@ def test_what_a_way_raises_leaves_the_others_compared(error: Exception) -> None:
 def test_a_draw_at_a_boundary_is_a_tie_and_one_beyond_it_is_wrong(off: float, says: str) -> None:
     (request,) = drawing_requests(first_probe("notes-lm"))
     assert request.uniforms is not None
-    tokens, uniforms = simulated(Drawing(), request), request.uniforms.copy()
+    tokens, uniforms = simulated_tokens(simulate_generation, request), request.uniforms.copy()
     uniforms[0, 0] = upper_end(request, tokens) + off
     found = judged(dataclasses.replace(request, uniforms=uniforms), tokens, "float32")
     place = f"token {request.prompt.shape[1]}, drawn"
@@ -302,7 +298,7 @@ def upper_end(request: Request, tokens: np.ndarray) -> float:
 
 def test_a_token_that_may_not_be_drawn_is_wrong_however_near_the_number() -> None:
     request = sampling_requests(first_probe("notes-lm"))[0]
-    tokens = simulated(Drawing(), request)
+    tokens = simulated_tokens(simulate_generation, request)
     errors = {token: judged(request, with_last(tokens, token), "float32").error for token in range(8, 18)}
     assert sum(np.isinf(error) for error in errors.values()) >= 2, "of ten tokens top_k leaves eight"
     assert judged(request, tokens, "float32").error == 0.0
@@ -316,12 +312,12 @@ def with_last(tokens: np.ndarray, token: int) -> np.ndarray:
 
 def test_a_score_that_is_not_the_tokens_own_is_wrong_and_so_are_worse_tokens() -> None:
     (request,) = beam_requests(first_probe("translation"))
-    tokens, scores = searched_so(Beaming(), request)
+    tokens, scores = simulated_beams(simulate_beam_search, request)
     right = judged_beams(request, tokens, scores, "float32")
     assert (right.share < 1, right.near) == (True, ())
     found = judged_beams(request, tokens, scores + 1e-3, "float32")
     assert (found.share > 1, found.where) == (True, "the scores, beams")
-    greedy, of_greedy = searched_so(Beaming(begins_apart=False), request)
+    greedy, of_greedy = simulated_beams(functools.partial(simulate_beam_search, begins_apart=False), request)
     found = judged_beams(request, greedy, of_greedy, "float32")
     assert (found.share > 1, found.where) == (True, "the tokens, beams")
 
@@ -340,11 +336,10 @@ def test_another_token_is_right_if_it_is_as_likely_to_within_rounding(
 ) -> None:
     (request,) = drawing_requests(first_probe("notes-lm"))
     request = dataclasses.replace(request, uniforms=request.uniforms if options else None, sampling=options)
-    how: Any = Drawing() if options else Generation()
     begin = request.prompt.shape[1]
-    token = int(simulated(how, request)[0, begin])
+    token = int(simulated_tokens(simulate_generation, request)[0, begin])
     twin = 5 if token != 5 else 6
-    chosen = simulated(how, twinned(request, token, twin, by))
+    chosen = simulated_tokens(simulate_generation, twinned(request, token, twin, by))
     assert chosen[0, begin] == twin
     found = judged(twinned(request, token, twin, -by), chosen, "float32")
     assert (found.share <= 1) == (says == "a tie")
@@ -357,11 +352,11 @@ def test_worse_beams_are_right_if_those_that_were_dropped_for_them_were_as_good_
 ) -> None:
     (request,) = drawing_requests(first_probe("notes-lm"))
     request = dataclasses.replace(request, name="one beam", uniforms=None, beams=1, steps=3)
-    token = int(searched_so(Beaming(), request)[0][0, request.prompt.shape[1]])
+    token = int(simulated_beams(simulate_beam_search, request)[0][0, request.prompt.shape[1]])
     twin = 5 if token != 5 else 6
     worse = []
     for sign in (1, -1):  # one of the two is followed by what is worse
-        tokens, _ = searched_so(Beaming(), twinned(request, token, twin, sign * by))
+        tokens, _ = simulated_beams(simulate_beam_search, twinned(request, token, twin, sign * by))
         asked = twinned(request, token, twin, -sign * by)
         found = judged_beams(asked, tokens, true_scores(asked, tokens).expected["scores"], "float32")
         behind = (best_scores(asked) - true_scores(asked, tokens).expected["scores"]).max()
@@ -395,5 +390,5 @@ def test_ragged_prompts_are_asked_for_where_the_mask_hides() -> None:
     assert len(set(request.begins.tolist())) > 1
     assert any(
         says.startswith("generate.lengths: this mask hides nothing")
-        for says in found_in(continuing(Ragged()), "walkthrough").not_compared
+        for says in found_in(generating(simulate_generation), "walkthrough").not_compared
     )

@@ -12,9 +12,10 @@ from meta.plain_port import Slip, build_port
 from transparity.config import TransformerConfig
 from transparity.presets import PRESETS
 from transparity_conformance import check
-from transparity_conformance.capabilities.faults.cache import CACHINGS, Caching, cached_logits
-from transparity_conformance.capabilities.faults.greedy import GENERATIONS, Generation, generated
-from transparity_conformance.capabilities.faults.loss import LOSSES, LossMistake
+from transparity_conformance.capabilities.faults import SimulatedFault
+from transparity_conformance.capabilities.faults.cache import CACHE_FAULTS
+from transparity_conformance.capabilities.faults.generation import GREEDY_FAULTS, simulate_generation
+from transparity_conformance.capabilities.faults.loss import LOSS_FAULTS
 from transparity_conformance.oracle.cases import CASES
 from transparity_conformance.report.check.findings import sentence
 from transparity_numpy.loss import cross_entropy
@@ -77,10 +78,10 @@ def test_our_own_loss_and_gradients_agree(preset: str) -> None:
     assert not any(MISSING in says for says in report.not_compared if says.startswith("loss"))
 
 
-@pytest.mark.parametrize("mistake", LOSSES, ids=lambda mistake: mistake.says)
-def test_a_wrong_loss_is_named(mistake: LossMistake) -> None:
+@pytest.mark.parametrize("mistake", LOSS_FAULTS, ids=lambda mistake: mistake.says)
+def test_a_wrong_loss_is_named(mistake: SimulatedFault) -> None:
     for preset in ("translation", "notes-lm"):
-        report = check(with_loss(mistake.loss), preset=preset)
+        report = check(with_loss(mistake.simulate), preset=preset)
         assert (report.verdict, report.first_divergence) == ("diverges", "loss")
         (fault,) = report.faults
         assert [cause.says for cause in fault.causes] == [mistake.says]
@@ -163,12 +164,12 @@ def test_a_right_loss_of_wrong_logits_is_no_fault() -> None:
     assert {claim.id: claim.verdict for claim in report.claims}["loss"] == "agrees"
 
 
-def with_generation(how: Generation) -> Callable[..., Any]:
+def with_generation(simulate: Callable[..., np.ndarray]) -> Callable[..., Any]:
     """A port whose `forward.generate` generates so."""
 
     def build(config: TransformerConfig, parameters: dict[str, np.ndarray]) -> Offering:
         def said(prompt: np.ndarray, max_new_tokens: int, source: np.ndarray | None = None) -> np.ndarray:
-            return generated(config, parameters, prompt, max_new_tokens, source, how)
+            return simulate(config, parameters, prompt, max_new_tokens, source=source)
 
         return Offering(numpy_build(config, parameters, dtype="float32"), generate=said)
 
@@ -180,12 +181,12 @@ def with_generation(how: Generation) -> Callable[..., Any]:
     [
         pytest.param(preset, how, id=f"{preset}: {how.says}")
         for preset in PRESETS
-        for how in GENERATIONS
+        for how in GREEDY_FAULTS
         if PRESETS[preset].config.eos_id is not None or how.id != "generation-stop"  # where nothing ends, all go on
     ],
 )
-def test_a_wrong_generation_is_named(preset: str, how: Generation) -> None:
-    report = check(with_generation(how), preset=preset)
+def test_a_wrong_generation_is_named(preset: str, how: SimulatedFault) -> None:
+    report = check(with_generation(how.simulate), preset=preset)
     (fault,) = report.faults
     assert (report.verdict, report.first_divergence, fault.where) == ("diverges", "generate", "generate")
     assert [cause.says for cause in fault.causes] == [how.says]
@@ -194,7 +195,7 @@ def test_a_wrong_generation_is_named(preset: str, how: Generation) -> None:
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_right_generation_agrees(preset: str) -> None:
-    report = check(with_generation(Generation()), preset=preset)
+    report = check(with_generation(simulate_generation), preset=preset)
     assert report.verdict == "agrees"
     assert {claim.id: claim.verdict for claim in report.claims}["generate"] == "agrees"
 
@@ -204,7 +205,7 @@ def test_a_second_best_token_has_no_name() -> None:
         forward = numpy_build(config, parameters, dtype="float32")
 
         def said(prompt: np.ndarray, max_new_tokens: int, source: np.ndarray | None = None) -> np.ndarray:
-            tokens = generated(config, parameters, prompt, max_new_tokens, source, Generation())
+            tokens = simulate_generation(config, parameters, prompt, max_new_tokens, source=source)
             tokens[1, 5] = (tokens[1, 5] + 1) % config.vocab_size
             return tokens
 
@@ -293,7 +294,7 @@ def test_what_is_no_answer_is_not_compared(answer: Any) -> None:
     assert any(says.startswith("loss: raised") for says in report.not_compared)
 
 
-def with_steps(how: Caching) -> Callable[..., Any]:
+def with_steps(how: SimulatedFault) -> Callable[..., Any]:
     """A port whose `forward.step` decodes so; its cache is what it was shown."""
 
     def build(config: TransformerConfig, parameters: dict[str, np.ndarray]) -> Offering:
@@ -304,7 +305,7 @@ def with_steps(how: Caching) -> Callable[..., Any]:
             name = config.input_names[-1]
             shown = shown | {name: np.concatenate([*([shown[name]] if name in shown else []), tokens], 1)}
             sizes = (*sizes, tokens.shape[1])
-            logits = cached_logits(config, forward.parameters, shown, sizes, how)
+            logits = how.simulate(config, forward.parameters, shown, sizes)
             return logits[:, -tokens.shape[1] :].astype(np.float32), (shown, sizes)
 
         return Offering(forward, step=said)
@@ -313,8 +314,8 @@ def with_steps(how: Caching) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("preset", [name for name in PRESETS if name != "walkthrough"])
-@pytest.mark.parametrize("how", CACHINGS, ids=lambda how: how.says)
-def test_a_wrong_cache_is_named(how: Caching, preset: str) -> None:
+@pytest.mark.parametrize("how", CACHE_FAULTS, ids=lambda how: how.says)
+def test_a_wrong_cache_is_named(how: SimulatedFault, preset: str) -> None:
     config = PRESETS[preset].config
     if how.says == "padding in the cache is seen" and config.target_mask == "causal":
         return  # where padding is seen anyway, it is no mistake

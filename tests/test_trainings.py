@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +13,8 @@ from transparity.config import TransformerConfig
 from transparity.presets import preset
 from transparity.training import Training
 from transparity_conformance import check
-from transparity_conformance.capabilities.faults.optimization import OPTIMIZINGS, Optimizing, trained
+from transparity_conformance.capabilities.faults import SimulatedFault
+from transparity_conformance.capabilities.faults.optimization import OPTIMIZER_FAULTS
 from transparity_conformance.capabilities.training import compare_training
 from transparity_conformance.oracle.backends import backend, installed
 from transparity_conformance.report.check.findings import sentence
@@ -44,8 +44,8 @@ def learning(how: Callable[..., Became]) -> Callable[[TransformerConfig, Arrays]
     return lambda config, parameters: Learning(config, parameters, how)
 
 
-def with_mistake(how: Optimizing) -> Callable[[TransformerConfig, Arrays], Learning]:
-    return learning(functools.partial(trained, how=how))
+def with_mistake(how: SimulatedFault) -> Callable[[TransformerConfig, Arrays], Learning]:
+    return learning(how.simulate)
 
 
 CONFIG = dataclasses.replace(preset("notes-lm"), qkv_bias=True)
@@ -53,8 +53,8 @@ CONFIG = dataclasses.replace(preset("notes-lm"), qkv_bias=True)
 rounding alone is divided by itself."""
 
 
-@pytest.mark.parametrize("how", OPTIMIZINGS, ids=lambda how: how.says)
-def test_a_wrong_optimizer_is_named(how: Optimizing) -> None:
+@pytest.mark.parametrize("how", OPTIMIZER_FAULTS, ids=lambda how: how.says)
+def test_a_wrong_optimizer_is_named(how: SimulatedFault) -> None:
     found = compare_training(with_mistake(how), CONFIG, "float32")
     (held,), (fault,) = found.claims, found.faults
     assert held.verdict == "diverges"

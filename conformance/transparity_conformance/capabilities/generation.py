@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.capabilities.faults.beams import BEAMINGS, Beaming, beamed
-from transparity_conformance.capabilities.faults.greedy import GENERATIONS, Generation, generated
-from transparity_conformance.capabilities.faults.ragged import RAGGEDS, Ragged, continued
-from transparity_conformance.capabilities.faults.sampling import DRAWINGS, Drawing, drawn
+from transparity_conformance.capabilities.faults import SimulatedFault
+from transparity_conformance.capabilities.faults.beams import BEAM_FAULTS
+from transparity_conformance.capabilities.faults.generation import GREEDY_FAULTS, RAGGED_FAULTS
+from transparity_conformance.capabilities.faults.sampling import SAMPLING_FAULTS
 from transparity_conformance.capabilities.requests import (
     Request,
     beam_requests,
@@ -35,9 +35,6 @@ from transparity_conformance.report.report import Cause, ClaimResult, Divergence
 
 Build = Callable[[TransformerConfig, Arrays], Any]
 
-OfTokens = Generation | Drawing | Ragged
-GenerationFault = OfTokens | Beaming
-
 
 @dataclass(frozen=True)
 class Way:
@@ -46,18 +43,18 @@ class Way:
     claim: str
     keywords: tuple[str, ...]
     requests: Callable[[Probe], tuple[Request, ...]]
-    catalogue: Sequence[GenerationFault]
+    catalogue: Sequence[SimulatedFault]
 
 
-GREEDY = Way("generate", (), greedy_requests, GENERATIONS)
+GREEDY = Way("generate", (), greedy_requests, GREEDY_FAULTS)
 FURTHER = (
-    Way("generate.uniforms", ("uniforms",), drawing_requests, DRAWINGS),
-    Way("generate.sampling", ("uniforms", "sampling"), sampling_requests, DRAWINGS),
-    Way("generate.lengths", ("lengths",), ragged_requests, RAGGEDS),
+    Way("generate.uniforms", ("uniforms",), drawing_requests, SAMPLING_FAULTS),
+    Way("generate.sampling", ("uniforms", "sampling"), sampling_requests, SAMPLING_FAULTS),
+    Way("generate.lengths", ("lengths",), ragged_requests, RAGGED_FAULTS),
 )
 BEAMS = (
-    Way("beam_search", (), beam_requests, BEAMINGS),
-    Way("beam_search.length_penalty", ("length_penalty",), penalty_requests, BEAMINGS),
+    Way("beam_search", (), beam_requests, BEAM_FAULTS),
+    Way("beam_search.length_penalty", ("length_penalty",), penalty_requests, BEAM_FAULTS),
 )
 
 
@@ -151,14 +148,12 @@ def _judged(request: Request, tokens: np.ndarray, scores: np.ndarray | None, dty
     return judged(request, tokens, dtype) if scores is None else judged_beams(request, tokens, scores, dtype)
 
 
-def _explains(
-    how: GenerationFault, request: Request, tokens: np.ndarray, scores: np.ndarray | None, dtype: str
-) -> bool:
+def _explains(how: SimulatedFault, request: Request, tokens: np.ndarray, scores: np.ndarray | None, dtype: str) -> bool:
     """Whether a port with this mistake would answer so."""
-    if not isinstance(how, Beaming):
-        return np.array_equal(tokens, simulated(how, request))
-    simulated_tokens, simulated_scores = searched_so(how, request)
-    if scores is None or not np.array_equal(_widest(request, tokens), _widest(request, simulated_tokens)):
+    if scores is None:
+        return np.array_equal(tokens, simulated_tokens(how.simulate, request))
+    simulated, simulated_scores = simulated_beams(how.simulate, request)
+    if not np.array_equal(_widest(request, tokens), _widest(request, simulated)):
         return False
     oracle = true_scores(request, tokens)
     true = np.abs(oracle.expected["scores"]).max()
@@ -175,19 +170,15 @@ def _widest(request: Request, tokens: np.ndarray) -> np.ndarray:
 
 
 @functools.cache
-def simulated(how: OfTokens, request: Request) -> np.ndarray:
-    """The tokens of a port with this mistake."""
-    given = (request.config, request.parameters, request.prompt)
-    if isinstance(how, Generation):
-        return generated(*given, request.steps, request.source, how)
-    if isinstance(how, Drawing):
-        assert request.uniforms is not None
-        return drawn(*given, request.source, request.uniforms, request.sampling, how)
-    return continued(*given, request.begins, request.steps, request.source, how)
+def simulated_tokens(simulate: Callable[..., np.ndarray], request: Request) -> np.ndarray:
+    """The tokens that a simulated port answers."""
+    named = request.named("lengths", "uniforms", "sampling")
+    return simulate(request.config, request.parameters, request.prompt, request.steps, **named)
 
 
 @functools.cache
-def searched_so(how: Beaming, request: Request) -> tuple[np.ndarray, np.ndarray]:
-    """The tokens and the scores of a port with this mistake."""
+def simulated_beams(simulate: Callable[..., Any], request: Request) -> tuple[np.ndarray, np.ndarray]:
+    """The tokens and the scores that a simulated port answers."""
     given = (request.config, request.exact, request.prompt, request.steps, request.beams)
-    return beamed(*given, request.length_penalty, request.source, how)[:2]
+    tokens, scores, _ = simulate(*given, **request.named("length_penalty"))
+    return tokens, scores

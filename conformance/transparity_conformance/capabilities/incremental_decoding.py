@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.capabilities.faults.cache import CACHINGS, Caching, cached_logits
+from transparity_conformance.capabilities.faults import SimulatedFault
+from transparity_conformance.capabilities.faults.cache import CACHE_FAULTS
 from transparity_conformance.oracle.probes import Probe, sees_something
 from transparity_conformance.report.capability_result import CapabilityResult, alternatives
 from transparity_conformance.report.comparison import as_numbers, gap, share
@@ -51,10 +52,10 @@ def judge_steps(logits: Mapping[str, np.ndarray], probe: Probe, dtype: str) -> C
     sizes = ways(where.shape[1])
     left = {
         how: max(gap(value, _simulated(probe, sizes[way], how)[where]) for way, value in said.items())
-        for how in CACHINGS
+        for how in CACHE_FAULTS
     }
     # A mistake that shows nowhere here explains nothing; the budget is that of the right logits, of the same size.
-    explaining = [how for how in CACHINGS if share(left[how], budget) <= 1]
+    explaining = [how for how in CACHE_FAULTS if share(left[how], budget) <= 1]
     causes = tuple(Cause(how.id, how.says, None, left[how], 1 - left[how] / errors[worst]) for how in explaining[:1])
     claim = ClaimResult("step", "diverges", errors[worst], budget, worst)
     return CapabilityResult(
@@ -63,8 +64,8 @@ def judge_steps(logits: Mapping[str, np.ndarray], probe: Probe, dtype: str) -> C
 
 
 @functools.cache
-def _simulated(probe: Probe, sizes: tuple[int, ...], how: Caching) -> np.ndarray:
-    return cached_logits(probe.config, probe.exact, probe.inputs, sizes, how)
+def _simulated(probe: Probe, sizes: tuple[int, ...], how: SimulatedFault) -> np.ndarray:
+    return how.simulate(probe.config, probe.exact, probe.inputs, sizes)
 
 
 def _stepped(step: Callable[..., Any], probe: Probe, sizes: Sequence[int], way: str) -> np.ndarray:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from transparity_conformance.capabilities.faults.loss import LOSSES, smoothed
+from transparity_conformance.capabilities.faults.loss import LOSS_FAULTS, smoothed
 from transparity_conformance.oracle.derivatives import Loss, targets_of
 from transparity_conformance.oracle.oracle import function_oracle
 from transparity_conformance.oracle.probes import Probe
@@ -57,8 +57,8 @@ def judge_losses(
     # A loss rounds by its own size: a sum by more than a mean.
     sizes = {key: abs(float(said[key] / right[key])) for key in said}
     grown = {key: max(1.0, size if math.isfinite(size) else 1.0) * budgets[key] for key, size in sizes.items()}
-    left = {mistake: errors(mistake.loss) for mistake in LOSSES}
-    explaining = [mistake for mistake in LOSSES if all(share(left[mistake][key], grown[key]) <= 1 for key in said)]
+    left = {fault: errors(fault.simulate) for fault in LOSS_FAULTS}
+    explaining = [fault for fault in LOSS_FAULTS if all(share(left[fault][key], grown[key]) <= 1 for key in said)]
     causes: tuple[Cause, ...]
     if explaining:
         first, residual = explaining[0], left[explaining[0]][worst]
@@ -68,7 +68,7 @@ def judge_losses(
         causes = tuple(_fitted(said, right, even, budgets, worst))[:1]
     claim = ClaimResult(name, "diverges", off[worst], budgets[worst], worst)
     fault = Divergence(name, off[worst], budgets[worst], causes, alternatives(explaining), probe=worst)
-    return CapabilityResult((claim,), (fault,)), explaining[0].loss if explaining else None
+    return CapabilityResult((claim,), (fault,)), explaining[0].simulate if explaining else None
 
 
 def _fitted(said: Numbers, right: Numbers, even: Numbers, budgets: Mapping[str, float], worst: str) -> Iterator[Cause]:

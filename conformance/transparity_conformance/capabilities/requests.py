@@ -11,7 +11,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.sampling import Sampling
-from transparity_conformance.capabilities.faults.greedy import Generation, generated
+from transparity_conformance.capabilities.faults.generation import simulate_generation
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import BATCH, Probe
 from transparity_numpy.decoding import next_logits
@@ -202,7 +202,7 @@ def _ending_by_what_comes(beyond: Request) -> tuple[Request, ...]:
     never comes, and one that comes in the most different rows and steps."""
     config, begin = beyond.config, beyond.prompt.shape[1]
     endless = dataclasses.replace(config, eos_id=None)
-    tokens = generated(endless, beyond.parameters, beyond.prompt, beyond.steps, beyond.source, Generation())
+    tokens = simulate_generation(endless, beyond.parameters, beyond.prompt, beyond.steps, source=beyond.source)
     firsts = {token: _first_steps(tokens[:, begin:], token) for token in range(config.vocab_size)}
     special = {config.pad_id, config.bos_id}
     free = [token for token in firsts if token not in special]
@@ -229,7 +229,7 @@ def _pushed(parameters: Arrays, token: int, push: float) -> Arrays:
 def _push(never: Request, eos_id: int, parameters: Arrays) -> float:
     """What has to be added to the end token's logit for the rows to end at as many different steps as can be. Until a
     row ends, it is the same whatever is added."""
-    tokens = generated(never.config, never.parameters, never.prompt, never.steps, never.source, Generation())
+    tokens = simulate_generation(never.config, never.parameters, never.prompt, never.steps, source=never.source)
     logits = following(never, parameters, tokens, never.steps)
     margins = np.delete(logits, eos_id, axis=-1).max(axis=-1) - logits[..., eos_id].astype(np.float64)
     ordered = np.unique(margins)

@@ -12,7 +12,7 @@ import numpy as np
 
 from transparity.sampling import Sampling
 from transparity.taps import Tap
-from transparity_conformance.capabilities.faults.beams import Beaming, beamed, length_penalty
+from transparity_conformance.capabilities.faults.beams import length_penalty, simulate_beam_search
 from transparity_conformance.capabilities.requests import Request, following
 from transparity_conformance.oracle.oracle import Arrays, Oracle
 from transparity_conformance.report.comparison import share
@@ -182,7 +182,7 @@ def margins(request: Request) -> np.ndarray:
     """By how much (batch,) the reference prefers all that it keeps to all that it drops: where that is a tie to within
     rounding, a port may keep another one, and end with a worse one."""
     given = (request.config, request.exact, request.prompt, request.steps, request.beams)
-    return beamed(*given, request.length_penalty, request.source, Beaming())[2]
+    return simulate_beam_search(*given, length_penalty=request.length_penalty, source=request.source)[2]
 
 
 def _of(values: np.ndarray, tokens: np.ndarray) -> np.ndarray:

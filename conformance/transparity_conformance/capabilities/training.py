@@ -12,7 +12,8 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.parameters import is_learned
 from transparity.training import Training
-from transparity_conformance.capabilities.faults.optimization import OPTIMIZINGS, Optimizing, trained
+from transparity_conformance.capabilities.faults import SimulatedFault
+from transparity_conformance.capabilities.faults.optimization import OPTIMIZER_FAULTS
 from transparity_conformance.capabilities.generation import Build
 from transparity_conformance.oracle.oracle import Arrays, Oracle, training_oracle
 from transparity_conformance.oracle.probes import inputs_beside, probe_parameters
@@ -63,10 +64,11 @@ def batches(config: TransformerConfig) -> tuple[Arrays, ...]:
 
 
 @functools.cache
-def oracle_of(config: TransformerConfig, name: str, how: Optimizing | None = None) -> Oracle:
+def oracle_of(config: TransformerConfig, name: str, how: SimulatedFault | None = None) -> Oracle:
     """The losses and the parameters that come of a training, of the right one or of one with a mistake."""
-    by = functools.partial(trained, how=how) if how else None
-    return training_oracle(config, probe_parameters(config, 6), batches(config), TRAININGS[name], by)
+    return training_oracle(
+        config, probe_parameters(config, 6), batches(config), TRAININGS[name], how.simulate if how else None
+    )
 
 
 def compare_training(build: Build, config: TransformerConfig, dtype: str) -> CapabilityResult:
@@ -89,8 +91,8 @@ def compare_training(build: Build, config: TransformerConfig, dtype: str) -> Cap
     return CapabilityResult((ClaimResult("train", "diverges", error, budget, place),), (fault,))
 
 
-def _explaining(config: TransformerConfig, said: Mapping[str, Arrays], dtype: str) -> list[Optimizing]:
-    def beyond(how: Optimizing) -> int:
+def _explaining(config: TransformerConfig, said: Mapping[str, Arrays], dtype: str) -> list[SimulatedFault]:
+    def beyond(how: SimulatedFault) -> int:
         """How many tensors the port is further off the wrong training than budgets of the right one allow."""
         return sum(
             share(gap(said[name][what], expected), oracle_of(config, name).budget(what, dtype)) > 1
@@ -98,10 +100,10 @@ def _explaining(config: TransformerConfig, said: Mapping[str, Arrays], dtype: st
             for what, expected in oracle_of(config, name, how).expected.items()
         )
 
-    left = {how: beyond(how) for how in OPTIMIZINGS}
-    if explaining := [how for how in OPTIMIZINGS if not left[how]]:
+    left = {how: beyond(how) for how in OPTIMIZER_FAULTS}
+    if explaining := [how for how in OPTIMIZER_FAULTS if not left[how]]:
         return explaining
-    nearest = sorted(OPTIMIZINGS, key=lambda how: left[how])[:NEAREST]
+    nearest = sorted(OPTIMIZER_FAULTS, key=lambda how: left[how])[:NEAREST]
     by_their_own = [
         how
         for how in nearest

@@ -1,9 +1,9 @@
-"""Mistakes in decoding with a cache: at which positions tokens come to stand, and which of the keys they see."""
+"""Faults in decoding with a cache: the positions of new tokens, and the keys that they see."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.parameters import shared
 from transparity.taps import Tap
+from transparity_conformance.capabilities.faults import SimulatedFault
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_numpy.cache import positions_behind, show
 from transparity_numpy.decoding import start
@@ -22,10 +23,10 @@ from transparity_numpy.positions import places, rotate
 from transparity_numpy.transformer import decoder
 
 Positions = Callable[[np.ndarray], np.ndarray]
-"""At which positions (batch, queries) tokens are taken to be that stand at these."""
+"""Maps the right positions (batch, queries) to those that the port uses."""
 
 Mask = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""What tokens at these positions (batch, queries) see of the keys (batch, keys) that may be seen."""
+"""The mask of queries at positions (batch, queries) over the visible keys (batch, keys)."""
 
 
 def _as_they_are(positions: np.ndarray) -> np.ndarray:
@@ -33,8 +34,12 @@ def _as_they_are(positions: np.ndarray) -> np.ndarray:
 
 
 def _moved(by: int) -> Positions:
-    """Positions of all tokens behind the first chunk, moved."""
+    """Move the positions of all tokens after the first chunk."""
     return lambda positions: np.where(positions[:, :1] > 0, positions + by, positions)
+
+
+def _all_at(index: int) -> Positions:
+    return lambda positions: np.broadcast_to(positions[:, [index]], positions.shape)
 
 
 def _does_not_see_itself(positions: np.ndarray, visible: np.ndarray) -> np.ndarray:
@@ -58,72 +63,51 @@ def _sees_padding(positions: np.ndarray, visible: np.ndarray) -> np.ndarray:
     return cached_mask(positions, np.ones_like(visible))
 
 
-@dataclass(frozen=True)
-class Caching:
-    """How a port decodes with its cache: as the reference does, but for what is said here."""
-
-    id: str = ""
-    says: str = ""
-    positions: Positions = _as_they_are
-    mask: Mask = cached_mask
-    masks_source: bool = True
-
-
-CACHINGS = (
-    Caching("cache-position", "positions begin at 0 again with every step", lambda at: at - at[:, :1]),
-    Caching("cache-position", "behind the first step positions are one too far", _moved(1)),
-    Caching("cache-position", "behind the first step positions are one too low", _moved(-1)),
-    Caching("cache-position", "all tokens of a step stand at its first position", lambda at: at[:, :1] + 0 * at),
-    Caching("cache-position", "all tokens of a step stand at its last position", lambda at: at[:, -1:] + 0 * at),
-    Caching("cache-mask", "a token does not see itself", mask=_does_not_see_itself),
-    Caching("cache-mask", "tokens of a step see those behind them in it", mask=_sees_the_chunk),
-    Caching(
-        "cache-mask",
-        "the causal mask is laid from the first key, not from the step's",
-        mask=_from_the_first_key,
-    ),
-    Caching("cache-mask", "only the step's own tokens are seen: the cache is not", mask=_sees_the_chunk_alone),
-    Caching("cache-mask", "padding in the cache is seen", mask=_sees_padding),
-    Caching("cache-mask", "padding in the source is seen", masks_source=False),
-)
-"""The likeliest first."""
-
-
-def cached_logits(
-    config: TransformerConfig, parameters: Arrays, inputs: Arrays, sizes: Sequence[int], how: Caching
+def simulate_decoding(
+    config: TransformerConfig,
+    parameters: Arrays,
+    inputs: Arrays,
+    sizes: Sequence[int],
+    *,
+    positions: Positions = _as_they_are,
+    mask: Mask = cached_mask,
+    masks_source: bool = True,
 ) -> np.ndarray:
-    """The logits (batch, length, vocab) of a port that decodes so, in steps of `sizes` tokens."""
+    """Decode with a cache as the reference does, except where an option says otherwise.
+
+    Args:
+        sizes: the number of tokens of each step.
+        positions: the positions that the port takes tokens to have.
+        mask: the mask over the cache.
+        masks_source: whether padding in the source is masked.
+
+    Returns:
+        Logits (batch, length, vocab).
+    """
     tokens, tree = inputs[config.input_names[-1]], nest(shared(config, parameters))
     given = inputs.get("attention_mask")
     of_source, of_tokens = (given, None) if config.has_encoder else (None, given)
-    beside: dict[str, Any] = {"source": inputs.get("source"), "attention_mask": of_source}
-    cache = start(config, parameters, len(tokens), config.max_length, **beside)
+    cache = start(
+        config, parameters, len(tokens), config.max_length, source=inputs.get("source"), attention_mask=of_source
+    )
     memory_mask: Any = cache.get("memory_mask")
-    memory_mask = memory_mask if memory_mask is None or how.masks_source else np.ones_like(memory_mask)
-    said, begin = [], 0
+    memory_mask = memory_mask if memory_mask is None or masks_source else np.ones_like(memory_mask)
+    logits, begin = [], 0
     for size in sizes:
-        chunk, positions = tokens[:, begin : begin + size], positions_behind(cache, size)
-        shown = None if of_tokens is None else of_tokens[:, begin : begin + size]
-        visible = show(cache, padding_mask(chunk, config.pad_id, shown)[:, 0, 0], positions)
-        seen = visible if config.decoder_mask == "causal-and-padding" else np.ones_like(visible)
-        x = decoder(
-            config,
-            tree["decoder"],
-            chunk,
-            how.mask(positions, seen),
-            None,
-            memory_mask,
-            _standing(config, tree["decoder"], chunk, visible, positions, how.positions(positions)),
-            visible=visible,
-            cache=cache["layers"],
-            positions=positions,
-        )
-        said.append(head(config, tree, x))
+        chunk, right = tokens[:, begin : begin + size], positions_behind(cache, size)
+        chunk_mask = None if of_tokens is None else of_tokens[:, begin : begin + size]
+        visible = show(cache, padding_mask(chunk, config.pad_id, chunk_mask)[:, 0, 0], right)
+        masked = visible if config.decoder_mask == "causal-and-padding" else np.ones_like(visible)
+        moved = _at_positions(config, tree["decoder"], chunk, visible, right, positions(right))
+        beside = (mask(right, masked), None, memory_mask, moved)
+        layers = cache["layers"]
+        x = decoder(config, tree["decoder"], chunk, *beside, visible=visible, cache=layers, positions=right)
+        logits.append(head(config, tree, x))
         cache["lengths"], begin = cache["lengths"] + size, begin + size
-    return np.concatenate(said, axis=1)
+    return np.concatenate(logits, axis=1)
 
 
-def _standing(
+def _at_positions(
     config: TransformerConfig,
     parameters: Mapping[str, Any],
     tokens: np.ndarray,
@@ -131,10 +115,10 @@ def _standing(
     positions: np.ndarray,
     taken: np.ndarray,
 ) -> Tap:
-    """A tap that has tokens stand where they are taken to be, in place of their `positions`: in the embeddings, in how
-    queries and keys are turned, and in the distances that add to scores. `parameters` are the decoder's."""
+    """A tap that moves tokens from their `positions` to those `taken`: in the embeddings, in the rotation of queries
+    and keys, and in the bias of scores. `parameters` are the decoder's."""
     in_table = np.clip(taken, 0, config.max_length - 1)
-    # Where what is wrong is farther on than anything is, there are positions, too.
+    # Wrong positions may lie beyond the longest right one.
     room = np.pad(visible, ((0, 0), (0, config.max_length)))
     embedded = embed(config, parameters, tokens, room, in_table)
     keys, dtype = visible.shape[1], embedded.dtype
@@ -155,3 +139,27 @@ def _standing(
         return value
 
     return tap
+
+
+def _fault(id: str, says: str, **options: Any) -> SimulatedFault:
+    return SimulatedFault(id, says, functools.partial(simulate_decoding, **options))
+
+
+CACHE_FAULTS = (
+    _fault("cache-position", "positions begin at 0 again with every step", positions=lambda at: at - at[:, :1]),
+    _fault("cache-position", "behind the first step positions are one too far", positions=_moved(1)),
+    _fault("cache-position", "behind the first step positions are one too low", positions=_moved(-1)),
+    _fault("cache-position", "all tokens of a step stand at its first position", positions=_all_at(0)),
+    _fault("cache-position", "all tokens of a step stand at its last position", positions=_all_at(-1)),
+    _fault("cache-mask", "a token does not see itself", mask=_does_not_see_itself),
+    _fault("cache-mask", "tokens of a step see those behind them in it", mask=_sees_the_chunk),
+    _fault(
+        "cache-mask",
+        "the causal mask is laid from the first key, not from the step's",
+        mask=_from_the_first_key,
+    ),
+    _fault("cache-mask", "only the step's own tokens are seen: the cache is not", mask=_sees_the_chunk_alone),
+    _fault("cache-mask", "padding in the cache is seen", mask=_sees_padding),
+    _fault("cache-mask", "padding in the source is seen", masks_source=False),
+)
+"""The likeliest first."""

@@ -1,22 +1,25 @@
-"""Mistakes in the optimizers: what becomes of right gradients."""
+"""Faults in the optimizers, given right gradients."""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.parameters import is_learned
 from transparity.training import Training
+from transparity_conformance.capabilities.faults import SimulatedFault
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_numpy.differentiation import loss_and_gradients
 from transparity_numpy.optimization import clip_by_global_norm
 
 Clip = Callable[[Arrays, float], Arrays]
-"""What becomes of gradients for a largest norm."""
+"""Clips gradients, given the largest norm."""
 
 
 def _each_by_itself(gradients: Arrays, max_norm: float) -> Arrays:
@@ -37,86 +40,84 @@ def _never(gradients: Arrays, max_norm: float) -> Arrays:
 
 
 @dataclass(frozen=True)
-class Optimizing:
-    """How steps are made: as the reference does, but for what is said here."""
+class OptimizerRules:
+    """The rules of an optimizer: the reference's by default."""
 
-    id: str = ""
-    says: str = ""
     clip: Clip = clip_by_global_norm
     eps: str = "behind the root"
     """`behind the root`, `inside the root`, `before the correction`, or `nowhere`."""
     decay: str = "decoupled"
-    """`decoupled`, `coupled` (into the gradient), `without the rate`, `of weights alone`, or `none`."""
+    """`decoupled`, `coupled` (added to the gradient), `without the rate`, `of weights alone`, or `none`."""
     corrects: bool = True
     """Whether Adam's moments are divided by 1 − betaᵗ."""
     swaps_betas: bool = False
     counts_from: int = 1
-    """The number of the first step, as the schedule sees it."""
+    """The number of the first step in the schedule."""
     dampens: bool = False
     """Whether SGD takes 1 − momentum of each gradient."""
     looks_ahead: bool = False
     """Whether SGD's step is Nesterov's."""
 
 
-OPTIMIZINGS = (
-    Optimizing("clip-norm", "every tensor is clipped by its own norm, not all by one", clip=_each_by_itself),
-    Optimizing("clip-norm", "every number of a gradient is clipped, not the norm", clip=_by_value),
-    Optimizing("clip-norm", "gradients are scaled to the largest norm even if they are shorter", clip=_always),
-    Optimizing("clip-norm", "gradients are not clipped", clip=_never),
-    Optimizing("optimizer-eps", "eps is added inside the root", eps="inside the root"),
-    Optimizing("optimizer-eps", "eps is added before the second moment is corrected", eps="before the correction"),
-    Optimizing("optimizer-eps", "eps is left out", eps="nowhere"),
-    Optimizing("weight-decay", "weight decay is added to the gradient: it is coupled", decay="coupled"),
-    Optimizing("weight-decay", "weight decay is not multiplied by the learning rate", decay="without the rate"),
-    Optimizing("weight-decay", "biases and norms are left out of weight decay", decay="of weights alone"),
-    Optimizing("weight-decay", "nothing decays", decay="none"),
-    Optimizing("bias-correction", "the moments are not corrected for beginning at 0", corrects=False),
-    Optimizing("optimizer-betas", "the betas are swapped", swaps_betas=True),
-    Optimizing("warm-up", "the first step counts as the second", counts_from=2),
-    Optimizing("warm-up", "the first step counts as step 0, whose rate is 0", counts_from=0),
-    Optimizing("momentum", "gradients are taken times 1 − momentum", dampens=True),
-    Optimizing("momentum", "the momentum is Nesterov's", looks_ahead=True),
-)
-"""The likeliest first."""
-
-
-def trained(
-    config: TransformerConfig, parameters: Arrays, batches: Sequence[Arrays], training: Training, how: Optimizing
+def simulate_training(
+    config: TransformerConfig, parameters: Arrays, batches: Sequence[Arrays], training: Training, **options: Any
 ) -> tuple[list[float], Arrays]:
-    """The losses, and what the parameters become in a port that makes its steps so."""
-    parameters, losses = dict(parameters), []
+    """Train by the `OptimizerRules` that `options` give; return the losses and the learned parameters."""
+    rules, parameters, losses = OptimizerRules(**options), dict(parameters), []
     first: Arrays = {}
     second: Arrays = {}
-    beta1, beta2 = training.betas[::-1] if how.swaps_betas else training.betas
     for step, batch in enumerate(batches, 1):
         loss, gradients = loss_and_gradients(config, parameters, training=True, **batch)
         losses.append(float(loss))
         if training.max_norm is not None:
-            gradients = how.clip(gradients, training.max_norm)
-        count = step - 1 + how.counts_from
+            gradients = rules.clip(gradients, training.max_norm)
+        count = step - 1 + rules.counts_from
         rate = training.rate(count, config.embed_dim) if count or training.warmup_steps is None else 0.0
         for name, computed in gradients.items():
-            gradient, zero = computed, np.zeros_like(computed)
-            decay = training.weight_decay if training.optimizer == "adamw" else 0.0
-            spared = how.decay == "none" or (how.decay == "of weights alone" and gradient.ndim < 2)
-            decay = 0.0 if spared else decay
-            if how.decay == "coupled":
-                gradient, decay = gradient + decay * parameters[name], 0.0
+            value, gradient = parameters[name], computed
+            decay = _decay(rules, training, gradient)
+            if rules.decay == "coupled":
+                gradient, decay = gradient + decay * value, 0.0
             if training.optimizer == "sgd":
-                share = 1 - training.momentum if how.dampens else 1.0
-                first[name] = training.momentum * first.get(name, zero) + share * gradient
-                ahead = gradient + training.momentum * first[name] if how.looks_ahead else first[name]
-                parameters[name] = parameters[name] - rate * ahead
+                parameters[name] = value - rate * _momentum(rules, training, first, name, gradient)
                 continue
-            first[name] = beta1 * first.get(name, zero) + (1 - beta1) * gradient
-            second[name] = beta2 * second.get(name, zero) + (1 - beta2) * gradient * gradient
-            corrections = (1 - beta1**step, 1 - beta2**step) if how.corrects else (1.0, 1.0)
-            root = _root(second[name], corrections[1], training.eps, how.eps)
-            kept = parameters[name] * (1 - (1.0 if how.decay == "without the rate" else rate) * decay)
-            # Where eps is left out, what no gradient reaches is divided by 0; a port would leave it as it is.
-            moved = np.divide(first[name] / corrections[0], root, out=np.zeros_like(root), where=root != 0)
-            parameters[name] = kept - rate * moved
+            kept = value * (1 - (1.0 if rules.decay == "without the rate" else rate) * decay)
+            parameters[name] = kept - rate * _adam(rules, training, (first, second), name, gradient, step)
     return losses, {name: value for name, value in parameters.items() if is_learned(name)}
+
+
+def _decay(rules: OptimizerRules, training: Training, gradient: np.ndarray) -> float:
+    spared = rules.decay == "none" or (rules.decay == "of weights alone" and gradient.ndim < 2)
+    return 0.0 if spared or training.optimizer != "adamw" else training.weight_decay
+
+
+def _momentum(
+    rules: OptimizerRules, training: Training, moments: Arrays, name: str, gradient: np.ndarray
+) -> np.ndarray:
+    """The direction of SGD's step; the moment `name` is updated."""
+    share = 1 - training.momentum if rules.dampens else 1.0
+    moments[name] = training.momentum * moments.get(name, np.zeros_like(gradient)) + share * gradient
+    return gradient + training.momentum * moments[name] if rules.looks_ahead else moments[name]
+
+
+def _adam(
+    rules: OptimizerRules,
+    training: Training,
+    moments: tuple[Arrays, Arrays],
+    name: str,
+    gradient: np.ndarray,
+    step: int,
+) -> np.ndarray:
+    """The direction of Adam's step; both moments of `name` are updated."""
+    first, second = moments
+    beta1, beta2 = training.betas[::-1] if rules.swaps_betas else training.betas
+    zero = np.zeros_like(gradient)
+    first[name] = beta1 * first.get(name, zero) + (1 - beta1) * gradient
+    second[name] = beta2 * second.get(name, zero) + (1 - beta2) * gradient * gradient
+    corrections = (1 - beta1**step, 1 - beta2**step) if rules.corrects else (1.0, 1.0)
+    root = _root(second[name], corrections[1], training.eps, rules.eps)
+    # Without eps, a parameter that no gradient reaches is divided by 0; a port would leave it unchanged.
+    return np.divide(first[name] / corrections[0], root, out=np.zeros_like(root), where=root != 0)
 
 
 def _root(second: np.ndarray, correction: float, eps: float, where: str) -> np.ndarray:
@@ -125,3 +126,29 @@ def _root(second: np.ndarray, correction: float, eps: float, where: str) -> np.n
     if where == "before the correction":
         return (np.sqrt(second) + eps) / np.sqrt(correction)
     return np.sqrt(second / correction) + (0.0 if where == "nowhere" else eps)
+
+
+def _fault(id: str, says: str, **options: Any) -> SimulatedFault:
+    return SimulatedFault(id, says, functools.partial(simulate_training, **options))
+
+
+OPTIMIZER_FAULTS = (
+    _fault("clip-norm", "every tensor is clipped by its own norm, not all by one", clip=_each_by_itself),
+    _fault("clip-norm", "every number of a gradient is clipped, not the norm", clip=_by_value),
+    _fault("clip-norm", "gradients are scaled to the largest norm even if they are shorter", clip=_always),
+    _fault("clip-norm", "gradients are not clipped", clip=_never),
+    _fault("optimizer-eps", "eps is added inside the root", eps="inside the root"),
+    _fault("optimizer-eps", "eps is added before the second moment is corrected", eps="before the correction"),
+    _fault("optimizer-eps", "eps is left out", eps="nowhere"),
+    _fault("weight-decay", "weight decay is added to the gradient: it is coupled", decay="coupled"),
+    _fault("weight-decay", "weight decay is not multiplied by the learning rate", decay="without the rate"),
+    _fault("weight-decay", "biases and norms are left out of weight decay", decay="of weights alone"),
+    _fault("weight-decay", "nothing decays", decay="none"),
+    _fault("bias-correction", "the moments are not corrected for beginning at 0", corrects=False),
+    _fault("optimizer-betas", "the betas are swapped", swaps_betas=True),
+    _fault("warm-up", "the first step counts as the second", counts_from=2),
+    _fault("warm-up", "the first step counts as step 0, whose rate is 0", counts_from=0),
+    _fault("momentum", "gradients are taken times 1 − momentum", dampens=True),
+    _fault("momentum", "the momentum is Nesterov's", looks_ahead=True),
+)
+"""The likeliest first."""

@@ -1,29 +1,29 @@
-"""Mistakes in drawing a token: what temperature, top-k and top-p leave of the logits, and what is picked of that."""
+"""Faults in drawing a token: temperature, top-k and top-p, and the choice from what they leave."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from transparity.config import TransformerConfig
 from transparity.sampling import Sampling
-from transparity_conformance.capabilities.faults.greedy import Generation, generated
-from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.capabilities.faults import SimulatedFault
+from transparity_conformance.capabilities.faults.generation import simulate_generation
 from transparity_numpy.functional import softmax
 from transparity_numpy.generation import drawable
 
 Cut = Callable[[np.ndarray, Sampling], np.ndarray]
-"""What is left of logits (batch, vocab), −inf for what may not be drawn."""
+"""The logits (batch, vocab) that remain; −inf for a token that may not be drawn."""
 
 Pick = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """The tokens (batch,) that uniform numbers (batch,) pick of probabilities (batch, vocab)."""
 
 
 def _with(**fields: float | None) -> Cut:
-    """As if other options had been asked for."""
+    """Cut as if other options had been given."""
     return lambda logits, sampling: drawable(logits, dataclasses.replace(sampling, **fields))  # type: ignore[arg-type]
 
 
@@ -49,7 +49,7 @@ def _top_k_moved(by: int) -> Cut:
 
 
 def _top_p_moved(by: int) -> Cut:
-    """So many tokens more than top-p leaves, of those that top-k left."""
+    """Keep `by` more tokens than top-p leaves, of those that top-k left."""
 
     def cut(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
         by_top_k = drawable(logits, dataclasses.replace(sampling, top_p=1.0))
@@ -63,7 +63,7 @@ def _top_p_moved(by: int) -> Cut:
 
 
 def _passed(probability: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
-    """How many tokens end below the uniform number, the likelihood of each put behind that of those before it."""
+    """Count the tokens whose cumulative probability does not exceed the uniform number."""
     below: np.ndarray = (probability.cumsum(axis=-1) <= uniforms[:, None]).sum(axis=-1)
     return below
 
@@ -98,69 +98,62 @@ def _all_by_the_first(probability: np.ndarray, uniforms: np.ndarray) -> np.ndarr
     return _in_vocabulary_order(probability, np.full_like(uniforms, uniforms[0]))
 
 
-@dataclass(frozen=True)
-class Drawing:
-    """How tokens are drawn: as the reference does, but for what is said here."""
+def draw_tokens(
+    logits: np.ndarray,
+    uniforms: np.ndarray,
+    sampling: Sampling,
+    *,
+    cut: Cut = drawable,
+    pick: Pick = _in_vocabulary_order,
+    renormalizes: bool = True,
+) -> np.ndarray:
+    """Draw tokens (batch,) as the reference does, except where an option says otherwise.
 
-    id: str = ""
-    says: str = ""
-    cut: Cut = drawable
-    pick: Pick = _in_vocabulary_order
-    renormalizes: bool = True
-    """Whether what the cuts leave is made to have the probability 1 together."""
+    Args:
+        cut: applies temperature, top-k and top-p.
+        pick: the choice of a token, given probabilities and uniform numbers.
+        renormalizes: whether the probabilities that remain are scaled to add up to 1.
+    """
+    left = cut(logits, sampling)
+    if renormalizes:
+        return pick(softmax(left), uniforms)
+    return pick(np.where(np.isfinite(left), softmax(logits / sampling.temperature), 0.0), uniforms)
+
+
+def _fault(id: str, says: str, cut: Cut = drawable, **options: Any) -> SimulatedFault:
+    draw = functools.partial(draw_tokens, cut=cut, **options)
+    return SimulatedFault(id, says, functools.partial(simulate_generation, draw=draw))
 
 
 _NOT_NORMALIZED = "what the cuts leave is not normalised anew"
 
-DRAWINGS = (
-    Drawing("sampling-temperature", "the logits are multiplied by the temperature, not divided", _multiplied),
-    Drawing("sampling-temperature", "the temperature is ignored", _with(temperature=1.0)),
-    Drawing("sampling-order", "the temperature comes behind the cuts, not before them", _temperature_last),
-    Drawing("sampling-order", "top-p cuts by the probabilities of all tokens, not of what top-k left", _top_p_first),
-    Drawing("sampling-top-k", "top-k is ignored", _with(top_k=None)),
-    Drawing("sampling-top-k", "top-k leaves one token more", _top_k_moved(1)),
-    Drawing("sampling-top-k", "top-k leaves one token less", _top_k_moved(-1)),
-    Drawing("sampling-top-p", "top-p is ignored", _with(top_p=1.0)),
-    Drawing("sampling-top-p", "the token with which top_p is reached is left out", _top_p_moved(-1)),
-    Drawing("sampling-top-p", "the token behind the one with which top_p is reached may be drawn", _top_p_moved(1)),
-    Drawing("sampling-normalization", f"{_NOT_NORMALIZED}: beyond it the last token is drawn", renormalizes=False),
-    Drawing(
-        "sampling-normalization", f"{_NOT_NORMALIZED}: beyond it the first is drawn", drawable, _or_the_first, False
+SAMPLING_FAULTS = (
+    _fault("sampling-temperature", "the logits are multiplied by the temperature, not divided", _multiplied),
+    _fault("sampling-temperature", "the temperature is ignored", _with(temperature=1.0)),
+    _fault("sampling-order", "the temperature comes behind the cuts, not before them", _temperature_last),
+    _fault("sampling-order", "top-p cuts by the probabilities of all tokens, not of what top-k left", _top_p_first),
+    _fault("sampling-top-k", "top-k is ignored", _with(top_k=None)),
+    _fault("sampling-top-k", "top-k leaves one token more", _top_k_moved(1)),
+    _fault("sampling-top-k", "top-k leaves one token less", _top_k_moved(-1)),
+    _fault("sampling-top-p", "top-p is ignored", _with(top_p=1.0)),
+    _fault("sampling-top-p", "the token with which top_p is reached is left out", _top_p_moved(-1)),
+    _fault("sampling-top-p", "the token behind the one with which top_p is reached may be drawn", _top_p_moved(1)),
+    _fault("sampling-normalization", f"{_NOT_NORMALIZED}: beyond it the last token is drawn", renormalizes=False),
+    _fault(
+        "sampling-normalization",
+        f"{_NOT_NORMALIZED}: beyond it the first is drawn",
+        pick=_or_the_first,
+        renormalizes=False,
     ),
-    Drawing(
+    _fault(
         "sampling-draw",
         "probabilities are added up in the order of likelihood, not of the vocabulary",
         pick=_in_order_of_likelihood,
     ),
-    Drawing("sampling-draw", "probabilities are added up from the end of the vocabulary", pick=_from_the_end),
-    Drawing("sampling-draw", "the token behind the drawn one is taken", pick=_moved(1)),
-    Drawing("sampling-draw", "the token before the drawn one is taken", pick=_moved(-1)),
-    Drawing("sampling-draw", "the uniform numbers are ignored: the likeliest token is taken", pick=_likeliest),
-    Drawing("sampling-draw", "every row is drawn by the first row's uniform number", pick=_all_by_the_first),
+    _fault("sampling-draw", "probabilities are added up from the end of the vocabulary", pick=_from_the_end),
+    _fault("sampling-draw", "the token behind the drawn one is taken", pick=_moved(1)),
+    _fault("sampling-draw", "the token before the drawn one is taken", pick=_moved(-1)),
+    _fault("sampling-draw", "the uniform numbers are ignored: the likeliest token is taken", pick=_likeliest),
+    _fault("sampling-draw", "every row is drawn by the first row's uniform number", pick=_all_by_the_first),
 )
 """The likeliest first."""
-
-
-def drawn_tokens(logits: np.ndarray, uniforms: np.ndarray, sampling: Sampling, how: Drawing) -> np.ndarray:
-    """The tokens (batch,) of a port that draws so."""
-    left = how.cut(logits.astype(np.float64), sampling)
-    if how.renormalizes:
-        return how.pick(softmax(left), uniforms)
-    return how.pick(np.where(np.isfinite(left), softmax(logits / sampling.temperature), 0.0), uniforms)
-
-
-def drawn(
-    config: TransformerConfig,
-    parameters: Arrays,
-    prompt: np.ndarray,
-    source: np.ndarray | None,
-    uniforms: np.ndarray,
-    sampling: Sampling | None,
-    how: Drawing,
-) -> np.ndarray:
-    """What a port that draws so would return; tokens (batch, length)."""
-
-    def choose(logits: np.ndarray, step: int) -> np.ndarray:
-        return drawn_tokens(logits, uniforms[:, step], sampling or Sampling(), how)
-
-    return generated(config, parameters, prompt, uniforms.shape[1], source, Generation(), choose)

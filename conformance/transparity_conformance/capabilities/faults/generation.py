@@ -1,0 +1,164 @@
+"""Faults in generation: which tokens the model is shown, where the next one is read, and when a row ends."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity.sampling import Sampling
+from transparity_conformance.capabilities.faults import SimulatedFault
+from transparity_conformance.oracle.oracle import Arrays
+from transparity_numpy.decoding import next_logits
+from transparity_numpy.generation import drawable, sampled_tokens, with_room
+from transparity_numpy.transformer import transformer
+
+Read = Callable[[TransformerConfig, Arrays, np.ndarray, np.ndarray, np.ndarray | None], np.ndarray]
+"""The logits (batch, vocab) for the next token of each row, from config, parameters, tokens, lengths and source."""
+
+Draw = Callable[[np.ndarray, np.ndarray, Sampling], np.ndarray]
+"""The tokens (batch,) drawn from logits (batch, vocab) by uniform numbers (batch,)."""
+
+
+def read_each(
+    config: TransformerConfig, parameters: Arrays, tokens: np.ndarray, lengths: np.ndarray, source: np.ndarray | None
+) -> np.ndarray:
+    """Read every row after its own last token, as the reference does."""
+    return next_logits(config, parameters, tokens, lengths, None, source, 0)
+
+
+def _read_longest(
+    config: TransformerConfig, parameters: Arrays, tokens: np.ndarray, lengths: np.ndarray, source: np.ndarray | None
+) -> np.ndarray:
+    return read_each(config, parameters, tokens, np.full_like(lengths, lengths.max()), source)
+
+
+def _pad_left(
+    config: TransformerConfig, parameters: Arrays, tokens: np.ndarray, lengths: np.ndarray, source: np.ndarray | None
+) -> np.ndarray:
+    longest = lengths.max()
+    columns = np.arange(longest) - (longest - lengths[:, None])
+    moved = np.where(columns < 0, config.filling_id, np.take_along_axis(tokens, np.maximum(columns, 0), axis=1))
+    return _read_longest(config, parameters, moved, lengths, source)
+
+
+def _cropped(crop: Callable[[np.ndarray, int], np.ndarray], position: int = -1) -> Read:
+    """Show the model what `crop` leaves of the tokens, and read the logits at `position`; rows are of one length."""
+
+    def read(
+        config: TransformerConfig,
+        parameters: Arrays,
+        tokens: np.ndarray,
+        lengths: np.ndarray,
+        source: np.ndarray | None,
+    ) -> np.ndarray:
+        context = crop(tokens[:, : lengths.max()], config.max_length)
+        inputs: dict[str, Any] = {"tokens": context} if source is None else {"source": source, "target": context}
+        logits = transformer(config, parameters, **inputs)
+        return logits[:, max(position, -logits.shape[1])]
+
+    return read
+
+
+def _last(tokens: np.ndarray, most: int) -> np.ndarray:
+    return tokens[:, -most:]
+
+
+def draw(logits: np.ndarray, uniforms: np.ndarray, sampling: Sampling) -> np.ndarray:
+    """Draw as the reference does."""
+    return sampled_tokens(drawable(logits, sampling), uniforms)
+
+
+def simulate_generation(
+    config: TransformerConfig,
+    parameters: Arrays,
+    prompt: np.ndarray,
+    steps: int,
+    *,
+    source: np.ndarray | None = None,
+    lengths: np.ndarray | None = None,
+    uniforms: np.ndarray | None = None,
+    sampling: Sampling | None = None,
+    read: Read = read_each,
+    draw: Draw = draw,
+    ends: str = "all rows",
+    fills: bool = True,
+    keeps_end: bool = True,
+    keeps_prompt: bool = True,
+    uses_lengths: bool = True,
+    ends_together: bool = False,
+) -> np.ndarray:
+    """Generate as the reference does, except where an option says otherwise.
+
+    Args:
+        read: the logits for the next token.
+        draw: the choice of a token, where `uniforms` are given.
+        ends: what ends the generation: `all rows` have ended, `any row` has, or `nothing`.
+        fills: whether a row that has ended is filled with padding.
+        keeps_end: whether the result contains the end token.
+        keeps_prompt: whether the result begins with the prompt.
+        uses_lengths: whether a shorter prompt continues at its own end, not at the longest prompt's.
+        ends_together: whether all rows continue to one length.
+
+    Returns:
+        Tokens (batch, length).
+    """
+    tokens, begins = with_room(config, prompt, lengths if uses_lengths else None, steps)
+    ends_at, rows, ended = tokens.shape[1], np.arange(len(prompt)), np.zeros(len(prompt), bool)
+    following = begins
+    for step in range(steps + (prompt.shape[1] - begins.min() if ends_together else 0)):
+        logits = read(config, parameters, tokens, following, source)
+        if uniforms is None:
+            token = logits.argmax(axis=-1)
+        else:
+            token = draw(logits.astype(np.float64), uniforms[:, step], sampling or Sampling())
+        token = np.where(ended & fills, config.filling_id, token)
+        ended = ended | (token == config.ending_id)
+        going = following < ends_at
+        tokens[rows[going], following[going]] = token[going]
+        following = np.minimum(following + 1, ends_at)
+        if (ended.all() and ends == "all rows") or (ended.any() and ends == "any row"):
+            break
+    if not keeps_end:
+        new = np.arange(ends_at) >= begins[:, None]
+        tokens = np.where(new & (tokens == config.ending_id), config.filling_id, tokens)
+    return tokens[:, 0 if keeps_prompt else prompt.shape[1] : following.max()]
+
+
+def _fault(id: str, says: str, **options: Any) -> SimulatedFault:
+    return SimulatedFault(id, says, functools.partial(simulate_generation, **options))
+
+
+GREEDY_FAULTS = (
+    _fault(
+        "generation-crop",
+        "of a long context the first max_length tokens are read, not the last",
+        read=_cropped(lambda tokens, most: tokens[:, :most]),
+    ),
+    _fault(
+        "generation-crop",
+        "of a long context max_length − 1 tokens are read",
+        read=_cropped(lambda tokens, most: tokens[:, -max(1, most - 1) :]),
+    ),
+    _fault("generation-stop", "the end token is ignored: rows go on", ends="nothing", fills=False),
+    _fault("generation-stop", "rows go on behind their end token until all have ended", fills=False),
+    _fault("generation-stop", "generation ends with the first row that ends, not the last", ends="any row"),
+    _fault("generation-stop", "the end token is dropped from what is returned", keeps_end=False),
+    _fault("generation-prompt", "the prompt is left out of what is returned", keeps_prompt=False),
+    _fault(
+        "generation-position", "the next token is read from the logits before the last ones", read=_cropped(_last, -2)
+    ),
+    _fault("generation-position", "the next token is read from the first position's logits", read=_cropped(_last, 0)),
+)
+"""The likeliest first."""
+
+RAGGED_FAULTS = (
+    _fault("ragged-end", "a shorter prompt goes on behind what fills it up", uses_lengths=False),
+    _fault("ragged-read", "the next token of every row is read behind the longest row", read=_read_longest),
+    _fault("ragged-position", "shorter prompts are filled up on the left, which moves their positions", read=_pad_left),
+    _fault("ragged-steps", "shorter rows go on to the end of the longest, by more tokens", ends_together=True),
+)
+"""The likeliest first."""

@@ -476,7 +476,7 @@ def test_what_a_program_that_crashed_did_not_write_is_no_fault(program: Callable
 def test_a_port_here_is_not_asked_for_sections() -> None:
     result = CliRunner().invoke(app, ["check", "transparity_numpy.port:build", "--gradients"])
     assert result.exit_code == 2
-    assert result.stderr == "--gradients and --steps are for --command; what a PORT offers is compared without them.\n"
+    assert result.stderr == "--gradients and --steps are for --command; a PORT is compared in all that it offers.\n"
 
 
 def test_export_says_what_the_sections_are_for(tmp_path: Path) -> None:

@@ -226,9 +226,9 @@ def test_the_worst_of_several_presets_counts(verdicts: list[Any], code: int, mon
     names = list(PRESETS)[: len(verdicts)]
 
     def checker(*_: Any, **__: Any) -> Callable[..., Report]:
-        return lambda name, config, heard: Report(name, next(answers), None)
+        return lambda system, progress: Report(system.name, next(answers), None)
 
-    monkeypatch.setattr("transparity_conformance.cli._checker", checker)
+    monkeypatch.setattr("transparity_conformance.ports.checking.checker", checker)
     arguments = [argument for name in names for argument in ("--preset", name)]
     assert said("check", REFERENCE, *arguments).exit_code == code
 

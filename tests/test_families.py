@@ -545,9 +545,9 @@ def test_the_command_refuses_in_one_sentence(saved: Callable[[str], Path], tmp_p
         (("import", saved("llama"), tmp_path / "config.json"), "cannot be written"),
         (("import", saved("llama"), tmp_path / "new", "--head", "pooled"), "what comes out of this system are logits"),
         (("check", port, "--checkpoint", tmp_path), "is not JSON"),
-        (("check", port, *checkpoint, "--preset", "walkthrough"), "--checkpoint goes with a PORT"),
-        (("check", port, *checkpoint, "--config", tmp_path / "config.json"), "--checkpoint goes with a PORT"),
-        (("check", "--command", "true", *checkpoint), "--checkpoint goes with a PORT"),
+        (("check", port, *checkpoint, "--preset", "walkthrough"), "--checkpoint goes with a PORT alone"),
+        (("check", port, *checkpoint, "--config", tmp_path / "config.json"), "--checkpoint goes with a PORT alone"),
+        (("check", "--command", "true", *checkpoint), "--checkpoint goes with a PORT alone"),
         (("check", port, "--head", "pooled"), "--head is for --checkpoint"),
     ):
         result = said(*arguments)

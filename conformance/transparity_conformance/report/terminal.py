@@ -1,12 +1,19 @@
-"""Text for a terminal: plain lines, tables and paragraphs with a hanging indent."""
+"""Text for a terminal: plain lines, tables, paragraphs with a hanging indent, and a progress bar."""
 
 from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from rich import box
 from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
+
+PATIENCE = 2.0
+"""Seconds after which work gets a progress bar."""
 
 
 def print_text(text: RenderableType) -> None:
@@ -29,3 +36,25 @@ def hanging(first: str, text: str, style: str = "") -> Table:
 def plain_table(**options: object) -> Table:
     """A table with one line, below its header."""
     return Table(box=box.SIMPLE_HEAD, pad_edge=False, **options)  # type: ignore[arg-type]
+
+
+@contextmanager
+def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
+    """Show a bar on standard error, if that is a terminal, for work that takes longer than `PATIENCE`."""
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    bar = Progress(console=console, transient=True)
+    task = bar.add_task("", total=None)
+    began = time.monotonic()
+
+    def update(description: str, done: int, total: int) -> None:
+        if not bar.live.is_started and console.is_terminal and time.monotonic() - began > PATIENCE:
+            bar.start()
+        bar.update(task, description=description, completed=done, total=total)
+
+    try:
+        yield update
+    finally:
+        if bar.live.is_started:
+            bar.stop()

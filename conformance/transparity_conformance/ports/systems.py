@@ -1,0 +1,56 @@
+"""The systems that a port is checked on: presets, a configuration in a file, or a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from transparity.config import TransformerConfig
+from transparity.errors import TransparityError
+from transparity.presets import PRESETS, preset
+from transparity_conformance.oracle.oracle import Arrays
+
+
+class UsageError(TransparityError):
+    """Arguments of a command contradict each other, or are in the wrong place."""
+
+
+@dataclass(frozen=True, eq=False)
+class System:
+    """A configuration under the name that its report carries, and the parameters of a checkpoint."""
+
+    name: str
+    config: TransformerConfig
+    parameters: Arrays | None = None
+
+
+def systems(names: Sequence[str], config: Path | None) -> Iterator[System]:
+    """The named presets and the configuration in a file; without either, all presets."""
+    for name in names:
+        if label(name) == "config":
+            raise UsageError(f"{name} is no preset; a configuration is given by --config.")
+    for name in dict.fromkeys(names or (() if config else PRESETS)):
+        yield System(name, preset(name).resized())
+    if config is not None:
+        yield System("config", _config_in(config))
+
+
+def named_config(name: str, *, resized: bool) -> TransformerConfig:
+    """The configuration of a preset, at its probe size if `resized`, or in a file."""
+    if label(name) == "config":
+        return _config_in(Path(name))
+    if name not in PRESETS and Path(name).exists():
+        raise UsageError(f"{name} is no preset, and a configuration is a path that ends in .json.")
+    return preset(name).resized() if resized else preset(name)
+
+
+def label(name: str) -> str:
+    """The name of a preset, or `config` for a path."""
+    return "config" if name.endswith(".json") else name
+
+
+def _config_in(path: Path) -> TransformerConfig:
+    from transparity_conformance.ports.bundle.bundle import read_config
+
+    return read_config(path)

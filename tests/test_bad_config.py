@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, Literal, get_origin
 
 import numpy as np
 import pytest
 
 from transparity import TransformerConfig, preset
+from transparity.config import FIELD_TYPES
 from transparity.errors import ConfigError
 
 CONFIG = preset("pre-norm").resized()
-WHOLE_NUMBERS = ["max_length", "embed_dim", "num_heads", "num_encoder_layers", "feed_forward_dim", "target_vocab_size"]
-WHOLE_NUMBERS += ["position_offset", "num_token_types", "relative_buckets"]
-CHOICES = ["architecture", "activation", "norm", "norm_position", "projection", "attention_scale", "mask_order"]
-CHOICES += ["target_mask", "positions", "embedding_scale", "norm_gain", "padding", "position_count", "rope_layout"]
-CHOICES += ["rotary_scaling", "head", "head_scale"]
-SWITCHES = ["final_norm", "memory_norm", "qkv_bias", "output_bias", "gated", "feed_forward_bias", "query_key_norm"]
-SWITCHES += ["embedding_norm", "shared_embedding", "tied_head", "head_bias"]
-NUMBERS = ["norm_eps", "norm_momentum", "mask_value", "dropout", "attention_multiplier", "rope_theta"]
-NUMBERS += ["rotary_factor", "rotary_low_frequency", "rotary_high_frequency"]
-OPTIONAL = ["num_key_value_heads", "attention_head_dim", "sliding_window", "full_attention_every", "rotary_dim"]
+# Every field, by its type.
+WHOLE_NUMBERS = [name for name, kind in FIELD_TYPES.items() if kind is int or kind == int | None]
+CHOICES = [name for name, kind in FIELD_TYPES.items() if get_origin(kind) is Literal]
+SWITCHES = [name for name, kind in FIELD_TYPES.items() if kind is bool]
+NUMBERS = [name for name, kind in FIELD_TYPES.items() if kind is float]
+OPTIONAL = [name for name, kind in FIELD_TYPES.items() if kind == int | None and not name.endswith("_id")]
+CAPS = [name for name, kind in FIELD_TYPES.items() if kind == float | None]
+
+
+def test_every_field_is_of_a_kind_that_is_tested() -> None:
+    tested = {*WHOLE_NUMBERS, *CHOICES, *SWITCHES, *NUMBERS, *CAPS, "dropout_at"}
+    assert tested == set(FIELD_TYPES)
 
 
 def refusal(**fields: Any) -> str:
@@ -53,7 +56,7 @@ def test_a_size_that_may_be_absent_and_is_none(field: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, "1", math.inf, math.nan, True], ids=repr)
-@pytest.mark.parametrize("field", ["attention_softcap", "final_softcap"])
+@pytest.mark.parametrize("field", CAPS)
 def test_a_cap_that_is_no_positive_number(field: str, value: Any) -> None:
     assert refusal(**{field: value}).endswith("a finite number > 0.")
 

@@ -20,8 +20,6 @@ LONE: dict[str, Any] = {"num_key_value_heads": None, "attention_head_dim": None,
 LONE |= {"num_token_types": 0, "position_count": "all", "shared_embedding": False}
 SPECIAL = {
     **{field: st.just(value) for field, value in LONE.items()},
-    **{name: st.floats(0.1, 9) for name in ("attention_multiplier", "rope_theta", "rotary_factor")},
-    **{name: st.none() | st.floats(0.1, 9) for name in ("attention_softcap", "final_softcap")},
     "rotary_low_frequency": st.floats(0.1, 1),
     "rotary_high_frequency": st.floats(2, 9),
     "relative_buckets": st.integers(8, 32),
@@ -48,6 +46,8 @@ def values(field: str) -> st.SearchStrategy[Any]:
     if all(isinstance(choice, str) for choice in get_args(kind)) and get_args(kind):
         return st.sampled_from(get_args(kind))
     optional = st.none() if type(None) in get_args(kind) else st.nothing()
+    if float in (kind, *get_args(kind)):
+        return st.floats(0.1, 9) | optional
     return st.integers(1, 8) | optional
 
 

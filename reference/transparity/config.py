@@ -1,16 +1,21 @@
-"""One frozen description of a transformer: every difference between two systems is one field."""
+"""One frozen description of a transformer: every difference between two systems is one field.
+
+The fields come first, in sections, then their consequences, then JSON. `transparity.fields` has the ranges of numbers,
+`transparity.validation` the checks, `transparity.probe_sizes` the sizes of probes.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
-import operator
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
-from transparity.errors import ConfigError, shown
+from transparity.errors import ConfigError
+from transparity.fields import NOT_NEGATIVE, NOT_POSITIVE, POSITIVE, PROBABILITY, SHARE, number, whole
+from transparity.probe_sizes import probe_sizes
+from transparity.validation import check_together, checked
 
 Architecture = Literal["encoder-decoder", "decoder", "encoder"]
 Activation = Literal["relu", "gelu", "gelu-tanh", "gelu-quick", "silu"]
@@ -38,161 +43,182 @@ DropoutPlace = Literal[
     "feed_forward.output",
     "feed_forward_norm",
 ]
-"""How the names of the taps end that are dropped from."""
+"""The ends of the names of taps that training may drop from."""
 
 EXACT_MASK_BELOW = -1e6
 """Below this, the weight of a hidden key underflows to exactly 0 in every precision, so that leaving the key out is the
 same as replacing its score; above it (document 000's −1e-20) it is not, and only the explicit path is right."""
 
-PROBE_SIZES = {
-    "source_vocab_size": 37,
-    "target_vocab_size": 31,
-    "max_length": 11,
-    "embed_dim": 24,
-    "num_heads": 3,
-    "num_encoder_layers": 2,
-    "num_decoder_layers": 2,
-}
-
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig:
-    """Everything that two transformers may differ in, one orthogonal field each.
+    """Every difference between two transformers, as one orthogonal field each.
 
     Raises `ConfigError`, naming the field, the value and what would be right, if the whole is impossible.
     Fields of a stack that the architecture lacks (a decoder's `source_vocab_size`) are not read.
     """
 
+    # Sizes
+
     architecture: Architecture
-    """`encoder-decoder`, or one stack alone: `decoder` (causal) or `encoder` (sees everything)."""
+    """`encoder-decoder`, or one stack alone: `decoder` (causal) or `encoder` (bidirectional)."""
     source_vocab_size: int | None = None
-    """Tokens that the encoder knows."""
+    """Size of the encoder's vocabulary."""
     target_vocab_size: int | None = None
-    """Tokens that the decoder knows."""
+    """Size of the decoder's vocabulary."""
     max_length: int = 100
     """The longest sequence, in tokens."""
     embed_dim: int = 512
-    """Features of a token; a multiple of `num_heads`, unless `attention_head_dim` says how wide a head is."""
+    """Features of a token; a multiple of `num_heads`, unless `attention_head_dim` sets the width of a head."""
     num_heads: int = 8
+    """Attention heads of the queries."""
     num_key_value_heads: int | None = None
-    """Heads that keys and values have, each for as many consecutive query heads as divide evenly (Ainslie et al. 2023);
+    """Heads of keys and values, each shared by as many consecutive query heads as divide evenly (Ainslie et al. 2023);
     None: as many as queries have. 1: one for all (Shazeer 2019)."""
     attention_head_dim: int | None = None
     """Features of a head; None: embed_dim / num_heads."""
-    num_encoder_layers: int = 6
-    num_decoder_layers: int = 6
+    num_encoder_layers: int = whole(6, least=0, most=10_000)
+    """Layers of the encoder."""
+    num_decoder_layers: int = whole(6, least=0, most=10_000)
+    """Layers of the decoder."""
+
+    # Feed-forward
+
     feed_forward_dim: int = 2048
     """Features inside the feed-forward."""
     feed_forward_bias: bool = True
+    """Whether the linear maps of the feed-forward have biases."""
     gated: bool = False
-    """The activation is of a third projection, the gate, and multiplies what goes up (Shazeer 2020)."""
+    """Apply the activation to a third projection, the gate, which multiplies the up projection (Shazeer 2020)."""
     activation: Activation = "relu"
     """`gelu`: x · Φ(x) (Hendrycks and Gimpel 2016); `gelu-tanh` and `gelu-quick`: its approximations by a tanh and by
     x · σ(1.702 x). `silu`: x · σ(x)."""
+
+    # Normalization
+
     norm: NormKind = "layer"
     """`layer`: (x − mean) / √(variance + eps). `layer-unbiased`: (x − mean) / (deviation over n − 1, + eps).
     `batch`: over the batch and the positions, with running statistics. `rms`: x / √(mean of x² + eps), without a bias
     (Zhang and Sennrich 2019)."""
     norm_gain: NormGain = "weight"
-    """What a norm multiplies by: its weight, or 1 + its weight (Gemma)."""
-    norm_eps: float = 1e-5
-    norm_momentum: float = 0.1
-    """The share of a new batch in `batch`'s running statistics (PyTorch's convention; Flax counts the rest)."""
+    """Factor of a norm: its weight, or 1 + its weight (Gemma)."""
+    norm_eps: float = number(1e-5, NOT_NEGATIVE, 1e-5, 1e-2, 1e-12)
+    """Added to the variance under the root, or to the deviation (`layer-unbiased`)."""
+    norm_momentum: float = number(0.1, SHARE)
+    """Share of a new batch in `batch`'s running statistics (PyTorch's convention; Flax counts the rest)."""
     norm_position: NormPosition = "post"
     """`post`: norm(x + f(x)). `pre`: x + f(norm(x)). `both`: x + norm(f(norm(x))) (Gemma 2)."""
     final_norm: bool = False
     """One more norm at the end of each stack."""
     memory_norm: bool = False
-    """Each decoder layer normalises the encoder's output before it looks at it."""
+    """Each decoder layer normalises the encoder's output before cross-attention."""
+
+    # Attention
+
     projection: Projection = "full"
     """`full`: embed_dim → embed_dim, then split. `shared-per-head`: split, then head_dim → head_dim, one for all."""
     qkv_bias: bool = True
+    """Whether the projections of queries, keys and values have biases."""
     output_bias: bool = True
     """Whether the attention's output projection has a bias."""
     query_key_norm: bool = False
-    """Queries and keys are normalised, each head by itself, by an RMS norm (Qwen 3)."""
+    """Normalise queries and keys, each head by itself, by an RMS norm (Qwen 3)."""
     attention_scale: AttentionScale = "head_dim"
     """Scores are divided by the root of this."""
-    attention_multiplier: float = 1.0
-    """Scores are multiplied by this, too."""
-    attention_softcap: float | None = None
-    """Scores are held below this by cap · tanh(scores / cap), before the mask (Gemma 2); None: they are not."""
-    sliding_window: int | None = None
-    """A position sees those less than this far away, and itself (Beltagy et al. 2020); None: all."""
-    full_attention_every: int | None = None
-    """Every so many layers, the last of them sees beyond the `sliding_window`; None: none does."""
-    mask_value: float = -math.inf
-    """What a hidden score is replaced by. −inf stands for the lowest number of the dtype: the same weights, and a
-    row that sees nothing weighs all its keys alike, as it does with every other value, instead of being NaN."""
+    attention_multiplier: float = number(1.0, POSITIVE, 1.0, 0.5)
+    """A further factor of the scores."""
+    attention_softcap: float | None = number(None, POSITIVE, None, 1.5)
+    """Bound scores by cap · tanh(scores / cap), before the mask (Gemma 2); None: no bound."""
+    sliding_window: int | None = whole(None, None, 1, 2, 3)
+    """A position attends to those less than this far away (Beltagy et al. 2020); None: to all."""
+    full_attention_every: int | None = whole(None, None, 1, 2)
+    """Of every so many layers, the last ignores the `sliding_window`; None: none does."""
+    mask_value: float = number(-math.inf, NOT_POSITIVE, -math.inf, -1e20, -1e9, -100.0, -3.0, -1e-20, 0.0)
+    """Replacement of a masked score. −inf means the lowest number of the dtype: the same weights, and a row that is
+    masked entirely weighs all its keys alike, as with every other value, instead of being NaN."""
     mask_order: MaskOrder = "after-scale"
-    """Whether hidden scores are replaced before the division by the scale or after it."""
+    """Whether masked scores are replaced before the division by the scale or after it."""
     target_mask: TargetMask = "causal"
-    """What the decoder's self-attention hides: the future, or the future and the padding."""
+    """Mask of the decoder's self-attention: the future, or the future and the padding."""
     padding: Padding = "token"
-    """What tells the padding of a lone stack's tokens, or of the source: `pad_id` among them, or a mask that is given
-    beside them, which attention hides by, whatever `target_mask` says."""
+    """Source of the padding mask of a lone stack, or of the source: `pad_id` among the tokens, or an `attention_mask`
+    given with them, which applies whatever `target_mask` is."""
+
+    # Positions
+
     positions: Positions = "learned"
     """`learned` and `sinusoidal` are added to the embeddings. `rotary` turns queries and keys (Su et al. 2021).
-    `relative`: a learned number for each head and bucket of distances is added to scores (Raffel et al. 2020).
-    `alibi`: a share of the distance, one for each head, is taken off scores (Press et al. 2022)."""
-    position_offset: int = 0
-    """The learned position of the first token; the table has so many rows more."""
+    `relative`: a learned bias of the scores for each head and bucket of distances (Raffel et al. 2020).
+    `alibi`: a share of the distance, one for each head, is subtracted from the scores (Press et al. 2022)."""
+    position_offset: int = whole(0, least=0)
+    """The learned position of the first token; the table has so many more rows."""
     position_count: PositionCount = "all"
-    """Which tokens positions count: `all`, or only those that are no padding, which has the position in front of the
-    first (RoBERTa, OPT)."""
+    """Tokens that positions count: `all`, or only the `visible` ones; padding has the position before the first
+    (RoBERTa, OPT)."""
     rope_layout: RopeLayout = "interleaved"
-    """Which two features share an angle, sinusoidal or rotary: neighbours, or those half of all features apart."""
-    rope_theta: float = 10_000.0
-    """Angles are position / base^(2 i / features)."""
-    rotary_dim: int | None = None
-    """The first features of a head that are turned; None: all."""
+    """The two features that share an angle, sinusoidal or rotary: neighbours, or those half of all features apart."""
+    rope_theta: float = number(10_000.0, POSITIVE, 10_000.0, 5.0)
+    """Angles are position / theta^(2 i / features)."""
+    rotary_dim: int | None = whole(None, None, 2)
+    """The first features of a head are turned, so many of them; None: all."""
     rotary_scaling: RotaryScaling = "none"
-    """`linear`: positions are divided by `rotary_factor`. `llama3`: the slow angles alone are, the fast ones are not,
-    and between them it is blended (Llama 3.1)."""
-    rotary_factor: float = 1.0
-    rotary_low_frequency: float = 1.0
-    """Slow angles are those that turn less often than this in `rotary_original_length`."""
-    rotary_high_frequency: float = 4.0
-    """Fast angles are those that turn more often than this."""
-    rotary_original_length: int = 8192
+    """`linear`: positions are divided by `rotary_factor`. `llama3`: only those of slow angles are, not those of fast
+    ones, with a blend between (Llama 3.1)."""
+    rotary_factor: float = number(1.0, POSITIVE, 1.0, 3.0)
+    """Divisor of scaled positions."""
+    rotary_low_frequency: float = number(1.0, POSITIVE)
+    """Slow angles turn less often than this in `rotary_original_length`."""
+    rotary_high_frequency: float = number(4.0, POSITIVE)
+    """Fast angles turn more often than this in `rotary_original_length`."""
+    rotary_original_length: int = whole(8192, 8, 64)
+    """The longest sequence, in tokens, before positions were scaled."""
     relative_buckets: int = 32
-    """Buckets of distances; where both directions are seen, half of them for each."""
+    """Buckets of distances; half of them for each direction where both are visible."""
     relative_max_distance: int = 128
-    """What is as far as this, or farther, is in the last bucket."""
-    num_token_types: int = 0
-    """Kinds of tokens (BERT's sentences A and B), an embedding of each, which is added; 0: there are none."""
+    """The last bucket holds this distance and all beyond."""
+
+    # Embedding and head
+
+    num_token_types: int = whole(0, least=0)
+    """Kinds of tokens (BERT's sentences A and B), each with an embedding that is added; 0: none."""
     embedding_scale: EmbeddingScale = "none"
     """`embed_dim`: token embeddings are multiplied by √embed_dim before the positions are added."""
     embedding_norm: bool = False
-    """The sum of the embeddings is normalised (BERT, BART)."""
+    """Normalise the sum of the embeddings (BERT, BART)."""
     shared_embedding: bool = False
-    """The decoder's tokens are embedded by the encoder's table."""
+    """The decoder embeds its tokens by the encoder's table."""
     head: Head = "logits"
-    """What comes out: `logits` over the vocabulary; `hidden`, what the last layer says; `pooled`: of that, the first
-    position's, through a linear map and tanh (BERT)."""
+    """Output of the model: `logits` over the vocabulary; `hidden`, the output of the last layer; `pooled`: its first
+    position, through a linear map and tanh (BERT)."""
     tied_head: bool = False
     """The head multiplies by the token embeddings instead of a weight of its own (Press and Wolf 2017)."""
     head_bias: bool = True
+    """Whether the head has a bias."""
     head_scale: HeadScale = "none"
-    """`embed_dim`: what goes into the head is divided by √embed_dim (T5)."""
-    final_softcap: float | None = None
-    """Logits are held below this by cap · tanh(logits / cap) (Gemma 2); None: they are not."""
-    dropout: float = 0.0
-    """The share that training drops; evaluation never drops."""
+    """`embed_dim`: the input of the head is divided by √embed_dim (T5)."""
+    final_softcap: float | None = number(None, POSITIVE, None, 2.0)
+    """Bound logits by cap · tanh(logits / cap) (Gemma 2); None: no bound."""
+
+    # Dropout
+
+    dropout: float = number(0.0, PROBABILITY)
+    """Share of the features that training drops; evaluation drops nothing."""
     dropout_at: tuple[DropoutPlace, ...] = ("embedding", "attention.output", "feed_forward.output")
     """The taps that training drops from; by default as in Vaswani et al. 2017, §5.4."""
-    pad_id: int | None = 0
+
+    # Tokens
+
+    pad_id: int | None = whole(0, 0, 1, None, least=0)
     """The token that fills up short sequences; None if there is no such token."""
-    bos_id: int | None = None
+    bos_id: int | None = whole(None, least=0)
     """The token that generation starts from."""
-    eos_id: int | None = None
+    eos_id: int | None = whole(None, least=0)
     """The token that generation ends with."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            value = _checked(field.name, getattr(self, field.name))
-            object.__setattr__(self, field.name, value)
-        _check_together(self)
+            object.__setattr__(self, field.name, _checked(field.name, getattr(self, field.name)))
+        check_together(self)
 
     @property
     def has_encoder(self) -> bool:
@@ -222,12 +248,12 @@ class TransformerConfig:
 
     @property
     def filling_id(self) -> int:
-        """The token that stands where there is none: padding or, without it, the end, or any."""
+        """Filler token: pad, else EOS, else 0."""
         return next((token for token in (self.pad_id, self.eos_id) if token is not None), 0)
 
     @property
     def ending_id(self) -> int:
-        """The token that ends a text; −1, which none is, if there is no such token."""
+        """EOS, or −1, which equals no token."""
         return -1 if self.eos_id is None else self.eos_id
 
     @property
@@ -256,18 +282,18 @@ class TransformerConfig:
         return self.max_length + self.position_offset
 
     def layer_window(self, layer: int) -> int | None:
-        """How far the layer sees, the first being 0; None: as far as there is something."""
-        sees_all = self.full_attention_every is not None and (layer + 1) % self.full_attention_every == 0
-        return None if sees_all else self.sliding_window
+        """The sliding window of a layer (the first is 0); None: it attends to all positions."""
+        is_full = self.full_attention_every is not None and (layer + 1) % self.full_attention_every == 0
+        return None if is_full else self.sliding_window
 
     @property
     def vocab_size(self) -> int:
-        """The tokens that the logits are over: the decoder's, or a lone encoder's."""
+        """Tokens that the logits are over: the decoder's, or a lone encoder's."""
         return self.stack_vocab_size("decoder" if self.has_decoder else "encoder")
 
     @property
     def stacks(self) -> tuple[str, ...]:
-        """What the model has of `encoder` and `decoder`."""
+        """The stacks of the model, of `encoder` and `decoder`."""
         return ("encoder",) * self.has_encoder + ("decoder",) * self.has_decoder
 
     def stack_num_layers(self, stack: str) -> int:
@@ -275,25 +301,25 @@ class TransformerConfig:
         return self.num_encoder_layers if stack == "encoder" else self.num_decoder_layers
 
     def stack_vocab_size(self, stack: str) -> int:
-        """The tokens that `stack` (`encoder` or `decoder`) knows."""
+        """Size of the vocabulary of `stack` (`encoder` or `decoder`)."""
         size = self.source_vocab_size if stack == "encoder" else self.target_vocab_size
         assert size is not None  # held on construction
         return size
 
     @property
     def input_names(self) -> tuple[str, ...]:
-        """What `forward` is called with: `source` and `target`, or `tokens`."""
+        """Names of the tokens that `forward` takes: `source` and `target`, or `tokens`."""
         return ("source", "target") if self.architecture == "encoder-decoder" else ("tokens",)
 
     @property
     def decoder_mask(self) -> TargetMask:
-        """What the decoder's self-attention hides: as `target_mask` says, and padding wherever a mask tells it."""
+        """Mask of the decoder's self-attention: `target_mask`, and padding wherever an `attention_mask` is given."""
         masked = self.padding == "attention-mask" and self.architecture == "decoder"
         return "causal-and-padding" if masked else self.target_mask
 
     @property
     def inputs_beside(self) -> tuple[str, ...]:
-        """What `forward` is given beside tokens, of the shape of the first of `input_names`."""
+        """Further inputs of `forward`, in the shape of the first of `input_names`."""
         masked, typed = self.padding == "attention-mask", self.num_token_types > 0
         return ("attention_mask",) * masked + ("token_types",) * typed
 
@@ -304,7 +330,7 @@ class TransformerConfig:
         return "encoder" if name == "source" else "decoder"
 
     def resized(self, **sizes: Any) -> TransformerConfig:
-        """The same system at another size: small enough for a probe, with what is named in `sizes` replaced.
+        """Return the same system at another size: small enough for a probe, and with `sizes` replaced.
 
         The feed-forward keeps its proportion to `embed_dim` unless `feed_forward_dim` is given; sizes of a stack that
         the architecture lacks are left out, so that one call serves every preset.
@@ -312,7 +338,7 @@ class TransformerConfig:
         unknown = set(sizes) - {field.name for field in dataclasses.fields(self)}
         if unknown:
             raise ConfigError(f"resized() was given {', '.join(sorted(unknown))}, which no configuration has.")
-        sizes = PROBE_SIZES | self._probe_sizes() | sizes
+        sizes = probe_sizes(self) | sizes
         for stack, names in (
             (self.has_encoder, ("source_vocab_size", "num_encoder_layers")),
             (self.has_decoder, ("target_vocab_size", "num_decoder_layers")),
@@ -323,36 +349,15 @@ class TransformerConfig:
         sizes.setdefault("feed_forward_dim", max(1, self.feed_forward_dim * embed_dim // self.embed_dim))
         return dataclasses.replace(self, **sizes)
 
-    def _probe_sizes(self) -> dict[str, Any]:
-        """What there is to resize in some systems alone."""
-        sizes: dict[str, Any] = {}
-        if self.key_value_heads < self.num_heads:
-            sizes |= {"num_heads": 4, "num_key_value_heads": 1 if self.key_value_heads == 1 else 2}
-        elif self.num_key_value_heads:
-            sizes |= {"num_key_value_heads": None}
-        if self.attention_head_dim:
-            sizes |= {"attention_head_dim": None if self.attention_dim == self.embed_dim else 10}
-        if self.rotary_dim:
-            sizes |= {"rotary_dim": None if self.rotary_dim == self.head_dim else 4}
-        if self.sliding_window:
-            sizes |= {"sliding_window": 4}
-        if self.full_attention_every:
-            sizes |= {"full_attention_every": min(self.full_attention_every, 2)}
-        if self.positions == "relative":
-            sizes |= {"relative_buckets": 8, "relative_max_distance": 9}
-        if self.rotary_scaling == "llama3":
-            sizes |= {"rotary_original_length": 256}
-        return sizes
-
     def as_dict(self) -> dict[str, Any]:
-        """The fields as JSON values; −inf is the string `"-inf"`, for JSON has no number for it."""
+        """Return the fields as JSON values; −inf, which JSON lacks, is the string `"-inf"`."""
         fields = dataclasses.asdict(self)
         lowest = "-inf" if self.mask_value == -math.inf else self.mask_value
         return fields | {"mask_value": lowest, "dropout_at": list(self.dropout_at)}
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> TransformerConfig:
-        """The configuration that `as_dict` wrote; raises `ConfigError` for a field that is unknown or missing."""
+        """Read what `as_dict` wrote; raises `ConfigError` for a field that is unknown or missing."""
         if not isinstance(fields, dict):
             raise ConfigError(f"A configuration is an object of fields, but {type(fields).__name__} was given.")
         known = [field.name for field in dataclasses.fields(cls)]
@@ -371,7 +376,7 @@ class TransformerConfig:
 
     @classmethod
     def from_json(cls, text: str) -> TransformerConfig:
-        """The configuration that `to_json` wrote; raises `ConfigError` if `text` is not JSON."""
+        """Read what `to_json` wrote; raises `ConfigError` if `text` is not JSON."""
         try:
             fields = json.loads(text, object_pairs_hook=_without_repetition)
         except (ValueError, RecursionError, TypeError) as error:
@@ -380,157 +385,16 @@ class TransformerConfig:
 
 
 def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object; `json` alone would keep the last of two fields of one name, in silence."""
+    """A JSON object without repeated fields; `json` alone would silently keep the last of them."""
     fields = dict(pairs)
     if len(fields) < len(pairs):
         raise ValueError(f"a field stands twice among {', '.join(name for name, _ in pairs)}")
     return fields
 
 
-def _check_together(config: TransformerConfig) -> None:
-    """Hold what no single field can say."""
-    needed = [("source_vocab_size", config.has_encoder), ("target_vocab_size", config.has_decoder)]
-    for name, used in needed:
-        if used and getattr(config, name) is None:
-            raise ConfigError(f"{name} is missing: the architecture {config.architecture!r} needs it.")
-    if config.attention_head_dim is None and config.embed_dim % config.num_heads:
-        raise ConfigError(
-            f"embed_dim is {config.embed_dim}, which {config.num_heads} heads (num_heads) do not divide evenly; "
-            f"{config.embed_dim // config.num_heads * config.num_heads or config.num_heads} would be right."
-        )
-    if config.num_heads % config.key_value_heads:
-        raise ConfigError(
-            f"num_key_value_heads is {config.num_key_value_heads}, which does not divide the {config.num_heads} heads "
-            "(num_heads) evenly; a divisor of it would be right."
-        )
-    whole = (config.key_value_heads, config.attention_dim) == (config.num_heads, config.embed_dim)
-    if config.projection == "shared-per-head" and not whole:
-        raise ConfigError(
-            "projection is shared-per-head, which cuts embed_dim into heads: num_key_value_heads and "
-            "attention_head_dim should be absent."
-        )
-    if config.positions == "rotary" and (config.rotated_dim % 2 or config.rotated_dim > config.head_dim):
-        name = "head_dim" if config.rotary_dim is None else "rotary_dim"
-        raise ConfigError(
-            f"{name} is {config.rotated_dim}, but rotary positions turn pairs of a head's {config.head_dim} features: "
-            f"an even number up to that would be right."
-        )
-    if config.position_count == "visible" and not config.position_offset:
-        raise ConfigError(
-            "position_count is 'visible', which puts padding in front of the first position, but position_offset is 0: "
-            "1 or more would be right."
-        )
-    if not config.rotary_low_frequency < config.rotary_high_frequency:
-        raise ConfigError(
-            f"rotary_low_frequency is {config.rotary_low_frequency}; it should be less than rotary_high_frequency, "
-            f"{config.rotary_high_frequency}."
-        )
-    # An encoder has half its buckets for each direction; half of those of one direction are for one distance each.
-    least = 4 if config.has_encoder else 2
-    exact = max(config.relative_buckets, least) // (2 if config.has_decoder else 4)
-    enough = config.relative_buckets >= least and config.relative_max_distance > exact
-    if config.positions == "relative" and not enough:
-        raise ConfigError(
-            f"relative_buckets is {config.relative_buckets} and relative_max_distance {config.relative_max_distance}; "
-            f"there should be {least} buckets at least, and the distance greater than {exact}."
-        )
-    both = config.architecture == "encoder-decoder" and config.source_vocab_size == config.target_vocab_size
-    if config.shared_embedding and not both:
-        raise ConfigError(
-            f"shared_embedding is true, but source_vocab_size is {config.source_vocab_size} and target_vocab_size "
-            f"{config.target_vocab_size}; an encoder-decoder with as many tokens on both sides would be right."
-        )
-    for name, given in (("num_token_types", config.num_token_types), ("head", config.head != "logits")):
-        if given and config.architecture != "encoder":
-            raise ConfigError(
-                f"{name} is {getattr(config, name)!r}, which only a lone encoder has a place for, and architecture is "
-                f"{config.architecture!r}."
-            )
-    if config.norm == "layer-unbiased" and config.embed_dim == 1:
-        raise ConfigError("embed_dim is 1, but the unbiased deviation divides by embed_dim − 1: 2 would be right.")
-    if config.positions == "sinusoidal" and config.embed_dim % 2:
-        raise ConfigError(
-            f"embed_dim is {config.embed_dim}, but sinusoidal positions pair each sine with a cosine: "
-            f"{config.embed_dim + 1} would be right."
-        )
-    vocabularies = [config.stack_vocab_size(config.input_stack(name)) for name in config.input_names]
-    for name, sizes in (("pad_id", vocabularies), ("bos_id", vocabularies[-1:]), ("eos_id", vocabularies[-1:])):
-        token = getattr(config, name)
-        if token is not None and token >= min(sizes):
-            raise ConfigError(f"{name} is {token}, outside the vocabulary of {min(sizes)} tokens.")
-
-
 def _checked(name: str, value: Any) -> Any:
-    """`value` as the plain Python type of the field `name`."""
-    kind = _FIELD_KINDS[name]
-    if choices := get_args(kind) if getattr(kind, "__origin__", None) is Literal else ():
-        if not isinstance(value, str) or value not in choices:
-            raise ConfigError(f"{name} is {shown(value)}; it should be one of {', '.join(choices)}.")
-        return str(value)
-    if get_origin(kind) is tuple:
-        return _checked_places(name, value, get_args(get_args(kind)[0]))
-    if kind is bool:
-        if not isinstance(value, bool):
-            raise ConfigError(f"{name} is {shown(value)}; it should be true or false.")
-        return value
-    if kind not in (int, float) and value is None:
-        return None
-    if float in (kind, *get_args(kind)):
-        return _checked_float(name, value)
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        value = operator.index(value)
-    except TypeError:
-        raise ConfigError(f"{name} is {shown(value)}; it should be a whole number.") from None
-    least = 0 if name.endswith("_id") or name in (*_STACK_LAYERS, "position_offset", "num_token_types") else 1
-    most = 10_000 if name in _STACK_LAYERS else 2**31 - 1
-    if not least <= value <= most:
-        raise ConfigError(f"{name} is {shown(value)}; it should be between {least} and {most}.")
-    return value
+    return checked(TransformerConfig.__dataclass_fields__[name], FIELD_TYPES[name], value)
 
 
-def _checked_places(name: str, value: Any, choices: tuple[str, ...]) -> tuple[str, ...]:
-    """Some of `choices`, in their order, so that two configurations with the same ones are equal."""
-    given = list(value) if isinstance(value, list | tuple) else [None]
-    for place in given:
-        if place not in choices:
-            raise ConfigError(f"{name} is {shown(value)}; it should list some of {', '.join(choices)}.")
-    return tuple(place for place in choices if place in given)
-
-
-_STACK_LAYERS = ("num_encoder_layers", "num_decoder_layers")
-
-_RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
-    "norm_eps": (lambda x: 0 <= x < math.inf, "a finite number ≥ 0"),
-    "norm_momentum": (lambda x: 0 <= x <= 1, "between 0 and 1"),
-    "mask_value": (lambda x: x <= 0, "0 or less (−inf allowed)"),
-    "dropout": (lambda x: 0 <= x < 1, "at least 0 and less than 1"),
-} | dict.fromkeys(
-    (
-        "attention_multiplier",
-        "attention_softcap",
-        "final_softcap",
-        "rope_theta",
-        "rotary_factor",
-        "rotary_low_frequency",
-        "rotary_high_frequency",
-    ),
-    (lambda x: 0 < x < math.inf, "a finite number > 0"),
-)
-
-
-def _checked_float(name: str, value: Any) -> float:
-    holds, says = _RANGES[name]
-    try:
-        if isinstance(value, bool | str):
-            raise TypeError
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        raise ConfigError(f"{name} is {shown(value)}; it should be a number, {says}.") from None
-    if not holds(number):
-        raise ConfigError(f"{name} is {number}; it should be {says}.")
-    return number
-
-
-_FIELD_KINDS = get_type_hints(TransformerConfig)
+FIELD_TYPES = get_type_hints(TransformerConfig)
+"""The type of each field by name."""

@@ -1,0 +1,37 @@
+"""The sizes at which a configuration is probed: small, and all different, so that no two axes can be confused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+PROBE_SIZES = {
+    "source_vocab_size": 37,
+    "target_vocab_size": 31,
+    "max_length": 11,
+    "embed_dim": 24,
+    "num_heads": 3,
+    "num_encoder_layers": 2,
+    "num_decoder_layers": 2,
+}
+
+
+def probe_sizes(config: Any) -> dict[str, Any]:
+    """Small values for the sizes that a `TransformerConfig` (whose file imports this one) has."""
+    sizes = dict(PROBE_SIZES)
+    if config.key_value_heads < config.num_heads:
+        sizes |= {"num_heads": 4, "num_key_value_heads": 1 if config.key_value_heads == 1 else 2}
+    elif config.num_key_value_heads:
+        sizes |= {"num_key_value_heads": None}
+    if config.attention_head_dim:
+        sizes |= {"attention_head_dim": None if config.attention_dim == config.embed_dim else 10}
+    if config.rotary_dim:
+        sizes |= {"rotary_dim": None if config.rotary_dim == config.head_dim else 4}
+    if config.sliding_window:
+        sizes |= {"sliding_window": 4}
+    if config.full_attention_every:
+        sizes |= {"full_attention_every": min(config.full_attention_every, 2)}
+    if config.positions == "relative":
+        sizes |= {"relative_buckets": 8, "relative_max_distance": 9}
+    if config.rotary_scaling == "llama3":
+        sizes |= {"rotary_original_length": 256}
+    return sizes

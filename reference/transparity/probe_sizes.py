@@ -17,7 +17,7 @@ PROBE_SIZES = {
 
 def probe_sizes(config: Any) -> dict[str, Any]:
     """Small values for the sizes that a `TransformerConfig` (whose file imports this one) has."""
-    sizes = dict(PROBE_SIZES)
+    sizes: dict[str, Any] = dict(PROBE_SIZES)
     if config.key_value_heads < config.num_heads:
         sizes |= {"num_heads": 4, "num_key_value_heads": 1 if config.key_value_heads == 1 else 2}
     elif config.num_key_value_heads:

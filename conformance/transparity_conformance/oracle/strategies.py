@@ -80,7 +80,7 @@ def configs(draw: st.DrawFn) -> TransformerConfig:
     for name in FIELD_TYPES:
         if name == "projection":
             given |= draw(heads(num_heads))
-        elif name not in {*given, *NOT_DRAWN, *OF_HEADS} and ONLY_WITH.get(name, lambda given: True)(given):
+        elif name not in {*given, *NOT_DRAWN, *OF_HEADS} and (name not in ONLY_WITH or ONLY_WITH[name](given)):
             given[name] = draw(SIZES[name] if name in SIZES else choice(name))
     return TransformerConfig(**given)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
-from itertools import zip_longest
+from itertools import accumulate, pairwise, zip_longest
 from pathlib import Path
 from xml.sax.saxutils import escape
 
@@ -20,8 +20,11 @@ COLUMNS = {
 }
 FUNCTIONS = ("attention_scores", "attention_weights", "attention")
 
-CHARACTERS = 54
+CHARACTERS = 52
 """Characters in a line of the picture; longer lines of the source are broken at their brackets."""
+
+SEPARATOR = re.compile(r" (?:else|and) |(?<=,) ")
+"""Where a line is broken outside brackets."""
 
 ADVANCE, LINE, PADDING = 7.25, 18, 16
 """Width of a character, height of a line and space around the text, in pixels."""
@@ -45,7 +48,7 @@ def picture() -> str:
     """Return the SVG. Lines that are not the same in all three columns are tinted."""
     columns = [functions((ROOT / file).read_text(encoding="utf-8")) for file in COLUMNS.values()]
     rows = [row for same in zip(*columns, strict=True) for row in (*zip_longest(*same, fillvalue=""), ("", "", ""))]
-    height = (len(rows) + 3) * LINE + PADDING
+    height = (len(rows) + 3) * LINE + PADDING + LINE // 2
     size = f'width="{3 * WIDTH}" height="{height}"'
     parts = [f'<rect class="page" {size}/>']
     for index, (title, file) in enumerate(COLUMNS.items()):
@@ -64,10 +67,9 @@ def functions(source: str) -> list[list[str]]:
 
 
 def function(node: ast.FunctionDef, source: str) -> list[str]:
-    """Return the lines of a function: its signature and its statements."""
-    arguments = ", ".join(argument.arg for argument in (*node.args.args, *node.args.kwonlyargs))
+    """Return the lines of a function: its name and its statements."""
     body = node.body[1:] if ast.get_docstring(node) else node.body
-    return broken(f"def {node.name}({arguments}):") + [line for part in body for line in statement(part, source)]
+    return [f"def {node.name}(…):", *(line for part in body for line in statement(part, source))]
 
 
 def statement(node: ast.stmt, source: str, indent: str = "    ") -> list[str]:
@@ -85,14 +87,24 @@ def joined(node: ast.AST, source: str) -> str:
 
 
 def broken(line: str, indent: str = "") -> list[str]:
-    """Return `line` alone if it is short; break it within its longest brackets, or at a space, if it is not."""
-    if len(indent + line) <= CHARACTERS:
+    """Return `line` alone if it is short; break it outside its brackets, or within the longest, if it is not."""
+    room, deeper = CHARACTERS - len(indent), indent + "    "
+    if len(line) <= room:
         return [indent + line]
+    places = [index for index in outside_brackets(line) if line.find(" = ") < index <= room]
+    breaks = [index for index in places if SEPARATOR.match(line, index)]
+    if breaks:
+        return [indent + line[: breaks[-1]], *broken(line[breaks[-1] + 1 :], deeper)]
     begin, end = longest_brackets(line)
-    if begin < 0:
-        space = line.rindex(" ", 0, CHARACTERS - len(indent))
-        return [indent + line[:space], *broken(line[space + 1 :], indent + "    ")]
-    return [indent + line[: begin + 1], *filled(line[begin + 1 : end], indent + "    "), indent + line[end:]]
+    *inner, last = filled(line[begin + 1 : end], deeper)
+    fits = len(last + line[end:]) <= CHARACTERS
+    return [indent + line[: begin + 1], *inner, *([last + line[end:]] if fits else [last, indent + line[end:]])]
+
+
+def outside_brackets(line: str) -> list[int]:
+    """Return the places in `line` that are in no brackets."""
+    depths = accumulate((character in "([{") - (character in ")]}") for character in line)
+    return [index for index, depth in enumerate(depths) if depth == 0]
 
 
 def longest_brackets(line: str) -> tuple[int, int]:
@@ -108,21 +120,12 @@ def longest_brackets(line: str) -> tuple[int, int]:
 
 def filled(inner: str, indent: str) -> list[str]:
     """Return the items of a list, as many in a line as fit."""
+    cuts = [0, *(index + 1 for index in outside_brackets(inner) if inner[index] == ","), len(inner)]
     lines = [""]
-    for item in items(inner):
+    for item in (inner[begin:end].strip() for begin, end in pairwise(cuts)):
         longer = f"{lines[-1]} {item}".strip()
         lines = [*lines[:-1], longer] if len(indent + longer) <= CHARACTERS else [*lines, item]
     return [part for line in lines if line for part in broken(line, indent)]
-
-
-def items(inner: str) -> list[str]:
-    """Return `inner` cut behind its commas, without those in brackets."""
-    cuts, depth = [0], 0
-    for index, character in enumerate(inner):
-        depth += (character in "([{") - (character in ")]}")
-        if character == "," and depth == 0:
-            cuts.append(index + 1)
-    return [inner[begin:end].strip() for begin, end in zip(cuts, [*cuts[1:], len(inner)], strict=True)]
 
 
 def drawn(title: str, file: str, lines: list[tuple[str, bool]], *, left: int, height: int) -> list[str]:
@@ -131,9 +134,9 @@ def drawn(title: str, file: str, lines: list[tuple[str, bool]], *, left: int, he
     parts = [
         f'<rect class="column" x="{left + 6}" y="6" width="{WIDTH - 12}" height="{height - 12}" rx="6"/>',
         f'<text class="title" x="{x}" y="{top + 4}">{title}</text>',
-        f'<text class="file" x="{x + 90}" y="{top + 4}">{file}</text>',
+        f'<text class="file" x="{x}" y="{top + 22}">{file}</text>',
     ]
-    for y, (line, differs) in enumerate(lines, start=2):
+    for y, (line, differs) in enumerate(lines, start=3):
         below = top + y * LINE
         if differs and line:
             box = f'x="{left + 6}" y="{below - 13}" width="{WIDTH - 12}" height="{LINE}"'

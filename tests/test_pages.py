@@ -121,3 +121,9 @@ def test_the_speed_of_the_readme_is_that_of_the_performance_page() -> None:
     for workload, ratios in fastest.items():
         cells = [ratios.get(column, (0.0, "–"))[1] for column in ("pytorch", "flax", "numpy")]
         assert f"| {workload} | {' | '.join(cells)} |" in read("README.md").splitlines()
+
+
+def test_the_page_of_faults_has_the_whole_catalogue() -> None:
+    listed = re.findall(r"(?m)^\| `([\w-]+)` \|", read("docs/faults.md"))
+    known = [name for examples in script("faults").catalogue().values() for name in examples]
+    assert sorted(listed) == sorted(known), "run python docs/faults.py"

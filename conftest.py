@@ -1,5 +1,4 @@
-"""The option `--benchmark`: benchmarks are collected with it, and with it alone; tests of real weights, where they are
-named. Under xdist, what goes together."""
+"""Options and collection: benchmarks run with `--benchmark` alone, tests of real weights where they are named."""
 
 from __future__ import annotations
 
@@ -15,6 +14,18 @@ CHECKPOINTS = Path(__file__).parent / "tests/checkpoints"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--benchmark", action="store_true", help="Run the benchmarks, and no tests unless they are named.")
+    group = parser.getgroup("benchmarks of this project, with --benchmark")
+    group.addoption("--all-modes", action="store_true", help="Time every mode of each backend, not the first alone.")
+    group.addoption(
+        "--device", metavar="NAME", help="Time on this device alone (cpu, cuda), not on every device at hand."
+    )
+    group.addoption(
+        "--race",
+        type=int,
+        metavar="ROUNDS",
+        help="Run the race (`python -m benchmarks.race`) instead, so that pytest-benchmark can save and compare its "
+        "figures.",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -29,8 +40,8 @@ def is_named(folder: Path, config: pytest.Config) -> bool:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out benchmarks without `--benchmark`; with it, all else, unless the command line names what to run. Leave
-    out what needs weights that others trained, unless it is named itself."""
+    """Leave out benchmarks without `--benchmark`, with it all else that the command line does not name, and tests of
+    real weights unless they are named."""
     if collection_path == CHECKPOINTS and not is_named(CHECKPOINTS, config):
         return True
     is_benchmark = collection_path.is_relative_to(BENCHMARKS)
@@ -56,7 +67,7 @@ def pytest_sessionfinish() -> None:
 EXPECTED_SLOWLY = ("optimization", "differentiation", "dropout")
 """Topics whose expected values take long to compute, for they are derivatives by the complex step."""
 
-LONGEST = (
+SLOWEST_FIRST = (
     "test_power.py",
     "test_plants.py",
     "test_drawn.py",
@@ -68,11 +79,12 @@ LONGEST = (
     "test_trainings.py",
     "test_race.py",
 )
-"""What takes long is begun first: at the end, it would be waited for alone."""
+"""Slow tests start first; at the end, one would be waited for alone."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: next((i for i, part in enumerate(LONGEST) if part in item.nodeid), len(LONGEST)))
+    last = len(SLOWEST_FIRST)
+    items.sort(key=lambda item: next((i for i, part in enumerate(SLOWEST_FIRST) if part in item.nodeid), last))
 
 
 @pytest.hookimpl(optionalhook=True)

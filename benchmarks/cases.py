@@ -1,4 +1,4 @@
-"""What is timed: every backend that is installed, on every device at hand, with every preset, on a grid of shapes."""
+"""The cases of `pytest --benchmark`: every installed backend, on every device at hand, with every preset and shape."""
 
 from __future__ import annotations
 
@@ -6,36 +6,20 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
-from transparity.config import TransformerConfig
-from transparity.presets import PRESETS, preset
+from benchmarks.workloads import Workload, preset_shapes, preset_workload
+
 from transparity_conformance.oracle.backends import backend, named
-from transparity_conformance.report.comparison import Subject
+from transparity_conformance.report.comparison import Evidence, Subject
 
-BATCHES, LENGTHS = (1, 8), (32, 64)
 DTYPE = "float32"
 DEVICES = ("cpu", "cuda")
 
 
 @dataclass(frozen=True)
-class Workload:
-    """A preset at its document's size, and the shape of each of its inputs."""
-
-    preset: str
-    batch: int
-    length: int
-
-    def __str__(self) -> str:
-        return f"{self.preset}-{self.batch}x{self.length}"
-
-    @property
-    def config(self) -> TransformerConfig:
-        return preset(self.preset)
-
-
-@dataclass(frozen=True)
 class Case:
-    """One benchmark: who computes, and what."""
+    """One benchmark: a backend on a device, and the shape of a preset's inputs."""
 
     backend: str
     mode: str
@@ -54,57 +38,62 @@ class Case:
 
     @property
     def workload(self) -> Workload:
-        return Workload(self.preset, self.batch, self.length)
+        return preset_workload(self.preset, self.batch, self.length)
 
     @classmethod
     def fields(cls) -> list[str]:
         return [field.name for field in dataclasses.fields(cls)]
 
 
-def cases(*, all_modes: bool = False) -> list[Case]:
-    """The benchmarks, those of one workload side by side: they share its oracle, and are read together."""
-    who = list(subjects(all_modes=all_modes))
+def cases(*, all_modes: bool = False, device: str | None = None) -> list[Case]:
+    """The benchmarks; those of one workload follow each other, for they share its oracle."""
+    found = [subject for subject in subjects(all_modes=all_modes) if device in (None, subject.device)]
     return [
-        Case(s.backend, s.mode, s.dtype, s.device, w.preset, w.batch, w.length) for w, s in product(workloads(), who)
+        Case(subject.backend, subject.mode, subject.dtype, subject.device, *shape)
+        for shape, subject in product(preset_shapes(), found)
     ]
-
-
-def workloads() -> list[Workload]:
-    """Every preset with every shape, no longer than its `max_length`."""
-    return [Workload(name, *shape) for name in PRESETS for shape in shapes(preset(name))]
-
-
-def shapes(config: TransformerConfig) -> list[tuple[int, int]]:
-    """(batch, length), with what is too long for the model as long as it can be, once."""
-    return list(dict.fromkeys((batch, min(length, config.max_length)) for batch, length in product(BATCHES, LENGTHS)))
 
 
 def subjects(*, all_modes: bool = False) -> Iterator[Subject]:
     """Every backend in its first mode (or each of its modes) on each of its devices."""
     for name in named():
-        if why_absent(name) is None:
+        if why_missing(name) is None:
             build = backend(name)
             for device, mode in product(build.devices(), build.modes if all_modes else build.modes[:1]):
                 yield Subject(name, DTYPE, device, mode)
 
 
-def absent() -> list[str]:
-    """What this session cannot time, each with its reason, so that nothing is left out in silence."""
+def missing() -> list[str]:
+    """The backends and devices that this session cannot time, each with its reason."""
     lines = []
     for name in named():
-        if reason := why_absent(name):
+        if reason := why_missing(name):
             lines.append(f"{name}: {reason}")
         else:
             devices = backend(name).devices()
-            says = f"it is not among its devices here ({', '.join(devices)})"
-            lines += [f"{name} on {device}: {says}" for device in DEVICES if device not in devices]
+            reason = f"it is not among its devices here ({', '.join(devices)})"
+            lines += [f"{name} on {device}: {reason}" for device in DEVICES if device not in devices]
     return lines
 
 
-def why_absent(name: str) -> str | None:
-    """Why a backend that is named cannot be timed at all, or None."""
+def why_missing(name: str) -> str | None:
+    """The reason that a backend cannot be timed at all, or None."""
     try:
         dtypes = backend(name).dtypes
     except ImportError as error:
         return f"it cannot be imported ({error})"
     return None if DTYPE in dtypes else f"it offers no {DTYPE}"
+
+
+def figures(case: Case, evidence: Evidence, seconds: float) -> dict[str, Any]:
+    """The figures of a case as JSON values, from its evidence and the median of its forward passes."""
+    workload = case.workload
+    return dataclasses.asdict(case) | {
+        "lengths": workload.lengths,
+        "tokens": workload.tokens,
+        "source_tokens": workload.tokens if "source" in workload.lengths else 0,
+        "flops": workload.flops,
+        "tokens_per_second": workload.tokens / seconds,
+        "gflops_per_second": workload.flops / seconds / 1e9,
+        "conformity": {"error": evidence.error, "budget": evidence.budget, "share": evidence.share},
+    }

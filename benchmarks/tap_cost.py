@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from benchmarks.race.workloads import WORKLOADS, Workload, inputs_of, parameters_of
+from benchmarks.workloads import WORKLOADS, Workload, inputs_of, parameters_of
 from rich.console import Console
 from rich.table import Table
 

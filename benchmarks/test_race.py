@@ -1,62 +1,53 @@
-"""The race, for `--benchmark-save` and `--benchmark-compare`: it is run once, then what it measured is replayed."""
+"""The race for `--benchmark-save` and `--benchmark-compare`: it runs once, then its seconds are replayed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
 from typing import Any
 
 import pytest
-from benchmarks.race.__main__ import cores
+from benchmarks.environment import cores
 from benchmarks.race.candidates import CANDIDATES
-from benchmarks.race.race import Conditions, race
-from benchmarks.race.rounds import Result
-from benchmarks.race.standings import merged
-from benchmarks.race.workloads import WORKLOADS
+from benchmarks.race.race import Conditions, Result, able_to, race
+from benchmarks.workloads import WORKLOADS
 
 Results = dict[tuple[str, str], Result]
 
-ENTRIES = [
-    pytest.param(workload.name, candidate.name, id=f"{workload.name}-{candidate.name}")
-    for workload in WORKLOADS.values()
-    for candidate in CANDIDATES
-    if not candidate.why_missing() and not candidate.why_not(workload)
-]
 
-
-class Clock:
-    """Stands still until a measured duration is replayed."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def replay(self, seconds: Iterator[float]) -> None:
-        self.now += next(seconds)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test for every installed candidate and every workload that it can run on the device."""
+    device = metafunc.config.option.device or "cpu"
+    entries = [
+        pytest.param(workload.name, candidate.name, id=f"{workload.name}-{candidate.name}")
+        for workload in WORKLOADS.values()
+        for candidate in able_to(workload, CANDIDATES, device)
+    ]
+    metafunc.parametrize(("workload", "candidate"), entries)
 
 
 @pytest.fixture(scope="session")
 def results(request: pytest.FixtureRequest) -> Results:
-    """The race of all that was chosen."""
-    chosen: list[dict[str, Any]] = [
+    """The race of the selected tests."""
+    options = request.config.option
+    selected: list[dict[str, Any]] = [
         item.callspec.params for item in request.session.items if isinstance(item, pytest.Function)
     ]
+    conditions = Conditions(options.race, cores(), options.device or "cpu")
     found: Results = {}
-    for workload in dict.fromkeys(params["workload"] for params in chosen):
-        names = {params["candidate"] for params in chosen if params["workload"] == workload}
-        candidates = [candidate for candidate in CANDIDATES if candidate.name in names]
-        conditions = Conditions(request.config.getoption("--race"), cores())
-        for result in merged(race([WORKLOADS[workload]], candidates, conditions)):
+    for workload in dict.fromkeys(params["workload"] for params in selected):
+        names = {params["candidate"] for params in selected if params["workload"] == workload}
+        for result in race(WORKLOADS[workload], [each for each in CANDIDATES if each.name in names], conditions):
             found[workload, result.candidate.name] = result
     return found
 
 
-@pytest.mark.parametrize(("workload", "candidate"), ENTRIES)
 def test_race(workload: str, candidate: str, results: Results, request: pytest.FixtureRequest) -> None:
-    result, clock = results[workload, candidate], Clock()
+    result = results[workload, candidate]
     if result.failed:
         pytest.fail(f"Not timed: {candidate}, {workload}: {result.failed}", pytrace=False)
-    request.applymarker(pytest.mark.benchmark(timer=clock, group=workload))
+    # A round lasts from one reading of the clock to the next.
+    readings = itertools.chain.from_iterable((0.0, seconds) for seconds in result.seconds.values())
+    request.applymarker(pytest.mark.benchmark(timer=lambda: next(readings), group=workload))
     benchmark = request.getfixturevalue("benchmark")
     benchmark.extra_info |= {"conformity": (result.ready or {}).get("conformity")}
-    benchmark.pedantic(clock.replay, args=(iter(result.seconds.values()),), rounds=len(result.seconds))
+    benchmark.pedantic(lambda: None, rounds=len(result.seconds))

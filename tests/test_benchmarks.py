@@ -1,4 +1,4 @@
-"""Nothing is timed that was not first shown to conform, and what is timed is what its name says."""
+"""`pytest --benchmark` times only backends that conform, and its figures are those of the named workload."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from typing import Any
 
 import pytest
 from benchmarks import cases
-from benchmarks.cases import Case, Workload, shapes, workloads
-from benchmarks.conforming import inputs_of
-from benchmarks.figures import Figures
+from benchmarks.cases import Case, figures
+from benchmarks.workloads import inputs_of, preset_shapes, preset_workload
 
-from transparity.presets import PRESETS, preset
+from transparity.presets import PRESETS
 from transparity_conformance.report.comparison import Evidence, Subject
 
 ROOT = Path(__file__).parents[1]
 
 STRANGERS = '''
-"""A right backend, one that is slightly wrong, and one that is wrong from its second call on."""
+"""A right backend, a slightly wrong one, and one that is wrong from its second call on."""
 from pathlib import Path
 
 from transparity_numpy.port import NumpyBackend
@@ -57,13 +56,16 @@ ENTRY_POINTS = """
 right = strangers:right
 wrong = strangers:wrong
 drifting = strangers:drifting
-missing = a_framework_that_nobody_installed:build
+missing = a_framework_that_is_not_installed:build
+
+[transparity.harnesses]
+right = transparity_numpy.harness
 """
 
 
 @dataclass(frozen=True)
 class Session:
-    """What `pytest --benchmark` said, wrote, and let the backends compute."""
+    """The exit code, output and JSON of `pytest --benchmark`, and the calls of each backend."""
 
     returncode: int
     output: str
@@ -96,36 +98,36 @@ def pytest_in(path: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 
-def test_only_what_conforms_is_timed(session: Session) -> None:
+def test_only_conforming_backends_are_timed(session: Session) -> None:
     assert session.returncode == pytest.ExitCode.TESTS_FAILED, session.output
     assert [timed["extra_info"]["backend"] for timed in session.report["benchmarks"]] == ["right"]
     assert "1 passed" in session.output
     assert "2 failed" in session.output
 
 
-def test_what_does_not_conform_is_never_run_again(session: Session) -> None:
-    """The two calls that are checked, and no more; what conforms is run by the clock as well."""
+def test_a_wrong_backend_is_never_run_again(session: Session) -> None:
+    """Wrong backends are called for the two comparisons alone; the right one is timed as well."""
     assert session.calls["wrong"] == session.calls["drifting"] == 2
     assert session.calls["right"] > 2
 
 
-def test_why_it_was_not_timed_is_said(session: Session) -> None:
+def test_the_reason_for_not_timing_is_printed(session: Session) -> None:
     says = "benchmark.forward, {} float32 eager, walkthrough-1x10: logits differs by 0.001"
     for name in ("wrong", "drifting"):
         assert f"Not timed: {says.format(name)}" in session.output
     assert [refused["backend"] for refused in session.report["not_timed"]["refused"]] == ["drifting", "wrong"]
 
 
-def test_what_is_absent_is_listed(session: Session) -> None:
+def test_missing_backends_and_devices_are_listed(session: Session) -> None:
     absent = session.report["not_timed"]["absent"]
-    missing = "missing: it cannot be imported (No module named 'a_framework_that_nobody_installed')"
+    missing = "missing: it cannot be imported (No module named 'a_framework_that_is_not_installed')"
     right = "right on cuda: it is not among its devices here (cpu)"
     assert {missing, right} <= set(absent)
     assert missing in session.output
     assert right in session.output
 
 
-def test_the_report_says_what_a_figure_depends_on(session: Session) -> None:
+def test_the_report_records_the_environment(session: Session) -> None:
     (timed,) = session.report["benchmarks"]
     said, median = timed["extra_info"], timed["stats"]["median"]
     assert said["tokens_per_second"] == pytest.approx(10 / median)
@@ -142,21 +144,24 @@ def test_benchmarks_are_off_under_xdist(tmp_path: Path) -> None:
     assert "benchmarks are off under xdist" in ended.stdout
 
 
-def test_shapes_fit_and_are_named_as_they_are() -> None:
-    assert shapes(preset("walkthrough")) == [(1, 10), (8, 10)]
-    assert shapes(preset("translation")) == [(1, 32), (1, 64), (8, 32), (8, 64)]
+def test_shapes_end_at_the_presets_length() -> None:
+    shapes = preset_shapes()
+    assert [shape for shape in shapes if shape[0] == "walkthrough"] == [("walkthrough", 1, 10), ("walkthrough", 8, 10)]
+    assert [shape[1:] for shape in shapes if shape[0] == "translation"] == [(1, 32), (1, 64), (8, 32), (8, 64)]
     case = Case("pytorch", "eager", "float32", "cpu", "translation", 8, 64)
     assert str(case) == "pytorch-eager-float32-cpu-translation-8x64"
 
 
-@pytest.mark.parametrize("workload", workloads(), ids=str)
-def test_tokens_are_what_is_counted(workload: Workload) -> None:
-    """Each input has the shape that the name says, and no padding that would be counted as tokens."""
+@pytest.mark.parametrize(("name", "batch", "length"), preset_shapes())
+def test_inputs_have_the_named_shape_and_no_padding(name: str, batch: int, length: int) -> None:
+    """Padding would be counted as tokens."""
+    workload = preset_workload(name, batch, length)
+    assert str(workload) == f"{name}-{batch}x{length}"
     inputs, pad = inputs_of(workload), workload.config.pad_id
     assert set(inputs) == set(workload.config.input_names)
     for tokens in inputs.values():
-        assert tokens.shape == (workload.batch, workload.length)
-        assert (tokens != pad).all()
+        assert tokens.shape == (batch, length)
+        assert pad is None or (tokens != pad).all()
 
 
 def test_every_preset_and_every_mode_is_timed() -> None:
@@ -169,6 +174,14 @@ def test_every_preset_and_every_mode_is_timed() -> None:
 def test_tokens_a_second_count_the_output_alone() -> None:
     case = Case("numpy", "eager", "float32", "cpu", "translation", 8, 64)
     evidence = Evidence("benchmark.forward", Subject("numpy", "float32"), "", "logits", 0.0, 1.0)
-    figures = Figures(case, evidence, seconds=0.5)
-    assert figures.tokens_per_second == 8 * 64 / 0.5
-    assert figures.as_dict()["source_tokens"] == 8 * 64
+    found = figures(case, evidence, seconds=0.5)
+    assert found["tokens_per_second"] == 8 * 64 / 0.5
+    assert found["source_tokens"] == 8 * 64
+
+
+def test_one_device_can_be_chosen(tmp_path: Path) -> None:
+    collected = pytest_in(tmp_path, "--benchmark", "--device", "cpu", "--collect-only", "-q", "-p", "no:cacheprovider")
+    assert "numpy-eager-float32-cpu-walkthrough-1x10" in collected.stdout
+    refused = pytest_in(tmp_path, "--benchmark", "--device", "abacus", "-q", "-p", "no:cacheprovider")
+    assert refused.returncode == pytest.ExitCode.INTERRUPTED
+    assert "no installed backend offers the device 'abacus'" in refused.stdout

@@ -1,4 +1,4 @@
-"""Whoever races was held to the oracle, and everybody runs under the same conditions."""
+"""Candidates of the race are compared with the oracle before they are timed, under the same conditions."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from benchmarks.environment import overridden_kernels
 from benchmarks.flops import forward_flops
-from benchmarks.race.candidates import BASELINE, CANDIDATES, COMPILED, JAX, NUMPY, TORCH, Candidate
-from benchmarks.race.oracles import conformity, losses, read_task, write_oracle
-from benchmarks.race.race import Conditions, race, steps
-from benchmarks.race.report import as_markdown, as_table
-from benchmarks.race.rounds import Result, environment, heats, orders, overridden, run_heat
-from benchmarks.race.standings import finals, standings
-from benchmarks.race.task import WORK, Limit, Task
-from benchmarks.race.workloads import DEFAULT, TRAINED, WORKLOADS, Workload, inputs_of, parameters_of
+from benchmarks.oracles import conformity, losses, read_oracle, read_task, write_oracle
+from benchmarks.race.candidates import CANDIDATES, COMPILED, JAX, NUMPY, TORCH, Candidate
+from benchmarks.race.limits import WORK, Limit
+from benchmarks.race.process import Place, environment
+from benchmarks.race.race import LIMIT_MEMORY, Conditions, Result, fitting, race, run_rounds, shuffled, steps
+from benchmarks.race.standings import standings
+from benchmarks.race.table import as_table
+from benchmarks.summary import as_json, as_markdown, summary
+from benchmarks.workloads import DEFAULT, TRAINED, WORKLOADS, Workload, inputs_of, parameters_of
 from rich.console import Console
 
 from transparity.parameters import parameter_shapes
@@ -31,11 +33,13 @@ from transparity_conformance.oracle.budgets import NEIGHBOURS
 
 ROOT = Path(__file__).parents[1]
 
+PAGES = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+
 TINY = [workload for workload in WORKLOADS.values() if workload.name.startswith("tiny")]
 FORWARD = WORKLOADS["tiny-decoder"]
 
 STRANGERS = '''
-"""Candidates as nobody wants them."""
+"""Wrong and broken candidates."""
 import os
 import signal
 
@@ -48,7 +52,7 @@ def wrong(task):
 
 
 def raising(task):
-    raise ValueError("no such layer\\nand more lines that nobody reads")
+    raise ValueError("no such layer\\nand more lines")
 
 
 def dying(task):
@@ -82,26 +86,26 @@ SAYS = {
     "dying": "its process ended by signal SIGKILL",
     "dying_later": "its process ended with 7 (out of luck)",
 }
-ALWAYS = ("pytorch eager", "flax jit", "numpy eager", BASELINE, "nn.Transformer", "NumPy, einsum", "numpy product")
+ALWAYS = ("pytorch eager", "flax jit", "numpy eager", "blog-style", "nn.Transformer", "NumPy, einsum", "numpy product")
 
 
 def stranger(name: str) -> Candidate:
     return Candidate(name, (NUMPY,), ("numpy",), f"strangers:{name}")
 
 
-ABSENT = Candidate("nobody's", (TORCH,), ("a_framework_that_nobody_installed",), "nowhere:build")
+MISSING = Candidate("another's", (TORCH,), ("a_framework_that_is_not_installed",), "nowhere:build")
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A race of our columns, two peers, a limit, strangers, and one who is absent: the folder of its reports."""
+    """The folder of the reports of a race of our columns, peers, a limit, broken candidates and a missing one."""
     pytest.importorskip("matplotlib")
     from benchmarks.race.__main__ import run
 
     folder = tmp_path_factory.mktemp("race")
     (folder / "strangers.py").write_text(STRANGERS)
     racing = [candidate for candidate in CANDIDATES if candidate.name in ALWAYS]
-    racing += [stranger(name) for name in (*SAYS, "noisy")] + [ABSENT]
+    racing += [stranger(name) for name in (*SAYS, "noisy")] + [MISSING]
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
         run([FORWARD], racing, Conditions(rounds=3, threads=1, memory=1e12), folder, quiet=True)
@@ -114,7 +118,7 @@ def rows(report: Path) -> dict[str, dict[str, object]]:
     return {row["candidate"]: row for row in json.loads((report / "race.json").read_text())["standings"]}
 
 
-def test_all_three_columns_and_their_peers_are_held_and_timed(rows: dict[str, dict[str, object]]) -> None:
+def test_columns_and_peers_are_compared_and_timed(rows: dict[str, dict[str, object]]) -> None:
     for name in set(ALWAYS) - {"numpy product"}:
         held = rows[name]["conformity"]
         assert isinstance(held, dict), rows[name]
@@ -124,7 +128,7 @@ def test_all_three_columns_and_their_peers_are_held_and_timed(rows: dict[str, di
 
 
 @pytest.mark.parametrize("name", SAYS)
-def test_who_is_wrong_or_crashes_is_one_sentence_and_the_race_goes_on(
+def test_a_wrong_or_crashing_candidate_is_one_sentence_and_the_race_goes_on(
     name: str, rows: dict[str, dict[str, object]]
 ) -> None:
     failed = str(rows[name]["failed"])
@@ -133,23 +137,22 @@ def test_who_is_wrong_or_crashes_is_one_sentence_and_the_race_goes_on(
     assert rows[name]["seconds"] is None
 
 
-def test_who_prints_does_no_harm(rows: dict[str, dict[str, object]]) -> None:
+def test_a_candidate_may_print(rows: dict[str, dict[str, object]]) -> None:
     assert rows["noisy"]["rounds"] == 3
 
 
-def test_who_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_candidate_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "strangers.py").write_text(STRANGERS)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("benchmarks.race.rounds.LONGEST", 2.0)
-    write_oracle(tmp_path, FORWARD, parameters_of(FORWARD), inputs_of(FORWARD))
-    (result,) = run_heat(
-        [stranger("hanging")], FORWARD, tmp_path, rounds=1, threads=1, device="cpu", heat=0, done=lambda step: None
-    )
+    monkeypatch.setattr("benchmarks.race.process.SILENCE_LIMIT", 2.0)
+    write_oracle(tmp_path, FORWARD)
+    place = Place(tmp_path, threads=1, device="cpu")
+    (result,) = run_rounds([stranger("hanging")], FORWARD, place, 1, step=lambda text: None, told=lambda result: None)
     assert result.failed == "it said nothing for 2 s"
 
 
-def test_a_limit_is_the_fastest_of_its_runs_whatever_each_does() -> None:
-    """Of two heats, one may find this one the fastest, the other that: what they say is of the same amount of work."""
+def test_a_limit_is_the_fastest_of_its_runs_for_the_same_work() -> None:
+    """One round may find this run the fastest, another round that one; their seconds are of the same work."""
     limit = Limit([(lambda: time.sleep(0.04), 4 * WORK), (lambda: time.sleep(0.02), WORK)])
     assert 0.01 <= limit() < 0.015
 
@@ -160,9 +163,9 @@ def test_the_share_is_of_the_limit_that_was_measured_beside(rows: dict[str, dict
     assert row["share"]["middle"] == pytest.approx(share, rel=1e-6)  # type: ignore[index]
 
 
-def test_who_is_absent_is_listed(report: Path) -> None:
+def test_missing_candidates_are_listed(report: Path) -> None:
     absent = json.loads((report / "race.json").read_text())["absent"]
-    assert absent == ["nobody's: a_framework_that_nobody_installed is not installed"]
+    assert absent == ["another's: a_framework_that_is_not_installed is not installed"]
     assert absent[0].replace("'", "&#39;") in (report / "race.html").read_text()
 
 
@@ -178,12 +181,12 @@ def oracles(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the oracle of every tiny workload in a folder of its name."""
     folder = tmp_path_factory.mktemp("tiny")
     for workload in TINY:
-        write_oracle(folder / workload.name, workload, parameters_of(workload), inputs_of(workload))
+        write_oracle(folder / workload.name, workload)
     return folder
 
 
 def peers() -> Iterator[Candidate]:
-    """Who is installed and compiles nothing: the race itself holds everybody."""
+    """The installed peers that compile nothing; the race itself compares all."""
     for candidate in CANDIDATES:
         compiles = {COMPILED, JAX} & set(candidate.kinds)
         if not (candidate.is_limit or compiles or candidate.ours or candidate.why_missing()):
@@ -192,7 +195,7 @@ def peers() -> Iterator[Candidate]:
 
 @pytest.fixture
 def fast_path() -> Iterator[None]:
-    """What a peer sets for its process is set back."""
+    """Reset the global setting of a peer."""
     yield
     if "torch" in importlib.sys.modules:  # type: ignore[attr-defined]
         importlib.import_module("torch").backends.mha.set_fastpath_enabled(True)
@@ -212,137 +215,99 @@ def test_every_peer_that_is_installed_agrees_with_the_oracle_and_not_with_a_wron
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     module, _, name = candidate.build.partition(":")
     build = getattr(importlib.import_module(module), name)
-    _, parameters, inputs = read_task(folder)
-    result = build(Task(workload, parameters, inputs, str(folder)), **candidate.choices)()
+    task = read_task(folder)
+    result = build(task, **candidate.choices)()
     if candidate.own_weights:
         assert np.isfinite(np.asarray(result.detach())).all()
         return
-    assert conformity(folder, workload, result)["share"] <= 1
+    assert conformity(read_oracle(folder), result)["share"] <= 1
     if "onnxscript" in candidate.also:  # the file that it runs has the right weights in it
         return
-    parameters["decoder.layers.0.feed_forward.up.weight"][:3] *= -1
-    wrong = build(Task(workload, parameters, inputs, str(folder)), **candidate.choices)()
-    assert conformity(folder, workload, wrong)["share"] > 1
+    task.parameters["decoder.layers.0.feed_forward.up.weight"][:3] *= -1
+    wrong = build(task, **candidate.choices)()
+    assert conformity(read_oracle(folder), wrong)["share"] > 1
 
 
 def test_orders_are_shuffled_anew_in_each_round_and_the_same_for_a_seed() -> None:
-    drawn = list(orders(8, 20, seed=1))
+    drawn = list(shuffled(8, 20, seed=1))
     assert all(sorted(order) == list(range(8)) for order in drawn)
     assert len(set(map(tuple, drawn))) == len(drawn)
-    assert drawn == list(orders(8, 20, seed=1)) != list(orders(8, 20, seed=2))
+    assert drawn == list(shuffled(8, 20, seed=1)) != list(shuffled(8, 20, seed=2))
 
 
-def test_whoever_does_not_fit_into_memory_runs_in_a_heat_with_the_baseline_and_the_limits() -> None:
+def test_candidates_that_do_not_fit_into_memory_are_listed_with_what_they_need() -> None:
     workload = WORKLOADS["encoder-decoder"]
     able = [candidate for candidate in CANDIDATES if candidate.why_not(workload) is None]
-    always = {candidate.name for candidate in able if candidate.is_limit} | {BASELINE}
-    groups = heats(able, workload, memory=7 * workload.memory)
-    assert len(groups) > 1
-    assert all(always <= {candidate.name for candidate in group} for group in groups)
-    others = [candidate.name for group in groups for candidate in group if candidate.name not in always]
-    assert sorted(others) == sorted({candidate.name for candidate in able} - always)
-    assert len(heats(able, workload, memory=1e15)) == 1
+    limits = sum(candidate.is_limit for candidate in able)
+    ours = [candidate.name for candidate in able if candidate.ours]
+    memory = limits * LIMIT_MEMORY + (len(ours) + 4.5) * workload.memory
+    fits, too_large = fitting(able, workload, memory)
+    names = [candidate.name for candidate in fits]
+    assert names[limits : limits + len(ours)] == ours
+    assert names[limits + len(ours) :] == ["blog-style", "blog-style, compiled", "hand-written JAX", "NumPy, einsum"]
+    assert {candidate.name for candidate in able} == {*names, *(result.candidate.name for result in too_large)}
+    needed, left = f"{workload.memory / 1e9:.3g}", f"{0.5 * workload.memory / 1e9:.3g}"
+    says = f"does not fit into memory: it needs about {needed} GB, and {left} of {memory / 1e9:.3g} GB are left"
+    assert all(result.failed.startswith(says) for result in too_large)
+    assert fitting(able, workload, 1e15)[1] == []
 
 
-def result(name: str, kind: str, seconds: float, *, ours: bool = False, heat: int = 0) -> Result:
+def result(name: str, kind: str, seconds: float, *, ours: bool = False) -> Result:
     """Three rounds of one candidate, noise included: the second round is twice as slow for all."""
     candidate = Candidate(name, (kind,), ("numpy",), "", ours=ours)
-    rounds = {(heat, turn): seconds * (2 if turn == 1 else 1) for turn in range(3)}
+    rounds = {turn: seconds * (2 if turn == 1 else 1) for turn in range(3)}
     told = {"first_seconds": 12.345, "import_seconds": 12.345, "peak_bytes": 2e9}
     ready = told | {"work": None, "conformity": {"error": 0.0, "budget": 1.0, "share": 0.0}}
-    return Result(candidate, FORWARD, heat, ready, rounds)
+    return Result(candidate, FORWARD, ready, rounds)
 
 
 def test_ratios_are_to_the_best_peer_of_the_kind() -> None:
     raced = [
         result("ours", TORCH, 2.0, ours=True),
         result("ours too", TORCH, 0.5, ours=True),
-        result(BASELINE, TORCH, 4.0),
+        result("blog-style", TORCH, 4.0),
         result("best", TORCH, 3.0),
         result("faster, of another kind", JAX, 1.0),
     ]
     found = {row.candidate.name: row for row in standings(raced)}
     ratios = {name: row.ratio.middle for name, row in found.items() if row.ratio}
     assert ratios == pytest.approx(
-        {"ours": 1.5, "ours too": 6, BASELINE: 0.75, "best": 1, "faster, of another kind": 1}
+        {"ours": 1.5, "ours too": 6, "blog-style": 0.75, "best": 1, "faster, of another kind": 1}
     )
     assert found["ours"].rival == "best"
     low, high = (found["ours"].ratio.low, found["ours"].ratio.high) if found["ours"].ratio else (0, 0)
     assert low == high == pytest.approx(1.5), "noise that hits all alike is no noise in a ratio"
 
 
-def test_those_of_two_heats_are_compared_through_the_baseline() -> None:
-    """The second heat is half as fast, for all."""
-    raced = [
-        result(BASELINE, TORCH, 4.0),
-        result("best", TORCH, 2.0),
-        result(BASELINE, TORCH, 8.0, heat=1),
-        result("ours", TORCH, 2.0, ours=True, heat=1),
-    ]
-    ratios = {row.candidate.name: row.ratio.middle for row in standings(raced) if row.ratio}
-    assert ratios == pytest.approx({BASELINE: 0.5, "best": 1, "ours": 2})
+def test_a_ratio_is_the_median_of_the_ratios_of_the_rounds() -> None:
+    """It differs from the ratio of the medians, and counts only rounds that both ran."""
+    ours, best = result("ours", TORCH, 1.0, ours=True), result("best", TORCH, 1.0)
+    ours.seconds, best.seconds = {0: 1.0, 1: 4.0, 2: 2.0, 3: 1.0}, {0: 3.0, 1: 2.0, 2: 2.0}
+    (row,) = (row for row in standings([ours, best]) if row.candidate.ours)
+    assert row.ratio
+    assert (row.ratio.low, row.ratio.middle, row.ratio.high) == pytest.approx((0.75, 1.0, 2.0))
 
 
-def test_ours_and_the_best_peers_of_its_kind_meet_in_a_final() -> None:
-    raced = [
-        result(BASELINE, TORCH, 4.0),
-        result("ours", TORCH, 2.0, ours=True),
-        result("slow", TORCH, 3.0),
-        result(BASELINE, TORCH, 4.0, heat=1),
-        result("good", TORCH, 2.1, heat=1),
-        result("seemingly best", TORCH, 1.0, heat=1),
-        result("ours in JAX", JAX, 1.0, ours=True, heat=1),
-        result("JAX", JAX, 1.0, heat=1),
-    ]
-    first, second = finals(raced, memory=1e15)
-    assert [each.name for each in first] == [BASELINE, "ours", "seemingly best", "good"]
-    assert [each.name for each in second] == [BASELINE, "ours in JAX", "JAX"]
-    told = raced[0].ready or {}
-    assert [each.name for each in finals(raced, memory=3 * told["peak_bytes"])[0]] == [
-        BASELINE,
-        "ours",
-        "seemingly best",
-    ]
-
-
-def test_a_ratio_to_a_peer_of_another_heat_is_of_the_final_alone() -> None:
-    """The baseline was unlucky in the second heat, so that whoever ran beside it seems faster than it is."""
-    raced = [
-        result(BASELINE, TORCH, 4.0),
-        result("ours", TORCH, 2.0, ours=True),
-        result(BASELINE, TORCH, 8.0, heat=1),
-        result("good", TORCH, 2.2, heat=1),
-        result("left out", TORCH, 2.3, heat=1),
-        result(BASELINE, TORCH, 4.0, heat=-1),
-        result("ours", TORCH, 2.0, ours=True, heat=-1),
-        result("good", TORCH, 2.4, heat=-1),
-    ]
-    found = {row.candidate.name: row for row in standings(raced)}
-    assert found["ours"].rival == "good"
-    assert found["ours"].ratio
-    assert found["ours"].ratio.middle == pytest.approx(1.2)
-    assert found["ours"].heats == (-1, 0)
-
-
-def test_a_race_of_several_heats_counts_its_steps_and_ends_in_finals() -> None:
-    """Without memory each candidate has a heat of its own. Ours that cannot run have no final."""
-    racing = [each for each in CANDIDATES if each.name in ("numpy eager", "NumPy, einsum", BASELINE, "numpy product")]
-    racing.append(Candidate("absent", (JAX,), ("no_such_package",), "nowhere:build", ours=True))
-    conditions = Conditions(rounds=1, threads=1, memory=0)
+def test_a_race_counts_its_steps_and_lists_at_once_what_does_not_fit() -> None:
+    """The memory is enough for the limit and our column alone."""
+    racing = [each for each in CANDIDATES if each.name in ("numpy eager", "NumPy, einsum", "numpy product")]
+    racing.append(Candidate("missing", (JAX,), ("no_such_package",), "nowhere:build", ours=True))
+    conditions = Conditions(rounds=1, threads=1, memory=LIMIT_MEMORY + 1.5 * FORWARD.memory)
+    called: list[str] = []
     told: list[str] = []
-    found = {row.candidate.name: row for row in standings(race([FORWARD], racing, conditions, told.append))}
-    assert found["numpy eager"].heats == (-1, 0)
-    assert found["NumPy, einsum"].heats == (-1, 1)
-    assert found["numpy product"].heats == found[BASELINE].heats == (-1, 0, 1)
-    assert found["numpy eager"].rival == "NumPy, einsum"
-    # Two finalists would be counted; there is one.
-    assert len(told) + 1 + conditions.rounds == steps([FORWARD], racing, conditions)
+    results = race(FORWARD, racing, conditions, called.append, lambda found: told.append(found.candidate.name))
+    assert len(called) == steps(FORWARD, racing, conditions) == 1 + 2 * (1 + conditions.rounds)
+    assert told == ["NumPy, einsum", "numpy product", "numpy eager"]
+    found = {row.candidate.name: row for row in standings(results)}
+    assert found["NumPy, einsum"].failed.startswith("does not fit into memory")
+    assert found["numpy eager"].rounds == found["numpy product"].rounds == 1
+    assert found["numpy eager"].ratio is None
 
 
-def test_who_failed_is_nobodys_rival() -> None:
+def test_a_failed_candidate_is_not_the_best_peer() -> None:
     broken = replace(result("broken", TORCH, 1.0), failed="refused", seconds={})
-    found = {row.candidate.name: row for row in standings([result(BASELINE, TORCH, 4.0), broken])}
-    assert found[BASELINE].rival == BASELINE
+    found = {row.candidate.name: row for row in standings([result("blog-style", TORCH, 4.0), broken])}
+    assert found["blog-style"].rival == "blog-style"
     assert found["broken"].ratio is None
 
 
@@ -358,7 +323,7 @@ def test_a_training_step_counts_three_forward_passes_and_decoding_reads_every_ma
 
 def test_a_candidate_is_not_held_to_another_processors_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
-    assert overridden()["OPENBLAS_CORETYPE"] == "Haswell"
+    assert overridden_kernels()["OPENBLAS_CORETYPE"] == "Haswell"
     assert "OPENBLAS_CORETYPE" not in environment(CANDIDATES[0], 1, "cpu")
 
 
@@ -389,24 +354,47 @@ def test_every_workload_has_our_columns_and_a_peer_of_each_kind() -> None:
 
 
 @pytest.mark.parametrize("file", ["race", "race-train", "race-zen4"])
-def test_the_figures_of_the_performance_page_are_those_of_the_race_that_is_kept(file: str) -> None:
+def test_the_published_tables_are_those_of_the_summaries(file: str) -> None:
     kept = json.loads((ROOT / f"benchmarks/results/{file}.json").read_text())
-    page = (ROOT / "docs/performance.md").read_text()
-    assert as_markdown(kept["standings"]) in page
-    pictures = re.findall(r"\]\(\.\./(benchmarks/results/[^)]+\.png)\)", page)
+    assert any(as_markdown(kept["standings"]) in page.read_text() for page in PAGES)
+
+
+def test_the_published_plots_exist() -> None:
+    text = "".join(page.read_text() for page in PAGES)
+    pictures = re.findall(r"\]\([./]*(benchmarks/results/[^)]+\.png)\)", text)
     assert pictures
     assert all((ROOT / picture).stat().st_size > 10_000 for picture in pictures)
 
 
+def test_a_summary_is_small_and_tells_how_its_figures_were_taken() -> None:
+    for path in (ROOT / "benchmarks/results").glob("*.json"):
+        assert path.stat().st_size < 100_000
+        kept = json.loads(path.read_text())
+        assert kept["taken"]
+        assert kept["conditions"]["versions"]
+
+
+def test_a_summary_keeps_the_figures_of_a_race(report: Path) -> None:
+    full = json.loads((report / "race.json").read_text())
+    kept = json.loads(as_json(summary(full, "for a test")))
+    assert len(kept["standings"]) == len(full["standings"])
+    for short, row in zip(kept["standings"], full["standings"], strict=True):
+        assert (short["candidate"], short["workload"]) == (row["candidate"], row["workload"])
+        if row["ratio"]:
+            assert short["ratio"] == pytest.approx(row["ratio"], rel=1e-5)
+            assert short["seconds"] == pytest.approx(row["seconds"], rel=1e-5)
+    assert as_markdown(kept["standings"]) == as_markdown(full["standings"])
+
+
 def test_the_error_of_so_few_losses_is_measured_at_neighbouring_points(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At one alone it was a twentieth of what it was at the next, and right candidates were refused."""
+    """At one point it was a twentieth of the error at the next, and right candidates were refused."""
     asked = []
 
     def neighbour(arrays: dict[str, np.ndarray], index: int) -> dict[str, np.ndarray]:
         asked.append(index)
         return oracle.neighbour(arrays, index)
 
-    monkeypatch.setattr("benchmarks.race.oracles.neighbour", neighbour)
+    monkeypatch.setattr("benchmarks.oracles.neighbour", neighbour)
     workload = WORKLOADS["tiny-train"]
     expected, budget = losses(workload, parameters_of(workload), inputs_of(workload))
     assert expected.shape == (workload.steps,)

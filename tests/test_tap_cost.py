@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from benchmarks.race.workloads import WORKLOADS
 from benchmarks.tap_cost import counted, fast_path, tap_cost
+from benchmarks.workloads import WORKLOADS
 
 from transparity.taps import identity, scoped, tap_shapes
 from transparity_conformance.oracle.backends import installed

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 
 import numpy as np
-from benchmarks.race.task import Run, Task
+from benchmarks.task import Run, Task
 
 from transparity.config import TransformerConfig
 

@@ -1,17 +1,17 @@
-"""Our columns, through the door that everybody else's come through."""
+"""Our columns, and any other installed backend."""
 
 from __future__ import annotations
 
 import numpy as np
-from benchmarks.race.task import Run, Task
-from benchmarks.race.workloads import TRAINING
+from benchmarks.task import Run, Task
+from benchmarks.workloads import TRAINING
 
 from transparity.protocol import Forward
 from transparity_conformance.oracle.backends import backend
 
 
 def build(task: Task, name: str, mode: str) -> Run:
-    """The column `name` in `mode`."""
+    """The backend `name` in `mode`."""
     forward = backend(name)(task.config, task.parameters, dtype=task.workload.dtype, device=task.device, mode=mode)
     return {"forward": _forward, "decode": _decode, "train": _train}[task.workload.kind](task, forward)
 

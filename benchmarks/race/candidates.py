@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
 
-from benchmarks.race.workloads import Kind, Workload
+from benchmarks.workloads import Kind, Workload
 
 KEPT_HEAP = {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2**32)}
 """glibc keeps large blocks for the next call, instead of returning them to the system, which clears them."""

@@ -1,21 +1,51 @@
-"""What the machine can do at most, by what each library does best: one matrix product, one pass over memory."""
+"""The limits of the machine: the fastest matrix product of each library, or its fastest pass over memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from benchmarks.race.task import Limit, Run, Task
+from benchmarks.task import Run, Task
 
 PRODUCTS = ((1024, 512, 512), (1024, 512, 2048), (1024, 768, 3072), (1024, 1024, 1024), (2048, 2048, 2048))
 """(m, k, n) of the matrix products that are tried; the fastest is the limit."""
 
 MATRIX = (8192, 8192)
-"""Of the product with a vector: 256 MB in float32, far more than a cache holds."""
+"""The matrix that is multiplied by a vector: 256 MB in float32, far more than a cache holds."""
+
+TRIALS = 3
+
+WORK = 1e9
+"""The FLOPs, or bytes read, that the seconds of a limit are of."""
 
 Multiplication = Callable[[np.ndarray, np.ndarray], Run]
-"""Makes a `Run` of two matrices."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The fastest of some runs, found anew at every call; each run comes with its FLOPs or bytes."""
+
+    runs: Sequence[tuple[Run, float]]
+
+    def __call__(self) -> float:
+        """The seconds that the fastest run would take for `WORK`."""
+        return min(_quickest(run) / work for run, work in self.runs) * WORK
+
+
+def _quickest(run: Run) -> float:
+    """The shortest of a few calls, in seconds, after one that is not timed."""
+    run()
+    return min(seconds(run) for _ in range(TRIALS))
+
+
+def seconds(run: Run) -> float:
+    """The duration of one call."""
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
 
 
 def products(multiplication: Multiplication) -> Limit:

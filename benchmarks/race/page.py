@@ -1,4 +1,4 @@
-"""A race as one HTML page that needs nothing from outside."""
+"""A race as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -9,62 +9,52 @@ from typing import Any
 
 import jinja2
 from benchmarks.race.plots import save
-from benchmarks.race.report import HEADING, LEGEND, Report, cells, title
+from benchmarks.race.report import Report
+from benchmarks.race.table import HEADING, LEGEND, cells, title
 
 
 def write_page(folder: Path, report: Report) -> None:
-    """`race.html`, and its plots as files beside it."""
-    (folder / "race.html").write_text(as_html(report, save(report, folder), folder))
-
-
-def as_html(report: Report, pictures: list[tuple[str, str]], folder: Path) -> str:
-    """The page, the pictures in it."""
+    """Write `race.html`, and its plots as files beside it."""
     template = Path(__file__).with_name("page.html.jinja").read_text()
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
-    return environment.from_string(template).render(
-        conditions=_conditions(report),
+    pictures = [{"data": _inlined(folder / name), "caption": caption} for name, caption in save(report, folder)]
+    page = environment.from_string(template).render(
+        conditions=[(name, _in_words(value)) for name, value in report.conditions.items()],
         workloads=[_section(report, workload, rows) for workload, rows in report.by_workload()],
-        pictures=[{"data": _inlined(folder / name), "says": says} for name, says in pictures],
-        absent=report.absent,
+        pictures=pictures,
+        missing=report.absent,
         legend=LEGEND,
     )
-
-
-def _conditions(report: Report) -> list[tuple[str, str]]:
-    """The conditions in words."""
-    return [(name, _in_words(value)) for name, value in report.conditions.items()]
+    (folder / "race.html").write_text(page)
 
 
 def _in_words(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{name} {says}" for name, says in value.items()) or "none set"
-    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
+        return ", ".join(f"{name} {entry}" for name, entry in value.items()) or "none set"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value / 1e9:.3g} GB" if isinstance(value, float) else str(value)
 
 
 def _section(report: Report, workload: Any, rows: list[Any]) -> dict[str, Any]:
     kinds = groupby(rows, lambda row: row.candidate.kinds[0])
     return {
-        "title": title(workload, rows),
+        "title": title(workload),
         "heading": HEADING,
-        "kinds": [
-            {
-                "name": kind,
-                "rows": [
-                    {
-                        "name": row.candidate.name,
-                        "ours": row.candidate.ours,
-                        "failed": row.failed,
-                        "cells": [] if row.failed else cells(row),
-                        "note": row.candidate.own_weights,
-                    }
-                    for row in of_kind
-                ],
-            }
-            for kind, of_kind in kinds
-        ],
+        "kinds": [{"name": kind, "rows": [_row(row) for row in of_kind]} for kind, of_kind in kinds],
         "not_asked": report.not_asked.get(workload.name, {}),
+    }
+
+
+def _row(row: Any) -> dict[str, Any]:
+    return {
+        "name": row.candidate.name,
+        "ours": row.candidate.ours,
+        "failed": row.failed,
+        "cells": [] if row.failed else cells(row),
+        "note": row.candidate.own_weights,
     }
 
 

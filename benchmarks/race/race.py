@@ -1,24 +1,43 @@
-"""The race itself: for each workload its oracle, its heats, and what came of them."""
+"""The race: for each workload its oracle, then all candidates that fit into memory, in interleaved rounds."""
 
 from __future__ import annotations
 
-import functools
+import random
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from benchmarks.oracles import write_oracle
 from benchmarks.race.candidates import Candidate
-from benchmarks.race.oracles import write_oracle
-from benchmarks.race.rounds import Result, free_memory, heats, run_heat
-from benchmarks.race.standings import FINALISTS, finals
-from benchmarks.race.workloads import Workload, inputs_of, parameters_of
+from benchmarks.race.process import Place, Process
+from benchmarks.workloads import Workload
+
+PATIENCE, LEAST_ROUNDS = 60.0, 3
+"""A candidate that has run for so many seconds, and so many times, runs no more."""
+
+LIMIT_MEMORY = 700_000_000
+"""About the bytes that a process needs to measure a limit."""
+
+SHARE_OF_MEMORY = 0.8
+"""The share of the free memory that is filled with processes."""
+
+
+def free_memory() -> float:
+    """The bytes that may be filled with processes; infinite, if the system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return float("inf")
+    available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    return SHARE_OF_MEMORY * available
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """What is the same for all candidates."""
+    """The conditions that are the same for all candidates."""
 
     rounds: int = 15
     threads: int = 1
@@ -28,53 +47,141 @@ class Conditions:
     memory: float = field(default_factory=free_memory)
 
 
+@dataclass
+class Result:
+    """The outcome of a candidate on a workload."""
+
+    candidate: Candidate
+    workload: Workload
+    ready: dict[str, Any] | None = None
+    """The first answer of its process: conformity, memory, and the seconds until it was warm."""
+    seconds: dict[int, float] = field(default_factory=dict)
+    """By round."""
+    failed: str = ""
+    """Why there are no seconds, in one sentence."""
+
+
+Step = Callable[[str], None]
+"""Called with a description before each step."""
+
+Told = Callable[[Result], None]
+"""Called with a result as soon as its candidate is ready, or has failed."""
+
+
 def race(
-    workloads: Sequence[Workload],
+    workload: Workload,
     candidates: Sequence[Candidate],
     conditions: Conditions,
-    done: Callable[[str], None] = lambda step: None,
+    step: Step = lambda description: None,
+    told: Told = lambda result: None,
 ) -> list[Result]:
-    """Every candidate on every workload that it can do; where that takes several heats, ours and the best peers meet
-    once more. `done` is called at each step."""
-    results: list[Result] = []
-    for workload, groups in planned(workloads, candidates, conditions):
-        with tempfile.TemporaryDirectory() as folder:
-            done(f"{workload.name}: the oracle")
-            write_oracle(Path(folder), workload, parameters_of(workload), inputs_of(workload))
-            run = functools.partial(
-                run_heat,
-                workload=workload,
-                folder=Path(folder),
-                rounds=conditions.rounds,
-                threads=conditions.threads,
-                device=conditions.device,
-                done=done,
-            )
-            found = [result for index, heat in enumerate(groups) for result in run(heat, heat=index)]
-            last = finals(found, conditions.memory) if len(groups) > 1 else []
-            results += found + [result for index, heat in enumerate(last, 1) for result in run(heat, heat=-index)]
+    """A result of every installed candidate that can run the workload; those that do not fit have failed."""
+    able = able_to(workload, candidates, conditions.device)
+    fits, too_large = fitting(able, workload, conditions.memory)
+    for result in too_large:
+        told(result)
+    with tempfile.TemporaryDirectory() as folder:
+        step(f"{workload.name}: the oracle")
+        write_oracle(Path(folder), workload)
+        place = Place(Path(folder), conditions.threads, conditions.device)
+        return run_rounds(fits, workload, place, conditions.rounds, step, told) + too_large
+
+
+def able_to(workload: Workload, candidates: Sequence[Candidate], device: str) -> list[Candidate]:
+    """The candidates that are installed and can run the workload."""
+    return [each for each in candidates if not each.why_missing() and not each.why_not(workload, device)]
+
+
+def steps(workload: Workload, candidates: Sequence[Candidate], conditions: Conditions) -> int:
+    """The number of times that `race` calls `step`."""
+    fits, _ = fitting(able_to(workload, candidates, conditions.device), workload, conditions.memory)
+    return 1 + len(fits) * (1 + conditions.rounds)
+
+
+def fitting(candidates: Sequence[Candidate], workload: Workload, memory: float) -> tuple[list[Candidate], list[Result]]:
+    """The candidates that fit into `memory` side by side, and a failed result of each that does not.
+
+    Limits come first, then our columns, then peers: the first of each kind, the second of each kind, and so on.
+    """
+    left, fits, too_large = memory, [], []
+    for candidate in by_priority(candidates):
+        needed = LIMIT_MEMORY if candidate.is_limit else workload.memory
+        if needed <= left:
+            left -= needed
+            fits.append(candidate)
+        else:
+            sizes = f"it needs about {needed / 1e9:.3g} GB, and {left / 1e9:.3g} of {memory / 1e9:.3g} GB are left"
+            reason = f"does not fit into memory: {sizes}; choose fewer with --candidate"
+            too_large.append(Result(candidate, workload, failed=reason))
+    return fits, too_large
+
+
+def by_priority(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Limits, ours, then the peers of all kinds in turns."""
+    turns: Counter[str] = Counter()
+    order = []
+    for candidate in candidates:
+        turns[candidate.kinds[0]] += not (candidate.is_limit or candidate.ours)
+        order.append((not candidate.is_limit, not candidate.ours, turns[candidate.kinds[0]]))
+    return [candidates[index] for index in sorted(range(len(candidates)), key=order.__getitem__)]
+
+
+def shuffled(number: int, rounds: int, seed: int = 0) -> Iterator[list[int]]:
+    """The order of each round: all `number` of them, shuffled anew."""
+    shuffle = random.Random(seed)
+    for _ in range(rounds):
+        yield shuffle.sample(range(number), number)
+
+
+def run_rounds(
+    candidates: Sequence[Candidate], workload: Workload, place: Place, rounds: int, step: Step, told: Told
+) -> list[Result]:
+    """Start the candidates one after the other, then run them in turns."""
+    results = [Result(candidate, workload) for candidate in candidates]
+    processes: list[Process] = []
+    try:
+        for result in results:
+            step(f"{workload.name}: {result.candidate.name} gets ready")
+            processes.append(Process(result.candidate, place))
+            _get_ready(processes[-1], result)
+            told(result)
+        for turn, order in enumerate(shuffled(len(results), rounds)):
+            for index in order:
+                step(f"{workload.name}: {results[index].candidate.name}")
+                if not results[index].failed and runs_again(results[index], turn):
+                    _time(processes[index], results[index], turn)
+    finally:
+        for process in processes:
+            process.close()
     return results
 
 
-def planned(
-    workloads: Sequence[Workload], candidates: Sequence[Candidate], conditions: Conditions
-) -> Iterator[tuple[Workload, list[list[Candidate]]]]:
-    """Each workload, and the heats of those who are installed and can do it."""
-    present = [candidate for candidate in candidates if candidate.why_missing() is None]
-    for workload in workloads:
-        able = [candidate for candidate in present if candidate.why_not(workload, conditions.device) is None]
-        yield workload, heats(able, workload, conditions.memory)
+def _get_ready(process: Process, result: Result) -> None:
+    answer = process.answer()
+    process.pause()
+    if "failed" in answer:
+        result.failed = one_sentence(answer["failed"])
+        return
+    held = answer["conformity"]
+    if held and not held["share"] <= 1:
+        result.failed = f"refused: it differs by {held['error']:.3g}, beyond its budget of {held['budget']:.3g}"
+    result.ready = answer
 
 
-def steps(workloads: Sequence[Workload], candidates: Sequence[Candidate], conditions: Conditions) -> int:
-    """How often `race` calls `done`, at most."""
-    number = 0
-    for _, groups in planned(workloads, candidates, conditions):
-        sizes = [len(heat) for heat in groups]
-        if len(groups) > 1:
-            able = {each.name: each for heat in groups for each in heat}
-            ours = Counter(each.kinds[0] for each in able.values() if each.ours)
-            always = sum(all(each in heat for heat in groups) for each in groups[0])
-            sizes += [always + of_kind + FINALISTS for of_kind in ours.values()]
-        number += 1 + sum(sizes) * (1 + conditions.rounds)
-    return number
+def runs_again(result: Result, turn: int) -> bool:
+    """Whether a candidate runs once more: a slow one has fewer rounds, but at least `LEAST_ROUNDS`."""
+    return turn < LEAST_ROUNDS or sum(result.seconds.values()) < PATIENCE
+
+
+def _time(process: Process, result: Result, turn: int) -> None:
+    answer = process.run()
+    if "failed" in answer:
+        result.failed, result.seconds = one_sentence(answer["failed"]), {}
+    else:
+        result.seconds[turn] = answer["seconds"]
+
+
+def one_sentence(text: str, longest: int = 200) -> str:
+    """The first line, shortened for a table."""
+    line = text.strip().partition("\n")[0].rstrip(".")
+    return line if len(line) <= longest else line[: longest - 1] + "…"

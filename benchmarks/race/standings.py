@@ -1,4 +1,4 @@
-"""Who stands where: speed, the share of what the machine can do, and the ratio to the best peer of the kind."""
+"""The standings of a race: speed, the share of the machine's limit, and the ratio to the best peer of the kind."""
 
 from __future__ import annotations
 
@@ -10,18 +10,13 @@ from typing import Any
 
 import numpy as np
 from benchmarks.race.candidates import Candidate
-from benchmarks.race.rounds import Result, baseline
-from benchmarks.race.workloads import Workload
-
-Seconds = Mapping[tuple[int, int], float]
-
-FINALISTS = 2
-"""So many peers of a kind meet ours once more: the heats do not always tell the best from the second."""
+from benchmarks.race.race import Result
+from benchmarks.workloads import Workload
 
 
 @dataclass(frozen=True)
 class Quartiles:
-    """A quarter, the half, and three quarters of the rounds were below."""
+    """The quartiles over the rounds."""
 
     low: float
     middle: float
@@ -41,27 +36,25 @@ class Standing:
 
     candidate: Candidate
     workload: Workload
-    seconds: Quartiles | None
-    """None if it failed; `failed` says why."""
-    rounds: int
-    heats: tuple[int, ...]
-    """With whom it was alive: those of one heat ran side by side. Finals are counted from −1 down."""
-    tokens_per_second: Quartiles | None
-    per_second: Quartiles | None
-    """FLOPs a second; of decoding, and of limits that are about memory, bytes read."""
-    share: Quartiles | None
-    """Of the limit."""
-    ratio: Quartiles | None
-    """How many times as fast it is as `rival`."""
-    rival: str | None
-    """The best peer of its kind: of a peer that is the best, itself."""
     conformity: str
     failed: str
     ready: Mapping[str, Any]
+    rounds: int = 0
+    seconds: Quartiles | None = None
+    """None if it failed; `failed` says why."""
+    tokens_per_second: Quartiles | None = None
+    per_second: Quartiles | None = None
+    """FLOPs a second; for decoding, and for limits of memory, bytes read."""
+    share: Quartiles | None = None
+    """Of the limit."""
+    ratio: Quartiles | None = None
+    """How many times as fast it is as `rival`, from the ratios of the rounds."""
+    rival: str | None = None
+    """The best peer of its kind; for the best peer, itself."""
 
     @property
     def gflops(self) -> float | None:
-        """10⁹ FLOPs a second, whatever the limit is about."""
+        """10⁹ FLOPs a second, whatever the limit is."""
         return self.workload.flops / self.seconds.middle / 1e9 if self.seconds and not self.candidate.is_limit else None
 
 
@@ -69,109 +62,49 @@ def standings(results: Sequence[Result]) -> list[Standing]:
     """A row for every candidate on every workload, kind by kind, the fastest first."""
     rows: list[Standing] = []
     for _, group in groupby(results, lambda result: result.workload.name):
-        rows += _of_workload(merged(group))
+        rows += _of_workload(list(group))
     return rows
-
-
-def merged(results: Iterable[Result]) -> list[Result]:
-    """One result for each candidate, with the rounds of all its heats."""
-    found: dict[str, Result] = {}
-    for result in results:
-        name = result.candidate.name
-        before = found.get(name, result)
-        found[name] = replace(
-            result, seconds=before.seconds | result.seconds, ready=before.ready, failed=before.failed or result.failed
-        )
-    return list(found.values())
 
 
 def _of_workload(results: Sequence[Result]) -> list[Standing]:
     ran = [result for result in results if result.seconds and not result.failed]
-    best = {kind: next(iter(rivals(ran, kind)), None) for result in ran for kind in result.candidate.kinds}
-    rows = [
-        _standing(
-            result,
-            limit_of(ran, result.seconds),
-            None if result.candidate.is_limit else best.get(result.candidate.kinds[0]),
-            base_of(ran),
-        )
-        for result in results
-    ]
+    rows = [_standing(result, limit_of(ran, result.seconds), best_peer(ran, result.candidate)) for result in results]
     kinds = list(dict.fromkeys(row.candidate.kinds[0] for row in rows))
-    return sorted(rows, key=lambda row: _place(row, kinds))
+
+    def place(row: Standing) -> tuple[bool, int, float]:
+        seconds = row.seconds.middle if row.seconds else np.inf
+        return row.candidate.is_limit, kinds.index(row.candidate.kinds[0]), seconds
+
+    return sorted(rows, key=place)
 
 
-def _place(row: Standing, kinds: Sequence[str]) -> tuple[bool, int, float]:
-    seconds = row.seconds.middle if row.seconds else np.inf
-    return row.candidate.is_limit, kinds.index(row.candidate.kinds[0]), seconds
-
-
-def limit_of(results: Iterable[Result], rounds: Iterable[tuple[int, int]]) -> float | None:
+def limit_of(results: Iterable[Result], rounds: Iterable[int]) -> float | None:
     """The most FLOPs or bytes a second that any library reached in these rounds, in the median."""
     rates = [
-        result.ready["work"] / median(result.seconds[key] for key in common)
+        result.ready["work"] / median(result.seconds[turn] for turn in common)
         for result in results
         if result.ready and result.candidate.is_limit and (common := result.seconds.keys() & set(rounds))
     ]
     return max(rates, default=None)
 
 
-def base_of(results: Sequence[Result]) -> Seconds:
-    """What those who were not alive together are compared through."""
-    base = baseline([result.candidate for result in results])
-    return next((result.seconds for result in results if result.candidate in base), {})
-
-
-def best_peers(results: Sequence[Result], kind: str) -> list[Result]:
-    """Those of a kind that are not ours, the fastest first; of any kind, if there are none."""
-    base = base_of(results)
+def best_peer(results: Iterable[Result], candidate: Candidate) -> Result | None:
+    """The fastest candidate of the same kind that is not ours; of any kind, if there is none."""
+    if candidate.is_limit:
+        return None
     peers = [result for result in results if not (result.candidate.ours or result.candidate.is_limit)]
-    peers = [peer for peer in peers if kind in peer.candidate.kinds] or peers
-    return sorted(peers, key=lambda peer: -median(ratios(peer.seconds, base, base)))
+    peers = [peer for peer in peers if candidate.kinds[0] in peer.candidate.kinds] or peers
+    return min(peers, key=lambda peer: median(peer.seconds.values()), default=None)
 
 
-def rivals(results: Sequence[Result], kind: str) -> list[Result]:
-    """The best peers of a kind; where ours of that kind ran in a final, of those who did so beside them."""
-    peers = best_peers(results, kind)
-    final = {key for ours in _ours(results, kind) for key in ours.seconds if key[0] < 0}
-    return [peer for peer in peers if peer.seconds.keys() & final] or peers
+def ratios(mine: Mapping[int, float], theirs: Mapping[int, float]) -> list[float]:
+    """How many times as fast mine is, in each round that both ran."""
+    return [theirs[turn] / mine[turn] for turn in mine.keys() & theirs.keys()]
 
 
-def finals(results: Sequence[Result], memory: float) -> list[list[Candidate]]:
-    """For each kind ours and the best peers, who may have run in heats of their own, side by side: with the limits
-    and the baseline, as in a heat, and with fewer peers where all would not fit into `memory`."""
-    ran = [result for result in merged(results) if result.seconds and not result.failed]
-    base = baseline([result.candidate for result in ran])
-    always = [result for result in ran if result.candidate.is_limit or result.candidate in base]
-    groups = []
-    for kind in dict.fromkeys(result.candidate.kinds[0] for result in ran if result.candidate.ours):
-        peers = [peer for peer in best_peers(ran, kind)[:FINALISTS] if peer not in always]
-        group = [*always, *_ours(ran, kind), *peers]
-        while len(peers) > 1 and sum(each.ready["peak_bytes"] for each in group if each.ready) > memory:
-            peers.pop()
-            group.pop()
-        groups.append([each.candidate for each in group])
-    return groups
-
-
-def _ours(results: Iterable[Result], kind: str) -> list[Result]:
-    return [result for result in results if result.candidate.ours and result.candidate.kinds[0] == kind]
-
-
-def ratios(mine: Seconds, theirs: Seconds, base: Seconds) -> list[float]:
-    """How many times as fast as theirs mine is, round by round; without a round in common, by way of `base`, which
-    has rounds in common with both."""
-    if common := mine.keys() & theirs.keys():
-        return [theirs[key] / mine[key] for key in common]
-    through = median(theirs[key] / base[key] for key in theirs.keys() & base.keys())
-    return [base[key] / mine[key] * through for key in mine.keys() & base.keys()]
-
-
-def _standing(result: Result, limit: float | None, rival: Result | None, base: Seconds) -> Standing:
+def _standing(result: Result, limit: float | None, rival: Result | None) -> Standing:
     candidate, workload, ready = result.candidate, result.workload, result.ready or {}
-    row = Standing(
-        candidate, workload, None, 0, (), None, None, None, None, None, _conformity(result), result.failed, ready
-    )
+    row = Standing(candidate, workload, _conformity(result), result.failed, ready)
     if result.failed or not result.seconds:
         return row
     seconds = list(result.seconds.values())
@@ -179,13 +112,12 @@ def _standing(result: Result, limit: float | None, rival: Result | None, base: S
     per_second = Quartiles.of(work / each for each in seconds)
     return replace(
         row,
-        seconds=Quartiles.of(seconds),
         rounds=len(seconds),
-        heats=tuple(sorted({heat for heat, _ in result.seconds})),
+        seconds=Quartiles.of(seconds),
         tokens_per_second=None if candidate.is_limit else Quartiles.of(workload.tokens / each for each in seconds),
         per_second=per_second,
         share=per_second.times(1 / limit) if limit else None,
-        ratio=Quartiles.of(ratios(result.seconds, rival.seconds, base)) if rival else None,
+        ratio=Quartiles.of(ratios(result.seconds, rival.seconds)) if rival else None,
         rival=rival.candidate.name if rival else None,
     )
 
@@ -213,7 +145,6 @@ def as_dict(row: Standing) -> dict[str, Any]:
         "workload": row.workload.name,
         **{name: vars(value) if (value := getattr(row, name)) else None for name in quartiles},
         "rounds": row.rounds,
-        "heats": row.heats,
         "gflops_per_second": row.gflops,
         "best_peer": row.rival,
         "conformity": row.ready.get("conformity") or row.conformity,

@@ -8,7 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from benchmarks.peers.jax.tasks import tasks
-from benchmarks.race.task import Run, Task
+from benchmarks.task import Run, Task
 
 from transparity.config import TransformerConfig
 from transparity.protocol import Arrays

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from benchmarks.peers.jax.tasks import tasks
-from benchmarks.race.task import Run, Task
+from benchmarks.task import Run, Task
 from flax import linen as nn
 
 from transparity.config import TransformerConfig

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from benchmarks.peers.jax.flax_linen import placed
 from benchmarks.peers.jax.tasks import tasks
-from benchmarks.race.task import Run, Task
+from benchmarks.task import Run, Task
 from flax import nnx
 
 from transparity.config import TransformerConfig

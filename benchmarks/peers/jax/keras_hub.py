@@ -8,7 +8,7 @@ import jax
 import keras
 from benchmarks.peers.jax.flax_linen import placed
 from benchmarks.peers.jax.tasks import tasks
-from benchmarks.race.task import Run, Task
+from benchmarks.task import Run, Task
 from keras_hub.layers import TokenAndPositionEmbedding, TransformerDecoder, TransformerEncoder
 
 from transparity.config import TransformerConfig

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from benchmarks.peers.jax.tasks import tasks
-from benchmarks.race.task import Run, Task
+from benchmarks.task import Run, Task
 
 from transparity.config import TransformerConfig
 

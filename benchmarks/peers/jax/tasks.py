@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from benchmarks.race.task import Run, Task
-from benchmarks.race.workloads import TRAINING
+from benchmarks.task import Run, Task
+from benchmarks.workloads import TRAINING
 
 Apply = Callable[..., jax.Array]
 """Logits from the weights, the tokens, and the source or None."""

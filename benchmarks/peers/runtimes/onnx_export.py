@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.race.task import Task
+from benchmarks.task import Task
 
 FILE = "model.onnx"
 
@@ -28,11 +28,11 @@ def exported(task: Task) -> Path:
 def export(folder: str) -> None:
     """Write the file, in float32 and fixed to the shapes of the workload."""
     import torch
+    from benchmarks.oracles import read_task
     from benchmarks.peers.torch.fused import fused_model_of
     from benchmarks.peers.torch.tasks import tensors
-    from benchmarks.race.oracles import read_task
 
-    task = Task(*read_task(Path(folder)), folder)
+    task = read_task(Path(folder))
     inputs = tensors(task)
     with torch.inference_mode():
         torch.onnx.export(

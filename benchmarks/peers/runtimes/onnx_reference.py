@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.peers.runtimes.onnx_export import exported
-from benchmarks.race.task import Run, Task
+from benchmarks.task import Run, Task
 from onnx.reference import ReferenceEvaluator
 
 

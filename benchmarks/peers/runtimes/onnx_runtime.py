@@ -6,7 +6,7 @@ import os
 
 import onnxruntime
 from benchmarks.peers.runtimes.onnx_export import exported
-from benchmarks.race.task import Run, Task
+from benchmarks.task import Run, Task
 
 
 def build(task: Task) -> Run:

@@ -6,7 +6,7 @@ import os
 
 import openvino
 from benchmarks.peers.runtimes.onnx_export import exported
-from benchmarks.race.task import Run, Task
+from benchmarks.task import Run, Task
 
 PRECISIONS = {"float32": "f32", "bfloat16": "bf16"}
 

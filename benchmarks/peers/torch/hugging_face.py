@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from benchmarks.peers.torch.tasks import tasks
-from benchmarks.race.task import Run, Task
+from benchmarks.task import Run, Task
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, MarianConfig, MarianMTModel
 

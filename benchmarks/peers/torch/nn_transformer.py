@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 from benchmarks.peers.torch.tasks import tasks
-from benchmarks.race.task import Run, Task
+from benchmarks.task import Run, Task
 from torch import Tensor, nn
 
 from transparity.config import TransformerConfig

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.race.task import Run, Task
-from benchmarks.race.workloads import TRAINING
+from benchmarks.task import Run, Task
+from benchmarks.workloads import TRAINING
 from torch import Tensor, nn
 from torch.nn import functional as F
 

@@ -1,4 +1,4 @@
-"""What the race is run over: a model, a task, and the shape of its inputs."""
+"""Workloads: a model, a task, and the shape of its inputs; those of the presets, and those of the race."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, Literal
 
 import numpy as np
@@ -13,6 +14,7 @@ from benchmarks.flops import forward_flops
 
 from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
+from transparity.presets import PRESETS, preset
 from transparity.training import Training
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import probe_parameters
@@ -22,7 +24,7 @@ Kind = Literal["forward", "decode", "train"]
 TRAINING = Training("adamw", learning_rate=1e-4, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01)
 
 TRAINED = 3
-"""What a step has done shows in the loss before the next one: so many times the step without dropout is drawn."""
+"""Steps of a training: the loss before a step shows what the steps before it have done."""
 
 
 @dataclass(frozen=True)
@@ -39,21 +41,26 @@ class Workload:
     steps: int = 0
     dtype: str = "float32"
     held: int | None = None
-    """So many positions are held to the oracle, where all would take too long: those of a causal model do not depend
-    on what follows."""
+    """The number of positions that are compared with the oracle, if all would take too long: the logits of a causal
+    model do not depend on later tokens."""
     growth: str = ""
-    """The curve that it is a point of: `length` or `batch`."""
+    """The curve that this is a point of: `length` or `batch`."""
+    head_bias: bool = True
+    """Whether the head has a bias other than zero; GPT-2's has none."""
+
+    def __str__(self) -> str:
+        return self.name
 
     @property
     def tokens(self) -> int:
-        """What tokens a second are counted of: those whose logits are computed, or that are written."""
+        """The tokens whose logits are computed, or that are generated; those of a source are not counted."""
         last = self.new_tokens or self.lengths[self.config.input_names[-1]]
         return self.batch * last * (self.steps or 1)
 
     @property
     def flops(self) -> int:
-        """The FLOPs of the whole task. Decoding: every token once, as in one pass. Training: a step takes as much as
-        three forward passes, for each product has two gradients, and each is a product of the same size."""
+        """The FLOPs of the whole task (`benchmarks.flops`). Decoding: every token once, as in one pass. Training: a
+        step counts as three forward passes, for each product has two gradients, which are products of its size."""
         more = max(0, self.new_tokens - 1)
         lengths = {name: length + more for name, length in self.lengths.items()}
         return forward_flops(self.config, self.batch, **lengths) * (3 * self.steps or 1)
@@ -67,13 +74,13 @@ class Workload:
 
     @property
     def weights(self) -> int:
-        """How many numbers the model has."""
+        """The number of the model's parameters."""
         return sum(math.prod(shape) for shape in parameter_shapes(self.config).values())
 
     @property
     def memory(self) -> int:
-        """How many bytes a process needs for it, to know how many may be alive at once: about what the middle one
-        of its candidates needed at its peak."""
+        """The bytes that a process needs, about the median peak of the candidates: it decides how many run side by
+        side."""
         logits = 0 if self.kind == "decode" else self.batch * max(self.lengths.values()) * self.config.vocab_size
         length = max(self.lengths.values()) + self.new_tokens
         scores = 0 if self.kind == "decode" else self.batch * self.config.num_heads * length**2
@@ -91,24 +98,39 @@ class Workload:
 
 
 def parameters_of(workload: Workload) -> Arrays:
-    """Weights that show mistakes. The head's bias is zero where a decoder stands alone: GPT-2's has none."""
+    """Weights that show mistakes."""
     parameters = probe_parameters(workload.config)
-    if workload.config.architecture == "decoder":
+    if not workload.head_bias:
         parameters["head.bias"][:] = 0
     return parameters
 
 
 def inputs_of(workload: Workload) -> Arrays:
-    """Tokens by name, and in training what should follow them: the tokens one further."""
+    """Tokens by name, none of them padding, and in training the `targets`: the tokens one further."""
     config, random = workload.config, np.random.default_rng(0)
-    drawn = {
-        name: random.integers(0, config.stack_vocab_size(config.input_stack(name)), (workload.batch, length + 1))
-        for name, length in workload.lengths.items()
-    }
+    drawn = {}
+    for name, length in workload.lengths.items():
+        tokens = np.arange(config.stack_vocab_size(config.input_stack(name)))
+        drawn[name] = random.choice(tokens[tokens != config.pad_id], (workload.batch, length + 1))
     inputs = {name: np.ascontiguousarray(tokens[:, :-1]) for name, tokens in drawn.items()}
     if workload.kind == "train":
         inputs["targets"] = np.ascontiguousarray(drawn[config.input_names[-1]][:, 1:])
     return inputs
+
+
+BATCHES_OF_PRESETS, LENGTHS_OF_PRESETS = (1, 8), (32, 64)
+
+
+def preset_workload(name: str, batch: int, length: int) -> Workload:
+    """A forward pass of a preset at its document's size."""
+    config = preset(name)
+    return Workload(f"{name}-{batch}x{length}", "forward", config, batch, dict.fromkeys(config.input_names, length))
+
+
+def preset_shapes() -> list[tuple[str, int, int]]:
+    """(preset, batch, length) of every preset with every shape; lengths end at the preset's `max_length`."""
+    shapes = product(PRESETS, BATCHES_OF_PRESETS, LENGTHS_OF_PRESETS)
+    return list(dict.fromkeys((name, batch, min(length, preset(name).max_length)) for name, batch, length in shapes))
 
 
 # The layout that the libraries share: biases everywhere, no padding, masked scores weigh nothing.
@@ -151,28 +173,35 @@ LENGTHS = (128, 256, 512, 1024, 2048, 4096)
 BATCHES = (1, 2, 4, 8, 16, 32)
 HELD = 1024
 
+ENCODER_DECODER: dict[str, Any] = {"batch": 8, "lengths": {"source": 128, "target": 127}}
+TINY_ENCODER_DECODER: dict[str, Any] = {"batch": 3, "lengths": {"source": 9, "target": 7}}
+
+
+def _decoder(name: str, kind: Kind, config: TransformerConfig, batch: int, length: int, **fields: Any) -> Workload:
+    return Workload(name, kind, config, batch, {"tokens": length}, head_bias=False, **fields)
+
 
 def _all() -> Iterator[Workload]:
-    yield Workload("encoder-decoder", "forward", BASE, 8, {"source": 128, "target": 127})
-    yield Workload("gpt2-1x1024", "forward", GPT2, 1, {"tokens": 1024})
-    yield Workload("gpt2-8x128", "forward", GPT2, 8, {"tokens": 128})
-    yield Workload("decode-1", "decode", GPT2, 1, {"tokens": 32}, new_tokens=64)
-    yield Workload("decode-8", "decode", GPT2, 8, {"tokens": 32}, new_tokens=64)
-    yield Workload("train", "train", BASE, 8, {"source": 128, "target": 127}, steps=TRAINED)
-    yield Workload("bfloat16", "forward", BASE, 8, {"source": 128, "target": 127}, dtype="bfloat16")
+    yield Workload("encoder-decoder", "forward", BASE, **ENCODER_DECODER)
+    yield _decoder("gpt2-1x1024", "forward", GPT2, 1, 1024)
+    yield _decoder("gpt2-8x128", "forward", GPT2, 8, 128)
+    yield _decoder("decode-1", "decode", GPT2, 1, 32, new_tokens=64)
+    yield _decoder("decode-8", "decode", GPT2, 8, 32, new_tokens=64)
+    yield Workload("train", "train", BASE, **ENCODER_DECODER, steps=TRAINED)
+    yield Workload("bfloat16", "forward", BASE, **ENCODER_DECODER, dtype="bfloat16")
     for length in LENGTHS:
         held = HELD if length > HELD else None
-        yield Workload(f"length-{length}", "forward", GROWING, 1, {"tokens": length}, held=held, growth="length")
+        yield _decoder(f"length-{length}", "forward", GROWING, 1, length, held=held, growth="length")
     for batch in BATCHES:
-        yield Workload(f"batch-{batch}", "forward", GROWING, batch, {"tokens": LENGTHS[0]}, growth="batch")
-    yield Workload("tiny-encoder-decoder", "forward", TINY_BASE, 3, {"source": 9, "target": 7})
-    yield Workload("tiny-decoder", "forward", TINY_GPT2, 3, {"tokens": 9})
-    yield Workload("tiny-decode", "decode", TINY_GPT2, 2, {"tokens": 5}, new_tokens=6)
-    yield Workload("tiny-bfloat16", "forward", TINY_BASE, 3, {"source": 9, "target": 7}, dtype="bfloat16")
-    yield Workload("tiny-train", "train", TINY_BASE, 3, {"source": 9, "target": 7}, steps=TRAINED)
+        yield _decoder(f"batch-{batch}", "forward", GROWING, batch, LENGTHS[0], growth="batch")
+    yield Workload("tiny-encoder-decoder", "forward", TINY_BASE, **TINY_ENCODER_DECODER)
+    yield _decoder("tiny-decoder", "forward", TINY_GPT2, 3, 9)
+    yield _decoder("tiny-decode", "decode", TINY_GPT2, 2, 5, new_tokens=6)
+    yield Workload("tiny-bfloat16", "forward", TINY_BASE, **TINY_ENCODER_DECODER, dtype="bfloat16")
+    yield Workload("tiny-train", "train", TINY_BASE, **TINY_ENCODER_DECODER, steps=TRAINED)
 
 
 WORKLOADS = {workload.name: workload for workload in _all()}
 
 DEFAULT = tuple(name for name in WORKLOADS if not name.startswith("tiny"))
-"""What a race is run over if nothing is named: all but the tiny ones, which are for trying it out."""
+"""The workloads of a race for which none is named: all but the tiny ones, which are for trying it out."""

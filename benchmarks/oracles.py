@@ -1,0 +1,156 @@
+"""The gate of every benchmark: results are compared with the reference in float64, and timed only if they agree."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from benchmarks.task import Task
+from benchmarks.workloads import TRAINING, Workload, inputs_of, parameters_of
+
+from transparity.parameters import load_parameters, save_parameters
+from transparity.protocol import Arrays
+from transparity_conformance.oracle.backends import backend
+from transparity_conformance.oracle.budgets import NEIGHBOURS, RULES, epsilon, rounded
+from transparity_conformance.oracle.oracle import neighbour
+from transparity_conformance.report.comparison import as_numbers, difference, share
+from transparity_numpy.generation import generate
+from transparity_numpy.transformer import transformer
+
+CHUNK = 64
+"""Positions compared at a time: the logits of all, in float64 and twice, would fill the memory."""
+
+UNSURE = -1
+"""The mark of a token that rounding may change, and of those that follow it."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The result that a workload has to give, in float64, and the largest difference that rounding explains."""
+
+    workload: Workload
+    values: np.ndarray
+    budget: float
+
+
+def expected_of(workload: Workload, parameters: Arrays, inputs: Arrays) -> Expected:
+    """The oracle of a workload."""
+    compute = {"forward": logits, "decode": tokens, "train": losses}[workload.kind]
+    return Expected(workload, *compute(workload, parameters, inputs))
+
+
+def conformity(expected: Expected, result: Any) -> dict[str, float]:
+    """Compare a result with the oracle.
+
+    Returns: its `error`, its `budget`, and the `share` of the budget that the error uses; above 1, or not a number, the
+        result is wrong.
+    """
+    if expected.workload.kind == "decode":
+        error = difference(*sure_tokens(expected.workload, as_numbers(result), expected.values))
+    elif expected.workload.kind == "train":
+        error = difference(as_numbers(result), expected.values)
+    else:
+        error = max(_differences(expected.workload, as_numbers(result), expected.values))
+    return {"error": error, "budget": expected.budget, "share": share(error, expected.budget)}
+
+
+def worst(found: Iterable[dict[str, float]]) -> dict[str, float]:
+    """The conformity that uses most of the budget."""
+    return max(found, key=lambda item: item["share"])
+
+
+def write_oracle(folder: Path, workload: Workload) -> None:
+    """Write the weights, the inputs, the expected result and its budget into `folder`, for all processes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    parameters, inputs = parameters_of(workload), inputs_of(workload)
+    expected = expected_of(workload, parameters, inputs)
+    save_parameters(folder / "parameters.safetensors", parameters)
+    np.savez(folder / "inputs.npz", **dict[str, Any](inputs))
+    np.save(folder / "expected.npy", expected.values)
+    (folder / "oracle.json").write_text(json.dumps({"budget": expected.budget, "workload": workload.as_dict()}))
+
+
+def read_oracle(folder: Path) -> Expected:
+    """The oracle that `write_oracle` wrote, its values still on the disk."""
+    written = json.loads((folder / "oracle.json").read_text())
+    values = np.load(folder / "expected.npy", mmap_mode="r")
+    return Expected(Workload.from_dict(written["workload"]), values, written["budget"])
+
+
+def read_task(folder: Path, device: str = "cpu") -> Task:
+    """The task that `write_oracle` wrote."""
+    with np.load(folder / "inputs.npz") as inputs:
+        parameters = load_parameters(folder / "parameters.safetensors")
+        return Task(read_oracle(folder).workload, parameters, dict(inputs), str(folder), device)
+
+
+def _differences(workload: Workload, result: np.ndarray, expected: np.ndarray) -> Iterator[float]:
+    """The errors of the positions that are compared, some at a time."""
+    shape = (workload.batch, list(workload.lengths.values())[-1], workload.config.vocab_size)
+    yield 0.0 if result.shape == shape else np.inf
+    for row, positions in enumerate(expected):
+        for start in range(0, len(positions), CHUNK):
+            part = slice(start, min(start + CHUNK, len(positions)))
+            yield difference(result[row, part], positions[part])
+
+
+def sure_tokens(workload: Workload, result: np.ndarray, expected: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The generated tokens and the expected ones, without those that rounding may change."""
+    generated = result[:, -workload.new_tokens :]
+    if generated.shape != expected.shape:
+        return generated, expected
+    sure = expected != UNSURE
+    return generated[sure], expected[sure]
+
+
+def logits(workload: Workload, parameters: Arrays, inputs: Arrays) -> tuple[np.ndarray, float]:
+    """The logits in float64, and the budget of the workload's precision."""
+    inputs = {name: tokens[:, : workload.held] for name, tokens in inputs.items()}
+    exact = _logits_in("float64", workload, parameters, inputs)
+    return exact, _budget(workload.dtype, exact, _logits_in(workload.dtype, workload, parameters, inputs))
+
+
+def tokens(workload: Workload, parameters: Arrays, inputs: Arrays) -> tuple[np.ndarray, float]:
+    """The most likely tokens in float64, up to the first that rounding may change; none may differ: the budget is 0."""
+    exact = {name: value.astype(np.float64) for name, value in parameters.items()}
+    written = generate(workload.config, exact, inputs["tokens"], workload.new_tokens)
+    truth, budget = logits(workload, parameters, {"tokens": written[:, :-1]})
+    likeliest = np.partition(truth[:, -workload.new_tokens :], -2, axis=-1)[..., -2:]
+    ahead = likeliest[..., 1] - likeliest[..., 0]
+    unsure = np.logical_or.accumulate(ahead <= 2 * budget, axis=1)
+    return np.where(unsure, UNSURE, written[:, -workload.new_tokens :]), 0.0
+
+
+def losses(workload: Workload, parameters: Arrays, inputs: Arrays) -> tuple[np.ndarray, float]:
+    """The losses before each step, by PyTorch's column in float64.
+
+    The reference differentiates by one forward pass for each parameter, which would take days; the conformance suite
+    compares the two on small models. AdamW divides a small gradient by itself, so rounding may move a loss by much or
+    by little: with so few numbers, the error is measured at neighbouring points too, as the suite's oracle does.
+    """
+
+    def at_each_point(dtype: str) -> np.ndarray:
+        models = (
+            backend("pytorch")(workload.config, neighbour(dict(parameters), index), dtype=dtype)
+            for index in range(NEIGHBOURS)
+        )
+        return np.array([model.train([inputs] * workload.steps, TRAINING)[0] for model in models])
+
+    exact = at_each_point("float64")
+    return exact[0], _budget("float32", exact, at_each_point("float32"))
+
+
+def _logits_in(dtype: str, workload: Workload, parameters: Arrays, inputs: Arrays) -> np.ndarray:
+    given: dict[str, Any] = dict(inputs)
+    arrays = {name: rounded(value, dtype) for name, value in parameters.items()}
+    return transformer(workload.config, arrays, **given, tap=lambda name, value: rounded(value, dtype))
+
+
+def _budget(dtype: str, exact: np.ndarray, rough: np.ndarray) -> float:
+    """The budget of the conformance suite's oracle, from the error at one point or at several."""
+    noise = max(difference(one, other) for one, other in zip(rough, exact, strict=True))
+    return RULES[dtype].budget(noise, epsilon(dtype), np.abs(exact).max())

@@ -1,0 +1,113 @@
+"""A candidate's process: started once, run when it is told to, and stopped while another runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.environment import KERNEL_VARIABLES, THREAD_VARIABLES
+from benchmarks.race.candidates import Candidate
+
+ROOT = Path(__file__).parents[2]
+
+SILENCE_LIMIT = 1800.0
+"""The seconds for which a candidate may be silent, getting ready or running; then it is killed."""
+
+JAX = {"cpu": {"JAX_PLATFORMS": "cpu"}, "cuda": {"JAX_DEFAULT_MATMUL_PRECISION": "highest"}}
+"""JAX takes any device there is, and TF32 if the device has it; PyTorch takes neither unless told to."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """The folder of the oracle, the cores, and the device."""
+
+    folder: Path
+    threads: int
+    device: str
+
+
+class Process:
+    """A process that runs `benchmarks.race.worker`."""
+
+    def __init__(self, candidate: Candidate, place: Place) -> None:
+        order = {name: getattr(candidate, name) for name in ("needs", "build", "choices", "held")}
+        order |= {"folder": str(place.folder), "threads": place.threads, "device": place.device}
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the process
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.race.worker", json.dumps(order)],
+            cwd=ROOT,
+            env=environment(candidate, place.threads, place.device),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
+            text=True,
+            process_group=0,  # the system ends stopped processes of an orphaned group, if this process is killed
+        )
+
+    def answer(self) -> dict[str, Any]:
+        """The next answer, or how the process ended."""
+        assert self.process.stdout is not None
+        alarm, begin = threading.Timer(SILENCE_LIMIT, self.process.kill), time.monotonic()
+        alarm.start()
+        line = self.process.stdout.readline()
+        alarm.cancel()
+        late = time.monotonic() - begin >= SILENCE_LIMIT
+        if line:
+            answer: dict[str, Any] = json.loads(line)
+            return answer
+        return {"failed": f"it said nothing for {SILENCE_LIMIT:g} s" if late else self.died_of()}
+
+    def died_of(self) -> str:
+        """How the process ended, and the last line that it wrote."""
+        code = self.process.wait()
+        how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with {code}"
+        self.errors.seek(0)
+        written = [line.strip() for line in self.errors if line.strip()]
+        return f"its process ended {how}" + (f" ({written[-1]})" if written else "")
+
+    def run(self) -> dict[str, Any]:
+        """Run the task once, while all other processes are stopped."""
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._signal("SIGCONT")
+            self.process.stdin.write("go\n")
+            self.process.stdin.flush()
+        answer = self.answer()
+        self.pause()
+        return answer
+
+    def pause(self) -> None:
+        """Stop the process: idle threads may spin, and would take cores from the one that runs."""
+        self._signal("SIGSTOP")
+
+    def _signal(self, name: str) -> None:
+        if hasattr(signal, name) and self.process.poll() is None:
+            self.process.send_signal(getattr(signal, name))
+
+    def close(self) -> None:
+        """End the process at once."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout, self.errors):
+            with suppress(BrokenPipeError):
+                stream.close()  # type: ignore[union-attr]
+
+
+def environment(candidate: Candidate, threads: int, device: str) -> dict[str, str]:
+    """The variables of a candidate's process: these threads, the best kernels, and what the candidate adds."""
+    path = os.pathsep.join(dict.fromkeys([*filter(None, sys.path), str(ROOT)]))
+    asked = dict.fromkeys(THREAD_VARIABLES, str(threads)) | JAX[device] | {"PYTHONPATH": path}
+    wanted = {name: value.format(threads=threads) for name, value in candidate.environment.items()}
+    inherited = {name: value for name, value in os.environ.items() if name not in KERNEL_VARIABLES}
+    return inherited | asked | wanted

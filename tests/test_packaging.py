@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -82,3 +85,25 @@ def test_every_range_has_a_tested_version() -> None:
     groups.append(PYPROJECT["project"]["dependencies"])
     asked = {entry.split(">=")[0] for group in groups for entry in group if isinstance(entry, str)}
     assert {name for name in asked if not name.startswith("transparity[")} <= tested
+
+
+def test_the_citation_has_the_version() -> None:
+    assert f"\nversion: {transparity.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_the_workflow_runs_everything_on_every_version_of_python() -> None:
+    workflow = (ROOT / ".github/workflows/ci.yml").read_text()
+    versions = [entry.rpartition(" ")[2] for entry in PYPROJECT["project"]["classifiers"] if ":: 3." in entry]
+    assert f"python: {json.dumps(versions)}" in workflow
+    assert "run: .ci/run" in workflow
+    assert PYPROJECT["project"]["requires-python"] == f">={versions[0]}"
+
+
+def test_every_session_has_one_plain_line_of_help() -> None:
+    tree = ast.parse((ROOT / "noxfile.py").read_text())
+    sessions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.decorator_list]
+    assert sessions
+    for session in sessions:
+        first = (ast.get_docstring(session) or "").split("\n")[0]
+        assert re.fullmatch(r"[A-Z][a-z]+ .+\.", first), f"{session.name}: {first}"
+        assert len(first) <= 100

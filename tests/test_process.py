@@ -52,7 +52,7 @@ def test_a_program_that_is_wrong(checked: Callable[..., Report]) -> None:
 def test_a_crash_behind_a_right_answer_does_not_agree(checked: Callable[..., Report]) -> None:
     report = checked("actual.write_bytes(right)\nsys.exit('out of memory.')")
     assert (report.verdict, report.exit_code) == ("inconclusive", 3)
-    assert report.notes[0].endswith("ended with the exit code 1, saying: out of memory.")
+    assert report.notes[0].endswith("ended with the exit code 1, with the message: out of memory.")
 
 
 def test_a_crash_behind_a_wrong_answer_diverges(checked: Callable[..., Report]) -> None:

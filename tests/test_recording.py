@@ -144,13 +144,13 @@ class Twice(nn.Module):
     [
         (
             {"layers.{i}.norm_1": "a.{i}"},
-            "The model has no module 'layers.{i}.norm_1'; the nearest that there is",
+            "The model has no module 'layers.{i}.norm_1'; the nearest name is",
         ),
         ({"layers.0": "a.{i}"}, "The tap 'a.{i}' and the module 'layers.0' do not have the same number of {i}"),
         ({"layers.0": "a", "layers.1": "a"}, "The tap 'a' is named for two modules, 'layers.0' and 'layers.1'"),
         ({"layers.0.self_attn": "a"}, "Module 'layers.0.self_attn' returns a tuple of 2; give the tap 'a' a function"),
         ({"layers.0.self_attn.out_proj": "a"}, "Module 'layers.0.self_attn.out_proj' was never called"),
-        ({"embedding": {"a": heads(5)}}, "Module 'embedding' returns an array of the shape (2, 5, 12), of which"),
+        ({"embedding": {"a": heads(5)}}, "Module 'embedding' returns an array of the shape (2, 5, 12), on which"),
         ({"embedding": {"a": operator.itemgetter("x")}}, "Module 'embedding' returns an array of the shape"),
         ({"embedding": {"a": list}}, "The function for the tap 'a' returns a list of 2; expected an array"),
     ],

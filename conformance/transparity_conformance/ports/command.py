@@ -1,4 +1,4 @@
-"""Ports that are programs: run on a bundle, with a time limit, and never trusted to end well."""
+"""Ports that are programs: run on a bundle, with a time limit, and judged however they end."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from transparity_conformance.ports.bundle.bundle import ACTUAL, Bundle, export_b
 from transparity_conformance.report.report import Report
 
 TIMEOUT = 300.0
-"""Seconds."""
+"""Seconds that a program has."""
 
-LAST_WORDS = 2000
-"""So many bytes of what a program says on its way out are kept."""
+TAIL = 2000
+"""Bytes that are kept of the end of a program's standard error."""
 
 
 @dataclass(frozen=True)
-class Run:
-    """How a program fared."""
+class Completed:
+    """The end of a program."""
 
     actual: Path
-    """Where it was told to write."""
+    """The file that it should have written."""
     failure: str | None
-    """What went wrong, in one sentence; None if it ended as it should."""
+    """The reason of its failure, in one sentence; None if it ended with the exit code 0."""
 
 
 def check_command(
@@ -51,8 +51,17 @@ def check_command(
     progress: Progress | None = None,
     sections: Collection[str] = (),
 ) -> Report:
-    """Check a program: what it wrote is judged however it ended, but unless it ended well it cannot agree. It is given
-    a bundle with `sections`.
+    """Check a program: its outputs are judged however it ended, but unless it ended well it cannot agree.
+
+    Args:
+        command: the program and its arguments, as for `run_command`.
+        name: the preset's name, or `config`.
+        config: the configuration that the program is checked on.
+        dtype: the precision that it computes in.
+        logits_only: compare the logits alone.
+        timeout: seconds that it has.
+        progress: called with a description, the steps done and their number.
+        sections: optional sections of its bundle.
 
     Raises `BundleError` if it wrote nothing that can be judged.
     """
@@ -60,34 +69,40 @@ def check_command(
         bundle = export_bundle(config, Path(folder, "bundle"), name=name, dtype=dtype, sections=sections)
         if progress is not None:
             progress("running the program", 0, 1)
-        run = run_command(command, Path(folder, "bundle"), Path(folder, ACTUAL), timeout)
-        said = _said(command, run, bundle)
-    stopped = run.failure is not None
-    report = judge_bundle(bundle, said, logits_only=logits_only, progress=progress, stopped=stopped)
-    if run.failure is None:
+        completed = run_command(command, Path(folder, "bundle"), Path(folder, ACTUAL), timeout)
+        outputs = _outputs(command, completed, bundle)
+    failure = completed.failure
+    report = judge_bundle(bundle, outputs, logits_only=logits_only, progress=progress, stopped=failure is not None)
+    if failure is None:
         return report
     verdict = "inconclusive" if report.verdict == "agrees" else report.verdict
-    return dataclasses.replace(report, verdict=verdict, notes=(run.failure, *report.notes))
+    return dataclasses.replace(report, verdict=verdict, notes=(failure, *report.notes))
 
 
-def _said(command: str, run: Run, bundle: Bundle) -> dict[str, dict[str, np.ndarray]]:
-    """What a program wrote; of one that was stopped, what is whole in a file that is not."""
-    if not run.actual.exists():
-        ended = f"The command {command!r} ended well" if run.failure is None else run.failure.removesuffix(".")
-        raise BundleError(f"{ended}, but wrote no {run.actual.name}.")
+def _outputs(command: str, completed: Completed, bundle: Bundle) -> dict[str, dict[str, np.ndarray]]:
+    """The outputs that a program wrote; the complete ones, if it was stopped while it wrote them."""
+    actual, failure = completed.actual, completed.failure
+    if not actual.exists():
+        ended = f"The command {command!r} ended well" if failure is None else failure.removesuffix(".")
+        raise BundleError(f"{ended}, but wrote no {actual.name}.")
     try:
-        return read_actual(run.actual, bundle, cut=run.failure is not None)
+        return read_actual(actual, bundle, cut=failure is not None)
     except BundleError as error:
-        if run.failure is None:
+        if failure is None:
             raise
-        raise BundleError(f"{run.failure.removesuffix('.')}; {error}") from None
+        raise BundleError(f"{failure.removesuffix('.')}; {error}") from None
 
 
-def run_command(command: str, bundle: str | Path, actual: str | Path, timeout: float = TIMEOUT) -> Run:
-    """Run `command` on the folder `bundle`; it should write the file `actual`.
+def run_command(command: str, bundle: str | Path, actual: str | Path, timeout: float = TIMEOUT) -> Completed:
+    """Run a program on a bundle.
 
-    `{bundle}` and `{actual}` in the command stand for the two paths; without either, they are its last arguments. No
-    shell reads the command. After `timeout` seconds the program is stopped with all that it started.
+    Args:
+        command: the program and its arguments, split as a shell does, but without a shell. `{bundle}` and `{actual}`
+            are replaced by the two paths; without either, the paths are the last arguments.
+        bundle: the folder that the program reads.
+        actual: the file that it should write.
+        timeout: seconds after which it is stopped, with all processes that it started.
+
     Raises `BundleError` if it cannot be started.
     """
     arguments = command_line(command, Path(bundle), Path(actual))
@@ -103,15 +118,15 @@ def run_command(command: str, bundle: str | Path, actual: str | Path, timeout: f
         reason = getattr(error, "strerror", None) or str(error)
         raise BundleError(f"The command {command!r} cannot be started: {reason}.") from None
     assert process.stderr is not None
-    words = _LastWords(process.stderr)
+    tail = _Tail(process.stderr)
     try:
         process.wait(timeout)
-        failure = _ended(command, process.returncode, words)
+        failure = _ended(command, process.returncode, tail)
     except subprocess.TimeoutExpired:
         failure = f"The command {command!r} was stopped after {timeout:g} s."
     finally:
         _stop(process)
-    return Run(Path(actual), failure)
+    return Completed(Path(actual), failure)
 
 
 def command_line(command: str, bundle: Path, actual: Path) -> list[str]:
@@ -130,34 +145,34 @@ def command_line(command: str, bundle: Path, actual: Path) -> list[str]:
     return parts
 
 
-class _LastWords:
-    """The end of what a stream says; the rest is thrown away, for it may be without end."""
+class _Tail:
+    """The end of a stream that is read in a thread; the rest is thrown away, for it may be without end."""
 
     def __init__(self, stream: IO[bytes]) -> None:
-        self.said = b""
+        self.content = b""
         self.stream = stream
-        self.thread = threading.Thread(target=self._listen, daemon=True)
+        self.thread = threading.Thread(target=self._read, daemon=True)
         self.thread.start()
 
-    def _listen(self) -> None:
+    def _read(self) -> None:
         with contextlib.suppress(OSError, ValueError), self.stream:
-            while heard := os.read(self.stream.fileno(), 2**16):
-                self.said = (self.said + heard)[-LAST_WORDS:]
+            while chunk := os.read(self.stream.fileno(), 2**16):
+                self.content = (self.content + chunk)[-TAIL:]
 
-    def line(self) -> str:
-        """The last line that says something."""
+    def last_line(self) -> str:
+        """The last line that is not empty, as printable characters."""
         self.thread.join(1)
-        lines = [line.strip() for line in self.said.decode(errors="replace").splitlines() if line.strip()]
-        said = lines[-1] if lines else ""
-        return "".join(character for character in said if character.isprintable())[:200].rstrip(".")
+        lines = [line.strip() for line in self.content.decode(errors="replace").splitlines() if line.strip()]
+        last = lines[-1] if lines else ""
+        return "".join(character for character in last if character.isprintable())[:200].rstrip(".")
 
 
-def _ended(command: str, code: int, words: _LastWords) -> str | None:
+def _ended(command: str, code: int, tail: _Tail) -> str | None:
     if code == 0:
         return None
     how = f"was killed by {_signal(-code)}" if code < 0 else f"ended with the exit code {code}"
-    said = words.line()
-    return f"The command {command!r} {how}{f', saying: {said}' if said else ''}."
+    last = tail.last_line()
+    return f"The command {command!r} {how}{f', with the message: {last}' if last else ''}."
 
 
 def _signal(number: int) -> str:
@@ -168,7 +183,7 @@ def _signal(number: int) -> str:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Kill the program, and what it started: a child that lives on could still be writing."""
+    """Kill the program and all processes that it started: one that lives on could still be writing."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         if hasattr(os, "killpg"):
             os.killpg(process.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""How the calls of a model's parts are heard, in PyTorch and in Flax: the model itself is not written anew."""
+"""Recording the calls of a model's modules, in PyTorch and in Flax, without changing the model."""
 
 from __future__ import annotations
 
@@ -12,32 +12,34 @@ import numpy as np
 
 from transparity.errors import TransparityError, shown
 
-Hear = Callable[[str, Literal["input", "output"], Any], None]
-"""Is told the module's name, and what it was given first or what it returned."""
+Recorder = Callable[[str, Literal["input", "output"], Any], None]
+"""Called with a module's name and its first argument, before it runs, or its output."""
 
 
 @dataclass(frozen=True)
 class Framework:
-    """What has to be known of a framework to listen to its modules."""
+    """The operations on a framework's modules that recording needs."""
 
     modules: Callable[[Any], dict[str, Any]]
-    """The parts of a model by name, the model itself under the empty one."""
-    listening: Callable[[Mapping[str, Any], Hear], AbstractContextManager[None]]
-    kept: Callable[[Any], Any]
-    """A value as it is now, whatever the model does to it later."""
+    """The modules of a model by name, the model itself under the empty one."""
+    hooked: Callable[[Mapping[str, Any], Recorder], AbstractContextManager[None]]
+    """Within the context, calls of the named modules are recorded."""
+    snapshot: Callable[[Any], Any]
+    """A value as it is now, even if the model writes into it later."""
     tokens: Callable[[Any, np.ndarray], Any]
-    """Tokens as the model takes them."""
-    running: Callable[[], AbstractContextManager[Any]]
-    """Entered while a model runs for nothing but its values."""
+    """Tokens as an array of the framework, on the device of the model."""
+    inference: Callable[[], AbstractContextManager[Any]]
+    """Entered while a model runs without gradients."""
 
 
 def framework_of(model: Any) -> Framework:
-    """Raises `TransparityError` for what is no module; a framework that nobody has imported has made none."""
+    """The framework of `model`; raises `TransparityError` if it is no module."""
+    # a framework that is not imported cannot have made the model
     torch, nnx = sys.modules.get("torch"), sys.modules.get("flax.nnx")
     if torch and isinstance(model, torch.nn.Module):
-        return Framework(_torch_modules, _listening_to_torch, _kept_by_torch, _torch_tokens, torch.no_grad)
+        return Framework(_torch_modules, _torch_hooked, _torch_snapshot, _torch_tokens, torch.no_grad)
     if nnx and isinstance(model, nnx.Module):
-        return Framework(_nnx_modules, _listening_to_nnx, _kept_by_jax, _jax_tokens, nullcontext)
+        return Framework(_nnx_modules, _nnx_hooked, _jax_snapshot, _jax_tokens, nullcontext)
     raise TransparityError(f"The model is {shown(model)}; expected a torch.nn.Module or a flax.nnx.Module.")
 
 
@@ -46,33 +48,33 @@ def _torch_modules(model: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def _listening_to_torch(modules: Mapping[str, Any], hear: Hear) -> Iterator[None]:
+def _torch_hooked(modules: Mapping[str, Any], record: Recorder) -> Iterator[None]:
     with ExitStack() as hooks:
         for name, module in modules.items():
-            # the input is heard before the module runs, for the module may write into it
+            # the input is recorded before the module runs, for the module may write into it
             for hook in (
-                module.register_forward_pre_hook(_hears_input(name, hear), with_kwargs=True),
-                module.register_forward_hook(_hears_output(name, hear)),
+                module.register_forward_pre_hook(_input_hook(name, record), with_kwargs=True),
+                module.register_forward_hook(_output_hook(name, record)),
             ):
                 hooks.callback(hook.remove)
         yield
 
 
-def _hears_input(name: str, hear: Hear) -> Callable[..., None]:
+def _input_hook(name: str, record: Recorder) -> Callable[..., None]:
     def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        hear(name, "input", _first(args, kwargs))
+        record(name, "input", _first(args, kwargs))
 
     return hook
 
 
-def _hears_output(name: str, hear: Hear) -> Callable[..., None]:
+def _output_hook(name: str, record: Recorder) -> Callable[..., None]:
     def hook(module: Any, args: tuple[Any, ...], output: Any) -> None:
-        hear(name, "output", output)
+        record(name, "output", output)
 
     return hook
 
 
-def _kept_by_torch(value: Any) -> Any:
+def _torch_snapshot(value: Any) -> Any:
     return value.detach().clone() if hasattr(value, "detach") else value
 
 
@@ -90,41 +92,44 @@ def _nnx_modules(model: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def _listening_to_nnx(modules: Mapping[str, Any], hear: Hear) -> Iterator[None]:
+def _nnx_hooked(modules: Mapping[str, Any], record: Recorder) -> Iterator[None]:
     names: dict[int, list[str]] = {}
     for name, module in modules.items():
         names.setdefault(id(module), []).append(name)
-    # Python looks `__call__` up in the class, so it is the class that listens, and only to these instances
+    # Python looks `__call__` up in the class, so the class is patched, and records these instances only
     classes = {type(module): type(module).__call__ for module in modules.values()}
     with ExitStack() as restored:
         for kind, call in classes.items():
-            restored.callback(_put_back(kind))
-            kind.__call__ = _heard(kind, call, names, hear)
+            restored.callback(_restore(kind))
+            kind.__call__ = _recorded_call(kind, call, names, record)
         yield
 
 
-def _heard(kind: type, call: Callable[..., Any], names: Mapping[int, list[str]], hear: Hear) -> Callable[..., Any]:
-    def heard(self: Any, *args: Any, **kwargs: Any) -> Any:
-        # a subclass that calls its parent's __call__ is one call, heard in the class of its own
+def _recorded_call(
+    kind: type, call: Callable[..., Any], names: Mapping[int, list[str]], record: Recorder
+) -> Callable[..., Any]:
+    def recorded_call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # a subclass that calls its parent's __call__ is one call, recorded in its own class
         called = names.get(id(self), []) if type(self) is kind else []
         for name in called:
-            hear(name, "input", _first(args, kwargs))
+            record(name, "input", _first(args, kwargs))
         output = call(self, *args, **kwargs)
         for name in called:
-            hear(name, "output", output)
+            record(name, "output", output)
         return output
 
-    return heard
+    return recorded_call
 
 
-def _put_back(kind: Any) -> Callable[[], None]:
+def _restore(kind: Any) -> Callable[[], None]:
+    """A function that gives the class its own `__call__` back, or none if it inherits it."""
     if "__call__" not in vars(kind):
         return lambda: delattr(kind, "__call__")
     own = vars(kind)["__call__"]
     return lambda: setattr(kind, "__call__", own)
 
 
-def _kept_by_jax(value: Any) -> Any:
+def _jax_snapshot(value: Any) -> Any:
     import jax
 
     if isinstance(value, jax.core.Tracer):

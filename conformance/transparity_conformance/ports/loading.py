@@ -12,14 +12,15 @@ from types import ModuleType
 from typing import Any
 
 from transparity.errors import TransparityError, shown
+from transparity_conformance.report.formatting import describe_error
 
 
 class LoadError(TransparityError):
-    """There is no such port, or it cannot be imported."""
+    """A port does not exist, or cannot be imported."""
 
 
 def load_port(spec: str) -> Callable[..., Any]:
-    """The function that `spec` names; raises `LoadError`, in one sentence."""
+    """Import the function that `spec` names; raises `LoadError` if there is none."""
     where, _, name = spec.rpartition(":")
     if not where or not name.isidentifier():
         raise LoadError(f"The port is {shown(spec)}; expected path/to/file.py:build or package.module:build.")
@@ -34,19 +35,19 @@ def load_port(spec: str) -> Callable[..., Any]:
 
 def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise LoadError(f"There is no file {path}.")
-    # as `python file.py` would have it: what lies beside it can be imported
+        raise LoadError(f"There is no file {path}; expected a Python file with the port in it.")
+    # as with `python file.py`, modules beside the file can be imported
     _importable_from(path.parent)
     name = path.stem
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     before = sys.modules.get(name)
-    sys.modules[name] = module  # for dataclasses, which look their module up
+    sys.modules[name] = module  # dataclasses look their module up
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        raise LoadError(f"{path} cannot be imported: {_told(error)}.") from error
+        raise LoadError(f"{path} cannot be imported: {_describe(error)}.") from error
     finally:
         if before is not None:
             sys.modules[name] = before
@@ -59,10 +60,10 @@ def _load_module(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name and f"{name}.".startswith(f"{error.name}."):
-            raise LoadError(f"There is no module {name!r} here, and none is installed.") from None
-        raise LoadError(f"{name} cannot be imported: {_told(error)}.") from error
+            raise LoadError(f"There is no module {name!r} in this folder, and none is installed.") from None
+        raise LoadError(f"{name} cannot be imported: {_describe(error)}.") from error
     except (Exception, SystemExit) as error:
-        raise LoadError(f"{name} cannot be imported: {_told(error)}.") from error
+        raise LoadError(f"{name} cannot be imported: {_describe(error)}.") from error
 
 
 def _importable_from(folder: Path) -> None:
@@ -71,11 +72,10 @@ def _importable_from(folder: Path) -> None:
         sys.path.insert(0, path)
 
 
-def _told(error: BaseException) -> str:
-    """An exception in one clause, with the line where it was raised."""
+def _describe(error: BaseException) -> str:
+    """An exception in one clause, with the line that raised it."""
     if isinstance(error, SyntaxError):
         return f"SyntaxError: {error.msg} (line {error.lineno})"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")]
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if len(frames) > 1 else ""
-    says = " ".join(str(error).split())[:200].rstrip(".")
-    return f"{type(error).__name__}{': ' + says if says else ''}{where}"
+    return describe_error(error) + where

@@ -1,4 +1,4 @@
-"""Taps of a model that has none: the outputs of its modules, recorded from outside while it runs.
+"""Taps of a model that has none: the inputs and outputs of its modules, recorded while it runs.
 
 return recorded(model, {
     "layers.{i}.attention.q_proj": {"decoder.layers.{i}.self_attention.query": heads(config.num_heads)},
@@ -24,13 +24,13 @@ from transparity_conformance.ports.hooks import Framework, framework_of
 
 Transform = Callable[[Any], Any]
 Wanted = Mapping[str, str | Mapping[str, "Transform | Received"]]
-"""By the name of a module, the tap that its output is; or its taps, each with the function that makes it of the output.
-`{i}` stands for a layer's number, in both."""
+"""By a module's name: the tap that its output is, or several taps with the transforms that compute them.
+`{i}` is the number of a layer, in both."""
 
 
 @dataclass(frozen=True)
 class Received:
-    """A transform of what a module is given, not of what it returns."""
+    """A transform of a module's first argument instead of its output."""
 
     transform: Transform
 
@@ -41,13 +41,18 @@ def as_is(value: Any) -> Any:
 
 
 def received(transform: Transform = as_is) -> Received:
-    """The tap is the module's first argument: a context is what the output projection is given."""
+    """Record the module's first argument: the context, for example, is the input of the output projection."""
     return Received(transform)
 
 
 def heads(num_heads: int, part: int = 0, parts: int = 1) -> Transform:
-    """(batch, length, embed_dim) → (batch, heads, length, head_dim), of one `part` in `parts` if a projection is fused:
-    the keys of a fused query, key and value are part 1 of 3."""
+    """Split heads: (batch, length, parts · embed_dim) → (batch, heads, length, head_dim).
+
+    Args:
+        num_heads: the heads of one part.
+        part: the part of a fused projection to take, from 0: the keys of a fused query, key and value are part 1 of 3.
+        parts: the number of fused projections.
+    """
 
     def split(value: Any) -> Any:
         if len(value.shape) != 3 or value.shape[-1] % (parts * num_heads):
@@ -60,49 +65,55 @@ def heads(num_heads: int, part: int = 0, parts: int = 1) -> Transform:
         return value.reshape(*value.shape[:2], num_heads, width // num_heads).swapaxes(1, 2)
 
     if not 0 <= part < parts or num_heads < 1:
-        raise TransparityError(f"heads({num_heads}, part={part}, parts={parts}) has no such heads or no such part.")
+        raise TransparityError(
+            f"heads({num_heads}, part={part}, parts={parts}) has no such heads or no such part; expected "
+            f"num_heads at least 1, and part from 0 to parts − 1."
+        )
     return split
 
 
 @contextmanager
 def record_module(model: Any, taps: Wanted) -> Iterator[dict[str, Any]]:
-    """Record a `torch.nn.Module` or a `flax.nnx.Module` while it runs, uncompiled and once: the dict fills with taps.
+    """Record the taps of a `torch.nn.Module` or a `flax.nnx.Module` in a dict while it runs, once and uncompiled.
 
     Raises `TransparityError` for a module that is unknown, not called, called again, or returns no array.
     """
-    with _recording(framework_of(model), _found(model, taps)) as heard:
-        yield heard
+    with _recording(framework_of(model), _sources(model, taps)) as values:
+        yield values
 
 
 def recorded(model: Any, taps: Wanted, call: Callable[..., Any] | None = None) -> Callable[..., dict[str, Any]]:
-    """A port's `forward` that returns the recorded taps, and what the model returns as its logits.
+    """Make a port's `forward`: it returns the recorded taps, and the output of the model as its logits.
 
-    `call(source=…, target=…)` or `call(tokens=…)` runs the model on its own tensors; by default they are its arguments,
-    the source before the target. What it returns is taken for the logits, unless it is a dict of taps or a module is
-    recorded as them.
+    Args:
+        model: a `torch.nn.Module` or a `flax.nnx.Module`.
+        taps: the taps of each module, by its name.
+        call: `call(source=…, target=…)` or `call(tokens=…)` runs the model on arrays of its framework; by default they
+            are its arguments, the source before the target. Its result is the logits, unless it is a dict of taps or a
+            module is recorded as them.
     """
-    framework, found = framework_of(model), _found(model, taps)
+    framework, sources = framework_of(model), _sources(model, taps)
 
     def forward(**tokens: Any) -> dict[str, Any]:
         inputs = {name: framework.tokens(model, value) for name, value in sorted(tokens.items())}
-        with framework.running(), _recording(framework, found) as heard:
+        with framework.inference(), _recording(framework, sources) as values:
             result = call(**inputs) if call else model(*inputs.values())
-        given = dict(result) if isinstance(result, Mapping) else {} if "logits" in heard else {"logits": result}
-        for tap in given:
-            if tap in heard:
-                raise TransparityError(f"The tap {tap!r} is both recorded and returned by the model.")
-        if not all(map(_is_array, given.values())):
+        returned = dict(result) if isinstance(result, Mapping) else {} if "logits" in values else {"logits": result}
+        for tap in returned:
+            if tap in values:
+                raise TransparityError(f"The tap {tap!r} is both recorded and returned by the model; record it only.")
+        if not all(map(_is_array, returned.values())):
             raise TransparityError(
-                f"The model returns {_kind(result)}, not its logits; say with call= which part of it they are."
+                f"The model returns {_kind(result)}, not its logits; give call= a function that returns them."
             )
-        return heard | given
+        return values | returned
 
     return forward
 
 
 @dataclass(frozen=True)
-class _Place:
-    """Where a tap is heard."""
+class _Source:
+    """The side of a module, and the transform, that a tap is recorded from."""
 
     tap: str
     name: str
@@ -112,81 +123,83 @@ class _Place:
 
 
 @contextmanager
-def _recording(framework: Framework, places: list[_Place]) -> Iterator[dict[str, Any]]:
-    heard: dict[str, Any] = {}
-    by_call: dict[tuple[str, str], list[_Place]] = {}
-    for place in places:
-        by_call.setdefault((place.name, place.side), []).append(place)
+def _recording(framework: Framework, sources: list[_Source]) -> Iterator[dict[str, Any]]:
+    values: dict[str, Any] = {}
+    by_call: dict[tuple[str, str], list[_Source]] = {}
+    for source in sources:
+        by_call.setdefault((source.name, source.side), []).append(source)
 
-    def hear(name: str, side: str, value: Any) -> None:
-        for place in by_call.get((name, side), ()):
-            if place.tap in heard:
+    def record(name: str, side: str, value: Any) -> None:
+        for source in by_call.get((name, side), ()):
+            if source.tap in values:
                 raise TransparityError(
-                    f"Module {name!r} is called more than once; expected one call: the tap {place.tap!r} is one array."
+                    f"Module {name!r} is called more than once; expected one call: the tap {source.tap!r} is one array."
                 )
-            heard[place.tap] = framework.kept(_taken(place, value))
+            values[source.tap] = framework.snapshot(_transformed(source, value))
 
-    with framework.listening({place.name: place.module for place in places}, hear):
-        yield heard
-    for place in places:
-        if place.tap not in heard:
+    with framework.hooked({source.name: source.module for source in sources}, record):
+        yield values
+    for source in sources:
+        if source.tap not in values:
             raise TransparityError(
-                f"Module {place.name!r} was never called, so the tap {place.tap!r} has no value; "
+                f"Module {source.name!r} was never called, so the tap {source.tap!r} has no value; "
                 "record a module that runs, as model.part(x), or leave it out."
             )
 
 
-def _taken(place: _Place, value: Any) -> Any:
-    """What the tap is of what was heard."""
-    does = "returns" if place.side == "output" else "is given"
-    if place.transform is as_is and not _is_array(value):
+def _transformed(source: _Source, value: Any) -> Any:
+    """The tap, computed from a module's input or output."""
+    verb = "returns" if source.side == "output" else "is given"
+    if source.transform is as_is and not _is_array(value):
         raise TransparityError(
-            f"Module {place.name!r} {does} {_kind(value)}; give the tap {place.tap!r} a function that takes the array "
-            "meant, such as operator.itemgetter(0)."
+            f"Module {source.name!r} {verb} {_kind(value)}; give the tap {source.tap!r} a function that takes the "
+            "array meant, such as operator.itemgetter(0)."
         )
     try:
-        taken = place.transform(value)
+        result = source.transform(value)
     except Exception as error:
         kind = "" if isinstance(error, TransparityError) else f"{type(error).__name__}: "
         reason = kind + " ".join(str(error).split()).split(". ")[0].rstrip(".")
         raise TransparityError(
-            f"Module {place.name!r} {does} {_kind(value)}, of which the function for the tap {place.tap!r} makes "
-            f"nothing ({reason})."
+            f"Module {source.name!r} {verb} {_kind(value)}, on which the function for the tap {source.tap!r} fails "
+            f"({reason})."
         ) from error
-    if not _is_array(taken):
-        raise TransparityError(f"The function for the tap {place.tap!r} returns {_kind(taken)}; expected an array.")
-    return taken
+    if not _is_array(result):
+        raise TransparityError(f"The function for the tap {source.tap!r} returns {_kind(result)}; expected an array.")
+    return result
 
 
-def _found(model: Any, taps: Wanted) -> list[_Place]:
+def _sources(model: Any, taps: Wanted) -> list[_Source]:
     """Every tap with its module, in the order in which they are named."""
     modules = framework_of(model).modules(model)
-    places: dict[str, _Place] = {}
+    sources: dict[str, _Source] = {}
     for pattern, wanted in taps.items():
-        chosen: Mapping[str, Transform | Received] = {wanted: as_is} if isinstance(wanted, str) else wanted
+        transforms: Mapping[str, Transform | Received] = {wanted: as_is} if isinstance(wanted, str) else wanted
         for name, numbers in _matching(pattern, modules):
-            for tap, how in chosen.items():
-                place = _place(_numbered(tap, numbers, pattern), name, modules[name], how)
-                if place.tap in places:
-                    other = places[place.tap].name
-                    raise TransparityError(f"The tap {place.tap!r} is named for two modules, {other!r} and {name!r}.")
-                places[place.tap] = place
-    return list(places.values())
+            for tap, transform in transforms.items():
+                source = _source(_numbered(tap, numbers, pattern), name, modules[name], transform)
+                if source.tap in sources:
+                    other = sources[source.tap].name
+                    raise TransparityError(
+                        f"The tap {source.tap!r} is named for two modules, {other!r} and {name!r}; name it for one."
+                    )
+                sources[source.tap] = source
+    return list(sources.values())
 
 
-def _place(tap: str, name: str, module: Any, how: Transform | Received) -> _Place:
-    if isinstance(how, Received):
-        return _Place(tap, name, module, how.transform, "input")
-    return _Place(tap, name, module, how, "output")
+def _source(tap: str, name: str, module: Any, transform: Transform | Received) -> _Source:
+    if isinstance(transform, Received):
+        return _Source(tap, name, module, transform.transform, "input")
+    return _Source(tap, name, module, transform, "output")
 
 
 def _matching(pattern: str, modules: Mapping[str, Any]) -> list[tuple[str, tuple[str, ...]]]:
-    """The modules that `pattern` names, with the numbers that stand for `{i}`."""
+    """The modules that match `pattern`, with the numbers in the places of `{i}`."""
     expression = re.compile(re.escape(pattern).replace(re.escape("{i}"), r"(\d+)"))
     matches = [(name, found.groups()) for name in modules if (found := expression.fullmatch(name))]
     if not matches:
         close = difflib.get_close_matches(pattern, filter(None, modules), n=1, cutoff=0)
-        nearest = f"; the nearest that there is: {close[0]!r}" if close else ", nor any other"
+        nearest = f"; the nearest name is {close[0]!r}" if close else ", nor any other"
         raise TransparityError(f"The model has no module {pattern!r}{nearest}.")
     return matches
 

@@ -10,11 +10,11 @@ from transparity_conformance.report.report import Report
 
 
 def assert_conforms(build: Port, preset: str | None = None, **options: Any) -> Report:
-    """Fail, with the table of what is wrong where and why, unless the port agrees; `options` are those of `check`.
+    """Fail with a table of what is wrong, where and why, unless the port agrees.
 
-    Too little compared to say is no agreement either. Without a `config`, the preset is `translation`.
+    Inconclusive is not agreement. Without a `config`, the preset is `translation`; `options` are those of `check`.
     """
-    # pytest leaves this frame out of the traceback: what is wrong is in the port, not here
+    # pytest leaves this frame out of the traceback: the error is in the port, not here
     __tracebackhide__ = True
     named = preset or (None if options.get("config") is not None else "translation")
     report = check(build, named, **options)

@@ -107,7 +107,8 @@ def told_dtype(build: Port, dtype: str) -> Port:
         parameter = inspect.signature(build).parameters.get("dtype")
     except (TypeError, ValueError):  # what is compiled need not say
         return build
-    takes_names = parameter is not None and isinstance(parameter.default, str)
+    # a default of its own may be None, as our backends have it: then the annotation tells
+    takes_names = parameter is not None and (isinstance(parameter.default, str) or "str" in str(parameter.annotation))
     return functools.partial(build, dtype=str(dtype)) if takes_names else build
 
 

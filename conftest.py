@@ -34,7 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def is_named(folder: Path, config: pytest.Config) -> bool:
-    """Whether the command line names it, or something in it."""
+    """Return whether the command line names the folder, or something in it."""
     named = (config.invocation_params.dir / argument.partition("::")[0] for argument in config.args)
     return any(path.resolve().is_relative_to(folder.resolve()) for path in named)
 
@@ -53,19 +53,19 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_finish() -> None:
-    """What is imported stays: the garbage collector need not look through three frameworks again and again."""
+    """Exempt imported modules from garbage collection, which would walk three frameworks again and again."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish() -> None:
-    """What was compiled goes with the process, at once; to collect it piece by piece takes seconds."""
+    """Leave compiled code to the end of the process; collecting it piece by piece takes seconds."""
     gc.freeze()
 
 
 EXPECTED_SLOWLY = ("optimization", "differentiation", "dropout")
-"""Topics whose expected values take long to compute, for they are derivatives by the complex step."""
+"""Topics whose expected values take long to compute: derivatives by the complex step."""
 
 SLOWEST_FIRST = (
     "test_power.py",
@@ -79,7 +79,7 @@ SLOWEST_FIRST = (
     "test_trainings.py",
     "test_race.py",
 )
-"""Slow tests start first; at the end, one would be waited for alone."""
+"""Tests that start first, because they take longest."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -89,8 +89,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """All claims about one subject go to one process, for what is built and compiled for one serves the next; where
-    what is expected takes long to compute, all subjects of a topic do."""
+    """Send all claims about one subject to one process, to share models and compiled code; where expected values take
+    long to compute, send all subjects of a topic."""
     from xdist.scheduler import LoadScopeScheduling
 
     class BySubject(LoadScopeScheduling):  # type: ignore[misc]

@@ -2,8 +2,9 @@
 
     python examples/character_model.py [--steps N] [--out DIR]
 
-A table shows what both write before and after, drawn by the same numbers. DIR/character_model.png shows their losses on
-top of each other, and how far they come apart: as PyTorch does from itself, if its first weights are rounded otherwise.
+A table shows text sampled from both, before and after, drawn by the same numbers. DIR/character_model.png shows their
+losses on top of each other, and the distance between them beside that of PyTorch from itself with its first weights
+rounded in another way.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ SIZES = {"max_length": 64, "embed_dim": 96, "num_heads": 6, "num_decoder_layers"
 TRAINING = Training(optimizer="adam", learning_rate=0.4, warmup_steps=100, max_norm=1.0)
 BATCH = 16
 PROMPT, WRITTEN = "Alice ", 200
-"""What both go on from, and by how many characters."""
+"""The prompt of the sampled text, and how many characters follow it."""
 LAST = 20
 
 PALE, DARK, RED, GREY = "#f5b78a", "#1d3557", "#d1495b", "#8d99ae"
@@ -49,7 +50,7 @@ PALE, DARK, RED, GREY = "#f5b78a", "#1d3557", "#d1495b", "#8d99ae"
 
 @dataclass(frozen=True)
 class Column:
-    """A framework: its door, its training, and how it makes a tensor of a NumPy array."""
+    """A framework: its `build`, its training, and its function from a NumPy array to a tensor."""
 
     build: Callable[..., Any]
     train: Callable[..., tuple[list[float], Mapping[str, Any]]]
@@ -62,7 +63,7 @@ JAX = Column(transparity_flax.port.build, transparity_flax.optimization.train, j
 
 @dataclass(frozen=True)
 class Learned:
-    """What a run of training ends with."""
+    """The result of a run of training."""
 
     losses: np.ndarray
     parameters: Arrays
@@ -86,12 +87,12 @@ class Watched(Sequence[Any]):
 
 
 def paragraphs(text: str) -> str:
-    """The text without the line breaks that are only there because a page ends."""
+    """Return the text with its lines joined into paragraphs."""
     return re.sub(r"(?<!\n)\n(?!\n)", " ", text.strip())
 
 
 def characters_of(text: str) -> str:
-    """The character of each token. The document has no padding, but its preset has: token 0, which no character is."""
+    """Return the character of each token. Token 0 is padding, which the preset has and the document has not."""
     return "\0" + "".join(sorted(set(text)))
 
 
@@ -104,12 +105,12 @@ def decoded(tokens: np.ndarray, characters: str) -> str:
 
 
 def config_for(characters: str, **sizes: Any) -> TransformerConfig:
-    """The document's model, at a size that two cores train in a minute."""
+    """Return the document's model at a size that two cores train in a minute."""
     return preset("notes-lm").resized(target_vocab_size=len(characters), **(SIZES | sizes))
 
 
 def batches_of(tokens: np.ndarray, config: TransformerConfig, steps: int, seed: int = 0) -> list[dict[str, np.ndarray]]:
-    """For each step some windows of the text: what is read, and one character further what should come next."""
+    """Return, for each step, some windows of the text, and as targets the same windows one character later."""
     random, width = np.random.default_rng(seed), config.max_length + 1
     begins = random.integers(0, len(tokens) - width + 1, (steps, BATCH, 1))
     windows = tokens[begins + np.arange(width)]
@@ -117,7 +118,7 @@ def batches_of(tokens: np.ndarray, config: TransformerConfig, steps: int, seed: 
 
 
 def nudged(parameters: Arrays, seed: int = 0) -> dict[str, np.ndarray]:
-    """Every weight replaced by the float32 above it or below it: the least that rounding could have done."""
+    """Replace every weight by the float32 above or below it: the smallest effect that rounding can have."""
     random = np.random.default_rng(seed)
     sides = {name: random.choice([-np.inf, np.inf], value.shape) for name, value in parameters.items()}
     return {name: np.nextafter(value, sides[name].astype(value.dtype)) for name, value in parameters.items()}
@@ -130,7 +131,7 @@ def learn(
     batches: Sequence[Arrays],
     taken: Callable[[], Any] = lambda: None,
 ) -> Learned:
-    """The column's own training. Not by its door: that would take all batches before the first step."""
+    """Train with the column's own function; `forward.train` would take all batches before the first step."""
     model = column.build(config, parameters).model
     losses, learned = column.train(model, Watched(batches, column.tensor, taken), TRAINING)
     return Learned(np.array(losses), {name: np.asarray(value) for name, value in learned.items()})
@@ -139,14 +140,14 @@ def learn(
 def written(
     column: Column, config: TransformerConfig, parameters: Arrays, characters: str, count: int = WRITTEN, seed: int = 0
 ) -> str:
-    """What the model writes after the prompt; every column draws by the same numbers."""
+    """Return the prompt and the text that the model samples after it, drawn by the same numbers in every column."""
     uniforms = np.random.default_rng(seed).random((1, count))
     prompt = encoded(PROMPT, characters)[None]
     return decoded(column.build(config, parameters).generate(prompt, count, uniforms=uniforms)[0], characters)
 
 
 def samples(before: Sequence[str], after: Sequence[str]) -> Table:
-    """What PyTorch and JAX write, side by side; a new paragraph is a ¶."""
+    """Return the sampled texts of PyTorch and JAX side by side; a new paragraph is a ¶."""
     table = Table(title="Sampled text, drawn by the same numbers", show_lines=True)
     for heading in ("", "PyTorch", "JAX"):
         table.add_column(heading, ratio=1 if heading else None, overflow="fold")
@@ -156,7 +157,7 @@ def samples(before: Sequence[str], after: Sequence[str]) -> Table:
 
 
 def outcome(runs: Mapping[str, Learned]) -> Table:
-    """Where each run ends, and how far it was from PyTorch's."""
+    """Return the last losses of each run, and its largest distance from PyTorch's."""
     table = Table(title="Losses")
     for heading in ("", f"mean of the last {LAST} steps", "largest distance from PyTorch's"):
         table.add_column(heading, justify="right" if heading else "left")
@@ -168,12 +169,12 @@ def outcome(runs: Mapping[str, Learned]) -> Table:
 
 
 def plot(runs: Mapping[str, Learned]) -> Figure:
-    """Both losses on top of each other and, below, how far apart they are."""
+    """Plot both losses on top of each other and, below, the distance between them."""
     figure = Figure(figsize=(9, 6.5), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     pytorch, jax, control = (run.losses for run in runs.values())
     steps = np.arange(1, len(pytorch) + 1)
-    # Thick and pale under thin and dark: of two curves that coincide, both are seen.
+    # Thick and pale under thin and dark, so that both are visible where they coincide.
     above.plot(steps, pytorch, color=PALE, linewidth=5, solid_capstyle="round", label="PyTorch")
     above.plot(steps, jax, color=DARK, linewidth=1.1, label="JAX")
     above.set(title="The same training in two frameworks: document 001's character model", ylabel="loss (nats)")
@@ -189,7 +190,7 @@ def plot(runs: Mapping[str, Learned]) -> Figure:
 
 
 def plot_distance(panel: Axes, losses: np.ndarray, others: np.ndarray, color: str, label: str) -> None:
-    """A dot for each step, and a line through the largest so far. A logarithm cannot show where they are equal."""
+    """Plot a dot for each step and a line through the largest so far, on a logarithmic axis, which has no zero."""
     distance = np.abs(losses - others)
     distance[distance == 0] = np.nan
     steps = np.arange(1, len(losses) + 1)
@@ -198,7 +199,7 @@ def plot_distance(panel: Axes, losses: np.ndarray, others: np.ndarray, color: st
 
 
 def finish(panel: Axes, **place: Any) -> None:
-    """A quiet frame, a faint grid and a legend."""
+    """Add a quiet frame, a faint grid and a legend."""
     panel.spines[["top", "right"]].set_visible(False)
     panel.grid(color="#e5e5e5", linewidth=0.8)
     panel.set_axisbelow(True)
@@ -208,7 +209,7 @@ def finish(panel: Axes, **place: Any) -> None:
 def compare(
     config: TransformerConfig, first: Arrays, batches: Sequence[Arrays], console: Console
 ) -> dict[str, Learned]:
-    """A run of training in each framework, and one more in PyTorch to compare their distance with."""
+    """Train once in each framework, and once more in PyTorch to compare their distance with."""
     planned = {
         "PyTorch": (PYTORCH, first),
         "JAX": (JAX, first),
@@ -225,7 +226,7 @@ def compare(
 
 
 def main(
-    steps: Annotated[int, typer.Option(min=1, help="Of training, in each framework.")] = 500,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of training in each framework.")] = 500,
     out: Annotated[Path, typer.Option(help="The folder of the plot.")] = Path("reports"),
 ) -> None:
     """Train document 001's character model in PyTorch and in JAX, and compare."""

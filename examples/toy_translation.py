@@ -2,8 +2,8 @@
 
     python examples/toy_translation.py [--backend pytorch|flax]
 
-The bar shows the loss, and how many words that it was never trained on greedy decoding gets right to the last letter.
-Other such words decide at the end: the exit code is 0 if at least 99 % of them are right, else 1.
+The bar shows the loss, and the share of held-out words that greedy decoding gets right to the last letter. At the end,
+other held-out words decide: the exit code is 0 if at least 99 % of them are right, else 1.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 SHORTEST, LONGEST = 4, 11
 PAD, BOS, EOS, FIRST_LETTER = 0, 1, 2, 3
 SHOWN = ("transparity", "attention", "softmax", "decoder")
-"""In the table at the end; not trained on either."""
+"""Words in the table at the end; held out too."""
 
 CONFIG = preset("translation").resized(
     source_vocab_size=FIRST_LETTER + len(LETTERS),
@@ -41,17 +41,17 @@ CONFIG = preset("translation").resized(
     num_heads=4,
 )
 
-# A call of `train` knows nothing of the one before: each round is a warm restart, with its own moments and warm-up.
+# Each call of `train` begins with new moments and its own warm-up, so each round is a warm restart.
 TRAINING = Training(optimizer="adam", learning_rate=0.16, warmup_steps=75, max_norm=1.0)
 ROUNDS, STEPS, BATCH = 8, 150, 64
 HELD_OUT, NEEDED = 1000, 0.99
-"""Words to watch training by, and as many to judge it by; the share that has to be right."""
+"""Held-out words to follow training by, and as many to judge it by; the share that must be right."""
 ENOUGH = 0.998
-"""Of the words that are watched: then training ends before its last round."""
+"""The share of watched words at which training ends early."""
 
 
 class Framework(StrEnum):
-    """The column that learns."""
+    """The column to train."""
 
     pytorch = "pytorch"
     flax = "flax"
@@ -59,7 +59,7 @@ class Framework(StrEnum):
 
 @dataclass(frozen=True)
 class Round:
-    """What some steps of training led to."""
+    """The model after some steps of training."""
 
     forward: Forward
     loss: float
@@ -67,14 +67,14 @@ class Round:
 
 
 def backend(framework: Framework) -> Backend:
-    """The column's door; the other framework is not imported."""
+    """Return the column's `build` without importing the other framework."""
     (entry_point,) = entry_points(group=ENTRY_POINTS, name=framework.value)
     build: Backend = entry_point.load()
     return build
 
 
 def random_words(random: np.random.Generator, count: int, excluded: Collection[str] = ()) -> list[str]:
-    """Different words of random letters and lengths, none of which is `excluded`."""
+    """Return different words of random letters and lengths, without those `excluded`."""
     words: dict[str, None] = {}
     while len(words) < count:
         letters = random.choice(list(LETTERS), random.integers(SHORTEST, LONGEST + 1))
@@ -85,7 +85,7 @@ def random_words(random: np.random.Generator, count: int, excluded: Collection[s
 
 
 def tokens_of(words: Sequence[str]) -> np.ndarray:
-    """`<bos>`, the letters and `<eos>` of every word, padded to the longest that there can be."""
+    """Return `<bos>`, the letters and `<eos>` of every word, padded to the longest possible word."""
     rows = np.full((len(words), LONGEST + 2), PAD)
     for row, word in zip(rows, words, strict=True):
         row[: len(word) + 2] = [BOS, *(FIRST_LETTER + LETTERS.index(letter) for letter in word), EOS]
@@ -93,7 +93,7 @@ def tokens_of(words: Sequence[str]) -> np.ndarray:
 
 
 def words_of(rows: np.ndarray) -> list[str]:
-    """The letters of every row up to its `<eos>`; what is no letter is a `?`."""
+    """Return the letters of every row up to its `<eos>`, with `?` for other tokens."""
     words = []
     for row in rows.tolist():
         spelled = row[: row.index(EOS)] if EOS in row else row
@@ -106,19 +106,19 @@ def backwards(words: Sequence[str]) -> list[str]:
 
 
 def batch_of(words: Sequence[str]) -> dict[str, np.ndarray]:
-    """The words, and what should come out: at each position of the target its next token."""
+    """Return the words, their reversals, and as targets the next token at each position."""
     translation = tokens_of(backwards(words))
     return {"source": tokens_of(words), "target": translation[:, :-1], "targets": translation[:, 1:]}
 
 
 def translated(forward: Forward, words: Sequence[str]) -> list[str]:
-    """What greedy decoding makes of the words, from `<bos>` to `<eos>`."""
+    """Decode the words greedily, from `<bos>` to `<eos>`."""
     rows = forward.generate(None, LONGEST + 1, source=tokens_of(words))
     return words_of(rows[:, 1:])
 
 
 def accuracy(forward: Forward, words: Sequence[str]) -> float:
-    """The share of the words that come out exactly."""
+    """Return the share of the words that come out exactly."""
     pairs = zip(translated(forward, words), backwards(words), strict=True)
     return sum(got == expected for got, expected in pairs) / len(words)
 
@@ -132,7 +132,7 @@ def rounds(
     steps: int = STEPS,
     seed: int = 0,
 ) -> Iterator[Round]:
-    """Rounds of training on words that are not held out, each gentler than the last."""
+    """Train in rounds on words that are not held out, each with a smaller learning rate."""
     random, parameters = np.random.default_rng(seed), initialize_parameters(config, seed)
     for number in range(1, ROUNDS + 1):
         batches = [batch_of(random_words(random, BATCH, held_out)) for _ in range(steps)]
@@ -144,7 +144,7 @@ def rounds(
 
 
 def learn(build: Backend, watched: Sequence[str], held_out: Collection[str], console: Console) -> Forward:
-    """The model after the first round that is good enough, or the last."""
+    """Return the model after the first round that is good enough, or after the last."""
     columns = SpinnerColumn(), BarColumn(), MofNCompleteColumn(), TextColumn("steps"), TimeElapsedColumn()
     says = TextColumn("loss {task.fields[loss]:.4f}, right {task.fields[accuracy]:.1%}")
     with Progress(*columns, says, console=console) as bar:
@@ -158,7 +158,7 @@ def learn(build: Backend, watched: Sequence[str], held_out: Collection[str], con
 
 
 def shown(forward: Forward) -> Table:
-    """Some words, and what greedy decoding makes of them."""
+    """Return some words beside their translations."""
     table = Table("word", "translated", title="Spelled backwards")
     for word, got in zip(SHOWN, translated(forward, SHOWN), strict=True):
         table.add_row(word, got if got == word[::-1] else f"[red]{got}")
@@ -166,8 +166,8 @@ def shown(forward: Forward) -> Table:
 
 
 def main(
-    framework: Annotated[Framework, typer.Option("--backend", help="Who learns.")] = Framework.pytorch,
-    seed: Annotated[int, typer.Option(help="Of the words that are held out.")] = 1,
+    framework: Annotated[Framework, typer.Option("--backend", help="The column to train.")] = Framework.pytorch,
+    seed: Annotated[int, typer.Option(help="Seed of the held-out words.")] = 1,
 ) -> None:
     """Train document 004's transformer to spell words backwards, and judge it by words that it has not seen."""
     console = Console(highlight=False)

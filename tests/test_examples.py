@@ -1,4 +1,4 @@
-"""The examples, in small: both frameworks learn alike, and nobody is judged by what it was trained on."""
+"""The examples, in small: both frameworks train alike, and no held-out word is trained on."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ SMALL = {"max_length": 16, "embed_dim": 24, "num_heads": 3, "num_decoder_layers"
 STEPS = 12
 
 CONTROLS, FURTHER = 3, 16
-"""How many runs of PyTorch start one rounding away, and how many times as far as the furthest of them JAX may be: of 40
-seeds the worst was 7, with XLA's passes off, and this is a little more than twice that."""
+"""Runs of PyTorch that start one rounding away, and the factor on the furthest of them that JAX may reach: of 40 seeds
+the worst was 7, with XLA's passes off, and this is a little more than twice that."""
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def batches(text: str, characters: str, small: TransformerConfig) -> list[dict[s
 
 
 def distance(one: Learned, other: Learned) -> float:
-    """Between the losses, where it is largest."""
+    """Return the largest distance between the losses."""
     return float(np.abs(one.losses - other.losses).max())
 
 
@@ -112,7 +112,7 @@ def test_the_character_model_runs_and_plots(
 
 
 class Recorder:
-    """A backend that learns nothing, keeps what it was trained on, and answers with `answer`, or with nothing."""
+    """A backend that learns nothing and keeps its batches; it translates perfectly if `answer`, else not at all."""
 
     def __init__(self, answer: bool = False) -> None:
         self.batches: list[Mapping[str, Any]] = []

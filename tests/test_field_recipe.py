@@ -11,7 +11,6 @@ import re
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
-from typing import get_args
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -95,13 +94,6 @@ def test_a_field_is_documented(field: str) -> None:
     below = body[place + 1]
     documented = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
     assert documented, f"{CONFIG}: {field} has no docstring"
-
-
-@each_field
-def test_a_number_has_a_range(field: str) -> None:
-    if float in (FIELD_TYPES[field], *get_args(FIELD_TYPES[field])):
-        metadata = TransformerConfig.__dataclass_fields__[field].metadata
-        assert "range" in metadata, f"{CONFIG}: define {field} by `number`, with its range"
 
 
 @pytest.fixture(scope="module")

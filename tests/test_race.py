@@ -21,8 +21,9 @@ from benchmarks.race.candidates import CANDIDATES, COMPILED, JAX, NUMPY, TORCH, 
 from benchmarks.race.limits import WORK, Limit
 from benchmarks.race.process import Place, environment
 from benchmarks.race.race import LIMIT_MEMORY, Conditions, Result, fitting, race, run_rounds, shuffled, steps
+from benchmarks.race.report import Report
 from benchmarks.race.standings import standings
-from benchmarks.race.table import as_table
+from benchmarks.race.table import as_table, as_text
 from benchmarks.summary import as_json, as_markdown, summary
 from benchmarks.workloads import DEFAULT, TRAINED, WORKLOADS, Workload, inputs_of, parameters_of
 from rich.console import Console
@@ -336,6 +337,17 @@ def test_a_table_has_every_name_and_figure_whole(width: int, quartiles: bool) ->
     assert "…" not in text
     assert all(each.name in text for each in CANDIDATES if not each.is_limit)
     assert max(map(len, text.splitlines())) <= width
+
+
+def test_failures_are_whole_sentences_below_a_narrow_table() -> None:
+    failed = replace(result("large", TORCH, 1.0), failed="does not fit into memory: " + "it is large, " * 9, seconds={})
+    rows = standings([result("blog-style", TORCH, 0.3123), failed])
+    printed = io.StringIO()
+    Console(file=printed, width=80).print(as_text(Report(rows, {}, ["one: it is missing"], {}), width=80))
+    text = " ".join(printed.getvalue().split())
+    assert "312" in text
+    assert f"large: not timed, {failed.failed.strip()}" in text
+    assert "Missing: 1 one: it is missing" in text
 
 
 def test_a_workload_is_what_its_json_says() -> None:

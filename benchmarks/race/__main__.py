@@ -77,7 +77,7 @@ def in_one_line(result: Result) -> str:
     if result.failed or not result.ready:
         return f"{name}: not timed, {result.failed}"
     held = result.ready["conformity"]
-    agrees = f"agrees ({held['share']:.0%} of the error budget)" if held else "is not compared"
+    agrees = f"agrees ({held['share']:.0%} of the error budget)" if held else "not compared"
     return f"{name}: {agrees}, {result.ready['warm_seconds']:.3g} s"
 
 

@@ -31,11 +31,13 @@ WIDE = 130
 
 
 def as_text(report: Report, width: int) -> Group:
-    """The tables, their legend, and the missing candidates; without quartiles, if `width` has no room for them."""
+    """The tables, the failures, the legend, and the missing candidates; without quartiles, if `width` is too small."""
     quartiles = width >= WIDE
-    parts: list[RenderableType] = [
-        as_table(workload, rows, quartiles=quartiles) for workload, rows in report.by_workload()
-    ]
+    parts: list[RenderableType] = []
+    for workload, rows in report.by_workload():
+        parts.append(as_table(workload, rows, quartiles=quartiles))
+        failed = [row for row in rows if row.failed]
+        parts += [Text(f"{row.candidate.name}: not timed, {row.failed}", style="red") for row in failed]
     parts.append(Text(LEGEND, style="dim"))
     if report.absent:
         parts.append(Text(f"Missing: {len(report.absent)}", style="bold"))
@@ -44,20 +46,19 @@ def as_text(report: Report, width: int) -> Group:
 
 
 def as_table(workload: Workload, rows: Sequence[Standing], *, quartiles: bool) -> Table:
-    """The table of one workload, its kinds one below the other."""
+    """The candidates that were timed on one workload, kind by kind."""
     table = Table(title=title(workload), box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.title_justify = "left"
     table.padding = (0, int(quartiles), 0, 0)
     table.add_column("candidate", no_wrap=True)
     for name in HEADING:
         table.add_column(name if quartiles else name.replace(" ", "\n"), justify="right", no_wrap=quartiles)
-    for kind, of_kind in groupby(rows, lambda row: row.candidate.kinds[0]):
+    timed = [row for row in rows if not row.failed]
+    for kind, of_kind in groupby(timed, lambda row: row.candidate.kinds[0]):
         table.add_row(Text(kind, style="bold"))
         for row in of_kind:
             label = Text(row.candidate.name, style="green" if row.candidate.ours else "")
-            table.add_row(label, *([] if row.failed else cells(row, quartiles=quartiles)))
-            if row.failed:
-                table.add_row(Text(f"    {row.failed}", style="red", overflow="fold"))
+            table.add_row(label, *cells(row, quartiles=quartiles))
         table.add_section()
     return table
 

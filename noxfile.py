@@ -29,7 +29,7 @@ COMPILE_QUICKLY = [
 
 # `tests` has them on, as users do, for models in the usual precisions, and off for all other tests.
 AS_USERS_COMPILE = (
-    "flax and jit and (float32 or bfloat16) and (forward or attention or loss or chunks or gradients_of_a_model)"
+    "flax and jit and (float32 or bfloat16) and (forward or attention or loss or chunks or model_gradients)"
 )
 
 

@@ -40,7 +40,7 @@ def exact(error: float = 0.0, claim: str = "masks.causal") -> Evidence:
 
 
 def broken(share: float = 1e5, note: str = NOTE) -> Evidence:
-    claim = "metamorphic.future_tokens_do_not_matter"
+    claim = "metamorphic.future_tokens_have_no_effect"
     return evidence(share, claim, case="walkthrough", expectation="breaks", note=note)
 
 
@@ -140,7 +140,7 @@ def test_what_should_break_and_does_not_fails() -> None:
     matrix = fold([broken(), broken(0.5), evidence(0.1, broken().claim)])
     assert matrix.verdict == "diverges"
     assert cell(matrix) == "FAILS¹"
-    assert "did not break: metamorphic.future_tokens_do_not_matter (flax float32 eager)" in " ".join(
+    assert "did not break: metamorphic.future_tokens_have_no_effect (flax float32 eager)" in " ".join(
         printed(matrix).split()
     )
 

@@ -105,7 +105,7 @@ def _forget() -> None:
                 forget()
 
 
-def caught(name: str, build: Backend, dtype: str | None = None) -> bool:
+def caught(name: str, build: Backend, dtype: str | None = None, *, in_full: bool = False) -> bool:
     """Whether the claim `name` fails for `build`, by its evidence or by an error; in float32 if it is made in float32.
 
     Uncompiled: what is planted is read anew, and compiled anew it would take a minute.
@@ -113,6 +113,9 @@ def caught(name: str, build: Backend, dtype: str | None = None) -> bool:
     if name == DRAWN:
         return drawn_catches(build)
     claim = all_claims()[name]
+    if in_full:
+        assert claim.full is not None
+        claim = claim.full
     if dtype is None:
         dtype = "float32" if "float32" in claim.dtypes and build.name != "numpy" else claim.dtypes[0]
     try:

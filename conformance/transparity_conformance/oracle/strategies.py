@@ -18,7 +18,7 @@ NOT_DRAWN = {
     "dropout": "dropout.gradients_with_shared_masks",
     "dropout_at": "dropout.gradients_with_shared_masks",
     "bos_id": "generation.greedy",
-    "eos_id": "generation.stops_at_the_end_token",
+    "eos_id": "generation.stops_at_end_token",
 }
 """Fields that a drawn forward pass would not read or could not tell, with the claim that holds each."""
 

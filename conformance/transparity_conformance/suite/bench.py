@@ -68,7 +68,7 @@ class Bench:
     @property
     def fast_cases(self) -> tuple[str, ...]:
         """The presets whose fast path is tried: all; compiled in another way than usual, those that differ most. All of
-        them are tried in that way, too, where there is time (`precision.taps_of_every_preset`)."""
+        them are tried in that way, too, where there is time (`precision.taps_in_every_precision`)."""
         return tuple(PRESETS) if self._usual else ("walkthrough", "notes-lm", "pre-norm")
 
     @property

@@ -25,11 +25,12 @@ def subjects(name: str) -> Iterator[tuple[Subject, bool]]:
 
 
 def cases(name: str) -> Iterator[tuple[Claim, Subject, bool]]:
-    """Every claim with every subject of a backend that it is about, and whether that is quick."""
+    """Every claim, also in full, with every subject of a backend that it is about, and whether it is quick."""
     for subject, quick in subjects(name):
-        for made in all_claims().values():
-            if made.is_about(subject, quick):
-                yield made, subject, quick and subject.dtype in made.quick
+        for each in all_claims().values():
+            for made in (each, each.full):
+                if made and made.is_about(subject, quick):
+                    yield made, subject, quick and subject.dtype in made.quick
 
 
 def not_compared(claim: Claim, bench: Bench) -> str | None:

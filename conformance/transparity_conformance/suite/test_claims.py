@@ -1,4 +1,4 @@
-"""Every claim, made about every subject: the agreement matrix is what comes of it."""
+"""Every claim, made about every subject; the agreement matrix is the result."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from transparity_conformance.oracle.backends import REFERENCE, absent, backend, installed, named
 from transparity_conformance.report.comparison import Subject
 from transparity_conformance.suite.bench import Bench
-from transparity_conformance.suite.claims import Claim
+from transparity_conformance.suite.claims import Claim, all_claims
 from transparity_conformance.suite.collect import cases, make, not_compared
 from transparity_conformance.suite.plugin import Ledger
 
@@ -17,13 +17,17 @@ from transparity_conformance.suite.plugin import Ledger
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if {"claim", "subject"} <= set(metafunc.fixturenames):
         params = [
-            pytest.param(
-                claim, subject, id=f"{claim.name}-{subject}".replace(" ", "-"), marks=[pytest.mark.slow] * (not quick)
-            )
+            pytest.param(claim, subject, id=name_of(claim, subject), marks=[pytest.mark.slow] * (not quick))
             for name in installed()
             for claim, subject, quick in cases(name)
         ]
         metafunc.parametrize(("claim", "subject"), params)
+
+
+def name_of(claim: Claim, subject: Subject) -> str:
+    """`masks.causal-pytorch-float32-eager`, and `generation.greedy-in-full-…` of all its cases."""
+    in_full = claim != all_claims()[claim.name]
+    return f"{claim.name}{'-in-full' * in_full}-{subject}".replace(" ", "-")
 
 
 def test_claim(claim: Claim, subject: Subject, benches: Callable[[Subject], Bench], ledger: Ledger) -> None:

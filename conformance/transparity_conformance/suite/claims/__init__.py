@@ -1,27 +1,28 @@
-"""The claims: what a column is held to, one file a subject.
+"""Claims about backends, one file per subject.
 
-A claim is a function from a bench to evidence. `claim` registers it under its topic (the file) and its name, which says
-what is claimed; the pytest suite makes it about every subject, and so can anybody else.
+A claim is a function from a bench to evidence. `claim` registers it under its topic, which is the name of the file, and
+under its own name. The pytest suite makes it about every subject, and any other program can do the same.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from transparity_conformance.oracle.backends import REFERENCE
 from transparity_conformance.oracle.budgets import EVERY
 from transparity_conformance.report.comparison import Evidence, Subject
-from transparity_conformance.suite.bench import Bench
 
-Check = Callable[[Bench], Iterator[Evidence]]
+Check = Callable[..., Iterator[Evidence]]
+"""From a bench, and from the cases of a claim that is made about a range of them."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What is claimed, and of whom."""
+    """What is claimed, and of which subjects."""
 
     name: str
     says: str
@@ -33,6 +34,8 @@ class Claim:
     """Whether the claim runs whole models, and so is made in every mode, not in the first alone."""
     quick: tuple[str, ...]
     """The dtypes in which the quick suite makes it."""
+    full: Claim | None
+    """The same claim about all of its cases, which the quick suite leaves out; None if they are not many."""
     needs: tuple[str, ...]
     """Packages with the independent implementation that the claim compares with."""
     harness: bool
@@ -58,14 +61,33 @@ def claim(
     quick: tuple[str, ...] = EVERY,
     needs: tuple[str, ...] = (),
     harness: bool = False,
+    cases: tuple[str, ...] = (),
+    all_cases: Iterable[str] = (),
+    all_in: tuple[str, ...] = (),
 ) -> Callable[[Check], Check]:
-    """Register a check as the claim `topic.name`, after its file and its function."""
+    """Register a check as the claim `topic.name`, after its file and its function.
+
+    Args:
+        dtypes: the precisions in which it is made, `quick` those of the quick suite.
+        of_reference: whether the expected values are independent of the reference.
+        compiled: whether it is made in every mode.
+        needs: packages that it compares with.
+        harness: whether it is about single functions or modules.
+        cases: the cases that it is made about, if the check takes any.
+        all_cases: the cases of its full range, in the dtypes `all_in`.
+    """
 
     def register(check: Check) -> Check:
         topic = check.__module__.rpartition(".")[2]
         name = f"{topic}.{check.__name__}"
-        says = (check.__doc__ or "").strip().splitlines()[0]
-        CLAIMS[name] = Claim(name, says, check, dtypes, of_reference, compiled, quick, needs, harness)
+        says = " ".join((check.__doc__ or "").partition("\n\n")[0].split())
+
+        def made(cases: tuple[str, ...], dtypes: tuple[str, ...], quick: tuple[str, ...], full: Claim | None) -> Claim:
+            of_cases = functools.partial(check, cases=cases) if cases else check
+            return Claim(name, says, of_cases, dtypes, of_reference, compiled, quick, full, needs, harness)
+
+        full = made(tuple(all_cases), all_in, (), None) if all_in else None
+        CLAIMS[name] = made(cases, dtypes, quick, full)
         return check
 
     return register

@@ -40,7 +40,7 @@ def drawn() -> tuple[Arrays, np.ndarray]:
 
 @claim(dtypes=("float64", "float32"), harness=True)
 def split_and_merge_heads(bench: Bench) -> Iterator[Evidence]:
-    """Heads are consecutive features, and merging undoes splitting, exactly."""
+    """Heads are consecutive features, and merging exactly undoes splitting."""
     x = np.arange(2 * 3 * 8, dtype=np.float32).reshape(2, 3, 8)
     truth = [[[row[2 * head : 2 * head + 2] for row in sequence] for head in range(4)] for sequence in x]
     record = bench.evidence("attention.split_and_merge_heads", "counted")
@@ -50,11 +50,11 @@ def split_and_merge_heads(bench: Bench) -> Iterator[Evidence]:
 
 
 @claim(harness=True)
-def alone(bench: Bench) -> Iterator[Evidence]:
-    """Attention of drawn queries, keys and values, for every mask value, by the traced and by the fast path."""
+def function(bench: Bench) -> Iterator[Evidence]:
+    """Attention of drawn queries, keys and values agrees for every mask value, on the traced and the fast path."""
     arrays, mask = drawn()
     for hidden in HIDDEN:
-        record = bench.evidence("attention.alone", f"hidden scores {hidden:g}")
+        record = bench.evidence("attention.function", f"hidden scores {hidden:g}")
         named = {"scale": 0.7, "hidden": hidden}
         oracle = function_oracle("attention.attention", arrays | {"mask": mask}, **named)
         result = bench.function("attention.attention")(*arrays.values(), mask, **named)
@@ -89,12 +89,11 @@ def long_cases() -> dict[str, tuple[np.ndarray, Arrays, Oracle]]:
 
 
 @claim(of_reference=True, harness=True)
-def long(bench: Bench) -> Iterator[Evidence]:
-    """So many queries that the fast paths take them in blocks, with all kinds of masks: it is what the explicit path
-    says."""
+def long_sequences(bench: Bench) -> Iterator[Evidence]:
+    """Attention of many queries, which fast paths compute in blocks, agrees with the explicit path for every mask."""
     for name, (mask, arrays, oracle) in long_cases().items():
         result = _attended(bench.function("attention.attention"), mask, arrays)
-        yield bench.evidence("attention.long", name).oracle(oracle, "context", result)
+        yield bench.evidence("attention.long_sequences", name).oracle(oracle, "context", result)
 
 
 def _explicitly(mask: np.ndarray, arrays: Arrays, tap: Tap) -> None:
@@ -108,8 +107,8 @@ def _attended(attention: Callable[..., Any], mask: np.ndarray, arrays: Arrays, *
 
 
 @claim(harness=True)
-def masked_before_and_after_the_scale(bench: Bench) -> Iterator[Evidence]:
-    """A hidden score that is finite weighs in, by as much as the scale that follows the mask leaves of it."""
+def mask_before_and_after_scale(bench: Bench) -> Iterator[Evidence]:
+    """A finite masked score has the weight that its value leaves it, before or after the scale."""
     probe = probes("translation")["mixed"]
     parameters = scoped_parameters(probe.parameters, "encoder.layers.0.self_attention")
     x = np.random.default_rng(1).normal(size=(BATCH, KEYS, probe.config.embed_dim)).astype(np.float32)
@@ -119,7 +118,7 @@ def masked_before_and_after_the_scale(bench: Bench) -> Iterator[Evidence]:
         config = TransformerConfig(**(probe.config.as_dict() | {"mask_value": -2.0, "mask_order": order}))
         oracle = Oracle(functools.partial(_attend, config, mask), parameters | {"x": x})
         result = bench.module("attention.MultiHeadAttention", config, parameters)(x, x, mask)
-        yield bench.evidence("attention.masked_before_and_after_the_scale", order).oracle(oracle, "output", result)
+        yield bench.evidence("attention.mask_before_and_after_scale", order).oracle(oracle, "output", result)
 
 
 def _attend(config: TransformerConfig, mask: np.ndarray, arrays: Arrays, tap: Tap) -> None:
@@ -130,11 +129,11 @@ def _attend(config: TransformerConfig, mask: np.ndarray, arrays: Arrays, tap: Ta
 
 
 @claim(of_reference=True, compiled=True)
-def rows_of_weights_sum_to_one(bench: Bench) -> Iterator[Evidence]:
-    """Every row of attention weights sums to one, in a row that sees nothing, too."""
+def weights_sum_to_one(bench: Bench) -> Iterator[Evidence]:
+    """Every row of attention weights sums to one, also where every key is masked."""
     for case in bench.traced_cases:
         probe = probes(case)["mixed"]
-        record = bench.evidence("attention.rows_of_weights_sum_to_one", case)
+        record = bench.evidence("attention.weights_sum_to_one", case)
         names = [name for name in probe.oracle.expected if name.endswith("weights")]
         sums = Oracle(_sums, {name: probe.oracle.expected[name].astype(np.float32) for name in names})
         for name in names:
@@ -148,13 +147,13 @@ def _sums(arrays: Arrays, tap: Tap) -> None:
 
 
 @claim(of_reference=True, compiled=True)
-def what_is_hidden_weighs_nothing(bench: Bench) -> Iterator[Evidence]:
-    """What a mask hides weighs exactly 0 wherever the row sees anything, unless the mask's value hides nothing."""
+def masked_keys_have_zero_weight(bench: Bench) -> Iterator[Evidence]:
+    """Masked keys have weight exactly 0 in every row with a visible key, unless the mask's value is not exact."""
     for case in bench.traced_cases:
         probe = probes(case)["mixed"]
         breaks = probe.config.mask_value > -1
         note = f"masked scores are replaced by {probe.config.mask_value:g}, which hides nothing" if breaks else ""
-        record = bench.evidence("attention.what_is_hidden_weighs_nothing", case)
+        record = bench.evidence("attention.masked_keys_have_zero_weight", case)
         for name, value in bench.traced(probe).items():
             if name.endswith("weights"):
                 mask = _mask(probe, name)

@@ -51,29 +51,21 @@ def gradients_agree(bench: Bench, claim: str, case: str, ours: Derivatives, para
         yield record.within(name, actual.get(name, np.empty(0)), expected, budget)
 
 
-def _gradients(bench: Bench, claim: str, cases: Iterable[str]) -> Iterator[Evidence]:
+OF_FAMILIES = tuple(case for case, config in CASES.items() if config.head == "logits")
+FEW = ("qwen", "gemma", "t5")
+"""The cases of families where every model is compiled."""
+
+
+@claim(
+    dtypes=WIDE,
+    quick=("float32",),
+    cases=("notes-lm",),
+    all_cases=[*PRESETS, *HARD_TO_REACH, *OF_FAMILIES],
+    all_in=("float64",),
+)
+def model_gradients(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:
+    """The gradient of the loss by every parameter of a model is its derivative by the complex step."""
+    left_out = set(OF_FAMILIES) - set(FEW) if bench.backend.modes[0] != "eager" else ()
     for case in cases:
-        yield from gradients_agree(bench, claim, case, *derivatives(case))
-
-
-@claim(dtypes=WIDE, quick=("float32",))
-def gradients_of_a_model(bench: Bench) -> Iterator[Evidence]:
-    """The gradient of the loss by every parameter of a language model is the derivative by the complex step."""
-    yield from _gradients(bench, "differentiation.gradients_of_a_model", ["notes-lm"])
-
-
-@claim(dtypes=("float64",), quick=())
-def gradients_of_every_preset(bench: Bench) -> Iterator[Evidence]:
-    """The same of every preset, to the last digits, and where parameters are hard to reach.
-
-    That is: models in training that normalise by the batch, and one without decoder layers.
-    """
-    yield from _gradients(bench, "differentiation.gradients_of_every_preset", [*PRESETS, *HARD_TO_REACH])
-
-
-@claim(dtypes=("float64",), quick=())
-def gradients_of_every_case(bench: Bench) -> Iterator[Evidence]:
-    """The same with rotary and relative positions, gates, grouped heads, caps, tied heads and shared embeddings."""
-    cases = [case for case, config in CASES.items() if config.head == "logits"]
-    cases = cases if bench.backend.modes[0] == "eager" else ["qwen", "gemma", "t5"]
-    yield from _gradients(bench, "differentiation.gradients_of_every_case", cases)
+        if case not in left_out:
+            yield from gradients_agree(bench, "differentiation.model_gradients", case, *derivatives(case))

@@ -84,7 +84,7 @@ PRINTED_SHAPES = {
 
 @claim(dtypes=("float32",), of_reference=True, harness=True)
 def einsum(bench: Bench) -> Iterator[Evidence]:
-    """Document 000's einsum examples, to the last number; its first line cannot have printed what stands below it."""
+    """Document 000's einsum examples agree exactly; its first printed line is a mistake of the document."""
     record = bench.evidence("documents.einsum", "document 000")
     run = bench.harness.einsum
     for subscripts in ("ij,jk", "ij,jk->ik"):
@@ -99,14 +99,14 @@ def einsum(bench: Bench) -> Iterator[Evidence]:
 
 @claim(dtypes=("float32",), of_reference=True, harness=True)
 def split_heads(bench: Bench) -> Iterator[Evidence]:
-    """Document 003's `split_heads`, to the last number."""
+    """Document 003's `split_heads` example agrees exactly."""
     result = bench.function("attention.split_heads")(np.array([TOKENS], np.float32), 2)
     yield bench.evidence("documents.split_heads", "document 003").exactly("heads", result, [HEADS])
 
 
 @claim(dtypes=("float32",), of_reference=True, harness=True)
 def masks(bench: Bench) -> Iterator[Evidence]:
-    """The masks that documents 000 and 003 print."""
+    """The masks that documents 000 and 003 print agree exactly."""
     record = bench.evidence("documents.masks", "documents 000 and 003")
     padding = bench.function("masks.padding_mask")(np.array(PADDED), 0)
     yield record.exactly("src_mask", padding, np.array(PADDING)[:, None, None])
@@ -115,7 +115,7 @@ def masks(bench: Bench) -> Iterator[Evidence]:
 
 @claim(dtypes=("float64", "float32"), of_reference=True, harness=True)
 def masked_columns(bench: Bench) -> Iterator[Evidence]:
-    """Document 003's example: with the fifth and the last key hidden, their weights are exactly zero."""
+    """Document 003's example gives the two masked keys weights of exactly zero."""
     random = np.random.default_rng(0)
     query, key = (random.random((2, 1, 10, 5)).astype(np.float32) for _ in range(2))
     mask = np.ones((2, 1, 1, 10), bool)
@@ -140,7 +140,7 @@ def full_size_oracle(case: str) -> tuple[Arrays, Arrays, Oracle]:
 
 @claim(dtypes=("float32",))
 def printed_shapes(bench: Bench) -> Iterator[Evidence]:
-    """The documents' example batches at their full size: the shapes that they print, and the logits."""
+    """The documents' example batches at full size have the printed shapes, and agree in their logits."""
     for case, (_, shape) in PRINTED_SHAPES.items():
         parameters, inputs, oracle = full_size_oracle(case)
         result = as_numbers(bench.forward(preset(case), parameters).logits(**inputs))
@@ -150,8 +150,8 @@ def printed_shapes(bench: Bench) -> Iterator[Evidence]:
 
 
 @claim(dtypes=("float32",), quick=())
-def a_passage_at_full_size(bench: Bench) -> Iterator[Evidence]:
-    """The language models of document 001 at full size on a whole passage: every tap."""
+def full_size_passage(bench: Bench) -> Iterator[Evidence]:
+    """The language models of document 001 at full size agree at every tap of a whole passage."""
     for case in ("notes-lm", "notes-attention"):
         config = preset(case)
         parameters = probe_parameters(config, 12)
@@ -159,7 +159,7 @@ def a_passage_at_full_size(bench: Bench) -> Iterator[Evidence]:
         oracle = forward_oracle(config, parameters, inputs, neighbours=1)
         forward = bench.forward(config, parameters)
         taps = forward(**inputs)
-        record = bench.evidence("documents.a_passage_at_full_size", case)
+        record = bench.evidence("documents.full_size_passage", case)
         for name in oracle.expected:
             yield record.oracle(oracle, name, taps[name])
         yield record.oracle(oracle, "logits by the fast path", forward.logits(**inputs), "logits")

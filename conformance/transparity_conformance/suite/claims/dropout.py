@@ -32,18 +32,8 @@ def dropped(case: str) -> tuple[Derivatives, Arrays]:
     return Derivatives(config, parameters, inputs, masks=masks), parameters
 
 
-def _gradients(bench: Bench, claim: str, cases: Iterable[str]) -> Iterator[Evidence]:
+@claim(dtypes=("float32",), cases=("pre-norm",), all_cases=PRESETS, all_in=("float64",))
+def gradients_with_shared_masks(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:
+    """With shared dropout masks the gradients of the loss are its derivatives by the complex step."""
     for case in cases:
-        yield from gradients_agree(bench, claim, case, *dropped(case))
-
-
-@claim(dtypes=("float32",))
-def gradients_with_shared_masks(bench: Bench) -> Iterator[Evidence]:
-    """With the same masks the gradients of a model that drops everywhere are the derivatives by the complex step."""
-    yield from _gradients(bench, "dropout.gradients_with_shared_masks", ["pre-norm"])
-
-
-@claim(dtypes=("float64",), quick=())
-def gradients_with_shared_masks_of_every_preset(bench: Bench) -> Iterator[Evidence]:
-    """The same wherever each document drops."""
-    yield from _gradients(bench, "dropout.gradients_with_shared_masks_of_every_preset", PRESETS)
+        yield from gradients_agree(bench, "dropout.gradients_with_shared_masks", case, *dropped(case))

@@ -13,7 +13,7 @@ from transparity_conformance.suite.claims import claim
 
 @claim(dtypes=("float32",), of_reference=True, harness=True)
 def sinusoidal(bench: Bench) -> Iterator[Evidence]:
-    """Sines and cosines, interleaved (document 003) or apart, each angle by itself, in float64 for every dtype."""
+    """The table of sines and cosines is the formula's, interleaved or halved, computed in float64 for every dtype."""
     table = bench.function("embeddings.sinusoidal_positions")
     for length, size in ((1, 2), (101, 6), (11, 24)):
         angles = [[position / 10_000 ** (i // 2 * 2 / size) for i in range(size)] for position in range(length)]

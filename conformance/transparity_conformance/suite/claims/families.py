@@ -26,7 +26,7 @@ def mixed(case: str) -> Probe:
 
 @claim(quick=("float32",))
 def taps_and_logits(bench: Bench) -> Iterator[Evidence]:
-    """Every tap, and the fast logits, of a model of each family."""
+    """Every tap and the fast logits of a model of each family agree."""
     for case in CASES if bench.backend.modes[0] == "eager" else FEW:
         probe, record = mixed(case), bench.evidence("families.taps_and_logits", case)
         forward = bench.forward(probe.config, probe.parameters)

@@ -55,25 +55,25 @@ def _about(name: str, pattern: str, says: str) -> None:
 
 
 for _name, _pattern, _says in (
-    ("embedding", r"\w+\.embedding", "Tokens and positions, embedded."),
-    ("query_key_value", r".*attention\.(query|key|value)", "Queries, keys and values of every head."),
-    ("scores", r".*\.scores", "Scores, scaled, before the mask."),
-    ("weights", r".*\.weights", "Attention weights."),
-    ("context", r".*\.context", "What attention gathers, the heads merged."),
-    ("attention_output", r".*attention\.output", "Attention's output."),
-    ("norms", r".*_norm", "What every norm returns."),
-    ("feed_forward", r".*feed_forward\.(hidden|output)", "The feed-forward's hidden features and output."),
-    ("encoder_layers", r"encoder\.layers\.\d+\.output", "What every encoder layer returns."),
-    ("decoder_layers", r"decoder\.layers\.\d+\.output", "What every decoder layer returns."),
-    ("stacks", r"\w+\.output", "What each stack returns."),
-    ("logits", r"logits", "The logits by the traced path."),
+    ("embedding", r"\w+\.embedding", "The embedding of tokens and positions agrees."),
+    ("query_key_value", r".*attention\.(query|key|value)", "Queries, keys and values of every head agree."),
+    ("scores", r".*\.scores", "Scaled scores before the mask agree."),
+    ("weights", r".*\.weights", "Attention weights agree."),
+    ("context", r".*\.context", "The context of all heads, merged, agrees."),
+    ("attention_output", r".*attention\.output", "Attention's output agrees."),
+    ("norms", r".*_norm", "The output of every norm agrees."),
+    ("feed_forward", r".*feed_forward\.(hidden|output)", "The feed-forward's hidden features and output agree."),
+    ("encoder_layers", r"encoder\.layers\.\d+\.output", "The output of every encoder layer agrees."),
+    ("decoder_layers", r"decoder\.layers\.\d+\.output", "The output of every decoder layer agrees."),
+    ("stacks", r"\w+\.output", "The output of each stack agrees."),
+    ("logits", r"logits", "The logits by the traced path agree."),
 ):
     _about(_name, _pattern, _says)
 
 
 @claim(of_reference=True, compiled=True)
 def fast_logits(bench: Bench) -> Iterator[Evidence]:
-    """The logits by the fast path: fused attention, nothing traced."""
+    """The logits by the fast path agree: fused attention, without taps."""
     for probe in probes_for(bench, bench.fast_cases):
         record = bench.evidence("forward.fast_logits", probe.case)
         yield record.oracle(probe.oracle, f"logits ({probe.name})", bench.logits(probe), "logits")
@@ -81,7 +81,7 @@ def fast_logits(bench: Bench) -> Iterator[Evidence]:
 
 @claim(of_reference=True, compiled=True)
 def taps_are_complete(bench: Bench) -> Iterator[Evidence]:
-    """Every tap of the contract is there and no other, in order, in shape, and in the dtype that was asked for."""
+    """Exactly the contract's taps are there, in order, with their shapes and in the requested dtype."""
     for case in bench.traced_cases:
         probe = probes(case)["mixed"]
         lengths = {name: tokens.shape[1] for name, tokens in probe.inputs.items()}

@@ -43,12 +43,14 @@ def prompted(case: str) -> tuple[TransformerConfig, Arrays, np.ndarray, np.ndarr
     return config, parameters, prompt, source
 
 
-def _greedy(bench: Bench, claim: str, cases: Iterable[str]) -> Iterator[Evidence]:
+@claim(quick=("float64",), cases=("translation",), all_cases=PRESETS, all_in=("float32",))
+def greedy(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:
+    """No other token's float64 logit is larger than the chosen one's by more than rounding (document 004)."""
     for case in cases:
         config, parameters, prompt, source = prompted(case)
         tokens = bench.forward(config, parameters).generate(prompt, NEW, source=source)
         request = Request(case, config, parameters, prompt, NEW, source)
-        record = bench.evidence(claim, case)
+        record = bench.evidence("generation.greedy", case)
         errors, budget = behind(request, tokens, bench.subject.dtype)
         for step, error in enumerate(errors.T):
             yield record.within(f"token {1 + step}", error, np.zeros(ROWS), budget)
@@ -56,20 +58,9 @@ def _greedy(bench: Bench, claim: str, cases: Iterable[str]) -> Iterator[Evidence
         yield record.exactly("padding and length", misplaced(request, tokens) == "", True)
 
 
-@claim(quick=("float64",))
-def greedy(bench: Bench) -> Iterator[Evidence]:
-    """Each token is the likeliest after those before it (document 004): no other's float64 logit is larger by more than
-    rounding."""
-    yield from _greedy(bench, "generation.greedy", ["translation"])
-
-
-@claim(dtypes=("float32",), quick=())
-def greedy_by_every_preset(bench: Bench) -> Iterator[Evidence]:
-    """The same for every preset."""
-    yield from _greedy(bench, "generation.greedy_by_every_preset", PRESETS)
-
-
-def _stops(bench: Bench, claim: str, cases: Iterable[str]) -> Iterator[Evidence]:
+@claim(dtypes=("float64",), cases=("translation",), all_cases=PRESETS, all_in=("float64",))
+def stops_at_end_token(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:
+    """A row ends with `<eos>` and is padded from there; generation ends with its last row (document 004)."""
     for case in cases:
         if PRESETS[case].config.eos_id is not None:
             config, parameters, prompt, source = prompted(case)
@@ -79,38 +70,25 @@ def _stops(bench: Bench, claim: str, cases: Iterable[str]) -> Iterator[Evidence]
                 changed = parameters | {"head.bias": bias.copy()}
                 truth = backend(REFERENCE)(config, changed).generate(prompt, NEW, source=source)
                 tokens = bench.forward(config, changed).generate(prompt, NEW, source=source)
-                record = bench.evidence(claim, case)
+                record = bench.evidence("generation.stops_at_end_token", case)
                 yield record.exactly(f"tokens with {push:g} on <eos>", tokens, truth)
 
 
 @claim(dtypes=("float64",))
-def stops_at_the_end_token(bench: Bench) -> Iterator[Evidence]:
-    """A row ends with `<eos>` and is padded from there; the last row to end, ends generation (document 004)."""
-    yield from _stops(bench, "generation.stops_at_the_end_token", ["translation"])
-
-
-@claim(dtypes=("float64",), quick=())
-def every_preset_stops_at_the_end_token(bench: Bench) -> Iterator[Evidence]:
-    """The same for every preset that has an end token."""
-    yield from _stops(bench, "generation.every_preset_stops_at_the_end_token", PRESETS)
-
-
-@claim(dtypes=("float64",))
-def crops_the_context(bench: Bench) -> Iterator[Evidence]:
-    """A prompt longer than `max_length` goes on as its last `max_length` tokens would (document 001)."""
+def crops_context(bench: Bench) -> Iterator[Evidence]:
+    """A prompt longer than `max_length` is continued as its last `max_length` tokens are (document 001)."""
     config, parameters, _, _ = prompted("notes-lm")
     prompt = np.random.default_rng(3).integers(1, config.vocab_size, (ROWS, config.max_length + 4))
     generate = bench.forward(config, parameters).generate
     whole, end = generate(prompt, 3), generate(prompt[:, -config.max_length :], 3)
-    record = bench.evidence("generation.crops_the_context", "notes-lm")
+    record = bench.evidence("generation.crops_context", "notes-lm")
     yield record.exactly("new tokens", whole[:, -3:], end[:, -3:])
     yield record.exactly("prompt", whole[:, :-3], prompt)
 
 
 @claim(dtypes=WIDE, of_reference=True, harness=True)
 def sampled_tokens(bench: Bench) -> Iterator[Evidence]:
-    """The same logits and the same uniform draws pick the same tokens: the first whose cumulative probability passes
-    the draw."""
+    """The same logits and draws pick the same tokens: the first whose cumulative probability passes the draw."""
     random = np.random.default_rng(4)
     logits, uniforms = (2 * random.normal(size=(500, 13))).astype(np.float32), random.random(500)
     logits[:50, :3] = -np.inf  # no draw picks what has no probability, not even a draw of 0
@@ -130,25 +108,15 @@ def sampled_tokens(bench: Bench) -> Iterator[Evidence]:
     yield record.exactly("the first of equals", bench.function("generation.greedy_tokens")(ties), [1, 0])
 
 
-def _sampling(bench: Bench, claim: str, cases: Iterable[str]) -> Iterator[Evidence]:
+@claim(dtypes=("float64",), cases=("notes-lm",), all_cases=PRESETS, all_in=("float64",))
+def sampling(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:
+    """A text sampled with shared draws is the same, token for token (document 001)."""
     for case in cases:
         config, parameters, prompt, source = prompted(case)
         uniforms = np.random.default_rng(5).random((ROWS, NEW))
         truth = backend(REFERENCE)(config, parameters).generate(prompt, NEW, source=source, uniforms=uniforms)
         tokens = bench.forward(config, parameters).generate(prompt, NEW, source=source, uniforms=uniforms)
-        yield bench.evidence(claim, case).exactly("tokens", tokens, truth)
-
-
-@claim(dtypes=("float64",))
-def sampling(bench: Bench) -> Iterator[Evidence]:
-    """A whole text sampled with shared draws is the same, token for token (document 001)."""
-    yield from _sampling(bench, "generation.sampling", ["notes-lm"])
-
-
-@claim(dtypes=("float64",), quick=())
-def sampling_by_every_preset(bench: Bench) -> Iterator[Evidence]:
-    """The same for every preset."""
-    yield from _sampling(bench, "generation.sampling_by_every_preset", PRESETS)
+        yield bench.evidence("generation.sampling", case).exactly("tokens", tokens, truth)
 
 
 SAMPLINGS = {
@@ -176,7 +144,7 @@ def _drawable(row: list[float], sampling: Sampling) -> list[float]:
 
 @claim(dtypes=WIDE, of_reference=True, harness=True)
 def drawable(bench: Bench) -> Iterator[Evidence]:
-    """What temperature, top-k and top-p leave of the logits, in this order; of equals the lower token stays."""
+    """Temperature, top-k and top-p filter the logits in this order; of equal logits the lower token stays."""
     logits = (2 * np.random.default_rng(6).normal(size=(60, 40))).astype(np.float32)
     logits[:9] = np.round(logits[:9])  # ties
     logits[9] = -np.inf
@@ -219,21 +187,20 @@ def _ragged(bench: Bench, claim: str, cases: Iterable[str]) -> Iterator[Evidence
 
 @claim(dtypes=("float64",), of_reference=True, quick=())
 def ragged_prompts(bench: Bench) -> Iterator[Evidence]:
-    """Prompts of different lengths in one batch go on as each would alone, beyond `max_length`, too, wherever the mask
-    hides what fills a row up."""
+    """Prompts of different lengths in one batch are continued as each is alone, also beyond `max_length`."""
     yield from _ragged(bench, "generation.ragged_prompts", WAYS)
 
 
 @claim(dtypes=("float64",), quick=())
-def sampling_by_every_option(bench: Bench) -> Iterator[Evidence]:
-    """A text sampled with shared draws is the same with temperature, top-k and top-p."""
+def sampling_options(bench: Bench) -> Iterator[Evidence]:
+    """A text sampled with shared draws is the same under every temperature, top-k and top-p."""
     config, parameters, prompt, source = prompted("translation")
     uniforms = np.random.default_rng(5).random((ROWS, NEW))
     for name, sampling in SAMPLINGS.items():
         given: dict[str, Any] = {"source": source, "uniforms": uniforms, "sampling": sampling}
         truth = backend(REFERENCE)(config, parameters).generate(prompt, NEW, **given)
         tokens = bench.forward(config, parameters).generate(prompt, NEW, **given)
-        yield bench.evidence("generation.sampling_by_every_option", name).exactly("tokens", tokens, truth)
+        yield bench.evidence("generation.sampling_options", name).exactly("tokens", tokens, truth)
 
 
 def _beams(bench: Bench, claim: str, cases: Iterable[str], ending: float = 0.0) -> Iterator[Evidence]:
@@ -258,20 +225,20 @@ def _beams(bench: Bench, claim: str, cases: Iterable[str], ending: float = 0.0) 
 
 @claim(dtypes=("float64",), quick=())
 def beam_search(bench: Bench) -> Iterator[Evidence]:
-    """The best continuation that a few beams find is the same, token for token, and so is its score."""
+    """Beam search finds the same continuation, token for token, with the same score."""
     yield from _beams(bench, "generation.beam_search", WAYS)
     for ending in ENDINGS:
         yield from _beams(bench, "generation.beam_search", ["translation"], ending)
 
 
 @claim(dtypes=("float64",), of_reference=True, quick=())
-def the_first_of_equal_beams(bench: Bench) -> Iterator[Evidence]:
-    """Where every second token is equally likely and the others less so, beams go on with the first."""
+def ties_between_beams(bench: Bench) -> Iterator[Evidence]:
+    """Of equally likely tokens, beam search continues with the first."""
     config, _, prompt, _ = prompted("notes-lm")
     config = config.resized(target_vocab_size=200)  # so many are not sorted by insertion, which keeps their order
     parameters = probe_parameters(config, 7)
     parameters["head.weight"][:] = 0
     parameters["head.bias"][:] = -(np.arange(config.vocab_size) % 2)
     tokens, _ = bench.forward(config, parameters).beam_search(prompt, NEW, 3)
-    record = bench.evidence("generation.the_first_of_equal_beams", "notes-lm")
+    record = bench.evidence("generation.ties_between_beams", "notes-lm")
     yield record.exactly("tokens", tokens[:, 1:], np.zeros((ROWS, NEW)))

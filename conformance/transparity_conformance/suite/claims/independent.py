@@ -118,7 +118,7 @@ def of_reference(*needs: str) -> Callable[[Check], Check]:
 
 @of_reference("torch")
 def torch_multihead_attention(bench: Bench) -> Iterator[Evidence]:
-    """`torch.nn.MultiheadAttention`, its output and every head's weights, with padding and with the future hidden."""
+    """`torch.nn.MultiheadAttention` has the same output and weights, with padding and causal masks."""
     import torch
 
     parameters = part(CONFIG, "encoder.layers.0.self_attention.")
@@ -142,7 +142,7 @@ def torch_multihead_attention(bench: Bench) -> Iterator[Evidence]:
 
 @of_reference("torch")
 def torch_layers(bench: Bench) -> Iterator[Evidence]:
-    """`torch.nn.TransformerEncoderLayer` and `TransformerDecoderLayer`, norms before and behind."""
+    """`torch.nn.TransformerEncoderLayer` and `TransformerDecoderLayer` agree, with norms before and after."""
     for position in ("post", "pre"):
         config = dataclasses.replace(CONFIG, norm_position=position)
         x, memory, mask = activations(QUERIES, 3), activations(KEYS, 4), padding(QUERIES)
@@ -166,7 +166,7 @@ def torch_layers(bench: Bench) -> Iterator[Evidence]:
 
 @of_reference("torch")
 def torch_layer_norm(bench: Bench) -> Iterator[Evidence]:
-    """`torch.nn.LayerNorm`, on ordinary and on tiny activations."""
+    """`torch.nn.LayerNorm` agrees on ordinary and on tiny activations."""
     import torch
 
     parameters = part(CONFIG, "encoder.layers.0.self_attention_norm.")
@@ -180,8 +180,7 @@ def torch_layer_norm(bench: Bench) -> Iterator[Evidence]:
 
 @of_reference("torch")
 def torch_batch_norm(bench: Bench) -> Iterator[Evidence]:
-    """`torch.nn.BatchNorm1d` over several training batches and in evaluation; its running variance is over n − 1, the
-    document's over n, and the two differ by exactly that."""
+    """`torch.nn.BatchNorm1d` agrees in training and evaluation, but for its running variance, which is over n − 1."""
     import torch
 
     config = dataclasses.replace(CONFIG, norm="batch")
@@ -221,7 +220,7 @@ def torch_batch_norm(bench: Bench) -> Iterator[Evidence]:
 
 @of_reference("torch")
 def torch_cross_entropy(bench: Bench) -> Iterator[Evidence]:
-    """`torch.nn.functional.cross_entropy`, padding ignored."""
+    """`torch.nn.functional.cross_entropy` agrees, padding ignored."""
     from torch.nn import functional
 
     random = np.random.default_rng(11)
@@ -233,7 +232,7 @@ def torch_cross_entropy(bench: Bench) -> Iterator[Evidence]:
 
 @of_reference("flax", "jax")
 def flax_multi_head_attention(bench: Bench) -> Iterator[Evidence]:
-    """`flax.nnx.MultiHeadAttention`, which takes its softmax in float32: held to the budget of that."""
+    """`flax.nnx.MultiHeadAttention` agrees within float32's budget, in which it takes its softmax."""
     import jax
     import jax.numpy as jnp
     from flax import nnx
@@ -260,7 +259,7 @@ def flax_multi_head_attention(bench: Bench) -> Iterator[Evidence]:
 
 @of_reference("jax")
 def jax_dot_product_attention(bench: Bench) -> Iterator[Evidence]:
-    """`jax.nn.dot_product_attention`, which takes its softmax in float32: held to the budget of that."""
+    """`jax.nn.dot_product_attention` agrees within float32's budget, in which it takes its softmax."""
     import jax
     import jax.numpy as jnp
 

@@ -62,17 +62,17 @@ def _masks(queries: int, keys: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @claim(harness=True)
-def encoder_alone(bench: Bench) -> Iterator[Evidence]:
-    """One encoder layer."""
+def encoder_layer(bench: Bench) -> Iterator[Evidence]:
+    """One encoder layer agrees."""
     for case, preset in PRESETS.items():
         if preset.config.has_encoder:
             _, padding = _masks(KEYS, KEYS)
-            yield from part_agrees(bench, "layers.encoder_alone", case, "layers.EncoderLayer", "", [padding])
+            yield from part_agrees(bench, "layers.encoder_layer", case, "layers.EncoderLayer", "", [padding])
 
 
 @claim(harness=True)
-def decoder_alone(bench: Bench) -> Iterator[Evidence]:
-    """One decoder layer, with a memory where it has one."""
+def decoder_layer(bench: Bench) -> Iterator[Evidence]:
+    """One decoder layer agrees, with and without a memory."""
     for case, preset in PRESETS.items():
         length = QUERIES if preset.config.has_encoder else KEYS
         causal, memory_mask = _masks(length, KEYS)
@@ -81,4 +81,4 @@ def decoder_alone(bench: Bench) -> Iterator[Evidence]:
             embed_dim = probes(case)["mixed"].config.embed_dim
             memory = np.random.default_rng(2).normal(size=(BATCH, KEYS, embed_dim)).astype(np.float32)
             others += [memory, memory_mask]
-        yield from part_agrees(bench, "layers.decoder_alone", case, "layers.DecoderLayer", "", others)
+        yield from part_agrees(bench, "layers.decoder_layer", case, "layers.DecoderLayer", "", others)

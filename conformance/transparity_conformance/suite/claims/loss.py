@@ -18,7 +18,7 @@ from transparity_numpy.harness import function as reference_function
 
 @claim(dtypes=EVERY, of_reference=True, harness=True)
 def cross_entropy(bench: Bench) -> Iterator[Evidence]:
-    """The mean of −log softmax at the targets, written out as a sum; padded targets do not count."""
+    """The loss is the mean of −log softmax at the targets that are not padding, as written out."""
     random = np.random.default_rng(0)
     logits = (3 * random.normal(size=(3, 4, 7))).astype(np.float32)
     targets = np.array([[1, 2, 0, 0], [3, 4, 5, 6], [0, 1, 0, 2]])
@@ -44,8 +44,8 @@ def cross_entropy(bench: Bench) -> Iterator[Evidence]:
 
 
 @claim(dtypes=EVERY, of_reference=True, harness=True)
-def smoothed(bench: Bench) -> Iterator[Evidence]:
-    """With a share of each target spread over the vocabulary: written out as a sum, padded targets not counted."""
+def label_smoothing(bench: Bench) -> Iterator[Evidence]:
+    """The loss with label smoothing is the sum over the vocabulary, as written out, padding ignored."""
     random = np.random.default_rng(1)
     logits = (3 * random.normal(size=(3, 4, 7))).astype(np.float32)
     targets = np.array([[1, 2, 0, 0], [3, 4, 5, 6], [0, 1, 0, 2]])
@@ -59,13 +59,13 @@ def smoothed(bench: Bench) -> Iterator[Evidence]:
         oracle = function_oracle("loss.cross_entropy", {"logits": logits, "targets": targets}, **named)
         result = bench.function("loss.cross_entropy")(logits, targets, **named)
         budget = oracle.budget("result", bench.subject.dtype)
-        record = bench.evidence("loss.smoothed", f"label_smoothing {share}")
+        record = bench.evidence("loss.label_smoothing", f"label_smoothing {share}")
         yield record.within("loss", result, sum(surprises) / len(surprises), budget)
 
 
 @claim(compiled=True)
-def of_the_model(bench: Bench) -> Iterator[Evidence]:
-    """The loss of a model, on padded targets."""
+def model_loss(bench: Bench) -> Iterator[Evidence]:
+    """The loss of a model on padded targets agrees."""
     for case in bench.fast_cases:
         probe = probes(case)["mixed"]
         targets = np.roll(probe.inputs[probe.config.input_names[-1]], -1, axis=1)
@@ -75,4 +75,4 @@ def of_the_model(bench: Bench) -> Iterator[Evidence]:
         # A mean of differences of logits is no further off than two logits are.
         budget = 2 * logits.budget("logits", bench.subject.dtype)
         result = bench.forward(probe.config, probe.parameters).loss(targets, **probe.inputs)
-        yield bench.evidence("loss.of_the_model", case).within("loss", result, expected, budget)
+        yield bench.evidence("loss.model_loss", case).within("loss", result, expected, budget)

@@ -15,7 +15,7 @@ TOKENS = np.array([[5, 0, 7, 0], [0, 3, 0, 0], [0, 0, 0, 0], [1, 2, 3, 4]])
 
 @claim(dtypes=("float32",), of_reference=True, harness=True)
 def causal(bench: Bench) -> Iterator[Evidence]:
-    """Position t sees 0 … t and nothing after."""
+    """Position t sees positions 0 to t and none after it."""
     causal_mask = bench.function("masks.causal_mask")
     for length in (1, 2, 7):
         truth = [[key <= query for key in range(length)] for query in range(length)]
@@ -24,7 +24,7 @@ def causal(bench: Bench) -> Iterator[Evidence]:
 
 @claim(dtypes=("float32",), of_reference=True, harness=True)
 def padding(bench: Bench) -> Iterator[Evidence]:
-    """Exactly the padding is hidden, wherever it stands; without a padding token, nothing."""
+    """Exactly the padding is masked, wherever it is; without a padding token, nothing is."""
     padding_mask = bench.function("masks.padding_mask")
     for pad_id in (0, 3, None):
         truth = [[[[token != pad_id for token in row]]] for row in TOKENS.tolist()]
@@ -33,7 +33,7 @@ def padding(bench: Bench) -> Iterator[Evidence]:
 
 @claim(dtypes=("float32",), of_reference=True, harness=True)
 def target(bench: Bench) -> Iterator[Evidence]:
-    """A decoder sees no future, and with `causal-and-padding` no padding either."""
+    """A decoder sees no future token and, with `causal-and-padding`, no padding."""
     target_mask = bench.function("masks.target_mask")
     past = [[key <= query for key in range(4)] for query in range(4)]
     both = [[[[past[q][k] and row[k] != 0 for k in range(4)] for q in range(4)]] for row in TOKENS.tolist()]

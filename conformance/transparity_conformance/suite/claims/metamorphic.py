@@ -39,8 +39,8 @@ def decoder_input(config: TransformerConfig) -> str:
 
 
 @claim(dtypes=WIDE, of_reference=True, compiled=True)
-def future_tokens_do_not_matter(bench: Bench) -> Iterator[Evidence]:
-    """A token flipped at any position changes nothing before it (and something at it)."""
+def future_tokens_have_no_effect(bench: Bench) -> Iterator[Evidence]:
+    """Changing a token at any position changes its own output and nothing before it."""
     for case in bench.fast_cases:
         probe = probes(case)["mixed"]
         config, name = probe.config, decoder_input(probe.config)
@@ -51,7 +51,7 @@ def future_tokens_do_not_matter(bench: Bench) -> Iterator[Evidence]:
             inputs[name][row, position] = inputs[name][row, position] % (config.vocab_size - 1) + 1
         result = logits(bench, probe, inputs)
         expectation, note = expected_of(config)
-        record = bench.evidence("metamorphic.future_tokens_do_not_matter", case)
+        record = bench.evidence("metamorphic.future_tokens_have_no_effect", case)
         for row, position in enumerate(flipped, 1):
             if position:
                 before, base = result[row, :position], result[0, :position]
@@ -62,8 +62,8 @@ def future_tokens_do_not_matter(bench: Bench) -> Iterator[Evidence]:
 
 
 @claim(dtypes=WIDE, of_reference=True, compiled=True)
-def the_content_of_padding_does_not_matter(bench: Bench) -> Iterator[Evidence]:
-    """Another embedding for the padding token changes nothing at real tokens."""
+def padding_content_has_no_effect(bench: Bench) -> Iterator[Evidence]:
+    """Another embedding of the padding token changes nothing at other tokens."""
     for case in bench.fast_cases:
         probe = probes(case)["mixed"]
         config, inputs = probe.config, dict(probe.inputs)
@@ -80,13 +80,13 @@ def the_content_of_padding_does_not_matter(bench: Bench) -> Iterator[Evidence]:
             real &= (inputs["source"] != config.pad_id).any(1, keepdims=True)
         base, other = logits(bench, probe, inputs), logits(bench, probe, inputs, parameters)
         expectation, note = expected_of(config)
-        record = bench.evidence("metamorphic.the_content_of_padding_does_not_matter", case)
+        record = bench.evidence("metamorphic.padding_content_has_no_effect", case)
         yield record.within("logits of real tokens", other[real], base[real], budget(bench, probe), expectation, note)
 
 
 @claim(dtypes=("float64",), of_reference=True)
-def the_amount_of_padding_does_not_matter(bench: Bench) -> Iterator[Evidence]:
-    """Padding added on the right changes nothing at real tokens."""
+def padding_length_has_no_effect(bench: Bench) -> Iterator[Evidence]:
+    """Padding added on the right changes nothing at other tokens."""
     for case in PRESETS:
         probe = probes(case)["text"]
         config, longest = probe.config, probe.config.max_length
@@ -97,55 +97,55 @@ def the_amount_of_padding_does_not_matter(bench: Bench) -> Iterator[Evidence]:
         length = probe.inputs[decoder_input(config)].shape[1]
         base, other = logits(bench, probe, probe.inputs), logits(bench, probe, padded)[:, :length]
         expectation, note = expected_of(config)
-        record = bench.evidence("metamorphic.the_amount_of_padding_does_not_matter", case)
+        record = bench.evidence("metamorphic.padding_length_has_no_effect", case)
         yield record.within("logits of real tokens", other, base, budget(bench, probe), expectation, note)
 
 
 @claim(dtypes=("float64",), of_reference=True)
-def a_row_alone_equals_the_row_in_its_batch(bench: Bench) -> Iterator[Evidence]:
-    """No row knows of the others."""
+def rows_are_independent(bench: Bench) -> Iterator[Evidence]:
+    """A row alone has the output that it has in its batch."""
     for case in PRESETS:
         probe = probes(case)["mixed"]
         whole = logits(bench, probe, probe.inputs)
-        record = bench.evidence("metamorphic.a_row_alone_equals_the_row_in_its_batch", case)
+        record = bench.evidence("metamorphic.rows_are_independent", case)
         for row in (0, 1, 5):
             alone = logits(bench, probe, {name: tokens[row : row + 1] for name, tokens in probe.inputs.items()})
             yield record.within(f"logits of row {row}", alone, whole[row : row + 1], budget(bench, probe))
 
 
 @claim(dtypes=WIDE, of_reference=True, compiled=True)
-def permuting_the_batch_permutes_the_output(bench: Bench) -> Iterator[Evidence]:
-    """The order of the rows is theirs alone."""
+def batch_order_permutes_output(bench: Bench) -> Iterator[Evidence]:
+    """Permuting the rows of a batch permutes the output."""
     for case in bench.fast_cases:
         probe = probes(case)["mixed"]
         base = logits(bench, probe, probe.inputs)
         order = np.random.default_rng(8).permutation(len(base))
         other = logits(bench, probe, {name: tokens[order] for name, tokens in probe.inputs.items()})
-        record = bench.evidence("metamorphic.permuting_the_batch_permutes_the_output", case)
+        record = bench.evidence("metamorphic.batch_order_permutes_output", case)
         yield record.within("logits", other, base[order], budget(bench, probe))
 
 
 @claim(dtypes=EVERY, of_reference=True, compiled=True)
-def two_runs_are_bitwise_equal(bench: Bench) -> Iterator[Evidence]:
-    """Nothing is drawn, nothing is left over from the last run or from another model of the same configuration."""
+def runs_are_bitwise_equal(bench: Bench) -> Iterator[Evidence]:
+    """Two runs are equal to the bit, whatever ran between them."""
     for case in bench.fast_cases:
         probe = probes(case)["mixed"]
         first = logits(bench, probe, probe.inputs)
         other = {name: value[::-1].copy() for name, value in probe.parameters.items()}
         logits(bench, probe, probes(case)["text"].inputs, other)
-        record = bench.evidence("metamorphic.two_runs_are_bitwise_equal", case)
+        record = bench.evidence("metamorphic.runs_are_bitwise_equal", case)
         yield record.exactly("logits", logits(bench, probe, probe.inputs), first)
 
 
 @claim(dtypes=EVERY, of_reference=True, compiled=True)
-def a_source_wholly_padded_is_no_accident(bench: Bench) -> Iterator[Evidence]:
-    """Rows that see nothing stay finite: attention weighs all their keys alike."""
+def fully_padded_source_is_finite(bench: Bench) -> Iterator[Evidence]:
+    """Rows whose keys are all masked stay finite: attention weighs all keys equally."""
     for case in bench.traced_cases:
         probe = probes(case)["mixed"]
         if probe.config.has_encoder:
             (row,) = np.flatnonzero((probe.inputs["source"] == probe.config.pad_id).all(1))
             taps = bench.traced(probe)
-            record = bench.evidence("metamorphic.a_source_wholly_padded_is_no_accident", case)
+            record = bench.evidence("metamorphic.fully_padded_source_is_finite", case)
             finite = bool(np.isfinite(as_numbers(taps["logits"])[row].astype(np.float64)).all())
             yield record.exactly("finite logits", finite, True)
             if expected_of(probe.config)[0] == "holds":
@@ -156,8 +156,8 @@ def a_source_wholly_padded_is_no_accident(bench: Bench) -> Iterator[Evidence]:
 
 
 @claim(dtypes=("float64",), of_reference=True)
-def without_a_padding_token_nothing_is_padding(bench: Bench) -> Iterator[Evidence]:
-    """With no `pad_id`, token 0 is a token like any other."""
+def no_padding_without_pad_id(bench: Bench) -> Iterator[Evidence]:
+    """Without a `pad_id`, token 0 is a token like any other."""
     for case in PRESETS:
         probe = probes(case)["text"]
         config = dataclasses.replace(probe.config, pad_id=None)
@@ -170,5 +170,5 @@ def without_a_padding_token_nothing_is_padding(bench: Bench) -> Iterator[Evidenc
             parameters[name] = value[[3, 1, 2, 0, *range(4, len(value))]] if table else value
         base = as_numbers(bench.forward(config, dict(probe.parameters)).logits(**probe.inputs))
         other = as_numbers(bench.forward(config, parameters).logits(**swapped))
-        record = bench.evidence("metamorphic.without_a_padding_token_nothing_is_padding", case)
+        record = bench.evidence("metamorphic.no_padding_without_pad_id", case)
         yield record.within("logits with tokens 0 and 3 exchanged", other, base, budget(bench, probe))

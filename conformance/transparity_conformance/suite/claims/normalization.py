@@ -43,19 +43,19 @@ def at_every_spread(bench: Bench, claim: str, function: str) -> Iterator[Evidenc
 
 @claim(harness=True)
 def layer(bench: Bench) -> Iterator[Evidence]:
-    """LayerNorm, its variance over n and its eps inside the root."""
+    """LayerNorm divides by the variance over n, with eps inside the root."""
     yield from at_every_spread(bench, "normalization.layer", "normalization.layer_norm")
 
 
 @claim(harness=True)
 def layer_unbiased(bench: Bench) -> Iterator[Evidence]:
-    """Document 003's norm, its deviation over n − 1 and its eps outside the root."""
+    """Document 003's norm divides by the deviation over n − 1, with eps outside the root."""
     yield from at_every_spread(bench, "normalization.layer_unbiased", "normalization.layer_norm_unbiased")
 
 
 @claim(harness=True)
 def batch_evaluation(bench: Bench) -> Iterator[Evidence]:
-    """BatchNorm by running statistics."""
+    """BatchNorm in evaluation uses its running statistics."""
     for spread in (1.0, 1e-3):
         arrays = drawn(1) | {"mean": np.full(EMBED_DIM, 0.4, np.float32)}
         arrays["variance"] = np.linspace(spread**2, 2 * spread**2, EMBED_DIM).astype(np.float32)
@@ -66,7 +66,7 @@ def batch_evaluation(bench: Bench) -> Iterator[Evidence]:
 
 @claim(harness=True)
 def batch_statistics(bench: Bench) -> Iterator[Evidence]:
-    """The mean and the variance over n, by feature, over the batch and the positions."""
+    """Batch statistics are the mean and the variance over n of each feature, over batch and positions."""
     arrays = {"x": drawn(2)["x"]}
     oracle = function_oracle("normalization.batch_statistics", arrays)
     for name, value in each(bench.function("normalization.batch_statistics")(*arrays.values())):
@@ -75,7 +75,7 @@ def batch_statistics(bench: Bench) -> Iterator[Evidence]:
 
 @claim(harness=True)
 def batch_training(bench: Bench) -> Iterator[Evidence]:
-    """BatchNorm by running statistics before it is trained, then by the batch, and those after each of several."""
+    """BatchNorm in training normalises by the batch and updates its running statistics."""
     config = preset("translation").resized(embed_dim=EMBED_DIM)
     config = type(config)(**(config.as_dict() | {"norm": "batch"}))
     parameters = scoped_parameters(probe_parameters(config, 6), "encoder.layers.0.self_attention_norm")
@@ -104,8 +104,8 @@ def batch_training(bench: Bench) -> Iterator[Evidence]:
 
 
 @claim(dtypes=WIDE, harness=True)
-def batch_training_of_a_model(bench: Bench) -> Iterator[Evidence]:
-    """A whole model in training: every tap, and the running statistics of every norm after two batches."""
+def model_in_training(bench: Bench) -> Iterator[Evidence]:
+    """A whole model in training agrees at every tap, and in the running statistics after two batches."""
     for norm_position in ("pre", "post"):
         config = preset("translation").resized()
         changes = {"norm": "batch", "norm_position": norm_position, "final_norm": True, "memory_norm": True}
@@ -114,7 +114,7 @@ def batch_training_of_a_model(bench: Bench) -> Iterator[Evidence]:
         parameters, batches = probe_parameters(config, 6), [mixed_inputs(config, seed) for seed in (0, 1)]
         oracle = Oracle(functools.partial(_train, config, batches), parameters)
         model = bench.module("transformer.Transformer", config, parameters)
-        record = bench.evidence("normalization.batch_training_of_a_model", f"{norm_position}-norm")
+        record = bench.evidence("normalization.model_in_training", f"{norm_position}-norm")
         actual = dict(_trained(model, batches))
         for name in oracle.expected:
             yield record.oracle(oracle, name, actual.get(name, np.empty(0)))

@@ -54,23 +54,14 @@ def oracle_of(case: str) -> Oracle:
     return training_oracle(config, probe_parameters(config, 6), batches(config), training)
 
 
-def _steps(bench: Bench, claim: str, cases: Iterable[str]) -> Iterator[Evidence]:
+@claim(dtypes=WIDE, quick=("float32",), cases=("adamw, clipped and warmed up",), all_cases=CASES, all_in=WIDE)
+def ten_steps(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:
+    """Ten steps of an optimizer have the losses, and end at the parameters, of the reference's steps."""
     for case in cases:
-        (config, training), oracle, record = CASES[case], oracle_of(case), bench.evidence(claim, case)
+        (config, training), oracle = CASES[case], oracle_of(case)
+        record = bench.evidence("optimization.ten_steps", case)
         model = bench.forward(config, probe_parameters(config, 6))
         losses, parameters = model.train(batches(config), training)
         yield record.exactly("every parameter", sorted([*parameters, "losses"]) == sorted(oracle.expected), True)
         for where, actual in {"losses": np.array(losses), **parameters}.items():
             yield record.oracle(oracle, where, actual)
-
-
-@claim(dtypes=WIDE, quick=("float32",))
-def ten_steps(bench: Bench) -> Iterator[Evidence]:
-    """Ten steps of AdamW, clipped and warmed up: the losses, and what the parameters have become."""
-    yield from _steps(bench, "optimization.ten_steps", ["adamw, clipped and warmed up"])
-
-
-@claim(dtypes=WIDE, quick=())
-def ten_steps_of_every_optimizer(bench: Bench) -> Iterator[Evidence]:
-    """The same of SGD, Adam and AdamW, with and without; and of a model that normalises by the batch."""
-    yield from _steps(bench, "optimization.ten_steps_of_every_optimizer", CASES)

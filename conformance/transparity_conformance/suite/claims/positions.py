@@ -21,7 +21,7 @@ FEW_ULPS = RULES["float64"].floor * epsilon("float64")
 
 @claim(dtypes=("float32",), of_reference=True, harness=True)
 def relative_buckets(bench: Bench) -> Iterator[Evidence]:
-    """A bucket of a distance is where T5 puts it, however far, and where it changes at a whole number."""
+    """Every distance is in the bucket of T5's definition, also where a bucket begins at a whole number."""
     bucket_of = bench.function("positions.relative_buckets")
     for buckets, farthest in ((4, 5), (6, 81), (8, 9), (10, 160), (32, 128)):
         distances = np.arange(-3 * farthest, 3 * farthest + 1)
@@ -46,7 +46,7 @@ def _bucket(distance: int, buckets: int, farthest: int, both: bool) -> int:
 
 @claim(dtypes=("float32",), of_reference=True, harness=True)
 def alibi_slopes(bench: Bench) -> Iterator[Evidence]:
-    """The slopes of 1 to 33 heads, as the code of ALiBi's authors has them, in float64 for every dtype."""
+    """The slopes of 1 to 33 heads are those of ALiBi's authors, computed in float64 for every dtype."""
     slopes = bench.function("positions.alibi_slopes")
     for heads in range(1, 34):
         record = bench.evidence("positions.alibi_slopes", f"{heads} heads")
@@ -63,7 +63,7 @@ def _slopes(heads: int) -> list[float]:
 
 @claim(dtypes=("float32",), of_reference=True, harness=True)
 def rotary_frequencies(bench: Bench) -> Iterator[Evidence]:
-    """By how much a step turns each pair, scaled for longer texts or not, in float64 for every dtype."""
+    """The rotary frequencies are the formula's, scaled or not, computed in float64 for every dtype."""
     frequencies = bench.function("positions.rotary_frequencies")
     for name, config in CASES.items():
         if config.positions == "rotary":

@@ -22,7 +22,9 @@ HELD = [
 ]
 
 
-def _held(bench: Bench, claim: str, cases: Iterable[str]) -> Iterator[Evidence]:
+@claim(dtypes=("float32",), quick=("float32",), cases=("notes-lm",), all_cases=PRESETS, all_in=("float32",))
+def low_precision_weights_and_activations(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:
+    """With weights, activations or both in half precision, every tap is within the rounding error of that precision."""
     for case in cases:
         probe = probes(case)["mixed"]
         for weights, activations in HELD:
@@ -32,7 +34,7 @@ def _held(bench: Bench, claim: str, cases: Iterable[str]) -> Iterator[Evidence]:
             forward = bench.forward(probe.config, probe.parameters, weights=weights, activations=activations)
             dtype = f"{bench.subject.dtype}:{activations}" if activations else bench.subject.dtype
             taps, what = forward(**probe.inputs), f"weights {weights}, activations {activations}"
-            record = bench.evidence(claim, f"{case}: {what}")
+            record = bench.evidence("precision.low_precision_weights_and_activations", f"{case}: {what}")
             for name, expected in oracle.expected.items():
                 yield record.within(name, taps.get(name, np.empty(0)), expected, oracle.budget(name, dtype))
             logits = forward.logits(**probe.inputs)
@@ -40,24 +42,11 @@ def _held(bench: Bench, claim: str, cases: Iterable[str]) -> Iterator[Evidence]:
             yield record.within("logits by the fast path", logits, oracle.expected["logits"], budget)
 
 
-@claim(dtypes=("float32",), quick=("float32",))
-def of_weights_and_activations(bench: Bench) -> Iterator[Evidence]:
-    """With weights, activations or both held in half precision, every tap is within what rounding at it explains."""
-    yield from _held(bench, "precision.of_weights_and_activations", ["notes-lm"])
-
-
-@claim(dtypes=("float32",), quick=())
-def of_every_preset(bench: Bench) -> Iterator[Evidence]:
-    """The same of every preset."""
-    yield from _held(bench, "precision.of_every_preset", PRESETS)
-
-
 @claim(dtypes=EVERY, quick=())
-def taps_of_every_preset(bench: Bench) -> Iterator[Evidence]:
-    """In every precision that is computed in, every tap and the logits of every preset; the quick claims about them go
-    by one preset where XLA compiles each precision anew."""
+def taps_in_every_precision(bench: Bench) -> Iterator[Evidence]:
+    """Every tap and the logits of every preset agree in every precision."""
     for probe in probes_for(bench, PRESETS):
-        record, taps = bench.evidence("precision.taps_of_every_preset", probe.case), bench.traced(probe)
+        record, taps = bench.evidence("precision.taps_in_every_precision", probe.case), bench.traced(probe)
         for name in probe.oracle.expected:
             yield record.oracle(probe.oracle, f"{name} ({probe.name})", taps.get(name, np.empty(0)), name)
         logits = bench.logits(probe)
@@ -66,7 +55,7 @@ def taps_of_every_preset(bench: Bench) -> Iterator[Evidence]:
 
 @claim(dtypes=("float32",), of_reference=True)
 def activations_are_rounded(bench: Bench) -> Iterator[Evidence]:
-    """What is said to be held in half precision has no more bits than that: rounded once more, it stays as it is."""
+    """Activations in half precision are not changed by rounding them to it once more."""
     probe = probes("notes-lm")["mixed"]
     for half in ("bfloat16", "float16"):
         if half in bench.backend.dtypes:
@@ -78,8 +67,8 @@ def activations_are_rounded(bench: Bench) -> Iterator[Evidence]:
 
 
 @claim(dtypes=("float32",), quick=())
-def the_smallest_numbers(bench: Bench) -> Iterator[Evidence]:
-    """Values below the smallest normal number of float16 are held as whole multiples of its smallest, not as zeros."""
+def subnormal_numbers(bench: Bench) -> Iterator[Evidence]:
+    """Values below float16's smallest normal number are rounded to its subnormal numbers, not to zero."""
     probe = probes("notes-lm")["mixed"]
     least = float(np.finfo(np.float16).smallest_normal)
     parameters = {
@@ -87,6 +76,6 @@ def the_smallest_numbers(bench: Bench) -> Iterator[Evidence]:
     }
     oracle = forward_oracle(probe.config, parameters, probe.inputs)
     taps = bench.forward(probe.config, parameters, activations="float16")(**probe.inputs)
-    record = bench.evidence("precision.the_smallest_numbers", "values near float16's smallest")
+    record = bench.evidence("precision.subnormal_numbers", "values near float16's smallest")
     for name, expected in oracle.expected.items():
         yield record.within(name, taps.get(name, np.empty(0)), expected, oracle.budget(name, "float32:float16"))

@@ -25,7 +25,7 @@ def test_what_is_skipped_makes_no_difference(case: str, monkeypatch: pytest.Monk
     shown = {name: x * (1 + 1e-3 * noise.normal(size=x.shape)) for name, x in probe.oracle.expected.items()}
     coarse = {name: x for name, x in shown.items() if name == "encoder.output" or name.count(".") == 3}
     known = hypotheses(probe.config, taps)
-    doubled = Fault("twice", "twice", "what a layer returns is doubled", onward=lambda run, name, value: 2 * value)
+    doubled = Fault("twice", "twice", "what a layer returns is doubled", downstream=lambda state, name, value: 2 * value)
     handed_on = [Hypothesis(doubled, (name,)) for name in taps if name.count(".") == 3 and name.endswith("output")]
     chosen = [(draw.choice(some), draw.choice(known)) for some in (known, handed_on) for _ in range(40)]
     ends = [draw.choice(taps) for _ in chosen]

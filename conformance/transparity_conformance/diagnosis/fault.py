@@ -1,4 +1,4 @@
-"""TODO."""
+"""A fault: a way to be wrong that can be put into the reference, and the taps at which it is made."""
 
 from __future__ import annotations
 
@@ -12,58 +12,60 @@ from transparity_conformance.oracle.oracle import Arrays
 
 
 @dataclass
-class Run:
-    """One forward pass as a fault sees it: what it runs on, and what has flowed so far."""
+class WalkState:
+    """One forward pass as a fault sees it: the model, its inputs and the activations so far."""
 
     config: TransformerConfig
     parameters: Arrays
     inputs: Arrays
-    seen: Arrays = field(default_factory=dict)
+    activations: Arrays = field(default_factory=dict)
 
 
 Alter = Callable[[TransformerConfig, Arrays, str], Arrays]
+"""From the configuration, the right parameters and a site to the parameters that are wrong."""
 
-
-Patch = Callable[[Run, str, Any], Any]
+Patch = Callable[[WalkState, str, Any], Any]
+"""From the state, a site and the right value there to the wrong value."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A way to be wrong that can be put into the reference; what is None is left right."""
+    """An entry of the catalogue; a change that is None is not made."""
 
     id: str
-    """As the catalogue calls it."""
+    """Its name in reports."""
     variant: str
     """Which of the ways to make it."""
-    says: str
+    description: str
     """What the port seems to do, in words."""
     fields: Mapping[str, Any] | None = None
-    """Fields of the configuration as the port takes them to be."""
+    """Changed fields of the configuration."""
     alter: Alter | None = None
-    """Parameters as the port took them over, for one site."""
+    """Changes the parameters of a site."""
     patch: Patch | None = None
-    """What the port has at a site instead of the right value."""
-    beside: tuple[str, ...] = ()
-    """Further taps of a site's sublayer that are patched with it."""
-    onward: Patch | None = None
-    """What the port goes on with behind a site, while the site itself is right."""
+    """Changes the value at a site."""
+    also_patched: tuple[str, ...] = ()
+    """Further taps of the site's sublayer that `patch` changes."""
+    downstream: Patch | None = None
+    """Changes the value that flows on behind a site, but not the value shown at the site."""
     value: float | None = None
+    """The number in it, if it has one."""
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A fault, and the taps at which it is made."""
+    """A fault and the taps at which it is made."""
 
     fault: Fault
     sites: tuple[str, ...] = ()
 
     @functools.cached_property
     def patched(self) -> frozenset[str]:
-        """The taps at which something else stands than the right value."""
+        """All taps that `fault.patch` changes."""
         if not self.fault.patch:
             return frozenset()
         scopes = (site.rpartition(".")[0] for site in self.sites)
-        return frozenset([*self.sites, *(f"{scope}.{tap}" for scope in scopes for tap in self.fault.beside)])
+        return frozenset([*self.sites, *(f"{scope}.{tap}" for scope in scopes for tap in self.fault.also_patched)])
 
     def __str__(self) -> str:
         return f"{self.fault.id} ({self.fault.variant}) at {', '.join(self.sites) or 'the whole model'}"

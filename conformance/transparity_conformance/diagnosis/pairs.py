@@ -1,6 +1,6 @@
-"""Two faults at once: of all pairs, those whose effects add up to most of what is to be explained.
+"""Pairs of faults: choose those whose effects add up to most of the difference.
 
-With both, left[one] + left[other] − before would be left if the effects were independent.
+If two effects were independent, `left[one] + left[other] − before` would be left with both faults applied.
 """
 
 from __future__ import annotations
@@ -9,35 +9,36 @@ import functools
 
 import numpy as np
 
-PAIRS, SECONDS = 200, 120
-"""So many are tried: what two faults do together is near the sum of what each does, but not the same."""
+PAIRS, PARTNERS = 200, 120
+"""The pairs and the partners of one fault to try: two faults together do nearly, not exactly, the sum of their effects.
+"""
 
 SAMPLE = 4096
-"""Of so many numbers, drawn, the effects are added: those of a large model would not fit into memory."""
+"""Effects are added at this many random elements: those of a large model would not fit into memory."""
 
 
 class Effects:
-    """What single faults, tried one after the other, make of a disagreement."""
+    """The difference that is left with each of a list of single faults."""
 
     def __init__(self, before: np.ndarray) -> None:
-        """`before` is the disagreement without any of them."""
+        """Start with `before`, the difference without any fault."""
         self.shape = before.shape
         self.drawn = np.random.default_rng(0).permutation(before.size)[:SAMPLE]
         self.before = before.ravel()[self.drawn]
         self.left: list[np.ndarray] = []
 
     def add(self, left: np.ndarray) -> None:
-        """What is left with the next one."""
+        """Append the difference that is left with the next fault."""
         self.left.append(left.ravel()[self.drawn] if left.shape == self.shape else np.full(self.before.shape, np.inf))
 
     @functools.cached_property
     def distinct(self) -> list[int]:
-        """The numbers of those that do something of their own."""
+        """The indices of the faults that have a finite effect, one of each effect."""
         first = {left.tobytes(): index for index, left in reversed(list(enumerate(self.left)))}
         return sorted(index for index in first.values() if np.isfinite(self.left[index]).all())
 
     def likely_pairs(self) -> list[tuple[int, int]]:
-        """The likeliest pairs by their numbers."""
+        """The likeliest pairs, by index."""
         if len(self.distinct) < 2:
             return []
         effects = np.stack([self.left[index] for index in self.distinct]) - self.before
@@ -49,8 +50,8 @@ class Effects:
         chosen = zip(*np.unravel_index(best, rest.shape), strict=True)
         return [(self.distinct[one], self.distinct[other]) for one, other in chosen]
 
-    def likely_beside(self, one: int) -> list[int]:
-        """What is likeliest made besides `one`."""
+    def likely_partners(self, one: int) -> list[int]:
+        """The likeliest second faults beside `one`, by index."""
         others = [index for index in self.distinct if index != one]
         rest = [float(np.square(self.left[one] + self.left[other] - self.before).sum()) for other in others]
-        return [others[index] for index in np.argsort(rest)[:SECONDS]]
+        return [others[index] for index in np.argsort(rest)[:PARTNERS]]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.diagnosis.fault import Fault, Hypothesis, Run
+from transparity_conformance.diagnosis.fault import Fault, Hypothesis, WalkState
 from transparity_conformance.diagnosis.faults.residuals_and_activations import rounded_to
 from transparity_conformance.oracle.oracle import Arrays
 
@@ -61,7 +61,7 @@ def products_of(taps: list[str]) -> Iterator[Hypothesis]:
     for name, kind in KINDS.items():
         says = f"rounding of the factors of matrix products to {name}"
         made = Fault(
-            "low-precision", f"{name} products", says, alter=partial(_alter, kind), onward=partial(_onward, kind)
+            "low-precision", f"{name} products", says, alter=partial(_alter, kind), downstream=partial(_onward, kind)
         )
         yield Hypothesis(made, (PARAMETERS, *taps))
 
@@ -81,5 +81,5 @@ def _alter(kind: str, config: TransformerConfig, parameters: Arrays, site: str) 
     return {name: factors(kind, value) for name, value in parameters.items()} if site == PARAMETERS else {}
 
 
-def _onward(kind: str, run: Run, name: str, value: np.ndarray) -> Factors:
+def _onward(kind: str, state: WalkState, name: str, value: np.ndarray) -> Factors:
     return factors(kind, value)

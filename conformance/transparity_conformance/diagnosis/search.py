@@ -1,4 +1,4 @@
-"""The search for what makes a disagreement vanish: single faults, those with a number, and pairs."""
+"""The search for the faults that make a difference vanish: single ones, those with a number, and pairs."""
 
 from __future__ import annotations
 
@@ -10,104 +10,125 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity_conformance.diagnosis.fault import Hypothesis
-from transparity_conformance.diagnosis.fitting import Family, fit, fitted, widest
+from transparity_conformance.diagnosis.fitting import NumericFault, fit, fitted, widest
 from transparity_conformance.diagnosis.pairs import Effects
-from transparity_conformance.diagnosis.segment import Combination, Place, rms
+from transparity_conformance.diagnosis.segment import Combination, Segment, rms
 from transparity_conformance.oracle.probes import Probe
 
 BEAM = 3
-"""For so many of the best single faults a second is looked for, among those that add up with it."""
+"""Partners by added effects are searched for this many of the best single faults."""
 
 WIDE = 8
-"""Beside so many of the best faults that are made wherever they can be, all such are tried: of what is one line of
-code, every layer is wrong."""
+"""Pairs of faults that are each made wherever possible are searched among this many of the best: one wrong line of code
+is wrong in every layer."""
 
 NUMBERS = 4
-"""Beside so many of them those with a number are fitted."""
+"""Faults with a number are fitted beside this many of them."""
 
 ROUNDS = 4
-"""Two numbers are fitted beside each other so many times."""
+"""Two numbers are fitted by turns this many times."""
 
 WALKS = 1500
-"""So many are taken, and at least one for each, to look for a second among all: first beside those that explain a probe
-wholly."""
+"""The budget of walks for partners among all candidates, at least one sweep; faults that explain a probe come first."""
 
 COMMON = ("attention-scale", "causal-missing", "causal-diagonal", "padding-ignored", "weight-transpose", "bias-dropped")
-"""Named first where they explain as well as another."""
+"""Ids that are preferred among faults that explain equally well."""
 
 
 class Search:
-    """What of `candidates` explains the disagreement at `place`, with `known` faults already put in; `screen` is the
-    probe on which they are ranked."""
+    """Search `candidates` for those that explain the difference at `segment`.
 
-    def __init__(self, place: Place, known: Combination, screen: Probe, candidates: list[Hypothesis]) -> None:
-        self.place, self.known, self.screen = place, known, screen
+    Args:
+        known: Faults that are applied already.
+        screen: The probe on which candidates are ranked.
+    """
+
+    def __init__(self, segment: Segment, known: Combination, screen: Probe, candidates: list[Hypothesis]) -> None:
+        self.segment, self.known, self.screen = segment, known, screen
         self.candidates = candidates
 
     def singles(self) -> list[Combination]:
-        """One fault that explains every probe."""
+        """Single faults that explain every probe."""
         return self._survivors(self.screen, self._ranked)
 
     def fitted(self, config: TransformerConfig, sites: list[str]) -> tuple[list[Combination], bool]:
-        """One fault with a number in it, and whether something remains: a number may explain every probe of the size
-        that it was fitted in, and not those of another."""
+        """Single faults with a fitted number, and whether something remains.
+
+        A number may explain every probe of the size that it was fitted on, but not those of another size.
+        """
         found = [(h,) for h in fitted(config, sites, lambda hypothesis: self._left(self.screen, (hypothesis,)))]
-        return self._of_every_size(self._survivors(self.screen, self._by_what_is_left(self.screen, found), self._sized))
+        return self._of_every_size(self._survivors(self.screen, self._by_rest(self.screen, found), self._same_size))
 
     def pairs(self) -> tuple[list[Combination], bool]:
-        """Two faults that explain every probe together, and whether something remains."""
-        likely = self._by_what_is_left(self.screen, self._pairs(self._effects.likely_pairs()))
-        if (found := self._survivors(self.screen, likely)) or not self.place.is_all_there_is:
-            return found, False  # where a port shows its activations, two faults are seldom made in one segment
+        """Pairs of faults that explain every probe, and whether something remains."""
+        likely = self._by_rest(self.screen, self._pairs(self._effects.likely_pairs()))
+        if (found := self._survivors(self.screen, likely)) or not self.segment.is_whole_model:
+            return found, False  # where a port shows its activations, two faults in one segment are rare
+        of_one_size, remains = self._wide_pairs()
+        if of_one_size and not remains:
+            return of_one_size, False
+        best = [*(likely[0] if likely else ()), *self._distinct]
+        if found := self._swept_pairs(best) or self._added_pairs(best):
+            return found, False
+        return of_one_size, True
+
+    def _wide_pairs(self) -> tuple[list[Combination], bool]:
+        """Pairs of faults that are each made wherever possible."""
         of_one_size: list[Combination] = []
         for first in self._wide[:WIDE]:
-            found, remains = self._of_every_size(self._beside(first, self._wide, self._sized))
+            found, remains = self._of_every_size(self._with(first, self._wide, self._same_size))
             if found and not remains:
                 return found, False
             of_one_size = of_one_size or found
-        sweeps = max(1, WALKS // len(self.candidates))
-        wholly = [first for (first,), _ in self._explaining[:sweeps]]
-        best = [*(likely[0] if likely else ()), *self._distinct]
-        for first in wholly + [first for first in best if first not in wholly][: sweeps - len(wholly)]:
-            if found := self._beside(first, self.candidates, self.place.probes):
-                return found, False
-        for first in best[:BEAM]:
-            index = self.candidates.index(first)
-            beside = self._pairs([(index, second) for second in self._effects.likely_beside(index)])
-            if found := self._survivors(self.screen, self._by_what_is_left(self.screen, beside)):
-                return found, False
         return of_one_size, True
 
+    def _swept_pairs(self, best: list[Hypothesis]) -> list[Combination]:
+        """Pairs of a promising fault and any other."""
+        sweeps = max(1, WALKS // len(self.candidates))
+        wholly = [first for (first,), _ in self._explaining[:sweeps]]
+        for first in wholly + [first for first in best if first not in wholly][: sweeps - len(wholly)]:
+            if found := self._with(first, self.candidates, self.segment.probes):
+                return found
+        return []
+
+    def _added_pairs(self, best: list[Hypothesis]) -> list[Combination]:
+        """Pairs of one of the best faults and a partner whose effect adds up to the rest."""
+        for first in best[:BEAM]:
+            index = self.candidates.index(first)
+            pairs = self._pairs([(index, second) for second in self._effects.likely_partners(index)])
+            if found := self._survivors(self.screen, self._by_rest(self.screen, pairs)):
+                return found
+        return []
+
     def pairs_with_a_number(self, config: TransformerConfig, sites: list[str]) -> tuple[list[Combination], bool]:
-        """Two faults of which one has a number in it, or both, each made wherever it can be, and whether something
-        remains."""
-        if not self.place.is_all_there_is:
+        """Pairs of faults, at least one with a number, each made wherever possible; and whether something remains."""
+        if not self.segment.is_whole_model:
             return [], False
-        families = widest(config, sites)
-        alone = [(family, number) for family in families if (number := self._fit(family, ())) is not None]
+        numeric = widest(config, sites)
+        alone = [(each, number) for each in numeric if (number := self._fit(each, ())) is not None]
         alone = sorted(alone, key=lambda item: self._left(self.screen, item[1:]))[: NUMBERS // 2]
         partners = self._wide[:NUMBERS]
         for _, number in alone:
-            beside = self._by_what_is_left(self.screen, [(number, second) for second in self._wide])
-            partners += [second for _, second in beside[: NUMBERS // 2]]
+            pairs = self._by_rest(self.screen, [(number, second) for second in self._wide])
+            partners += [second for _, second in pairs[: NUMBERS // 2]]
         found: list[Combination] = []
         for first in {id(partner): partner for partner in partners}.values():
-            found += [(first, second) for family in families if (second := self._fit(family, (first,))) is not None]
-        for family, first in alone:
-            others = [other for other in families if other is not family]
+            found += [(first, second) for each in numeric if (second := self._fit(each, (first,))) is not None]
+        for each, first in alone:
+            others = [other for other in numeric if other is not each]
             seconds = [(other, second) for other in others if (second := self._fit(other, (first,))) is not None]
             if seconds:
                 other, _ = min(seconds, key=lambda item: self._left(self.screen, (first, item[1])))
-                found += self._by_turns(family, other, first)
-        ranked = self._by_what_is_left(self.screen, found)
-        return self._of_every_size(self._survivors(self.screen, ranked, self._sized))
+                found += self._by_turns(each, other, first)
+        ranked = self._by_rest(self.screen, found)
+        return self._of_every_size(self._survivors(self.screen, ranked, self._same_size))
 
-    def _fit(self, family: Family, beside: Combination) -> Hypothesis | None:
-        hidden = self._hiding_least(beside, self._sized)
-        return fit(family, lambda hypothesis: self._left(hidden, (*beside, hypothesis)))
+    def _fit(self, numeric: NumericFault, partners: Combination) -> Hypothesis | None:
+        probe = self._most_telling(partners, self._same_size)
+        return fit(numeric, lambda hypothesis: self._left(probe, (*partners, hypothesis)))
 
-    def _by_turns(self, one: Family, other: Family, first: Hypothesis) -> list[Combination]:
-        """Two numbers, each fitted beside the other until they stay."""
+    def _by_turns(self, one: NumericFault, other: NumericFault, first: Hypothesis) -> list[Combination]:
+        """Fit two numbers by turns, each with the other applied."""
         for _ in range(ROUNDS):
             second = self._fit(other, (first,))
             again = self._fit(one, (second,)) if second else None
@@ -117,21 +138,25 @@ class Search:
         return [(first, second)] if second else []
 
     def partial(self) -> list[Combination]:
-        """One fault that explains several probes wholly, but not all: those that explain most, the likeliest first;
-        of one probe alone it would say too little."""
+        """Single faults that explain several probes, but not all: those that explain most, the likeliest first.
+
+        A fault that explains one probe alone is too weak a guess.
+        """
         most = max((count for _, count in self._explaining), default=0)
         return [chosen for chosen, count in self._explaining if count == most > 1]
 
     @functools.cached_property
     def _explaining(self) -> list[tuple[Combination, int]]:
-        """Single faults that explain some probe wholly, and how many of those that are off: the most first. On the
-        shortest probe fewest faults show, and one may stand alone."""
-        shortest = min(self.place.probes, key=lambda probe: sum(tokens.size for tokens in probe.inputs.values()))
-        off = [probe for probe in self.place.probes if self._share(probe, ()) > 1]
+        """Single faults that explain some probe, and how many of the disagreeing ones they explain: the most first.
+
+        The shortest probe is tried, too: fewest faults show on it, so one of several may be alone there.
+        """
+        shortest = min(self.segment.probes, key=lambda probe: sum(tokens.size for tokens in probe.inputs.values()))
+        off = [probe for probe in self.segment.probes if self._share(probe, ()) > 1]
         found = self._survivors(self.screen, self._ranked, [self.screen])
         if shortest in off and shortest is not self.screen:
             alone: list[Combination] = [(hypothesis,) for hypothesis in self.candidates]
-            found += self._survivors(shortest, self._by_what_is_left(shortest, alone), [shortest])
+            found += self._survivors(shortest, self._by_rest(shortest, alone), [shortest])
         explained = [(chosen, sum(self._share(probe, chosen) <= 1 for probe in off)) for chosen in found]
         return sorted(explained, key=lambda item: -item[1])
 
@@ -142,7 +167,7 @@ class Search:
 
     @functools.cached_property
     def _wide(self) -> list[Hypothesis]:
-        """Faults that are made wherever they can be, the best first."""
+        """Faults that are made wherever possible, the best first."""
         widest: dict[tuple[str, str], Hypothesis] = {}
         for hypothesis in self.candidates:
             widest.setdefault((hypothesis.fault.id, hypothesis.fault.variant), hypothesis)
@@ -150,39 +175,38 @@ class Search:
         return [hypothesis for (hypothesis,) in self._ranked if id(hypothesis) in chosen]
 
     @functools.cached_property
-    def _sized(self) -> list[Probe]:
-        """The probes of one size."""
-        return [probe for probe in self.place.probes if probe.config == self.screen.config]
+    def _same_size(self) -> list[Probe]:
+        """The probes of the screen's size."""
+        return [probe for probe in self.segment.probes if probe.config == self.screen.config]
 
-    def _hiding_least(self, chosen: Combination, probes: Sequence[Probe]) -> Probe:
-        """The probe that shows most of what is left."""
+    def _most_telling(self, chosen: Combination, probes: Sequence[Probe]) -> Probe:
+        """The probe with the largest remaining difference."""
         return max(probes, key=lambda probe: self._share(probe, chosen)) if chosen else self.screen
 
-    def _beside(self, first: Hypothesis, seconds: Sequence[Hypothesis], probes: Sequence[Probe]) -> list[Combination]:
-        """Pairs of `first` and another that explain `probes`."""
-        hidden = self._hiding_least((first,), probes)
+    def _with(self, first: Hypothesis, seconds: Sequence[Hypothesis], probes: Sequence[Probe]) -> list[Combination]:
+        """Pairs of `first` and one of `seconds` that explain `probes`."""
+        probe = self._most_telling((first,), probes)
         pairs: list[Combination] = [(first, second) for second in seconds if second != first]
-        return self._survivors(hidden, self._by_what_is_left(hidden, pairs), probes)
+        return self._survivors(probe, self._by_rest(probe, pairs), probes)
 
     def _of_every_size(self, found: list[Combination]) -> tuple[list[Combination], bool]:
-        """Those that explain probes of every size, and no: nothing remains; if there are none, those `found` in one,
-        and yes."""
-        everywhere = [chosen for chosen in found if self.place.vanishes((*self.known, *chosen))]
+        """Keep those of `found` that explain probes of every size; if there are none, return all and True."""
+        everywhere = [chosen for chosen in found if self.segment.vanishes((*self.known, *chosen))]
         return everywhere or found, not everywhere
 
     @functools.cached_property
     def _effects(self) -> Effects:
-        return Effects(self.place.left(self.screen, self.known))
+        return Effects(self.segment.left(self.screen, self.known))
 
     @functools.cached_property
     def _distinct(self) -> list[Hypothesis]:
-        """The best single faults, without those that do the same."""
+        """The best single faults, one of each effect."""
         order = {id(h): rank for rank, (h,) in enumerate(self._ranked)}
         return sorted((self.candidates[i] for i in self._effects.distinct), key=lambda h: order[id(h)])
 
     def _lefts(self) -> Iterator[np.ndarray]:
         for hypothesis in self.candidates:
-            left = self.place.left(self.screen, (*self.known, hypothesis))
+            left = self.segment.left(self.screen, (*self.known, hypothesis))
             self._effects.add(left)
             yield left
 
@@ -190,31 +214,34 @@ class Search:
         return [(self.candidates[one], self.candidates[other]) for one, other in indices]
 
     def _left(self, probe: Probe, chosen: Combination) -> float:
-        return self.place.rms(probe, (*self.known, *chosen))
+        return self.segment.rms(probe, (*self.known, *chosen))
 
     def _share(self, probe: Probe, chosen: Combination) -> float:
-        return self.place.share(probe, (*self.known, *chosen))
+        return self.segment.share(probe, (*self.known, *chosen))
 
-    def _by_what_is_left(self, probe: Probe, combinations: Sequence[Combination]) -> list[Combination]:
+    def _by_rest(self, probe: Probe, combinations: Sequence[Combination]) -> list[Combination]:
         return sorted(combinations, key=lambda chosen: self._left(probe, chosen))
 
     def _survivors(
         self, screen: Probe, ranked: Sequence[Combination], probes: Sequence[Probe] | None = None
     ) -> list[Combination]:
-        """Those that make the disagreement vanish on all `probes`, the catalogue's order among equals: `ranked` is by
-        what is left on `screen`."""
-        place = self.place if probes is None else dataclasses.replace(self.place, probes=probes)
+        """Those that make the difference vanish on all `probes` (all of the segment's by default).
+
+        Args:
+            ranked: The candidates in order of the difference that is left on `screen`.
+        """
+        segment = self.segment if probes is None else dataclasses.replace(self.segment, probes=probes)
         found = []
         for chosen in ranked:
             combined = (*self.known, *chosen)
-            if not place.is_near(screen, combined):
+            if not segment.is_near(screen, combined):
                 break
-            if place.share(screen, combined) <= 1 and place.vanishes(combined):
+            if segment.share(screen, combined) <= 1 and segment.vanishes(combined):
                 found.append(chosen)
         return sorted(found, key=lambda chosen: (len(chosen), _preference(chosen[0])))
 
 
 def _preference(hypothesis: Hypothesis) -> tuple[int, int]:
-    """Among what explains equally well: what people do more often, and what is made in one place of the code."""
+    """Prefer common faults, then those at more sites, among faults that explain equally well."""
     identity = hypothesis.fault.id
     return (COMMON.index(identity) if identity in COMMON else len(COMMON), -len(hypothesis.sites))

@@ -1,4 +1,4 @@
-"""A place that disagrees, and what is left of the disagreement with faults put into the reference."""
+"""A segment that disagrees, and the difference that is left when faults are put into the reference."""
 
 from __future__ import annotations
 
@@ -14,57 +14,58 @@ from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.report.comparison import less, share
 
 NEAR = {"float64": 1000.0, "float32": 1000.0, "bfloat16": 30.0, "float16": 30.0}
-"""A budget changes with the fault (of hot scores, a hundredfold), but not by more than this: what is further off is
-not measured again. In half precision everything would be nearer than a thousand budgets."""
+"""The most budgets that a difference may be off for the budget to be measured again with the fault applied. A fault
+changes the budget (a hundredfold for hot scores), but not by more. In half precision nearly everything is within a
+thousand budgets."""
 
 Combination = tuple[Hypothesis, ...]
 
 
 @dataclass(frozen=True)
-class Place:
-    """A segment that disagrees, on every probe that has it."""
+class Segment:
+    """A tap at which the port disagrees, on every probe that has it."""
 
     tap: str
     probes: Sequence[Probe]
-    flows: Mapping[str, Mapping[str, np.ndarray]]
-    """What the port said, by probe."""
+    recorded: Mapping[str, Mapping[str, np.ndarray]]
+    """The port's activations, by probe and tap."""
     budgets: Mapping[str, float]
-    """Of this segment, by probe."""
+    """The budget of this segment, by probe."""
     dtype: str
 
     @property
-    def is_all_there_is(self) -> bool:
+    def is_whole_model(self) -> bool:
         """Whether the port shows nothing else."""
-        return all(len(flows) == 1 for flows in self.flows.values())
+        return all(len(recorded) == 1 for recorded in self.recorded.values())
 
     @functools.cached_property
     def _bases(self) -> dict[str, Base]:
         return {}
 
     def _base(self, probe: Probe) -> Base | None:
-        """Without any activation to go by, the walk that all others have in common."""
-        if len(self.flows[probe.name]) > 1:
+        """Return the walk that all walks of `probe` have in common, if the port shows no activation before this one."""
+        if len(self.recorded[probe.name]) > 1:
             return None
         if probe.name not in self._bases:
-            self._bases[probe.name] = base_of(probe, self.flows[probe.name])
+            self._bases[probe.name] = base_of(probe, self.recorded[probe.name])
         return self._bases[probe.name]
 
     def left(self, probe: Probe, chosen: Combination) -> np.ndarray:
-        """The reference with `chosen` put into it, less the port."""
+        """Subtract the port's value from the reference's with `chosen` applied."""
+        recorded = self.recorded[probe.name]
         try:
-            ours = walk(probe, self.flows[probe.name], chosen, until=self.tap, base=self._base(probe))[self.tap]
+            ours = walk(probe, recorded, chosen, until=self.tap, base=self._base(probe))[self.tap]
         except Impossible:
             return np.array([np.inf])
-        return less(self.flows[probe.name][self.tap], ours)
+        return less(recorded[self.tap], ours)
 
     def share(self, probe: Probe, chosen: Combination) -> float:
-        """The share of the budget that is left; the budget is measured anew if that could matter."""
-        error, budget = self._worst(probe, chosen), self.budgets[probe.name]
+        """Divide the remaining difference by the budget, measured again if that could matter."""
+        error, budget = self.largest(probe, chosen), self.budgets[probe.name]
         if budget < error < NEAR[self.dtype] * budget:
-            flows = {name: value for name, value in self.flows[probe.name].items() if name != self.tap}
-            changed = segment_budgets(
-                probe, flows, self.dtype, chosen, until=self.tap, neighbours=min(2, probe.neighbours)
-            )
+            recorded = {name: value for name, value in self.recorded[probe.name].items() if name != self.tap}
+            neighbours = min(2, probe.neighbours)
+            changed = segment_budgets(probe, recorded, self.dtype, chosen, until=self.tap, neighbours=neighbours)
             budget = max(budget, changed[self.tap])
         return share(error, budget)
 
@@ -72,18 +73,19 @@ class Place:
         return rms(self.left(probe, chosen))
 
     def is_near(self, probe: Probe, chosen: Combination) -> bool:
-        """Whether what is left may fall within the budget."""
-        return self._worst(probe, chosen) <= NEAR[self.dtype] * (self.budgets[probe.name] or 1)
+        """Whether the remaining difference may be within the budget."""
+        return self.largest(probe, chosen) <= NEAR[self.dtype] * (self.budgets[probe.name] or 1)
 
     def vanishes(self, chosen: Combination) -> bool:
-        """Whether the disagreement falls within the budget on every probe."""
+        """Whether the difference is within the budget on every probe."""
         return all(self.share(probe, chosen) <= 1 for probe in self.probes)
 
-    def _worst(self, probe: Probe, chosen: Combination) -> float:
+    def largest(self, probe: Probe, chosen: Combination) -> float:
+        """The largest remaining difference."""
         return float(np.abs(self.left(probe, chosen)).max(initial=0.0))
 
 
 def rms(left: np.ndarray) -> float:
-    """The root of the mean square: unlike the largest, it says how near a guess is."""
+    """The root mean square: unlike the maximum, it shows how near a guess is."""
     with np.errstate(over="ignore"):
         return float(np.sqrt(np.mean(np.square(left)))) if left.size else 0.0

@@ -1,8 +1,8 @@
-"""The walk: the reference, led through the port's own activations.
+"""The walk: run the reference through the port's own activations.
 
-At each tap the reference computes the next value from what the port had, and goes on from what the port says. So every
-segment stands alone: a fault shows where it is made and nowhere behind, and several faults are all found at once. It is
-one forward pass under one tap; with nothing to go by but logits, the one segment is the whole model.
+At each tap the reference computes the next value from the port's activations, then continues with the port's value. Each
+segment is therefore judged on its own: a fault shows where it is made and nowhere behind it, and several faults are all
+found at once. A walk is one forward pass under one tap; if only logits are recorded, the whole model is one segment.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from __future__ import annotations
 import dataclasses
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.diagnosis.fault import Hypothesis, Patch, Run
+from transparity.taps import Tap
+from transparity_conformance.diagnosis.fault import Hypothesis, Patch, WalkState
 from transparity_conformance.diagnosis.resume import Start, depth, start_at
 from transparity_conformance.oracle.budgets import RULES, epsilon, rounded
 from transparity_conformance.oracle.oracle import Arrays, neighbour
@@ -26,126 +27,162 @@ from transparity_numpy.transformer import transformer
 
 
 class Reached(Exception):  # noqa: N818 - no error
-    """The tap that was asked for has been passed: the rest of the forward pass is nobody's concern."""
+    """The requested tap has been computed; the rest of the forward pass is not needed."""
 
 
 class Impossible(Exception):  # noqa: N818 - no error
-    """Two faults that cannot both be made: one looks at what, with the other, is not there yet."""
+    """Two faults exclude each other: one needs an activation that the other removes."""
 
 
 @dataclass(frozen=True)
 class Base:
-    """A walk that others differ from only behind some layer."""
+    """A finished walk without faults, which other walks on the same activations can resume."""
 
-    heard: Arrays
-    seen: Arrays
+    computed: Arrays
+    activations: Arrays
 
 
-def base_of(probe: Probe, flows: Mapping[str, np.ndarray]) -> Base:
-    """The whole walk without any fault, for others to begin in its midst."""
-    seen: Arrays = {}
-    return Base(walk(probe, flows, seen=seen), seen)
+def base_of(probe: Probe, recorded: Mapping[str, np.ndarray]) -> Base:
+    """Walk through the whole model without any fault."""
+    activations: Arrays = {}
+    return Base(walk(probe, recorded, activations=activations), activations)
 
 
 def walk(
     probe: Probe,
-    flows: Mapping[str, np.ndarray],
+    recorded: Mapping[str, np.ndarray],
     hypotheses: Sequence[Hypothesis] = (),
     *,
     dtype: str = "float64",
     until: str | None = None,
     index: int = 0,
     base: Base | None = None,
-    seen: Arrays | None = None,
+    activations: Arrays | None = None,
 ) -> Arrays:
-    """What the reference, with `hypotheses` put into it, makes of the activations `flows` at every tap up to `until`.
+    """Run the reference with `hypotheses` applied on the port's activations `recorded`, up to `until`.
 
-    `dtype` is the precision that it computes in; `index` chooses one of the neighbouring points at which its rounding
-    is measured (0: the point itself). What `base` has computed, on the same flows, is not computed again; `seen` takes
-    what flows on.
+    Args:
+        dtype: The precision of the computation.
+        index: One of the neighbouring points at which rounding is measured (0: the point itself).
+        base: A walk on the same activations; what it has in common with this one is not computed again.
+        activations: Receives the values that flow on behind each tap.
+
+    Returns:
+        The value that the reference computes at each tap.
     """
-    config, right = probe.config, neighbour(probe.parameters, index)
-    parameters = right
-    flows = neighbour(dict(flows), index) if index else flows
-    touched: list[str] = []
-    onward: list[str] = []
+    right = neighbour(probe.parameters, index)
+    recorded = neighbour(dict(recorded), index) if index else recorded
+    model = _apply(hypotheses, probe.config, right)
+    start = _start(model.config, recorded, until, base, model.touched, model.downstream)
+    exact = probe.exact if dtype == "float64" and index == 0 and not probe.is_large else {}
+    unchanged = {name: value for name, value in exact.items() if model.parameters[name] is right[name]}
+    cast = {
+        name: value if start.skips(name) else rounded(value, dtype)
+        for name, value in model.parameters.items()
+        if name not in unchanged
+    }
+    given = {name: rounded(value, dtype) for name, value in start.given.items()} if start.skipped else {}
+    state = WalkState(model.config, unchanged | cast, probe.inputs, given if activations is None else activations)
+    computed: Arrays = {} if base is None else dict(base.computed)
+    tap = start.tap(_walking(state, computed, recorded, hypotheses, dtype, until))
+    tokens: dict[str, Any] = dict(probe.inputs)
+    try:
+        with np.errstate(all="ignore"):
+            transformer(start.shorter, start.shortened(state.parameters), tap=tap, **tokens)
+    except Reached:
+        pass
+    return computed
+
+
+@dataclass
+class _Model:
+    """The model with faults in its configuration and parameters, and where faults act."""
+
+    config: TransformerConfig
+    parameters: Arrays
+    touched: list[str] = field(default_factory=list)
+    """Taps and parameters at which faults are made."""
+    downstream: list[str] = field(default_factory=list)
+    """Taps behind which a fault changes the flow."""
+
+
+def _apply(hypotheses: Sequence[Hypothesis], config: TransformerConfig, right: Arrays) -> _Model:
+    model = _Model(config, right)
     for hypothesis in hypotheses:
         fault = hypothesis.fault
-        changed: Arrays = {}
         if fault.fields:
-            config = dataclasses.replace(config, **fault.fields)
+            model.config = dataclasses.replace(model.config, **fault.fields)
+            model.touched.append("encoder.embedding")
+            model.downstream.append("encoder.embedding")
+        changed: Arrays = {}
         if fault.alter:
-            # Of the right ones: two that were exchanged are both taken from where they were.
-            changes = [fault.alter(config, right, site) for site in hypothesis.sites]
-            changed = dict(ChainMap(*changes))
-            parameters = parameters | changed
-        touched += [*changed, *hypothesis.sites] if not fault.fields else ["encoder.embedding"]
-        onward += hypothesis.sites if fault.onward else ["encoder.embedding"] * bool(fault.fields)
-    start = _start(config, flows, until, base, touched, onward)
-    exact = probe.exact if dtype == "float64" and index == 0 and not probe.is_large else {}
-    cast = {
-        name: exact[name]
-        if name in exact and value is right[name]
-        else (value if start.skips(name) else rounded(value, dtype))
-        for name, value in parameters.items()
-    }
-    before = {name: rounded(value, dtype) for name, value in start.given.items()} if start.skipped else {}
-    run = Run(config, cast, probe.inputs, before if seen is None else seen)
-    heard: Arrays = {} if base is None else dict(base.heard)
+            # Changes start from the right parameters: two that are exchanged are both taken from their own places.
+            changed = dict(ChainMap(*[fault.alter(model.config, right, site) for site in hypothesis.sites]))
+            model.parameters = model.parameters | changed
+        if not fault.fields:
+            model.touched += [*changed, *hypothesis.sites]
+        if fault.downstream:
+            model.downstream += hypothesis.sites
+    return model
+
+
+def _walking(
+    state: WalkState,
+    computed: Arrays,
+    recorded: Mapping[str, np.ndarray],
+    hypotheses: Sequence[Hypothesis],
+    dtype: str,
+    until: str | None,
+) -> Tap:
+    """Make the tap that patches values, keeps them in `computed` and continues with the `recorded` ones."""
 
     def tap(name: str, value: np.ndarray) -> np.ndarray:
         for hypothesis in hypotheses:
             if name in hypothesis.patched and hypothesis.fault.patch:
-                value = _patched(hypothesis.fault.patch, run, name, value)
-        heard[name] = rounded(value, dtype)
+                value = _patched(hypothesis.fault.patch, state, name, value)
+        computed[name] = rounded(value, dtype)
         if name == until:
             raise Reached
-        flow = rounded(flows[name], dtype) if name in flows else heard[name]
-        run.seen[name] = flow
+        flow = rounded(recorded[name], dtype) if name in recorded else computed[name]
+        state.activations[name] = flow
         for hypothesis in hypotheses:
-            if hypothesis.fault.onward and name in hypothesis.sites:
-                flow = _patched(hypothesis.fault.onward, run, name, flow)
-        run.seen[name] = flow
+            if hypothesis.fault.downstream and name in hypothesis.sites:
+                flow = _patched(hypothesis.fault.downstream, state, name, flow)
+        state.activations[name] = flow
         return flow
 
-    tokens: dict[str, Any] = dict(probe.inputs)
-    try:
-        with np.errstate(all="ignore"):
-            transformer(start.shorter, start.shortened(run.parameters), tap=start.tap(tap), **tokens)
-    except Reached:
-        pass
-    return heard
+    return tap
 
 
-def _patched(patch: Patch, run: Run, name: str, value: np.ndarray) -> Any:
+def _patched(patch: Patch, state: WalkState, name: str, value: np.ndarray) -> Any:
     try:
-        return patch(run, name, value)
+        return patch(state, name, value)
     except KeyError as missing:
-        raise Impossible(f"{name} is patched by what is not there: {missing}") from missing
+        raise Impossible(f"the patch of {name} needs {missing}, which another fault removes") from missing
 
 
 def _start(
     config: TransformerConfig,
-    flows: Mapping[str, np.ndarray],
+    recorded: Mapping[str, np.ndarray],
     until: str | None,
     base: Base | None,
     touched: list[str],
-    onward: list[str],
+    downstream: list[str],
 ) -> Start:
-    """Where the walk begins: behind it nothing is asked for that is not known."""
+    """Find the latest layer at which the walk can start without changing its result."""
     if until is None and base is None:
         return Start(config, {})
     end = depth(config, until or "logits")
-    # What was done wrong in front of what the port itself shows does not show behind it, unless it is handed on.
-    cut = start_at(config, flows, end).depth if until else (0, 0)
+    # A recorded activation hides every fault in front of it, unless the fault changes the flow behind it.
+    cut = start_at(config, recorded, end).depth if until else (0, 0)
     earliest = min([end, *(depth(config, name) for name in touched if depth(config, name) >= cut)])
-    earliest = min([earliest, *(depth(config, name) for name in onward)])
-    return start_at(config, flows if base is None else base.seen, earliest)
+    earliest = min([earliest, *(depth(config, name) for name in downstream)])
+    return start_at(config, recorded if base is None else base.activations, earliest)
 
 
 def segment_budgets(
     probe: Probe,
-    flows: Mapping[str, np.ndarray],
+    recorded: Mapping[str, np.ndarray],
     dtype: str,
     hypotheses: Sequence[Hypothesis] = (),
     *,
@@ -153,17 +190,19 @@ def segment_budgets(
     neighbours: int = 3,
     truth: Arrays | None = None,
 ) -> dict[str, float]:
-    """How far rounding in `dtype` may take each segment: the reference's own error in it, as every budget here.
+    """Measure the reference's own rounding error in `dtype` in each segment, as every budget is measured.
 
-    `truth` is the same walk in float64, if that was taken before.
+    Args:
+        neighbours: The number of points at which the error is measured.
+        truth: The same walk in float64, if it is known.
     """
     rule, ulp = RULES[dtype], epsilon(dtype)
     measured = "float32" if dtype == "float64" else dtype
     noise: dict[str, float] = {}
     scale: dict[str, float] = {}
     for index in range(neighbours):
-        exact = truth if truth and not index else walk(probe, flows, hypotheses, until=until, index=index)
-        jittered = {name: _jittered(value, index, epsilon(measured)) for name, value in flows.items()}
+        exact = truth if truth and not index else walk(probe, recorded, hypotheses, until=until, index=index)
+        jittered = {name: _jittered(value, index, epsilon(measured)) for name, value in recorded.items()}
         for name, value in walk(probe, jittered, hypotheses, dtype=measured, until=until, index=index).items():
             noise[name] = max(noise.get(name, 0.0), gap(value, exact[name]))
             finite = exact[name][np.isfinite(exact[name])]
@@ -173,6 +212,6 @@ def segment_budgets(
 
 
 def _jittered(value: np.ndarray, index: int, ulp: float) -> np.ndarray:
-    """A port rounds what it shows; what it goes on with may not have been."""
+    """Move `value` within its rounding: a port rounds the values it shows, and may continue with unrounded ones."""
     random = np.random.default_rng([index, value.size])
     return value * (1 + random.uniform(-ulp / 2, ulp / 2, value.shape))

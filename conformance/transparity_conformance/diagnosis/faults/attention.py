@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.diagnosis.fault import Fault, Run
+from transparity_conformance.diagnosis.fault import Fault, WalkState
 from transparity_conformance.diagnosis.faults.masks import right_mask, scores_at
 from transparity_conformance.diagnosis.faults.positions import bias_at
 from transparity_conformance.diagnosis.faults.sites import Value, apply_linear, met, split, sublayer_input
@@ -90,20 +90,20 @@ def scaled(config: TransformerConfig, scale: float, named: str) -> Fault:
     return Fault("attention-scale", named or f"{scale:.6g}", says, patch=change, beside=beside, value=scale)
 
 
-def _scaled(scale: Callable[[TransformerConfig], float], run: Run, site: str, value: Value) -> Value:
-    ratio = scale(run.config) / score_scale(run.config)
+def _scaled(scale: Callable[[TransformerConfig], float], state: WalkState, site: str, value: Value) -> Value:
+    ratio = scale(state.config) / score_scale(state.config)
     if site.endswith(".weights"):
-        return attention_weights(scores_at(run, site), right_mask(run, site), masked_score(run.config) * ratio)
-    if run.config.attention_softcap is not None or run.config.positions in ("relative", "alibi"):
-        return scored(run, site, scale(run.config), run.config.attention_softcap)
+        return attention_weights(scores_at(state, site), right_mask(state, site), masked_score(state.config) * ratio)
+    if state.config.attention_softcap is not None or state.config.positions in ("relative", "alibi"):
+        return scored(state, site, scale(state.config), state.config.attention_softcap)
     return value * value.dtype.type(ratio)
 
 
-def scored(run: Run, site: str, scale: float, cap: float | None) -> Value:
+def scored(state: WalkState, site: str, scale: float, cap: float | None) -> Value:
     """Scores with another scale or cap."""
     scope = site.rpartition(".")[0]
-    query, key = met(run, scope, "query"), met(run, scope, "key")
-    return attention_scores(query, repeat_heads(key, query.shape[1]), scale, cap, bias_at(run, site))
+    query, key = met(state, scope, "query"), met(state, scope, "key")
+    return attention_scores(query, repeat_heads(key, query.shape[1]), scale, cap, bias_at(state, site))
 
 
 KNOWN_CAPS = (50.0, 30.0, 20.0, 10.0)
@@ -144,24 +144,24 @@ CAPS: dict[str, tuple[Callable[[Value, float, float], Value], str]] = {
 }
 
 
-def _capped(cap: float | None, run: Run, site: str, value: Value) -> Value:
-    return scored(run, site, score_scale(run.config), cap)
+def _capped(cap: float | None, state: WalkState, site: str, value: Value) -> Value:
+    return scored(state, site, score_scale(state.config), cap)
 
 
-def _capped_otherwise(change: Callable[[Value, float, float], Value], run: Run, site: str, value: Value) -> Value:
-    scope, cap = site.rpartition(".")[0], run.config.attention_softcap
+def _capped_otherwise(change: Callable[[Value, float, float], Value], state: WalkState, site: str, value: Value) -> Value:
+    scope, cap = site.rpartition(".")[0], state.config.attention_softcap
     assert cap is not None
-    query = met(run, scope, "query")
-    products = query @ repeat_heads(met(run, scope, "key"), query.shape[1]).swapaxes(-2, -1)
-    scores = change(products, score_scale(run.config), cap)
-    bias = bias_at(run, site)
+    query = met(state, scope, "query")
+    products = query @ repeat_heads(met(state, scope, "key"), query.shape[1]).swapaxes(-2, -1)
+    scores = change(products, score_scale(state.config), cap)
+    bias = bias_at(state, site)
     return (scores if bias is None else scores + bias).astype(value.dtype)
 
 
-def _capped_behind_mask(run: Run, site: str, value: Value) -> Value:
-    cap, hidden = run.config.attention_softcap, masked_score(run.config)
+def _capped_behind_mask(state: WalkState, site: str, value: Value) -> Value:
+    cap, hidden = state.config.attention_softcap, masked_score(state.config)
     assert cap is not None
-    return attention_weights(scores_at(run, site), right_mask(run, site), cap * math.tanh(hidden / cap))
+    return attention_weights(scores_at(state, site), right_mask(state, site), cap * math.tanh(hidden / cap))
 
 
 def _grouping_faults(tap: str) -> Iterator[Fault]:
@@ -171,13 +171,13 @@ def _grouping_faults(tap: str) -> Iterator[Fault]:
     yield Fault("head-grouping", f"{alone} tiled", f"{alone} {says}", patch=_tiled)
 
 
-def _tiled(run: Run, site: str, value: Value) -> Value:
+def _tiled(state: WalkState, site: str, value: Value) -> Value:
     scope, tap = site.rpartition(".")[::2]
-    times = run.config.num_heads // run.config.key_value_heads
+    times = state.config.num_heads // state.config.key_value_heads
     if tap == "context":
-        return merge_heads(run.seen[f"{scope}.weights"] @ np.tile(run.seen[f"{scope}.value"], (1, times, 1, 1)))
-    key, scale = np.tile(met(run, scope, "key"), (1, times, 1, 1)), score_scale(run.config)
-    return attention_scores(met(run, scope, "query"), key, scale, run.config.attention_softcap, bias_at(run, site))
+        return merge_heads(state.activations[f"{scope}.weights"] @ np.tile(state.activations[f"{scope}.value"], (1, times, 1, 1)))
+    key, scale = np.tile(met(state, scope, "key"), (1, times, 1, 1)), score_scale(state.config)
+    return attention_scores(met(state, scope, "query"), key, scale, state.config.attention_softcap, bias_at(state, site))
 
 
 def view(x: Value, num_heads: int) -> Value:
@@ -210,21 +210,21 @@ MERGES: dict[str, tuple[Callable[[Value], Value], str]] = {
 }
 
 
-def _split(wrong: Callable[[Value, int], Value], run: Run, site: str, value: Value) -> Value:
+def _split(wrong: Callable[[Value, int], Value], state: WalkState, site: str, value: Value) -> Value:
     scope, sublayer, role = split(site)
-    if run.config.projection == "full":
-        return wrong(merge_heads(value), heads_at(run.config, role))
-    x = sublayer_input(run, scope, sublayer, role)
-    return apply_linear(run, site, wrong(x, run.config.num_heads))
+    if state.config.projection == "full":
+        return wrong(merge_heads(value), heads_at(state.config, role))
+    x = sublayer_input(state, scope, sublayer, role)
+    return apply_linear(state, site, wrong(x, state.config.num_heads))
 
 
-def _merged(merge: Callable[[Value], Value], run: Run, site: str, value: Value) -> Value:
+def _merged(merge: Callable[[Value], Value], state: WalkState, site: str, value: Value) -> Value:
     scope = site.rpartition(".")[0]
-    weights = run.seen[f"{scope}.weights"]
-    return merge(weights @ repeat_heads(run.seen[f"{scope}.value"], weights.shape[1]))
+    weights = state.activations[f"{scope}.weights"]
+    return merge(weights @ repeat_heads(state.activations[f"{scope}.value"], weights.shape[1]))
 
 
-def _interleaved_throughout(run: Run, site: str, value: Value) -> Value:
+def _interleaved_throughout(state: WalkState, site: str, value: Value) -> Value:
     if site.endswith(".context"):
-        return _merged(MERGES["interleaved"][0], run, site, value)
-    return _split(interleaved, run, site, value)
+        return _merged(MERGES["interleaved"][0], state, site, value)
+    return _split(interleaved, state, site, value)

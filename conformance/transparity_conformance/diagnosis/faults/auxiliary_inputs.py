@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.diagnosis.fault import Fault, Run
+from transparity_conformance.diagnosis.fault import Fault, WalkState
 from transparity_conformance.diagnosis.faults.embedding import right_ids, right_positions
 from transparity_conformance.diagnosis.faults.masks import Mask, parts_at, shown_of, weighed
 from transparity_conformance.diagnosis.faults.sites import Value, given_mask, padding_at
@@ -36,26 +36,26 @@ def _type_faults(config: TransformerConfig) -> Iterator[Fault]:
         yield Fault("token-types", name, says, patch=partial(_typed, wrong))
 
 
-def _typed(wrong: OtherTypes | None, run: Run, site: str, value: Value) -> Value:
-    table = run.parameters[f"{site.split('.')[0]}.token_type_embedding.weight"]
-    types = run.inputs["token_types"]
+def _typed(wrong: OtherTypes | None, state: WalkState, site: str, value: Value) -> Value:
+    table = state.parameters[f"{site.split('.')[0]}.token_type_embedding.weight"]
+    types = state.inputs["token_types"]
     return value - table[types] + (0 if wrong is None else table[wrong(types)])
 
 
 EXCHANGED = "token_types"
 
-OTHER_MASKS: dict[str, tuple[Callable[[Run, str], Mask], str]] = {
+OTHER_MASKS: dict[str, tuple[Callable[[WalkState, str], Mask], str]] = {
     "tokens": (
-        lambda run, site: padding_at(run, site, by_token=True),
+        lambda state, site: padding_at(state, site, by_token=True),
         "the padding token is hidden, whatever the attention_mask hides",
     ),
-    "none": (lambda run, site: np.ones_like(padding_at(run, site)), "the attention_mask is ignored"),
+    "none": (lambda state, site: np.ones_like(padding_at(state, site)), "the attention_mask is ignored"),
     "inverted": (
-        lambda run, site: ~padding_at(run, site),
+        lambda state, site: ~padding_at(state, site),
         "the attention_mask is taken for one that says what is hidden",
     ),
     EXCHANGED: (
-        lambda run, site: (run.inputs["token_types"] != 0)[:, None, None],
+        lambda state, site: (state.inputs["token_types"] != 0)[:, None, None],
         "token_types and attention_mask are exchanged",
     ),
 }
@@ -73,13 +73,13 @@ def _mask_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
             yield Fault("attention-mask", name, says, patch=partial(_masked_otherwise, name))
 
 
-def _masked_otherwise(name: str, run: Run, site: str, value: Value) -> Value:
+def _masked_otherwise(name: str, state: WalkState, site: str, value: Value) -> Value:
     mask = OTHER_MASKS[name][0]
     if site.endswith(".weights"):
-        return weighed(lambda run, site: shown_of(run, site, mask(run, site), parts_at(run, site)[1]), run, site, value)
-    if run.config.position_count == "visible":
-        table = run.parameters[f"{site.split('.')[0]}.position_embedding.weight"]
-        value = value - right_positions(run, site) + table[right_ids(run, site, mask(run, site)[:, 0, 0])]
+        return weighed(lambda state, site: shown_of(state, site, mask(state, site), parts_at(state, site)[1]), state, site, value)
+    if state.config.position_count == "visible":
+        table = state.parameters[f"{site.split('.')[0]}.position_embedding.weight"]
+        value = value - right_positions(state, site) + table[right_ids(state, site, mask(state, site)[:, 0, 0])]
     if name == EXCHANGED:
-        value = _typed(lambda _: run.inputs["attention_mask"], run, site, value)
+        value = _typed(lambda _: state.inputs["attention_mask"], state, site, value)
     return value

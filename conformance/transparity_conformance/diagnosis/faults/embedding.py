@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.diagnosis.fault import Fault, Run
+from transparity_conformance.diagnosis.fault import Fault, WalkState
 from transparity_conformance.diagnosis.faults.normalization import normed_input
 from transparity_conformance.diagnosis.faults.sites import Value, keys_name, padding_at, token_table
 from transparity_conformance.oracle.oracle import Arrays
@@ -102,66 +102,66 @@ def based(config: TransformerConfig, base: float, named: str) -> Fault:
     return Fault("position-frequency", f"base {named}", says, patch=change, value=base)
 
 
-def tokens_of(run: Run, site: str) -> np.ndarray:
+def tokens_of(state: WalkState, site: str) -> np.ndarray:
     """The tokens' own embeddings, unscaled, without positions."""
-    table = run.parameters[token_table(run.config, site.split(".")[0])]
-    embedded: np.ndarray = table[run.inputs[keys_name(run.config, site)]]
+    table = state.parameters[token_table(state.config, site.split(".")[0])]
+    embedded: np.ndarray = table[state.inputs[keys_name(state.config, site)]]
     return embedded
 
 
-def _scaled(factor: Callable[[TransformerConfig], float], run: Run, site: str, value: Value) -> Value:
-    return value + (factor(run.config) - token_scale(run.config)) * tokens_of(run, site)
+def _scaled(factor: Callable[[TransformerConfig], float], state: WalkState, site: str, value: Value) -> Value:
+    return value + (factor(state.config) - token_scale(state.config)) * tokens_of(state, site)
 
 
-def right_ids(run: Run, site: str, visible: np.ndarray | None = None) -> np.ndarray:
+def right_ids(state: WalkState, site: str, visible: np.ndarray | None = None) -> np.ndarray:
     """The rows (batch or 1, length) of the table of positions; `visible` is what is counted, if not all is."""
-    visible = padding_at(run, site)[:, 0, 0] if visible is None else visible
-    return position_ids(run.config, visible, np.arange(visible.shape[1])[None])
+    visible = padding_at(state, site)[:, 0, 0] if visible is None else visible
+    return position_ids(state.config, visible, np.arange(visible.shape[1])[None])
 
 
-def right_positions(run: Run, site: str) -> np.ndarray:
-    if run.config.positions == "learned":
-        table: np.ndarray = run.parameters[f"{site.split('.')[0]}.position_embedding.weight"]
-        return table[right_ids(run, site)]
-    return sinusoids(usual_exponents, run.config, _standing(run, site))
+def right_positions(state: WalkState, site: str) -> np.ndarray:
+    if state.config.positions == "learned":
+        table: np.ndarray = state.parameters[f"{site.split('.')[0]}.position_embedding.weight"]
+        return table[right_ids(state, site)]
+    return sinusoids(usual_exponents, state.config, _standing(state, site))
 
 
-def _standing(run: Run, site: str) -> np.ndarray:
-    return np.arange(run.inputs[keys_name(run.config, site)].shape[1])
+def _standing(state: WalkState, site: str) -> np.ndarray:
+    return np.arange(state.inputs[keys_name(state.config, site)].shape[1])
 
 
-def _moved(offset: int, edge: str, run: Run, site: str, value: Value) -> Value:
-    right = right_positions(run, site)
-    if run.config.positions == "learned":
-        table = run.parameters[f"{site.split('.')[0]}.position_embedding.weight"]
-        moved = right_ids(run, site) + offset
+def _moved(offset: int, edge: str, state: WalkState, site: str, value: Value) -> Value:
+    right = right_positions(state, site)
+    if state.config.positions == "learned":
+        table = state.parameters[f"{site.split('.')[0]}.position_embedding.weight"]
+        moved = right_ids(state, site) + offset
         return value - right + table[moved % len(table) if edge == "rolled" else np.clip(moved, 0, len(table) - 1)]
-    return value - right + sinusoids(usual_exponents, run.config, _standing(run, site) + offset)
+    return value - right + sinusoids(usual_exponents, state.config, _standing(state, site) + offset)
 
 
-def _placed(ids: Callable[[Run, str], np.ndarray], run: Run, site: str, value: Value) -> Value:
+def _placed(ids: Callable[[WalkState, str], np.ndarray], state: WalkState, site: str, value: Value) -> Value:
     """With other learned positions; what is none is the first or the last."""
-    table = run.parameters[f"{site.split('.')[0]}.position_embedding.weight"]
-    return value - right_positions(run, site) + table[np.clip(ids(run, site), 0, len(table) - 1)]
+    table = state.parameters[f"{site.split('.')[0]}.position_embedding.weight"]
+    return value - right_positions(state, site) + table[np.clip(ids(state, site), 0, len(table) - 1)]
 
 
-def _counting_all(run: Run, site: str) -> np.ndarray:
-    return _standing(run, site)[None] + run.config.position_offset
+def _counting_all(state: WalkState, site: str) -> np.ndarray:
+    return _standing(state, site)[None] + state.config.position_offset
 
 
-def _counting_visible(run: Run, site: str) -> np.ndarray:
-    visible = padding_at(run, site)[:, 0, 0]
+def _counting_visible(state: WalkState, site: str) -> np.ndarray:
+    visible = padding_at(state, site)[:, 0, 0]
     counted: np.ndarray = np.cumsum(visible, axis=1) * visible
-    return counted + run.config.position_offset - 1
+    return counted + state.config.position_offset - 1
 
 
-def _counting_on(run: Run, site: str) -> np.ndarray:
-    counted: np.ndarray = np.cumsum(padding_at(run, site)[:, 0, 0], axis=1)
-    return counted + run.config.position_offset - 1
+def _counting_on(state: WalkState, site: str) -> np.ndarray:
+    counted: np.ndarray = np.cumsum(padding_at(state, site)[:, 0, 0], axis=1)
+    return counted + state.config.position_offset - 1
 
 
-def _replaced(positions: Value, run: Run, site: str, value: Value) -> Value:
-    return value - right_positions(run, site) + positions(run.config, _standing(run, site))
+def _replaced(positions: Value, state: WalkState, site: str, value: Value) -> Value:
+    return value - right_positions(state, site) + positions(state.config, _standing(state, site))
 
 
 def usual_exponents(dim: int) -> np.ndarray:
@@ -206,9 +206,9 @@ EXPONENTS = {
 }
 
 
-def _positions_behind(run: Run, site: str, value: Value) -> Value:
-    right = right_positions(run, site.removesuffix("_norm"))
-    return normed_input(run, site, run.seen[site.removesuffix("_norm")] - right) + right
+def _positions_behind(state: WalkState, site: str, value: Value) -> Value:
+    right = right_positions(state, site.removesuffix("_norm"))
+    return normed_input(state, site, state.activations[site.removesuffix("_norm")] - right) + right
 
 
 def _zeroed(config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
@@ -218,6 +218,6 @@ def _zeroed(config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
     return {name: table}
 
 
-def _zeroed_here(run: Run, site: str, value: Value) -> Value:
-    is_padding = (run.inputs[keys_name(run.config, site)] == run.config.pad_id)[..., None]
-    return value - is_padding * token_scale(run.config) * tokens_of(run, site)
+def _zeroed_here(state: WalkState, site: str, value: Value) -> Value:
+    is_padding = (state.inputs[keys_name(state.config, site)] == state.config.pad_id)[..., None]
+    return value - is_padding * token_scale(state.config) * tokens_of(state, site)

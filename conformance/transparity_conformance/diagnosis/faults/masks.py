@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.diagnosis.fault import Fault, Run
+from transparity_conformance.diagnosis.fault import Fault, WalkState
 from transparity_conformance.diagnosis.faults.sites import Value, given_mask, keys_of, padding_at, split
 from transparity_numpy.attention import attention_weights, masked_score, repeat_heads
 from transparity_numpy.functional import softmax
@@ -109,171 +109,171 @@ def layer_of(site: str) -> int:
     return int(site.split(".")[2])
 
 
-def right_mask(run: Run, site: str) -> Mask:
+def right_mask(state: WalkState, site: str) -> Mask:
     """What the attention at `site` may look at."""
-    return shown_of(run, site, *parts_at(run, site))
+    return shown_of(state, site, *parts_at(state, site))
 
 
-def parts_at(run: Run, site: str) -> tuple[Mask, Mask]:
+def parts_at(state: WalkState, site: str) -> tuple[Mask, Mask]:
     """Padding (batch, 1, 1, keys) and the future (1, 1, queries, keys), whether or not they are hidden here."""
-    tokens, causal = keys_of(run, site)
+    tokens, causal = keys_of(state, site)
     length = tokens.shape[1]
     tril = np.tril(np.ones((length, length), bool)) if causal else np.ones((1, 1), bool)
-    return padding_at(run, site), tril[None, None]
+    return padding_at(state, site), tril[None, None]
 
 
-def _hides_padding(run: Run, site: str) -> bool:
-    return not keys_of(run, site)[1] or run.config.decoder_mask == "causal-and-padding"
+def _hides_padding(state: WalkState, site: str) -> bool:
+    return not keys_of(state, site)[1] or state.config.decoder_mask == "causal-and-padding"
 
 
-def shown_of(run: Run, site: str, padding: Mask, causal: Mask) -> Mask:
+def shown_of(state: WalkState, site: str, padding: Mask, causal: Mask) -> Mask:
     """What is seen, were this the padding and that the future."""
-    return _near(run, site, _shown(run, site, padding, causal))
+    return _near(state, site, _shown(state, site, padding, causal))
 
 
-def _shown(run: Run, site: str, padding: Mask, causal: Mask) -> Mask:
+def _shown(state: WalkState, site: str, padding: Mask, causal: Mask) -> Mask:
     """What is seen, were there no window."""
-    mask: Mask = causal & padding if _hides_padding(run, site) else causal
+    mask: Mask = causal & padding if _hides_padding(state, site) else causal
     return mask
 
 
-def _near(run: Run, site: str, mask: Mask) -> Mask:
+def _near(state: WalkState, site: str, mask: Mask) -> Mask:
     """What of the mask lies within the window, if the attention has one."""
     self_attends = split(site)[1] == "self_attention"
-    return _within(run, site, mask, run.config.layer_window(layer_of(site)) if self_attends else None)
+    return _within(state, site, mask, state.config.layer_window(layer_of(site)) if self_attends else None)
 
 
-def _within(run: Run, site: str, mask: Mask, window: int | None) -> Mask:
+def _within(state: WalkState, site: str, mask: Mask, window: int | None) -> Mask:
     length = mask.shape[-1]
     return mask if window is None else mask & window_mask(np.arange(length)[None], length, window)
 
 
-def _without_window(run: Run, site: str) -> Mask:
-    return _shown(run, site, *parts_at(run, site))
+def _without_window(state: WalkState, site: str) -> Mask:
+    return _shown(state, site, *parts_at(state, site))
 
 
-def _windowed(run: Run, site: str) -> Mask:
-    return _within(run, site, _without_window(run, site), run.config.sliding_window)
+def _windowed(state: WalkState, site: str) -> Mask:
+    return _within(state, site, _without_window(state, site), state.config.sliding_window)
 
 
-def _windowed_by(more: int, run: Run, site: str) -> Mask:
-    assert run.config.sliding_window is not None
-    return _within(run, site, _without_window(run, site), run.config.sliding_window + more)
+def _windowed_by(more: int, state: WalkState, site: str) -> Mask:
+    assert state.config.sliding_window is not None
+    return _within(state, site, _without_window(state, site), state.config.sliding_window + more)
 
 
-def _half_windowed(run: Run, site: str) -> Mask:
-    assert run.config.sliding_window is not None
-    return _within(run, site, _without_window(run, site), run.config.sliding_window // 2 + 1)
+def _half_windowed(state: WalkState, site: str) -> Mask:
+    assert state.config.sliding_window is not None
+    return _within(state, site, _without_window(state, site), state.config.sliding_window // 2 + 1)
 
 
-def _other_layers(run: Run, site: str) -> Mask:
-    has = run.config.layer_window(layer_of(site)) is not None
-    return _within(run, site, _without_window(run, site), None if has else run.config.sliding_window)
+def _other_layers(state: WalkState, site: str) -> Mask:
+    has = state.config.layer_window(layer_of(site)) is not None
+    return _within(state, site, _without_window(state, site), None if has else state.config.sliding_window)
 
 
-def _masked(identity: str, variant: str, says: str, change: Callable[[Run, str], Mask]) -> Fault:
+def _masked(identity: str, variant: str, says: str, change: Callable[[WalkState, str], Mask]) -> Fault:
     return Fault(identity, variant, says, patch=partial(weighed, change))
 
 
-def weighed(change: Callable[[Run, str], Mask], run: Run, site: str, value: Value) -> Value:
-    mask = np.broadcast_to(change(run, site), value.shape)
-    return attention_weights(scores_at(run, site), mask, masked_score(run.config))
+def weighed(change: Callable[[WalkState, str], Mask], state: WalkState, site: str, value: Value) -> Value:
+    mask = np.broadcast_to(change(state, site), value.shape)
+    return attention_weights(scores_at(state, site), mask, masked_score(state.config))
 
 
-def scores_at(run: Run, site: str) -> Value:
-    return run.seen[site.replace(".weights", ".scores")]
+def scores_at(state: WalkState, site: str) -> Value:
+    return state.activations[site.replace(".weights", ".scores")]
 
 
-def _inverted(run: Run, site: str) -> Mask:
-    return ~right_mask(run, site)
+def _inverted(state: WalkState, site: str) -> Mask:
+    return ~right_mask(state, site)
 
 
-def _no_future(run: Run, site: str) -> Mask:
-    padding, causal = parts_at(run, site)
-    return shown_of(run, site, padding, np.ones_like(causal))
+def _no_future(state: WalkState, site: str) -> Mask:
+    padding, causal = parts_at(state, site)
+    return shown_of(state, site, padding, np.ones_like(causal))
 
 
-def _diagonal(offset: int, run: Run, site: str) -> Mask:
-    padding, causal = parts_at(run, site)
-    return shown_of(run, site, padding, np.tril(np.ones_like(causal), offset))
+def _diagonal(offset: int, state: WalkState, site: str) -> Mask:
+    padding, causal = parts_at(state, site)
+    return shown_of(state, site, padding, np.tril(np.ones_like(causal), offset))
 
 
-def _past_hidden(run: Run, site: str) -> Mask:
-    padding, causal = parts_at(run, site)
-    return shown_of(run, site, padding, np.triu(np.ones_like(causal)))
+def _past_hidden(state: WalkState, site: str) -> Mask:
+    padding, causal = parts_at(state, site)
+    return shown_of(state, site, padding, np.triu(np.ones_like(causal)))
 
 
-def _causal_inverted(run: Run, site: str) -> Mask:
-    padding, causal = parts_at(run, site)
-    return _near(run, site, padding & ~causal)
+def _causal_inverted(state: WalkState, site: str) -> Mask:
+    padding, causal = parts_at(state, site)
+    return _near(state, site, padding & ~causal)
 
 
-def _padding_inverted(run: Run, site: str) -> Mask:
-    padding, causal = parts_at(run, site)
-    return _near(run, site, ~padding & causal)
+def _padding_inverted(state: WalkState, site: str) -> Mask:
+    padding, causal = parts_at(state, site)
+    return _near(state, site, ~padding & causal)
 
 
-def _no_padding(run: Run, site: str) -> Mask:
-    padding, causal = parts_at(run, site)
-    return _near(run, site, np.ones_like(padding) & causal)
+def _no_padding(state: WalkState, site: str) -> Mask:
+    padding, causal = parts_at(state, site)
+    return _near(state, site, np.ones_like(padding) & causal)
 
 
-def _with_padding(run: Run, site: str) -> Mask:
-    padding, causal = parts_at(run, site)
-    return _near(run, site, padding & causal)
+def _with_padding(state: WalkState, site: str) -> Mask:
+    padding, causal = parts_at(state, site)
+    return _near(state, site, padding & causal)
 
 
-def _padded_queries(run: Run, site: str) -> Mask:
-    _, causal = parts_at(run, site)
-    of_queries = padding_at(run, f"{site.split('.')[0]}.embedding")
-    return _near(run, site, of_queries.swapaxes(-1, -2) & causal)
+def _padded_queries(state: WalkState, site: str) -> Mask:
+    _, causal = parts_at(state, site)
+    of_queries = padding_at(state, f"{site.split('.')[0]}.embedding")
+    return _near(state, site, of_queries.swapaxes(-1, -2) & causal)
 
 
-def _hidden_by(hidden: float, run: Run, site: str, value: Value) -> Value:
-    scale = masked_score(run.config) / run.config.mask_value if math.isfinite(run.config.mask_value) else 1.0
-    if run.config.mask_value == 0:
+def _hidden_by(hidden: float, state: WalkState, site: str, value: Value) -> Value:
+    scale = masked_score(state.config) / state.config.mask_value if math.isfinite(state.config.mask_value) else 1.0
+    if state.config.mask_value == 0:
         scale = 1.0
-    return attention_weights(scores_at(run, site), right_mask(run, site), hidden * scale)
+    return attention_weights(scores_at(state, site), right_mask(state, site), hidden * scale)
 
 
-def _added(hidden: float, run: Run, site: str, value: Value) -> Value:
-    return softmax(scores_at(run, site) + np.where(right_mask(run, site), 0.0, hidden).astype(value.dtype))
+def _added(hidden: float, state: WalkState, site: str, value: Value) -> Value:
+    return softmax(scores_at(state, site) + np.where(right_mask(state, site), 0.0, hidden).astype(value.dtype))
 
 
-def _behind(normalised: bool, run: Run, site: str, value: Value) -> Value:
-    weights = softmax(scores_at(run, site)) * right_mask(run, site)
+def _behind(normalised: bool, state: WalkState, site: str, value: Value) -> Value:
+    weights = softmax(scores_at(state, site)) * right_mask(state, site)
     return weights / weights.sum(-1, keepdims=True) if normalised else weights
 
 
-def _other_order(run: Run, site: str, value: Value) -> Value:
-    order = "after-scale" if run.config.mask_order == "before-scale" else "before-scale"
-    changed = type(run.config)(**(run.config.as_dict() | {"mask_value": run.config.mask_value, "mask_order": order}))
-    return attention_weights(scores_at(run, site), right_mask(run, site), masked_score(changed))
+def _other_order(state: WalkState, site: str, value: Value) -> Value:
+    order = "after-scale" if state.config.mask_order == "before-scale" else "before-scale"
+    changed = type(state.config)(**(state.config.as_dict() | {"mask_value": state.config.mask_value, "mask_order": order}))
+    return attention_weights(scores_at(state, site), right_mask(state, site), masked_score(changed))
 
 
-def _softmax_over(axis: int, run: Run, site: str, value: Value) -> Value:
+def _softmax_over(axis: int, state: WalkState, site: str, value: Value) -> Value:
     lowest = float(np.finfo(value.dtype).min) / 2
-    hidden = value.dtype.type(max(masked_score(run.config), lowest))
-    shown = np.where(right_mask(run, site), scores_at(run, site), hidden)
+    hidden = value.dtype.type(max(masked_score(state.config), lowest))
+    shown = np.where(right_mask(state, site), scores_at(state, site), hidden)
     return np.moveaxis(softmax(np.moveaxis(shown, axis, -1)), -1, axis)
 
 
-def _unseeing(fill: float, run: Run, site: str, value: Value) -> Value:
-    sees = right_mask(run, site).any(-1, keepdims=True)
+def _unseeing(fill: float, state: WalkState, site: str, value: Value) -> Value:
+    sees = right_mask(state, site).any(-1, keepdims=True)
     return np.where(sees, value, value.dtype.type(fill))
 
 
-def _unseeing_past(run: Run, site: str, value: Value) -> Value:
-    _, causal = parts_at(run, site)
-    sees = right_mask(run, site).any(-1, keepdims=True)
+def _unseeing_past(state: WalkState, site: str, value: Value) -> Value:
+    _, causal = parts_at(state, site)
+    sees = right_mask(state, site).any(-1, keepdims=True)
     return np.where(sees, value, causal / causal.sum(-1, keepdims=True))
 
 
-def _zero_context(run: Run, site: str, value: Value) -> Value:
+def _zero_context(state: WalkState, site: str, value: Value) -> Value:
     weights = site.replace(".context", ".weights")
-    sees = right_mask(run, weights).any(-1, keepdims=True)
+    sees = right_mask(state, weights).any(-1, keepdims=True)
     scope = site.rpartition(".")[0]
-    values = repeat_heads(run.seen[f"{scope}.value"], run.config.num_heads)
-    heads = np.where(sees, run.seen[weights] @ values, value.dtype.type(0))
+    values = repeat_heads(state.activations[f"{scope}.value"], state.config.num_heads)
+    heads = np.where(sees, state.activations[weights] @ values, value.dtype.type(0))
     batch, _, length, _ = heads.shape
     return heads.swapaxes(1, 2).reshape(batch, length, -1)

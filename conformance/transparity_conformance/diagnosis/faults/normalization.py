@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.diagnosis.fault import Fault, Run
+from transparity_conformance.diagnosis.fault import Fault, WalkState
 from transparity_conformance.diagnosis.faults.sites import (
     Value,
     is_head_norm,
@@ -144,14 +144,14 @@ def _formed(identity: str, variant: str, says: str, **changes: Any) -> Fault:
     return Fault(identity, variant, says, patch=partial(_normed, changes, None))
 
 
-def _normed(changes: Mapping[str, Any], eps: float | None, run: Run, site: str, value: Value) -> Value:
-    return _formed_by(dataclasses.replace(form_at(run.config, site), **changes), eps, run, site, norm_input(run, site))
+def _normed(changes: Mapping[str, Any], eps: float | None, state: WalkState, site: str, value: Value) -> Value:
+    return _formed_by(dataclasses.replace(form_at(state.config, site), **changes), eps, state, site, norm_input(state, site))
 
 
-def _formed_by(form: Form, eps: float | None, run: Run, site: str, x: Value) -> Value:
-    parameters = parameters_of(run, norm_scope(site))
+def _formed_by(form: Form, eps: float | None, state: WalkState, site: str, x: Value) -> Value:
+    parameters = parameters_of(state, norm_scope(site))
     number = x.dtype.type
-    eps = number(run.config.norm_eps if eps is None else eps)
+    eps = number(state.config.norm_eps if eps is None else eps)
     weight = parameters["weight"] + number(form.more) if form.gained else number(1)
     bias = parameters["bias"] if form.biased else number(0)
     if form.statistics == "running":
@@ -165,18 +165,18 @@ def _formed_by(form: Form, eps: float | None, run: Run, site: str, x: Value) -> 
     return centered / deviation * weight + bias
 
 
-def normed(run: Run, site: str) -> Value:
+def normed(state: WalkState, site: str) -> Value:
     """What the right norm makes of what flows into it."""
-    return normed_input(run, site, norm_input(run, site))
+    return normed_input(state, site, norm_input(state, site))
 
 
-def normed_input(run: Run, site: str, x: Value) -> Value:
+def normed_input(state: WalkState, site: str, x: Value) -> Value:
     """What the right norm makes of `x`."""
-    return _formed_by(form_at(run.config, site), None, run, site, x)
+    return _formed_by(form_at(state.config, site), None, state, site, x)
 
 
-def _missing(run: Run, site: str, value: Value) -> Value:
-    return norm_input(run, site)
+def _missing(state: WalkState, site: str, value: Value) -> Value:
+    return norm_input(state, site)
 
 
 def _exchanged(pair: tuple[str, str], config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:

@@ -11,7 +11,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.parameters import shared
-from transparity_conformance.diagnosis.fault import Fault, Run
+from transparity_conformance.diagnosis.fault import Fault, WalkState
 from transparity_conformance.diagnosis.faults.attention import KNOWN_CAPS
 from transparity_conformance.diagnosis.faults.sites import Value, apply_linear, padding_at
 from transparity_numpy.functional import nest
@@ -57,60 +57,60 @@ def other_cap(config: TransformerConfig, cap: float) -> Fault:
     return Fault("logit-cap", f"{cap:.6g}", says, patch=partial(_with, {"final_softcap": cap}), value=cap)
 
 
-def _last(run: Run) -> Value:
-    return run.seen[f"{run.config.stacks[-1]}.output"]
+def _last(state: WalkState) -> Value:
+    return state.activations[f"{state.config.stacks[-1]}.output"]
 
 
-def _headed(run: Run, x: Value, changes: dict[str, Any]) -> Value:
-    config = dataclasses.replace(run.config, **changes)
-    return head(config, nest(shared(config, run.parameters)), x)
+def _headed(state: WalkState, x: Value, changes: dict[str, Any]) -> Value:
+    config = dataclasses.replace(state.config, **changes)
+    return head(config, nest(shared(config, state.parameters)), x)
 
 
-def _with(changes: dict[str, Any], run: Run, site: str, value: Value) -> Value:
-    return _headed(run, _last(run), changes)
+def _with(changes: dict[str, Any], state: WalkState, site: str, value: Value) -> Value:
+    return _headed(state, _last(state), changes)
 
 
-def _unscaled(run: Run, site: str, value: Value) -> Value:
-    return _headed(run, _last(run), {"head_scale": "none"})
+def _unscaled(state: WalkState, site: str, value: Value) -> Value:
+    return _headed(state, _last(state), {"head_scale": "none"})
 
 
-def _scaled(power: float, run: Run, site: str, value: Value) -> Value:
-    x = _last(run)
-    return _headed(run, x * x.dtype.type(run.config.embed_dim**power), {"head_scale": "none"})
+def _scaled(power: float, state: WalkState, site: str, value: Value) -> Value:
+    x = _last(state)
+    return _headed(state, x * x.dtype.type(state.config.embed_dim**power), {"head_scale": "none"})
 
 
-def _after(change: Callable[[Value, float], Value], run: Run, site: str, value: Value) -> Value:
-    cap = run.config.final_softcap
+def _after(change: Callable[[Value, float], Value], state: WalkState, site: str, value: Value) -> Value:
+    cap = state.config.final_softcap
     assert cap is not None
-    return change(_headed(run, _last(run), {"final_softcap": None}), cap)
+    return change(_headed(state, _last(state), {"final_softcap": None}), cap)
 
 
-Pooled = Callable[[Run, Value], Value]
+Pooled = Callable[[WalkState, Value], Value]
 
 
-def _projected(run: Run, x: Value) -> Value:
-    return np.tanh(apply_linear(run, "pooler", x))
+def _projected(state: WalkState, x: Value) -> Value:
+    return np.tanh(apply_linear(state, "pooler", x))
 
 
-def _mean(run: Run, x: Value, *, visible: bool) -> Value:
-    shown = padding_at(run, "encoder.embedding")[:, 0, 0, :, None] | (not visible)
+def _mean(state: WalkState, x: Value, *, visible: bool) -> Value:
+    shown = padding_at(state, "encoder.embedding")[:, 0, 0, :, None] | (not visible)
     return (x * shown).sum(1) / np.maximum(shown.sum(1), 1)
 
 
 POOLINGS: dict[str, tuple[Pooled, str]] = {
-    "without tanh": (lambda run, x: apply_linear(run, "pooler", x[:, 0]), "there is no tanh behind the pooler"),
+    "without tanh": (lambda state, x: apply_linear(state, "pooler", x[:, 0]), "there is no tanh behind the pooler"),
     "mean": (
-        lambda run, x: _projected(run, _mean(run, x, visible=False)),
+        lambda state, x: _projected(state, _mean(state, x, visible=False)),
         "the mean of all positions is pooled, not the first position",
     ),
     "mean of visible": (
-        lambda run, x: _projected(run, _mean(run, x, visible=True)),
+        lambda state, x: _projected(state, _mean(state, x, visible=True)),
         "the mean of all positions that are no padding is pooled, not the first position",
     ),
-    "last": (lambda run, x: _projected(run, x[:, -1]), "the last position is pooled, not the first"),
-    "unprojected": (lambda run, x: x[:, 0], "the first position is returned as it is, without the pooler"),
+    "last": (lambda state, x: _projected(state, x[:, -1]), "the last position is pooled, not the first"),
+    "unprojected": (lambda state, x: x[:, 0], "the first position is returned as it is, without the pooler"),
 }
 
 
-def _pooled(pooled: Pooled, run: Run, site: str, value: Value) -> Value:
-    return pooled(run, _last(run)).astype(value.dtype)
+def _pooled(pooled: Pooled, state: WalkState, site: str, value: Value) -> Value:
+    return pooled(state, _last(state)).astype(value.dtype)

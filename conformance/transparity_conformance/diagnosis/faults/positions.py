@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from transparity.config import RopeLayout, TransformerConfig
-from transparity_conformance.diagnosis.fault import Fault, Run
+from transparity_conformance.diagnosis.fault import Fault, WalkState
 from transparity_conformance.diagnosis.faults.residuals_and_activations import rounded_to
 from transparity_conformance.diagnosis.faults.sites import Value, distances_at, keys_name, met, parameters_of, split
 from transparity_numpy.attention import score_scale
@@ -137,14 +137,14 @@ def _turned(identity: str, variant: str, says: str, fields: Fields, value: float
     return Fault(identity, variant, says, patch=partial(_turn, fields), value=value)
 
 
-def _before_rotation(run: Run, site: str) -> Value:
+def _before_rotation(state: WalkState, site: str) -> Value:
     name = site.removesuffix("_rotated")
-    return run.seen[f"{name}_norm" if run.config.query_key_norm else name]
+    return state.activations[f"{name}_norm" if state.config.query_key_norm else name]
 
 
 def _turn(
     fields: Fields | dict[str, Any],
-    run: Run,
+    state: WalkState,
     site: str,
     value: Value,
     *,
@@ -152,8 +152,8 @@ def _turn(
     shift: int = 0,
     frequencies: Callable[[TransformerConfig], np.ndarray] = rotary_frequencies,
 ) -> Value:
-    changes = fields(run.config) if callable(fields) else fields
-    return _rotated(dataclasses.replace(run.config, **changes), _before_rotation(run, site), sign, shift, frequencies)
+    changes = fields(state.config) if callable(fields) else fields
+    return _rotated(dataclasses.replace(state.config, **changes), _before_rotation(state, site), sign, shift, frequencies)
 
 
 def _rotated(
@@ -168,8 +168,8 @@ def _rotated(
     return rotate(x, rotation, config.rope_layout)
 
 
-def _turned_in_half(kind: str, part: str, run: Run, site: str, value: Value) -> Value:
-    x, frequencies = _before_rotation(run, site), rotary_frequencies(run.config)
+def _turned_in_half(kind: str, part: str, state: WalkState, site: str, value: Value) -> Value:
+    x, frequencies = _before_rotation(state, site), rotary_frequencies(state.config)
     if part != "tables":
         frequencies = rounded_to(frequencies, kind)
     angles = np.arange(x.shape[2])[:, None] * frequencies
@@ -178,31 +178,31 @@ def _turned_in_half(kind: str, part: str, run: Run, site: str, value: Value) -> 
     tables = [np.cos(angles), np.sin(angles)]
     if part in ("tables", "everything"):
         tables = [rounded_to(table, kind) for table in tables]
-    return rotate(x, (tables[0].astype(x.dtype), tables[1].astype(x.dtype)), run.config.rope_layout)
+    return rotate(x, (tables[0].astype(x.dtype), tables[1].astype(x.dtype)), state.config.rope_layout)
 
 
 def _over_all_features(config: TransformerConfig) -> np.ndarray:
     return rotary_frequencies(dataclasses.replace(config, rotary_dim=None))[: config.rotated_dim // 2]
 
 
-def _not_turned(run: Run, site: str, value: Value) -> Value:
-    return _before_rotation(run, site)
+def _not_turned(state: WalkState, site: str, value: Value) -> Value:
+    return _before_rotation(state, site)
 
 
-def _normed_behind(run: Run, site: str, value: Value) -> Value:
+def _normed_behind(state: WalkState, site: str, value: Value) -> Value:
     name = site.removesuffix("_rotated")
-    return head_norm(run.config, parameters_of(run, f"{name}_norm"), _rotated(run.config, run.seen[name]))
+    return head_norm(state.config, parameters_of(state, f"{name}_norm"), _rotated(state.config, state.activations[name]))
 
 
-def bias_at(run: Run, site: str) -> Value | None:
+def bias_at(state: WalkState, site: str) -> Value | None:
     """What distances add to the scores at `site`; None: nothing."""
     scope, sublayer, _ = split(site)
     if sublayer != "self_attention":
         return None
-    stack, length = scope.split(".")[0], run.inputs[keys_name(run.config, site)].shape[1]
-    table = {"relative_bias": {"weight": run.parameters.get(f"{stack}.relative_bias.weight")}}
-    dtype = met(run, f"{scope}.{sublayer}", "query").dtype
-    return places(run.config, table, np.arange(length)[None], length, dtype, both=stack == "encoder").bias
+    stack, length = scope.split(".")[0], state.inputs[keys_name(state.config, site)].shape[1]
+    table = {"relative_bias": {"weight": state.parameters.get(f"{stack}.relative_bias.weight")}}
+    dtype = met(state, f"{scope}.{sublayer}", "query").dtype
+    return places(state.config, table, np.arange(length)[None], length, dtype, both=stack == "encoder").bias
 
 
 def _relative_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
@@ -234,11 +234,11 @@ def _bucketed(identity: str, variant: str, says: str, buckets: Buckets, value: f
     return Fault(identity, variant, says, patch=partial(_with_buckets, buckets), value=value)
 
 
-def _with_buckets(buckets: Buckets, run: Run, site: str, value: Value) -> Value:
+def _with_buckets(buckets: Buckets, state: WalkState, site: str, value: Value) -> Value:
     stack = site.split(".")[0]
-    table = run.parameters[f"{stack}.relative_bias.weight"]
-    bias = table[buckets(run.config, distances_at(run, site), stack == "encoder")]
-    return value - bias_at(run, site) + np.moveaxis(bias, -1, 1)
+    table = state.parameters[f"{stack}.relative_bias.weight"]
+    bias = table[buckets(state.config, distances_at(state, site), stack == "encoder")]
+    return value - bias_at(state, site) + np.moveaxis(bias, -1, 1)
 
 
 def _other_directions(config: TransformerConfig, distances: np.ndarray, both: bool) -> np.ndarray:
@@ -301,9 +301,9 @@ def _alibi_faults(config: TransformerConfig) -> Iterator[Fault]:
             yield Fault("alibi-slopes", name, says, patch=partial(_sloped, slopes))
 
 
-def _sloped(slopes: Callable[[int], np.ndarray], run: Run, site: str, value: Value) -> Value:
-    away = np.abs(distances_at(run, site))[:, None] * slopes(run.config.num_heads)[:, None, None]
-    return value - bias_at(run, site) - away.astype(value.dtype)
+def _sloped(slopes: Callable[[int], np.ndarray], state: WalkState, site: str, value: Value) -> Value:
+    away = np.abs(distances_at(state, site))[:, None] * slopes(state.config.num_heads)[:, None, None]
+    return value - bias_at(state, site) - away.astype(value.dtype)
 
 
 def _naive_slopes(heads: int) -> np.ndarray:
@@ -342,10 +342,10 @@ def _bias_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
         yield Fault(f"{kind}-scaled", "scaled", says, patch=partial(_weighted, score_scale))
 
 
-def _weighted(by: Callable[[TransformerConfig], float], run: Run, site: str, value: Value) -> Value:
-    bias = bias_at(run, site)
+def _weighted(by: Callable[[TransformerConfig], float], state: WalkState, site: str, value: Value) -> Value:
+    bias = bias_at(state, site)
     assert bias is not None
-    return value + bias * value.dtype.type(by(run.config) - 1)
+    return value + bias * value.dtype.type(by(state.config) - 1)
 
 
 def _nothing(config: TransformerConfig) -> float:

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.diagnosis.fault import Fault, Run
+from transparity_conformance.diagnosis.fault import Fault, WalkState
 from transparity_conformance.diagnosis.faults.normalization import normed
 from transparity_conformance.diagnosis.faults.sites import (
     Value,
@@ -56,7 +56,7 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
         yield from _residual_faults(config, sublayer_of(site)[1])
     if sublayer.endswith("_norm") and sublayer != "memory_norm" and config.norm_position == "post":
         says = "the norm is applied to the sublayer's output alone, the residual added behind it"
-        yield Fault("norm-placement", "before the residual", says, patch=_normed_output, onward=None)
+        yield Fault("norm-placement", "before the residual", says, patch=_normed_output, downstream=None)
     if site == "logits" and config.head == "logits":
         yield Fault("logit-shift", "log-softmax", "log-softmax of the logits is returned", patch=_log_softmax)
         yield Fault("logit-shift", "largest 0", "each row is shifted so that its largest logit is 0", patch=_largest_0)
@@ -66,12 +66,12 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
 def _residual_faults(config: TransformerConfig, sublayer: str) -> Iterator[Fault]:
     if config.norm_position != "post":
         says = "the residual adds the normalised tensor instead of the one before the norm"
-        yield Fault("residual-source", "normalised", says, onward=_from_normalised)
-    yield Fault("residual-source", "missing", "the residual is missing", onward=_no_residual)
-    yield Fault("residual-source", "twice", "the residual is added twice", onward=_residual_twice)
+        yield Fault("residual-source", "normalised", says, downstream=_from_normalised)
+    yield Fault("residual-source", "missing", "the residual is missing", downstream=_no_residual)
+    yield Fault("residual-source", "twice", "the residual is added twice", downstream=_residual_twice)
     if sublayer == "feed_forward" or sublayer == "cross_attention":
         says = "the residual adds the layer's input instead of what came before this sublayer"
-        yield Fault("residual-source", "layer input", says, onward=_from_layer_input)
+        yield Fault("residual-source", "layer input", says, downstream=_from_layer_input)
 
 
 WEIGHT_BITS = {"bfloat16": "bfloat16", "float16": "float16", "TF32": "tf32"}
@@ -117,15 +117,15 @@ ACTIVATIONS: dict[str, tuple[Callable[[Value], Value], str]] = {
 }
 
 
-def _projected(run: Run, site: str, role: str) -> Value:
+def _projected(state: WalkState, site: str, role: str) -> Value:
     scope, sublayer, _ = split(site)
-    return apply_linear(run, f"{scope}.feed_forward.{role}", sublayer_input(run, scope, sublayer))
+    return apply_linear(state, f"{scope}.feed_forward.{role}", sublayer_input(state, scope, sublayer))
 
 
-def _activated(function: Callable[[Value], Value], run: Run, site: str, value: Value) -> Value:
-    if run.config.gated:
-        return (function(_projected(run, site, "gate")) * _projected(run, site, "up")).astype(value.dtype)
-    return function(_projected(run, site, "up")).astype(value.dtype)
+def _activated(function: Callable[[Value], Value], state: WalkState, site: str, value: Value) -> Value:
+    if state.config.gated:
+        return (function(_projected(state, site, "gate")) * _projected(state, site, "up")).astype(value.dtype)
+    return function(_projected(state, site, "up")).astype(value.dtype)
 
 
 Gated = Callable[[Callable[[Value], Value], Value, Value], Value]
@@ -166,48 +166,48 @@ GATES: tuple[tuple[str, str, str, Gated], ...] = (
 )
 
 
-def _gated(gated: Gated, run: Run, site: str, value: Value) -> Value:
-    function = ACTIVATIONS[run.config.activation][0]
-    return gated(function, _projected(run, site, "gate"), _projected(run, site, "up")).astype(value.dtype)
+def _gated(gated: Gated, state: WalkState, site: str, value: Value) -> Value:
+    function = ACTIVATIONS[state.config.activation][0]
+    return gated(function, _projected(state, site, "gate"), _projected(state, site, "up")).astype(value.dtype)
 
 
-def _from_normalised(run: Run, site: str, flow: Value) -> Value:
+def _from_normalised(state: WalkState, site: str, flow: Value) -> Value:
     scope, sublayer = sublayer_of(site)
-    return flow - stream(run, scope, sublayer) + run.seen[f"{scope}.{sublayer}_norm"]
+    return flow - stream(state, scope, sublayer) + state.activations[f"{scope}.{sublayer}_norm"]
 
 
-def _no_residual(run: Run, site: str, flow: Value) -> Value:
+def _no_residual(state: WalkState, site: str, flow: Value) -> Value:
     scope, sublayer = sublayer_of(site)
-    return flow - stream(run, scope, sublayer)
+    return flow - stream(state, scope, sublayer)
 
 
-def _residual_twice(run: Run, site: str, flow: Value) -> Value:
+def _residual_twice(state: WalkState, site: str, flow: Value) -> Value:
     scope, sublayer = sublayer_of(site)
-    return flow + stream(run, scope, sublayer)
+    return flow + stream(state, scope, sublayer)
 
 
-def _from_layer_input(run: Run, site: str, flow: Value) -> Value:
+def _from_layer_input(state: WalkState, site: str, flow: Value) -> Value:
     scope, sublayer = sublayer_of(site)
-    return flow - stream(run, scope, sublayer) + stream(run, scope, "self_attention")
+    return flow - stream(state, scope, sublayer) + stream(state, scope, "self_attention")
 
 
-def _normed_output(run: Run, site: str, value: Value) -> Value:
+def _normed_output(state: WalkState, site: str, value: Value) -> Value:
     scope, name = site.rpartition(".")[::2]
     sublayer = name.removesuffix("_norm")
-    x, out = stream(run, scope, sublayer), run.seen[f"{scope}.{sublayer}.output"]
-    run.seen[f"{scope}.{sublayer}.output"] = out - x  # what the norm then finds with the residual added is `out`
-    behind = normed(run, site)
-    run.seen[f"{scope}.{sublayer}.output"] = out
+    x, out = stream(state, scope, sublayer), state.activations[f"{scope}.{sublayer}.output"]
+    state.activations[f"{scope}.{sublayer}.output"] = out - x  # what the norm then finds with the residual added is `out`
+    behind = normed(state, site)
+    state.activations[f"{scope}.{sublayer}.output"] = out
     return x + behind
 
 
-def _log_softmax(run: Run, site: str, value: Value) -> Value:
+def _log_softmax(state: WalkState, site: str, value: Value) -> Value:
     return log_softmax(value)
 
 
-def _largest_0(run: Run, site: str, value: Value) -> Value:
+def _largest_0(state: WalkState, site: str, value: Value) -> Value:
     return value - value.max(-1, keepdims=True)
 
 
-def _mean_0(run: Run, site: str, value: Value) -> Value:
+def _mean_0(state: WalkState, site: str, value: Value) -> Value:
     return value - value.mean(-1, keepdims=True)

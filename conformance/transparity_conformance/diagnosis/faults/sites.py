@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.diagnosis.fault import Run
+from transparity_conformance.diagnosis.fault import WalkState
 from transparity_numpy.functional import linear
 from transparity_numpy.masks import padding_mask
 from transparity_numpy.positions import distances
@@ -24,10 +24,10 @@ def split(site: str) -> tuple[str, str, str]:
     return ".".join(parts[:3]), parts[3], parts[4] if len(parts) > 4 else ""
 
 
-def parameters_of(run: Run, scope: str) -> dict[str, np.ndarray]:
+def parameters_of(state: WalkState, scope: str) -> dict[str, np.ndarray]:
     """The weight and bias of one part."""
     scope += "."
-    return {name.removeprefix(scope): value for name, value in run.parameters.items() if name.startswith(scope)}
+    return {name.removeprefix(scope): value for name, value in state.parameters.items() if name.startswith(scope)}
 
 
 def sublayers(config: TransformerConfig, scope: str) -> list[str]:
@@ -36,26 +36,26 @@ def sublayers(config: TransformerConfig, scope: str) -> list[str]:
     return ["self_attention", *["cross_attention"] * crosses, "feed_forward"]
 
 
-def layer_input(run: Run, scope: str) -> Value:
+def layer_input(state: WalkState, scope: str) -> Value:
     """What flows into a layer."""
     stack, _, index = scope.split(".")
-    return _behind_layers(run, stack, int(index))
+    return _behind_layers(state, stack, int(index))
 
 
-def _behind_layers(run: Run, stack: str, layers: int) -> Value:
+def _behind_layers(state: WalkState, stack: str, layers: int) -> Value:
     """What flows behind the first `layers` of a stack."""
-    first = "embedding_norm" if run.config.embedding_norm else "embedding"
-    return run.seen[f"{stack}.layers.{layers - 1}.output" if layers else f"{stack}.{first}"]
+    first = "embedding_norm" if state.config.embedding_norm else "embedding"
+    return state.activations[f"{stack}.layers.{layers - 1}.output" if layers else f"{stack}.{first}"]
 
 
-def stream(run: Run, scope: str, upto: str) -> Value:
+def stream(state: WalkState, scope: str, upto: str) -> Value:
     """The residual stream of a layer in front of the sublayer `upto`."""
-    x = layer_input(run, scope)
-    for name in sublayers(run.config, scope):
+    x = layer_input(state, scope)
+    for name in sublayers(state.config, scope):
         if name == upto:
             break
-        behind = run.config.norm_position == "post"
-        x = run.seen[f"{scope}.{name}_norm"] if behind else x + run.seen[branch_end(run.config, f"{scope}.{name}")]
+        behind = state.config.norm_position == "post"
+        x = state.activations[f"{scope}.{name}_norm"] if behind else x + state.activations[branch_end(state.config, f"{scope}.{name}")]
     return x
 
 
@@ -70,31 +70,31 @@ def sublayer_of(site: str) -> tuple[str, str]:
     return scope, name.removesuffix("_norm").removesuffix("_post")
 
 
-def norm_input(run: Run, site: str) -> Value:
+def norm_input(state: WalkState, site: str) -> Value:
     """What goes into the norm whose result is tapped as `site` (a stack's output, if it has a final norm)."""
-    config, parts = run.config, site.split(".")
+    config, parts = state.config, site.split(".")
     if parts[1] == "embedding_norm":
-        return run.seen[f"{parts[0]}.embedding"]
+        return state.activations[f"{parts[0]}.embedding"]
     if len(parts) == 2:
-        return _behind_layers(run, parts[0], config.stack_num_layers(parts[0]))
+        return _behind_layers(state, parts[0], config.stack_num_layers(parts[0]))
     if is_head_norm(site):
-        return run.seen[site.removesuffix("_norm")]
+        return state.activations[site.removesuffix("_norm")]
     scope, name = ".".join(parts[:3]), parts[3].removesuffix("_norm")
     if name == "memory":
-        return run.seen["encoder.output"]
+        return state.activations["encoder.output"]
     if name.endswith("_post"):
-        return run.seen[f"{scope}.{name.removesuffix('_post')}.output"]
-    x = stream(run, scope, name)
-    return x + run.seen[f"{scope}.{name}.output"] if config.norm_position == "post" else x
+        return state.activations[f"{scope}.{name.removesuffix('_post')}.output"]
+    x = stream(state, scope, name)
+    return x + state.activations[f"{scope}.{name}.output"] if config.norm_position == "post" else x
 
 
-def sublayer_input(run: Run, scope: str, sublayer: str, role: str = "query") -> Value:
+def sublayer_input(state: WalkState, scope: str, sublayer: str, role: str = "query") -> Value:
     """What goes into a sublayer: for the keys and values of cross-attention, the memory."""
     if sublayer == "cross_attention" and role in ("key", "value"):
-        return run.seen[f"{scope}.memory_norm" if run.config.memory_norm else "encoder.output"]
-    if run.config.norm_position == "post":
-        return stream(run, scope, sublayer)
-    return run.seen[f"{scope}.{sublayer}_norm"]
+        return state.activations[f"{scope}.memory_norm" if state.config.memory_norm else "encoder.output"]
+    if state.config.norm_position == "post":
+        return stream(state, scope, sublayer)
+    return state.activations[f"{scope}.{sublayer}_norm"]
 
 
 def is_norm(config: TransformerConfig, site: str) -> bool:
@@ -111,8 +111,8 @@ def norm_scope(site: str) -> str:
     return site.replace(".output", ".final_norm") if site.count(".") == 1 else site
 
 
-def apply_linear(run: Run, scope: str, x: Value) -> Value:
-    return linear(parameters_of(run, scope), x)
+def apply_linear(state: WalkState, scope: str, x: Value) -> Value:
+    return linear(parameters_of(state, scope), x)
 
 
 def keys_name(config: TransformerConfig, site: str) -> str:
@@ -124,11 +124,11 @@ def keys_name(config: TransformerConfig, site: str) -> str:
     return config.input_names[-1]
 
 
-def keys_of(run: Run, site: str) -> tuple[np.ndarray, bool]:
+def keys_of(state: WalkState, site: str) -> tuple[np.ndarray, bool]:
     """The tokens that an attention looks at, and whether it is causal."""
     scope, sublayer, _ = split(site)
-    name = keys_name(run.config, site)
-    return run.inputs[name], scope.startswith("decoder") and sublayer != "cross_attention"
+    name = keys_name(state.config, site)
+    return state.inputs[name], scope.startswith("decoder") and sublayer != "cross_attention"
 
 
 def given_mask(config: TransformerConfig, site: str) -> bool:
@@ -136,15 +136,15 @@ def given_mask(config: TransformerConfig, site: str) -> bool:
     return config.padding == "attention-mask" and keys_name(config, site) != "target"
 
 
-def padding_at(run: Run, site: str, *, by_token: bool = False) -> np.ndarray:
+def padding_at(state: WalkState, site: str, *, by_token: bool = False) -> np.ndarray:
     """What is no padding (batch, 1, 1, keys) of the tokens at `site`; `by_token`, whatever mask is given."""
-    given = run.inputs["attention_mask"] if given_mask(run.config, site) and not by_token else None
-    return padding_mask(run.inputs[keys_name(run.config, site)], run.config.pad_id, given)
+    given = state.inputs["attention_mask"] if given_mask(state.config, site) and not by_token else None
+    return padding_mask(state.inputs[keys_name(state.config, site)], state.config.pad_id, given)
 
 
-def distances_at(run: Run, site: str) -> np.ndarray:
+def distances_at(state: WalkState, site: str) -> np.ndarray:
     """How far (1, queries, keys) each key of a self-attention stands behind its query."""
-    length = run.inputs[keys_name(run.config, site)].shape[1]
+    length = state.inputs[keys_name(state.config, site)].shape[1]
     return distances(np.arange(length)[None], length)
 
 
@@ -153,7 +153,7 @@ def token_table(config: TransformerConfig, stack: str) -> str:
     return f"{'encoder' if config.shared_embedding else stack}.token_embedding.weight"
 
 
-def met(run: Run, scope: str, role: str) -> Value:
+def met(state: WalkState, scope: str, role: str) -> Value:
     """The `query` or the `key` of the attention at `scope` as they meet: normalised and turned, where there is such."""
     names = [f"{scope}.{role}{step}" for step in ("_rotated", "_norm", "")]
-    return run.seen[next(name for name in names if name in run.seen)]
+    return state.activations[next(name for name in names if name in state.activations)]

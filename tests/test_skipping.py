@@ -12,7 +12,7 @@ from transparity_conformance.diagnosis import walk as walking
 from transparity_conformance.diagnosis.fault import Fault, Hypothesis
 from transparity_conformance.diagnosis.faults import hypotheses, whole_model
 from transparity_conformance.diagnosis.resume import Start
-from transparity_conformance.diagnosis.segment import Place
+from transparity_conformance.diagnosis.segment import Segment
 from transparity_conformance.diagnosis.walk import base_of, walk
 from transparity_conformance.oracle.probes import probes
 
@@ -25,7 +25,7 @@ def test_what_is_skipped_makes_no_difference(case: str, monkeypatch: pytest.Monk
     shown = {name: x * (1 + 1e-3 * noise.normal(size=x.shape)) for name, x in probe.oracle.expected.items()}
     coarse = {name: x for name, x in shown.items() if name == "encoder.output" or name.count(".") == 3}
     known = hypotheses(probe.config, taps)
-    doubled = Fault("twice", "twice", "what a layer returns is doubled", downstream=lambda state, name, value: 2 * value)
+    doubled = Fault("twice", "twice", "outputs are doubled", downstream=lambda state, name, value: 2 * value)
     handed_on = [Hypothesis(doubled, (name,)) for name in taps if name.count(".") == 3 and name.endswith("output")]
     chosen = [(draw.choice(some), draw.choice(known)) for some in (known, handed_on) for _ in range(40)]
     ends = [draw.choice(taps) for _ in chosen]
@@ -49,7 +49,7 @@ def test_two_mistakes_that_cannot_both_be_made_explain_nothing() -> None:
     known = [*hypotheses(probe.config, list(probe.oracle.expected)), *whole_model(probe.config)]
     moved = next(one for one in known if one.fault.fields and "norm_position" in one.fault.fields)
     normed = next(one for one in known if one.fault.variant == "before the residual")
-    said = {"logits": probe.oracle.expected["logits"]}
-    place = Place("logits", [probe], {probe.name: said}, {probe.name: 1e-6}, "float32")
-    assert not np.isfinite(place.left(probe, (moved, normed))).any()
-    assert place.share(probe, (moved, normed)) > 1
+    recorded = {"logits": probe.oracle.expected["logits"]}
+    segment = Segment("logits", [probe], {probe.name: recorded}, {probe.name: 1e-6}, "float32")
+    assert not np.isfinite(segment.left(probe, (moved, normed))).any()
+    assert segment.share(probe, (moved, normed)) > 1

@@ -1,7 +1,7 @@
 """Causes: the faults that, put into the reference, make a difference vanish.
 
-Single faults are tried exhaustively, then those with a fitted number, then pairs. A cause is named only if the remaining
-difference is within the budget on every probe.
+Single faults are tried exhaustively, then those with a fitted number, then pairs. A cause is named only if what remains
+is within the budget on every probe.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from transparity_conformance.diagnosis.fault import Hypothesis
 from transparity_conformance.diagnosis.faults import hypotheses, whole_model
-from transparity_conformance.diagnosis.search import Search
+from transparity_conformance.diagnosis.search.search import Search
 from transparity_conformance.diagnosis.segment import Combination, Segment, rms
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.oracle.probes import Probe
@@ -57,9 +57,7 @@ def explain(
     candidates = hypotheses(screen.config, sites)
     if segment.tap == "logits":
         candidates += whole_model(screen.config)
-    unexplained = any(
-        tap_kind(tap) == tap_kind(segment.tap) and not each.causes for tap, each in earlier.items()
-    )
+    unexplained = any(tap_kind(tap) == tap_kind(segment.tap) and not each.causes for tap, each in earlier.items())
     found, remains = _search(Search(segment, known, screen, candidates), screen, sites, with_pairs=not unexplained)
     if not found:
         return Explanation()
@@ -85,7 +83,7 @@ def _search(search: Search, screen: Probe, sites: list[str], *, with_pairs: bool
 
 
 def _screen(segment: Segment, known: Combination) -> Probe:
-    """The probe with the largest share, of the ordinary size if that disagrees at all: numbers in reports are for it."""
+    """The probe that disagrees most, of the ordinary size if any does: numbers in reports are for that size."""
     shares = {
         probe.name: segment.largest(probe, known) / (segment.budgets[probe.name] or 1) for probe in segment.probes
     }
@@ -125,7 +123,9 @@ def tap_kind(tap: str) -> str:
     return last
 
 
-def _cause(segment: Segment, known: Combination, chosen: Combination, index: int, before: float, screen: Probe) -> Cause:
+def _cause(
+    segment: Segment, known: Combination, chosen: Combination, index: int, before: float, screen: Probe
+) -> Cause:
     fault, sites = chosen[index].fault, chosen[index].sites
     applied = (*known, *chosen[: index + 1])
     residual = segment.largest(segment.probes[0], applied)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,12 +13,13 @@ from transparity_conformance.oracle.oracle import Arrays
 
 @dataclass
 class WalkState:
-    """One forward pass as a fault sees it: the model, its inputs and the activations so far."""
+    """One forward pass as a fault sees it."""
 
     config: TransformerConfig
     parameters: Arrays
     inputs: Arrays
-    activations: Arrays = field(default_factory=dict)
+    taps: Arrays = field(default_factory=dict)
+    """The activations so far."""
 
 
 Alter = Callable[[TransformerConfig, Arrays, str], Arrays]
@@ -50,6 +51,17 @@ class Fault:
     """Changes the value that flows on behind a site, but not the value shown at the site."""
     value: float | None = None
     """The number in it, if it has one."""
+
+
+@dataclass(frozen=True)
+class NumericFault:
+    """Faults that differ by a number, which is fitted."""
+
+    is_site: Callable[[str], bool]
+    """Whether it can be made at a tap."""
+    grid: Sequence[float]
+    """Positive numbers, in order, to begin with."""
+    make: Callable[[float], Fault]
 
 
 @dataclass(frozen=True)

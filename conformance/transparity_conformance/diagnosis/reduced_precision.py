@@ -1,7 +1,7 @@
-"""Products of rounded factors, as tensor cores make them: TF32 and half precision factors, summed in float32.
+"""Rounding that explains every difference: of the weights, of all arithmetic, or of the factors of matrix products.
 
-The rounding is put into the reference as a fault would be: arrays that round what is multiplied with them go through
-the reference's own code in the place of its parameters and activations.
+Products of rounded factors are what tensor cores compute: TF32 and half-precision factors, summed in float32. They are
+put into the reference like a fault: arrays that round their factors replace its parameters and activations.
 """
 
 from __future__ import annotations
@@ -15,20 +15,98 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity_conformance.diagnosis.fault import Fault, Hypothesis, WalkState
-from transparity_conformance.diagnosis.faults.residuals_and_activations import rounded_to
+from transparity_conformance.diagnosis.faults import whole_model
+from transparity_conformance.diagnosis.probe_result import ProbeResult, Results, logits_error, still_wrong
+from transparity_conformance.diagnosis.walk import segment_budgets, walk
+from transparity_conformance.oracle.budgets import rounded_to
 from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.report.comparison import gap
+from transparity_conformance.report.report import Cause
 
 KINDS = {"TF32": "tf32", "bfloat16": "bfloat16", "float16": "float16"}
 
 TYPICAL, WORST = 0.5, 0.75
-"""What may be left of a difference, on most probes and on any: a factor beside a tie may be rounded the other way, and
-with it all that comes of it. Another rounding, or a fault, leaves all of the difference or makes it several times as
-large."""
+"""The share of a difference that may be left, on most probes and on any: a factor near a tie may be rounded the other
+way, and so every number that depends on it. Another rounding, or a fault, leaves all of it or makes it several times
+as large."""
 
 FURTHEST = 4.0
-"""How far any number may be off, in the largest differences that the rounding makes."""
+"""The largest difference of any number, in units of the largest difference that the rounding makes."""
 
 PARAMETERS = "parameters"
+
+
+def find_rounding(results: Results, dtype: str) -> Cause | None:
+    """Find a rounding to fewer bits that explains every difference; a wrong shape is no rounding."""
+    if any(result.misshapen for result in results.values()):
+        return None
+    return _rounded_weights(results, dtype) or _rounded_arithmetic(results, dtype) or _rounded_products(results)
+
+
+def _rounded_weights(results: Results, dtype: str) -> Cause | None:
+    config = next(iter(results.values())).probe.config
+    for fault in (hypothesis.fault for hypothesis in whole_model(config)):
+        chosen = (Hypothesis(fault, (PARAMETERS,)),)
+        if fault.id == "low-precision" and not still_wrong(results, chosen, dtype, most=0):
+            return Cause("low-precision", fault.description, None, logits_error(results, chosen), 1.0)
+    return None
+
+
+def _rounded_arithmetic(results: Results, dtype: str) -> Cause | None:
+    """All arithmetic is rounded if every recorded number is one of the narrower precision, and within its budgets."""
+    for kind in (*(("float32",) if dtype == "float64" else ()), "bfloat16", "float16"):
+        if kind == dtype:
+            continue
+        recorded = (value for result in results.values() for value in result.recorded.values())
+        if all(np.array_equal(rounded_to(value, kind), value, equal_nan=True) for value in recorded) and all(
+            _is_within(result, kind) for result in results.values()
+        ):
+            pairs = [(each.recorded["logits"], each.probe.oracle.expected["logits"]) for each in results.values()]
+            return Cause(
+                "low-precision", f"rounding of {kind} arithmetic", None, max(gap(*pair) for pair in pairs), 1.0
+            )
+    return None
+
+
+def _is_within(result: ProbeResult, kind: str) -> bool:
+    budgets = segment_budgets(result.probe, result.recorded, kind, neighbours=1)
+    return all(result.errors[tap] <= budgets[tap] for tap in result.recorded)
+
+
+def _rounded_products(results: Results) -> Cause | None:
+    for hypothesis in products_of(next(iter(results.values())).order):
+        left: list[float] = []
+        for result in results.values():
+            left.append(_share_left(result, hypothesis))
+            if left[-1] > WORST:
+                break
+        typical = float(np.median(left))
+        if max(left) <= WORST and typical <= TYPICAL:
+            residual = logits_error(results, (hypothesis,))
+            return Cause("low-precision", hypothesis.fault.description, None, residual, 1 - typical)
+    return None
+
+
+def _share_left(result: ProbeResult, hypothesis: Hypothesis) -> float:
+    """The largest share that rounding leaves of the differences over budget."""
+    if not result.wrong:
+        return 0.0
+    ours, rounded = walk(result.probe, result.recorded), walk(result.probe, result.recorded, (hypothesis,))
+    return max(left_with(result.recorded[tap], ours[tap], rounded[tap]) for tap in result.wrong)
+
+
+def left_with(actual: np.ndarray, ours: np.ndarray, rounded: np.ndarray) -> float:
+    """The share of a typical number's difference from `ours` that is left beside `rounded`.
+
+    It is infinite if a number is further off than rounding takes it. Numbers that neither changes, such as a weight of
+    zero, do not count.
+    """
+    ours, rounded = np.asarray(ours), np.asarray(rounded)
+    moved = (actual != ours) | (rounded != ours)
+    with np.errstate(all="ignore"):
+        before, after = np.abs(actual - ours)[moved], np.abs(actual - rounded)[moved]
+        possible = after.max(initial=0.0) <= FURTHEST * np.abs(rounded - ours).max(initial=0.0)
+        return float(np.median(after) / np.median(before)) if possible else math.inf
 
 
 class Factors(np.ndarray):
@@ -59,27 +137,15 @@ def factors(kind: str, value: np.ndarray) -> Factors:
 def products_of(taps: list[str]) -> Iterator[Hypothesis]:
     """Every kind of rounded products, made in the whole model."""
     for name, kind in KINDS.items():
-        says = f"rounding of the factors of matrix products to {name}"
-        made = Fault(
-            "low-precision", f"{name} products", says, alter=partial(_alter, kind), downstream=partial(_onward, kind)
-        )
+        description = f"rounding of the factors of matrix products to {name}"
+        alter, downstream = partial(_alter, kind), partial(_downstream, kind)
+        made = Fault("low-precision", f"{name} products", description, alter=alter, downstream=downstream)
         yield Hypothesis(made, (PARAMETERS, *taps))
-
-
-def left_with(actual: np.ndarray, ours: np.ndarray, rounded: np.ndarray) -> float:
-    """How much of a typical number's difference from `ours` is left beside `rounded`; infinitely much if one is further
-    off than rounding takes it. What neither changes, such as a weight of zero, is not asked."""
-    ours, rounded = np.asarray(ours), np.asarray(rounded)
-    moved = (actual != ours) | (rounded != ours)
-    with np.errstate(all="ignore"):
-        before, after = np.abs(actual - ours)[moved], np.abs(actual - rounded)[moved]
-        possible = after.max(initial=0.0) <= FURTHEST * np.abs(rounded - ours).max(initial=0.0)
-        return float(np.median(after) / np.median(before)) if possible else math.inf
 
 
 def _alter(kind: str, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
     return {name: factors(kind, value) for name, value in parameters.items()} if site == PARAMETERS else {}
 
 
-def _onward(kind: str, state: WalkState, name: str, value: np.ndarray) -> Factors:
+def _downstream(kind: str, state: WalkState, name: str, value: np.ndarray) -> Factors:
     return factors(kind, value)

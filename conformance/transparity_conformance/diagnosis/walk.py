@@ -1,8 +1,8 @@
 """The walk: run the reference through the port's own activations.
 
-At each tap the reference computes the next value from the port's activations, then continues with the port's value. Each
-segment is therefore judged on its own: a fault shows where it is made and nowhere behind it, and several faults are all
-found at once. A walk is one forward pass under one tap; if only logits are recorded, the whole model is one segment.
+At each tap the reference computes the next value from the port's activations, then continues with the port's value. So
+each segment is judged on its own: a fault shows where it is made and nowhere behind it, and several are all found at
+once. A walk is one forward pass under one tap; if only logits are recorded, the whole model is one segment.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class Base:
     """A finished walk without faults, which other walks on the same activations can resume."""
 
     computed: Arrays
-    activations: Arrays
+    taps: Arrays
 
 
 def base_of(probe: Probe, recorded: Mapping[str, np.ndarray]) -> Base:
     """Walk through the whole model without any fault."""
-    activations: Arrays = {}
-    return Base(walk(probe, recorded, activations=activations), activations)
+    taps: Arrays = {}
+    return Base(walk(probe, recorded, taps=taps), taps)
 
 
 def walk(
@@ -57,7 +57,7 @@ def walk(
     until: str | None = None,
     index: int = 0,
     base: Base | None = None,
-    activations: Arrays | None = None,
+    taps: Arrays | None = None,
 ) -> Arrays:
     """Run the reference with `hypotheses` applied on the port's activations `recorded`, up to `until`.
 
@@ -65,7 +65,7 @@ def walk(
         dtype: The precision of the computation.
         index: One of the neighbouring points at which rounding is measured (0: the point itself).
         base: A walk on the same activations; what it has in common with this one is not computed again.
-        activations: Receives the values that flow on behind each tap.
+        taps: Receives the values that flow on behind each tap.
 
     Returns:
         The value that the reference computes at each tap.
@@ -82,7 +82,7 @@ def walk(
         if name not in unchanged
     }
     given = {name: rounded(value, dtype) for name, value in start.given.items()} if start.skipped else {}
-    state = WalkState(model.config, unchanged | cast, probe.inputs, given if activations is None else activations)
+    state = WalkState(model.config, unchanged | cast, probe.inputs, given if taps is None else taps)
     computed: Arrays = {} if base is None else dict(base.computed)
     tap = start.tap(_walking(state, computed, recorded, hypotheses, dtype, until))
     tokens: dict[str, Any] = dict(probe.inputs)
@@ -144,11 +144,11 @@ def _walking(
         if name == until:
             raise Reached
         flow = rounded(recorded[name], dtype) if name in recorded else computed[name]
-        state.activations[name] = flow
+        state.taps[name] = flow
         for hypothesis in hypotheses:
             if hypothesis.fault.downstream and name in hypothesis.sites:
                 flow = _patched(hypothesis.fault.downstream, state, name, flow)
-        state.activations[name] = flow
+        state.taps[name] = flow
         return flow
 
     return tap
@@ -177,7 +177,7 @@ def _start(
     cut = start_at(config, recorded, end).depth if until else (0, 0)
     earliest = min([end, *(depth(config, name) for name in touched if depth(config, name) >= cut)])
     earliest = min([earliest, *(depth(config, name) for name in downstream)])
-    return start_at(config, recorded if base is None else base.activations, earliest)
+    return start_at(config, recorded if base is None else base.taps, earliest)
 
 
 def segment_budgets(

@@ -74,6 +74,15 @@ def rounded(value: np.ndarray, dtype: str) -> np.ndarray:
     return value.astype(dtype if dtype == "float16" else ml_dtypes.bfloat16).astype(np.float32)
 
 
+def rounded_to(value: np.ndarray, kind: str) -> np.ndarray:
+    """`value` rounded to float32, bfloat16, float16 or TF32 (10 bits behind the point), kept in its own dtype."""
+    if kind == "tf32":
+        bits = value.astype(np.float32).view(np.uint32)
+        bits = (bits + np.uint32(0xFFF) + ((bits >> np.uint32(13)) & np.uint32(1))) & np.uint32(0xFFFFE000)
+        return bits.view(np.float32).astype(value.dtype)
+    return value.astype(ml_dtypes.bfloat16 if kind == "bfloat16" else kind).astype(value.dtype)
+
+
 EVERY = ("float64", "float32", "bfloat16", "float16")
 
 

@@ -1,6 +1,7 @@
-"""The catalogue: every fault that can be put into the reference, by the kind of tap at which it is made.
+"""The catalogue: every fault that can be put into the reference, in one file for each subject.
 
-A fault is data and up to three functions (`walk.Fault`); a new one is a new entry in the file of its subject.
+A subject is a module with `faults(config, site)`, every fault that can be made at a tap, and, if a fault has a number
+to be fitted, `numeric_faults(config)`.
 """
 
 from __future__ import annotations
@@ -11,48 +12,49 @@ from transparity.config import TransformerConfig
 from transparity_conformance.diagnosis.fault import Fault, Hypothesis
 from transparity_conformance.diagnosis.faults import (
     attention,
+    auxiliary_inputs,
     embedding,
     masks,
+    normalization,
+    output_head,
+    parameters,
     positions,
-)
-from transparity_conformance.diagnosis.faults import (
-    auxiliary_inputs as beside,
-)
-from transparity_conformance.diagnosis.faults import (
-    normalization as norms,
-)
-from transparity_conformance.diagnosis.faults import (
-    output_head as heads,
-)
-from transparity_conformance.diagnosis.faults import (
-    parameters as weights,
-)
-from transparity_conformance.diagnosis.faults import (
-    residuals_and_activations as structure,
+    residuals_and_activations,
 )
 from transparity_conformance.diagnosis.faults.scopes import groups
 
+SUBJECTS = (
+    embedding,
+    auxiliary_inputs,
+    parameters,
+    positions,
+    attention,
+    masks,
+    normalization,
+    residuals_and_activations,
+    output_head,
+)
+"""The subjects, in the order in which equally good causes are listed."""
+
 
 def faults_at(config: TransformerConfig, site: str) -> Iterator[Fault]:
-    """Every fault that can be made at the tap `site`, but for those that have a number to be fitted."""
-    for subject in (embedding, beside, weights, positions, attention, masks, norms, structure, heads):
+    """Every fault that can be made at the tap `site`, except those with a number to be fitted."""
+    for subject in SUBJECTS:
         yield from subject.faults(config, site)
 
 
 def whole_model(config: TransformerConfig) -> Iterator[Hypothesis]:
-    """Faults that are made at no one place."""
-    for fault in structure.everywhere(config):
+    """Faults of the whole model, which have no site."""
+    for fault in residuals_and_activations.whole_model_faults(config):
         yield Hypothesis(fault)
 
 
 def hypotheses(config: TransformerConfig, sites: list[str]) -> list[Hypothesis]:
-    """Every fault over every group of `sites`."""
+    """Every fault at every group of `sites`."""
     found: dict[tuple[str, str], dict[str, Fault]] = {}
     for site in sites:
         for fault in faults_at(config, site):
             found.setdefault((fault.id, fault.variant), {})[site] = fault
-    result: list[Hypothesis] = []
-    for places in found.values():
-        fault = next(iter(places.values()))
-        result += [Hypothesis(fault, chosen) for chosen in groups(places)]
-    return result
+    return [
+        Hypothesis(next(iter(by_site.values())), chosen) for by_site in found.values() for chosen in groups(by_site)
+    ]

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.diagnosis.fault import Fault, WalkState
+from transparity_conformance.diagnosis.fault import Fault, NumericFault, WalkState
 from transparity_conformance.diagnosis.faults.masks import right_mask, scores_at
 from transparity_conformance.diagnosis.faults.positions import bias_at
 from transparity_conformance.diagnosis.faults.sites import Value, apply_linear, met, split, sublayer_input
@@ -86,8 +86,8 @@ def scaled(config: TransformerConfig, scale: float, named: str) -> Fault:
     says = f"your scores are {scale / right:.4f} × ours: scaled by {by} instead of {kind} ({right:.4g})"
     change = partial(_scaled, SCALES.get(named, lambda config: scale))
     # What hides scores before they are scaled is scaled with them; that shows if it hides by half.
-    beside = ("weights",) if config.mask_order == "before-scale" and 0 > config.mask_value > -1e3 else ()
-    return Fault("attention-scale", named or f"{scale:.6g}", says, patch=change, beside=beside, value=scale)
+    also = ("weights",) if config.mask_order == "before-scale" and 0 > config.mask_value > -1e3 else ()
+    return Fault("attention-scale", named or f"{scale:.6g}", says, patch=change, also_patched=also, value=scale)
 
 
 def _scaled(scale: Callable[[TransformerConfig], float], state: WalkState, site: str, value: Value) -> Value:
@@ -148,7 +148,9 @@ def _capped(cap: float | None, state: WalkState, site: str, value: Value) -> Val
     return scored(state, site, score_scale(state.config), cap)
 
 
-def _capped_otherwise(change: Callable[[Value, float, float], Value], state: WalkState, site: str, value: Value) -> Value:
+def _capped_otherwise(
+    change: Callable[[Value, float, float], Value], state: WalkState, site: str, value: Value
+) -> Value:
     scope, cap = site.rpartition(".")[0], state.config.attention_softcap
     assert cap is not None
     query = met(state, scope, "query")
@@ -175,9 +177,11 @@ def _tiled(state: WalkState, site: str, value: Value) -> Value:
     scope, tap = site.rpartition(".")[::2]
     times = state.config.num_heads // state.config.key_value_heads
     if tap == "context":
-        return merge_heads(state.activations[f"{scope}.weights"] @ np.tile(state.activations[f"{scope}.value"], (1, times, 1, 1)))
+        return merge_heads(state.taps[f"{scope}.weights"] @ np.tile(state.taps[f"{scope}.value"], (1, times, 1, 1)))
     key, scale = np.tile(met(state, scope, "key"), (1, times, 1, 1)), score_scale(state.config)
-    return attention_scores(met(state, scope, "query"), key, scale, state.config.attention_softcap, bias_at(state, site))
+    return attention_scores(
+        met(state, scope, "query"), key, scale, state.config.attention_softcap, bias_at(state, site)
+    )
 
 
 def view(x: Value, num_heads: int) -> Value:
@@ -220,11 +224,23 @@ def _split(wrong: Callable[[Value, int], Value], state: WalkState, site: str, va
 
 def _merged(merge: Callable[[Value], Value], state: WalkState, site: str, value: Value) -> Value:
     scope = site.rpartition(".")[0]
-    weights = state.activations[f"{scope}.weights"]
-    return merge(weights @ repeat_heads(state.activations[f"{scope}.value"], weights.shape[1]))
+    weights = state.taps[f"{scope}.weights"]
+    return merge(weights @ repeat_heads(state.taps[f"{scope}.value"], weights.shape[1]))
 
 
 def _interleaved_throughout(state: WalkState, site: str, value: Value) -> Value:
     if site.endswith(".context"):
         return _merged(MERGES["interleaved"][0], state, site, value)
     return _split(interleaved, state, site, value)
+
+
+def numeric_faults(config: TransformerConfig) -> Iterator[NumericFault]:
+    grid = [score_scale(config) * 2.0**power for power in range(-8, 9)]
+    yield NumericFault(_is_scores, grid, lambda scale: scaled(config, scale, named_scale(config, scale)))
+    if config.attention_softcap is not None:
+        grid = [config.attention_softcap * 2.0**power for power in range(-4, 7)]
+        yield NumericFault(_is_scores, grid, partial(other_cap, config))
+
+
+def _is_scores(site: str) -> bool:
+    return site.endswith(".scores")

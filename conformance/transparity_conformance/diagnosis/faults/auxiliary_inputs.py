@@ -76,7 +76,9 @@ def _mask_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
 def _masked_otherwise(name: str, state: WalkState, site: str, value: Value) -> Value:
     mask = OTHER_MASKS[name][0]
     if site.endswith(".weights"):
-        return weighed(lambda state, site: shown_of(state, site, mask(state, site), parts_at(state, site)[1]), state, site, value)
+        return weighed(
+            lambda state, site: shown_of(state, site, mask(state, site), parts_at(state, site)[1]), state, site, value
+        )
     if state.config.position_count == "visible":
         table = state.parameters[f"{site.split('.')[0]}.position_embedding.weight"]
         value = value - right_positions(state, site) + table[right_ids(state, site, mask(state, site)[:, 0, 0])]

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.diagnosis.fault import Fault, WalkState
+from transparity_conformance.diagnosis.fault import Fault, NumericFault, WalkState
 from transparity_conformance.diagnosis.faults.normalization import normed_input
 from transparity_conformance.diagnosis.faults.sites import Value, keys_name, padding_at, token_table
 from transparity_conformance.oracle.oracle import Arrays
@@ -208,7 +208,7 @@ EXPONENTS = {
 
 def _positions_behind(state: WalkState, site: str, value: Value) -> Value:
     right = right_positions(state, site.removesuffix("_norm"))
-    return normed_input(state, site, state.activations[site.removesuffix("_norm")] - right) + right
+    return normed_input(state, site, state.taps[site.removesuffix("_norm")] - right) + right
 
 
 def _zeroed(config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
@@ -221,3 +221,15 @@ def _zeroed(config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
 def _zeroed_here(state: WalkState, site: str, value: Value) -> Value:
     is_padding = (state.inputs[keys_name(state.config, site)] == state.config.pad_id)[..., None]
     return value - is_padding * token_scale(state.config) * tokens_of(state, site)
+
+
+def numeric_faults(config: TransformerConfig) -> Iterator[NumericFault]:
+    grid = [2.0**power for power in range(-10, 11)]
+    yield NumericFault(_is_embedding, grid, lambda factor: scaled(config, factor, f"{factor:.6g}"))
+    if config.positions == "sinusoidal":
+        grid = [10.0**power for power in np.linspace(0.5, 8, 31)]
+        yield NumericFault(_is_embedding, grid, lambda base: based(config, base, f"{base:.6g}"))
+
+
+def _is_embedding(site: str) -> bool:
+    return site.endswith(".embedding")

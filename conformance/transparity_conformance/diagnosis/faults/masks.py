@@ -181,7 +181,7 @@ def weighed(change: Callable[[WalkState, str], Mask], state: WalkState, site: st
 
 
 def scores_at(state: WalkState, site: str) -> Value:
-    return state.activations[site.replace(".weights", ".scores")]
+    return state.taps[site.replace(".weights", ".scores")]
 
 
 def _inverted(state: WalkState, site: str) -> Mask:
@@ -247,7 +247,9 @@ def _behind(normalised: bool, state: WalkState, site: str, value: Value) -> Valu
 
 def _other_order(state: WalkState, site: str, value: Value) -> Value:
     order = "after-scale" if state.config.mask_order == "before-scale" else "before-scale"
-    changed = type(state.config)(**(state.config.as_dict() | {"mask_value": state.config.mask_value, "mask_order": order}))
+    changed = type(state.config)(
+        **(state.config.as_dict() | {"mask_value": state.config.mask_value, "mask_order": order})
+    )
     return attention_weights(scores_at(state, site), right_mask(state, site), masked_score(changed))
 
 
@@ -273,7 +275,7 @@ def _zero_context(state: WalkState, site: str, value: Value) -> Value:
     weights = site.replace(".context", ".weights")
     sees = right_mask(state, weights).any(-1, keepdims=True)
     scope = site.rpartition(".")[0]
-    values = repeat_heads(state.activations[f"{scope}.value"], state.config.num_heads)
-    heads = np.where(sees, state.activations[weights] @ values, value.dtype.type(0))
+    values = repeat_heads(state.taps[f"{scope}.value"], state.config.num_heads)
+    heads = np.where(sees, state.taps[weights] @ values, value.dtype.type(0))
     batch, _, length, _ = heads.shape
     return heads.swapaxes(1, 2).reshape(batch, length, -1)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.diagnosis.fault import Fault, WalkState
+from transparity_conformance.diagnosis.fault import Fault, NumericFault, WalkState
 from transparity_conformance.diagnosis.faults.sites import (
     Value,
     is_head_norm,
@@ -145,7 +145,9 @@ def _formed(identity: str, variant: str, says: str, **changes: Any) -> Fault:
 
 
 def _normed(changes: Mapping[str, Any], eps: float | None, state: WalkState, site: str, value: Value) -> Value:
-    return _formed_by(dataclasses.replace(form_at(state.config, site), **changes), eps, state, site, norm_input(state, site))
+    return _formed_by(
+        dataclasses.replace(form_at(state.config, site), **changes), eps, state, site, norm_input(state, site)
+    )
 
 
 def _formed_by(form: Form, eps: float | None, state: WalkState, site: str, x: Value) -> Value:
@@ -185,3 +187,7 @@ def _exchanged(pair: tuple[str, str], config: TransformerConfig, parameters: Arr
     kinds = ("weight", "bias", "running_mean", "running_var")
     found = {kind: parameters.get(f"{scope}.{other}.{kind}") for kind in kinds}
     return {f"{site}.{kind}": value for kind, value in found.items() if value is not None}
+
+
+def numeric_faults(config: TransformerConfig) -> Iterator[NumericFault]:
+    yield NumericFault(partial(is_norm, config), [10.0**power for power in range(-14, 2)], partial(other_eps, config))

@@ -11,7 +11,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.parameters import shared
-from transparity_conformance.diagnosis.fault import Fault, WalkState
+from transparity_conformance.diagnosis.fault import Fault, NumericFault, WalkState
 from transparity_conformance.diagnosis.faults.attention import KNOWN_CAPS
 from transparity_conformance.diagnosis.faults.sites import Value, apply_linear, padding_at
 from transparity_numpy.functional import nest
@@ -58,7 +58,7 @@ def other_cap(config: TransformerConfig, cap: float) -> Fault:
 
 
 def _last(state: WalkState) -> Value:
-    return state.activations[f"{state.config.stacks[-1]}.output"]
+    return state.taps[f"{state.config.stacks[-1]}.output"]
 
 
 def _headed(state: WalkState, x: Value, changes: dict[str, Any]) -> Value:
@@ -114,3 +114,9 @@ POOLINGS: dict[str, tuple[Pooled, str]] = {
 
 def _pooled(pooled: Pooled, state: WalkState, site: str, value: Value) -> Value:
     return pooled(state, _last(state)).astype(value.dtype)
+
+
+def numeric_faults(config: TransformerConfig) -> Iterator[NumericFault]:
+    if config.final_softcap is not None:
+        grid = [config.final_softcap * 2.0**power for power in range(-4, 7)]
+        yield NumericFault(lambda site: site == "logits", grid, partial(other_cap, config))

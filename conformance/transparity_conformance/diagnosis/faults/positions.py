@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from transparity.config import RopeLayout, TransformerConfig
-from transparity_conformance.diagnosis.fault import Fault, WalkState
-from transparity_conformance.diagnosis.faults.residuals_and_activations import rounded_to
+from transparity_conformance.diagnosis.fault import Fault, NumericFault, WalkState
 from transparity_conformance.diagnosis.faults.sites import Value, distances_at, keys_name, met, parameters_of, split
+from transparity_conformance.oracle.budgets import rounded_to
 from transparity_numpy.attention import score_scale
 from transparity_numpy.normalization import head_norm
 from transparity_numpy.positions import alibi_slopes, places, relative_buckets, rotary_frequencies, rotate
@@ -133,13 +133,13 @@ def other_factor(config: TransformerConfig, factor: float) -> Fault:
     return _turned("rotary-scaling", f"factor {factor:.6g}", says, lambda _: {"rotary_factor": factor}, factor)
 
 
-def _turned(identity: str, variant: str, says: str, fields: Fields, value: float | None = None) -> Fault:
-    return Fault(identity, variant, says, patch=partial(_turn, fields), value=value)
+def _turned(identity: str, variant: str, description: str, fields: Fields, value: float | None = None) -> Fault:
+    return Fault(identity, variant, description, patch=partial(_turn, fields), value=value)
 
 
 def _before_rotation(state: WalkState, site: str) -> Value:
     name = site.removesuffix("_rotated")
-    return state.activations[f"{name}_norm" if state.config.query_key_norm else name]
+    return state.taps[f"{name}_norm" if state.config.query_key_norm else name]
 
 
 def _turn(
@@ -153,7 +153,9 @@ def _turn(
     frequencies: Callable[[TransformerConfig], np.ndarray] = rotary_frequencies,
 ) -> Value:
     changes = fields(state.config) if callable(fields) else fields
-    return _rotated(dataclasses.replace(state.config, **changes), _before_rotation(state, site), sign, shift, frequencies)
+    return _rotated(
+        dataclasses.replace(state.config, **changes), _before_rotation(state, site), sign, shift, frequencies
+    )
 
 
 def _rotated(
@@ -191,7 +193,7 @@ def _not_turned(state: WalkState, site: str, value: Value) -> Value:
 
 def _normed_behind(state: WalkState, site: str, value: Value) -> Value:
     name = site.removesuffix("_rotated")
-    return head_norm(state.config, parameters_of(state, f"{name}_norm"), _rotated(state.config, state.activations[name]))
+    return head_norm(state.config, parameters_of(state, f"{name}_norm"), _rotated(state.config, state.taps[name]))
 
 
 def bias_at(state: WalkState, site: str) -> Value | None:
@@ -354,3 +356,14 @@ def _nothing(config: TransformerConfig) -> float:
 
 def _negative(config: TransformerConfig) -> float:
     return -1.0
+
+
+def numeric_faults(config: TransformerConfig) -> Iterator[NumericFault]:
+    yield NumericFault(_is_rotated, [10.0**power for power in range(9)], partial(other_base, config))
+    if config.rotary_scaling != "none":
+        grid = [config.rotary_factor * 2.0**power for power in range(-6, 7)]
+        yield NumericFault(_is_rotated, grid, partial(other_factor, config))
+
+
+def _is_rotated(site: str) -> bool:
+    return site.endswith("_rotated")

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterator
 from functools import partial
 
-import ml_dtypes
 import numpy as np
 
 from transparity.config import TransformerConfig
@@ -21,12 +20,12 @@ from transparity_conformance.diagnosis.faults.sites import (
     sublayer_input,
     sublayer_of,
 )
+from transparity_conformance.oracle.budgets import rounded_to
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_numpy.functional import log_softmax
 
 
-def everywhere(config: TransformerConfig) -> Iterator[Fault]:
-    """What is wrong all over."""
+def whole_model_faults(config: TransformerConfig) -> Iterator[Fault]:
     other = "pre" if config.norm_position == "post" else "post"
     if config.norm_position == "both":
         says = "norms stand in front of the sublayers alone, not behind them, too"
@@ -75,15 +74,6 @@ def _residual_faults(config: TransformerConfig, sublayer: str) -> Iterator[Fault
 
 
 WEIGHT_BITS = {"bfloat16": "bfloat16", "float16": "float16", "TF32": "tf32"}
-
-
-def rounded_to(value: np.ndarray, kind: str) -> np.ndarray:
-    """`value` rounded to float32, bfloat16, float16 or TF32 (10 bits behind the point), held in its own dtype."""
-    if kind == "tf32":
-        bits = value.astype(np.float32).view(np.uint32)
-        bits = (bits + np.uint32(0xFFF) + ((bits >> np.uint32(13)) & np.uint32(1))) & np.uint32(0xFFFFE000)
-        return bits.view(np.float32).astype(value.dtype)
-    return value.astype(ml_dtypes.bfloat16 if kind == "bfloat16" else kind).astype(value.dtype)
 
 
 def _rounded(kind: str, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
@@ -173,7 +163,7 @@ def _gated(gated: Gated, state: WalkState, site: str, value: Value) -> Value:
 
 def _from_normalised(state: WalkState, site: str, flow: Value) -> Value:
     scope, sublayer = sublayer_of(site)
-    return flow - stream(state, scope, sublayer) + state.activations[f"{scope}.{sublayer}_norm"]
+    return flow - stream(state, scope, sublayer) + state.taps[f"{scope}.{sublayer}_norm"]
 
 
 def _no_residual(state: WalkState, site: str, flow: Value) -> Value:
@@ -194,10 +184,10 @@ def _from_layer_input(state: WalkState, site: str, flow: Value) -> Value:
 def _normed_output(state: WalkState, site: str, value: Value) -> Value:
     scope, name = site.rpartition(".")[::2]
     sublayer = name.removesuffix("_norm")
-    x, out = stream(state, scope, sublayer), state.activations[f"{scope}.{sublayer}.output"]
-    state.activations[f"{scope}.{sublayer}.output"] = out - x  # what the norm then finds with the residual added is `out`
+    x, out = stream(state, scope, sublayer), state.taps[f"{scope}.{sublayer}.output"]
+    state.taps[f"{scope}.{sublayer}.output"] = out - x  # what the norm then finds with the residual added is `out`
     behind = normed(state, site)
-    state.activations[f"{scope}.{sublayer}.output"] = out
+    state.taps[f"{scope}.{sublayer}.output"] = out
     return x + behind
 
 

@@ -45,7 +45,7 @@ def layer_input(state: WalkState, scope: str) -> Value:
 def _behind_layers(state: WalkState, stack: str, layers: int) -> Value:
     """What flows behind the first `layers` of a stack."""
     first = "embedding_norm" if state.config.embedding_norm else "embedding"
-    return state.activations[f"{stack}.layers.{layers - 1}.output" if layers else f"{stack}.{first}"]
+    return state.taps[f"{stack}.layers.{layers - 1}.output" if layers else f"{stack}.{first}"]
 
 
 def stream(state: WalkState, scope: str, upto: str) -> Value:
@@ -55,7 +55,11 @@ def stream(state: WalkState, scope: str, upto: str) -> Value:
         if name == upto:
             break
         behind = state.config.norm_position == "post"
-        x = state.activations[f"{scope}.{name}_norm"] if behind else x + state.activations[branch_end(state.config, f"{scope}.{name}")]
+        x = (
+            state.taps[f"{scope}.{name}_norm"]
+            if behind
+            else x + state.taps[branch_end(state.config, f"{scope}.{name}")]
+        )
     return x
 
 
@@ -74,27 +78,27 @@ def norm_input(state: WalkState, site: str) -> Value:
     """What goes into the norm whose result is tapped as `site` (a stack's output, if it has a final norm)."""
     config, parts = state.config, site.split(".")
     if parts[1] == "embedding_norm":
-        return state.activations[f"{parts[0]}.embedding"]
+        return state.taps[f"{parts[0]}.embedding"]
     if len(parts) == 2:
         return _behind_layers(state, parts[0], config.stack_num_layers(parts[0]))
     if is_head_norm(site):
-        return state.activations[site.removesuffix("_norm")]
+        return state.taps[site.removesuffix("_norm")]
     scope, name = ".".join(parts[:3]), parts[3].removesuffix("_norm")
     if name == "memory":
-        return state.activations["encoder.output"]
+        return state.taps["encoder.output"]
     if name.endswith("_post"):
-        return state.activations[f"{scope}.{name.removesuffix('_post')}.output"]
+        return state.taps[f"{scope}.{name.removesuffix('_post')}.output"]
     x = stream(state, scope, name)
-    return x + state.activations[f"{scope}.{name}.output"] if config.norm_position == "post" else x
+    return x + state.taps[f"{scope}.{name}.output"] if config.norm_position == "post" else x
 
 
 def sublayer_input(state: WalkState, scope: str, sublayer: str, role: str = "query") -> Value:
     """What goes into a sublayer: for the keys and values of cross-attention, the memory."""
     if sublayer == "cross_attention" and role in ("key", "value"):
-        return state.activations[f"{scope}.memory_norm" if state.config.memory_norm else "encoder.output"]
+        return state.taps[f"{scope}.memory_norm" if state.config.memory_norm else "encoder.output"]
     if state.config.norm_position == "post":
         return stream(state, scope, sublayer)
-    return state.activations[f"{scope}.{sublayer}_norm"]
+    return state.taps[f"{scope}.{sublayer}_norm"]
 
 
 def is_norm(config: TransformerConfig, site: str) -> bool:
@@ -156,4 +160,4 @@ def token_table(config: TransformerConfig, stack: str) -> str:
 def met(state: WalkState, scope: str, role: str) -> Value:
     """The `query` or the `key` of the attention at `scope` as they meet: normalised and turned, where there is such."""
     names = [f"{scope}.{role}{step}" for step in ("_rotated", "_norm", "")]
-    return state.activations[next(name for name in names if name in state.activations)]
+    return state.taps[next(name for name in names if name in state.taps)]

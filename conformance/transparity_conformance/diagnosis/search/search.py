@@ -10,8 +10,8 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity_conformance.diagnosis.fault import Hypothesis
-from transparity_conformance.diagnosis.fitting import NumericFault, fit, fitted, widest
-from transparity_conformance.diagnosis.pairs import Effects
+from transparity_conformance.diagnosis.search.fitting import Fittable, fit, fitted, widest
+from transparity_conformance.diagnosis.search.pairs import Effects
 from transparity_conformance.diagnosis.segment import Combination, Segment, rms
 from transparity_conformance.oracle.probes import Probe
 
@@ -123,11 +123,11 @@ class Search:
         ranked = self._by_rest(self.screen, found)
         return self._of_every_size(self._survivors(self.screen, ranked, self._same_size))
 
-    def _fit(self, numeric: NumericFault, partners: Combination) -> Hypothesis | None:
+    def _fit(self, fittable: Fittable, partners: Combination) -> Hypothesis | None:
         probe = self._most_telling(partners, self._same_size)
-        return fit(numeric, lambda hypothesis: self._left(probe, (*partners, hypothesis)))
+        return fit(fittable, lambda hypothesis: self._left(probe, (*partners, hypothesis)))
 
-    def _by_turns(self, one: NumericFault, other: NumericFault, first: Hypothesis) -> list[Combination]:
+    def _by_turns(self, one: Fittable, other: Fittable, first: Hypothesis) -> list[Combination]:
         """Fit two numbers by turns, each with the other applied."""
         for _ in range(ROUNDS):
             second = self._fit(other, (first,))

@@ -1,0 +1,90 @@
+"""Explain every wrong segment of a port: a fault of the whole model first, then one segment after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from transparity_conformance.diagnosis.explain import Explanation, explain
+from transparity_conformance.diagnosis.faults import whole_model
+from transparity_conformance.diagnosis.locate import candidate_sites
+from transparity_conformance.diagnosis.probe_result import Results, error_profile, logits_error, still_wrong
+from transparity_conformance.diagnosis.segment import Combination, Segment
+from transparity_conformance.diagnosis.walk import walk
+from transparity_conformance.report.comparison import gap, share
+from transparity_conformance.report.report import Cause, Divergence
+
+Progress = Callable[[str, int, int], None]
+"""Receives the name of a stage, the steps done and their number."""
+
+MOST_EXPLAINED = 40
+"""Further segments are listed without a cause."""
+
+
+def explain_all(results: Results, faulty: list[str], dtype: str, progress: Progress) -> tuple[Divergence, ...]:
+    """Explain every segment in `faulty`; those that an earlier cause explains, too, are left out."""
+    known = _whole_model_fault(results, faulty, dtype)
+    divergences: list[Divergence] = []
+    if known:
+        divergences.append(_whole_model_divergence(results, faulty[0], known))
+        faulty = still_wrong(results, known, dtype)
+    others = {result.probe.name: result.probe for result in results.values()}
+    explanations: dict[str, Explanation] = {}
+    for done, tap in enumerate(faulty):
+        progress("looking for causes", done, len(faulty))
+        worst = max((each for each in results.values() if tap in each.errors), key=lambda each: each.share(tap))
+        name, error, budget = worst.probe.name, worst.errors[tap], worst.budgets[tap]
+        if tap in worst.misshapen or done >= MOST_EXPLAINED:
+            divergences.append(Divergence(tap, error, budget, probe=name, is_misshapen=tap in worst.misshapen))
+            continue
+        segment = _segment(results, tap, dtype)
+        if known and segment.vanishes(known):
+            continue
+        found = explain(segment, candidate_sites(worst, tap), known, others, explanations)
+        explanations[tap] = found
+        known = (*known, *found.chosen)
+        ours = walk(worst.probe, worst.recorded, until=tap)[tap]
+        profile = {} if found.causes else error_profile(worst.recorded[tap], ours)
+        ties = found.indistinguishable, found.split_by
+        divergences.append(Divergence(tap, error, budget, found.causes, *ties, name, profile))
+        if found.remains:
+            divergences.append(_remaining(segment, known))
+    return tuple(divergences)
+
+
+def _segment(results: Results, tap: str, dtype: str) -> Segment:
+    having = [result for result in results.values() if tap in result.recorded]
+    return Segment(
+        tap,
+        [result.probe for result in having],
+        {result.probe.name: result.recorded for result in having},
+        {result.probe.name: result.budgets[tap] for result in having},
+        dtype,
+    )
+
+
+def _remaining(segment: Segment, known: Combination) -> Divergence:
+    """The difference that no cause explains, on the probe where it is largest."""
+    probe = max(segment.probes, key=lambda probe: segment.share(probe, known))
+    recorded = segment.recorded[probe.name]
+    actual, ours = recorded[segment.tap], walk(probe, recorded, known, until=segment.tap)[segment.tap]
+    budget, profile = segment.budgets[probe.name], error_profile(actual, ours)
+    return Divergence(segment.tap, gap(actual, ours), budget, probe=probe.name, profile=profile)
+
+
+def _whole_model_fault(results: Results, faulty: list[str], dtype: str) -> Combination:
+    """The fault of the whole model that leaves the fewest segments wrong, if that is at most half of them."""
+    if len(faulty) < 2:
+        return ()
+    config = next(iter(results.values())).probe.config
+    most = min(len(faulty) // 2, len(faulty) - 2)
+    candidates = [hypothesis for hypothesis in whole_model(config) if hypothesis.fault.id != "low-precision"]
+    counted = [(len(still_wrong(results, (h,), dtype, most)), i, h) for i, h in enumerate(candidates)]
+    left, _, best = min(counted, key=lambda item: item[:2])
+    return (best,) if left <= most else ()
+
+
+def _whole_model_divergence(results: Results, tap: str, known: Combination) -> Divergence:
+    fault = known[0].fault
+    worst = max(results.values(), key=lambda each: share(each.errors.get(tap, 0), each.budgets[tap]))
+    cause = Cause(fault.id, fault.description, fault.value, logits_error(results, known), 1.0)
+    return Divergence(tap, worst.errors[tap], worst.budgets[tap], (cause,), probe=worst.probe.name)

@@ -1,0 +1,144 @@
+"""Locate the wrong segments of a port, and the taps at which a fault that shows there may have been made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from transparity_conformance.diagnosis.equivalence import Pair, is_equivalent
+from transparity_conformance.diagnosis.faults.sites import is_norm
+from transparity_conformance.diagnosis.probe_result import ProbeResult, Results
+from transparity_conformance.diagnosis.walk import segment_budgets, walk
+from transparity_conformance.oracle.budgets import NEIGHBOURS_OF_DRAWN, epsilon
+from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.report.comparison import gap, share
+
+INTERNAL = (
+    *("query", "query_norm", "query_rotated", "key", "key_norm", "key_rotated", "value"),
+    *("scores", "weights", "context", "hidden"),
+)
+"""Taps inside a sublayer: a port may hold them in an equivalent form and still be right."""
+
+EQUIVALENT = 1024
+"""How many ulps of the largest number an equivalent form may be off: it is told from a wrong number, not judged."""
+
+
+def is_internal(tap: str) -> bool:
+    return tap.rpartition(".")[2] in INTERNAL
+
+
+def faulty_segments(results: Results, dtype: str) -> tuple[list[str], list[str]]:
+    """List the segments that are wrong, and those that only differ in form, each in order.
+
+    A tap differs in form if it is inside a sublayer, the sublayer's end is right, and one map leads from our value
+    to the port's (`equivalence`).
+    """
+    faulty: dict[str, None] = {}
+    equivalent: dict[str, None] = {}
+    order = list(dict.fromkeys(tap for result in results.values() for tap in result.order))
+    suspects = {tap for result in results.values() for tap in result.wrong if is_internal(tap)}
+    healed = _healed(results, suspects, dtype) if suspects else set()
+    for key, result in results.items():
+        for tap in result.wrong:
+            (equivalent if (key, tap) in healed else faulty)[tap] = None
+    only_equivalent = (tap for tap in equivalent if tap not in faulty)
+    return sorted(faulty, key=order.index), sorted(only_equivalent, key=order.index)
+
+
+def _healed(results: Results, suspects: set[str], dtype: str) -> set[tuple[str, str]]:
+    """The probes and taps where the sublayer's end is right and the port's values are an equivalent form."""
+    pairs: dict[tuple[str, int], list[Pair]] = {}
+    right_end: dict[tuple[str, str], int] = {}
+    for key, result in results.items():
+        outer = {tap: value for tap, value in result.recorded.items() if not is_internal(tap)}
+        ours = walk(result.probe, outer)
+        neighbours = 1 if result.probe.is_large else NEIGHBOURS_OF_DRAWN  # near a tie of hot scores one is luck
+        budgets = segment_budgets(result.probe, outer, dtype, neighbours=neighbours)
+        model = id(result.probe.parameters)
+        for tap in suspects & set(result.recorded):
+            end = _sublayer_end(tap, result)
+            if end and gap(result.recorded[end], ours[end]) <= max(budgets[end], result.budgets[end]):
+                right_end[key, tap] = model
+            pairs.setdefault((tap, model), []).append((_comparable(result, tap, ours), ours[tap]))
+    tolerance = EQUIVALENT * epsilon(dtype)
+    accepted = {
+        tap_and_model for tap_and_model, some in pairs.items() if is_equivalent(tap_and_model[0], some, tolerance)
+    }
+    return {(key, tap) for (key, tap), model in right_end.items() if (tap, model) in accepted}
+
+
+def _sublayer_end(tap: str, result: ProbeResult) -> str | None:
+    """The first recorded tap behind the sublayer that `tap` is inside of."""
+    later = result.order[result.order.index(tap) + 1 :]
+    return next((name for name in later if name in result.recorded and not is_internal(name)), None)
+
+
+def _comparable(result: ProbeResult, tap: str, ours: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Return the port's value at `tap`, with masked ALiBi scores replaced.
+
+    ALiBi may be computed from the key's position instead of its distance (BLOOM), which shifts each row of scores by a
+    number, but not its masked scores.
+    """
+    recorded = result.recorded[tap]
+    if not tap.endswith(".scores") or result.probe.config.positions != "alibi":
+        return recorded
+    visible = ours[tap.replace(".scores", ".weights")] > 0
+    count = np.maximum(visible.sum(-1, keepdims=True), 1)
+    shift = ((recorded - ours[tap]) * visible).sum(-1, keepdims=True) / count
+    return np.where(visible, recorded, ours[tap] + shift)
+
+
+def wrong_at_tokens(results: Results, faulty: list[str]) -> list[str]:
+    """List the taps that differ at real tokens, though the logits agree; unseen padding is free."""
+    found: dict[str, None] = {}
+    for result in results.values():
+        found |= dict.fromkeys(result.misshapen)
+        for tap in faulty:
+            if tap in result.recorded and result.share(tap) > 1 and (is_internal(tap) or _differs(result, tap)):
+                found[tap] = None
+    return sorted(found, key=lambda tap: faulty.index(tap) if tap in faulty else -1)
+
+
+def _differs(result: ProbeResult, tap: str) -> bool:
+    """Whether the port differs from the oracle at real tokens."""
+    oracle, tokens = result.probe.oracle, _real_tokens(result.probe, tap)
+    error = gap(result.recorded[tap] * tokens, oracle.expected[tap] * tokens)
+    return share(error, oracle.budget(tap, "float32")) > 1
+
+
+def _real_tokens(probe: Probe, tap: str) -> np.ndarray:
+    """1 where a position of `tap` (batch, length, …) is a token, 0 where it is padding."""
+    stack, config = "encoder" if tap.endswith("memory_norm") else tap.split(".")[0], probe.config
+    ignores_padding = stack == "decoder" and "padding" not in config.decoder_mask
+    has_no_positions = tap == "logits" and config.head == "pooled"
+    if ignores_padding or has_no_positions:
+        return np.ones(1)
+    names = [name for name in config.input_names if config.input_stack(name) == stack]
+    name = names[0] if names else config.input_names[-1]
+    if config.padding == "attention-mask" and name == config.input_names[0]:
+        return probe.inputs["attention_mask"][..., None].astype(np.float64)
+    return (probe.inputs[name] != config.pad_id)[..., None].astype(np.float64)
+
+
+def candidate_sites(result: ProbeResult, tap: str) -> list[str]:
+    """List the taps at which a fault that shows at `tap` may have been made, in order.
+
+    These are `tap`, the taps before it that the port does not record, and those whose values flow into its residual.
+    """
+    recorded, before = result.recorded, result.order[: result.order.index(tap)]
+    layer = ".".join(tap.split(".")[:3])
+    # A recorded tap need not be on the way to this one: all unrecorded taps of the layer are candidates.
+    sites = [name for name in reversed(before) if name not in recorded and name.startswith(f"{layer}.")]
+    for name in reversed(before):
+        if name in recorded:
+            break
+        sites.append(name)
+    if not tap.startswith("encoder") and "encoder.output" in before and "encoder.output" not in recorded:
+        sites += [name for name in reversed(before) if name.startswith("encoder") and name not in recorded]
+    if is_norm(result.probe.config, tap) or tap.endswith(".output"):
+        scope = tap.rsplit(".", 1)[0]
+        end = "_post_norm" if result.probe.config.norm_position == "both" else ".output"
+        sites += [name for name in before if name.startswith(f"{scope}.") and name.endswith(end)]
+        sites += [name for name in before if name.endswith(f"feed_forward{end}")][-1:]
+    return [*dict.fromkeys(reversed(sites)), tap]

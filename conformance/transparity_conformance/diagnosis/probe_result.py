@@ -1,0 +1,98 @@
+"""A port's activations on one probe, compared with the reference segment by segment."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from transparity.taps import tap_shapes
+from transparity_conformance.diagnosis.fault import Hypothesis
+from transparity_conformance.diagnosis.segment import NEAR
+from transparity_conformance.diagnosis.walk import segment_budgets, walk
+from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.report.comparison import gap, share
+
+
+@dataclass
+class ProbeResult:
+    """The port's activations on one probe, and the error and budget of each segment."""
+
+    probe: Probe
+    recorded: dict[str, np.ndarray]
+    misshapen: dict[str, str]
+    """A message for each tap of the wrong shape."""
+    order: list[str]
+    """All taps of the reference, in the order of the forward pass."""
+    budgets: dict[str, float]
+    errors: dict[str, float]
+
+    def share(self, tap: str) -> float:
+        return share(self.errors[tap], self.budgets[tap])
+
+    @property
+    def wrong(self) -> list[str]:
+        """The taps whose segments are over their budgets."""
+        return [tap for tap in self.errors if self.share(tap) > 1]
+
+
+Results = Mapping[str, ProbeResult]
+"""By name of the probe."""
+
+
+def compare_segments(probe: Probe, shown: Mapping[str, np.ndarray], dtype: str) -> ProbeResult:
+    """Walk the reference through the activations `shown` and compare every segment."""
+    lengths = {name: tokens.shape[1] for name, tokens in probe.inputs.items()}
+    shapes = tap_shapes(probe.config, len(next(iter(probe.inputs.values()))), **lengths)
+    misshapen = {
+        tap: f"{tap} has the shape {value.shape} on the probe {probe.name}, expected {shapes[tap]}"
+        for tap, value in shown.items()
+        if value.shape != shapes[tap]
+    }
+    recorded = {tap: np.asarray(value, np.float64) for tap, value in shown.items() if tap not in misshapen}
+    ours = walk(probe, recorded)
+    return ProbeResult(
+        probe=probe,
+        recorded=recorded,
+        misshapen=misshapen,
+        order=list(ours),
+        budgets=segment_budgets(probe, recorded, dtype, neighbours=probe.neighbours, truth=ours),
+        errors={tap: gap(value, ours[tap]) for tap, value in recorded.items()} | dict.fromkeys(misshapen, math.inf),
+    )
+
+
+def error_profile(actual: np.ndarray, expected: np.ndarray) -> dict[str, Any]:
+    """The largest error by row, position and head, as lists of numbers."""
+    with np.errstate(invalid="ignore"):
+        error = np.nan_to_num(np.abs(actual - expected), nan=np.inf, posinf=np.inf)
+    axes = {2: ("row",), 3: ("row", "position"), 4: ("row", "head", "position")}[error.ndim]
+    others = {name: tuple(i for i in range(error.ndim) if i != axis) for axis, name in enumerate(axes)}
+    return {name: error.max(axis=rest).tolist() for name, rest in others.items()}
+
+
+def still_wrong(results: Results, known: Sequence[Hypothesis], dtype: str, most: int = 10_000) -> list[str]:
+    """List the segments over budget with `known` applied, in order; not all of them if there are more than `most`."""
+    wrong: dict[str, None] = {}
+    for result in results.values():
+        probe, recorded, ours = result.probe, result.recorded, walk(result.probe, result.recorded, known)
+        errors = {tap: gap(value, ours[tap]) if tap in ours else math.inf for tap, value in recorded.items()}
+        shares = {tap: share(error, result.budgets[tap]) for tap, error in errors.items()}
+        wrong |= dict.fromkeys(tap for tap in errors if shares[tap] > NEAR[dtype])
+        if len(wrong) > most:
+            break
+        if any(1 < shares[tap] <= NEAR[dtype] for tap in errors):
+            budgets = segment_budgets(probe, recorded, dtype, known, neighbours=min(2, probe.neighbours))
+            wrong |= {tap: None for tap in errors if shares[tap] > 1 and share(errors[tap], budgets[tap]) > 1}
+        if len(wrong) > most:
+            break
+    order = next(iter(results.values())).order
+    return sorted(wrong, key=order.index)
+
+
+def logits_error(results: Results, known: Sequence[Hypothesis]) -> float:
+    """The largest error of the logits' own segment with `known` applied."""
+    recorded = [(each.probe, each.recorded) for each in results.values() if "logits" in each.recorded]
+    return max(gap(taps["logits"], walk(probe, taps, known)["logits"]) for probe, taps in recorded)

@@ -1,0 +1,76 @@
+"""Faults with a number in them: fit the number, then name it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity_conformance.diagnosis.fault import Hypothesis, NumericFault
+from transparity_conformance.diagnosis.faults import SUBJECTS
+from transparity_conformance.diagnosis.faults.scopes import groups
+
+PROMISING = 12
+"""The steps of the golden section after which the right number is found to within 1/300 of the grid's spacing."""
+
+Fittable = tuple[NumericFault, tuple[str, ...]]
+"""A fault with a number and the sites at which it is made."""
+
+
+def fitted(config: TransformerConfig, sites: list[str], left: Callable[[Hypothesis], float]) -> Iterator[Hypothesis]:
+    """Fit every fault with a number at every group of `sites` so that `left` is least."""
+    for fittable in _fittable(config, sites):
+        if (hypothesis := fit(fittable, left)) is not None:
+            yield hypothesis
+
+
+def fit(fittable: Fittable, left: Callable[[Hypothesis], float]) -> Hypothesis | None:
+    """Fit the number so that `left` is least; None if no number is better than the others."""
+    numeric, sites = fittable
+    number = _minimize(lambda number: left(Hypothesis(numeric.make(number), sites)), numeric.grid)
+    return None if number is None else Hypothesis(numeric.make(number), sites)
+
+
+def widest(config: TransformerConfig, sites: list[str]) -> list[Fittable]:
+    """Every kind of fault with a number, at as many of `sites` as possible."""
+    found: dict[str, Fittable] = {}
+    for numeric, chosen in _fittable(config, sites):
+        found.setdefault(numeric.make(1.0).id, (numeric, chosen))
+    return list(found.values())
+
+
+def _fittable(config: TransformerConfig, sites: list[str]) -> Iterator[Fittable]:
+    for subject in SUBJECTS:
+        for numeric in subject.numeric_faults(config) if hasattr(subject, "numeric_faults") else ():
+            for chosen in groups(site for site in sites if numeric.is_site(site)):
+                yield numeric, chosen
+
+
+def _minimize(function: Callable[[float], float], grid: Sequence[float], steps: int = 40) -> float | None:
+    """Find the positive number that minimises `function`: the best of the grid, then a golden section around it.
+
+    The axis is logarithmic. Return None if the number is not the cause: the whole grid gives the same value, or the
+    section does not improve on the grid.
+    """
+    values = [function(number) for number in grid]
+    if not np.nanmin(values) < np.nanmax(values):
+        return None
+    best = int(np.nanargmin(values))
+    low, high = math.log(grid[max(0, best - 1)]), math.log(grid[min(len(grid) - 1, best + 1)])
+    ratio = (math.sqrt(5) - 1) / 2
+    inner, outer = high - ratio * (high - low), low + ratio * (high - low)
+    at_inner, at_outer = function(math.exp(inner)), function(math.exp(outer))
+    for step in range(steps):
+        if step == PROMISING and min(at_inner, at_outer) > max(min(values) / 2, float(np.nanmedian(values)) / 100):
+            return None
+        if at_inner < at_outer:
+            high, outer, at_outer = outer, inner, at_inner
+            inner = high - ratio * (high - low)
+            at_inner = function(math.exp(inner))
+        else:
+            low, inner, at_inner = inner, outer, at_outer
+            outer = low + ratio * (high - low)
+            at_outer = function(math.exp(outer))
+    return math.exp((low + high) / 2)

@@ -56,7 +56,8 @@ def _examples(faults: Iterator[Fault] | Iterator[SimulatedFault]) -> dict[str, s
     """Return the first sentence of each id."""
     examples: dict[str, str] = {}
     for fault in faults:
-        examples.setdefault(fault.id, fault.says)
+        sentence = fault.description if isinstance(fault, Fault) else fault.says
+        examples.setdefault(fault.id, sentence)
     return examples
 
 

@@ -496,7 +496,7 @@ def test_folders_that_are_no_checkpoint_are_refused(
     pickle = tmp_path / "pytorch_model.bin"
     pickle.write_bytes(b"\x80\x04N.")
     for given in (tmp_path, pickle):
-        with refused(CheckpointError, f"{pickle} is a pickle, which can run anything when it is read, and is not"):
+        with refused(CheckpointError, f"{pickle} is a pickle, which can run any code when it is read; expected"):
             import_checkpoint(given)
 
 
@@ -543,7 +543,7 @@ def test_the_command_refuses_in_one_sentence(saved: Callable[[str], Path], tmp_p
         (("import", saved("llama"), tmp_path), "has other files in it; expected an empty folder"),
         (("import", saved("llama"), saved("gemma2")), "has other files in it; expected an empty folder"),
         (("import", saved("llama"), tmp_path / "config.json"), "cannot be written"),
-        (("import", saved("llama"), tmp_path / "new", "--head", "pooled"), "what comes out of this system are logits"),
+        (("import", saved("llama"), tmp_path / "new", "--head", "pooled"), "the output of this model is logits"),
         (("check", port, "--checkpoint", tmp_path), "is not JSON"),
         (("check", port, *checkpoint, "--preset", "walkthrough"), "--checkpoint goes with a PORT alone"),
         (("check", port, *checkpoint, "--config", tmp_path / "config.json"), "--checkpoint goes with a PORT alone"),

@@ -1,4 +1,4 @@
-"""What a config.json says, as fields of ours: what several families have in common."""
+"""Fields of a config.json converted to ours: the parts that several families share."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from transparity_conformance.checkpoints.naming import Table
 from transparity_conformance.checkpoints.reading import CheckpointError, as_json
 
 Fields = Mapping[str, Any]
-"""By their names on the hub."""
+"""The fields of a config.json, by name."""
 
 Configure = Callable[[Fields, Collection[str]], dict[str, Any]]
-"""Fields of ours, of those on the hub and of the names of the tensors there are."""
+"""Computes fields of ours from those of config.json and the names of the tensors."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """One `model_type`: what its fields and its tensors are here."""
+    """One `model_type`: the conversion of its fields and its tensors."""
 
     always: Mapping[str, Any]
     """Fields of ours that have one value in the whole family."""
     fields: Mapping[str, str]
-    """Fields of the hub that are one of ours, under another name."""
+    """Fields of config.json by name, and the fields of ours that they are."""
     configure: Configure
-    """Fields of ours that are worked out."""
+    """Fields of ours that are computed."""
     reads: Collection[str]
-    """The fields of the hub that `configure` works them out from."""
+    """The fields of config.json that `configure` reads."""
     defaults: Mapping[str, Any]
-    """What transformers takes where config.json says nothing."""
+    """The values that transformers takes for missing fields."""
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """Fields of which there is nothing here but these values."""
+    """Fields that are supported with these values only."""
     unneeded: Collection[str] = ()
     """Fields that no forward pass depends on."""
     names: Table
     prefixes: Sequence[str] = ()
-    """What names may begin with, where the file is of a model with a head."""
+    """Prefixes of tensor names, in files of a model with a head."""
     no_parameters: Collection[str] = ()
-    """Tensors that older files have and that are computed here, as patterns."""
+    """Patterns of tensors in older files that are computed here."""
 
 
 ACTIVATIONS = {
@@ -64,17 +64,17 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "quantization_config": (),
     "tie_encoder_decoder": (False,),
 }
-"""Of every family: fields that change numbers, and what they may be (absent and null are always right)."""
+"""Fields of every family that change numbers, and their supported values (absent and null always are)."""
 
 UNNEEDED = frozenset(
     {
-        # what the file is, and what was done with it
+        # the file and its history
         *("model_type", "architectures", "auto_map", "transformers_version", "_name_or_path", "name_or_path"),
         *("_attn_implementation", "_attn_implementation_autoset", "_num_labels", "finetuning_task"),
         *("task_specific_params", "tokenizer_class", "is_encoder_decoder", "dtype", "torch_dtype", "torchscript"),
         *("id2label", "label2id", "num_labels", "problem_type", "cache_implementation", "gradient_checkpointing"),
         *("chunk_size_feed_forward", "tie_last_hidden_states", "use_bfloat16", "tf_legacy_loss", "pretraining_tp"),
-        # what a forward pass answers with
+        # the form of the output
         *("use_cache", "return_dict", "output_attentions", "output_hidden_states", "output_past"),
         # training
         *("initializer_range", "initializer_factor", "init_std", "classifier_dropout", "classif_dropout"),
@@ -87,16 +87,16 @@ UNNEEDED = frozenset(
         "force_bos_token_to_be_generated",
     }
 )
-"""Of every family."""
+"""Fields of every family that no forward pass depends on."""
 
 
 def wrong(name: str, found: Any, expected: str) -> CheckpointError:
-    """The refusal of what a field says."""
+    """The error for a value that is not supported."""
     return CheckpointError(f"{name} is {as_json(found)}; expected {expected}: nothing else can be imported.")
 
 
 def activation(fields: Fields, name: str) -> str:
-    """The activation that the field `name` calls by its name in transformers."""
+    """Our name of the activation in the field `name`."""
     found = fields[name]
     if not isinstance(found, str) or found not in ACTIVATIONS:
         raise wrong(name, found, f"one of {', '.join(ACTIVATIONS)}")
@@ -104,46 +104,46 @@ def activation(fields: Fields, name: str) -> str:
 
 
 def whole(fields: Fields, name: str) -> int:
-    """A size that is reckoned with."""
+    """A size: a whole number, at least 1."""
     if not is_whole(fields[name], 1):
         raise wrong(name, fields[name], "a whole number, at least 1")
     return int(fields[name])
 
 
 MOST_LAYERS = 10_000
-"""As many as a configuration may have; they are listed one by one."""
+"""The most layers that are imported; they are listed one by one."""
 
 
 def layers(fields: Fields, name: str = "num_hidden_layers") -> int:
-    """How many layers there are."""
+    """The number of layers."""
     if (count := whole(fields, name)) > MOST_LAYERS:
         raise wrong(name, count, f"at most {MOST_LAYERS}")
     return count
 
 
 def number(fields: Fields, name: str) -> float:
-    """A number that is reckoned with."""
+    """A number greater than 0."""
     if not is_number(fields[name]) or fields[name] <= 0:
         raise wrong(name, fields[name], "a number greater than 0")
     return float(fields[name])
 
 
 def flag(fields: Fields, name: str) -> bool:
-    """Whether something is done; null says no."""
+    """A truth value; null is false."""
     if fields[name] not in (None, False, True):
         raise wrong(name, fields[name], "true or false")
     return bool(fields[name])
 
 
 def same(fields: Fields, name: str, other: str) -> Any:
-    """What two fields say, which here are one."""
+    """The value of two fields that are one of ours."""
     if fields[name] != fields[other]:
         raise wrong(other, fields[other], f"{as_json(fields[name])}, as {name} is")
     return fields[name]
 
 
 def head_width(fields: Fields, embed_dim: str, num_heads: str, head_dim: str = "head_dim") -> dict[str, Any]:
-    """`attention_head_dim`, where a head is not embed_dim / num_heads wide."""
+    """`attention_head_dim`, if a head is not embed_dim / num_heads wide."""
     if fields[head_dim] is None or whole(fields, head_dim) * whole(fields, num_heads) == whole(fields, embed_dim):
         return {}
     return {"attention_head_dim": fields[head_dim]}
@@ -159,45 +159,51 @@ ROTARY_KEYS = {
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
 }
-"""What each kind of scaling is made of."""
+"""The keys of each kind of scaling."""
 
 KEYS_OF_ALL = ("rope_theta", "rope_type", "type", "partial_rotary_factor", "original_max_position_embeddings")
-"""What stands beside it."""
+"""The keys that every kind may have."""
 
 
 def rotary(fields: Fields) -> dict[str, Any]:
     """Rotary positions, as transformers 4 writes them (`rope_theta`, `rope_scaling`) or 5 (`rope_parameters`)."""
-    name = "rope_parameters" if fields.get("rope_parameters") else "rope_scaling"
-    said = fields.get(name) or {}
-    if not isinstance(said, dict) or any(isinstance(value, dict) for value in said.values()):
-        raise wrong(name, said, "one object of numbers for all layers")
-    said = {"rope_theta": fields["rope_theta"]} | said
-    kind = said.get("rope_type", said.get("type", "default"))
-    if not isinstance(kind, str) or kind not in ROTARY_KEYS:
-        raise wrong(f"{name}.rope_type", kind, f"one of {', '.join(ROTARY_KEYS)}")
-    part = said.get("partial_rotary_factor", fields.get("partial_rotary_factor"))
-    if part not in (None, 1):
-        raise wrong("partial_rotary_factor", part, "1, or none")
-    found = {"rope_layout": "halves", "positions": "rotary", "rope_theta": number(said, "rope_theta")}
-    if unknown := [key for key in said if key not in (*KEYS_OF_ALL, *ROTARY_KEYS[kind])]:
-        raise wrong(f"{name}.{unknown[0]}", said[unknown[0]], f"none where its rope_type is {kind}")
+    name, kind, given = _rotary_given(fields)
+    found = {"rope_layout": "halves", "positions": "rotary", "rope_theta": number(given, "rope_theta")}
+    if unknown := [key for key in given if key not in (*KEYS_OF_ALL, *ROTARY_KEYS[kind])]:
+        raise wrong(f"{name}.{unknown[0]}", given[unknown[0]], f"none where its rope_type is {kind}")
     if kind == "llama3":
-        said = {"original_max_position_embeddings": fields["max_position_embeddings"]} | said
+        given = {"original_max_position_embeddings": fields["max_position_embeddings"]} | given
         outside = fields.get("original_max_position_embeddings")
-        said |= {} if outside is None else {"original_max_position_embeddings": outside}
+        given |= {} if outside is None else {"original_max_position_embeddings": outside}
     for key in ROTARY_KEYS[kind]:
-        if key not in said:
+        if key not in given:
             raise CheckpointError(f"{name} has no {key}; expected it, for its rope_type is {kind!r}.")
     if kind == "default":
         return found
-    found |= {"rotary_scaling": kind, "rotary_factor": number(said, "factor")}
+    found |= {"rotary_scaling": kind, "rotary_factor": number(given, "factor")}
     if kind == "linear":
         return found
     return found | {
-        "rotary_low_frequency": number(said, "low_freq_factor"),
-        "rotary_high_frequency": number(said, "high_freq_factor"),
-        "rotary_original_length": said["original_max_position_embeddings"],
+        "rotary_low_frequency": number(given, "low_freq_factor"),
+        "rotary_high_frequency": number(given, "high_freq_factor"),
+        "rotary_original_length": given["original_max_position_embeddings"],
     }
+
+
+def _rotary_given(fields: Fields) -> tuple[str, str, dict[str, Any]]:
+    """The name of the field with the scaling, its kind, and its content with `rope_theta`."""
+    name = "rope_parameters" if fields.get("rope_parameters") else "rope_scaling"
+    given = fields.get(name) or {}
+    if not isinstance(given, dict) or any(isinstance(value, dict) for value in given.values()):
+        raise wrong(name, given, "one object of numbers for all layers")
+    given = {"rope_theta": fields["rope_theta"]} | given
+    kind = given.get("rope_type", given.get("type", "default"))
+    if not isinstance(kind, str) or kind not in ROTARY_KEYS:
+        raise wrong(f"{name}.rope_type", kind, f"one of {', '.join(ROTARY_KEYS)}")
+    part = given.get("partial_rotary_factor", fields.get("partial_rotary_factor"))
+    if part not in (None, 1):
+        raise wrong("partial_rotary_factor", part, "1, or none")
+    return name, kind, given
 
 
 SLIDING, FULL = "sliding_attention", "full_attention"

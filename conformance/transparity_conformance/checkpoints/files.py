@@ -1,4 +1,4 @@
-"""TODO."""
+"""Files that nobody vouches for: sizes are checked before anything is read, and JSON is parsed strictly."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ LARGEST_JSON = 16 * 2**20
 
 
 class BundleError(TransparityError):
-    """A bundle, or what a port made of it, is not what it should be."""
+    """A bundle, or an output that a port wrote, is not valid."""
 
 
 def file_size(path: Path) -> int:
-    """The size of a regular file; a pipe or a device could be read without end."""
+    """The size of a file; raises `BundleError` for a pipe or a device, which could be read without end."""
     try:
         found = path.stat()
     except FileNotFoundError:
@@ -25,12 +25,12 @@ def file_size(path: Path) -> int:
     except (OSError, ValueError) as error:
         raise BundleError(f"{path} cannot be read: {_reason(error)}.") from None
     if not stat.S_ISREG(found.st_mode):
-        raise BundleError(f"{path} is not a file.")
+        raise BundleError(f"{path} is not a file; expected a regular file.")
     return found.st_size
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """A whole file of at most `most` bytes."""
+    """The content of a file of at most `most` bytes."""
     size = file_size(path)
     if size > most:
         raise BundleError(f"{path} has {size} bytes; expected at most {most}.")
@@ -42,7 +42,7 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 
 def parse_json(path: Path, text: bytes) -> Any:
-    """JSON, to the letter: no field twice, no NaN."""
+    """Parse strict JSON: no field twice, no NaN."""
     try:
         return json.loads(text.decode("utf-8"), object_pairs_hook=_object, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
@@ -52,7 +52,7 @@ def parse_json(path: Path, text: bytes) -> Any:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) < len(pairs):
-        raise ValueError("a name stands twice in it")
+        raise ValueError("it has a field twice")
     return fields
 
 
@@ -61,5 +61,5 @@ def _no_constant(name: str) -> Any:
 
 
 def _reason(error: BaseException) -> str:
-    """What an error says, as a part of a sentence."""
+    """The message of an error, as a part of a sentence."""
     return " ".join(str(error).split()).split(". ")[0].rstrip(".")

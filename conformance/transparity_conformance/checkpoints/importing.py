@@ -1,4 +1,4 @@
-"""A checkpoint from a hub as a configuration and parameters, with everything said that was not taken over."""
+"""Importing a checkpoint from a hub: its configuration, its parameters, and remarks on what was not taken over."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transparity.config import TransformerConfig
 from transparity.errors import ConfigError, ParameterError, is_whole
 from transparity.parameters import check_parameters, parameter_shapes, save_parameters
 from transparity_conformance.checkpoints.fields import ONLY, TOKENS, UNNEEDED, Family, Fields, wrong
-from transparity_conformance.checkpoints.naming import Part, called, is_any_of, parts_of, without_prefix
+from transparity_conformance.checkpoints.naming import Convert, Part, called, is_any_of, parts_of, without_prefix
 from transparity_conformance.checkpoints.reading import (
     CONFIG,
     CheckpointError,
@@ -47,21 +47,23 @@ PARAMETERS = "parameters.safetensors"
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """What a folder holds, in our terms."""
+    """An imported checkpoint."""
 
     model_type: str
     config: TransformerConfig
     parameters: dict[str, np.ndarray]
     remarks: tuple[str, ...]
-    """What was not taken over as it stands, a line for each kind."""
+    """Fields and tensors that were not taken over unchanged, a line for each kind."""
 
 
 def import_checkpoint(folder: str | Path, head: str | None = None) -> Checkpoint:
-    """The checkpoint in `folder`, as a hub keeps it: config.json, and safetensors. `head` is what comes out of a lone
-    encoder, `hidden` or `pooled`: if none is given, `pooled` where the file has a pooler.
+    """Import a checkpoint.
 
-    Raises `TransparityError`, in one sentence, for what is not there, cannot be read, or is of no system that there is
-    a configuration for.
+    Args:
+        folder: config.json and safetensors, as a hub keeps them.
+        head: the output of an encoder-only model, `hidden` or `pooled`; by default `pooled` if there is a pooler.
+
+    Raises `TransparityError` if a file is missing or cannot be read, or if no configuration describes the model.
     """
     folder = Path(folder)
     given = read_fields(folder)
@@ -76,7 +78,7 @@ def import_checkpoint(folder: str | Path, head: str | None = None) -> Checkpoint
 
 
 def save_checkpoint(checkpoint: Checkpoint, folder: str | Path) -> None:
-    """Write config.json and parameters.safetensors; raises `CheckpointError` for a folder with other things in it."""
+    """Write config.json and parameters.safetensors; raises `CheckpointError` for a folder with other files in it."""
     folder = Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -90,7 +92,7 @@ def save_checkpoint(checkpoint: Checkpoint, folder: str | Path) -> None:
 
 
 def family_of(folder: Path, given: Fields) -> Family:
-    """The family that config.json names."""
+    """The family of the `model_type` in config.json."""
     kind = given.get("model_type")
     if "architecture" in given and "model_type" not in given:
         raise CheckpointError(f"{folder / CONFIG} is a configuration of ours, imported already; check it by --config.")
@@ -104,7 +106,7 @@ def family_of(folder: Path, given: Fields) -> Family:
 
 
 def configuration(family: Family, given: Fields, names: Collection[str], head: str | None = None) -> TransformerConfig:
-    """The configuration of what config.json says, of a file with the tensors `names`."""
+    """Convert the fields of config.json, of a checkpoint with the tensors `names`, to a configuration."""
     for name, right in (ONLY | dict(family.only)).items():
         if given.get(name) is not None and given[name] not in right:
             raise wrong(name, given[name], " or ".join(map(as_json, right)) or "none")
@@ -117,13 +119,13 @@ def configuration(family: Family, given: Fields, names: Collection[str], head: s
     found |= family.configure(fields, names)
     if head is not None:
         if "head" not in found:
-            raise CheckpointError(f"a head is asked for ({head}), but what comes out of this system are logits.")
+            raise CheckpointError(f"the head {head} is asked for; expected none: the output of this model is logits.")
         found["head"] = head
     return TransformerConfig(**found | _tokens(fields, found))
 
 
 def _tokens(fields: Fields, found: Mapping[str, Any]) -> dict[str, int | None]:
-    """The special tokens: those that are in the vocabulary. An encoder-decoder begins with `decoder_start_token_id`."""
+    """The special tokens in the vocabulary; `decoder_start_token_id` is an encoder-decoder's first."""
     sizes = [found[name] for name in ("source_vocab_size", "target_vocab_size") if is_whole(found.get(name), 1)]
     begins = "decoder_start_token_id" if found["architecture"] == "encoder-decoder" else "bos_token_id"
     named = {"pad_id": "pad_token_id", "bos_id": begins, "eos_id": "eos_token_id"}
@@ -139,7 +141,7 @@ def _first(token: Any) -> Any:
 def _parameters(
     folder: Path, family: Family, config: TransformerConfig, where: Mapping[str, Path]
 ) -> tuple[dict[str, np.ndarray], set[str]]:
-    """The parameters in their order, and the tensors that they were made of."""
+    """The parameters in their order, and the names of the tensors that they come from."""
     shapes = parameter_shapes(config)
     parts = _parts(family, config, where, shapes)
     sources = {ours: name for name, found in reversed(parts.items()) for ours, _ in found}
@@ -150,23 +152,17 @@ def _parameters(
                 f"shape {shape}: look whether a file is missing, or the model is one without that part."
             )
     tensors = load_tensors(where, parts)
-    made: dict[str, np.ndarray] = {}
+    parameters: dict[str, np.ndarray] = {}
     for name, found in parts.items():
-        for ours, make in found:
-            value = make(tensors[name])
-            if value.shape != shapes[ours]:
-                given = tensors[name].shape
-                raise CheckpointError(
-                    f"{name!r} of {where[name]} has the shape {given}, which gives {ours} {value.shape}; by {CONFIG} "
-                    f"expected {shapes[ours]}: one of the two is of another model."
-                )
-            if ours in made and not np.array_equal(made[ours], value):
+        for ours, convert in found:
+            value = _converted(where[name], name, tensors[name], convert, ours, shapes[ours])
+            if ours in parameters and not np.array_equal(parameters[ours], value):
                 raise CheckpointError(
                     f"{sources[ours]!r} and {name!r} of {folder} differ; expected the same numbers in both, for "
-                    f"by {CONFIG} both are {ours}: correct there what ties them, or the file."
+                    f"by {CONFIG} both are {ours}: correct the field that ties them, or the file."
                 )
-            made.setdefault(ours, np.ascontiguousarray(value))
-    parameters = {name: made[name] for name in shapes}
+            parameters.setdefault(ours, value)
+    parameters = {name: parameters[name] for name in shapes}
     try:
         check_parameters(config, parameters)
     except ParameterError as error:
@@ -174,12 +170,25 @@ def _parameters(
     return parameters, set(parts)
 
 
+def _converted(
+    path: Path, name: str, tensor: np.ndarray, convert: Convert, ours: str, shape: tuple[int, ...]
+) -> np.ndarray:
+    """A parameter of the expected `shape`, converted from its tensor."""
+    value = convert(tensor)
+    if value.shape != shape:
+        raise CheckpointError(
+            f"{name!r} of {path} has the shape {tensor.shape}, which gives {ours} {value.shape}; by {CONFIG} expected "
+            f"{shape}: one of the two is of another model."
+        )
+    return np.ascontiguousarray(value)
+
+
 def _parts(
     family: Family, config: TransformerConfig, names: Collection[str], shapes: Collection[str]
 ) -> dict[str, list[Part]]:
-    """What each tensor is of the parameters that there are; those that are none are left out."""
+    """The parts of each tensor that are parameters of the model."""
     owned = {
-        name: [(_owner(config, ours), make) for ours, make in found]
+        name: [(_owner(config, ours), convert) for ours, convert in found]
         for name, found in parts_of(names, family.names, family.prefixes).items()
     }
     needed = {name: [part for part in found if part[0] in shapes] for name, found in owned.items()}
@@ -187,7 +196,7 @@ def _parts(
 
 
 def _owner(config: TransformerConfig, name: str) -> str:
-    """The parameter that holds the numbers of `name`: where a head or a decoder's tokens are another's, that one."""
+    """The parameter that holds the numbers of `name`: another one for a tied head and for shared embeddings."""
     if name == "head.weight" and config.tied_head:
         name = f"{config.stacks[-1]}.token_embedding.weight"
     if name == "decoder.token_embedding.weight" and config.shared_embedding:
@@ -198,30 +207,35 @@ def _owner(config: TransformerConfig, name: str) -> str:
 def _remarks(
     family: Family, given: Fields, config: TransformerConfig, where: Mapping[str, Path], used: Collection[str]
 ) -> tuple[str, ...]:
-    """What was not taken over as it stands."""
+    """The fields and tensors that were not taken over unchanged, a line for each kind."""
     understood = {*family.fields, *family.reads, *family.only, *ONLY, *TOKENS}
     unneeded = {*UNNEEDED, *family.unneeded} - understood
-    ids = (config.pad_id, config.bos_id, config.eos_id, None)
-    tokens = [name for name in TOKENS if name in given and given[name] not in ids]
-    if config.architecture == "encoder-decoder":
-        tokens = [name for name in tokens if name != "bos_token_id"]
-    strange = [name for name in given if name not in understood | unneeded] + tokens
+    ignored = [name for name in given if name not in understood | unneeded] + _ignored_tokens(given, config)
     rope = given.get("rope_parameters")
-    said = {*given, *(rope if isinstance(rope, dict) else ())}
-    taken = {name: value for name, value in family.defaults.items() if name not in said and value is not None}
+    present = {*given, *(rope if isinstance(rope, dict) else ())}
+    defaults = {name: value for name, value in family.defaults.items() if name not in present and value is not None}
     buffers = [name for name in where if is_any_of(name, family.no_parameters, family.prefixes)]
-    left = [name for name in where if name not in used and name not in buffers]
     lines: dict[str, list[str]] = {
-        "fields that are not honoured": [f"{name} ({as_json(given[name])})" for name in strange],
+        "fields that are not honoured": [f"{name} ({as_json(given[name])})" for name in ignored],
         "fields that no forward pass depends on": [name for name in given if name in unneeded],
-        "fields that are missing, taken as transformers does": [f"{name} {as_json(taken[name])}" for name in taken],
-        "tensors that are not used": left,
+        "fields that are missing, taken as transformers does": [
+            f"{name} {as_json(defaults[name])}" for name in defaults
+        ],
+        "tensors that are not used": [name for name in where if name not in used and name not in buffers],
         "tensors that are computed here": buffers,
         "head": [config.head] * (config.head != "logits"),
     }
-    return tuple(f"{kind}: {', '.join(map(_printable, what))}" for kind, what in lines.items() if what)
+    return tuple(f"{kind}: {', '.join(map(_printable, names))}" for kind, names in lines.items() if names)
+
+
+def _ignored_tokens(given: Fields, config: TransformerConfig) -> list[str]:
+    """The fields of special tokens that are not those of the configuration."""
+    ids = (config.pad_id, config.bos_id, config.eos_id, None)
+    # an encoder-decoder begins with decoder_start_token_id
+    unused = "bos_token_id" if config.architecture == "encoder-decoder" else None
+    return [name for name in TOKENS if name in given and given[name] not in ids and name != unused]
 
 
 def _printable(name: str) -> str:
-    """A name as JSON writes it, for a stranger's may hold anything."""
+    """A name as JSON writes it: a name from a file may hold any character."""
     return json.dumps(name)[1:-1].replace('\\"', '"')

@@ -1,4 +1,4 @@
-"""What tensors are called on a hub, and what they are here."""
+"""Names of tensors on a hub, and the parameters that they become."""
 
 from __future__ import annotations
 
@@ -7,31 +7,33 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
-Part = tuple[str, Callable[[np.ndarray], np.ndarray]]
-"""A parameter, and what makes it of a tensor."""
+Convert = Callable[[np.ndarray], np.ndarray]
+
+Part = tuple[str, Convert]
+"""A parameter, and the function that computes it from a tensor."""
 
 Table = Mapping[str, str | tuple[Part, ...]]
-"""The hub's names, `{i}` standing for the number of a layer, and ours: the parameter that a tensor is, or the parts
-that are made of it. Two names of one parameter have to hold the same numbers."""
+"""The hub's names, with `{i}` for the number of a layer, and ours: one parameter, or the parts that a tensor is split
+into. Two names of one parameter have to hold the same numbers."""
 
 
 def transposed(name: str) -> tuple[Part, ...]:
-    """A matrix that is kept as (in, out)."""
+    """A matrix that is stored as (in, out)."""
     return ((name, np.transpose),)
 
 
 def flat(name: str) -> tuple[Part, ...]:
-    """A row that is kept as a matrix of one row."""
+    """A vector that is stored as a matrix of one row."""
     return ((name, np.ravel),)
 
 
 def linears(pairs: Mapping[str, str]) -> dict[str, str | tuple[Part, ...]]:
-    """The `weight` and the `bias` of each."""
+    """The names of the `weight` and the `bias` of each linear map or norm."""
     return {f"{theirs}.{leaf}": f"{ours}.{leaf}" for theirs, ours in pairs.items() for leaf in ("weight", "bias")}
 
 
 def parts_of(names: Iterable[str], table: Table, prefixes: Sequence[str]) -> dict[str, tuple[Part, ...]]:
-    """What each of the hub's `names` is here; those that the table does not have are left out."""
+    """The parts of each of the hub's `names` that is in the table."""
     patterns = [(_pattern(theirs), _as_parts(ours)) for theirs, ours in table.items()]
     found = {}
     for name in names:
@@ -44,12 +46,12 @@ def parts_of(names: Iterable[str], table: Table, prefixes: Sequence[str]) -> dic
 
 
 def without_prefix(name: str, prefixes: Sequence[str]) -> str:
-    """The hub's name as the table has it."""
+    """The hub's name as it is in the table."""
     return next((name.removeprefix(prefix) for prefix in prefixes if name.startswith(prefix)), name)
 
 
 def is_any_of(name: str, patterns: Collection[str], prefixes: Sequence[str]) -> bool:
-    """Whether one of the `patterns` is the hub's `name`."""
+    """Whether the hub's `name` matches one of the `patterns`."""
     return any(_pattern(pattern).fullmatch(without_prefix(name, prefixes)) for pattern in patterns)
 
 

@@ -1,4 +1,4 @@
-"""A hub's folder: config.json, and tensors in one safetensors file or, with an index, in several."""
+"""Reading a hub's folder: config.json, and tensors in one safetensors file or, with an index, in several."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from transparity_conformance.checkpoints.files import LARGEST_JSON, parse_json, 
 CONFIG, INDEX, WEIGHTS = "config.json", "model.safetensors.index.json", "model.safetensors"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 DTYPES = ("F32", "F16", "BF16")
-"""Those that float32 holds exactly."""
+"""The dtypes that float32 holds exactly."""
 
 
 class CheckpointError(TransparityError):
-    """A checkpoint cannot be read, or is of a system that there is no configuration for."""
+    """A checkpoint cannot be read, or its system has no configuration."""
 
 
 def read_fields(folder: Path) -> dict[str, Any]:
-    """What config.json says. Raises `CheckpointError` for a folder without it, and `BundleError` if it is not JSON."""
+    """The fields of config.json. Raises `CheckpointError` if it is missing, and `BundleError` if it is not JSON."""
     if not folder.is_dir():
         if folder.suffix in PICKLES and folder.exists():
             raise _pickled(folder)
-        raise CheckpointError(f"{folder} is no folder; expected one with {CONFIG} and {WEIGHTS} in it.")
+        raise CheckpointError(f"{folder} is no folder; expected one with {CONFIG} and {WEIGHTS}.")
     path = folder / CONFIG
     if not path.is_file():
         raise CheckpointError(f"{folder} has no {CONFIG}; expected a checkpoint as a hub keeps it.")
@@ -40,7 +40,7 @@ def read_fields(folder: Path) -> dict[str, Any]:
 
 
 def tensor_files(folder: Path) -> dict[str, Path]:
-    """The file of every tensor, by its name. Raises `CheckpointError` where there is none, or none that may be read."""
+    """The file of every tensor, by name. Raises `CheckpointError` if there is none, or none that can be read."""
     where: dict[str, Path] = {}
     for path in _files(folder):
         try:
@@ -56,8 +56,10 @@ def tensor_files(folder: Path) -> dict[str, Path]:
 
 
 def load_tensors(where: Mapping[str, Path], wanted: Collection[str]) -> dict[str, np.ndarray]:
-    """The tensors that are `wanted`, as float32; those of half precision lose nothing. Raises `CheckpointError` for
-    another dtype."""
+    """The `wanted` tensors as float32, which holds half precision exactly.
+
+    Raises `CheckpointError` for another dtype.
+    """
     tensors = {}
     for path in dict.fromkeys(where[name] for name in wanted):
         try:
@@ -76,7 +78,7 @@ def load_tensors(where: Mapping[str, Path], wanted: Collection[str]) -> dict[str
 
 
 def _files(folder: Path) -> list[Path]:
-    """The safetensors files: those that an index names, else the one there is."""
+    """The safetensors files: those in the index, or the only one."""
     index = folder / INDEX
     if index.is_file():
         return _indexed(index)
@@ -95,8 +97,8 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _indexed(index: Path) -> list[Path]:
-    said = parse_json(index, read_bytes(index, LARGEST_JSON))
-    weights = said.get("weight_map") if isinstance(said, dict) else None
+    content = parse_json(index, read_bytes(index, LARGEST_JSON))
+    weights = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(weights, dict) or not all(isinstance(name, str) for name in weights.values()):
         raise CheckpointError(f"{index} has no weight_map; expected the file of each tensor there.")
     files = []
@@ -111,8 +113,8 @@ def _indexed(index: Path) -> list[Path]:
 
 def _pickled(path: Path) -> CheckpointError:
     return CheckpointError(
-        f"{path} is a pickle, which can run anything when it is read, and is not; expected safetensors: load it where "
-        "you trust it, and save it with save_pretrained(folder) of transformers."
+        f"{path} is a pickle, which can run any code when it is read; expected safetensors: load it where you trust "
+        "it, and save it with save_pretrained(folder) of transformers."
     )
 
 
@@ -121,6 +123,6 @@ def _reason(error: BaseException) -> str:
 
 
 def as_json(value: Any) -> str:
-    """A value as config.json has it, on one line and not without end."""
+    """A value as JSON, on one line and shortened."""
     text = json.dumps(value)
     return text if len(text) <= 60 else f"{text[:57]}…"

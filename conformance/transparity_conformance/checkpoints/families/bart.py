@@ -10,7 +10,7 @@ from transparity_conformance.checkpoints.naming import Table, flat, linears
 
 
 def _stack(stack: str) -> dict[str, str]:
-    """What a stack's linear maps and norms are called; an encoder has no tensor of cross-attention."""
+    """The names of a stack's linear maps and norms; an encoder has no tensors of cross-attention."""
     layer = f"{stack}.layers.{{i}}"
     attentions = {"self_attn": "self_attention", "encoder_attn": "cross_attention"}
     names = {
@@ -62,7 +62,7 @@ DEFAULTS: dict[str, Any] = {
 
 UNNEEDED = (
     *("activation_dropout", "attention_dropout", "dropout", "encoder_layerdrop", "decoder_layerdrop"),
-    *("num_hidden_layers", "extra_pos_embeddings"),  # other words for what is said elsewhere
+    *("num_hidden_layers", "extra_pos_embeddings"),  # other names of fields above
 )
 
 ONLY: dict[str, tuple[Any, ...]] = {
@@ -70,7 +70,7 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "add_final_layer_norm": (False,),
     "add_bias_logits": (False,),
 }
-"""What older files say of how the layers are built; transformers has these alone under this name."""
+"""Fields of older files; transformers builds these variants only."""
 
 
 def _common(fields: Fields, names: Collection[str]) -> dict[str, Any]:

@@ -33,8 +33,7 @@ NAMES: Table = {
 
 
 def _bert(fields: Fields, names: Collection[str]) -> dict[str, Any]:
-    """What comes out is what the pooler says where there is one. The head that guesses masked words has a layer of its
-    own, for which there is no place here."""
+    """The head is the pooler, if there is one: the head of masked words has a layer that no configuration has."""
     return {
         "max_length": fields["max_position_embeddings"],
         "activation": activation(fields, "hidden_act"),
@@ -43,10 +42,10 @@ def _bert(fields: Fields, names: Collection[str]) -> dict[str, Any]:
 
 
 def _roberta(fields: Fields, names: Collection[str]) -> dict[str, Any]:
-    """Positions count what is no padding, from behind that of the padding on."""
+    """Positions count tokens that are not padding, from pad_token_id + 1 on."""
     pad = fields["pad_token_id"]
     if not isinstance(pad, int):
-        raise wrong("pad_token_id", pad, "a token, for positions are counted from it")
+        raise wrong("pad_token_id", pad, "a token: positions are counted from it")
     counted = {"position_offset": pad + 1, "position_count": "visible"}
     return _bert(fields, names) | counted | {"max_length": whole(fields, "max_position_embeddings") - pad - 1}
 

@@ -54,7 +54,7 @@ def _common(fields: Fields) -> dict[str, Any]:
 
 
 def _gemma(fields: Fields, names: Collection[str]) -> dict[str, Any]:
-    """`gelu` in an older file means its approximation, and transformers reads it so."""
+    """`gelu` in an older file means its approximation, in transformers too."""
     name = "hidden_act" if fields["hidden_activation"] is None else "hidden_activation"
     found = activation(fields, name)
     return _common(fields) | {"activation": "gelu-tanh" if found == "gelu" else found}

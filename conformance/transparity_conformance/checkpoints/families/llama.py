@@ -1,4 +1,4 @@
-"""Llama (Touvron et al. 2023) and what is built like it: Mistral, Qwen 2, Qwen 3."""
+"""Llama (Touvron et al. 2023) and models built like it: Mistral, Qwen 2, Qwen 3."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _qwen3(fields: Fields, names: Collection[str]) -> dict[str, Any]:
 
 
 def _windows(fields: Fields) -> dict[str, Any]:
-    """Qwen's layers from `max_window_layers` on have a window, unless `layer_types` says something else."""
+    """Qwen's layers from `max_window_layers` on have a window, unless `layer_types` differs."""
     window = fields["sliding_window"] if flag(fields, "use_sliding_window") else None
     first, count = fields["max_window_layers"], layers(fields)
     if not is_whole(first, 0):

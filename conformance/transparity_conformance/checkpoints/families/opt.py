@@ -29,7 +29,7 @@ def _configure(fields: Fields, names: Collection[str]) -> dict[str, Any]:
     }
 
 
-# transformers hides and counts positions by an attention mask; here `pad_id` tells, as a tokenizer's mask does.
+# transformers hides and counts positions by an attention mask; here `pad_id` does, like a tokenizer's mask.
 OPT = Family(
     always={"architecture": "decoder", "target_mask": "causal-and-padding", "norm": "layer", "head_bias": False}
     | {"positions": "learned", "position_offset": 2, "position_count": "visible"},

@@ -59,23 +59,23 @@ def _configure(fields: Fields, names: Collection[str]) -> dict[str, Any]:
 
 def _feed_forward(fields: Fields) -> dict[str, Any]:
     """`relu`, or `gated-gelu`, which is the approximation by a tanh."""
-    said = fields["feed_forward_proj"]
-    if not isinstance(said, str):
-        raise wrong("feed_forward_proj", said, "an activation, such as relu or gated-gelu")
-    if said == "gated-gelu":
+    given = fields["feed_forward_proj"]
+    if not isinstance(given, str):
+        raise wrong("feed_forward_proj", given, "an activation, such as relu or gated-gelu")
+    if given == "gated-gelu":
         return {"gated": True, "activation": "gelu-tanh"}
-    of = {"feed_forward_proj": said.removeprefix(GATED)}
-    return {"gated": said.startswith(GATED), "activation": activation(of, "feed_forward_proj")}
+    ungated = {"feed_forward_proj": given.removeprefix(GATED)}
+    return {"gated": given.startswith(GATED), "activation": activation(ungated, "feed_forward_proj")}
 
 
 def _head(fields: Fields, names: Collection[str]) -> dict[str, Any]:
-    """A head that is tied is scaled. transformers 5 says so by `scale_decoder_outputs`, and always that it is tied:
-    then the file tells, as it does where a head that should be there is not."""
-    says = "tie_word_embeddings" if fields["scale_decoder_outputs"] is None else "scale_decoder_outputs"
-    is_told = says == "tie_word_embeddings" and flag(fields, says)
+    """A tied head is scaled. With `scale_decoder_outputs` (transformers 5), `tie_word_embeddings` is always true: then,
+    and if a head is missing, the tensors tell whether it is tied."""
+    field = "tie_word_embeddings" if fields["scale_decoder_outputs"] is None else "scale_decoder_outputs"
+    is_tied = field == "tie_word_embeddings" and flag(fields, field)
     return {
-        "tied_head": is_told or "lm_head.weight" not in names,
-        "head_scale": "embed_dim" if flag(fields, says) else "none",
+        "tied_head": is_tied or "lm_head.weight" not in names,
+        "head_scale": "embed_dim" if flag(fields, field) else "none",
     }
 
 

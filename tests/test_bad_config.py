@@ -131,7 +131,7 @@ def test_the_quoted_value_is_short() -> None:
         ('{"architecture": "decoder", "target_vocab_size": NaN}', "target_vocab_size is nan"),
         (
             '{"architecture": "decoder", "architecture": "encoder"}',
-            "The configuration is not JSON: a field stands",
+            "The configuration is not JSON: a field is repeated",
         ),
     ],
     ids=lambda text: text[:30],

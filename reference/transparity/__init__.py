@@ -1,9 +1,7 @@
-"""transparity: a transformer in three frameworks that provably agree. This package is its specification.
+"""transparity: a transformer in three frameworks that provably agree. This package is the contract that they share.
 
-The contract: `config`, `presets`, `parameters`, `inputs`, `taps`, `training`, `sampling`, `backend`, `errors`, `axes`.
-The NumPy column: `masks`, `embeddings`, `positions`, `normalization`, `attention`, `feed_forward`, `layers`, `head`,
-`precision`, `transformer`, `loss`, `dropout`, `rounding`, `differentiation`, `optimization`, `cache`, `decoding`,
-`generation`, `beams`, with `functional` for what frameworks bring along, and `port`, the door.
+The model: `config` (with `fields`, `validation`, `probe_sizes`), `presets`, `parameters`, `taps`, `axes`.
+Its inputs: `inputs`, `sampling`, `training`, `errors`. The door: `protocol`, and `checked` for those who implement it.
 """
 
 from transparity.config import TransformerConfig

@@ -388,7 +388,7 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object without repeated fields; `json` alone would silently keep the last of them."""
     fields = dict(pairs)
     if len(fields) < len(pairs):
-        raise ValueError(f"a field stands twice among {', '.join(name for name, _ in pairs)}")
+        raise ValueError(f"a field is repeated among {', '.join(name for name, _ in pairs)}")
     return fields
 
 

@@ -1,4 +1,4 @@
-"""What a user's mistake is answered with: one sentence, never a framework's traceback."""
+"""Errors of users: one sentence each, never a framework's traceback."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 class TransparityError(ValueError):
-    """Says what was given, where, what was expected, and what to do."""
+    """One sentence: the value given, where, the expected one, and the remedy."""
 
 
 class ConfigError(TransparityError):
@@ -17,7 +17,7 @@ class ConfigError(TransparityError):
 
 
 class ParameterError(TransparityError):
-    """A parameter is missing, extra, misshapen or not a finite float."""
+    """A parameter is missing, unknown, of the wrong shape, or not a finite float."""
 
 
 class InputError(TransparityError):
@@ -25,22 +25,22 @@ class InputError(TransparityError):
 
 
 class BackendError(TransparityError):
-    """A backend was asked for something that it does not offer."""
+    """A backend does not offer what it was asked for."""
 
 
 def shown(value: Any) -> str:
-    """`value` as an error quotes it: on one line, and not without end."""
+    """Return `value` for an error message: on one line, and cut to 60 characters."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 60 else f"{text[:57]}…"
 
 
 def is_number(value: Any) -> bool:
-    """Whether `value` is a number of Python's, which True and False are not meant to be."""
+    """Whether `value` is an int or a float, but not a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def is_whole(value: Any, least: int) -> bool:
-    """Whether `value` counts something, and at least `least` of it."""
+    """Whether `value` is a whole number of at least `least`, but not a bool."""
     try:
         return not isinstance(value, bool) and operator.index(value) >= least
     except TypeError:
@@ -48,9 +48,9 @@ def is_whole(value: Any, least: int) -> bool:
 
 
 def as_array(name: str, value: Any, error: type[TransparityError]) -> np.ndarray:
-    """`value` as an array; raises `error` if it is none, such as a list of rows of different lengths."""
+    """Return `value` as an array; raises `error` if NumPy cannot, as for rows of different lengths."""
     try:
         return np.asarray(value)
-    except Exception as reason:  # noqa: BLE001 - whatever the `__array__` of a stranger raises
+    except Exception as reason:  # noqa: BLE001 - `__array__` of any object may raise anything
         says = " ".join(str(reason).split()).split(". ")[0].rstrip(".")
         raise error(f"{name} is {shown(value)}; expected an array ({says}).") from None

@@ -1,4 +1,4 @@
-"""What a model may be shown: integer tokens inside the vocabulary, no longer than `max_length`."""
+"""Checks of everything that a model is given: tokens, targets, masks, prompts, draws."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from transparity.training import dropout_shapes
 
 
 def check_length(config: TransformerConfig, length: int, name: str = "a sequence") -> None:
-    """Raise `InputError` if a sequence is longer than there are positions; its length is known while tracing, too."""
+    """Raise `InputError` if a sequence is longer than `max_length`; lengths are known while tracing, too."""
     if length > config.max_length:
         raise InputError(f"{name} has {length} tokens; expected at most {config.max_length} (max_length).")
 
 
 def check_inputs(config: TransformerConfig, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """The tokens as int64 arrays (batch, length), in the order of `config.input_names`.
+    """Return the tokens as int64 arrays (batch, length), in the order of `config.input_names`, and any further inputs.
 
     Raises `InputError` for a missing or an unknown input, another shape or dtype, an empty batch or sequence, a token
     outside the vocabulary, a sequence longer than `max_length`, and batches of different sizes.
@@ -39,7 +39,7 @@ def check_inputs(config: TransformerConfig, inputs: Mapping[str, Any]) -> dict[s
 
 
 def _checked_beside(config: TransformerConfig, name: str, value: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """What is given beside tokens of `shape`: an `attention_mask` as bool, `token_types` as int64."""
+    """Return an `attention_mask` as bool or `token_types` as int64, in the `shape` of the tokens."""
     array = as_array(name, value, InputError)
     kinds, most = ("biu", 1) if name == "attention_mask" else ("iu", config.num_token_types - 1)
     if array.shape != shape or array.dtype.kind not in kinds:
@@ -55,8 +55,8 @@ def _checked_beside(config: TransformerConfig, name: str, value: Any, shape: tup
 
 
 def check_targets(config: TransformerConfig, targets: Any, inputs: Mapping[str, Any]) -> np.ndarray:
-    """The tokens that should have come, one for each that the logits are of. Raises `InputError` as `check_inputs`, and
-    where there are no logits."""
+    """Return the expected tokens, one for each position of the logits. Raises `InputError` as `check_inputs` does, and
+    if the model has no logits."""
     if config.head != "logits":
         raise InputError(f"head is {config.head!r}: there are no logits, and so no loss.")
     name = config.input_names[-1]
@@ -67,8 +67,8 @@ def check_targets(config: TransformerConfig, targets: Any, inputs: Mapping[str, 
 
 
 def check_masks(config: TransformerConfig, masks: Any, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """What training keeps (`transparity.training.dropout_masks`), by tap. Raises `InputError` for a tap that is not
-    dropped from, and for another shape or dtype."""
+    """Return the dropout masks by tap (`transparity.training.dropout_masks`). Raises `InputError` for a tap that is not
+    in `dropout_at`, and for another shape or dtype."""
     batch = len(inputs[config.input_names[0]])
     shapes = dropout_shapes(config, batch, **{name: tokens.shape[1] for name, tokens in inputs.items()})
     checked = {}
@@ -86,7 +86,7 @@ def check_masks(config: TransformerConfig, masks: Any, inputs: Mapping[str, Any]
 
 
 def check_batch(config: TransformerConfig, batch: Mapping[str, Any]) -> dict[str, Any]:
-    """What a model is trained on: its inputs, and `targets`. Raises `InputError` as `check_inputs`."""
+    """Return the inputs and `targets` of one training step. Raises `InputError` as `check_inputs` does."""
     inputs = check_inputs(config, {name: tokens for name, tokens in batch.items() if name != "targets"})
     return inputs | {"targets": check_targets(config, batch.get("targets"), inputs)}
 
@@ -94,8 +94,19 @@ def check_batch(config: TransformerConfig, batch: Mapping[str, Any]) -> dict[str
 def check_step(
     config: TransformerConfig, tokens: Any, lengths: Any, source: Any, counts: Any, attention_mask: Any = None
 ) -> dict[str, Any]:
-    """What a step with a cache is given: `tokens` behind the `lengths` that are in it (None: in none yet), the `source`
-    of the first step if one is read, and how many tokens of each row count. Raises `InputError` as `check_inputs`."""
+    """Check the arguments of a step with a cache. Raises `InputError` as `check_inputs` does.
+
+    Args:
+        config: the model.
+        tokens: (batch, length), the new tokens.
+        lengths: (batch,), the tokens already in the cache; None: there is no cache yet.
+        source: (batch, keys), for the first step of an encoder-decoder.
+        counts: (batch,), how many of `tokens` are valid in each row; None: all.
+        attention_mask: in the shape of `source` if there is one, else of `tokens`.
+
+    Returns:
+        The arguments by name, as arrays; absent ones are None, except `source`, which is left out.
+    """
     if not config.has_decoder:
         raise InputError("A lone encoder has no decoder to cache anything for.")
     if not config.mask_is_exact:
@@ -127,11 +138,18 @@ def check_step(
 
 
 def check_prompt(config: TransformerConfig, prompt: Any, source: Any = None, lengths: Any = None) -> dict[str, Any]:
-    """What generation starts from: `prompt` (None: `<bos>` for each row of the source), and a `source` if one is read;
-    of each row the first `lengths` tokens, or all.
+    """Check the prompt of generation. Raises `InputError` as `check_inputs` does, and for a row of nothing but masked
+    padding.
 
-    A prompt may be longer than `max_length`: the model sees its end. Raises `InputError` as `check_inputs` does, and
-    for a row of nothing but hidden padding.
+    Args:
+        config: the model.
+        prompt: (batch, length), which may be longer than `max_length`: the model reads its end. None: `bos_id` for each
+            row of the source.
+        source: (batch, keys), for an encoder-decoder.
+        lengths: (batch,), how many tokens of each row of `prompt` are valid; None: all.
+
+    Returns:
+        `prompt`, `lengths` and any `source`, as int64 arrays.
     """
     if not config.has_decoder:
         raise InputError("A lone encoder cannot generate: it has no decoder.")
@@ -158,7 +176,7 @@ def check_prompt(config: TransformerConfig, prompt: Any, source: Any = None, len
 
 
 def _check_something_is_seen(config: TransformerConfig, prompt: np.ndarray, lengths: np.ndarray | None) -> None:
-    """Of nothing, all keys weigh alike: what comes next would depend on the room there is for more."""
+    """In a row that is masked entirely all keys weigh alike, so that the next token would depend on free space."""
     if "padding" not in config.decoder_mask or config.padding == "attention-mask":
         return
     counted = np.arange(prompt.shape[1]) < (prompt.shape[1] if lengths is None else lengths[:, None])
@@ -170,7 +188,7 @@ def _check_something_is_seen(config: TransformerConfig, prompt: np.ndarray, leng
 
 
 def check_draws(batch: int, max_new_tokens: Any, uniforms: Any) -> tuple[int, np.ndarray | None]:
-    """How many tokens to generate, and the numbers in [0, 1) that draw them: (batch, max_new_tokens), or None."""
+    """Return the number of tokens to generate, and the numbers in [0, 1) that draw them, or None."""
     steps = _checked_whole("max_new_tokens", max_new_tokens, 0)
     if uniforms is None:
         return steps, None
@@ -185,7 +203,7 @@ def check_draws(batch: int, max_new_tokens: Any, uniforms: Any) -> tuple[int, np
 
 
 def check_beams(beams: Any, length_penalty: Any) -> tuple[int, float]:
-    """How many continuations are kept, and the power of their lengths that scores are divided by."""
+    """Return the number of beams, and the power of the length that scores are divided by."""
     count = _checked_whole("beams", beams, 1)
     if not (is_number(length_penalty) and np.isfinite(length_penalty)):
         raise InputError(f"length_penalty is {shown(length_penalty)}; expected a finite number.")
@@ -199,7 +217,7 @@ def _checked_whole(name: str, value: Any, least: int) -> int:
 
 
 def _checked_counts(name: str, value: Any, batch: int, length: int) -> np.ndarray:
-    """How many of the `length` tokens of each row count: at least one."""
+    """Return how many of the `length` tokens of each row are valid: at least one."""
     counts = as_array(name, value, InputError)
     if counts.shape != (batch,) or counts.dtype.kind not in "iu":
         raise InputError(f"{name} has the shape {counts.shape} and dtype {counts.dtype}; expected {batch} integers.")
@@ -209,7 +227,7 @@ def _checked_counts(name: str, value: Any, batch: int, length: int) -> np.ndarra
 
 
 def _checked_tokens(config: TransformerConfig, read_as: str, value: Any, *, called: str | None = None) -> np.ndarray:
-    """Tokens of the vocabulary of the input `read_as`, which an error calls `called`. A prompt may be of any length."""
+    """Return tokens in the vocabulary of the input `read_as`; an error calls them `called`. A prompt has any length."""
     name = called or read_as
     tokens = as_array(name, value, InputError)
     if tokens.ndim != 2:

@@ -1,6 +1,6 @@
 """The parameters: flat names, PyTorch's orientation `(out, in)`, safetensors files.
 
-`parameter_shapes` is the one source of truth; initialising, checking, loading and saving all read it.
+`parameter_shapes` is the one source of truth for initialising, checking, loading and saving.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FLOATS = {"F16": "float16", "F32": "float32", "F64": "float64"}
 
 
 def parameter_shapes(config: TransformerConfig) -> Shapes:
-    """The name and shape of every parameter, in the order in which the forward pass meets them."""
+    """Return the shape of every parameter by name, in the order of the forward pass."""
     shapes: Shapes = {}
     for stack in config.stacks:
         shapes |= _stack_shapes(stack, config)
@@ -38,14 +38,14 @@ def parameter_shapes(config: TransformerConfig) -> Shapes:
 
 
 def shared(config: TransformerConfig, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`parameters`, with what two places share under both their names."""
+    """Return `parameters` with a shared embedding under both its names."""
     if not config.shared_embedding:
         return parameters
     return {**parameters, "decoder.token_embedding.weight": parameters["encoder.token_embedding.weight"]}
 
 
 def is_learned(name: str) -> bool:
-    """Whether the loss has a gradient by it; a batch norm's running statistics are kept, not learned."""
+    """Whether the parameter has a gradient; the running statistics of a batch norm have none."""
     return not name.endswith((".running_mean", ".running_var"))
 
 
@@ -110,8 +110,8 @@ def _norm_shapes(scope: str, config: TransformerConfig) -> Shapes:
 
 
 def initialize_parameters(config: TransformerConfig, seed: int = 0) -> dict[str, np.ndarray]:
-    """Parameters to start training from, float32: matrices uniform with Glorot's bound (document 003), gains and
-    variances 1, all else 0; gains that are added to 1 are 0, too."""
+    """Initialise parameters in float32: matrices uniformly within Glorot's bound (document 003), gains and variances
+    to 1, everything else to 0, including gains that are added to 1."""
     random = np.random.default_rng(seed)
     parameters = {}
     for name, shape in parameter_shapes(config).items():
@@ -126,8 +126,8 @@ def initialize_parameters(config: TransformerConfig, seed: int = 0) -> dict[str,
 
 
 def check_parameters(config: TransformerConfig, parameters: Mapping[str, Any]) -> None:
-    """Raise `ParameterError` unless `parameters` are exactly those of `config`: floats of the right shapes, finite in
-    float32."""
+    """Raise `ParameterError` unless `parameters` are exactly those of `config`, floats of the right shapes, and finite
+    in float32."""
     if not isinstance(config, TransformerConfig):
         raise ConfigError(f"The configuration is {shown(config)}; it should be a TransformerConfig.")
     if not isinstance(parameters, Mapping):
@@ -160,7 +160,7 @@ def _check_dtype(name: str, dtype: str) -> None:
 
 
 def save_parameters(path: str | os.PathLike[str], parameters: Parameters) -> None:
-    """Write `parameters` as a safetensors file; raises `ParameterError` if one is no float or the file no file."""
+    """Write a safetensors file; raises `ParameterError` if a parameter is not a float or `path` cannot be written."""
     arrays = {name: as_array(f"Parameter {name!r}", value, ParameterError) for name, value in parameters.items()}
     for name, value in arrays.items():
         _check_dtype(repr(name), value.dtype.name)
@@ -171,9 +171,9 @@ def save_parameters(path: str | os.PathLike[str], parameters: Parameters) -> Non
 
 
 def load_parameters(path: str | os.PathLike[str], config: TransformerConfig | None = None) -> dict[str, np.ndarray]:
-    """Read a safetensors file, and hold it to `config` if one is given.
+    """Read a safetensors file, and check it against `config` if given.
 
-    Raises `ParameterError` if there is no such file, it is not safetensors, or a tensor is no float of NumPy.
+    Raises `ParameterError` if the file is missing or not safetensors, or if NumPy lacks the dtype of a tensor.
     """
     try:
         if Path(path).is_dir():

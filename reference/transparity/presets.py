@@ -1,7 +1,7 @@
 """The source systems: five documents that build a transformer, as configurations.
 
-A preset is a value of `TransformerConfig` at the size that its document prints. What a document does by mistake is
-kept, and `departures` says it by name.
+A preset is a value of `TransformerConfig` at the size that its document prints. The mistakes of a document are kept;
+`departures` names them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from transparity.errors import ConfigError, shown
 
 @dataclass(frozen=True)
 class Preset:
-    """A source system: its configuration, the document it comes from, and what was decided where that is silent."""
+    """A source system: its configuration, its document, and the decisions where the document is silent."""
 
     config: TransformerConfig
     document: str
@@ -124,7 +124,7 @@ PRESETS = {
 
 
 def preset(name: str) -> TransformerConfig:
-    """The configuration of the source system `name`, at its document's size."""
+    """Return the configuration of the source system `name`, at its document's size."""
     if not isinstance(name, str) or name not in PRESETS:
         near = difflib.get_close_matches(name, PRESETS, 1) if isinstance(name, str) else []
         meant = f"did you mean {near[0]!r}? They are" if near else "the presets are"
@@ -132,7 +132,7 @@ def preset(name: str) -> TransformerConfig:
     return PRESETS[name].config
 
 
-# Vaswani et al. (2017), "Attention is all you need", field by field: what is otherwise is said in these words.
+# Differences from Vaswani et al. (2017), "Attention is all you need": the condition, and the clause that says so.
 _DEPARTURES: tuple[tuple[Callable[[TransformerConfig], bool], str], ...] = (
     (
         lambda c: c.mask_value > -1e3,
@@ -152,7 +152,7 @@ _DEPARTURES: tuple[tuple[Callable[[TransformerConfig], bool], str], ...] = (
     ),
     (lambda c: not c.feed_forward_bias, "the feed-forward has no biases (§3.3)"),
     (lambda c: c.activation != "relu", "the activation is {c.activation} (paper: ReLU, §3.3)"),
-    (lambda c: c.gated, "what the activation lets through multiplies a second projection (a gate)"),
+    (lambda c: c.gated, "the activation gates a second projection"),
     (
         lambda c: c.key_value_heads != c.num_heads,
         "{c.num_heads} heads share the keys and values of {c.key_value_heads} (§3.2.2)",
@@ -163,13 +163,13 @@ _DEPARTURES: tuple[tuple[Callable[[TransformerConfig], bool], str], ...] = (
     ),
     (lambda c: c.query_key_norm, "each head's queries and keys are normalised"),
     (lambda c: c.attention_scale == "none", "scores are not divided by √head_dim (§3.2.1)"),
-    (lambda c: c.attention_multiplier != 1, "scores are multiplied by {c.attention_multiplier:g} besides (§3.2.1)"),
-    (lambda c: c.attention_softcap is not None, "scores are held below {c.attention_softcap:g}"),
-    (lambda c: c.sliding_window is not None, "what is {c.sliding_window} positions away is hidden{but_for}"),
-    (lambda c: c.norm_position == "pre", "norms stand before the sublayers (paper: after the residual, §3.1)"),
+    (lambda c: c.attention_multiplier != 1, "scores are multiplied by {c.attention_multiplier:g}, too (§3.2.1)"),
+    (lambda c: c.attention_softcap is not None, "scores are bounded by a softcap of {c.attention_softcap:g}"),
+    (lambda c: c.sliding_window is not None, "positions {c.sliding_window} or more away are masked{but_for}"),
+    (lambda c: c.norm_position == "pre", "norms come before the sublayers (paper: after the residual, §3.1)"),
     (
         lambda c: c.norm_position == "both",
-        "norms stand before and behind the sublayers (paper: after the residual, §3.1)",
+        "norms come before and after the sublayers (paper: after the residual, §3.1)",
     ),
     (lambda c: c.norm == "layer-unbiased", "the norm divides by (deviation over n − 1) + eps"),
     (lambda c: c.norm == "batch", "the norm is a batch norm (paper: layer norm, §3.1)"),
@@ -182,23 +182,23 @@ _DEPARTURES: tuple[tuple[Callable[[TransformerConfig], bool], str], ...] = (
         "queries and keys are turned by their positions (paper: sinusoidal ones, §3.5)",
     ),
     (lambda c: c.positions == "relative", "distances have learned biases (paper: sinusoidal positions, §3.5)"),
-    (lambda c: c.positions == "alibi", "distances are taken off scores (paper: sinusoidal positions, §3.5)"),
+    (lambda c: c.positions == "alibi", "distances are subtracted from scores (paper: sinusoidal positions, §3.5)"),
     (lambda c: c.positions == "none", "there are no positions (paper: sinusoidal, §3.5)"),
     (lambda c: c.embedding_scale == "none", "token embeddings are not multiplied by √embed_dim (§3.4)"),
-    (lambda c: c.num_token_types > 0, "tokens are of {c.num_token_types} types, which have embeddings, too"),
+    (lambda c: c.num_token_types > 0, "tokens have {c.num_token_types} types, with embeddings of their own"),
     (lambda c: c.embedding_norm, "embeddings are normalised"),
-    (lambda c: c.architecture != "encoder-decoder", "it is a lone {c.architecture}"),
+    (lambda c: c.architecture != "encoder-decoder", "the model is a lone {c.architecture}"),
     (
         lambda c: c.has_decoder and c.has_encoder and c.target_mask == "causal",
-        "the target's padding is not hidden, only its future",
+        "the target's padding is not masked, only its future",
     ),
-    (lambda c: c.head != "logits", "it ends with what the head {c.head!r} returns, not with logits"),
-    (lambda c: c.final_softcap is not None, "logits are held below {c.final_softcap:g}"),
+    (lambda c: c.head != "logits", "the output is {c.head!r}, not logits"),
+    (lambda c: c.final_softcap is not None, "logits are bounded by a softcap of {c.final_softcap:g}"),
 )
 
 
 def departures(config: TransformerConfig) -> list[str]:
-    """What `config` does otherwise than "Attention is all you need", one clause each."""
+    """Return one clause for each difference of `config` from "Attention is all you need"."""
     every = config.full_attention_every
     words = {
         "root_embed": f"{config.embed_dim**0.5:.3g}",

@@ -27,7 +27,7 @@ Arrays = Mapping[str, np.ndarray]
 
 
 class Forward(Protocol):
-    """A model with its weights in it. Tokens are integer arrays (batch, length)."""
+    """A model with its weights. Tokens are integer arrays (batch, length)."""
 
     def __call__(self, **tokens: Any) -> dict[str, Any]:
         """Every tap by name (`transparity.taps.tap_shapes`): the traced path."""
@@ -36,30 +36,46 @@ class Forward(Protocol):
         """The logits alone, as an array of the framework: the fast path."""
 
     def loss(self, targets: Any, **tokens: Any) -> float:
-        """The mean cross-entropy of the logits, padded targets (batch, length) ignored."""
+        """The mean cross-entropy of the logits; padding among `targets` (batch, length) is ignored."""
 
     def loss_and_gradients(
         self, targets: Any, *, training: bool = False, masks: Arrays | None = None, **tokens: Any
     ) -> tuple[float, dict[str, np.ndarray]]:
-        """The loss, and its gradient by every learned parameter, under the parameter's name and in its shape. In
-        `training` a batch norm normalises by the batch; its running statistics stay as they are. Dropout keeps what
-        `masks` show (`transparity.training.dropout_masks`); without them nothing is dropped. NumPy's column does not
-        offer it: `transparity_numpy.differentiation` takes a forward pass for each number, or for each direction."""
+        """The loss, and its gradient by every learned parameter, by name.
+
+        Args:
+            targets: (batch, length), the expected tokens.
+            training: whether a batch norm normalises by the batch; its running statistics do not change.
+            masks: dropout masks by tap (`transparity.training.dropout_masks`); None: nothing is dropped.
+            tokens: the inputs by name.
+
+        The NumPy column does not offer it; `transparity_numpy.differentiation` has numerical derivatives.
+        """
 
     def train(
         self, batches: Sequence[Mapping[str, Any]], training: Training
     ) -> tuple[list[float], dict[str, np.ndarray]]:
-        """One step for each batch (`targets` and tokens), from these parameters: the losses before each step, and what
-        the learned parameters have become. The model itself stays as it is."""
+        """Take one step for each batch (`targets` and tokens), from these parameters; the model itself does not change.
+
+        Returns:
+            The loss before each step, and the learned parameters after the last.
+        """
 
     def step(
         self, tokens: Any, cache: Any = None, *, source: Any = None, counts: Any = None, attention_mask: Any = None
     ) -> tuple[Any, Any]:
-        """The logits (batch, length, vocab) behind each of `tokens` (batch, length), which follow those in `cache`, and
-        the cache to go on with; the one given is used up. Without a cache they are the first, and an encoder reads
-        `source` (batch, keys), once. Of each row the first `counts` (batch,) tokens count, or all; the rest fills it
-        up. Where a mask tells padding, `attention_mask` is the tokens', or with a `source` the source's; without one,
-        `pad_id` tells. Up to `max_length` tokens, and only where what is masked weighs nothing."""
+        """Extend cached decoding by `tokens`; only for models whose masked keys weigh nothing.
+
+        Args:
+            tokens: (batch, length), the tokens that follow those in the cache; `max_length` at most in total.
+            cache: the cache that the last step returned, not to be used again; None: these are the first tokens.
+            source: (batch, keys), read once, in the first step of an encoder-decoder.
+            counts: (batch,), how many of `tokens` are valid in each row; None: all.
+            attention_mask: of `source` if given, else of `tokens`, where `padding` is `attention-mask`.
+
+        Returns:
+            The logits (batch, length, vocab) after each token, and the cache for the next step.
+        """
 
     def generate(
         self,
@@ -71,9 +87,19 @@ class Forward(Protocol):
         uniforms: Any = None,
         sampling: Sampling | None = None,
     ) -> np.ndarray:
-        """`prompt` (batch, length), of each row its first `lengths` tokens or all, continued by `max_new_tokens`:
-        greedily, or drawn by `uniforms` (batch, max_new_tokens) as `sampling` says. A row that is shorter or reached
-        the end token is filled up; generation ends with the last row."""
+        """Continue `prompt`, greedily or by sampling.
+
+        Args:
+            prompt: (batch, length); None: `bos_id` for each row of the source.
+            max_new_tokens: the most tokens to generate; generation ends earlier if every row has reached `eos_id`.
+            lengths: (batch,), how many tokens of each row of `prompt` are valid; None: all.
+            source: (batch, keys), for an encoder-decoder.
+            uniforms: (batch, max_new_tokens), numbers in [0, 1) that draw the tokens; None: take the likeliest.
+            sampling: temperature, top-k and top-p, with `uniforms`.
+
+        Returns:
+            The prompt and its continuation, (batch, total_length); shorter rows are padded on the right.
+        """
 
     def beam_search(
         self,
@@ -85,14 +111,14 @@ class Forward(Protocol):
         lengths: Any = None,
         source: Any = None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The same, by the best of `beams` continuations, with its score (batch,)."""
+        """Return the best of `beams` continuations, in the form of `generate`, and its score (batch,)."""
 
     def ready(self, result: Any) -> None:
         """Wait until `result` is computed: frameworks answer before their device has finished."""
 
 
 class Backend(Protocol):
-    """A `build` with everything offered. `name`, `dtypes` and `modes` list the first as the default."""
+    """A `build` with a choice of precision, device and mode; the first of `dtypes` and of `modes` is the default."""
 
     name: str
     dtypes: tuple[str, ...]
@@ -109,9 +135,17 @@ class Backend(Protocol):
         weights: str | None = ...,
         activations: str | None = ...,
     ) -> Forward:
-        """The model of `config` with `parameters` (float32, as `parameter_shapes` names them), computed in `dtype`.
-        Where another precision is given, `weights` are rounded to it once, and `activations` at every tap of the
-        forward pass."""
+        """Build a model.
+
+        Args:
+            config: the configuration.
+            parameters: float32 arrays by the names of `parameter_shapes`.
+            dtype: the precision of the computation.
+            device: one of `devices()`.
+            mode: one of `modes`.
+            weights: a coarser precision to which the parameters are rounded once.
+            activations: a coarser precision to which the value at every tap is rounded.
+        """
 
     def devices(self) -> tuple[str, ...]:
         """The devices at hand, `cpu` first."""

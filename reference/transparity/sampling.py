@@ -1,4 +1,4 @@
-"""How tokens are drawn: what is done to the logits before, the same for every column."""
+"""Settings for drawing tokens from logits, the same for every column."""
 
 from __future__ import annotations
 
@@ -8,24 +8,23 @@ from dataclasses import dataclass
 from transparity.errors import ConfigError, is_number, is_whole, shown
 
 COLDEST = 1e-30
-"""Float32 divides by it; colder is the likeliest token all the same."""
+"""The lowest temperature, by which float32 can still divide; a lower one would draw the same token."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """From which tokens one is drawn, and how evenly. What is said here is done in this order.
+    """Temperature, then top-k, then top-p, applied in this order.
 
-    Of equally likely tokens the one with the lower number counts as the likelier. Raises `ConfigError` for a number
-    out of its range.
+    Of equally likely tokens the lower one counts as likelier. Raises `ConfigError` for a number out of its range.
     """
 
     temperature: float = 1.0
-    """Logits are divided by it: below 1 the likely become likelier."""
+    """Divisor of the logits: below 1, likely tokens become likelier."""
     top_k: int | None = None
-    """Only so many of the likeliest tokens may be drawn."""
+    """Keep only so many of the likeliest tokens; None: all."""
     top_p: float = 1.0
-    """Only the likeliest tokens may be drawn, as few as have this probability together, of what `top_k` left (Holtzman
-    et al. 2020); at least one, and all with 1."""
+    """Of the tokens that `top_k` kept, keep the fewest likeliest with this probability in total (Holtzman et al. 2020):
+    at least one; with 1, all."""
 
     def __post_init__(self) -> None:
         if not (is_number(self.temperature) and COLDEST <= self.temperature < math.inf):

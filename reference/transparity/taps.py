@@ -1,7 +1,7 @@
 """The tap: every named activation passes through `tap(name, value) -> value`.
 
-A tap can record, replace, round or perturb what flows through it. It is passed explicitly, never a global, so that
-functions stay pure: `jax.jit` traces through it and `torch.compile` sees nothing.
+A tap can record, replace, round or perturb the values that pass through it. It is an argument, never a global, so that
+functions stay pure for `jax.jit` and `torch.compile`.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from transparity.config import TransformerConfig
 Tap = Callable[[str, Any], Any]
 
 NORMS_BEHIND = {"post": "norm", "both": "post_norm"}
-"""The norm behind a sublayer, by `norm_position`."""
+"""The norm after a sublayer, by `norm_position`."""
 
 
 def identity(name: str, value: Any) -> Any:
-    """Nobody listens."""
+    """Return the value: the tap of a call without a listener."""
     return value
 
 
 def scoped(tap: Tap, scope: str) -> Tap:
-    """`tap`, hearing every name with `scope` in front; `identity` stays itself, so that unheard taps cost nothing."""
+    """Prefix every name with `scope`; `identity` stays itself, so that a call without a listener costs nothing."""
     if tap is identity:
         return identity
 
@@ -34,7 +34,7 @@ def scoped(tap: Tap, scope: str) -> Tap:
 
 
 def recording(into: dict[str, Any]) -> Tap:
-    """A tap that keeps every value in `into` under its name."""
+    """Return a tap that stores every value in `into` under its name."""
 
     def record(name: str, value: Any) -> Any:
         into[name] = value
@@ -44,14 +44,17 @@ def recording(into: dict[str, Any]) -> Tap:
 
 
 def chained(first: Tap, then: Tap) -> Tap:
-    """A tap whose values go through `first`, then through `then`."""
+    """Return a tap that applies `first`, then `then`."""
     return then if first is identity else lambda name, value: then(name, first(name, value))
 
 
 def tap_shapes(config: TransformerConfig, batch: int, **lengths: int) -> dict[str, tuple[int, ...]]:
-    """Every tap of a forward pass, in the order in which it is reached, with its shape.
+    """Return the shape of every tap of a forward pass, in the order of the pass.
 
-    `lengths` are those of the inputs by name: `source` and `target`, or `tokens`.
+    Args:
+        config: the model.
+        batch: the number of rows.
+        lengths: the number of tokens of each input by name: `source` and `target`, or `tokens`.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     for name in config.input_names:

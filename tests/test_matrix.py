@@ -231,3 +231,15 @@ def test_every_cell_of_the_page_has_its_details() -> None:
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page)
     assert found
     assert sorted(json.loads(found[1])) == sorted(re.findall(r'id="cell-(\d+-\d+)"', page))
+
+
+def test_a_cell_with_fewer_cases_than_another_column_is_marked() -> None:
+    half = Subject("flax", "float16")
+    all_cases = [evidence(0.2, case=case) for case in ("translation", "pre-norm", "notes-lm")]
+    agreement = Agreement(fold([*all_cases, evidence(0.4, subject=half), evidence(0.3, "loss.sum", half)]))
+    text = " ".join(printed(agreement.matrix).split())
+    assert "scores 20 % 40 %*" in text and "sum · 30 %" in text
+    assert "* Fewer cases than in another column: 1 attention.scores (flax float16): 1 of 3" in text
+    assert "attention.scores (flax float16): 1 of 3" in as_html(agreement)
+    row = as_json(agreement)["claims"][0]
+    assert (row["cases"], [cell["cases"] for cell in row["cells"]]) == (3, [3, 1])

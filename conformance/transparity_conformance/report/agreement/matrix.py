@@ -74,6 +74,11 @@ class Cell:
         return sum(group.comparisons for group in self.groups)
 
     @property
+    def cases(self) -> tuple[str, ...]:
+        """The presets and examples that were compared."""
+        return tuple(dict.fromkeys(group.worst.case for group in self.groups))
+
+    @property
     def agrees(self) -> bool:
         return all(group.agrees for group in self.groups)
 
@@ -151,6 +156,10 @@ class Matrix:
                     reasons[group.worst.case, group.worst.note].append(group)
         marked = enumerate(reasons.items(), start=1)
         return [Footnote(str(n).translate(_SUPERSCRIPTS), case, note, tuple(gs)) for n, ((case, note), gs) in marked]
+
+    def most_cases(self, claim: str) -> int:
+        """The largest number of cases in a cell of the claim."""
+        return max(len(cell.cases) for (of, _), cell in self.cells.items() if of == claim)
 
     def marks(self, cell: Cell | None) -> str:
         """The marks of the footnotes of `cell`."""

@@ -30,7 +30,9 @@ def as_json(agreement: Agreement) -> dict[str, Any]:
         "summary": agreement.summary,
         "environment": _strict(agreement.environment),
         "columns": [asdict(column) for column in matrix.columns],
-        "claims": [{"id": claim, "cells": _cells(matrix, claim)} for claim in matrix.claims],
+        "claims": [
+            {"id": claim, "cases": matrix.most_cases(claim), "cells": _cells(matrix, claim)} for claim in matrix.claims
+        ],
         "document_breaks": [_footnote(note) for note in matrix.footnotes],
         "evidence": [group.as_dict() for group in matrix.groups],
         "not_compared": [
@@ -54,6 +56,7 @@ def _cell(cell: Cell) -> dict[str, Any]:
         "exact": cell.exact,
         "share": None if cell.worst is None else number(cell.worst.share),
         "comparisons": cell.comparisons,
+        "cases": len(cell.cases),
         "worst": None if cell.worst is None else Group(cell.worst, 1, cell.worst.agrees, cell.exact).as_dict(),
         "breaks": list(cell.breaks),
     }

@@ -20,6 +20,9 @@ from transparity_conformance.report.agreement.matrix import (
 )
 from transparity_conformance.report.formatting import count, format_share, percent, times
 
+FEWER = "*"
+"""The mark of a cell with fewer cases than another column has of the same claim."""
+
 Kind = Literal["blank", "fails", "breaks", "exact", "share"]
 
 
@@ -73,12 +76,14 @@ class Agreement:
 
     def _row(self, claim: str) -> ShownRow:
         cells = {column: self.matrix.cells.get((claim, column)) for column in self.matrix.columns}
-        return ShownRow(claim, {column: shown_cell(self.matrix, cell) for column, cell in cells.items()})
+        most = self.matrix.most_cases(claim)
+        return ShownRow(claim, {column: shown_cell(self.matrix, cell, most) for column, cell in cells.items()})
 
     @property
     def lists(self) -> dict[str, Sequence[str]]:
         """What was left out, under its headings."""
-        return {"Not compared": _reasons(self.not_compared), "Skipped": self.skipped}
+        fewer = f"{FEWER} Fewer cases than in another column"
+        return {fewer: _fewer_cases(self.matrix), "Not compared": _reasons(self.not_compared), "Skipped": self.skipped}
 
 
 @dataclass(frozen=True)
@@ -107,11 +112,24 @@ class ShownRow:
         return name_of(self.claim)
 
 
-def shown_cell(matrix: Matrix, cell: Cell | None) -> ShownCell:
-    """The cell as it is shown; None where nothing was compared."""
+def shown_cell(matrix: Matrix, cell: Cell | None, most_cases: int) -> ShownCell:
+    """The cell as it is shown; None where nothing was compared. A cell with fewer than `most_cases` is marked."""
     text, worst = cell_text(cell), cell.worst if cell else None
     place = f"worst at {worst.where}, {worst.case}" if worst else text
-    return ShownCell(text, matrix.marks(cell), _kind(cell), worst.share if worst else 0.0, place)
+    fewer = FEWER if cell and len(cell.cases) < most_cases else ""
+    return ShownCell(text, matrix.marks(cell) + fewer, _kind(cell), worst.share if worst else 0.0, place)
+
+
+def _fewer_cases(matrix: Matrix) -> list[str]:
+    """One line for each number of cases that columns have of a claim, if another column has more."""
+    columns: dict[tuple[int, int, str], list[str]] = defaultdict(list)
+    for (claim, column), cell in matrix.cells.items():
+        if len(cell.cases) < (most := matrix.most_cases(claim)):
+            columns[len(cell.cases), most, claim].append(str(column))
+    claims: dict[tuple[int, int, str], list[str]] = defaultdict(list)
+    for (cases, most, claim), names in columns.items():
+        claims[cases, most, ", ".join(names)].append(claim)
+    return [f"{', '.join(names)} ({of}): {cases} of {most}" for (cases, most, of), names in claims.items()]
 
 
 def cell_text(cell: Cell | None) -> str:

@@ -119,7 +119,7 @@ def configuration(family: Family, given: Fields, names: Collection[str], head: s
     found |= family.configure(fields, names)
     if head is not None:
         if "head" not in found:
-            raise CheckpointError(f"the head {head} is asked for; expected none: the output of this model is logits.")
+            raise CheckpointError(f"a head is asked for ({head}); expected none: the output of this model is logits.")
         found["head"] = head
     return TransformerConfig(**found | _tokens(fields, found))
 

@@ -1,4 +1,4 @@
-"""What the columns and everybody's ports are held to: claims, evidence, budgets, the agreement matrix and the check."""
+"""The checker of transformer ports: claims, evidence, budgets, the agreement matrix and the check."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HOMES = {"assert_conforms": "ports.testing", "check": "ports.check"}
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for and nothing else: the pytest plugin loads this package in every session."""
+    """Import lazily, for the pytest plugin loads this package in every session."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

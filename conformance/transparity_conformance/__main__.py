@@ -1,4 +1,4 @@
-"""The command `transparity`, and `python -m transparity_conformance`: what it needs and does not find, it says."""
+"""The command `transparity`, also as `python -m transparity_conformance`; it names a missing dependency."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ BAD_INPUT = 2
 
 
 def main() -> None:
-    """The entry point."""
+    """Run the command, or tell how to install what it needs."""
     try:
         from transparity_conformance.cli import main as run
     except ModuleNotFoundError as error:

@@ -1,1 +1,1 @@
-"""A stranger's port: loading, recording, checking in process, as a command and from a bundle of files."""
+"""Ports by other authors: loading, recording, and checks in this process, of a program, or from a bundle of files."""

@@ -1,1 +1,1 @@
-"""Answers for people and machines: comparisons, verdicts, findings, and their terminal, HTML and JSON forms."""
+"""Reports for people and machines: comparisons, verdicts and findings, in terminals, as HTML and as JSON."""

@@ -1,4 +1,4 @@
-"""Evidence: one comparison, with its error, its budget, and what was expected of it."""
+"""Evidence: one comparison, with its error, its budget and its expectation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Expectation = Literal["holds", "breaks"]
 
 @dataclass(frozen=True)
 class Subject:
-    """What a claim is made about: a backend, in one precision, on one device, run in one mode."""
+    """A backend in one precision, on one device and in one mode."""
 
     backend: str
     dtype: str
@@ -29,21 +29,21 @@ class Subject:
 
 @dataclass(frozen=True)
 class Evidence:
-    """One comparison of what `subject` did with what was expected, elementwise, the worst element of it."""
+    """One elementwise comparison of `subject` with its expectation: the worst element."""
 
     claim: str
-    """Which claim, such as `attention.weights`."""
+    """The claim, such as `attention.weights`."""
     subject: Subject
     case: str
-    """A preset, or the example it was tried on."""
+    """A preset, or the name of an example."""
     where: str
-    """A tap, or what else was compared."""
+    """A tap, or another value that was compared."""
     error: float
-    """The largest absolute difference; NaN and what could not be compared count as infinite."""
+    """The largest absolute difference; infinite for NaN and values that cannot be compared."""
     budget: float
     """The largest difference that rounding explains; 0 where the claim is exact."""
     expectation: Expectation = "holds"
-    """`breaks`: the claim fails here by a mistake that the document prints, and has to."""
+    """`breaks`: the claim has to fail here, by a mistake that the document prints."""
     note: str = ""
 
     @property
@@ -53,7 +53,7 @@ class Evidence:
 
     @property
     def agrees(self) -> bool:
-        """Whether what was expected happened."""
+        """Whether the expectation is met."""
         return (self.share <= 1) == (self.expectation == "holds")
 
     def __str__(self) -> str:
@@ -74,7 +74,7 @@ class Evidence:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Evidence:
-        """What `as_dict` wrote."""
+        """Evidence from the fields of `as_dict`."""
         fields = dict(fields) | {name: float(fields[name]) for name in ("error", "budget")}
         subject = Subject(*(fields[field.name] for field in dataclasses.fields(Subject)))
         names = [field.name for field in dataclasses.fields(cls) if field.name != "subject"]
@@ -82,7 +82,7 @@ class Evidence:
 
 
 def share(error: float, budget: float) -> float:
-    """The share of its budget that an error uses: above 1 is a disagreement, and so is what is not a number."""
+    """The share of its budget that an error uses: above 1 is a disagreement; NaN is infinite."""
     if math.isnan(error):
         return math.inf
     if error == 0:
@@ -91,8 +91,11 @@ def share(error: float, budget: float) -> float:
 
 
 def difference(actual: Any, expected: Any) -> float:
-    """The largest |actual − expected|; infinite if a shape differs, a number is not finite on one side alone, or
-    there is nothing to compare: nothing is transposed, truncated or broadcast in silence."""
+    """The largest |actual − expected|.
+
+    It is infinite if the shapes differ, a number is not finite on one side alone, or the arrays are empty: nothing is
+    transposed, truncated or broadcast.
+    """
     actual, expected = np.asarray(actual), np.asarray(expected)
     if actual.shape != expected.shape or actual.size == 0:
         return math.inf
@@ -106,7 +109,7 @@ def difference(actual: Any, expected: Any) -> float:
 
 
 def as_numbers(value: Any) -> np.ndarray:
-    """An array of any framework, on any device and of any dtype, as a NumPy array."""
+    """Convert an array of any framework, device and dtype to NumPy."""
     if hasattr(value, "detach"):  # a torch tensor, without importing torch
         value = value.detach().cpu()
         value = value.float() if str(value.dtype) == "torch.bfloat16" else value
@@ -115,12 +118,12 @@ def as_numbers(value: Any) -> np.ndarray:
 
 
 def dtype_name(value: Any) -> str:
-    """`float32`, whatever the framework calls it."""
+    """`float32`, in every framework."""
     return str(value.dtype).removeprefix("torch.")
 
 
 def less(actual: np.ndarray, ours: np.ndarray) -> np.ndarray:
-    """actual − ours; where both are NaN, or the same infinity, nothing is left, where one alone is, infinitely much."""
+    """actual − ours: 0 where both are NaN or the same infinity, infinite where one alone is."""
     if actual.shape != ours.shape:
         return np.array([np.inf])
     with np.errstate(invalid="ignore"):
@@ -130,5 +133,5 @@ def less(actual: np.ndarray, ours: np.ndarray) -> np.ndarray:
 
 
 def gap(actual: np.ndarray, expected: np.ndarray) -> float:
-    """The largest difference; what is not finite has to be the same on both sides, NaN as NaN."""
+    """The largest difference; numbers that are not finite have to be the same on both sides, NaN as NaN."""
     return float(np.abs(less(actual, expected)).max(initial=0.0))

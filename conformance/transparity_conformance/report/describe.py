@@ -6,16 +6,16 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 
-from rich import box
 from rich.table import Table
 
 from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
 from transparity.taps import tap_shapes
+from transparity_conformance.report.terminal import plain_table
 
 BATCH = -1
 LENGTHS = {"source": -2, "target": -3, "tokens": -4}
-"""Stand-ins for what a configuration leaves open: no size is negative."""
+"""Placeholders of sizes that a configuration leaves open; no real size is negative."""
 
 OPEN = {BATCH: "batch", -2: "source", -3: "target", -4: "tokens"}
 
@@ -30,7 +30,7 @@ HEADS = {"logits": "linear, to {size:,} logits", "hidden": "as it is", "pooled":
 
 
 def parameters_table(config: TransformerConfig) -> Table:
-    """Every parameter with its shape, layers of one shape in one line; their number at the end."""
+    """Every parameter with its shape, equal layers in one line, and the total at the end."""
     shapes = parameter_shapes(config)
     total = sum(math.prod(shape) for shape in shapes.values())
     table = _table("parameter", "shape", "numbers")
@@ -42,7 +42,7 @@ def parameters_table(config: TransformerConfig) -> Table:
 
 
 def taps_table(config: TransformerConfig) -> Table:
-    """Every tap in the order of the forward pass, layers in one line."""
+    """Every tap in the order of the forward pass, equal layers in one line."""
     lengths = {name: LENGTHS[name] for name in config.input_names}
     table = _table("tap", "shape")
     for name, shape, _ in _by_layer(tap_shapes(config, BATCH, **lengths)):
@@ -91,17 +91,17 @@ def _stack(config: TransformerConfig, stack: str, read: str) -> Iterable[str]:
 
 
 def _layer(config: TransformerConfig, stack: str, read: str) -> Iterable[str]:
-    """The nodes of a layer and what leads from one to the next; a residual goes past its sublayer."""
+    """The nodes and edges of a layer; a residual goes past its sublayer."""
     width, gated = f"{config.embed_dim} → {config.feed_forward_dim} → {config.embed_dim}", ", gated" * config.gated
-    sublayers = {"self": f"self-attention<br/>{_attention(config, _mask(config, stack))}{_places(config)}"}
+    sublayers = {"self": f"self-attention<br/>{_attention(config, _mask(config, stack))}{_self_attention_only(config)}"}
     if read == "target":
         sublayers["cross"] = f"cross-attention<br/>{_attention(config, 'the padding')}"
     sublayers["feed"] = f"feed-forward<br/>{width}, {config.activation}{gated}"
     before = f"{stack}_x"
     yield f'{before}(("x"))'
-    for name, says in sublayers.items():
+    for name, text in sublayers.items():
         node, norm, add = f"{stack}_{name}", f"{stack}_{name}_norm", f"{stack}_{name}_add"
-        yield f'{node}["{says}"]'
+        yield f'{node}["{text}"]'
         yield f'{norm}["{_norm(config)}"]'
         yield f'{add}(("+"))'
         if name == "cross" and config.memory_norm:
@@ -132,18 +132,18 @@ def _head(config: TransformerConfig) -> str:
     return HEADS[config.head].format(size=config.vocab_size) + tied + capped
 
 
-def _attention(config: TransformerConfig, hidden: str) -> str:
+def _attention(config: TransformerConfig, masked: str) -> str:
     heads = f"{config.num_heads} heads of {config.head_dim}"
     fewer = f", {config.key_value_heads} of keys and values" if config.key_value_heads < config.num_heads else ""
     shared = ", one projection for all heads" if config.projection == "shared-per-head" else ""
     divided = "" if config.attention_scale == "none" else f", ÷ √{config.attention_scale}"
     times = "" if config.attention_multiplier == 1 else f", × {config.attention_multiplier:g}"
     held = "" if config.attention_softcap is None else f", held below {config.attention_softcap:g}"
-    return f"{heads}{fewer}{divided}{times}{shared}{held}<br/>{hidden} hidden by {config.mask_value:g}"
+    return f"{heads}{fewer}{divided}{times}{shared}{held}<br/>{masked} hidden by {config.mask_value:g}"
 
 
-def _places(config: TransformerConfig) -> str:
-    """What self-attention alone knows: positions, and how far it sees."""
+def _self_attention_only(config: TransformerConfig) -> str:
+    """The parts that only self-attention has: positions, and a window."""
     inside = config.positions in ("rotary", "relative", "alibi")
     known = [f"{config.positions} positions"] if inside else []
     known += ["queries and keys normalised"] if config.query_key_norm else []
@@ -160,7 +160,7 @@ def _mask(config: TransformerConfig, stack: str) -> str:
 
 
 def _by_layer(shapes: Mapping[str, tuple[int, ...]]) -> Iterable[tuple[str, tuple[int, ...], int]]:
-    """Names with their shapes, the layers of a stack folded into one, and how many there are."""
+    """Names with their shapes and numbers of layers, the layers of a stack folded into one."""
     layers: dict[str, set[int]] = {}
     folded: dict[str, tuple[int, ...]] = {}
     for name, shape in shapes.items():
@@ -180,7 +180,7 @@ def _shown(shape: tuple[int, ...]) -> str:
 
 
 def _table(*columns: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = plain_table()
     for column in columns:
         table.add_column(column, justify="right" if column == "numbers" else "left", no_wrap=column != "shape")
     return table

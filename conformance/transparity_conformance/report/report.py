@@ -1,4 +1,4 @@
-"""What a check finds, as data: the verdict, the faults with their causes, and everything that was not compared."""
+"""The result of a check, as data: the verdict, divergences with their causes, and everything not compared."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from transparity_conformance.report.comparison import share
 Verdict = Literal["agrees", "diverges", "inconclusive"]
 
 EXIT_CODES: dict[str, int] = {"agrees": 0, "diverges": 1, "inconclusive": 3}
-"""What the command line returns for a verdict; 2 is for bad usage and bad input."""
+"""The exit code of each verdict; 2 is for bad usage and bad input."""
 
 
 @dataclass(frozen=True)
 class Cause:
-    """A mistake that was put into the reference, and what became of the disagreement."""
+    """A fault that was put into the reference, and the part of the disagreement that it explains."""
 
     mistake: str
     """Its id in the catalogue, such as `attention-scale`."""
     says: str
-    """What the port seems to do, in words."""
+    """The fault in words: the difference between the port and the reference."""
     value: float | None
-    """The number that was fitted, if the mistake has one."""
+    """The number that was fitted, if the fault has one."""
     residual: float
-    """The largest difference that is left on the first probe with the mistake put into the reference."""
+    """The largest difference left on the first probe with the fault in the reference."""
     explained: float
-    """The share of the disagreement that is gone: 1 is all of it."""
+    """The share of the disagreement that disappears: 1 is all of it."""
 
 
 @dataclass(frozen=True)
@@ -42,28 +42,28 @@ class Divergence:
     causes: tuple[Cause, ...] = ()
     """The causes that make the disagreement vanish, the likeliest first; none: unexplained."""
     indistinguishable: tuple[str, ...] = ()
-    """Mistakes that explain it as well as the one named first, and are not the same."""
+    """Ids of other faults that explain it as well as the first cause."""
     split_by: str | None = None
-    """The probe that would tell those apart."""
+    """The probe that would tell them apart."""
     probe: str = ""
     """Where the error is largest."""
     profile: dict[str, Any] = field(default_factory=dict)
-    """How the error is spread: the largest by `row`, `position`, `head` and `feature`, as lists of numbers."""
+    """The largest error by `row`, `position`, `head` and `feature`, as lists of numbers."""
     is_misshapen: bool = False
-    """Whether it is of another shape than expected; the notes say of which."""
+    """Whether its shape is wrong; the notes name the shape."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One tap of one probe, held to the oracle and to its own segment."""
+    """One tap of one probe, compared end to end and by its own segment."""
 
     tap: str
     probe: str
     error: float
-    """The largest difference from the oracle: with all that came before it."""
+    """The largest difference from the oracle, end to end."""
     budget: float
     segment_error: float
-    """The largest difference from what the reference makes of the port's own earlier activations."""
+    """The largest difference from the reference on the port's own earlier activations."""
     segment_budget: float
     profile: dict[str, Any] = field(default_factory=dict)
 
@@ -89,7 +89,7 @@ class ClaimResult:
 
 @dataclass(frozen=True)
 class Report:
-    """The answer for one configuration."""
+    """The result for one configuration."""
 
     preset: str
     """Its name, or `config` for a configuration of the user's own."""
@@ -101,7 +101,7 @@ class Report:
     """Every comparison, in the order of the forward pass, probe by probe."""
     not_compared: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    """What a reader should know besides: equivalent forms, rounding, what was run."""
+    """Remarks on equivalent forms, rounding, and the run."""
     dtype: str = "float32"
 
     @property
@@ -110,7 +110,7 @@ class Report:
 
     @property
     def worst(self) -> Measured | None:
-        """The comparison that used most of its budget."""
+        """The comparison that used the largest share of its budget."""
         return max(self.measured, key=lambda item: item.share, default=None)
 
     def as_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The agreement matrix: thousands of comparisons folded into claims × (backend, dtype, device), each cell its worst."""
+"""The agreement matrix: comparisons folded into claims × (backend, dtype, device); a cell shows its worst."""
 
 from __future__ import annotations
 

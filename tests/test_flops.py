@@ -35,7 +35,7 @@ def counted_by_torch(config: TransformerConfig, batch: int, **lengths: int) -> i
 
     forward = build(config, initialize_parameters(config), dtype="float32")
     inputs = {name: np.ones((batch, length), np.int64) for name, length in lengths.items()}
-    inputs |= {name: np.ones_like(inputs[config.input_names[0]]) for name in config.inputs_beside}
+    inputs |= {name: np.ones_like(inputs[config.input_names[0]]) for name in config.further_inputs}
     with FlopCounterMode(display=False) as counter:
         forward(**inputs)
     return int(counter.get_total_flops())

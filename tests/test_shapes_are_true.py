@@ -42,7 +42,7 @@ for config in [*presets, lone_encoder, batch_norm, *cases]:
         name: random.integers(3, config.stack_vocab_size(config.input_stack(name)), (2, length))
         for name, length in zip(config.input_names, (7, 5))
     }
-    given = tokens | {name: random.integers(0, 2, (2, 7)) for name in config.inputs_beside}
+    given = tokens | {name: random.integers(0, 2, (2, 7)) for name in config.further_inputs}
     forward = build(config, initialize_parameters(config), mode="eager")
     assert "logits" in forward(**given)
     forward.logits(**given)

@@ -155,7 +155,7 @@ Built = TypeVar("Built", bound=CheckedForward)
 
 @dataclass(frozen=True)
 class Execution:
-    """Where and in which precision a model is computed; `weights` and `activations` name a coarser one, or None."""
+    """The device, mode and precision of a model; `weights` and `activations` are a coarser precision, or None."""
 
     dtype: str
     device: str

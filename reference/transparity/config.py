@@ -318,7 +318,7 @@ class TransformerConfig:
         return "causal-and-padding" if masked else self.target_mask
 
     @property
-    def inputs_beside(self) -> tuple[str, ...]:
+    def further_inputs(self) -> tuple[str, ...]:
         """Further inputs of `forward`, in the shape of the first of `input_names`."""
         masked, typed = self.padding == "attention-mask", self.num_token_types > 0
         return ("attention_mask",) * masked + ("token_types",) * typed

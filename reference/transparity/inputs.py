@@ -26,7 +26,7 @@ def check_inputs(config: TransformerConfig, inputs: Mapping[str, Any]) -> dict[s
     outside the vocabulary, a sequence longer than `max_length`, and batches of different sizes.
     """
     given = {name: value for name, value in inputs.items() if value is not None}
-    expected = config.input_names + config.inputs_beside
+    expected = config.input_names + config.further_inputs
     if set(given) != set(expected):
         names = ", ".join(sorted(given)) or "nothing"
         raise InputError(f"forward was given {names}; for this {config.architecture} it takes {', '.join(expected)}.")
@@ -35,10 +35,10 @@ def check_inputs(config: TransformerConfig, inputs: Mapping[str, Any]) -> dict[s
     if len(set(batches.values())) > 1:
         raise InputError(f"source has {batches['source']} rows and target {batches['target']}; expected as many.")
     shape = checked[config.input_names[0]].shape
-    return checked | {name: _checked_beside(config, name, given[name], shape) for name in config.inputs_beside}
+    return checked | {name: _checked_further(config, name, given[name], shape) for name in config.further_inputs}
 
 
-def _checked_beside(config: TransformerConfig, name: str, value: Any, shape: tuple[int, ...]) -> np.ndarray:
+def _checked_further(config: TransformerConfig, name: str, value: Any, shape: tuple[int, ...]) -> np.ndarray:
     """Return an `attention_mask` as bool or `token_types` as int64, in the `shape` of the tokens."""
     array = as_array(name, value, InputError)
     kinds, most = ("biu", 1) if name == "attention_mask" else ("iu", config.num_token_types - 1)
@@ -107,15 +107,7 @@ def check_step(
     Returns:
         The arguments by name, as arrays; absent ones are None, except `source`, which is left out.
     """
-    if not config.has_decoder:
-        raise InputError("A lone encoder has no decoder to cache anything for.")
-    if not config.mask_is_exact:
-        says = f"mask_value is {config.mask_value:g}, which hides nothing wholly"
-        raise InputError(f"{says}: what was cached would change with every token; only a full forward pass is right.")
-    if (lengths is None and config.has_encoder) != (source is not None):
-        needs = "takes no source" if source is not None else "needs a source"
-        begins = "The first step" if lengths is None else "A step with a cache"
-        raise InputError(f"{begins} of this {config.architecture} {needs}.")
+    _check_can_step(config, lengths is None, source is not None)
     checked = {"tokens": _checked_tokens(config, config.input_names[-1], tokens, called="tokens")}
     batch, length = checked["tokens"].shape
     if source is not None:
@@ -132,9 +124,24 @@ def check_step(
                 f"A step of this {config.architecture} was given an attention_mask, which it does not read."
             )
         shape = checked.get("source", checked["tokens"]).shape
-        attention_mask = _checked_beside(config, "attention_mask", attention_mask, shape)
+        attention_mask = _checked_further(config, "attention_mask", attention_mask, shape)
     checked["attention_mask"] = attention_mask
     return checked | {"counts": None if counts is None else _checked_counts("counts", counts, batch, length)}
+
+
+def _check_can_step(config: TransformerConfig, first: bool, with_source: bool) -> None:
+    """Raise `InputError` if the model cannot decode with a cache, or a step has a `source` in the wrong place."""
+    if not config.has_decoder:
+        raise InputError("A lone encoder has no decoder to cache anything for.")
+    if not config.mask_is_exact:
+        raise InputError(
+            f"mask_value is {config.mask_value:g}, which hides nothing wholly: what was cached would change with every "
+            "token; only a full forward pass is right."
+        )
+    if (first and config.has_encoder) != with_source:
+        needs = "takes no source" if with_source else "needs a source"
+        step = "The first step" if first else "A step with a cache"
+        raise InputError(f"{step} of this {config.architecture} {needs}.")
 
 
 def check_prompt(config: TransformerConfig, prompt: Any, source: Any = None, lengths: Any = None) -> dict[str, Any]:

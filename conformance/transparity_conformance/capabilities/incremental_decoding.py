@@ -71,7 +71,7 @@ def _simulated(probe: Probe, sizes: tuple[int, ...], how: SimulatedFault) -> np.
 def _stepped(step: Callable[..., Any], probe: Probe, sizes: Sequence[int], way: str) -> np.ndarray:
     tokens = np.array(probe.inputs[probe.config.input_names[-1]], np.int64)
     given = {"source": np.array(probe.inputs["source"], np.int64)} if "source" in probe.inputs else {}
-    masked = {name: np.array(probe.inputs[name], np.int64) for name in probe.config.inputs_beside}
+    masked = {name: np.array(probe.inputs[name], np.int64) for name in probe.config.further_inputs}
     given |= masked if given else {}
     logits, cache, begin = [], None, 0
     for size in sizes:

@@ -16,7 +16,7 @@ from transparity_conformance.capabilities.faults import SimulatedFault
 from transparity_conformance.capabilities.faults.optimization import OPTIMIZER_FAULTS
 from transparity_conformance.capabilities.generation import Build
 from transparity_conformance.oracle.oracle import Arrays, Oracle, training_oracle
-from transparity_conformance.oracle.probes import inputs_beside, probe_parameters
+from transparity_conformance.oracle.probes import further_inputs, probe_parameters
 from transparity_conformance.report.capability_result import CapabilityResult, alternatives
 from transparity_conformance.report.comparison import as_numbers, gap, share
 from transparity_conformance.report.report import Cause, ClaimResult, Divergence
@@ -59,7 +59,7 @@ def batches(config: TransformerConfig) -> tuple[Arrays, ...]:
             size = config.stack_vocab_size(config.input_stack(name))
             drawn = random.integers(0, size, (ROWS, config.max_length + 1))
             batch |= {name: drawn[:, :-1], "targets": drawn[:, 1:]}
-        made.append(batch | inputs_beside(config, batch, random))
+        made.append(batch | further_inputs(config, batch, random))
     return tuple(made)
 
 

@@ -129,15 +129,15 @@ def mixed_inputs(config: TransformerConfig, seed: int = 0, source: int = SOURCE,
         if name != "target":
             tokens[5] = pad
         inputs[name] = tokens[:, :length]
-    return inputs | inputs_beside(config, inputs, random)
+    return inputs | further_inputs(config, inputs, random)
 
 
-def inputs_beside(config: TransformerConfig, inputs: Arrays, random: np.random.Generator) -> Arrays:
+def further_inputs(config: TransformerConfig, inputs: Arrays, random: np.random.Generator) -> Arrays:
     """What else `config` is given. An attention mask hides padding, and one token that is none; it shows padding, too,
     in a row that has it inside."""
     tokens = inputs[config.input_names[0]]
     beside = {}
-    if "attention_mask" in config.inputs_beside:
+    if "attention_mask" in config.further_inputs:
         mask = tokens != (0 if config.pad_id is None else config.pad_id)
         mask[0, mask.shape[1] // 2] = mask.shape[1] == 1
         mask[3 % len(mask)] = True
@@ -185,7 +185,7 @@ def probes_of(config: TransformerConfig, case: str) -> dict[str, Probe]:
             made.append(("longest", "max_length", config, ordinary, mixed_inputs(config, 2, longest, longest)))
         if min(config.stack_vocab_size(config.input_stack(name)) for name in config.input_names) >= TEXT_TOKENS:
             text = text_inputs(config, source, target)
-            text |= inputs_beside(config, text, np.random.default_rng(0))
+            text |= further_inputs(config, text, np.random.default_rng(0))
             made.insert(1, ("text", "real text, as people feed it", config, ordinary, text))
         shared = {config.num_heads: None, 1: 1}.get(config.key_value_heads, 2)
         heads: dict[str, Any] = {"num_heads": 4, "num_key_value_heads": shared, "attention_head_dim": None}
@@ -211,7 +211,7 @@ def probes_with(config: TransformerConfig, parameters: Arrays, case: str) -> dic
     if min(config.stack_vocab_size(config.input_stack(name)) for name in config.input_names) >= TEXT_TOKENS:
         longest = min(TEXT_OF_A_CHECKPOINT, config.max_length)
         text = text_inputs(config, longest, longest)
-        text |= inputs_beside(config, text, np.random.default_rng(0))
+        text |= further_inputs(config, text, np.random.default_rng(0))
         made.append(("text", "real text, as people feed it", text))
     made.append(("one", "length 1", mixed_inputs(config, 1, 1, 1)))
     return {name: Probe(case, name, purpose, config, parameters, inputs) for name, purpose, inputs in made}

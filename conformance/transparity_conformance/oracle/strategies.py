@@ -87,7 +87,7 @@ def configs(draw: st.DrawFn) -> TransformerConfig:
 
 @st.composite
 def heads(draw: st.DrawFn, num_heads: int) -> dict[str, Any]:
-    """How features become heads: heads may be shared, or be as wide as they like, unless one map serves them all."""
+    """Projection and heads: shared heads, and heads of any width, unless one map serves them all."""
     projection = draw(choice("projection"))
     if projection == "shared-per-head":
         return {"projection": projection}
@@ -108,7 +108,7 @@ def models(draw: st.DrawFn) -> tuple[TransformerConfig, int, Arrays]:
         row = st.lists(token, min_size=length, max_size=length)
         inputs[name] = np.array(draw(st.lists(row, min_size=batch, max_size=batch)))
     rows, length = inputs[config.input_names[0]].shape
-    for name in config.inputs_beside:
+    for name in config.further_inputs:
         most = config.num_token_types - 1 if name == "token_types" else 1
         row = st.lists(st.integers(0, most), min_size=length, max_size=length)
         inputs[name] = np.array(draw(st.lists(row, min_size=rows, max_size=rows)))

@@ -70,7 +70,7 @@ def _stack(config: TransformerConfig, stack: str, read: str) -> Iterable[str]:
     beside = "".join(f"<br/>+ {what}" for what in added)
     table = ", the encoder's" if config.shared_embedding and stack == "decoder" else ""
     yield f'    {read}([{read}]) --> {node}["token embedding {size}{table}{scale}{beside}"]'
-    for name in config.inputs_beside if read != "target" else ():
+    for name in config.further_inputs if read != "target" else ():
         yield f"    {name}([{name}]) --> {node if name == 'token_types' else f'{stack}_self'}"
     if config.embedding_norm:
         yield f'    {node} --> {stack}_embedding_norm["{_norm(config)}"]'

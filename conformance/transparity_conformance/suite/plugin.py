@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Ledger:
-    """What a session has compared, and what it has not."""
+    """Evidence of a session, and the claims it could not compare."""
 
     evidence: list[Evidence] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
@@ -59,7 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def ledger(pytestconfig: pytest.Config) -> Ledger:
-    """Where evidence is left for the agreement matrix."""
+    """The ledger of the session, for the agreement matrix."""
     return pytestconfig.stash[LEDGER]
 
 

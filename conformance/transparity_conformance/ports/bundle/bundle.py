@@ -170,7 +170,7 @@ def read_bundle(folder: str | Path) -> Bundle:
     parameters = {name: parameters[name] for name in parameter_shapes(config)}  # a file may be in another order
     probes = {}
     for probe, said in listed.items():
-        read = (*config.input_names, *config.inputs_beside)
+        read = (*config.input_names, *config.further_inputs)
         tokens = check_inputs(config, {name: inputs[f"{probe}/{name}"] for name in read})
         probes[probe] = Probe(name, probe, said["for"], config, parameters, tokens)
     bundle = Bundle(name, dtype, config, probes, tuple(section for section in SECTIONS if section in manifest))

@@ -84,14 +84,14 @@ def promised_shapes(
     taps: dict[str, tuple[int, ...]] = {}
     for probe, said in listed.items():
         shapes = said["inputs"]
-        if set(shapes) != {*config.input_names, *config.inputs_beside} or not all(map(_is_shape, shapes.values())):
+        if set(shapes) != {*config.input_names, *config.further_inputs} or not all(map(_is_shape, shapes.values())):
             raise BundleError(f"{path} is not right: the inputs of {probe} are {shown(shapes)}.")
         if len({batch for batch, _ in shapes.values()}) > 1:
             raise BundleError(f"{path} is not right: the inputs of {probe} have different numbers of rows.")
         lengths = {name: shapes[name][1] for name in config.input_names}
         if max(lengths.values()) > config.max_length:
             raise BundleError(f"{path} is not right: an input of {probe} is longer than max_length.")
-        if any(shapes[name] != shapes[config.input_names[0]] for name in config.inputs_beside):
+        if any(shapes[name] != shapes[config.input_names[0]] for name in config.further_inputs):
             raise BundleError(f"{path} is not right: what is given beside the tokens of {probe} has another shape.")
         inputs |= {f"{probe}/{name}": (batch, length) for name, (batch, length) in shapes.items()}
         expected = tap_shapes(config, shapes[config.input_names[0]][0], **lengths)

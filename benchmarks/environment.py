@@ -14,30 +14,14 @@ from typing import Any
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 KERNEL_VARIABLES = (
-    "ATEN_CPU_CAPABILITY",
-    "DNNL_MAX_CPU_ISA",
-    "MKL_CBWR",
-    "MKL_ENABLE_INSTRUCTIONS",
-    "ONEDNN_MAX_CPU_ISA",
-    "OPENBLAS_CORETYPE",
+    *("ATEN_CPU_CAPABILITY", "DNNL_MAX_CPU_ISA", "ONEDNN_MAX_CPU_ISA"),
+    *("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "OPENBLAS_CORETYPE"),
 )
 """Variables that restrict a library to the kernels of another processor."""
 
 PACKAGES = (
-    "torch",
-    "jax",
-    "flax",
-    "numpy",
-    "optax",
-    "transformers",
-    "x-transformers",
-    "equinox",
-    "keras",
-    "keras-hub",
-    "onnx",
-    "onnxruntime",
-    "openvino",
-    "ctranslate2",
+    *("torch", "jax", "flax", "numpy", "optax", "transformers", "x-transformers", "equinox", "keras", "keras-hub"),
+    *("onnx", "onnxruntime", "openvino", "ctranslate2"),
 )
 
 

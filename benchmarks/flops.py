@@ -10,7 +10,7 @@ With the letters of `transparity.axes`, F for `feed_forward_dim`, A for `attenti
 | scores; context                                    | 2·B·T·S·A each         |
 | output                                             | 2·B·T·D·A              |
 | feed-forward: up, down, and a gate if there is one | 2·B·T·D·F each         |
-| head: logits, or what pools the first position     | 2·B·T·D·V; 2·B·D·D     |
+| head: logits, or the pooled first position     | 2·B·T·D·V; 2·B·D·D     |
 
 Counted as the model is defined: hidden scores too (a causal mask saves nothing), and each decoder layer projects the
 memory anew. Not counted, for they are no matrix products: softmax, masks, scales, norms, biases, residuals,
@@ -50,12 +50,12 @@ def attention_flops(config: TransformerConfig, queries: int, keys: int) -> int:
 
 
 def feed_forward_flops(config: TransformerConfig, length: int) -> int:
-    """Up and down, and what gates."""
+    """Up, down, and a gate if there is one."""
     return (2 + config.gated) * product_flops(length, config.embed_dim, config.feed_forward_dim)
 
 
 def head_flops(config: TransformerConfig, length: int) -> int:
-    """What comes out, of `length` positions."""
+    """The head on `length` positions."""
     return {
         "logits": product_flops(length, config.embed_dim, config.vocab_size),
         "pooled": product_flops(1, config.embed_dim, config.embed_dim),

@@ -14,6 +14,8 @@ from benchmarks.cases import Case, cases, figures, missing
 from benchmarks.environment import CoresBusy, threads
 from benchmarks.oracles import Expected, conformity, expected_of
 from benchmarks.peers.ours import build
+from benchmarks.race.candidates import CANDIDATES
+from benchmarks.race.report import missing as missing_candidates
 from benchmarks.task import Run, Task
 from benchmarks.workloads import inputs_of, parameters_of, preset_workload
 from pytest_benchmark.fixture import BenchmarkFixture
@@ -41,16 +43,18 @@ Measure = Callable[[Case], None]
 class Outcome:
     """The figures of a session, the cases that it refused to time, and those that it could not try."""
 
+    missing: list[str]
     timed: list[dict[str, Any]] = field(default_factory=list)
     refused: list[Evidence] = field(default_factory=list)
-    missing: list[str] = field(default_factory=missing)
 
 
 OUTCOME = pytest.StashKey[Outcome]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[OUTCOME] = Outcome()
+    """Collect the outcome; the race has its own list of what is missing."""
+    is_race = config.getoption("--race") is not None
+    config.stash[OUTCOME] = Outcome(missing=missing_candidates(CANDIDATES) if is_race else missing())
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -1,6 +1,6 @@
-"""`python -m benchmarks.summary RACE.json [MORE.json …]`: reduce results of races to what is committed.
+"""`python -m benchmarks.summary RACE.json [MORE.json …]`: reduce results of races to small files.
 
-Of a race, the medians, quartiles, ratios and conditions stay, a row a line; the seconds of the rounds go.
+The medians, quartiles, ratios and conditions are kept, one row a line, without the seconds of the rounds.
 """
 
 from __future__ import annotations

@@ -1,15 +1,13 @@
-"""`python -m benchmarks.tap_cost`: what the taps cost a forward pass that nobody listens to.
+"""`python -m benchmarks.tap_cost`: the cost of taps in a forward pass without a listener.
 
-The calls that would not be there without taps are counted, and timed by themselves; a difference between two forward
-passes would be lost in their noise. Under `jax.jit` and `torch.compile` there are none: they are called while tracing.
+The calls that would not be there without taps are counted and timed by themselves; the difference between two forward
+passes would be lost in their noise. Under `jax.jit` and `torch.compile` there are none, for they happen while tracing.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
-import time
 import timeit
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,19 +23,17 @@ from transparity_conformance.oracle.backends import backend, installed
 
 ROUNDS, CALLS = 5, 100_000
 
-Counts = dict[str, int]
-
 
 @dataclass(frozen=True)
 class TapCost:
-    """Of one forward pass."""
+    """The cost of taps in one forward pass."""
 
     calls: int
     """Of `identity`, one a tap, and of `scoped`, one a layer and a part of it."""
     seconds: float
-    """That they take."""
+    """Of these calls."""
     forward_seconds: float
-    """That all of it takes: the median."""
+    """Of the whole forward pass, the median."""
 
     @property
     def share(self) -> float:
@@ -45,20 +41,20 @@ class TapCost:
 
 
 def tap_cost(run: Callable[[], Any]) -> TapCost:
-    """What the taps cost `run`, which has been run before."""
+    """The cost of the taps in `run`, which has been run before."""
     counts = counted(run)
     each = {
         "identity": timeit.timeit(lambda: identity("scores", None), number=CALLS) / CALLS,
         "scoped": timeit.timeit(lambda: scoped(identity, "self_attention"), number=CALLS) / CALLS,
     }
     seconds = sum(count * each[name] for name, count in counts.items())
-    return TapCost(sum(counts.values()), seconds, statistics.median(_seconds(run) for _ in range(ROUNDS)))
+    return TapCost(sum(counts.values()), seconds, statistics.median(timeit.repeat(run, number=1, repeat=ROUNDS)))
 
 
-def counted(run: Callable[[], Any]) -> Counts:
-    """How often `run` calls a tap that nobody listens to, and gives one a scope."""
+def counted(run: Callable[[], Any]) -> dict[str, int]:
+    """The number of calls of `identity` and of `scoped` in `run`."""
     codes = {function.__code__: function.__name__ for function in (identity, scoped)}
-    counts: Counts = dict.fromkeys(codes.values(), 0)
+    counts = dict.fromkeys(codes.values(), 0)
 
     def note(frame: FrameType, event: str, argument: Any) -> None:
         if event == "call" and frame.f_code in codes:
@@ -84,17 +80,10 @@ def fast_path(name: str, workload: Workload) -> Callable[[], Any]:
     return run
 
 
-def _seconds(run: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
-
-
 def main() -> None:
-    """A table: the columns, on the encoder-decoder of the race."""
-    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
+    """Print a table of the columns, on the encoder-decoder of the race."""
     workload = WORKLOADS["encoder-decoder"]
-    table = Table("column", "calls", "they take", "the forward pass takes", "share", title="Taps that nobody hears")
+    table = Table("column", "calls", "they take", "the forward pass takes", "share", title="Taps without a listener")
     for name in installed():
         cost = tap_cost(fast_path(name, workload))
         row = f"{cost.calls:,}", f"{cost.seconds * 1e6:,.0f} µs", f"{cost.forward_seconds * 1e3:,.0f} ms"

@@ -27,7 +27,7 @@ def lengths_of(config: TransformerConfig, sizes: dict[str, int]) -> dict[str, in
 
 
 def counted_by_torch(config: TransformerConfig, batch: int, **lengths: int) -> int:
-    """What PyTorch's own counter sees of the traced path, whose attention is matrix products (not one fused kernel)."""
+    """The count of PyTorch's own counter on the traced path, whose attention is matrix products."""
     pytest.importorskip("torch")
     from torch.utils.flop_counter import FlopCounterMode
 

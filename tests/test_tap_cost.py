@@ -1,4 +1,4 @@
-"""A tap that nobody hears costs a forward pass nothing that could be measured."""
+"""Taps without a listener take a negligible share of a forward pass."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ TINY, SMALL = WORKLOADS["tiny-encoder-decoder"], WORKLOADS["length-128"]
 
 
 @pytest.mark.parametrize("name", installed())
-def test_unheard_taps_take_less_than_a_thousandth(name: str) -> None:
+def test_taps_without_a_listener_take_less_than_a_thousandth(name: str) -> None:
     assert tap_cost(fast_path(name, SMALL)).share < 1e-3
 
 
-def test_every_unheard_tap_is_counted() -> None:
-    """All but those inside attention, which is one call where nobody listens."""
+def test_every_tap_is_counted() -> None:
+    """Except for those inside attention, which is fused without a listener."""
     shapes = tap_shapes(TINY.config, TINY.batch, **TINY.lengths)
     inside = [tap for tap in shapes if tap.endswith((".scores", ".weights", ".context"))]
     assert counted(fast_path("numpy", TINY))["identity"] == len(shapes) - len(inside)
@@ -32,7 +32,7 @@ def test_calls_are_counted_and_others_are_not() -> None:
     assert counted(run) == {"identity": 1, "scoped": 1}
 
 
-def test_what_is_compiled_has_no_taps() -> None:
+def test_compiled_forward_passes_have_no_taps() -> None:
     if "flax" not in installed():
         pytest.skip("flax is not installed")
     assert counted(fast_path("flax", TINY)) == {"identity": 0, "scoped": 0}

@@ -1,4 +1,4 @@
-"""A transformer in NumPy as it is written down: every product an `einsum`, every intermediate a new array."""
+"""A transformer in NumPy as papers write it: every product an `einsum`, every intermediate a new array."""
 
 from __future__ import annotations
 

@@ -75,10 +75,11 @@ class Candidate:
         return None
 
 
-BASELINE = "blog-style"
-"""The candidate that the others are measured against where not all fit into memory at once."""
-
 _BOTH, _ANYWHERE = ("float32", "bfloat16"), ("cpu", "cuda")
+_EITHER: dict[str, Any] = {"dtypes": _BOTH, "devices": _ANYWHERE}
+_SPREAD = {"XLA_FLAGS": "--xla_force_host_platform_device_count={threads}"}
+_DECODER: dict[str, Any] = {"tasks": ("forward", "decode"), "architectures": ("decoder",)}
+_UNLIKE: dict[str, Any] = {"own_weights": "its norms and attentions have no biases"}
 _GRADIENTS: tuple[Kind, ...] = ("forward", "train")
 _INFERENCE: tuple[Kind, ...] = ("forward", "decode")
 _COMPILED = {"compiled": True}
@@ -86,10 +87,10 @@ _EXPORT = ("torch", "onnxscript")
 """The packages that write the ONNX file."""
 
 
-def _ours(name: str, kind: str, package: str, **fields: Any) -> Candidate:
+def _ours(name: str, kind: str, package: str, *also: str, **fields: Any) -> Candidate:
     column, mode = name.partition(",")[0].split()
-    build, choices = "benchmarks.peers.ours:build", {"name": column, "mode": mode}
-    return Candidate(name, (kind,), (f"{package}.port",), build, ours=True, choices=choices, **fields)
+    fields |= {"choices": {"name": column, "mode": mode}, "also": also, "ours": True}
+    return Candidate(name, (kind,), (f"transparity_{package}.port",), "benchmarks.peers.ours:build", **fields)
 
 
 def _torch(name: str, module: str, kind: str = TORCH, also_needs: tuple[str, ...] = (), **fields: Any) -> Candidate:
@@ -112,34 +113,11 @@ def _limit(name: str, tasks: tuple[Kind, ...] = _GRADIENTS, **fields: Any) -> Ca
 
 
 CANDIDATES: tuple[Candidate, ...] = (
-    _ours("pytorch eager", TORCH, "transparity_pytorch", also=("torch",), tasks=ALL, dtypes=_BOTH, devices=_ANYWHERE),
-    _ours(
-        "pytorch compile",
-        COMPILED,
-        "transparity_pytorch",
-        also=("torch",),
-        tasks=_INFERENCE,
-        dtypes=_BOTH,
-        devices=_ANYWHERE,
-    ),
-    _ours(
-        "flax jit",
-        JAX,
-        "transparity_flax",
-        also=("flax", "jax", "optax"),
-        tasks=ALL,
-        dtypes=_BOTH,
-        devices=_ANYWHERE,
-    ),
-    _ours(
-        "flax jit, spread",
-        JAX,
-        "transparity_flax",
-        also=("flax", "jax"),
-        dtypes=_BOTH,
-        environment={"XLA_FLAGS": "--xla_force_host_platform_device_count={threads}"},
-    ),
-    _ours("numpy eager", NUMPY, "transparity_numpy", tasks=_INFERENCE),
+    _ours("pytorch eager", TORCH, "pytorch", "torch", tasks=ALL, **_EITHER),
+    _ours("pytorch compile", COMPILED, "pytorch", "torch", tasks=_INFERENCE, **_EITHER),
+    _ours("flax jit", JAX, "flax", "flax", "jax", "optax", tasks=ALL, **_EITHER),
+    _ours("flax jit, spread", JAX, "flax", "flax", "jax", dtypes=_BOTH, environment=_SPREAD),
+    _ours("numpy eager", NUMPY, "numpy", tasks=_INFERENCE),
     _torch("blog-style", "blog", tasks=ALL, dtypes=_BOTH),
     _torch("hand-fused", "fused", tasks=ALL, dtypes=_BOTH),
     _torch("nn.Transformer", "nn_transformer", tasks=_GRADIENTS),
@@ -147,26 +125,13 @@ CANDIDATES: tuple[Candidate, ...] = (
     _torch("autocast", "fused", dtypes=("bfloat16",), choices={"autocast": True}),
     # Marian trains neither its positions nor the bias of its head, so its training would be another one.
     _torch("transformers", "hugging_face", also_needs=("transformers",), tasks=_INFERENCE),
-    _torch(
-        "x-transformers",
-        "x_transformers",
-        also_needs=("x_transformers",),
-        tasks=_GRADIENTS,
-        own_weights="its norms and attentions have no biases",
-    ),
+    _torch("x-transformers", "x_transformers", also_needs=("x_transformers",), tasks=_GRADIENTS, **_UNLIKE),
     _torch("blog-style, compiled", "blog", COMPILED, choices=_COMPILED),
     _torch("hand-fused, compiled", "fused", COMPILED, choices=_COMPILED),
     _torch("nn.Transformer, compiled", "nn_transformer", COMPILED, choices=_COMPILED),
     _runtime("OpenVINO", "openvino", "openvino", (COMPILED,), also=_EXPORT, dtypes=_BOTH),
     _runtime("ONNX Runtime", "onnx_runtime", "onnxruntime", (COMPILED, NUMPY), also=_EXPORT),
-    _runtime(
-        "CTranslate2",
-        "ctranslate2",
-        "ctranslate2",
-        (COMPILED, TORCH),
-        tasks=_INFERENCE,
-        architectures=("decoder",),
-    ),
+    _runtime("CTranslate2", "ctranslate2", "ctranslate2", (COMPILED, TORCH), **_DECODER),
     _jax("hand-written JAX", "plain", "jax", tasks=ALL, dtypes=_BOTH),
     _jax("flax.nnx", "flax_nnx", "flax.nnx", tasks=_GRADIENTS),
     _jax("flax.linen", "flax_linen", "flax.linen", tasks=_GRADIENTS),
@@ -174,10 +139,10 @@ CANDIDATES: tuple[Candidate, ...] = (
     _jax("keras-hub", "keras_hub", "keras_hub", tasks=_GRADIENTS, environment={"KERAS_BACKEND": "jax"}),
     Candidate("NumPy, einsum", (NUMPY,), ("numpy",), "benchmarks.peers.numpy_einsum:build"),
     _runtime("ONNX ReferenceEvaluator", "onnx_reference", "onnx.reference", (NUMPY,), also=_EXPORT, longest=1024),
-    _limit("torch product", dtypes=_BOTH, devices=_ANYWHERE),
+    _limit("torch product", **_EITHER),
     _limit("torch product, packed", dtypes=_BOTH),
     _limit("numpy product"),
-    _limit("jax product", dtypes=_BOTH, devices=_ANYWHERE),
+    _limit("jax product", **_EITHER),
     _limit("torch bandwidth", ("decode",), devices=_ANYWHERE),
     _limit("numpy bandwidth", ("decode",)),
     _limit("jax bandwidth", ("decode",), devices=_ANYWHERE),

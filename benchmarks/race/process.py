@@ -105,7 +105,7 @@ class Process:
 
 
 def environment(candidate: Candidate, threads: int, device: str) -> dict[str, str]:
-    """The variables of a candidate's process: these threads, the best kernels, and what the candidate adds."""
+    """The variables of a candidate's process: these threads, the best kernels, and its own."""
     path = os.pathsep.join(dict.fromkeys([*filter(None, sys.path), str(ROOT)]))
     asked = dict.fromkeys(THREAD_VARIABLES, str(threads)) | JAX[device] | {"PYTHONPATH": path}
     wanted = {name: value.format(threads=threads) for name, value in candidate.environment.items()}

@@ -1,4 +1,4 @@
-"""The report of a race: its rows, its conditions, what is missing; as JSON and, reduced, as Markdown."""
+"""The report of a race, which all views share, and its JSON."""
 
 from __future__ import annotations
 

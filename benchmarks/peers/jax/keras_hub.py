@@ -22,7 +22,7 @@ RENAMED: dict[Any, str] = {
     "down": "feedforward_output_dense",
     "out": "attention_output",
 }
-"""What has another name there, in one stack or in both."""
+"""Names that differ, in one stack or in both."""
 
 
 def model_of(config: TransformerConfig) -> Any:
@@ -54,7 +54,7 @@ def stack(config: TransformerConfig, name: str, tokens: Any, memory: Any = None)
 
 
 def path_of(config: TransformerConfig, name: str, value: Any) -> tuple[str, Any]:
-    """What Keras calls a weight, and its value as Keras shapes it, which is as Flax does."""
+    """The name of a weight in Keras, and its value in the shape of Keras, which is that of Flax."""
     (*scopes, leaf), shaped = placed(config, name, value)
     if scopes[-1].endswith("embedding"):
         return f"{scopes[0]}.embedding/{scopes[-1]}/embeddings", shaped

@@ -1,4 +1,4 @@
-"""A transformer in plain JAX, written by hand: functions of a dict of weights, matrices as they are multiplied."""
+"""A transformer in plain JAX, written by hand: functions of a dict of weights, matrices (in, out)."""
 
 from __future__ import annotations
 

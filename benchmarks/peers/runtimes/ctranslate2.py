@@ -15,7 +15,7 @@ from transparity.config import TransformerConfig
 from transparity.protocol import Arrays
 
 NEVER = "<never>"
-"""Stands for the tokens that begin and end a text, which no vocabulary here has."""
+"""The tokens that begin and end a text, which no vocabulary here has."""
 
 
 def specification(config: TransformerConfig, parameters: Arrays) -> Any:

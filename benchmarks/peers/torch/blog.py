@@ -1,4 +1,4 @@
-"""A transformer in PyTorch as tutorials write it: four linear maps, a softmax that one can see, a cache that grows."""
+"""A transformer in PyTorch as tutorials write it: four linear maps, an explicit softmax, a growing cache."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Stack(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Its parameters have the names that this project gives them, so that they load as they are."""
+    """The names of its parameters are those of this project, so that they load unchanged."""
 
     def __init__(self, config: TransformerConfig, attention: type[Attention] = Attention) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class Transformer(nn.Module):
 
 
 def causal(length: int, device: Any) -> Tensor:
-    """Position t sees 0 … t."""
+    """Position t attends to positions 0 … t."""
     return torch.ones(length, length, dtype=torch.bool, device=device).tril()
 
 
@@ -137,6 +137,6 @@ def model_of(task: Task, attention: type[Attention] = Attention) -> Transformer:
 
 
 def build(task: Task, *, compiled: bool = False) -> Run:
-    """As it is, or compiled."""
+    """Eager or compiled."""
     model = model_of(task)
     return tasks(task, model, torch.compile(model) if compiled else model)

@@ -1,4 +1,4 @@
-"""The same transformer by somebody who minds speed: query, key and value in one product, PyTorch's own attention."""
+"""The blog-style transformer made fast: query, key and value in one product, and PyTorch's own attention."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class FusedAttention(Attention):
         return self.output(seen.transpose(1, 2).flatten(2))
 
     def pack(self, *, cross: bool) -> None:
-        """Put what one input is multiplied by into one matrix."""
+        """Join the matrices that multiply the same input."""
         if cross:
             self.packed_memory = _side_by_side(self.key, self.value)
             del self.key, self.value
@@ -56,7 +56,7 @@ def fused_model_of(task: Task) -> Transformer:
 
 
 def build(task: Task, *, compiled: bool = False, autocast: bool = False) -> Run:
-    """As it is, compiled, or computed in bfloat16 where PyTorch's autocast does so."""
+    """Eager, compiled, or with PyTorch's autocast to bfloat16."""
     model = fused_model_of(task).float() if autocast else fused_model_of(task)
     if autocast:
 

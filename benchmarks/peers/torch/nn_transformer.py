@@ -91,7 +91,7 @@ def _attention(theirs: str, ours: str, parameters: Arrays) -> dict[str, np.ndarr
 
 
 def build(task: Task, *, fast_path: bool = True, compiled: bool = False) -> Run:
-    """With the fast path or without it, as it is or compiled."""
+    """With the fast path or without it, eager or compiled."""
     torch.backends.mha.set_fastpath_enabled(fast_path)
     model = Transformer(task.config)
     model.load_state_dict(state(task.config, task.parameters))

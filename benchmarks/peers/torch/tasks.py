@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 
 def tasks(task: Task, model: nn.Module, forward: Callable[..., Any] | None = None) -> Run:
-    """What the workload asks of `model`, which is called with the tokens, and with the source if there is one;
+    """The task of the workload for `model`, which is called with the tokens, and with the source if there is one;
     `forward` is a faster way to call it."""
     if task.workload.kind == "train":
         return train(task, model)

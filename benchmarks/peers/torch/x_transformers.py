@@ -46,5 +46,5 @@ def _wrapped(config: TransformerConfig, stack: str, layers: Any) -> nn.Module:
 
 
 def build(task: Task) -> Run:
-    """With weights as it draws them."""
+    """With its own random weights."""
     return tasks(task, Model(task.config).to(task.device, getattr(torch, task.workload.dtype)).eval())

@@ -19,7 +19,6 @@ from transparity.presets import preset
 from transparity_conformance.oracle.budgets import NEIGHBOURS
 from transparity_conformance.oracle.oracle import Arrays, Oracle, forward_oracle
 from transparity_conformance.oracle.texts import text_inputs
-from transparity_numpy.attention import score_scale
 from transparity_numpy.masks import target_mask
 from transparity_numpy.positions import window_mask
 
@@ -96,7 +95,7 @@ def _gain(config: TransformerConfig, name: str) -> float:
     """For inputs of spread 1, query · key has the spread gain² · √head_dim before the scale: this makes it 2 behind."""
     if not name.endswith(("query.weight", "key.weight")):
         return 1.0
-    return float((SCORE_SPREAD / score_scale(config) / config.head_dim**0.5) ** 0.5)
+    return float((SCORE_SPREAD / config.score_scale / config.head_dim**0.5) ** 0.5)
 
 
 ROWS = (

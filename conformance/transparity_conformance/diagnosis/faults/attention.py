@@ -16,10 +16,8 @@ from transparity_conformance.diagnosis.faults.sites import Value, apply_linear, 
 from transparity_numpy.attention import (
     attention_scores,
     attention_weights,
-    masked_score,
     merge_heads,
     repeat_heads,
-    score_scale,
 )
 from transparity_numpy.head import capped
 
@@ -30,7 +28,7 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
         return
     if tap == "scores":
         for name, scale in SCALES.items():
-            if not math.isclose(scale(config), score_scale(config), rel_tol=1e-9):
+            if not math.isclose(scale(config), config.score_scale, rel_tol=1e-9):
                 yield scaled(config, scale(config), name)
     if tap in ("scores", "weights") and config.attention_softcap is not None:
         yield from _cap_faults(config, tap)
@@ -58,11 +56,11 @@ SCALES: dict[str, Callable[[TransformerConfig], float]] = {
     "1/√head_dim": lambda config: config.head_dim**-0.5,
     "1/√embed_dim": lambda config: config.embed_dim**-0.5,
     "1 (none)": lambda config: 1.0,
-    "the scale twice": lambda config: score_scale(config) ** 2,
+    "the scale twice": lambda config: config.score_scale**2,
     "1/head_dim": lambda config: 1 / config.head_dim,
     "1/embed_dim": lambda config: 1 / config.embed_dim,
     "1/√num_heads": lambda config: config.num_heads**-0.5,
-    "the scale's inverse": lambda config: 1 / score_scale(config),
+    "the scale's inverse": lambda config: 1 / config.score_scale,
     "1/√(head_dim + 1)": lambda config: (config.head_dim + 1) ** -0.5,
     "1/√(embed_dim + 1)": lambda config: (config.embed_dim + 1) ** -0.5,
     "1/√max_length": lambda config: config.max_length**-0.5,
@@ -79,7 +77,7 @@ def named_scale(config: TransformerConfig, scale: float, tolerance: float = 1e-4
 
 def scaled(config: TransformerConfig, scale: float, named: str) -> Fault:
     """Scores multiplied by `scale` instead of the right one; by what has the name, in a model of another size."""
-    right = score_scale(config)
+    right = config.score_scale
     kind = {"head_dim": "1/√head_dim", "embed_dim": "1/√embed_dim", "none": "1"}[config.attention_scale]
     kind += f" · {config.attention_multiplier:g}" if config.attention_multiplier != 1 else ""
     by = f"{named} ({scale:.4g})" if named else f"{scale:.6g}"
@@ -91,9 +89,9 @@ def scaled(config: TransformerConfig, scale: float, named: str) -> Fault:
 
 
 def _scaled(scale: Callable[[TransformerConfig], float], state: WalkState, site: str, value: Value) -> Value:
-    ratio = scale(state.config) / score_scale(state.config)
+    ratio = scale(state.config) / state.config.score_scale
     if site.endswith(".weights"):
-        return attention_weights(scores_at(state, site), right_mask(state, site), masked_score(state.config) * ratio)
+        return attention_weights(scores_at(state, site), right_mask(state, site), state.config.masked_score * ratio)
     if state.config.attention_softcap is not None or state.config.positions in ("relative", "alibi"):
         return scored(state, site, scale(state.config), state.config.attention_softcap)
     return value * value.dtype.type(ratio)
@@ -145,7 +143,7 @@ CAPS: dict[str, tuple[Callable[[Value, float, float], Value], str]] = {
 
 
 def _capped(cap: float | None, state: WalkState, site: str, value: Value) -> Value:
-    return scored(state, site, score_scale(state.config), cap)
+    return scored(state, site, state.config.score_scale, cap)
 
 
 def _capped_otherwise(
@@ -155,13 +153,13 @@ def _capped_otherwise(
     assert cap is not None
     query = met(state, scope, "query")
     products = query @ repeat_heads(met(state, scope, "key"), query.shape[1]).swapaxes(-2, -1)
-    scores = change(products, score_scale(state.config), cap)
+    scores = change(products, state.config.score_scale, cap)
     bias = bias_at(state, site)
     return (scores if bias is None else scores + bias).astype(value.dtype)
 
 
 def _capped_behind_mask(state: WalkState, site: str, value: Value) -> Value:
-    cap, hidden = state.config.attention_softcap, masked_score(state.config)
+    cap, hidden = state.config.attention_softcap, state.config.masked_score
     assert cap is not None
     return attention_weights(scores_at(state, site), right_mask(state, site), cap * math.tanh(hidden / cap))
 
@@ -178,7 +176,7 @@ def _tiled(state: WalkState, site: str, value: Value) -> Value:
     times = state.config.num_heads // state.config.key_value_heads
     if tap == "context":
         return merge_heads(state.taps[f"{scope}.weights"] @ np.tile(state.taps[f"{scope}.value"], (1, times, 1, 1)))
-    key, scale = np.tile(met(state, scope, "key"), (1, times, 1, 1)), score_scale(state.config)
+    key, scale = np.tile(met(state, scope, "key"), (1, times, 1, 1)), state.config.score_scale
     return attention_scores(
         met(state, scope, "query"), key, scale, state.config.attention_softcap, bias_at(state, site)
     )
@@ -235,7 +233,7 @@ def _interleaved_throughout(state: WalkState, site: str, value: Value) -> Value:
 
 
 def numeric_faults(config: TransformerConfig) -> Iterator[NumericFault]:
-    grid = [score_scale(config) * 2.0**power for power in range(-8, 9)]
+    grid = [config.score_scale * 2.0**power for power in range(-8, 9)]
     yield NumericFault(_is_scores, grid, lambda scale: scaled(config, scale, named_scale(config, scale)))
     if config.attention_softcap is not None:
         grid = [config.attention_softcap * 2.0**power for power in range(-4, 7)]

@@ -1,108 +1,59 @@
-"""Faults between scores and weights: what is hidden, by what, and over which axis the softmax runs."""
+"""Faults between scores and weights: the mask, the value of masked scores, and the axis of the softmax."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
 
-from transparity.config import TransformerConfig
+from transparity.config import MaskOrder, TransformerConfig
 from transparity_conformance.diagnosis.fault import Fault, WalkState
 from transparity_conformance.diagnosis.faults.sites import Value, given_mask, keys_of, padding_at, split
-from transparity_numpy.attention import attention_weights, masked_score, repeat_heads
+from transparity_numpy.attention import attention_weights, repeat_heads
 from transparity_numpy.functional import softmax
 from transparity_numpy.positions import window_mask
 
 Mask = np.ndarray
+"""True where a query (batch, 1, queries, keys) sees a key."""
 
 
-def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
-    _, sublayer, tap = split(site)
-    if tap == "context" and sublayer.endswith("attention"):
-        says = "a row that sees nothing gathers zeros"
-        yield Fault("mask-wholly-hidden-row", "zero context", says, patch=_zero_context)
-    if tap != "weights":
-        return
-    pads = config.pad_id is not None or given_mask(config, site)
-    causal = site.startswith("decoder") and sublayer == "self_attention"
-    masked = not causal or config.decoder_mask == "causal-and-padding"
-    hides = causal or pads
-    if hides:
-        yield _masked("mask-polarity", "inverted", "the mask keeps what it should hide", _inverted)
-        for value in (-10.0, -1e-20, -1e-9, -1.0, 0.0, -100.0, -1e4, -1e9, -math.inf):
-            if value != config.mask_value:
-                yield Fault(
-                    "mask-value",
-                    f"{value:g}",
-                    f"hidden scores are replaced by {value:g} instead of {config.mask_value:g}",
-                    patch=partial(_hidden_by, value),
-                    value=value,
-                )
-        for value in (config.mask_value, -1e9, -10.0, 1.0):
-            if math.isfinite(value):
-                says = f"{value:g} is added to hidden scores instead of replacing them"
-                yield Fault("mask-value", f"{value:g} added", says, patch=partial(_added, value), value=value)
-        says = "the mask multiplies the weights behind the softmax"
-        yield Fault("mask-order", "behind the softmax", says, patch=partial(_behind, False))
-        says += ", and they are normalised again"
-        yield Fault("mask-order", "behind the softmax, normalised", says, patch=partial(_behind, True))
-        other = "after" if config.mask_order == "before-scale" else "before"
-        says = f"hidden scores are replaced {other} the scale"
-        yield Fault("mask-order", other, says, patch=_other_order)
-    if causal:
-        yield _masked("causal-missing", "missing", "there is no causal mask: the future is seen", _no_future)
-        yield _masked("causal-diagonal", "hides itself", "each position hides itself, too", partial(_diagonal, -1))
-        yield _masked(
-            "causal-diagonal", "shows the next", "each position sees the next one, too", partial(_diagonal, 1)
-        )
-        says = "the causal mask is transposed: the past is hidden"
-        yield _masked("mask-polarity", "past hidden", says, _past_hidden)
-        if pads and masked:
-            says = "the causal part of the mask keeps what it should hide"
-            yield _masked("mask-polarity", "causal inverted", says, _causal_inverted)
-            says = "the padding part of the mask keeps what it should hide"
-            yield _masked("mask-polarity", "padding inverted", says, _padding_inverted)
-    if pads and masked:
-        says = "padding is not hidden"
-        yield _masked("padding-ignored", "not hidden", says, _no_padding)
-        says = "padded queries are masked instead of padded keys"
-        yield _masked("padding-axis", "queries", says, _padded_queries)
-    if pads and causal and not masked:
-        yield _masked("padding-ignored", "hidden", "padding is hidden, which is shown here", _with_padding)
-    if config.sliding_window is not None and sublayer == "self_attention":
-        yield from _window_faults(config, site, causal=causal)
-    yield Fault("softmax-axis", "queries", "softmax runs over the queries", patch=partial(_softmax_over, -2))
-    if config.num_heads > 1:
-        yield Fault("softmax-axis", "heads", "softmax runs over the heads", patch=partial(_softmax_over, 1))
-    if pads or causal:
-        for name, fill, says in (
-            ("zero", 0.0, "a row that sees nothing weighs nothing"),
-            ("NaN", math.nan, "a row that sees nothing becomes NaN"),
-        ):
-            yield Fault("mask-wholly-hidden-row", name, says, patch=partial(_unseeing, fill))
-        if causal:
-            says = "a row that sees nothing weighs the keys up to its own position alike"
-            yield Fault("mask-wholly-hidden-row", "past", says, patch=_unseeing_past)
+class MaskParts:
+    """The parts of the right mask of one attention."""
 
+    def __init__(self, state: WalkState, site: str) -> None:
+        tokens, causal = keys_of(state, site)
+        self.length, self.config = tokens.shape[1], state.config
+        self.padding = padding_at(state, site)
+        """(batch, 1, 1, keys), whether or not padding is masked here."""
+        self.query_padding = padding_at(state, f"{site.split('.')[0]}.embedding").swapaxes(-1, -2)
+        self.past = np.tril(np.ones((self.length, self.length) if causal else (1, 1), bool))[None, None]
+        self.masks_padding = not causal or state.config.decoder_mask == "causal-and-padding"
+        self.layer_window = state.config.layer_window(layer_of(site))
+        self.window = self.layer_window if split(site)[1] == "self_attention" else None
+        self.square = np.ones_like(self.past)
 
-def _window_faults(config: TransformerConfig, site: str, *, causal: bool) -> Iterator[Fault]:
-    window, right = config.sliding_window, config.layer_window(layer_of(site))
-    assert window is not None
-    if right is not None:
-        for wide in (window + 1, window - 1):
-            says = f"a position sees {wide} back, itself among them, instead of {window}"
-            change = partial(_windowed_by, wide - window)
-            yield Fault("window-size", f"{wide - window:+d}", says, patch=partial(weighed, change), value=wide)
-        yield _masked("window-missing", "missing", "there is no window: all that came before is seen", _without_window)
-        if not causal:
-            yield _masked("window-size", "half", "half of the window lies on either side", _half_windowed)
-    if config.full_attention_every is not None:
-        says = "the layers that see beyond the window are exchanged with those that do not"
-        yield _masked("window-layers", "exchanged", says, _other_layers)
-        if right is None:
-            yield _masked("window-layers", "all", "this layer has a window as well, which sees all", _windowed)
+    def seen(self, padding: Mask | None = None, past: Mask | None = None) -> Mask:
+        """The mask with another `padding` or another `past`."""
+        return self.within(self.unwindowed(padding, past))
+
+    def unwindowed(self, padding: Mask | None = None, past: Mask | None = None) -> Mask:
+        past = self.past if past is None else past
+        return past & (self.padding if padding is None else padding) if self.masks_padding else past
+
+    def within(self, mask: Mask) -> Mask:
+        """Those of the mask that are within the window of this attention, if it has one."""
+        return mask if self.window is None else self._within(mask, self.window)
+
+    def _within(self, mask: Mask, window: int) -> Mask:
+        return mask & window_mask(np.arange(self.length)[None], self.length, window)
+
+    def windowed(self, change: Callable[[int], int] = lambda window: window) -> Mask:
+        """The mask with a window of another size in every layer."""
+        assert self.config.sliding_window is not None
+        return self._within(self.unwindowed(), change(self.config.sliding_window))
 
 
 def layer_of(site: str) -> int:
@@ -110,129 +61,170 @@ def layer_of(site: str) -> int:
 
 
 def right_mask(state: WalkState, site: str) -> Mask:
-    """What the attention at `site` may look at."""
-    return shown_of(state, site, *parts_at(state, site))
+    return MaskParts(state, site).seen()
 
 
-def parts_at(state: WalkState, site: str) -> tuple[Mask, Mask]:
-    """Padding (batch, 1, 1, keys) and the future (1, 1, queries, keys), whether or not they are hidden here."""
-    tokens, causal = keys_of(state, site)
-    length = tokens.shape[1]
-    tril = np.tril(np.ones((length, length), bool)) if causal else np.ones((1, 1), bool)
-    return padding_at(state, site), tril[None, None]
+Change = Callable[[MaskParts], Mask]
 
 
-def _hides_padding(state: WalkState, site: str) -> bool:
-    return not keys_of(state, site)[1] or state.config.decoder_mask == "causal-and-padding"
+def _masked(identity: str, variant: str, description: str, change: Change) -> Fault:
+    return Fault(identity, variant, description, patch=partial(weighed, change))
 
 
-def shown_of(state: WalkState, site: str, padding: Mask, causal: Mask) -> Mask:
-    """What is seen, were this the padding and that the future."""
-    return _near(state, site, _shown(state, site, padding, causal))
+def weighed(change: Change, state: WalkState, site: str, value: Value) -> Value:
+    """The weights under another mask."""
+    mask = np.broadcast_to(change(MaskParts(state, site)), value.shape)
+    return attention_weights(scores_at(state, site), mask, state.config.masked_score)
 
 
-def _shown(state: WalkState, site: str, padding: Mask, causal: Mask) -> Mask:
-    """What is seen, were there no window."""
-    mask: Mask = causal & padding if _hides_padding(state, site) else causal
-    return mask
+CAUSAL = (
+    _masked(
+        "causal-missing", "missing", "there is no causal mask: the future is seen", lambda m: m.seen(past=m.square)
+    ),
+    _masked(
+        "causal-diagonal",
+        "hides itself",
+        "each position hides itself, too",
+        lambda m: m.seen(past=np.tril(m.square, -1)),
+    ),
+    _masked(
+        "causal-diagonal",
+        "shows the next",
+        "each position sees the next one, too",
+        lambda m: m.seen(past=np.tril(m.square, 1)),
+    ),
+    _masked(
+        "mask-polarity",
+        "past hidden",
+        "the causal mask is transposed: the past is hidden",
+        lambda m: m.seen(past=np.triu(m.square)),
+    ),
+)
+CAUSAL_AND_PADDING = (
+    _masked(
+        "mask-polarity",
+        "causal inverted",
+        "the causal part of the mask keeps what it should hide",
+        lambda m: m.within(m.padding & ~m.past),
+    ),
+    _masked(
+        "mask-polarity",
+        "padding inverted",
+        "the padding part of the mask keeps what it should hide",
+        lambda m: m.within(~m.padding & m.past),
+    ),
+)
+PADDING = (
+    _masked(
+        "padding-ignored", "not hidden", "padding is not hidden", lambda m: m.within(np.ones_like(m.padding) & m.past)
+    ),
+    _masked(
+        "padding-axis",
+        "queries",
+        "padded queries are masked instead of padded keys",
+        lambda m: m.within(m.query_padding & m.past),
+    ),
+)
+PADDING_HIDDEN = _masked(
+    "padding-ignored", "hidden", "padding is hidden, which is shown here", lambda m: m.within(m.padding & m.past)
+)
+INVERTED = _masked("mask-polarity", "inverted", "the mask keeps what it should hide", lambda m: ~m.seen())
 
 
-def _near(state: WalkState, site: str, mask: Mask) -> Mask:
-    """What of the mask lies within the window, if the attention has one."""
-    self_attends = split(site)[1] == "self_attention"
-    return _within(state, site, mask, state.config.layer_window(layer_of(site)) if self_attends else None)
+def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
+    _, sublayer, tap = split(site)
+    if tap == "context" and sublayer.endswith("attention"):
+        yield Fault(
+            "mask-wholly-hidden-row", "zero context", "a row that sees nothing gathers zeros", patch=_zero_context
+        )
+    if tap != "weights":
+        return
+    pads = config.pad_id is not None or given_mask(config, site)
+    causal = site.startswith("decoder") and sublayer == "self_attention"
+    masks_padding = pads and (not causal or config.decoder_mask == "causal-and-padding")
+    if causal or pads:
+        yield INVERTED
+        yield from _value_faults(config)
+    if causal:
+        yield from CAUSAL
+    if causal and masks_padding:
+        yield from CAUSAL_AND_PADDING
+    if masks_padding:
+        yield from PADDING
+    elif pads:
+        yield PADDING_HIDDEN
+    if config.sliding_window is not None and sublayer == "self_attention":
+        yield from _window_faults(config, config.sliding_window, layer_of(site), causal=causal)
+    yield Fault("softmax-axis", "queries", "softmax runs over the queries", patch=partial(_softmax_over, -2))
+    if config.num_heads > 1:
+        yield Fault("softmax-axis", "heads", "softmax runs over the heads", patch=partial(_softmax_over, 1))
+    if pads or causal:
+        yield from _hidden_row_faults(causal=causal)
 
 
-def _within(state: WalkState, site: str, mask: Mask, window: int | None) -> Mask:
-    length = mask.shape[-1]
-    return mask if window is None else mask & window_mask(np.arange(length)[None], length, window)
+def _value_faults(config: TransformerConfig) -> Iterator[Fault]:
+    for value in (-10.0, -1e-20, -1e-9, -1.0, 0.0, -100.0, -1e4, -1e9, -math.inf):
+        if value != config.mask_value:
+            description = f"hidden scores are replaced by {value:g} instead of {config.mask_value:g}"
+            yield Fault("mask-value", f"{value:g}", description, patch=partial(_hidden_by, value), value=value)
+    for value in (config.mask_value, -1e9, -10.0, 1.0):
+        if math.isfinite(value):
+            description = f"{value:g} is added to hidden scores instead of replacing them"
+            yield Fault("mask-value", f"{value:g} added", description, patch=partial(_added, value), value=value)
+    description = "the mask multiplies the weights behind the softmax"
+    yield Fault("mask-order", "behind the softmax", description, patch=partial(_behind, False))
+    description += ", and they are normalised again"
+    yield Fault("mask-order", "behind the softmax, normalised", description, patch=partial(_behind, True))
+    other = "after" if config.mask_order == "before-scale" else "before"
+    yield Fault("mask-order", other, f"hidden scores are replaced {other} the scale", patch=_other_order)
 
 
-def _without_window(state: WalkState, site: str) -> Mask:
-    return _shown(state, site, *parts_at(state, site))
+def _window_faults(config: TransformerConfig, window: int, layer: int, *, causal: bool) -> Iterator[Fault]:
+    layer_window = config.layer_window(layer)
+    if layer_window is not None:
+        for more in (1, -1):
+            description = f"a position sees {window + more} back, itself among them, instead of {window}"
+            patch = partial(weighed, partial(_windowed_by, more))
+            yield Fault("window-size", f"{more:+d}", description, patch=patch, value=window + more)
+        description = "there is no window: all that came before is seen"
+        yield _masked("window-missing", "missing", description, lambda m: m.unwindowed())
+        if not causal:
+            description = "half of the window lies on either side"
+            yield _masked("window-size", "half", description, lambda m: m.windowed(lambda size: size // 2 + 1))
+    if config.full_attention_every is not None:
+        description = "the layers that see beyond the window are exchanged with those that do not"
+        yield _masked("window-layers", "exchanged", description, _exchanged_layers)
+        if layer_window is None:
+            description = "this layer has a window as well, which sees all"
+            yield _masked("window-layers", "all", description, lambda m: m.windowed())
 
 
-def _windowed(state: WalkState, site: str) -> Mask:
-    return _within(state, site, _without_window(state, site), state.config.sliding_window)
+def _windowed_by(more: int, m: MaskParts) -> Mask:
+    return m.windowed(lambda window: window + more)
 
 
-def _windowed_by(more: int, state: WalkState, site: str) -> Mask:
-    assert state.config.sliding_window is not None
-    return _within(state, site, _without_window(state, site), state.config.sliding_window + more)
+def _exchanged_layers(m: MaskParts) -> Mask:
+    return m.windowed() if m.layer_window is None else m.unwindowed()
 
 
-def _half_windowed(state: WalkState, site: str) -> Mask:
-    assert state.config.sliding_window is not None
-    return _within(state, site, _without_window(state, site), state.config.sliding_window // 2 + 1)
-
-
-def _other_layers(state: WalkState, site: str) -> Mask:
-    has = state.config.layer_window(layer_of(site)) is not None
-    return _within(state, site, _without_window(state, site), None if has else state.config.sliding_window)
-
-
-def _masked(identity: str, variant: str, says: str, change: Callable[[WalkState, str], Mask]) -> Fault:
-    return Fault(identity, variant, says, patch=partial(weighed, change))
-
-
-def weighed(change: Callable[[WalkState, str], Mask], state: WalkState, site: str, value: Value) -> Value:
-    mask = np.broadcast_to(change(state, site), value.shape)
-    return attention_weights(scores_at(state, site), mask, masked_score(state.config))
+def _hidden_row_faults(*, causal: bool) -> Iterator[Fault]:
+    for name, fill, description in (
+        ("zero", 0.0, "a row that sees nothing weighs nothing"),
+        ("NaN", math.nan, "a row that sees nothing becomes NaN"),
+    ):
+        yield Fault("mask-wholly-hidden-row", name, description, patch=partial(_unseeing, fill))
+    if causal:
+        description = "a row that sees nothing weighs the keys up to its own position alike"
+        yield Fault("mask-wholly-hidden-row", "past", description, patch=_unseeing_past)
 
 
 def scores_at(state: WalkState, site: str) -> Value:
     return state.taps[site.replace(".weights", ".scores")]
 
 
-def _inverted(state: WalkState, site: str) -> Mask:
-    return ~right_mask(state, site)
-
-
-def _no_future(state: WalkState, site: str) -> Mask:
-    padding, causal = parts_at(state, site)
-    return shown_of(state, site, padding, np.ones_like(causal))
-
-
-def _diagonal(offset: int, state: WalkState, site: str) -> Mask:
-    padding, causal = parts_at(state, site)
-    return shown_of(state, site, padding, np.tril(np.ones_like(causal), offset))
-
-
-def _past_hidden(state: WalkState, site: str) -> Mask:
-    padding, causal = parts_at(state, site)
-    return shown_of(state, site, padding, np.triu(np.ones_like(causal)))
-
-
-def _causal_inverted(state: WalkState, site: str) -> Mask:
-    padding, causal = parts_at(state, site)
-    return _near(state, site, padding & ~causal)
-
-
-def _padding_inverted(state: WalkState, site: str) -> Mask:
-    padding, causal = parts_at(state, site)
-    return _near(state, site, ~padding & causal)
-
-
-def _no_padding(state: WalkState, site: str) -> Mask:
-    padding, causal = parts_at(state, site)
-    return _near(state, site, np.ones_like(padding) & causal)
-
-
-def _with_padding(state: WalkState, site: str) -> Mask:
-    padding, causal = parts_at(state, site)
-    return _near(state, site, padding & causal)
-
-
-def _padded_queries(state: WalkState, site: str) -> Mask:
-    _, causal = parts_at(state, site)
-    of_queries = padding_at(state, f"{site.split('.')[0]}.embedding")
-    return _near(state, site, of_queries.swapaxes(-1, -2) & causal)
-
-
 def _hidden_by(hidden: float, state: WalkState, site: str, value: Value) -> Value:
-    scale = masked_score(state.config) / state.config.mask_value if math.isfinite(state.config.mask_value) else 1.0
-    if state.config.mask_value == 0:
-        scale = 1.0
+    masked, given = state.config.masked_score, state.config.mask_value
+    scale = masked / given if given and math.isfinite(given) else 1.0
     return attention_weights(scores_at(state, site), right_mask(state, site), hidden * scale)
 
 
@@ -246,18 +238,16 @@ def _behind(normalised: bool, state: WalkState, site: str, value: Value) -> Valu
 
 
 def _other_order(state: WalkState, site: str, value: Value) -> Value:
-    order = "after-scale" if state.config.mask_order == "before-scale" else "before-scale"
-    changed = type(state.config)(
-        **(state.config.as_dict() | {"mask_value": state.config.mask_value, "mask_order": order})
-    )
-    return attention_weights(scores_at(state, site), right_mask(state, site), masked_score(changed))
+    order: MaskOrder = "after-scale" if state.config.mask_order == "before-scale" else "before-scale"
+    changed = dataclasses.replace(state.config, mask_order=order)
+    return attention_weights(scores_at(state, site), right_mask(state, site), changed.masked_score)
 
 
 def _softmax_over(axis: int, state: WalkState, site: str, value: Value) -> Value:
     lowest = float(np.finfo(value.dtype).min) / 2
-    hidden = value.dtype.type(max(masked_score(state.config), lowest))
-    shown = np.where(right_mask(state, site), scores_at(state, site), hidden)
-    return np.moveaxis(softmax(np.moveaxis(shown, axis, -1)), -1, axis)
+    hidden = value.dtype.type(max(state.config.masked_score, lowest))
+    scores = np.where(right_mask(state, site), scores_at(state, site), hidden)
+    return np.moveaxis(softmax(np.moveaxis(scores, axis, -1)), -1, axis)
 
 
 def _unseeing(fill: float, state: WalkState, site: str, value: Value) -> Value:
@@ -266,15 +256,13 @@ def _unseeing(fill: float, state: WalkState, site: str, value: Value) -> Value:
 
 
 def _unseeing_past(state: WalkState, site: str, value: Value) -> Value:
-    _, causal = parts_at(state, site)
-    sees = right_mask(state, site).any(-1, keepdims=True)
-    return np.where(sees, value, causal / causal.sum(-1, keepdims=True))
+    parts = MaskParts(state, site)
+    return np.where(parts.seen().any(-1, keepdims=True), value, parts.past / parts.past.sum(-1, keepdims=True))
 
 
 def _zero_context(state: WalkState, site: str, value: Value) -> Value:
-    weights = site.replace(".context", ".weights")
+    weights, scope = site.replace(".context", ".weights"), site.rpartition(".")[0]
     sees = right_mask(state, weights).any(-1, keepdims=True)
-    scope = site.rpartition(".")[0]
     values = repeat_heads(state.taps[f"{scope}.value"], state.config.num_heads)
     heads = np.where(sees, state.taps[weights] @ values, value.dtype.type(0))
     batch, _, length, _ = heads.shape

@@ -14,7 +14,6 @@ from transparity.config import RopeLayout, TransformerConfig
 from transparity_conformance.diagnosis.fault import Fault, NumericFault, WalkState
 from transparity_conformance.diagnosis.faults.sites import Value, distances_at, keys_name, met, parameters_of, split
 from transparity_conformance.oracle.budgets import rounded_to
-from transparity_numpy.attention import score_scale
 from transparity_numpy.normalization import head_norm
 from transparity_numpy.positions import alibi_slopes, places, relative_buckets, rotary_frequencies, rotate
 
@@ -339,9 +338,9 @@ def _bias_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if kind == "relative" and int(site.split(".")[2]) > 0:
         says = "the first layer alone has the bias of distances, which all have"
         yield Fault("relative-missing", "behind the first layer", says, patch=partial(_weighted, _nothing))
-    if not math.isclose(score_scale(config), 1):
+    if not math.isclose(config.score_scale, 1):
         says = "the bias of distances is scaled as scores are"
-        yield Fault(f"{kind}-scaled", "scaled", says, patch=partial(_weighted, score_scale))
+        yield Fault(f"{kind}-scaled", "scaled", says, patch=partial(_weighted, lambda config: config.score_scale))
 
 
 def _weighted(by: Callable[[TransformerConfig], float], state: WalkState, site: str, value: Value) -> Value:

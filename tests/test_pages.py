@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from transparity.presets import PRESETS
+from transparity_conformance.checkpoints.importing import FILES
 from transparity_conformance.suite.claims import all_claims
 
 ROOT = Path(__file__).parents[1]
@@ -127,3 +129,10 @@ def test_the_page_of_faults_has_the_whole_catalogue() -> None:
     listed = re.findall(r"(?m)^\| `([\w-]+)` \|", read("docs/faults.md"))
     known = [name for examples in script("faults").catalogue().values() for name in examples]
     assert sorted(listed) == sorted(known), "run python docs/faults.py"
+
+
+def test_every_preset_and_every_family_is_on_its_page() -> None:
+    assert re.findall(r"(?m)^\| `([\w-]+)` \|", read("docs/documents.md")) == list(PRESETS)
+    listed = re.search(r"(?s)These families are read: (.+?)\. ", read("docs/families.md"))
+    assert listed
+    assert sorted(re.findall(r"`(\w+)`", listed[1])) == sorted(FILES)

@@ -26,7 +26,7 @@ Run = dict[str, Any]
 def condensed(report: Run, date: str) -> Run:
     """Return what the pages show of a run's agreement.json: its cells in words, and the worst comparison of each."""
     columns = [f"{column['backend']} {column['dtype']}" for column in report["columns"]]
-    cells = {claim["id"]: [cell and _cell(cell) for cell in claim["cells"]] for claim in report["claims"]}
+    cells = {claim["id"]: [cell and _cell(cell, claim) for cell in claim["cells"]] for claim in report["claims"]}
     return {
         "date": date,
         "summary": report["summary"],
@@ -37,8 +37,10 @@ def condensed(report: Run, date: str) -> Run:
     }
 
 
-def _cell(cell: Run) -> list[Any]:
-    return [cell["says"], float(f"{cell['share']:.2g}"), cell["comparisons"]]
+def _cell(cell: Run, claim: Run) -> list[Any]:
+    """Return a cell in words, its share and its comparisons; fewer cases than in other columns are part of the words."""
+    fewer = f" ({cell['cases']} of {claim['cases']})" if cell["cases"] < claim["cases"] else ""
+    return [cell["says"] + fewer, float(f"{cell['share']:.2g}"), cell["comparisons"]]
 
 
 def matrix(run: Run) -> str:

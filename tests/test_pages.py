@@ -19,7 +19,7 @@ from transparity_conformance.suite.claims import all_claims
 ROOT = Path(__file__).parents[1]
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
 FOLDERS = r"(?:reference|backends|conformance|benchmarks|docs|examples|tests|\.github|\.ci)"
-PLACEHOLDER = r"/[^/]*(?:NAME|TOPIC|SUBJECT|FAMILY)[^/]*$"
+PLACEHOLDER = r"/[^/]*(?:NAME|TOPIC|SUBJECT|FAMILY)[^/]*/?$"
 """A file's name that the reader replaces; its folder exists."""
 
 

@@ -38,7 +38,7 @@ def condensed(report: Run, date: str) -> Run:
 
 
 def _cell(cell: Run, claim: Run) -> list[Any]:
-    """Return a cell in words, its share and its comparisons; fewer cases than in other columns are part of the words."""
+    """Return a cell in words, its share and its comparisons; the words name fewer cases than in other columns."""
     fewer = f" ({cell['cases']} of {claim['cases']})" if cell["cases"] < claim["cases"] else ""
     return [cell["says"] + fewer, float(f"{cell['share']:.2g}"), cell["comparisons"]]
 

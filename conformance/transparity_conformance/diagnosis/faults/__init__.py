@@ -18,8 +18,9 @@ from transparity_conformance.diagnosis.faults import (
     normalization,
     output_head,
     parameters,
-    positions,
+    position_bias,
     residuals_and_activations,
+    rotary,
 )
 from transparity_conformance.diagnosis.faults.scopes import groups
 
@@ -27,7 +28,8 @@ SUBJECTS = (
     embedding,
     auxiliary_inputs,
     parameters,
-    positions,
+    rotary,
+    position_bias,
     attention,
     masks,
     normalization,

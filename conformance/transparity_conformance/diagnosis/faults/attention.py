@@ -11,7 +11,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity_conformance.diagnosis.fault import Fault, NumericFault, WalkState
 from transparity_conformance.diagnosis.faults.masks import right_mask, scores_at
-from transparity_conformance.diagnosis.faults.positions import bias_at
+from transparity_conformance.diagnosis.faults.position_bias import bias_at
 from transparity_conformance.diagnosis.faults.sites import Value, apply_linear, met, split, sublayer_input
 from transparity_numpy.attention import (
     attention_scores,

@@ -15,10 +15,13 @@ COLUMNS = {
     "flax": ROOT / "backends/transparity_flax",
 }
 MIRRORED = [
+    "softcap",
     "masks",
     "embeddings",
     "positions",
     "normalization",
+    "context",
+    "fused",
     "attention",
     "feed_forward",
     "layers",
@@ -35,16 +38,19 @@ MIRRORED = [
     "generation",
     "beams",
 ]
+OWN_CONTENTS = {"fast_linear", "port", "harness"}
+"""Files that every column has, each with what its framework needs."""
+
 WITHOUT_TWIN = {
-    "numpy": {"functional", "spreading"},  # what the frameworks bring along; NumPy uses the threads that it is given
-    "pytorch": {"parameters", "packing"},  # their own names and orientations; PyTorch packs weights if it is asked to
-    "flax": {"parameters", "packing", "spreading"},  # XLA computes on the devices, and by the weights, that it is given
+    "numpy": {"functional", "threads"},  # the frameworks' functions that NumPy lacks; one batch over several threads
+    "pytorch": {"parameters"},  # names and orientations of the framework
+    "flax": {"parameters", "sharding"},  # the same; one batch over several devices
 }
 
 
 def names(column: str, file: str) -> list[str]:
-    """The public functions and classes of a file, in order. What has its weights in it is a class in the frameworks
-    and a function in NumPy: `EncoderLayer` goes by `encoder_layer`."""
+    """The public functions and classes of a file, in order. A part with weights is a class in the frameworks and a
+    function in NumPy: `SelfAttention` is `self_attention` there."""
     tree = ast.parse((COLUMNS[column] / f"{file}.py").read_text())
     defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
     return [re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower() for name in defined if not name.startswith("_")]
@@ -61,4 +67,4 @@ def test_a_file_holds_the_same_names_in_the_same_order(column: str, file: str) -
 @pytest.mark.parametrize("column", COLUMNS)
 def test_a_column_holds_the_mirrored_files_and_no_others(column: str) -> None:
     files = {file.stem for file in COLUMNS[column].glob("*.py")} - {"__init__"}
-    assert files == {*MIRRORED, "port", "harness"} | WITHOUT_TWIN[column]
+    assert files == {*MIRRORED, *OWN_CONTENTS} | WITHOUT_TWIN[column]

@@ -28,7 +28,7 @@ def test_what_may_not_be_drawn_is_not_drawn_by_a_number_next_to_1(
     backend: Backend, harness: Harness, uniform: float
 ) -> None:
     for dtype in backend.dtypes:
-        drawable = harness.function("generation.drawable", dtype=dtype)
+        drawable = harness.function("generation.filter_logits", dtype=dtype)
         sampled = harness.function("generation.sampled_tokens", dtype=dtype)
         logits = drawable(np.array([[3.0, 2.0, 1.0, 0.0]]), Sampling(top_k=1))
         assert as_numbers(sampled(logits, np.array([uniform]))).tolist() == [0], dtype
@@ -37,13 +37,13 @@ def test_what_may_not_be_drawn_is_not_drawn_by_a_number_next_to_1(
 
 def test_what_may_be_drawn_is_told_as_finely_in_half_precision(backend: Backend, harness: Harness) -> None:
     for dtype in set(backend.dtypes) & {"bfloat16", "float16"}:
-        equal = harness.function("generation.drawable", dtype=dtype)(np.zeros((1, 1000)), Sampling(top_p=0.5))
+        equal = harness.function("generation.filter_logits", dtype=dtype)(np.zeros((1, 1000)), Sampling(top_p=0.5))
         assert np.isfinite(as_numbers(equal)).sum() in (499, 500, 501), dtype
 
 
 @pytest.mark.parametrize(("dtype", "temperature"), [("float32", 1e-30), ("float32", 1e-4), ("float16", 1e-4)])
 def test_a_low_temperature_draws_the_likeliest(harness: Harness, dtype: str, temperature: float) -> None:
-    drawable, sampled = (harness.function(f"generation.{name}", dtype=dtype) for name in ("drawable", "sampled_tokens"))
+    drawable, sampled = (harness.function(f"generation.{name}", dtype=dtype) for name in ("filter_logits", "sampled_tokens"))
     logits = drawable(np.array([[3.0, 7.0, 1.0]]), Sampling(temperature=temperature))
     assert as_numbers(sampled(logits, np.array([0.5]))).tolist() == [1]
 
@@ -108,7 +108,7 @@ def test_a_loss_of_many_tokens_is_finite_in_half_precision(harness: Harness) -> 
 
 
 def test_a_cap_beyond_half_precision_caps_nothing(harness: Harness) -> None:
-    capped = harness.function("head.capped", dtype="float16")
+    capped = harness.function("softcap.apply_softcap", dtype="float16")
     assert as_numbers(capped(np.array([0.0, 1.0, -300.0]), 1e5)).tolist() == [0, 1, -300]
 
 

@@ -30,7 +30,7 @@ from transparity_conformance.report.report import Cause, Divergence, Report
 from transparity_conformance.suite.claims.families import FEW
 from transparity_numpy import port as numpy_column
 from transparity_numpy.embeddings import embed
-from transparity_numpy.positions import Places, alibi_slopes, places
+from transparity_numpy.positions import alibi_slopes, rotary_tables, score_bias
 
 Build = Callable[[TransformerConfig, Arrays], Any]
 
@@ -132,21 +132,21 @@ def _permuted(config: TransformerConfig, parameters: Arrays) -> Arrays:
     return parameters | {name: value.reshape(parameters[name].shape) for name, value in by_head.items()}
 
 
-def _of_key_positions(config: TransformerConfig) -> Callable[..., Places]:
+def _of_key_positions(config: TransformerConfig) -> Callable[..., Any]:
     """ALiBi as BLOOM has it: slopes times the key's position."""
 
-    def placed(config: Any, parameters: Any, positions: Any, keys: int, dtype: Any, *, both: bool) -> Places:
+    def score_bias(config: Any, parameters: Any, positions: Any, keys: int, dtype: Any, *, both: bool) -> Any:
         at = np.arange(keys)
-        return Places(bias=(alibi_slopes(config.num_heads)[None, :, None, None] * at).astype(dtype))
+        return (alibi_slopes(config.num_heads)[None, :, None, None] * at).astype(dtype)
 
-    return placed
+    return score_bias
 
 
 @pytest.mark.parametrize(
     ("case", "form"),
     [
         ("qwen", Slip((), "permuted", "", bool, lambda config: {"rope_layout": "interleaved"}, _permuted)),
-        ("bloom", Slip((), "key positions", "", bool, exchanged={"transformer.places": _of_key_positions})),
+        ("bloom", Slip((), "key positions", "", bool, exchanged={"transformer.score_bias": _of_key_positions})),
     ],
 )
 def test_another_form_of_the_same_is_right(case: str, form: Slip) -> None:
@@ -201,15 +201,19 @@ class BeginsAgain(numpy_column.NumpyForward):
     """A port whose tokens stand at 0, 1 … in every step with a cache, whatever is in it."""
 
     def step(self, *given: Any, **named: Any) -> tuple[Any, Any]:
-        def placed(config: Any, parameters: Any, positions: Any, keys: int, dtype: Any, *, both: bool) -> Any:
-            return places(config, parameters, positions - positions[:, :1], keys, dtype, both=both)
+        def begins_again(right: Any, place: int) -> Any:
+            """`right` with the positions in its argument at `place` beginning at 0."""
 
-        def embedded(config: Any, parameters: Any, tokens: Any, visible: Any, at: Any = None, **more: Any) -> Any:
-            return embed(config, parameters, tokens, visible, at if at is None else at - at[:, :1], **more)
+            def wrong(*given: Any, **named: Any) -> Any:
+                at = given[place]
+                return right(*given[:place], at - at[:, :1], *given[place + 1 :], **named)
+
+            return wrong
 
         with (
-            patch("transparity_numpy.transformer.places", placed),
-            patch("transparity_numpy.transformer.embed", embedded),
+            patch("transparity_numpy.transformer.rotary_tables", begins_again(rotary_tables, 1)),
+            patch("transparity_numpy.transformer.score_bias", begins_again(score_bias, 2)),
+            patch("transparity_numpy.transformer.embed", begins_again(embed, 3)),
         ):
             return super().step(*given, **named)
 

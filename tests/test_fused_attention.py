@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-import transparity_numpy.attention
+import transparity_numpy.fused
 from transparity.config import EXACT_MASK_BELOW
 from transparity.taps import Tap, recording
 from transparity_conformance.oracle.oracle import Arrays, Oracle
@@ -42,8 +42,8 @@ def test_a_block_at_a_time_it_is_the_same(mask: np.ndarray, block: int, hidden: 
     oracle = explicit_oracle(arrays, mask, hidden)
     moved = query + STEP * 1j * toward if moves else query
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transparity_numpy.attention, "BLOCK", block)
-        fast = attention(moved, key, value, mask, scale=0.5, hidden=hidden)
+        patch.setattr(transparity_numpy.fused, "BLOCK", block)
+        fast = attention(moved, key, value, mask, scale=0.5, masked_score=hidden)
     assert fast.dtype == (np.complex128 if moves else np.float64)
     assert difference(fast.real, oracle.expected["context"]) <= oracle.budget("context", "float64")
     assert difference(fast.imag / STEP, oracle.expected["derivative"]) <= oracle.budget("derivative", "float64")
@@ -55,7 +55,7 @@ def explicit_oracle(arrays: Arrays, mask: np.ndarray, hidden: float) -> Oracle:
 
     def run(given: Arrays, tap: Tap) -> None:
         query = given["query"] + STEP * 1j * given["toward"]
-        result = attention(query, given["key"], given["value"], mask, scale=0.5, hidden=hidden, tap=recording({}))
+        result = attention(query, given["key"], given["value"], mask, scale=0.5, masked_score=hidden, tap=recording({}))
         tap("context", result.real)
         tap("derivative", result.imag / STEP)
 
@@ -67,11 +67,11 @@ def test_what_is_hidden_by_little_is_not_left_out() -> None:
     random = np.random.default_rng(1)
     query, key, value = (random.normal(size=(1, HEADS, 4, HEAD_DIM)) for _ in range(3))
     shown = np.tri(4, dtype=bool)[None, None]
-    fast = attention(query, key, value, shown, scale=0.5, hidden=-1e-20)
-    explicit = attention(query, key, value, shown, scale=0.5, hidden=-1e-20, tap=recording({}))
+    fast = attention(query, key, value, shown, scale=0.5, masked_score=-1e-20)
+    explicit = attention(query, key, value, shown, scale=0.5, masked_score=-1e-20, tap=recording({}))
     np.testing.assert_array_equal(fast, explicit)
     # Of a causal mask, the first query sees the first key alone.
-    hiding = attention(query, key, value, shown, scale=0.5, hidden=-1e20)
+    hiding = attention(query, key, value, shown, scale=0.5, masked_score=-1e20)
     first = value[:, :, 0].reshape(1, HEADS * HEAD_DIM)
     np.testing.assert_array_equal(hiding[:, 0], first)
     assert (fast[:, 0] != first).all()

@@ -1,4 +1,4 @@
-"""Beam search: the continuation whose tokens are likeliest together."""
+"""Beam search: the most likely continuation as a whole."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
-from transparity_flax.cache import taken
+from transparity_flax.cache import select_rows
 from transparity_flax.decoding import cache_for, next_logits
-from transparity_flax.generation import with_room
-from transparity_flax.packing import Split
+from transparity_flax.fast_linear import Split
+from transparity_flax.generation import allocate
 from transparity_flax.precision import upcast
 
 
@@ -24,25 +24,25 @@ def beam_search(
     lengths: Int[Array, " batch"] | None = None,
     source: Int[Array, "batch keys"] | None = None,
 ) -> tuple[Int[Array, "batch total_length"], Float[Array, " batch"]]:
-    """`prompt` and what is likeliest together to follow it, as far as `beams` continuations of each row show, with its
-    score: log P / ((5 + tokens added) / 6)^length_penalty (Wu et al. 2016, eq. 14), by which they are ranked.
+    """Continue each row of `prompt` by the best of `beams` continuations; return it with its score, log P / ((5 +
+    tokens added) / 6)^length_penalty (Wu et al. 2016, eq. 14), by which continuations are ranked.
 
-    A continuation that ended stays among them as it is. Of equal ones the first stays: of the better beam, then with
-    the lower token. `lengths`, the context and the end are those of `generate`.
+    Ended continuations stay among the beams. Of equal scores the better beam comes first, then the lower token.
+    `lengths`, the context and the end are those of `generate`.
     """
     (config, _, _), batch = split, len(prompt)
     vocab_size = config.vocab_size
-    tokens, lengths = with_room(config, prompt, lengths, max_new_tokens)
+    tokens, lengths = allocate(config, prompt, lengths, max_new_tokens)
     each = jnp.repeat(jnp.arange(batch), beams)
     tokens, lengths, source = tokens[each], lengths[each], None if source is None else source[each]
     longest = prompt.shape[1]
-    cache, unseen = cache_for(split, tokens, longest, source), longest
+    cache, new = cache_for(split, tokens, longest, source), longest
     ended, added = jnp.zeros((batch, beams), bool), jnp.zeros((batch, beams), int)
-    # All beams of a row begin alike: only the first counts, until they differ.
+    # All beams of a row start equal: only the first counts until they differ.
     score = jnp.where(jnp.arange(beams) == 0, 0.0, -jnp.inf) * jnp.ones((batch, 1))
     for _ in range(max_new_tokens):
         cache = cache if longest <= config.max_length else None
-        logits = next_logits(split, tokens, lengths, cache, source, unseen)
+        logits = next_logits(split, tokens, lengths, cache, source, new)
         following = jax.nn.log_softmax(upcast(logits), axis=-1).reshape(batch, beams, vocab_size)
         staying = jnp.where(jnp.arange(vocab_size) == config.filling_id, 0.0, -jnp.inf)
         scores = score[:, :, None] + jnp.where(ended[:, :, None], staying, following)
@@ -54,9 +54,9 @@ def beam_search(
         added = jnp.take_along_axis(added, beam, axis=-1)
         ended = jnp.take_along_axis(ended, beam, axis=-1) | (token == config.ending_id)
         kept = (jnp.arange(batch)[:, None] * beams + beam).reshape(-1)
-        tokens, cache = tokens[kept], None if cache is None else taken(cache, kept)
+        tokens, cache = tokens[kept], None if cache is None else select_rows(cache, kept)
         tokens = tokens.at[jnp.arange(len(tokens)), lengths].set(token.reshape(-1))
-        lengths, longest, unseen = lengths + 1, longest + 1, 1
+        lengths, longest, new = lengths + 1, longest + 1, 1
         if ended.all():
             break
     final = score / _penalty(added, length_penalty)
@@ -65,5 +65,5 @@ def beam_search(
 
 
 def _penalty(added: Int[Array, "batch beams"], power: float) -> Float[Array, "batch beams"]:
-    """By what the score of so many tokens is divided (Wu et al. 2016, eq. 14)."""
+    """Divisor of the score of a continuation by `added` tokens (Wu et al. 2016, eq. 14)."""
     return ((5 + added) / 6) ** power

@@ -1,4 +1,4 @@
-"""Decoding with a cache: the logits of the tokens that come next, without computing again what came before."""
+"""Decoding with a cache: logits of new tokens without recomputing earlier ones."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from transparity.taps import Tap, identity, scoped
-from transparity_flax.cache import Cache, empty_cache, positions_behind, show
-from transparity_flax.head import head
-from transparity_flax.layers import memory_keys_and_values
-from transparity_flax.masks import cached_mask, padding_mask
-from transparity_flax.packing import Form, Split
+from transparity_flax.cache import Cache, empty_cache, mark_valid, next_positions
+from transparity_flax.fast_linear import Form, Split
+from transparity_flax.layers import cross_attention_cache
+from transparity_flax.masks import padding_mask, visible_keys
 from transparity_flax.parameters import State
 from transparity_flax.transformer import Transformer
 
 
-def start(
+def prefill(
     model: Transformer,
     batch: int,
     capacity: int,
@@ -28,15 +27,16 @@ def start(
     source: Int[Array, "batch keys"] | None = None,
     attention_mask: Bool[Array, "batch keys"] | Int[Array, "batch keys"] | None = None,
 ) -> Cache:
-    """A cache for `batch` rows of up to `capacity` tokens. The encoder runs here, and every decoder layer's keys and
-    values of what it says are computed here, once. An `attention_mask` is of the source."""
+    """Cache for `batch` rows of up to `capacity` tokens, with the encoder run on `source` and every decoder layer's
+    keys and values of its output. An `attention_mask` is of the source."""
     config = model.config
     cache = empty_cache(config, batch, capacity, model.token_embedding.embedding.dtype)
     if source is not None:
-        cache["memory_mask"] = padding_mask(source, config.pad_id, attention_mask)
-        memory = model.encoder(source, cache["memory_mask"])
+        visible = visible_keys(source, config.pad_id, attention_mask)
+        cache["memory_mask"] = padding_mask(visible)
+        memory = model.encoder(source, visible)
         for layer, kept in zip(model.decoder.layers, cache["layers"], strict=True):
-            kept["cross_attention"] = memory_keys_and_values(layer, memory)
+            kept["cross_attention"] = cross_attention_cache(layer, memory)
     return cache
 
 
@@ -49,22 +49,25 @@ def step(
     attention_mask: Bool[Array, "batch queries"] | Int[Array, "batch queries"] | None = None,
     tap: Tap = identity,
 ) -> Float[Array, "batch queries vocab"]:
-    """The logits behind each of the next `tokens`, as the full forward pass would have them; `cache` goes on by them.
-    Padding that sees nothing weighs all keys alike: its own logits depend on the room there is.
+    """Logits after each of the next `tokens`, as the full forward pass gives them; updates `cache`.
 
-    Of each row the first `counts` tokens count, all without it; what follows fills the row up, is never seen by what
-    counts, and is written over by the next step. An `attention_mask` is of the tokens.
+    Padding with every key masked weighs all keys alike, so its own logits depend on the capacity of the cache.
+
+    Args:
+        counts: Number of tokens that count in each row, all without it; the rest are fillers, which no token sees and
+            the next step overwrites.
+        attention_mask: 0 at padding of the tokens.
     """
     config = model.config
-    positions = positions_behind(cache, tokens.shape[1])
-    visible = show(cache, padding_mask(tokens, config.pad_id, attention_mask)[:, 0, 0], positions)
-    hides_padding = config.decoder_mask == "causal-and-padding"
-    mask = cached_mask(positions, visible if hides_padding else jnp.ones_like(visible))
-    memory_mask, scope, kept = cache.get("memory_mask"), scoped(tap, "decoder"), cache["layers"]
-    beside, table = (None, memory_mask, scope), model.token_embedding
-    x = model.decoder(tokens, mask, *beside, visible=visible, token_embedding=table, cache=kept, positions=positions)
+    positions = next_positions(cache, tokens.shape[1])
+    visible = mark_valid(cache, visible_keys(tokens, config.pad_id, attention_mask), positions)
+    scope, layers, memory_mask = scoped(tap, "decoder"), cache["layers"], cache.get("memory_mask")
+    table = model.token_embedding
+    x = model.decoder(
+        tokens, visible, scope, token_embedding=table, positions=positions, memory_mask=memory_mask, cache=layers
+    )
     cache["lengths"] = cache["lengths"] + (tokens.shape[1] if counts is None else counts)
-    return tap("logits", head(model, x))
+    return tap("logits", model.apply_head(x))
 
 
 def cache_for(
@@ -73,11 +76,11 @@ def cache_for(
     longest: int,
     source: Int[Array, "batch keys"] | None,
 ) -> Cache | None:
-    """A cache for the tokens, if there can be one: what is cached must not depend on what comes later."""
+    """Cache for the tokens; None where earlier tokens depend on later ones, or exceed `max_length`."""
     config, form, state = split
     if not config.mask_is_exact or longest > config.max_length:
         return None
-    return _start(form, state, len(tokens), min(tokens.shape[1], config.max_length), source)
+    return _prefill(form, state, len(tokens), min(tokens.shape[1], config.max_length), source)
 
 
 def next_logits(
@@ -86,27 +89,27 @@ def next_logits(
     lengths: Int[Array, " batch"],
     cache: Cache | None,
     source: Int[Array, "batch keys"] | None,
-    unseen: int,
+    new: int,
 ) -> Float[Array, "batch vocab"]:
-    """What follows the first `lengths` tokens of each row, of which the cache has not seen up to `unseen`. Without a
-    cache the model sees the last `max_length` of them, from the beginning (document 001)."""
+    """Logits after the first `lengths` tokens of each row, of which up to `new` are not in the cache yet. Without a
+    cache the model runs on the last `max_length` of them (document 001)."""
     config, form, state = split
     if cache is not None:
-        logits, held = _next_with(form, state, tokens, lengths, cache, unseen)
+        logits, held = _next_with(form, state, tokens, lengths, cache, new)
         cache.update(held)
         return logits
-    # A width that does not change lets one program serve every step: what is not yet written is shown, too, and not
-    # seen, for it lies in the future. A mask that hides nothing (walkthrough's) needs a program for each length.
+    # A constant width lets one compiled program serve every step: fillers are in the future, so they are masked.
+    # A mask that does not hide them exactly (walkthrough's) needs a program per length.
     most = tokens.shape[1] if config.mask_is_exact else int(lengths.max())
     return _next_without(form, state, tokens, lengths, source, min(config.max_length, most))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2, 3))
-def _start(form: Form, state: State, batch: int, capacity: int, source: Int[Array, "batch keys"] | None) -> Cache:
-    return start(form.model(state), batch, capacity, source=source)
+def _prefill(form: Form, state: State, batch: int, capacity: int, source: Int[Array, "batch keys"] | None) -> Cache:
+    return prefill(form.model(state), batch, capacity, source=source)
 
 
-# The cache that is given is used up: the new one takes its place in memory.
+# The given cache is donated: the new one takes its memory.
 @functools.partial(jax.jit, static_argnums=(0, 5), donate_argnums=4)
 def _next_with(
     form: Form,
@@ -114,10 +117,10 @@ def _next_with(
     tokens: Int[Array, "batch total_length"],
     lengths: Int[Array, " batch"],
     cache: Cache,
-    unseen: int,
+    new: int,
 ) -> tuple[Float[Array, "batch vocab"], Cache]:
     counts = lengths - cache["lengths"]
-    chunk = jnp.take_along_axis(tokens, positions_behind(cache, unseen), axis=1)
+    chunk = jnp.take_along_axis(tokens, next_positions(cache, new), axis=1)
     logits = step(form.model(state), chunk, cache, counts=counts)[jnp.arange(len(tokens)), counts - 1]
     return logits, cache
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,17 +16,14 @@ from transparity.inputs import check_length
 
 
 def sinusoidal_positions(
-    length: int, embed_dim: int, base: float = 10_000.0, pairs: RopeLayout = "interleaved"
+    length: int, embed_dim: int, base: float = 10_000.0, layout: RopeLayout = "interleaved"
 ) -> Float64[np.ndarray, "length embed_dim"]:
-    """sin(position / base^(i / embed_dim)) at even features i, the cosine of the same angle beside it (document 003;
-    Vaswani et al. 2017, §3.5), or all sines and then all cosines (Marian). Computed in float64, whatever the model's
-    dtype: float32 angles lose digits.
-
-    JAX has float64 only where it is switched on; the table is a constant, so NumPy computes it while tracing.
-    """
+    """sin(position / base^(i / embed_dim)) at even features i and the cosine of the same angle next to it (document
+    003; Vaswani et al. 2017, §3.5), or all sines and then all cosines (`halves`, Marian). Computed in float64, by
+    NumPy: float32 angles lose digits."""
     angles = np.arange(length)[:, None] / base ** (np.arange(0, embed_dim, 2) / embed_dim)
     both = [np.sin(angles), np.cos(angles)]
-    if pairs == "halves":
+    if layout == "halves":
         return np.concatenate(both, axis=-1)
     return np.stack(both, axis=-1).reshape(length, embed_dim)
 
@@ -33,8 +31,8 @@ def sinusoidal_positions(
 def position_ids(
     config: TransformerConfig, visible: Bool[Array, "batch keys"], positions: Int[Array, "#batch length"]
 ) -> Int[Array, "#batch length"]:
-    """The learned positions of the tokens that stand at `positions`: those, or only what is `visible` is counted, and
-    what is not is in front of the first (RoBERTa)."""
+    """Rows of the position table for the tokens at `positions`. With `position_count` "visible", only visible tokens
+    are counted and padding has the row before the first (RoBERTa, OPT)."""
     if config.position_count == "all":
         return positions + config.position_offset
     positions = jnp.broadcast_to(positions, (len(visible), positions.shape[1]))
@@ -44,27 +42,29 @@ def position_ids(
 
 def embed(
     config: TransformerConfig,
-    token_embedding: nnx.Embed,
-    position_embedding: nnx.Embed | None,
-    token_type_embedding: nnx.Embed | None,
+    tables: Mapping[str, nnx.Embed],
     tokens: Int[Array, "batch length"],
+    positions: Int[Array, "#batch length"],
     visible: Bool[Array, "batch keys"],
-    positions: Int[Array, "batch length"] | None = None,
     token_types: Int[Array, "batch length"] | None = None,
 ) -> Float[Array, "batch length embed_dim"]:
-    """The embeddings of the tokens, of their types if there are such, and of their `positions`: 0, 1 … if none are
-    given; what is `visible` of all there is may be what they count. They are learned if there is an embedding."""
-    length = tokens.shape[1]
-    check_length(config, length)
-    at = jnp.arange(length)[None] if positions is None else positions
-    x = token_embedding.embedding[tokens]  # calling it would answer in the dtype it was created with
+    """Sum of the embeddings of the tokens, their types and their positions, each if configured.
+
+    Args:
+        tables: Those of the stack, by name.
+        positions: Positions of the tokens, below `visible.shape[1]`.
+        visible: True for tokens that are not padding, among all up to the last position.
+    """
+    check_length(config, tokens.shape[1])
+    # Calling a table would return the dtype that it was created with.
+    x = tables["token_embedding"].embedding[tokens]
     if config.embedding_scale == "embed_dim":
         x = x * math.sqrt(config.embed_dim)
-    if token_type_embedding is not None and token_types is not None:
-        x = x + token_type_embedding.embedding[token_types]
-    if position_embedding is not None:
-        return x + position_embedding.embedding[position_ids(config, visible, at)]
+    if token_types is not None:
+        x = x + tables["token_type_embedding"].embedding[token_types]
+    if config.positions == "learned":
+        return x + tables["position_embedding"].embedding[position_ids(config, visible, positions)]
     if config.positions == "sinusoidal":
         table = sinusoidal_positions(visible.shape[1], config.embed_dim, config.rope_theta, config.rope_layout)
-        return x + jnp.asarray(table, x.dtype)[at]
+        return x + jnp.asarray(table, x.dtype)[positions]
     return x

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +18,8 @@ from flax import nnx
 from transparity.config import TransformerConfig
 from transparity.protocol import Arrays
 from transparity.taps import recording
+from transparity_flax.context import LayerContext
+from transparity_flax.layers import Layer
 from transparity_flax.parameters import State, dump, rounded, to_numpy
 from transparity_flax.port import Graph, build, loaded, x64_for
 
@@ -28,11 +30,20 @@ class FlaxModule:
     def __init__(self, module: nnx.Module, dtype: str, device: jax.Device) -> None:
         self.module, self.dtype, self.device = module, dtype, device
 
-    def __call__(self, *arrays: Any, taps: dict[str, Any] | None = None, **named: Any) -> Any:
+    def __call__(
+        self,
+        *arrays: Any,
+        context: Mapping[str, Any] | None = None,
+        taps: dict[str, Any] | None = None,
+        **named: Any,
+    ) -> Any:
         graph, state = nnx.split(self.module)
         with x64_for(self.dtype):
             given = [_placed(array, self.dtype, self.device) for array in arrays]
             keywords = {name: _placed(array, self.dtype, self.device) for name, array in named.items()}
+            if context is not None:
+                held = {name: _placed(value, self.dtype, self.device) for name, value in context.items()}
+                keywords["context"] = LayerContext(**{"mask": None, "positions": None} | held)
             result, recorded, state = _applied(
                 graph, taps is not None, jax.device_put(state, self.device), given, keywords
             )
@@ -95,7 +106,16 @@ def pinned() -> Iterator[None]:
         yield
 
 
+def _decoder_layer(config: TransformerConfig, *, rngs: nnx.Rngs) -> Layer:
+    return Layer(config, rngs=rngs, has_memory=config.has_encoder)
+
+
+LAYERS: dict[str, Callable[..., Any]] = {"layers.EncoderLayer": Layer, "layers.DecoderLayer": _decoder_layer}
+
+
 def _named(name: str) -> Callable[..., Any]:
+    if name in LAYERS:
+        return LAYERS[name]
     file, attribute = name.split(".")
     found: Callable[..., Any] = getattr(importlib.import_module(f"transparity_flax.{file}"), attribute)
     return found

@@ -1,143 +1,101 @@
-"""Encoder and decoder layers: sublayers, each with a residual and a norm."""
+"""A layer: self-attention, cross-attention in a decoder with a memory, and the feed-forward."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from flax import nnx
 from jax import Array
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 
-from transparity.config import NormPosition, TransformerConfig
+from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity, scoped
-from transparity_flax.attention import MultiHeadAttention, keys_and_values
+from transparity_flax.attention import CrossAttention, SelfAttention, project_key_value
 from transparity_flax.cache import Cache
+from transparity_flax.context import LayerContext
 from transparity_flax.feed_forward import FeedForward
 from transparity_flax.normalization import Norm
-from transparity_flax.positions import NOWHERE, Places
 
 
-def residual(
-    x: Float[Array, "batch length embed_dim"],
-    norm: Callable[[Array], Array],
-    sublayer: Callable[[Array], Array],
-    position: NormPosition,
-    post_norm: Callable[[Array], Array],
+def normalize(
+    module: nnx.Module, name: str, x: Float[Array, "batch length embed_dim"], tap: Tap = identity
 ) -> Float[Array, "batch length embed_dim"]:
-    """x + sublayer(norm(x)) with the norm before (Xiong et al. 2020), norm(x + sublayer(x)) with it behind (Vaswani
-    et al. 2017, §3.1), x + post_norm(sublayer(norm(x))) with two of them (Gemma 2)."""
-    if position == "pre":
-        return x + sublayer(norm(x))
-    if position == "both":
-        return x + post_norm(sublayer(norm(x)))
-    return norm(x + sublayer(x))
+    """Apply the norm `name` of a layer or stack, and tap it under its name."""
+    return tap(name, getattr(module, name)(x, scoped(tap, name)))
 
 
-class EncoderLayer(nnx.Module):
-    """Self-attention, then the feed-forward."""
-
-    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
-        self.config = config
-        self.self_attention = MultiHeadAttention(config, rngs=rngs)
-        self.self_attention_norm = Norm(config, rngs=rngs)
-        if config.norm_position == "both":
-            self.self_attention_post_norm = Norm(config, rngs=rngs)
-            self.feed_forward_post_norm = Norm(config, rngs=rngs)
-        self.feed_forward = FeedForward(config, rngs=rngs)
-        self.feed_forward_norm = Norm(config, rngs=rngs)
-
-    def __call__(
-        self,
-        x: Float[Array, "batch length embed_dim"],
-        mask: Bool[Array, "#batch 1 #length length"],
-        tap: Tap = identity,
-        *,
-        at: Places = NOWHERE,
-    ) -> Float[Array, "batch length embed_dim"]:
-        def normalize(name: str) -> Callable[[Array], Array]:
-            return lambda x: tap(name, getattr(self, name)(x, scoped(tap, name)))
-
-        def attend_self(x: Array) -> Array:
-            return self.self_attention(x, x, mask, scoped(tap, "self_attention"), at=at)
-
-        def feed(x: Array) -> Array:
-            return self.feed_forward(x, scoped(tap, "feed_forward"))
-
-        def add(x: Array, name: str, sublayer: Callable[[Array], Array]) -> Array:
-            position, behind = self.config.norm_position, normalize(f"{name}_post_norm")
-            return residual(x, normalize(f"{name}_norm"), sublayer, position, behind)
-
-        x = add(x, "self_attention", attend_self)
-        x = add(x, "feed_forward", feed)
-        return tap("output", x)
+def sublayer_input(
+    layer: Layer, name: str, x: Float[Array, "batch length embed_dim"], tap: Tap = identity
+) -> Float[Array, "batch length embed_dim"]:
+    """norm(x) with the norm first (`pre`, Xiong et al. 2020; `both`, Gemma 2), else x."""
+    return x if layer.config.norm_position == "post" else normalize(layer, f"{name}_norm", x, tap)
 
 
-class DecoderLayer(nnx.Module):
-    """Self-attention, attention to `memory` (the encoder's output, if there is one), then the feed-forward.
+def sublayer_output(
+    layer: Layer,
+    name: str,
+    x: Float[Array, "batch length embed_dim"],
+    y: Float[Array, "batch length embed_dim"],
+    tap: Tap = identity,
+) -> Float[Array, "batch length embed_dim"]:
+    """Add the residual x to a sublayer's result y: x + y (`pre`), norm(x + y) (`post`, Vaswani et al. 2017, §3.1), or
+    x + norm(y) (`both`)."""
+    if layer.config.norm_position == "pre":
+        return x + y
+    if layer.config.norm_position == "both":
+        return x + normalize(layer, f"{name}_post_norm", y, tap)
+    return normalize(layer, f"{name}_norm", x + y, tap)
 
-    With a `cache`, `x` are tokens at `positions` that follow those in it; what the memory gives is in it, too.
+
+class Layer(nnx.Module):
+    """Self-attention, cross-attention if there is a memory, then the feed-forward.
+
+    With a `cache`, `x` are the tokens at `context.positions` that follow those in it.
     """
 
-    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
+    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs, has_memory: bool = False) -> None:
         self.config = config
-        self.self_attention = MultiHeadAttention(config, rngs=rngs)
+        self.self_attention = SelfAttention(config, rngs=rngs)
         self.self_attention_norm = Norm(config, rngs=rngs)
-        if config.norm_position == "both":
-            self.self_attention_post_norm = Norm(config, rngs=rngs)
-            self.feed_forward_post_norm = Norm(config, rngs=rngs)
-        if config.has_encoder:
-            self.cross_attention = MultiHeadAttention(config, rngs=rngs)
+        if has_memory:
+            self.cross_attention = CrossAttention(config, rngs=rngs)
             self.cross_attention_norm = Norm(config, rngs=rngs)
-            if config.norm_position == "both":
-                self.cross_attention_post_norm = Norm(config, rngs=rngs)
-            if config.memory_norm:
-                self.memory_norm = Norm(config, rngs=rngs)
+        if has_memory and config.memory_norm:
+            self.memory_norm = Norm(config, rngs=rngs)
         self.feed_forward = FeedForward(config, rngs=rngs)
         self.feed_forward_norm = Norm(config, rngs=rngs)
+        if config.norm_position == "both":
+            self.self_attention_post_norm, self.feed_forward_post_norm = (
+                Norm(config, rngs=rngs),
+                Norm(config, rngs=rngs),
+            )
+        if config.norm_position == "both" and has_memory:
+            self.cross_attention_post_norm = Norm(config, rngs=rngs)
 
     def __call__(
         self,
         x: Float[Array, "batch queries embed_dim"],
-        mask: Bool[Array, "#batch 1 #queries keys"],
-        memory: Float[Array, "batch memory embed_dim"] | None = None,
-        memory_mask: Bool[Array, "#batch 1 1 memory"] | None = None,
+        context: LayerContext,
         tap: Tap = identity,
-        *,
         cache: Cache | None = None,
-        positions: Int[Array, "batch queries"] | None = None,
-        at: Places = NOWHERE,
     ) -> Float[Array, "batch queries embed_dim"]:
-        cached = cache or {}
-
-        def normalize(name: str) -> Callable[[Array], Array]:
-            return lambda x: tap(name, getattr(self, name)(x, scoped(tap, name)))
-
-        def attend_self(x: Array) -> Array:
-            scope, kept = scoped(tap, "self_attention"), cached.get("self_attention")
-            return self.self_attention(x, x, mask, scope, kept, positions, at)
-
-        def attend_memory(x: Array) -> Array:
-            assert memory_mask is not None
-            scope, kept = scoped(tap, "cross_attention"), cached.get("cross_attention")
-            seen = memory if memory is None or not self.config.memory_norm else normalize("memory_norm")(memory)
-            return self.cross_attention(x, seen, memory_mask, scope, kept)
-
-        def feed(x: Array) -> Array:
-            return self.feed_forward(x, scoped(tap, "feed_forward"))
-
-        def add(x: Array, name: str, sublayer: Callable[[Array], Array]) -> Array:
-            position, behind = self.config.norm_position, normalize(f"{name}_post_norm")
-            return residual(x, normalize(f"{name}_norm"), sublayer, position, behind)
-
-        x = add(x, "self_attention", attend_self)
-        if memory is not None or "cross_attention" in cached:
-            x = add(x, "cross_attention", attend_memory)
-        x = add(x, "feed_forward", feed)
+        caches = cache or {}
+        y = sublayer_input(self, "self_attention", x, tap)
+        y = self.self_attention(y, context, scoped(tap, "self_attention"), caches.get("self_attention"))
+        x = sublayer_output(self, "self_attention", x, y, tap)
+        if context.memory_mask is not None:
+            y = sublayer_input(self, "cross_attention", x, tap)
+            if self.config.memory_norm and context.memory is not None:
+                context = context._replace(memory=normalize(self, "memory_norm", context.memory, tap))
+            y = self.cross_attention(y, context, scoped(tap, "cross_attention"), caches.get("cross_attention"))
+            x = sublayer_output(self, "cross_attention", x, y, tap)
+        y = sublayer_input(self, "feed_forward", x, tap)
+        y = self.feed_forward(y, scoped(tap, "feed_forward"))
+        x = sublayer_output(self, "feed_forward", x, y, tap)
         return tap("output", x)
 
 
-def memory_keys_and_values(layer: DecoderLayer, memory: Float[Array, "batch keys embed_dim"]) -> Cache:
-    """The `key` and the `value` that a decoder layer makes of `memory`, whatever looks at them."""
-    seen = layer.memory_norm(memory) if layer.config.memory_norm else memory
-    key, value = keys_and_values(layer.cross_attention, seen)
+def cross_attention_cache(layer: Layer, memory: Float[Array, "batch keys embed_dim"]) -> Cache:
+    """Keys and values of a layer's cross-attention, for every later step."""
+    if layer.config.memory_norm:
+        memory = normalize(layer, "memory_norm", memory)
+    key, value = project_key_value(layer.cross_attention, memory)
     return {"key": key, "value": value}

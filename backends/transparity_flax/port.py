@@ -19,16 +19,16 @@ from transparity.taps import Tap, chained, identity, recording, tap_shapes
 from transparity.training import Training
 from transparity_flax.beams import beam_search
 from transparity_flax.cache import Cache
-from transparity_flax.decoding import start, step
+from transparity_flax.decoding import prefill, step
 from transparity_flax.differentiation import loss_and_gradients
 from transparity_flax.dropout import dropping
+from transparity_flax.fast_linear import Split, learning, packed
 from transparity_flax.generation import generate
 from transparity_flax.loss import cross_entropy
 from transparity_flax.optimization import train
-from transparity_flax.packing import Split, learning, packed
 from transparity_flax.parameters import State, load, rounded, to_numpy
 from transparity_flax.rounding import rounding
-from transparity_flax.spreading import can_be_spread, copied, spread
+from transparity_flax.sharding import can_be_spread, copied, spread
 from transparity_flax.transformer import Transformer
 
 Graph = nnx.GraphDef[Transformer]
@@ -79,7 +79,7 @@ def _differentiated(
 def _started(
     graph: Graph, state: State, batch: int, capacity: int, source: jax.Array | None, mask: jax.Array | None
 ) -> Cache:
-    return start(nnx.merge(graph, state), batch, capacity, source=source, attention_mask=mask)
+    return prefill(nnx.merge(graph, state), batch, capacity, source=source, attention_mask=mask)
 
 
 def _stepped(

@@ -1,35 +1,24 @@
-"""Positions inside attention: queries and keys that are turned, and what distances add to scores."""
+"""Positions inside attention: rotary tables for queries and keys, and biases of scores by distance."""
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import Array
-from jaxtyping import Bool, Float, Float64, Int
+from jaxtyping import Float, Float64, Int
 
 from transparity.config import RopeLayout, TransformerConfig
 
-
-class Places(NamedTuple):
-    """What self-attention knows of positions, beside what was added to the embeddings."""
-
-    rotation: tuple[Float[Array, "#batch 1 length pairs"], Float[Array, "#batch 1 length pairs"]] | None = None
-    """The cosine and the sine of every angle that queries and keys are turned by."""
-    bias: Float[Array, "#batch heads queries keys"] | None = None
-    """What is added to scores."""
-
-
-NOWHERE = Places()
-"""Attention that knows of no positions: every cross-attention."""
+RotaryTables = tuple[Float[Array, "#batch 1 length pairs"], Float[Array, "#batch 1 length pairs"]]
+"""Cosine and sine of every angle by which queries and keys are rotated."""
 
 
 def rotary_frequencies(config: TransformerConfig) -> Float64[np.ndarray, " pairs"]:
-    """base^(−2 i / features): by how much a step turns each pair of features (Su et al. 2021, §3.2.2), scaled for
-    longer texts than the model was first trained on (Llama 3.1)."""
+    """theta^(−2 i / features): the angle per position of each pair of features (Su et al. 2021, §3.2.2), scaled for
+    texts longer than those of the first training (linear, or as in Llama 3.1)."""
     frequencies = config.rope_theta ** -(np.arange(0, config.rotated_dim, 2) / config.rotated_dim)
     if config.rotary_scaling == "none":
         return frequencies
@@ -44,39 +33,42 @@ def rotary_frequencies(config: TransformerConfig) -> Float64[np.ndarray, " pairs
 
 def rotate(
     x: Float[Array, "batch heads length head_dim"],
-    rotation: tuple[Float[Array, "#batch 1 length pairs"], Float[Array, "#batch 1 length pairs"]],
-    pairs: RopeLayout,
+    tables: RotaryTables,
+    layout: RopeLayout,
 ) -> Float[Array, "batch heads length head_dim"]:
-    """Each pair of features turned by its angle: (a cos − b sin, b cos + a sin). Features behind the pairs stay."""
-    cosine, sine = rotation
+    """Rotate each pair (a, b) of features by its angle: (a cos − b sin, b cos + a sin). The other features stay."""
+    cosine, sine = tables
     half = cosine.shape[-1]
-    turned, rest = x[..., : 2 * half], x[..., 2 * half :]
-    a, b = (turned[..., ::2], turned[..., 1::2]) if pairs == "interleaved" else (turned[..., :half], turned[..., half:])
+    rotated, rest = x[..., : 2 * half], x[..., 2 * half :]
+    interleaved, halves = (rotated[..., ::2], rotated[..., 1::2]), (rotated[..., :half], rotated[..., half:])
+    a, b = interleaved if layout == "interleaved" else halves
     both = [a * cosine - b * sine, b * cosine + a * sine]
-    if pairs == "interleaved":
-        return jnp.concatenate([jnp.stack(both, axis=-1).reshape(turned.shape), rest], axis=-1)
+    if layout == "interleaved":
+        return jnp.concatenate([jnp.stack(both, axis=-1).reshape(rotated.shape), rest], axis=-1)
     return jnp.concatenate([*both, rest], axis=-1)
 
 
 def relative_buckets(
     distances: Int[Array, "*batch"], buckets: int, max_distance: int, *, both: bool
 ) -> Int[Array, "*batch"]:
-    """The bucket of each distance, key − query: near ones have their own, farther ones share, ever more of them (Raffel
-    et al. 2020, §2.1): the first of the shared ones begins at the distance buckets/2, the others at distances that grow
-    by one factor, up to `max_distance`. With `both` the second half of the buckets is for keys that come later; else
-    those are as near as the query itself."""
+    """Bucket of each distance key − query (Raffel et al. 2020, §2.1).
+
+    The first half of the buckets holds one distance each; the others hold ranges that grow by a constant factor up to
+    `max_distance`. With `both`, the second half of all buckets is for later keys; without, later keys count as
+    distance 0.
+    """
     offset = buckets // 2 * (distances > 0) if both else 0
     buckets, distances = (buckets // 2, jnp.abs(distances)) if both else (buckets, jnp.maximum(-distances, 0))
     exact = buckets // 2
     shares = np.arange(1, buckets - exact) / (buckets - exact)
-    # What begins at a whole number has not begun before it, whatever the power was rounded to.
+    # A range that begins at a whole number must not begin just above it because the power was rounded.
     begins = np.ceil(exact * (max_distance / exact) ** shares * (1 - 1e-12)).astype(int)
     return offset + jnp.where(distances < exact, distances, exact + jnp.searchsorted(begins, distances, side="right"))
 
 
 def alibi_slopes(num_heads: int) -> Float64[np.ndarray, " heads"]:
-    """2^(−8 i / heads) for the i-th head, counted from 1; where heads are no power of two, those of the power below,
-    and every other one of the power above (Press et al. 2022, §3, and their code)."""
+    """2^(−8 i / heads) for the i-th head, counted from 1; for a number of heads that is not a power of two, the slopes
+    of the power below and every other one of the power above (Press et al. 2022, §3, and their code)."""
     below = 2 ** int(math.log2(num_heads))
     slopes = 2.0 ** (-8 / below * np.arange(1, below + 1))
     between = 2.0 ** (-4 / below * np.arange(1, 2 * (num_heads - below) + 1, 2))
@@ -84,18 +76,26 @@ def alibi_slopes(num_heads: int) -> Float64[np.ndarray, " heads"]:
 
 
 def distances(positions: Int[Array, "#batch queries"], keys: int) -> Int[Array, "#batch queries keys"]:
-    """How far each of so many keys stands behind the queries at `positions`: key − query."""
+    """Key position − query position, for keys 0 … `keys` − 1."""
     return jnp.arange(keys) - positions[..., None]
 
 
-def window_mask(
-    positions: Int[Array, "#batch queries"], keys: int, window: int
-) -> Bool[Array, "#batch 1 #queries keys"]:
-    """Hides what is `window` positions away or farther (Beltagy et al. 2020, §3.1)."""
-    return (jnp.abs(distances(positions, keys)) < window)[:, None]
+def rotary_tables(
+    config: TransformerConfig, positions: Int[Array, "#batch queries"], keys: int, dtype: jnp.dtype
+) -> RotaryTables | None:
+    """Cosine and sine of position · frequency; None without RoPE.
+
+    JAX has float64 only where it is enabled. NumPy computes the angles of the positions 0 … `keys` − 1 in float64 while
+    tracing, since they are constants.
+    """
+    if config.positions != "rotary":
+        return None
+    angles = np.arange(keys)[:, None] * rotary_frequencies(config)
+    cosine, sine = (jnp.asarray(part, dtype)[positions][:, None] for part in (np.cos(angles), np.sin(angles)))
+    return cosine, sine
 
 
-def places(
+def score_bias(
     config: TransformerConfig,
     relative_bias: nnx.Embed | None,
     positions: Int[Array, "#batch queries"],
@@ -103,24 +103,21 @@ def places(
     dtype: jnp.dtype,
     *,
     both: bool,
-) -> Places:
-    """What self-attention knows of queries at `positions` and of so many `keys`; with `both` it sees what comes later,
-    too. `relative_bias` is a stack's.
+) -> Float[Array, "#batch heads queries keys"] | None:
+    """Bias by distance that is added to scores: learned per bucket (T5) or linear (ALiBi); None for other positions.
 
-    JAX has float64 only where it is switched on; the angles are constants, so NumPy computes them while tracing.
+    Args:
+        relative_bias: The table of the stack, for learned biases.
+        positions: Positions of the queries.
+        keys: Number of keys.
+        dtype: Of the activations.
+        both: Whether queries see later keys too.
     """
-    if config.positions == "rotary":
-        angles = np.arange(keys)[:, None] * rotary_frequencies(config)
-        cosine, sine = (jnp.asarray(part, dtype)[positions][:, None] for part in (np.cos(angles), np.sin(angles)))
-        return Places(rotation=(cosine, sine))
     if relative_bias is not None:
         limits = (config.relative_buckets, config.relative_max_distance)
-        return Places(
-            bias=jnp.moveaxis(
-                relative_bias.embedding[relative_buckets(distances(positions, keys), *limits, both=both)], -1, 1
-            )
-        )
+        buckets = relative_buckets(distances(positions, keys), *limits, both=both)
+        return jnp.moveaxis(relative_bias.embedding[buckets], -1, 1)
     if config.positions == "alibi":
         slopes = jnp.asarray(alibi_slopes(config.num_heads), dtype)
-        return Places(bias=-slopes[:, None, None] * jnp.abs(distances(positions, keys)).astype(dtype)[:, None])
-    return NOWHERE
+        return -slopes[:, None, None] * jnp.abs(distances(positions, keys)).astype(dtype)[:, None]
+    return None

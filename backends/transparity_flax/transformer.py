@@ -10,96 +10,138 @@ from jaxtyping import Bool, Float, Int
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity, scoped
 from transparity_flax.cache import Cache
+from transparity_flax.context import LayerContext
 from transparity_flax.embeddings import embed
 from transparity_flax.head import head
-from transparity_flax.layers import DecoderLayer, EncoderLayer
-from transparity_flax.masks import padding_mask, target_mask
+from transparity_flax.layers import Layer, normalize
+from transparity_flax.masks import padding_mask, target_mask, visible_keys, window_mask
 from transparity_flax.normalization import Norm
-from transparity_flax.positions import places, window_mask
+from transparity_flax.positions import rotary_tables, score_bias
 
 
-class Encoder(nnx.Module):
-    """The embedded tokens through every encoder layer."""
+class Stack(nnx.Module):
+    """Embedded tokens through the layers of an encoder or a decoder, and its norms; `cache` has one entry per layer."""
+
+    def __init__(self, config: TransformerConfig, name: str, *, rngs: nnx.Rngs) -> None:
+        self.config = config
+        # The decoder's table may be the encoder's, which is then passed to it.
+        if name == "encoder" or not config.shared_embedding:
+            self.token_embedding = nnx.Embed(config.stack_vocab_size(name), config.embed_dim, rngs=rngs)
+        if name == "encoder" and config.num_token_types:
+            self.token_type_embedding = nnx.Embed(config.num_token_types, config.embed_dim, rngs=rngs)
+        if config.positions == "learned":
+            self.position_embedding = nnx.Embed(config.num_positions, config.embed_dim, rngs=rngs)
+        if config.embedding_norm:
+            self.embedding_norm = Norm(config, rngs=rngs)
+        relative = config.positions == "relative"
+        self.relative_bias = nnx.Embed(config.relative_buckets, config.num_heads, rngs=rngs) if relative else None
+        has_memory, count = name == "decoder" and config.has_encoder, config.stack_num_layers(name)
+        self.layers = nnx.List(Layer(config, rngs=rngs, has_memory=has_memory) for _ in range(count))
+        if config.final_norm:
+            self.final_norm = Norm(config, rngs=rngs)
+
+    @property
+    def tables(self) -> dict[str, nnx.Embed]:
+        """The tables of embeddings by name."""
+        return {name: module for name, module in vars(self).items() if isinstance(module, nnx.Embed)}
+
+    def apply_layers(
+        self,
+        x: Float[Array, "batch queries embed_dim"],
+        context: LayerContext,
+        tap: Tap = identity,
+        cache: list[Cache] | None = None,
+    ) -> Float[Array, "batch queries embed_dim"]:
+        x = tap("embedding", x)
+        if self.config.embedding_norm:
+            x = normalize(self, "embedding_norm", x, tap)
+        for i, layer in enumerate(self.layers):
+            window, mask = self.config.layer_window(i), context.mask
+            if window is not None:
+                mask = mask & window_mask(context.positions, mask.shape[-1], window)
+            kept, scope = cache[i] if cache else None, scoped(tap, f"layers.{i}")
+            x = layer(x, context._replace(mask=mask), scope, kept)
+        if self.config.final_norm:
+            x = self.final_norm(x, scoped(tap, "final_norm"))
+        return tap("output", x)
+
+
+class Encoder(Stack):
+    """Encode `tokens`, each of which sees all that are `visible`."""
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
-        self.config = config
-        self.token_embedding = nnx.Embed(config.stack_vocab_size("encoder"), config.embed_dim, rngs=rngs)
-        types = config.num_token_types
-        self.token_type_embedding = nnx.Embed(types, config.embed_dim, rngs=rngs) if types else None
-        self.position_embedding, self.embedding_norm, self.relative_bias = _beside(config, rngs)
-        self.layers = nnx.List(EncoderLayer(config, rngs=rngs) for _ in range(config.num_encoder_layers))
-        self.final_norm = Norm(config, rngs=rngs) if config.final_norm else None
+        super().__init__(config, "encoder", rngs=rngs)
 
     def __call__(
         self,
         tokens: Int[Array, "batch length"],
-        mask: Bool[Array, "batch 1 1 length"],
+        visible: Bool[Array, "batch length"],
         tap: Tap = identity,
         *,
         token_types: Int[Array, "batch length"] | None = None,
     ) -> Float[Array, "batch length embed_dim"]:
-        config, tables = self.config, (self.token_embedding, self.position_embedding, self.token_type_embedding)
-        x = tap("embedding", embed(config, *tables, tokens, mask[:, 0, 0], token_types=token_types))
-        if self.embedding_norm is not None:
-            x = tap("embedding_norm", self.embedding_norm(x, scoped(tap, "embedding_norm")))
-        positions = jnp.arange(tokens.shape[1])[None]
-        at = places(config, self.relative_bias, positions, tokens.shape[1], x.dtype, both=True)
-        for i, layer in enumerate(self.layers):
-            window = config.layer_window(i)
-            seen = mask if window is None else mask & window_mask(positions, tokens.shape[1], window)
-            x = layer(x, seen, scoped(tap, f"layers.{i}"), at=at)
-        if self.final_norm is not None:
-            x = self.final_norm(x, scoped(tap, "final_norm"))
-        return tap("output", x)
+        config, keys = self.config, tokens.shape[1]
+        positions = jnp.arange(keys)[None]
+        x = embed(config, self.tables, tokens, positions, visible, token_types)
+        context = LayerContext(
+            mask=padding_mask(visible),
+            positions=positions,
+            rotary=rotary_tables(config, positions, keys, x.dtype),
+            bias=score_bias(config, self.relative_bias, positions, keys, x.dtype, both=True),
+        )
+        return self.apply_layers(x, context, tap)
 
 
-class Decoder(nnx.Module):
-    """The embedded tokens through every decoder layer, each looking at `memory` if there is one; positions may count
-    what is `visible` alone.
+class Decoder(Stack):
+    """Decode `tokens`, each of which sees itself and what came before.
 
-    With a `cache`, one for each layer, `tokens` stand at `positions`, behind those in it.
+    Args of `__call__`:
+        visible: True for keys that are not padding: the tokens, or with a cache everything in it.
+        token_embedding: The decoder's table, or the encoder's where it is shared.
+        positions: Positions of the tokens in a cache; None: 0, 1 …
+        memory: The encoder's output; None without an encoder, or if its keys and values are cached.
+        memory_mask: True where cross-attention may look; None without an encoder.
+        cache: One entry per layer, updated in place.
     """
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
-        self.config = config
-        # An embedding that is shared is the encoder's, and is given.
-        vocab_size, own = config.stack_vocab_size("decoder"), not config.shared_embedding
-        self.token_embedding = nnx.Embed(vocab_size, config.embed_dim, rngs=rngs) if own else None
-        self.position_embedding, self.embedding_norm, self.relative_bias = _beside(config, rngs)
-        self.layers = nnx.List(DecoderLayer(config, rngs=rngs) for _ in range(config.num_decoder_layers))
-        self.final_norm = Norm(config, rngs=rngs) if config.final_norm else None
+        super().__init__(config, "decoder", rngs=rngs)
 
     def __call__(
         self,
         tokens: Int[Array, "batch queries"],
-        mask: Bool[Array, "#batch 1 queries keys"],
-        memory: Float[Array, "batch memory embed_dim"] | None = None,
-        memory_mask: Bool[Array, "batch 1 1 memory"] | None = None,
+        visible: Bool[Array, "batch keys"],
         tap: Tap = identity,
         *,
-        visible: Bool[Array, "batch keys"],
         token_embedding: nnx.Embed,
-        cache: list[Cache] | None = None,
         positions: Int[Array, "batch queries"] | None = None,
+        memory: Float[Array, "batch memory embed_dim"] | None = None,
+        memory_mask: Bool[Array, "batch 1 1 memory"] | None = None,
+        cache: list[Cache] | None = None,
     ) -> Float[Array, "batch queries embed_dim"]:
-        config, tables = self.config, (token_embedding, self.position_embedding, None)
-        x = tap("embedding", embed(config, *tables, tokens, visible, positions))
-        if self.embedding_norm is not None:
-            x = tap("embedding_norm", self.embedding_norm(x, scoped(tap, "embedding_norm")))
-        standing = jnp.arange(tokens.shape[1])[None] if positions is None else positions
-        at = places(config, self.relative_bias, standing, visible.shape[1], x.dtype, both=False)
-        for i, layer in enumerate(self.layers):
-            scope, kept, window = scoped(tap, f"layers.{i}"), cache[i] if cache else None, config.layer_window(i)
-            seen = mask if window is None else mask & window_mask(standing, visible.shape[1], window)
-            x = layer(x, seen, memory, memory_mask, scope, cache=kept, positions=positions, at=at)
-        if self.final_norm is not None:
-            x = self.final_norm(x, scoped(tap, "final_norm"))
-        return tap("output", x)
+        config, keys = self.config, visible.shape[1]
+        positions = jnp.arange(keys)[None] if positions is None else positions
+        x = embed(config, self.tables | {"token_embedding": token_embedding}, tokens, positions, visible)
+        context = LayerContext(
+            mask=target_mask(positions, visible, config.decoder_mask),
+            positions=positions,
+            rotary=rotary_tables(config, positions, keys, x.dtype),
+            bias=score_bias(config, self.relative_bias, positions, keys, x.dtype, both=False),
+            memory=memory,
+            memory_mask=memory_mask,
+        )
+        return self.apply_layers(x, context, tap, cache)
 
 
 class Transformer(nnx.Module):
-    """The logits of the next token: of `target` given `source`, or of `tokens` for a lone stack; or what else
-    `config.head` names. An `attention_mask` is of the source, or of the tokens."""
+    """Logits of the next token, or the other output that `config.head` names.
+
+    Args of `__call__`:
+        source, target: Tokens of an encoder-decoder.
+        tokens: Tokens of a lone encoder or decoder.
+        attention_mask: 0 at padding of the source, or of `tokens`.
+        tap: Called with every named activation; its result is used in place of the activation.
+    """
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
         self.config = config
@@ -116,10 +158,16 @@ class Transformer(nnx.Module):
 
     @property
     def token_embedding(self) -> nnx.Embed:
-        """The table of the last stack's tokens."""
+        """Table of the last stack's tokens."""
         stack = self.decoder if self.config.has_decoder and not self.config.shared_embedding else self.encoder
-        assert stack.token_embedding is not None
         return stack.token_embedding
+
+    def apply_head(
+        self, x: Float[Array, "batch length embed_dim"]
+    ) -> Float[Array, "batch length vocab"] | Float[Array, "batch length embed_dim"] | Float[Array, "batch embed_dim"]:
+        linear = {"logits": "head", "pooled": "pooler", "hidden": None}[self.config.head]
+        table = self.token_embedding.embedding[...] if self.config.tied_head else None
+        return head(self.config, getattr(self, linear) if linear else None, x, table)
 
     def __call__(
         self,
@@ -134,31 +182,17 @@ class Transformer(nnx.Module):
         config = self.config
         if config.architecture == "encoder-decoder":
             assert source is not None and target is not None
-            source_mask = padding_mask(source, config.pad_id, attention_mask)
-            memory = self.encoder(source, source_mask, scoped(tap, "encoder"))
-            mask = target_mask(target, config.pad_id, config.decoder_mask)
-            visible, scope = padding_mask(target, config.pad_id)[:, 0, 0], scoped(tap, "decoder")
-            table = self.token_embedding
-            x = self.decoder(target, mask, memory, source_mask, scope, visible=visible, token_embedding=table)
+            visible, scope = visible_keys(source, config.pad_id, attention_mask), scoped(tap, "encoder")
+            memory = self.encoder(source, visible, scope)
+            memory_mask, table = padding_mask(visible), self.token_embedding
+            visible, scope = visible_keys(target, config.pad_id), scoped(tap, "decoder")
+            x = self.decoder(target, visible, scope, token_embedding=table, memory=memory, memory_mask=memory_mask)
         elif config.architecture == "encoder":
             assert tokens is not None
-            mask = padding_mask(tokens, config.pad_id, attention_mask)
-            x = self.encoder(tokens, mask, scoped(tap, "encoder"), token_types=token_types)
+            visible, scope = visible_keys(tokens, config.pad_id, attention_mask), scoped(tap, "encoder")
+            x = self.encoder(tokens, visible, scope, token_types=token_types)
         else:
             assert tokens is not None
-            mask = target_mask(tokens, config.pad_id, config.decoder_mask, attention_mask)
-            visible, scope = padding_mask(tokens, config.pad_id, attention_mask)[:, 0, 0], scoped(tap, "decoder")
-            table = self.token_embedding
-            x = self.decoder(tokens, mask, tap=scope, visible=visible, token_embedding=table)
-        return tap("logits", head(self, x))
-
-
-def _beside(config: TransformerConfig, rngs: nnx.Rngs) -> tuple[nnx.Embed | None, Norm | None, nnx.Embed | None]:
-    """What there may be of the embeddings beside the tokens' own: positions and a norm; and of distances."""
-    rows = config.num_positions
-    learned, relative = config.positions == "learned", config.positions == "relative"
-    return (
-        nnx.Embed(rows, config.embed_dim, rngs=rngs) if learned else None,
-        Norm(config, rngs=rngs) if config.embedding_norm else None,
-        nnx.Embed(config.relative_buckets, config.num_heads, rngs=rngs) if relative else None,
-    )
+            visible, scope = visible_keys(tokens, config.pad_id, attention_mask), scoped(tap, "decoder")
+            x = self.decoder(tokens, visible, scope, token_embedding=self.token_embedding)
+        return tap("logits", self.apply_head(x))

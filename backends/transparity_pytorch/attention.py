@@ -1,30 +1,30 @@
-"""Attention: queries weigh keys and gather their values."""
+"""Attention: queries weigh keys and sum their values."""
 
 from __future__ import annotations
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from transparity.config import EXACT_MASK_BELOW, Projection, TransformerConfig
+from transparity.config import Projection, TransformerConfig
 from transparity.taps import Tap, identity
-from transparity_pytorch.cache import Cache, remember
-from transparity_pytorch.head import capped
-from transparity_pytorch.masks import causal_mask
+from transparity_pytorch import fused
+from transparity_pytorch.cache import Cache, update
+from transparity_pytorch.context import LayerContext
 from transparity_pytorch.normalization import HeadNorm
-from transparity_pytorch.positions import NOWHERE, Places, rotate
+from transparity_pytorch.positions import RotaryTables, rotate
+from transparity_pytorch.softcap import apply_softcap
 
 
 def split_heads(
     x: Float[Tensor, "batch length embed_dim"], num_heads: int
 ) -> Float[Tensor, "batch heads length head_dim"]:
-    """The features cut into `num_heads` consecutive pieces, one a head (document 003)."""
+    """Split the features into `num_heads` consecutive pieces, one per head (document 003)."""
     return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
 
 
 def merge_heads(x: Float[Tensor, "batch heads length head_dim"]) -> Float[Tensor, "batch length embed_dim"]:
-    """The heads side by side again: what `split_heads` undoes."""
+    """Concatenate the heads' features: the inverse of `split_heads`."""
     return x.transpose(1, 2).flatten(2)
 
 
@@ -34,31 +34,17 @@ def project_heads(
     num_heads: int,
     projection: Projection,
 ) -> Float[Tensor, "batch heads length head_dim"]:
-    """The query, key or value of every head: projected and split, or split and projected by one map for all heads
+    """Query, key or value of every head: projected and split, or split and projected by one map for all heads
     (document 002)."""
     if projection == "shared-per-head":
         return linear(split_heads(x, num_heads))
     return split_heads(linear(x), num_heads)
 
 
-def score_scale(config: TransformerConfig) -> float:
-    """What scores are multiplied by: head_dim^−½ (Vaswani et al. 2017, eq. 1), embed_dim^−½ (001, 002, 004) or 1 (T5),
-    and `attention_multiplier`."""
-    if config.attention_scale == "none":
-        return config.attention_multiplier
-    features = config.head_dim if config.attention_scale == "head_dim" else config.embed_dim
-    return float(features**-0.5) * config.attention_multiplier
-
-
-def masked_score(config: TransformerConfig) -> float:
-    """What takes the place of a hidden score, once scaled: masking before the scale scales the mask's value too."""
-    return config.mask_value * score_scale(config) if config.mask_order == "before-scale" else config.mask_value
-
-
 def repeat_heads(
     x: Float[Tensor, "batch key_heads keys head_dim"], num_heads: int
 ) -> Float[Tensor, "batch heads keys head_dim"]:
-    """Each head of keys or values, for all consecutive query heads that share it (Ainslie et al. 2023, §2.2)."""
+    """Repeat each head of keys or values for the consecutive query heads that share it (Ainslie et al. 2023, §2.2)."""
     return x if x.shape[1] == num_heads else x.repeat_interleave(num_heads // x.shape[1], dim=1)
 
 
@@ -66,50 +52,27 @@ def attention_scores(
     query: Float[Tensor, "batch heads queries head_dim"],
     key: Float[Tensor, "batch heads keys head_dim"],
     scale: float,
-    cap: float | None = None,
+    softcap: float | None = None,
     bias: Float[Tensor, "#batch heads #queries keys"] | None = None,
 ) -> Float[Tensor, "batch heads queries keys"]:
-    """query · keyᵀ · scale, held below `cap`, plus `bias`."""
+    """query · keyᵀ · scale, soft-capped, plus `bias`."""
     scores = query @ key.transpose(-2, -1) * scale
-    scores = scores if cap is None else capped(scores, cap)
+    scores = scores if softcap is None else apply_softcap(scores, softcap)
     return scores if bias is None else scores + bias
 
 
 def attention_weights(
-    scores: Float[Tensor, "batch heads queries keys"], mask: Bool[Tensor, "#batch 1 #queries keys"], hidden: float
+    scores: Float[Tensor, "batch heads queries keys"],
+    mask: Bool[Tensor, "#batch 1 #queries keys"],
+    masked_score: float,
 ) -> Float[Tensor, "batch heads queries keys"]:
-    """softmax of the scores over the keys, after `hidden` has replaced those that `mask` hides.
+    """Softmax over the keys, with `masked_score` in place of the scores where `mask` is False.
 
-    `hidden` is held at half the lowest number of the dtype: exp(that − largest) is exactly 0, as it is for −inf, and
-    a row that sees nothing weighs all keys alike instead of being NaN.
+    `masked_score` is at least half the lowest number of the dtype: exp(that − largest) is exactly 0, as for −inf, and
+    a query with every key masked weighs all keys alike instead of being NaN.
     """
     lowest = torch.finfo(scores.dtype).min / 2
-    return scores.masked_fill(~mask, max(hidden, lowest)).softmax(dim=-1)
-
-
-def _fused_attention(
-    query: Float[Tensor, "batch heads queries head_dim"],
-    key: Float[Tensor, "batch heads keys head_dim"],
-    value: Float[Tensor, "batch heads keys head_dim"],
-    mask: Bool[Tensor, "#batch 1 #queries keys"],
-    scale: float,
-    bias: Float[Tensor, "#batch heads #queries keys"] | None,
-) -> Float[Tensor, "batch heads queries head_dim"]:
-    """One kernel for all of it, which is faster where it is told that nothing is hidden, or nothing but the future.
-
-    It would return zeros for a row that sees nothing; with that row's query zeroed and all its keys shown, it weighs
-    them alike, as the explicit path does.
-    """
-    # Elsewhere, to look into a mask is to wait for a device; and nothing can be looked into while it is compiled.
-    if bias is None and mask.device.type == "cpu" and not torch.compiler.is_compiling():
-        if mask.all():
-            return F.scaled_dot_product_attention(query, key, value, scale=scale)
-        if mask.shape[2] == key.shape[2] and torch.equal(mask, causal_mask(key.shape[2])):
-            return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale)
-    sees = mask.any(dim=-1, keepdim=True)
-    query = query.masked_fill(~sees, 0)
-    shown = mask | ~sees if bias is None else bias.masked_fill(~mask, -torch.inf).masked_fill(~sees, 0)
-    return F.scaled_dot_product_attention(query, key, value, attn_mask=shown, scale=scale)
+    return scores.masked_fill(~mask, max(masked_score, lowest)).softmax(dim=-1)
 
 
 def attention(
@@ -119,54 +82,22 @@ def attention(
     mask: Bool[Tensor, "#batch 1 #queries keys"],
     *,
     scale: float,
-    hidden: float,
-    cap: float | None = None,
+    masked_score: float,
+    softcap: float | None = None,
     bias: Float[Tensor, "#batch heads #queries keys"] | None = None,
     tap: Tap = identity,
 ) -> Float[Tensor, "batch queries attention_dim"]:
-    """softmax(query · keyᵀ · scale) · value, the heads merged (Vaswani et al. 2017, eq. 1)."""
-    key, value = (repeat_heads(x, query.shape[1]) for x in (key, value))
-    if tap is identity and hidden < EXACT_MASK_BELOW and cap is None:
-        return merge_heads(_fused_attention(query, key, value, mask, scale, bias))
-    scores = tap("scores", attention_scores(query, key, scale, cap, bias))
-    weights = tap("weights", attention_weights(scores, mask, hidden))
+    """softmax(query · keyᵀ · scale) · value, heads merged (Vaswani et al. 2017, eq. 1)."""
+    key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
+    if fused.applies(tap, masked_score, softcap):
+        return merge_heads(fused.attention(query, key, value, mask, scale=scale, bias=bias))
+    scores = tap("scores", attention_scores(query, key, scale, softcap, bias))
+    weights = tap("weights", attention_weights(scores, mask, masked_score))
     return tap("context", merge_heads(weights @ value))
 
 
-def keys_and_values(
-    attention: MultiHeadAttention,
-    memory: Float[Tensor, "batch keys embed_dim"],
-    tap: Tap = identity,
-    at: Places = NOWHERE,
-) -> tuple[Float[Tensor, "batch key_heads keys head_dim"], Float[Tensor, "batch key_heads keys head_dim"]]:
-    """What there is to look at in `memory`: the key and the value of every head."""
-    heads, projection = attention.config.key_value_heads, attention.config.projection
-    key = tap("key", project_heads(attention.key, memory, heads, projection))
-    value = tap("value", project_heads(attention.value, memory, heads, projection))
-    return placed(attention, "key", key, at, tap), value
-
-
-def placed(
-    attention: MultiHeadAttention,
-    name: str,
-    x: Float[Tensor, "batch any_heads length head_dim"],
-    at: Places,
-    tap: Tap,
-) -> Float[Tensor, "batch any_heads length head_dim"]:
-    """The `query` or `key` as they meet: normalised and turned, where there is such."""
-    if attention.config.query_key_norm:
-        x = tap(f"{name}_norm", getattr(attention, f"{name}_norm")(x))
-    if at.rotation is None:
-        return x
-    return tap(f"{name}_rotated", rotate(x, at.rotation, attention.config.rope_layout))
-
-
-class MultiHeadAttention(nn.Module):
-    """`x` looks at `memory` (at itself, in self-attention, where it stands `at`) with several heads (Vaswani et al.
-    2017, §3.2.2).
-
-    With a `cache`, at all that is in it: what `memory` gives is kept there first, at `positions`; None gives nothing.
-    """
+class _Heads(nn.Module):
+    """The projections of multi-head attention (Vaswani et al. 2017, §3.2.2)."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -181,27 +112,91 @@ class MultiHeadAttention(nn.Module):
             self.query_norm, self.key_norm = HeadNorm(config), HeadNorm(config)
         self.output = nn.Linear(config.attention_dim, config.embed_dim, bias=config.output_bias)
 
+
+def normalize_and_rotate(
+    heads: _Heads,
+    name: str,
+    x: Float[Tensor, "batch any_heads length head_dim"],
+    rotary: RotaryTables | None,
+    tap: Tap,
+) -> Float[Tensor, "batch any_heads length head_dim"]:
+    """Apply QK-norm and RoPE to the `query` or `key`, if configured."""
+    if heads.config.query_key_norm:
+        x = tap(f"{name}_norm", getattr(heads, f"{name}_norm")(x))
+    return x if rotary is None else tap(f"{name}_rotated", rotate(x, rotary, heads.config.rope_layout))
+
+
+def project_query(
+    heads: _Heads,
+    x: Float[Tensor, "batch queries embed_dim"],
+    tap: Tap = identity,
+    rotary: RotaryTables | None = None,
+) -> Float[Tensor, "batch heads queries head_dim"]:
+    """Query of every head."""
+    query = tap("query", project_heads(heads.query, x, heads.config.num_heads, heads.config.projection))
+    return normalize_and_rotate(heads, "query", query, rotary, tap)
+
+
+def project_key_value(
+    heads: _Heads,
+    x: Float[Tensor, "batch keys embed_dim"],
+    tap: Tap = identity,
+    rotary: RotaryTables | None = None,
+) -> tuple[Float[Tensor, "batch key_heads keys head_dim"], Float[Tensor, "batch key_heads keys head_dim"]]:
+    """Key and value of every head."""
+    num_heads, projection = heads.config.key_value_heads, heads.config.projection
+    key = tap("key", project_heads(heads.key, x, num_heads, projection))
+    value = tap("value", project_heads(heads.value, x, num_heads, projection))
+    return normalize_and_rotate(heads, "key", key, rotary, tap), value
+
+
+class SelfAttention(_Heads):
+    """Multi-head attention from `x` to itself (Vaswani et al. 2017, §3.2.2); with a `cache`, to every token in it,
+    `x` included."""
+
     def forward(
         self,
         x: Float[Tensor, "batch queries embed_dim"],
-        memory: Float[Tensor, "batch memory embed_dim"] | None,
-        mask: Bool[Tensor, "#batch 1 #queries keys"],
+        context: LayerContext,
         tap: Tap = identity,
         cache: Cache | None = None,
-        positions: Int[Tensor, "batch queries"] | None = None,
-        at: Places = NOWHERE,
     ) -> Float[Tensor, "batch queries embed_dim"]:
-        query = tap("query", project_heads(self.query, x, self.config.num_heads, self.config.projection))
-        query = placed(self, "query", query, at, tap)
-        if memory is None:
-            assert cache is not None
+        query = project_query(self, x, tap, context.rotary)
+        key, value = project_key_value(self, x, tap, context.rotary)
+        if cache is not None:
+            key, value = update(cache, key, value, context.positions)
+        return _attend(self, (query, key, value), context.mask, tap, context.bias)
+
+
+class CrossAttention(_Heads):
+    """Multi-head attention from `x` to the encoder's output; with a `cache`, to its keys and values there."""
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch queries embed_dim"],
+        context: LayerContext,
+        tap: Tap = identity,
+        cache: Cache | None = None,
+    ) -> Float[Tensor, "batch queries embed_dim"]:
+        query = project_query(self, x, tap)
+        if cache is not None:
             key, value = cache["key"], cache["value"]
         else:
-            key, value = keys_and_values(self, memory, tap, at)
-            if cache is not None:
-                assert positions is not None
-                key, value = remember(cache, key, value, positions)
-        scale, hidden = score_scale(self.config), masked_score(self.config)
-        cap = self.config.attention_softcap
-        context = attention(query, key, value, mask, scale=scale, hidden=hidden, cap=cap, bias=at.bias, tap=tap)
-        return tap("output", self.output(context))
+            assert context.memory is not None
+            key, value = project_key_value(self, context.memory, tap)
+        assert context.memory_mask is not None
+        return _attend(self, (query, key, value), context.memory_mask, tap)
+
+
+def _attend(
+    heads: _Heads,
+    projected: tuple[Tensor, Tensor, Tensor],
+    mask: Bool[Tensor, "#batch 1 #queries keys"],
+    tap: Tap,
+    bias: Float[Tensor, "#batch heads #queries keys"] | None = None,
+) -> Float[Tensor, "batch queries embed_dim"]:
+    """Attention of the heads' query, key and value, then the output projection."""
+    scale, masked_score = heads.config.score_scale, heads.config.masked_score
+    softcap = heads.config.attention_softcap
+    context = attention(*projected, mask, scale=scale, masked_score=masked_score, softcap=softcap, bias=bias, tap=tap)
+    return tap("output", heads.output(context))

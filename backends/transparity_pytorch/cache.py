@@ -1,9 +1,9 @@
-"""The key/value cache: what attention made of the tokens so far, kept for those that follow.
+"""The key/value cache: keys and values of earlier tokens, kept for later ones.
 
-A cache is a dictionary of tensors, filled in place: `lengths` (batch,), how many tokens each row has so far; `visible`
-(batch, capacity), which of them are no padding; for every decoder layer the `key` and `value` (batch, key_heads,
-capacity, head_dim) of its self-attention and those of its cross-attention, computed once; and the `memory_mask` of the
-source.
+A cache is a dictionary of tensors, updated in place: `lengths` (batch,), the number of tokens of each row;
+`visible` (batch, capacity), True for tokens that are not padding; per decoder layer the `key` and `value` (batch,
+key_heads, capacity, head_dim) of self-attention and, computed once, those of cross-attention; and the source's
+`memory_mask`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Cache = dict[str, Any]
 def empty_cache(
     config: TransformerConfig, batch: int, capacity: int, dtype: torch.dtype, device: torch.device | str | None = None
 ) -> Cache:
-    """A cache for `batch` rows of up to `capacity` tokens, with nothing in it."""
+    """Empty cache for `batch` rows of up to `capacity` tokens."""
 
     def zeros() -> Tensor:
         return torch.zeros(batch, config.key_value_heads, capacity, config.head_dim, dtype=dtype, device=device)
@@ -36,33 +36,33 @@ def empty_cache(
     }
 
 
-def positions_behind(cache: Cache, length: int) -> Int[Tensor, "batch queries"]:
-    """Where the next `length` tokens of each row come to stand."""
+def next_positions(cache: Cache, length: int) -> Int[Tensor, "batch queries"]:
+    """Positions of the next `length` tokens of each row."""
     return cache["lengths"][:, None] + torch.arange(length, device=cache["lengths"].device)
 
 
-def show(
+def mark_valid(
     cache: Cache, visible: Bool[Tensor, "batch queries"], positions: Int[Tensor, "batch queries"]
 ) -> Bool[Tensor, "batch keys"]:
-    """Note which of the tokens at `positions` are no padding; which of all are not."""
+    """Mark new non-padding tokens; return validity for the whole cache."""
     cache["visible"][_rows(positions), positions] = visible
     return cache["visible"]
 
 
-def remember(
+def update(
     cache: Cache,
     key: Float[Tensor, "batch key_heads queries head_dim"],
     value: Float[Tensor, "batch key_heads queries head_dim"],
     positions: Int[Tensor, "batch queries"],
 ) -> tuple[Float[Tensor, "batch key_heads keys head_dim"], Float[Tensor, "batch key_heads keys head_dim"]]:
-    """Keep the keys and values of the tokens at `positions`, over whatever stood there; those of all tokens."""
+    """Write keys and values at `positions`; return those of the whole cache."""
     cache["key"][_rows(positions), :, positions] = key.transpose(1, 2)
     cache["value"][_rows(positions), :, positions] = value.transpose(1, 2)
     return cache["key"], cache["value"]
 
 
-def taken(cache: Cache, rows: Int[Tensor, " rows"]) -> Cache:
-    """The cache of `rows` alone, in their order; a row may be taken more than once."""
+def select_rows(cache: Cache, rows: Int[Tensor, " rows"]) -> Cache:
+    """Cache of the given `rows` in the given order; a row may occur more than once."""
 
     def take(value: Any) -> Any:
         if isinstance(value, dict):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +14,8 @@ from torch import nn
 from transparity.config import TransformerConfig
 from transparity.protocol import Arrays
 from transparity.taps import recording
+from transparity_pytorch.context import LayerContext
+from transparity_pytorch.layers import Layer
 from transparity_pytorch.parameters import dump, to_numpy
 from transparity_pytorch.port import build, loaded, tensor
 
@@ -25,11 +27,20 @@ class PytorchModule:
         self.module, self.dtype, self.device = module, dtype, device
 
     @torch.no_grad()
-    def __call__(self, *arrays: Any, taps: dict[str, Any] | None = None, **named: Any) -> Any:
+    def __call__(
+        self,
+        *arrays: Any,
+        context: Mapping[str, Any] | None = None,
+        taps: dict[str, Any] | None = None,
+        **named: Any,
+    ) -> Any:
         recorded: dict[str, torch.Tensor] = {}
         tap = {} if taps is None else {"tap": recording(recorded)}
         given = [tensor(array, self.dtype, self.device) for array in arrays]
         keywords = {name: tensor(array, self.dtype, self.device) for name, array in named.items()}
+        if context is not None:
+            held = {name: tensor(value, self.dtype, self.device) for name, value in context.items()}
+            keywords["context"] = LayerContext(**{"mask": None, "positions": None} | held)
         result = self.module(*given, **keywords, **tap)
         if taps is not None:
             taps |= {name: to_numpy(value) for name, value in recorded.items()}
@@ -82,7 +93,16 @@ def pinned() -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
+def _decoder_layer(config: TransformerConfig) -> Layer:
+    return Layer(config, has_memory=config.has_encoder)
+
+
+LAYERS: dict[str, Callable[..., Any]] = {"layers.EncoderLayer": Layer, "layers.DecoderLayer": _decoder_layer}
+
+
 def _named(name: str) -> Callable[..., Any]:
+    if name in LAYERS:
+        return LAYERS[name]
     file, attribute = name.split(".")
     found: Callable[..., Any] = getattr(importlib.import_module(f"transparity_pytorch.{file}"), attribute)
     return found

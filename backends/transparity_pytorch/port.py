@@ -18,13 +18,13 @@ from transparity.sampling import Sampling
 from transparity.taps import chained, identity, recording
 from transparity.training import Training
 from transparity_pytorch.beams import beam_search
-from transparity_pytorch.decoding import Step, start, step
+from transparity_pytorch.decoding import Step, prefill, step
 from transparity_pytorch.differentiation import loss_and_gradients
 from transparity_pytorch.dropout import dropping
+from transparity_pytorch.fast_linear import can_be_packed, compiled_for_one_row, learning, packed
 from transparity_pytorch.generation import generate
 from transparity_pytorch.loss import cross_entropy
 from transparity_pytorch.optimization import train
-from transparity_pytorch.packing import can_be_packed, compiled_for_one_row, learning, packed
 from transparity_pytorch.parameters import load, to_numpy
 from transparity_pytorch.rounding import rounding
 from transparity_pytorch.transformer import Transformer
@@ -90,7 +90,7 @@ class PytorchForward(DifferentiableForward):
     @torch.no_grad()
     def _start(self, batch: int, source: np.ndarray | None, source_mask: np.ndarray | None) -> Any:
         given = self._tensors({"source": source, "attention_mask": source_mask})
-        return start(self.fastest, batch, self.config.max_length, **given)
+        return prefill(self.fastest, batch, self.config.max_length, **given)
 
     @torch.no_grad()
     def _step(

@@ -23,8 +23,9 @@ from transparity.taps import recording
 from transparity_conformance.oracle.cases import CASES
 from transparity_numpy import attention, embeddings, feed_forward, functional, layers, normalization, positions
 from transparity_numpy.attention import split_heads
+from transparity_numpy.context import LayerContext
 from transparity_numpy.functional import linear
-from transparity_numpy.positions import NOWHERE, Places
+from transparity_numpy.positions import RotaryTables
 from transparity_numpy.transformer import transformer
 
 Arrays = dict[str, np.ndarray]
@@ -176,47 +177,44 @@ def _swapped(one: str, other: str) -> Callable[[Config, Arrays], Arrays]:
     return exchanged
 
 
-def _placed(change: Callable[[Config, str, Places], Places]) -> dict[str, Wrong]:
-    """Queries or keys that stand elsewhere."""
+def _rotated_by(change: Callable[[Config, str, RotaryTables], RotaryTables]) -> dict[str, Wrong]:
+    """Queries or keys rotated by other tables."""
 
     def wrong(_: Config) -> Callable[..., Any]:
-        right = attention.placed
+        right = attention.normalize_and_rotate
 
-        def placed(config: Config, parameters: Any, name: str, x: Any, at: Places, tap: Any) -> Any:
-            return right(config, parameters, name, x, at if at is NOWHERE else change(config, name, at), tap)
+        def changed(config: Config, parameters: Any, name: str, x: Any, rotary: RotaryTables | None, tap: Any) -> Any:
+            tables = None if rotary is None else change(config, name, rotary)
+            return right(config, parameters, name, x, tables, tap)
 
-        return placed
+        return changed
 
-    return {"attention.placed": wrong}
+    return {"attention.normalize_and_rotate": wrong}
 
 
 def _unturned(*roles: str) -> dict[str, Wrong]:
-    def change(config: Config, name: str, at: Places) -> Places:
-        assert at.rotation is not None
-        ones, zeros = np.ones_like(at.rotation[0]), np.zeros_like(at.rotation[1])
-        return Places((ones, zeros)) if name in roles else at
+    def change(config: Config, name: str, rotary: RotaryTables) -> RotaryTables:
+        return (np.ones_like(rotary[0]), np.zeros_like(rotary[1])) if name in roles else rotary
 
-    return _placed(change)
+    return _rotated_by(change)
 
 
 def _turned_back(*roles: str) -> dict[str, Wrong]:
-    def change(config: Config, name: str, at: Places) -> Places:
-        assert at.rotation is not None
-        return Places((at.rotation[0], -at.rotation[1])) if name in roles else at
+    def change(config: Config, name: str, rotary: RotaryTables) -> RotaryTables:
+        return (rotary[0], -rotary[1]) if name in roles else rotary
 
-    return _placed(change)
+    return _rotated_by(change)
 
 
 def _one_later(role: str, by: int) -> dict[str, Wrong]:
-    def change(config: Config, name: str, at: Places) -> Places:
-        assert at.rotation is not None
-        cosine, sine = at.rotation
+    def change(config: Config, name: str, rotary: RotaryTables) -> RotaryTables:
+        cosine, sine = rotary
         step = by * positions.rotary_frequencies(config)
         more, most = np.cos(step), np.sin(step)
         moved = (cosine * more - sine * most, sine * more + cosine * most)
-        return Places((moved[0].astype(cosine.dtype), moved[1].astype(sine.dtype))) if name == role else at
+        return (moved[0].astype(cosine.dtype), moved[1].astype(sine.dtype)) if name == role else rotary
 
-    return _placed(change)
+    return _rotated_by(change)
 
 
 def _frequencies_of_all(_: Config) -> Callable[..., Any]:
@@ -228,7 +226,7 @@ def _frequencies_of_all(_: Config) -> Callable[..., Any]:
 def _in_half(kind: Any, part: str) -> dict[str, Wrong]:
     """Queries and keys turned as one who computes that `part` of the angles in `kind` turns them."""
 
-    def turned(config: Config, parameters: Any, at: Any, keys: int, dtype: Any, *, both: bool) -> Places:
+    def rotary_tables(config: Config, at: Any, dtype: Any) -> RotaryTables:
         steps = positions.rotary_frequencies(config)
         if part != "tables":
             steps = steps.astype(kind)
@@ -238,18 +236,17 @@ def _in_half(kind: Any, part: str) -> dict[str, Wrong]:
         tables = [function(angles.astype(np.float64)) for function in (np.cos, np.sin)]
         if part in ("tables", "everything"):
             tables = [table.astype(kind) for table in tables]
-        return Places((tables[0].astype(dtype), tables[1].astype(dtype)))
+        return tables[0].astype(dtype), tables[1].astype(dtype)
 
-    return {"transformer.places": lambda _: turned}
+    return {"transformer.rotary_tables": lambda _: rotary_tables}
 
 
 def _norm_last(_: Config) -> Callable[..., Any]:
-    def placed(config: Config, parameters: Any, name: str, x: Any, at: Places, tap: Any) -> Any:
-        assert at.rotation is not None
-        turned = positions.rotate(x, at.rotation, config.rope_layout)
+    def changed(config: Config, parameters: Any, name: str, x: Any, rotary: RotaryTables, tap: Any) -> Any:
+        turned = positions.rotate(x, rotary, config.rope_layout)
         return tap(f"{name}_rotated", normalization.head_norm(config, parameters[f"{name}_norm"], turned))
 
-    return placed
+    return changed
 
 
 def _all_heads(_: Config) -> Callable[..., Any]:
@@ -320,16 +317,20 @@ def _exact(right: Any, distances: Any, buckets: int, most: int, *, both: bool) -
     return np.where(far < half, far, half - 1) + (half * (distances > 0) if both else 0)
 
 
-def _first_layer_alone(name: str) -> dict[str, Wrong]:
-    def wrong(config: Config) -> Callable[..., Any]:
-        right, calls = getattr(layers, name), iter(range(10_000))
+def _first_layer_alone(stack: str) -> dict[str, Wrong]:
+    """The bias is added to scores in the first layer of a stack only."""
 
-        def layer(*given: Any, at: Places, **named: Any) -> Any:
-            return right(*given, at=at if next(calls) == 0 else NOWHERE, **named)
+    def wrong(config: Config) -> Callable[..., Any]:
+        right, calls = layers.layer, iter(range(10_000))
+
+        def layer(config: Config, parameters: Any, x: Any, context: LayerContext, *others: Any) -> Any:
+            is_other = stack != ("decoder" if context.memory_mask is not None else "encoder")
+            kept = context if is_other or next(calls) == 0 else context._replace(bias=None)
+            return right(config, parameters, x, kept, *others)
 
         return layer
 
-    return {f"transformer.{name}": wrong}
+    return {"transformer.layer": wrong}
 
 
 def _slopes(wrong: Callable[[Config, Any], Any]) -> dict[str, Wrong]:
@@ -413,10 +414,10 @@ def _norm_first() -> dict[str, Wrong]:
         added["positions"] = x - right(config, without, tokens, *given, **named)
         return x
 
-    def norm(config: Config, parameters: Any, x: Any, *given: Any, **named: Any) -> Any:
-        return normalized(config, parameters, x - added["positions"], *given, **named) + added["positions"]
+    def normalize(config: Config, parameters: Any, name: str, x: Any, tap: Any, **named: Any) -> Any:
+        return tap(name, normalized(config, parameters[name], x - added["positions"]) + added["positions"])
 
-    return {"transformer.embed": lambda _: embedded, "transformer.norm": lambda _: norm}
+    return {"transformer.embed": lambda _: embedded, "transformer.normalize": lambda _: normalize}
 
 
 def _zero_where_looked_up() -> dict[str, Wrong]:
@@ -500,7 +501,7 @@ def _rotary_slips() -> Iterator[Slip]:
 def _attention_slips() -> Iterator[Slip]:
     normed, heads = _has("query_key_norm"), r".*\.(query|key)_(norm|rotated)"
     yield Slip(("norm-missing",), "query and key", heads, normed, _to(query_key_norm=False))
-    wrong = {"attention.placed": _norm_last}
+    wrong = {"attention.normalize_and_rotate": _norm_last}
     yield Slip(("query-key-norm",), "behind the rotation", heads, normed, exchanged=wrong)
     yield Slip(("query-key-norm",), "heads together", heads, normed, exchanged={"attention.head_norm": _all_heads})
     yield Slip(("norm-swapped",), "query and key", heads, normed, parameters=_swapped("query_norm", "key_norm"))
@@ -547,9 +548,9 @@ def _distance_slips() -> Iterator[Slip]:
     yield Slip(("relative-direction",), "turned", SCORES, relative, exchanged=turned)
     yield Slip(("relative-buckets",), "up to 128", SCORES, relative, _to(relative_max_distance=128))
     yield Slip(("relative-missing",), "missing", SCORES, relative, _to(positions="none"))
-    for layer in ("encoder_layer", "decoder_layer"):
-        alone = _first_layer_alone(layer)
-        yield Slip(("relative-missing",), f"first {layer} alone", SCORES, relative, exchanged=alone)
+    for stack in ("encoder", "decoder"):
+        alone = _first_layer_alone(stack)
+        yield Slip(("relative-missing",), f"first {stack} layer alone", SCORES, relative, exchanged=alone)
     negative = _replaced(lambda name, value: -value if name.endswith("relative_bias.weight") else value)
     yield Slip(("relative-sign",), "taken off", SCORES, relative, parameters=negative)
     for name, slopes in (
@@ -666,7 +667,7 @@ def _usual_slips() -> Iterator[Slip]:
     yield Slip(("attention-scale",), "the other", SCORES, _any, scale)
     yield Slip(("attention-scale",), "1.37 times", SCORES, _any, _to(attention_multiplier=1.37))
     causal = _is(architecture="decoder")
-    unmasked = {"masks.causal_mask": lambda _: lambda length: np.ones((1, 1, length, length), bool)}
+    unmasked = {"masks.causal_mask": lambda _: lambda at, keys: np.ones((1, 1, at.shape[1], keys), bool)}
     yield Slip(("causal-missing",), "missing", WEIGHTS, causal, exchanged=unmasked)
     parts, roles = r".*\.(key|value)", r".*\.(query|key|value)"
     yield Slip(("weight-swapped",), "key and value", parts, _any, parameters=_swapped("key", "value"))

@@ -38,8 +38,8 @@ PLANTS = [
     *in_both(
         "future-shown",
         "masks",
-        (".tril()[None, None]", ".tril(1)[None, None]"),
-        ("jnp.tril(jnp.ones((length, length), bool))", "jnp.tril(jnp.ones((length, length), bool), 1)"),
+        ("<= positions[..., None]", "<= positions[..., None] + 1"),
+        None,
         "masks.causal",
         "masks.target",
         "documents.masks",
@@ -51,15 +51,15 @@ PLANTS = [
     ),
     *in_both(
         "all-long-masks-causal",
-        "attention",
-        (" and torch.equal(mask, causal_mask(key.shape[2])):", ":"),
+        "fused",
+        (" and torch.equal(mask, causal_mask(torch.arange(keys)[None], keys)):", ":"),
         (" & ~jnp.triu(mask, 1).any()", ""),
         "attention.long_sequences",
     ),
     *in_both(
         "mask-polarity",
         "masks",
-        ("visible = tokens != pad_id", "visible = tokens == pad_id"),
+        ("return tokens != pad_id", "return tokens == pad_id"),
         None,
         "masks.padding",
         "documents.masks",
@@ -78,7 +78,7 @@ PLANTS = [
         "no-padding-token",
         "masks",
         ("if pad_id is not None else torch.ones_like(tokens, dtype=torch.bool)", "if pad_id else tokens != 0"),
-        ("if pad_id is not None else jnp.ones_like(tokens, dtype=bool)", "if pad_id else tokens != 0"),
+        ("if pad_id is not None else jnp.ones(tokens.shape, bool)", "if pad_id else tokens != 0"),
         "masks.padding",
         "metamorphic.no_padding_without_pad_id",
     ),
@@ -177,7 +177,7 @@ PLANTS = [
     *in_both(
         "attention-scale",
         "attention",
-        ('if config.attention_scale == "head_dim" else', 'if config.attention_scale == "embed_dim" else'),
+        ("= heads.config.score_scale,", "= heads.config.embed_dim**-0.5,"),
         None,
         "forward.scores",
         "forward.fast_logits",
@@ -187,7 +187,7 @@ PLANTS = [
     *in_both(
         "mask-order",
         "attention",
-        ('if config.mask_order == "before-scale" else', 'if config.mask_order == "after-scale" else'),
+        (", heads.config.masked_score", ", heads.config.mask_value"),
         None,
         "attention.mask_before_and_after_scale",
         "drawn.configurations",
@@ -204,7 +204,7 @@ PLANTS = [
     ),
     *in_both(
         "wholly-hidden-row",
-        "attention",
+        "fused",
         ("query = query.masked_fill(~sees, 0)", "query = query"),
         ("jnp.where(mask, scores, jnp.finfo", "jnp.where(mask | ~mask.any(-1, keepdims=True), scores, jnp.finfo"),
         "attention.function",
@@ -212,9 +212,9 @@ PLANTS = [
     ),
     *in_both(
         "fused-scale",
-        "attention",
+        "fused",
         ("attn_mask=shown, scale=scale", "attn_mask=shown"),
-        ("attention_scores(query, key, scale, None, bias)", "attention_scores(query, key, 1.0, None, bias)"),
+        ("key.swapaxes(-2, -1) * scale", "key.swapaxes(-2, -1)"),
         "attention.function",
         "forward.fast_logits",
         "layers.encoder_layer",
@@ -223,8 +223,8 @@ PLANTS = [
     ),
     *in_both(
         "fused-though-it-shows",
-        "attention",
-        ("hidden < EXACT_MASK_BELOW", "hidden < -EXACT_MASK_BELOW"),
+        "fused",
+        ("masked_score < EXACT_MASK_BELOW", "masked_score < -EXACT_MASK_BELOW"),
         None,
         "attention.function",
         "forward.fast_logits",
@@ -239,7 +239,7 @@ PLANTS = [
     *in_both(
         "key-for-value",
         "attention",
-        ('tap("value", project_heads(attention.value, memory', 'tap("value", project_heads(attention.key, memory'),
+        ('tap("value", project_heads(heads.value, x', 'tap("value", project_heads(heads.key, x'),
         None,
         "forward.query_key_value",
         "forward.attention_output",
@@ -257,7 +257,7 @@ PLANTS = [
     *in_both(
         "norm-placement",
         "layers",
-        ('if position == "pre":', 'if position == "post":'),
+        ('if layer.config.norm_position == "pre":', 'if layer.config.norm_position == "post":'),
         None,
         "layers.encoder_layer",
         "layers.decoder_layer",
@@ -267,14 +267,14 @@ PLANTS = [
     *in_both(
         "norm-swapped",
         "layers",
-        ('add(x, "cross_attention", attend_memory)', 'add(x, "self_attention", attend_memory)'),
+        ('sublayer_output(self, "cross_attention"', 'sublayer_output(self, "self_attention"'),
         None,
         "layers.decoder_layer",
     ),
     *in_both(
         "memory-norm-forgotten",
         "layers",
-        ('else normalize("memory_norm")(memory)', "else memory"),
+        ("if self.config.memory_norm and context.memory is not None:", "if False:"),
         None,
         "layers.decoder_layer",
         "forward.taps_are_complete",
@@ -282,7 +282,7 @@ PLANTS = [
     *in_both(
         "final-norm-forgotten",
         "transformer",
-        ("x = self.decoder(tokens, mask,", "self.decoder.final_norm = None; x = self.decoder(tokens, mask,"),
+        ("        if self.config.final_norm:", "        if False:"),
         None,
         "forward.stacks",
         "forward.logits",
@@ -291,10 +291,7 @@ PLANTS = [
     *in_both(
         "memory-unmasked",
         "transformer",
-        (
-            "x = self.decoder(target, mask, memory, source_mask,",
-            "x = self.decoder(target, mask, memory, source_mask | True,",
-        ),
+        ("memory_mask, table = padding_mask(visible),", "memory_mask, table = padding_mask(visible) | True,"),
         None,
         "forward.weights",
         "metamorphic.fully_padded_source_is_finite",
@@ -372,7 +369,7 @@ PLANTS = [
     *in_both(
         "generation-crop",
         "decoding",
-        ("shown = begin[:, None]", "shown = 0 * begin[:, None]"),
+        ("window = begin[:, None]", "window = 0 * begin[:, None]"),
         ("tokens, begin[:, None]", "tokens, 0 * begin[:, None]"),
         "generation.crops_context",
         "generation.sampling",
@@ -387,7 +384,7 @@ PLANTS = [
     *in_both(
         "cache-position",
         "transformer",
-        ("*tables, tokens, visible, positions))", "*tables, tokens, visible))"),
+        ("tokens, positions, visible)\n", "tokens, positions - positions[:, :1], visible)\n"),
         None,
         "decoding.chunks",
         "decoding.single_row",
@@ -397,7 +394,7 @@ PLANTS = [
     *in_both(
         "cache-mask",
         "masks",
-        ("<= positions[:, :, None]", "< positions[:, :, None]"),
+        ("<= positions[..., None]", "< positions[..., None]"),
         None,
         "decoding.chunks",
         "decoding.ragged_rows",
@@ -413,8 +410,8 @@ PLANTS = [
     *in_both(
         "cache-padding-shown",
         "decoding",
-        ("visible if hides_padding else torch.ones_like(visible)", "torch.ones_like(visible)"),
-        ("visible if hides_padding else jnp.ones_like(visible)", "jnp.ones_like(visible)"),
+        ("visible = mark_valid(cache, visible_keys(tokens, config.pad_id, attention_mask), positions)", "visible = mark_valid(cache, tokens == tokens, positions)"),
+        None,
         "decoding.every_chunking",
     ),
     *in_both(
@@ -456,7 +453,7 @@ PLANTS = [
     *in_both(
         "beams-forget-their-cache",
         "beams",
-        ("taken(cache, kept)", "taken(cache, kept * 0)"),
+        ("select_rows(cache, kept)", "select_rows(cache, kept * 0)"),
         None,
         "generation.beam_search",
     ),
@@ -506,8 +503,8 @@ PLANTS = [
         "noise-left-in",
         "attention",
         (
-            'tap("output", self.output(context))',
-            'tap("output", self.output(context) * (1 + 1e-3 * __import__("random").random()))',
+            'tap("output", heads.output(context))',
+            'tap("output", heads.output(context) * (1 + 1e-3 * __import__("random").random()))',
         ),
         None,
         "metamorphic.runs_are_bitwise_equal",
@@ -515,10 +512,7 @@ PLANTS = [
     *in_both(
         "rows-mixed",
         "transformer",
-        (
-            'tap("embedding", embed(config, *tables, tokens, mask[:, 0, 0], token_types=token_types))',
-            'tap("embedding", (lambda x: x + x[:1])(embed(config, *tables, tokens, mask[:, 0, 0])))',
-        ),
+        ('x = tap("embedding", x)', 'x = tap("embedding", x + x[:1])'),
         None,
         "metamorphic.batch_order_permutes_output",
         "metamorphic.rows_are_independent",
@@ -526,7 +520,7 @@ PLANTS = [
     *in_both(
         "rotary-layout",
         "positions",
-        ("else (turned[..., :half], turned[..., half:])", "else (turned[..., ::2], turned[..., 1::2])"),
+        ("else halves", "else interleaved"),
         None,
         FAMILIES,
     ),
@@ -547,7 +541,7 @@ PLANTS = [
     ),
     *in_both(
         "window-off-by-one",
-        "positions",
+        "masks",
         ("keys).abs() < window", "keys).abs() <= window"),
         ("keys)) < window", "keys)) <= window"),
         FAMILIES,
@@ -574,7 +568,7 @@ PLANTS = [
         ("np.arange(1, buckets - exact)", "np.arange(1, buckets + exact)"),
         "positions.relative_buckets",
     ),
-    *in_both("alibi-sign", "positions", ("bias=-slopes", "bias=slopes"), None, FAMILIES),
+    *in_both("alibi-sign", "positions", ("return -slopes", "return slopes"), None, FAMILIES),
     *in_both("alibi-powers", "positions", ("below = 2 ** int", "below = 2 * int"), None, "positions.alibi_slopes"),
     *in_both("alibi-slopes", "positions", ("-4 / below", "-8 / below"), None, "positions.alibi_slopes", FAMILIES),
     *in_both(
@@ -588,20 +582,20 @@ PLANTS = [
     *in_both(
         "query-key-norm-missing",
         "attention",
-        ('getattr(attention, f"{name}_norm")(x)', "x"),
+        ('getattr(heads, f"{name}_norm")(x)', "x"),
         None,
         FAMILIES,
     ),
     *in_both(
         "attention-cap-missing",
         "attention",
-        ("scores if cap is None else capped(scores, cap)", "scores"),
+        ("scores if softcap is None else apply_softcap(scores, softcap)", "scores"),
         None,
         FAMILIES,
     ),
-    *in_both("logit-cap-missing", "head", ("else capped(logits, config.final_softcap)", "else logits"), None, FAMILIES),
+    *in_both("logit-cap-missing", "head", ("else apply_softcap(logits, config.final_softcap)", "else logits"), None, FAMILIES),
     *in_both("head-unscaled", "head", ("x = x * config.embed_dim**-0.5", "x = x * 1"), None, FAMILIES),
-    *in_both("pooled-last", "head", ("model.pooler(x[:, 0])", "model.pooler(x[:, -1])"), None, FAMILIES),
+    *in_both("pooled-last", "head", ("linear(x[:, 0])", "linear(x[:, -1])"), None, FAMILIES),
     *in_both(
         "position-offset-forgotten",
         "embeddings",
@@ -619,7 +613,7 @@ PLANTS = [
     *in_both(
         "attention-mask-ignored",
         "masks",
-        ("visible if attention_mask is None else", "visible if True else"),
+        ("if attention_mask is not None:", "if False:"),
         None,
         FAMILIES,
     ),
@@ -633,7 +627,7 @@ PLANTS = [
     Plant(
         "fast-path-takes-some-for-all",
         "transparity_pytorch",
-        "attention",
+        "fused",
         "if mask.all():",
         "if mask.any():",
         ("forward.fast_logits", "metamorphic.future_tokens_have_no_effect"),
@@ -641,15 +635,15 @@ PLANTS = [
     Plant(
         "fast-path-takes-every-square-for-causal",
         "transparity_pytorch",
-        "attention",
-        "torch.equal(mask, causal_mask(key.shape[2]))",
+        "fused",
+        "torch.equal(mask, causal_mask(torch.arange(keys)[None], keys))",
         "mask.shape[2] == mask.shape[3] > 1",
         ("forward.fast_logits",),
     ),
     Plant(
         "packed-without-bias",
         "transparity_pytorch",
-        "packing",
+        "fast_linear",
         "self.packed, self.bias,",
         "self.packed, None,",
         ("forward.fast_logits", "decoding.chunks"),
@@ -657,7 +651,7 @@ PLANTS = [
     Plant(
         "weight-in-front-not-turned-back",
         "transparity_flax",
-        "packing",
+        "fast_linear",
         "jnp.moveaxis(product, 0, -1)",
         "jnp.reshape(product, (*x.shape[:-1], -1))",
         ("generation.greedy",),
@@ -687,15 +681,15 @@ PLANTS = [
     Plant(
         "fast-path-mask-polarity",
         "transparity_numpy",
-        "attention",
-        "where=~seen",
-        "where=seen",
+        "fused",
+        "where=~mask",
+        "where=mask",
         ("independent.jax_dot_product_attention", "forward.fast_logits", "attention.long_sequences"),
     ),
     Plant(
         "fast-path-leaves-a-seen-key-out",
         "transparity_numpy",
-        "attention",
+        "fused",
         "np.flatnonzero(seen.any(axis=(0, 1, 2)))[-1] + 1",
         "np.flatnonzero(seen.any(axis=(0, 1, 2)))[-1]",
         ("forward.fast_logits",),
@@ -720,8 +714,8 @@ PLANTS = [
         "norm-placement",
         "transparity_numpy",
         "layers",
-        'if position == "pre":',
-        'if position == "post":',
+        'if config.norm_position == "pre":',
+        'if config.norm_position == "post":',
         ("independent.torch_layers",),
     ),
     Plant(

@@ -175,8 +175,18 @@ class Harness(Protocol):
 class Module(Protocol):
     """A part of a model, from NumPy arrays to NumPy arrays."""
 
-    def __call__(self, *arrays: Any, taps: dict[str, Any] | None = None, **named: Any) -> Any:
-        """Return the part's result; put its activations into `taps`, if given."""
+    def __call__(
+        self,
+        *arrays: Any,
+        context: Mapping[str, Any] | None = None,
+        taps: dict[str, Any] | None = None,
+        **named: Any,
+    ) -> Any:
+        """Return the part's result; put its activations into `taps`, if given.
+
+        Args:
+            context: Fields of the column's `LayerContext`, for parts that take one.
+        """
 
     def use_batch_statistics(self) -> None:
         """Normalise by the batch from now on, and update running statistics."""

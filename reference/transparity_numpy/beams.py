@@ -1,4 +1,4 @@
-"""Beam search: the continuation whose tokens are likeliest together."""
+"""Beam search: the most likely continuation as a whole."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from jaxtyping import Float, Inexact, Int
 from numpy import ndarray as Array
 
 from transparity.config import TransformerConfig
-from transparity_numpy.cache import taken
+from transparity_numpy.cache import select_rows
 from transparity_numpy.decoding import cache_for, next_logits
 from transparity_numpy.functional import log_softmax
-from transparity_numpy.generation import with_room
+from transparity_numpy.generation import allocate
 from transparity_numpy.precision import upcast
 
 
@@ -27,24 +27,24 @@ def beam_search(
     lengths: Int[Array, " batch"] | None = None,
     source: Int[Array, "batch keys"] | None = None,
 ) -> tuple[Int[Array, "batch total_length"], Inexact[Array, " batch"]]:
-    """`prompt` and what is likeliest together to follow it, as far as `beams` continuations of each row show, with its
-    score: log P / ((5 + tokens added) / 6)^length_penalty (Wu et al. 2016, eq. 14), by which they are ranked.
+    """Continue each row of `prompt` by the best of `beams` continuations; return it with its score, log P / ((5 +
+    tokens added) / 6)^length_penalty (Wu et al. 2016, eq. 14), by which continuations are ranked.
 
-    A continuation that ended stays among them as it is. Of equal ones the first stays: of the better beam, then with
-    the lower token. `lengths`, the context and the end are those of `generate`.
+    Ended continuations stay among the beams. Of equal scores the better beam comes first, then the lower token.
+    `lengths`, the context and the end are those of `generate`.
     """
     batch, vocab_size = len(prompt), config.vocab_size
-    tokens, lengths = with_room(config, prompt, lengths, max_new_tokens)
+    tokens, lengths = allocate(config, prompt, lengths, max_new_tokens)
     each = np.repeat(np.arange(batch), beams)
     tokens, lengths, source = tokens[each], lengths[each], None if source is None else source[each]
     longest = prompt.shape[1]
-    cache, unseen = cache_for(config, parameters, tokens, longest, source), longest
+    cache, new = cache_for(config, parameters, tokens, longest, source), longest
     ended, added = np.zeros((batch, beams), bool), np.zeros((batch, beams), int)
-    # All beams of a row begin alike: only the first counts, until they differ.
+    # All beams of a row start equal: only the first counts until they differ.
     score = np.where(np.arange(beams) == 0, 0.0, -np.inf) * np.ones((batch, 1))
     for _ in range(max_new_tokens):
         cache = cache if longest <= config.max_length else None
-        logits = next_logits(config, parameters, tokens, lengths, cache, source, unseen)
+        logits = next_logits(config, parameters, tokens, lengths, cache, source, new)
         following = log_softmax(upcast(logits)).reshape(batch, beams, vocab_size)
         staying = np.where(np.arange(vocab_size) == config.filling_id, 0.0, -np.inf)
         scores = score[:, :, None] + np.where(ended[:, :, None], staying, following)
@@ -56,9 +56,9 @@ def beam_search(
         added = np.take_along_axis(added, beam, axis=-1)
         ended = np.take_along_axis(ended, beam, axis=-1) | (token == config.ending_id)
         kept = (np.arange(batch)[:, None] * beams + beam).reshape(-1)
-        tokens, cache = tokens[kept], None if cache is None else taken(cache, kept)
+        tokens, cache = tokens[kept], None if cache is None else select_rows(cache, kept)
         tokens[np.arange(len(tokens)), lengths] = token.reshape(-1)
-        lengths, longest, unseen = lengths + 1, longest + 1, 1
+        lengths, longest, new = lengths + 1, longest + 1, 1
         if ended.all():
             break
     final = score / _penalty(added, length_penalty)
@@ -67,5 +67,5 @@ def beam_search(
 
 
 def _penalty(added: Int[Array, "batch beams"], power: float) -> Float[Array, "batch beams"]:
-    """By what the score of so many tokens is divided (Wu et al. 2016, eq. 14)."""
+    """Divisor of the score of a continuation by `added` tokens (Wu et al. 2016, eq. 14)."""
     return ((5 + added) / 6) ** power

@@ -15,14 +15,14 @@ from transparity.inputs import check_length
 
 
 def sinusoidal_positions(
-    length: int, embed_dim: int, base: float = 10_000.0, pairs: RopeLayout = "interleaved"
+    length: int, embed_dim: int, base: float = 10_000.0, layout: RopeLayout = "interleaved"
 ) -> Float64[Array, "length embed_dim"]:
-    """sin(position / base^(i / embed_dim)) at even features i, the cosine of the same angle beside it (document 003;
-    Vaswani et al. 2017, §3.5), or all sines and then all cosines (Marian). Computed in float64, whatever the model's
-    dtype: float32 angles lose digits."""
+    """sin(position / base^(i / embed_dim)) at even features i and the cosine of the same angle next to it (document
+    003; Vaswani et al. 2017, §3.5), or all sines and then all cosines (`halves`, Marian). Computed in float64:
+    float32 angles lose digits."""
     angles = np.arange(length)[:, None] / base ** (np.arange(0, embed_dim, 2) / embed_dim)
     both = [np.sin(angles), np.cos(angles)]
-    if pairs == "halves":
+    if layout == "halves":
         return np.concatenate(both, axis=-1)
     return np.stack(both, axis=-1).reshape(length, embed_dim)
 
@@ -30,8 +30,8 @@ def sinusoidal_positions(
 def position_ids(
     config: TransformerConfig, visible: Bool[Array, "batch keys"], positions: Int[Array, "#batch length"]
 ) -> Int[Array, "#batch length"]:
-    """The learned positions of the tokens that stand at `positions`: those, or only what is `visible` is counted, and
-    what is not is in front of the first (RoBERTa)."""
+    """Rows of the position table for the tokens at `positions`. With `position_count` "visible", only visible tokens
+    are counted and padding has the row before the first (RoBERTa, OPT)."""
     if config.position_count == "all":
         return positions + config.position_offset
     positions = np.broadcast_to(positions, (len(visible), positions.shape[1]))
@@ -43,23 +43,26 @@ def embed(
     config: TransformerConfig,
     parameters: Mapping[str, Any],
     tokens: Int[Array, "batch length"],
+    positions: Int[Array, "#batch length"],
     visible: Bool[Array, "batch keys"],
-    positions: Int[Array, "batch length"] | None = None,
     token_types: Int[Array, "batch length"] | None = None,
 ) -> Inexact[Array, "batch length embed_dim"]:
-    """The embeddings of the tokens, of their types if there are such, and of their `positions`: 0, 1 … if none are
-    given; what is `visible` of all there is may be what they count. `parameters` are a stack's."""
-    length = tokens.shape[1]
-    check_length(config, length)
-    at = np.arange(length)[None] if positions is None else positions
+    """Sum of the embeddings of the tokens, their types and their positions, each if configured.
+
+    Args:
+        parameters: Those of the stack.
+        positions: Positions of the tokens, below `visible.shape[1]`.
+        visible: True for tokens that are not padding, among all up to the last position.
+    """
+    check_length(config, tokens.shape[1])
     x = parameters["token_embedding"]["weight"][tokens]
     if config.embedding_scale == "embed_dim":
         x = x * x.dtype.type(math.sqrt(config.embed_dim))
     if token_types is not None:
         x = x + parameters["token_type_embedding"]["weight"][token_types]
     if config.positions == "learned":
-        return x + parameters["position_embedding"]["weight"][position_ids(config, visible, at)]
+        return x + parameters["position_embedding"]["weight"][position_ids(config, visible, positions)]
     if config.positions == "sinusoidal":
         table = sinusoidal_positions(visible.shape[1], config.embed_dim, config.rope_theta, config.rope_layout)
-        return x + table.astype(x.dtype)[at]
+        return x + table.astype(x.dtype)[positions]
     return x

@@ -1,4 +1,4 @@
-"""The feed-forward: every position by itself, up to a wider vector and down again."""
+"""The feed-forward network, applied to every position separately."""
 
 from __future__ import annotations
 

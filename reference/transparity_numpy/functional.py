@@ -1,7 +1,7 @@
-"""What `torch.nn.functional` and `jax.nn` bring along and NumPy does not: the one file without a twin.
+"""The functions of `torch.nn.functional` and `jax.nn` that NumPy lacks.
 
-Every function keeps the dtype that it is given; complex numbers flow through, because derivatives are taken along
-the imaginary axis (the complex step), so nothing here takes an absolute value or compares complex numbers.
+Every function returns the dtype that it is given. Complex numbers are supported, because derivatives are taken along
+the imaginary axis (the complex step), so no function takes an absolute value or compares complex numbers.
 """
 
 from __future__ import annotations
@@ -14,46 +14,43 @@ import numpy as np
 from jaxtyping import Inexact
 from numpy import ndarray as Array
 
-FEW = 64
-"""So few rows take less time than to read the weight does, which goes by as it lies if it stands in front."""
+from transparity_numpy import fast_linear
 
 STEP = 1e-20
-"""What is left out is of the order of its square: nothing, beside 1, in any precision."""
+"""The error is of the order of its square: below the rounding of any precision."""
 
 
 def linear(
     parameters: Mapping[str, Array], x: Inexact[Array, "*batch features_in"]
 ) -> Inexact[Array, "*batch features_out"]:
-    """x Wᵀ + b; `bias` may be absent. The whole batch is one product, and what it gives is added to where it lies."""
-    rows, weight = x.reshape(-1, x.shape[-1]), parameters["weight"]
-    product = rows @ weight.T if len(rows) > FEW else np.ascontiguousarray((weight @ rows.T).T)
-    if "bias" in parameters:
-        product = _in_place(np.add, product, parameters["bias"])
-    return product.reshape(*x.shape[:-1], -1)
+    """x Wᵀ + b; `bias` may be absent."""
+    if fast_linear.applies(x):
+        return fast_linear.linear(parameters, x)
+    product = x @ parameters["weight"].T
+    return product + parameters["bias"] if "bias" in parameters else product
 
 
 def softmax(scores: Inexact[Array, "*batch keys"]) -> Inexact[Array, "*batch keys"]:
     """exp(scores) / Σ exp(scores) over the last axis, shifted by the largest score so that nothing overflows."""
-    exponentials = scores - scores.real.max(axis=-1, keepdims=True)
-    np.exp(exponentials, out=exponentials)
-    return _in_place(np.divide, exponentials, exponentials.sum(axis=-1, keepdims=True))
+    exponentials = np.exp(scores - scores.real.max(axis=-1, keepdims=True))
+    return exponentials / exponentials.sum(axis=-1, keepdims=True)
 
 
 def log_softmax(scores: Inexact[Array, "*batch keys"]) -> Inexact[Array, "*batch keys"]:
-    """The logarithm of `softmax`, without taking the logarithm of a number that underflowed."""
+    """Logarithm of the softmax, computed without the logarithm of a number that underflowed."""
     shifted = scores - scores.real.max(axis=-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
 def relu(x: Inexact[Array, "*batch"]) -> Inexact[Array, "*batch"]:
-    """max(x, 0), by the sign of the real part; what is not a number stays so."""
+    """max(x, 0), by the sign of the real part; NaN stays NaN."""
     zero = x.dtype.type(0)
     return np.where(x.real <= 0, zero, x) if np.iscomplexobj(x) else np.maximum(x, zero)
 
 
 def gelu(x: Inexact[Array, "*batch"]) -> Inexact[Array, "*batch"]:
-    """x · Φ(x), Φ the normal distribution's (Hendrycks and Gimpel 2016). NumPy has no error function; Python has one
-    for a number, and along the imaginary axis it goes on by its derivative."""
+    """x · Φ(x), with Φ the normal distribution function (Hendrycks and Gimpel 2016). NumPy has no error function, so
+    Python's is applied to each number; a complex x is continued by the derivative."""
     real = x.real / math.sqrt(2)
     phi = (1 + np.vectorize(math.erf, [float])(real).astype(real.dtype)) / 2
     if np.iscomplexobj(x):
@@ -62,13 +59,13 @@ def gelu(x: Inexact[Array, "*batch"]) -> Inexact[Array, "*batch"]:
 
 
 def gelu_tanh(x: Inexact[Array, "*batch"]) -> Inexact[Array, "*batch"]:
-    """x/2 · (1 + tanh(√(2/π) · (x + 0.044715 x³))): `gelu`, nearly (Hendrycks and Gimpel 2016, §2)."""
+    """x/2 · (1 + tanh(√(2/π) · (x + 0.044715 x³))): the tanh approximation of GELU (Hendrycks and Gimpel 2016, §2)."""
     number = x.dtype.type
     return x * (1 + np.tanh(number(math.sqrt(2 / math.pi)) * (x + number(0.044715) * x * x * x))) / 2
 
 
 def gelu_quick(x: Inexact[Array, "*batch"]) -> Inexact[Array, "*batch"]:
-    """x · σ(1.702 x): `gelu`, roughly (Hendrycks and Gimpel 2016, §2)."""
+    """x · σ(1.702 x): the sigmoid approximation of GELU (Hendrycks and Gimpel 2016, §2)."""
     return x * sigmoid(x * x.dtype.type(1.702))
 
 
@@ -78,16 +75,10 @@ def silu(x: Inexact[Array, "*batch"]) -> Inexact[Array, "*batch"]:
 
 
 def sigmoid(x: Inexact[Array, "*batch"]) -> Inexact[Array, "*batch"]:
-    """1 / (1 + e^−x), by the power that does not overflow."""
+    """1 / (1 + e^−x), computed from whichever of e^x and e^−x does not overflow."""
     positive = x.real > 0
     power = np.exp(np.where(positive, -x, x))
     return np.where(positive, x.dtype.type(1), power) / (1 + power)
-
-
-def _in_place(operation: np.ufunc, x: Array, other: Array) -> Array:
-    """The result in the place of `x`, which nobody needs any more: a new place in memory costs more than the numbers
-    in it. Unless it is complex and `x` is not."""
-    return operation(x, other, out=x if np.can_cast(other.dtype, x.dtype) else None)
 
 
 def derivative(
@@ -95,10 +86,10 @@ def derivative(
     parameters: Mapping[str, Array],
     direction: Mapping[str, Array],
 ) -> Inexact[Array, "*batch"]:
-    """The derivative of `function` at `parameters` along `direction`: Im f(p + i·h·v) / h (Squire and Trapp 1998).
+    """Derivative of `function` at `parameters` along `direction`: Im f(p + i·h·v) / h (Squire and Trapp 1998).
 
-    No difference is taken, so it is as exact as the function itself. `direction` has the names and shapes of the
-    parameters that move.
+    No difference is taken, so it is as exact as the function itself. `direction` maps names of parameters to arrays of
+    their shapes; other parameters stay fixed.
     """
     moved = {name: parameters[name] + 1j * STEP * toward for name, toward in direction.items()}
     value = function({**parameters, **moved})
@@ -106,7 +97,7 @@ def derivative(
 
 
 def nest(parameters: Mapping[str, Array]) -> dict[str, Any]:
-    """Flat names as a tree: `tree["encoder"]["layers"]["0"]`, as a module holds its modules."""
+    """Flat names as a tree: `tree["encoder"]["layers"]["0"]`."""
     tree: dict[str, Any] = {}
     for name, value in parameters.items():
         *scopes, leaf = name.split(".")

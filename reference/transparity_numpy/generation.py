@@ -1,4 +1,4 @@
-"""Generation: one token after another, the likeliest or a drawn one."""
+"""Generation: one token after another, greedily or sampled."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from transparity_numpy.precision import upcast
 
 
 def greedy_tokens(logits: Inexact[Array, "batch vocab"]) -> Int[Array, " batch"]:
-    """The likeliest token of each row (document 004); of equals the first."""
+    """Most likely token of each row (document 004); the first of equals."""
     return logits.real.argmax(axis=-1)
 
 
-def drawable(logits: Float[Array, "batch vocab"], sampling: Sampling) -> Float[Array, "batch vocab"]:
-    """The logits, less the largest, divided by the temperature, and −inf for what may not be drawn: by `top_k`, then by
-    `top_p`; in at least float32."""
+def filter_logits(logits: Float[Array, "batch vocab"], sampling: Sampling) -> Float[Array, "batch vocab"]:
+    """Apply temperature, top-k and top-p; filtered tokens become −inf. The largest logit is 0, the dtype at least
+    float32."""
     logits = upcast(logits)
     logits = (logits - logits.max(axis=-1, keepdims=True)) / logits.dtype.type(sampling.temperature)
     order = np.argsort(-logits, axis=-1, kind="stable")
@@ -37,26 +37,26 @@ def drawable(logits: Float[Array, "batch vocab"], sampling: Sampling) -> Float[A
 
 
 def sampled_tokens(logits: Inexact[Array, "batch vocab"], uniforms: Float[Array, " batch"]) -> Int[Array, " batch"]:
-    """A token of each row, drawn from softmax(logits) (document 001): the first whose cumulative probability exceeds
+    """Sample a token of each row from softmax(logits) (document 001): the first whose cumulative probability exceeds
     the row's uniform number in [0, 1)."""
     cumulative = softmax(upcast(logits)).cumsum(axis=-1)
     total = cumulative[:, -1:]
-    # A number next to 1 may be rounded to it: what adds nothing to the total is not drawn all the same.
+    # A uniform number next to 1 may be rounded to 1; tokens that add nothing to the total must not be drawn even so.
     passed = (cumulative <= uniforms.astype(cumulative.dtype)[:, None] * total) & (cumulative < total)
     return passed.sum(axis=-1)
 
 
-def with_room(
+def allocate(
     config: TransformerConfig, prompt: Int[Array, "batch length"], lengths: Int[Array, " batch"] | None, more: int
 ) -> tuple[Int[Array, "batch total_length"], Int[Array, " batch"]]:
-    """The tokens with room for `more`, filled where there is nothing yet, and how many there are."""
+    """Right-pad the prompt by `more` tokens; return it with the length of each row."""
     batch, length = prompt.shape
     lengths = np.full(batch, length) if lengths is None else lengths
     tokens = np.pad(prompt, ((0, 0), (0, more)))
     return np.where(np.arange(length + more) < lengths[:, None], tokens, config.filling_id), lengths
 
 
-def appended(
+def append_token(
     config: TransformerConfig,
     logits: Float[Array, "batch vocab"],
     tokens: Int[Array, "batch total_length"],
@@ -65,9 +65,11 @@ def appended(
     uniforms: Float[Array, " batch"] | None,
     sampling: Sampling,
 ) -> tuple[Int[Array, "batch total_length"], Int[Array, " batch"], Bool[Array, " batch"]]:
-    """The tokens with the next one of each row, the likeliest or the one drawn by `uniforms`, how many they are, and
-    which rows have ended. What had ended before goes on with `filling_id`."""
-    token = greedy_tokens(logits) if uniforms is None else sampled_tokens(drawable(logits, sampling), uniforms)
+    """Append the next token of each row, greedily or sampled by `uniforms`; rows that had ended get `filling_id`.
+
+    Returns the tokens, their lengths, and which rows have ended.
+    """
+    token = greedy_tokens(logits) if uniforms is None else sampled_tokens(filter_logits(logits, sampling), uniforms)
     token = np.where(ended, config.filling_id, token)
     ended = ended | (token == config.ending_id)
     tokens[np.arange(len(tokens)), lengths] = token
@@ -85,22 +87,27 @@ def generate(
     uniforms: Float[Array, "batch new_tokens"] | None = None,
     sampling: Sampling | None = None,
 ) -> Int[Array, "batch total_length"]:
-    """The first `lengths` tokens of each row of `prompt` (all, without it) and what the model adds to them: greedily,
-    or drawn by `uniforms` as `sampling` says.
+    """Continue each row of `prompt` by up to `max_new_tokens`, greedily or sampled by `uniforms`.
 
-    The model sees the last `max_length` tokens (document 001). Where there is an `eos_id`, a row that reached it is
-    filled with `filling_id`, and generation ends with the last row (document 004); so are rows with a shorter prompt.
+    The model sees the last `max_length` tokens (document 001). A row that has reached `eos_id` is filled with
+    `filling_id`, as are rows with shorter prompts; generation stops when all rows have ended (document 004).
+
+    Args:
+        lengths: Number of tokens of each row of `prompt`; all without it.
+        source: Tokens of the encoder.
+        uniforms: Numbers in [0, 1), one per new token; greedy without them.
+        sampling: Temperature, top-k and top-p.
     """
-    tokens, lengths = with_room(config, prompt, lengths, max_new_tokens)
+    tokens, lengths = allocate(config, prompt, lengths, max_new_tokens)
     longest = prompt.shape[1]
-    cache, unseen = cache_for(config, parameters, tokens, longest, source), longest
+    cache, new = cache_for(config, parameters, tokens, longest, source), longest
     ended = np.zeros(len(prompt), bool)
-    for new in range(max_new_tokens):
+    for i in range(max_new_tokens):
         cache = cache if longest <= config.max_length else None
-        logits = next_logits(config, parameters, tokens, lengths, cache, source, unseen)
-        drawn = None if uniforms is None else uniforms[:, new]
-        tokens, lengths, ended = appended(config, logits, tokens, lengths, ended, drawn, sampling or Sampling())
-        longest, unseen = longest + 1, 1
+        logits = next_logits(config, parameters, tokens, lengths, cache, source, new)
+        drawn = None if uniforms is None else uniforms[:, i]
+        tokens, lengths, ended = append_token(config, logits, tokens, lengths, ended, drawn, sampling or Sampling())
+        longest, new = longest + 1, 1
         if config.eos_id is not None and ended.all():
             break
     return tokens[:, :longest]

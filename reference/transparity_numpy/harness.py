@@ -6,7 +6,7 @@ import functools
 import importlib
 import platform
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -15,7 +15,9 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.protocol import Arrays
 from transparity.taps import recording
+from transparity_numpy.context import LayerContext
 from transparity_numpy.functional import nest
+from transparity_numpy.layers import layer
 from transparity_numpy.port import build
 from transparity_numpy.transformer import transformer
 
@@ -28,12 +30,23 @@ class NumpyModule:
         self.state = {name: np.asarray(value).astype(dtype) for name, value in parameters.items()}
         self.training: dict[str, bool] = {}
 
-    def __call__(self, *arrays: Any, taps: dict[str, Any] | None = None, **named: Any) -> Any:
+    def __call__(
+        self,
+        *arrays: Any,
+        context: Mapping[str, Any] | None = None,
+        taps: dict[str, Any] | None = None,
+        **named: Any,
+    ) -> Any:
         recorded: dict[str, Any] = {}
         arrays = tuple(_in_dtype(array, self.dtype) for array in arrays)
+        if context is not None:
+            given = {name: _in_dtype(value, self.dtype) for name, value in context.items()}
+            named["context"] = LayerContext(**{"mask": None, "positions": None} | given | self.training)
         flat = self.function is transformer
         parameters = self.state if flat else nest(self.state)
-        result = self.function(self.config, parameters, *arrays, **named, **self.training, tap=recording(recorded))
+        if context is None:
+            named |= self.training
+        result = self.function(self.config, parameters, *arrays, **named, tap=recording(recorded))
         self.state |= {name: value for name, value in recorded.items() if name in self.state}
         if taps is not None:
             taps |= recorded
@@ -76,8 +89,13 @@ def pinned() -> AbstractContextManager[None]:
     return nullcontext()
 
 
+LAYERS = ("layers.EncoderLayer", "layers.DecoderLayer")
+
+
 def _named(name: str) -> Callable[..., Any]:
-    """`layers.EncoderLayer` is `layers.encoder_layer` here: a module without its weights is a function."""
+    """`attention.SelfAttention` is `attention.self_attention` here: a module without its weights is a function."""
+    if name in LAYERS:
+        return layer
     file, attribute = name.split(".")
     snake_case = re.sub(r"(?<!^)(?=[A-Z])", "_", attribute).lower()
     found: Callable[..., Any] = getattr(importlib.import_module(f"transparity_numpy.{file}"), snake_case)

@@ -1,4 +1,4 @@
-"""The head: what comes out of the last layer as logits, or as features of the text."""
+"""The head: logits, hidden states or a pooled state from the last layer's output."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy import ndarray as Array
 
 from transparity.config import TransformerConfig
 from transparity_numpy.functional import linear
-from transparity_numpy.precision import upcast
+from transparity_numpy.softcap import apply_softcap
 
 
 def head(
@@ -21,8 +21,8 @@ def head(
 ) -> (
     Inexact[Array, "batch length vocab"] | Inexact[Array, "batch length embed_dim"] | Inexact[Array, "batch embed_dim"]
 ):
-    """Logits over the vocabulary (Vaswani et al. 2017, §3.4), or what else `config.head` names. `parameters` are the
-    model's."""
+    """Logits over the vocabulary (Vaswani et al. 2017, §3.4), or the output that `config.head` names. `parameters` are
+    those of the whole model."""
     if config.head == "hidden":
         return x
     if config.head == "pooled":
@@ -31,9 +31,4 @@ def head(
         x = x * x.dtype.type(config.embed_dim**-0.5)
     weight = parameters[config.stacks[-1]]["token_embedding"] if config.tied_head else {}
     logits = linear(parameters.get("head", {}) | weight, x)
-    return logits if config.final_softcap is None else capped(logits, config.final_softcap)
-
-
-def capped(x: Inexact[Array, "*batch"], cap: float) -> Inexact[Array, "*batch"]:
-    """cap · tanh(x / cap): nearly x where that is small, and never beyond ± cap (Gemma 2)."""
-    return (np.tanh(upcast(x) / cap) * cap).astype(x.dtype, copy=False)
+    return logits if config.final_softcap is None else apply_softcap(logits, config.final_softcap)

@@ -1,118 +1,103 @@
-"""Encoder and decoder layers: sublayers, each with a residual and a norm."""
+"""A layer: self-attention, cross-attention in a decoder with a memory, and the feed-forward."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from jaxtyping import Bool, Inexact, Int
+from jaxtyping import Inexact
 from numpy import ndarray as Array
 
-from transparity.config import NormPosition, TransformerConfig
+from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity, scoped
-from transparity_numpy.attention import keys_and_values, multi_head_attention
+from transparity_numpy.attention import cross_attention, project_key_value, self_attention
 from transparity_numpy.cache import Cache
+from transparity_numpy.context import LayerContext
 from transparity_numpy.feed_forward import feed_forward
 from transparity_numpy.normalization import norm
-from transparity_numpy.positions import NOWHERE, Places
 
 
-def residual(
-    x: Inexact[Array, "batch length embed_dim"],
-    norm: Callable[[Array], Array],
-    sublayer: Callable[[Array], Array],
-    position: NormPosition,
-    post_norm: Callable[[Array], Array],
-) -> Inexact[Array, "batch length embed_dim"]:
-    """x + sublayer(norm(x)) with the norm before (Xiong et al. 2020), norm(x + sublayer(x)) with it behind (Vaswani
-    et al. 2017, §3.1), x + post_norm(sublayer(norm(x))) with two of them (Gemma 2)."""
-    if position == "pre":
-        return x + sublayer(norm(x))
-    if position == "both":
-        return x + post_norm(sublayer(norm(x)))
-    return norm(x + sublayer(x))
-
-
-def encoder_layer(
+def normalize(
     config: TransformerConfig,
     parameters: Mapping[str, Any],
+    name: str,
     x: Inexact[Array, "batch length embed_dim"],
-    mask: Bool[Array, "#batch 1 #length length"],
     tap: Tap = identity,
     *,
-    at: Places = NOWHERE,
     training: bool = False,
 ) -> Inexact[Array, "batch length embed_dim"]:
-    """Self-attention, then the feed-forward."""
-
-    def normalize(name: str) -> Callable[[Array], Array]:
-        return lambda x: tap(name, norm(config, parameters[name], x, scoped(tap, name), training=training))
-
-    def attend_self(x: Array) -> Array:
-        scope = scoped(tap, "self_attention")
-        return multi_head_attention(config, parameters["self_attention"], x, x, mask, scope, at=at)
-
-    def feed(x: Array) -> Array:
-        return feed_forward(config, parameters["feed_forward"], x, scoped(tap, "feed_forward"))
-
-    def add(x: Array, name: str, sublayer: Callable[[Array], Array]) -> Array:
-        return residual(x, normalize(f"{name}_norm"), sublayer, config.norm_position, normalize(f"{name}_post_norm"))
-
-    x = add(x, "self_attention", attend_self)
-    x = add(x, "feed_forward", feed)
-    return tap("output", x)
+    """Apply the norm `name` of a layer or stack, and tap it under its name."""
+    return tap(name, norm(config, parameters[name], x, scoped(tap, name), training=training))
 
 
-def decoder_layer(
+def sublayer_input(
+    config: TransformerConfig,
+    parameters: Mapping[str, Any],
+    name: str,
+    x: Inexact[Array, "batch length embed_dim"],
+    context: LayerContext,
+    tap: Tap = identity,
+) -> Inexact[Array, "batch length embed_dim"]:
+    """norm(x) with the norm first (`pre`, Xiong et al. 2020; `both`, Gemma 2), else x."""
+    if config.norm_position == "post":
+        return x
+    return normalize(config, parameters, f"{name}_norm", x, tap, training=context.training)
+
+
+def sublayer_output(
+    config: TransformerConfig,
+    parameters: Mapping[str, Any],
+    name: str,
+    x: Inexact[Array, "batch length embed_dim"],
+    y: Inexact[Array, "batch length embed_dim"],
+    context: LayerContext,
+    tap: Tap = identity,
+) -> Inexact[Array, "batch length embed_dim"]:
+    """Add the residual x to a sublayer's result y: x + y (`pre`), norm(x + y) (`post`, Vaswani et al. 2017, §3.1), or
+    x + norm(y) (`both`)."""
+    if config.norm_position == "pre":
+        return x + y
+    if config.norm_position == "both":
+        return x + normalize(config, parameters, f"{name}_post_norm", y, tap, training=context.training)
+    return normalize(config, parameters, f"{name}_norm", x + y, tap, training=context.training)
+
+
+def layer(
     config: TransformerConfig,
     parameters: Mapping[str, Any],
     x: Inexact[Array, "batch queries embed_dim"],
-    mask: Bool[Array, "#batch 1 #queries keys"],
-    memory: Inexact[Array, "batch memory embed_dim"] | None = None,
-    memory_mask: Bool[Array, "#batch 1 1 memory"] | None = None,
+    context: LayerContext,
     tap: Tap = identity,
-    *,
     cache: Cache | None = None,
-    positions: Int[Array, "batch queries"] | None = None,
-    at: Places = NOWHERE,
-    training: bool = False,
 ) -> Inexact[Array, "batch queries embed_dim"]:
-    """Self-attention, attention to `memory` (the encoder's output, if there is one), then the feed-forward.
+    """Self-attention, cross-attention if there is a memory, then the feed-forward.
 
-    With a `cache`, `x` are tokens at `positions` that follow those in it; what the memory gives is in it, too.
+    With a `cache`, `x` are the tokens at `context.positions` that follow those in it.
     """
-    cached = cache or {}
-
-    def normalize(name: str) -> Callable[[Array], Array]:
-        return lambda x: tap(name, norm(config, parameters[name], x, scoped(tap, name), training=training))
-
-    def attend_self(x: Array) -> Array:
-        scope, kept = scoped(tap, "self_attention"), cached.get("self_attention")
-        return multi_head_attention(config, parameters["self_attention"], x, x, mask, scope, kept, positions, at)
-
-    def attend_memory(x: Array) -> Array:
-        assert memory_mask is not None
-        scope, kept = scoped(tap, "cross_attention"), cached.get("cross_attention")
-        seen = memory if memory is None or not config.memory_norm else normalize("memory_norm")(memory)
-        return multi_head_attention(config, parameters["cross_attention"], x, seen, memory_mask, scope, kept)
-
-    def feed(x: Array) -> Array:
-        return feed_forward(config, parameters["feed_forward"], x, scoped(tap, "feed_forward"))
-
-    def add(x: Array, name: str, sublayer: Callable[[Array], Array]) -> Array:
-        return residual(x, normalize(f"{name}_norm"), sublayer, config.norm_position, normalize(f"{name}_post_norm"))
-
-    x = add(x, "self_attention", attend_self)
-    if memory is not None or "cross_attention" in cached:
-        x = add(x, "cross_attention", attend_memory)
-    x = add(x, "feed_forward", feed)
+    caches = cache or {}
+    y = sublayer_input(config, parameters, "self_attention", x, context, tap)
+    scope, kept = scoped(tap, "self_attention"), caches.get("self_attention")
+    y = self_attention(config, parameters["self_attention"], y, context, scope, kept)
+    x = sublayer_output(config, parameters, "self_attention", x, y, context, tap)
+    if context.memory_mask is not None:
+        y = sublayer_input(config, parameters, "cross_attention", x, context, tap)
+        if config.memory_norm and context.memory is not None:
+            memory = normalize(config, parameters, "memory_norm", context.memory, tap, training=context.training)
+            context = context._replace(memory=memory)
+        scope, kept = scoped(tap, "cross_attention"), caches.get("cross_attention")
+        y = cross_attention(config, parameters["cross_attention"], y, context, scope, kept)
+        x = sublayer_output(config, parameters, "cross_attention", x, y, context, tap)
+    y = sublayer_input(config, parameters, "feed_forward", x, context, tap)
+    y = feed_forward(config, parameters["feed_forward"], y, scoped(tap, "feed_forward"))
+    x = sublayer_output(config, parameters, "feed_forward", x, y, context, tap)
     return tap("output", x)
 
 
-def memory_keys_and_values(
+def cross_attention_cache(
     config: TransformerConfig, parameters: Mapping[str, Any], memory: Inexact[Array, "batch keys embed_dim"]
 ) -> Cache:
-    """The `key` and the `value` that a decoder layer makes of `memory`, whatever looks at them."""
-    seen = norm(config, parameters["memory_norm"], memory) if config.memory_norm else memory
-    key, value = keys_and_values(config, parameters["cross_attention"], seen)
+    """Keys and values of a layer's cross-attention, for every later step."""
+    if config.memory_norm:
+        memory = normalize(config, parameters, "memory_norm", memory)
+    key, value = project_key_value(config, parameters["cross_attention"], memory)
     return {"key": key, "value": value}

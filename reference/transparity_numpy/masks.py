@@ -1,4 +1,4 @@
-"""Masks: True where a query may look at a key. Axes are (batch, heads, queries, keys), 1 where it does not matter."""
+"""Masks: True where a query may look at a key. Axes are (batch, heads, queries, keys), 1 where all are alike."""
 
 from __future__ import annotations
 
@@ -7,38 +7,41 @@ from jaxtyping import Bool, Int
 from numpy import ndarray as Array
 
 from transparity.config import TargetMask
+from transparity_numpy.positions import distances
 
 
-def padding_mask(
+def visible_keys(
     tokens: Int[Array, "batch keys"],
     pad_id: int | None,
     attention_mask: Bool[Array, "batch keys"] | Int[Array, "batch keys"] | None = None,
-) -> Bool[Array, "batch 1 1 keys"]:
-    """Hides padding from every query (documents 000, 002, 003, 004): where an `attention_mask` is 0 if one is given,
-    else `pad_id`; with neither, nothing."""
-    visible = tokens != pad_id if pad_id is not None else np.ones(tokens.shape, bool)
-    return (visible if attention_mask is None else attention_mask != 0)[:, None, None, :]
+) -> Bool[Array, "batch keys"]:
+    """True for tokens that are not padding: where `attention_mask` is not 0, if given, else where they are not
+    `pad_id`; with neither, everywhere."""
+    if attention_mask is not None:
+        return attention_mask != 0
+    return tokens != pad_id if pad_id is not None else np.ones(tokens.shape, bool)
 
 
-def causal_mask(length: int) -> Bool[Array, "1 1 queries keys"]:
-    """Hides the future: position t sees 0 … t (all five documents)."""
-    return np.tril(np.ones((length, length), bool))[None, None]
+def padding_mask(visible: Bool[Array, "batch keys"]) -> Bool[Array, "batch 1 1 keys"]:
+    """Hide padding from every query (documents 000, 002, 003, 004)."""
+    return visible[:, None, None, :]
+
+
+def causal_mask(positions: Int[Array, "#batch queries"], keys: int) -> Bool[Array, "#batch 1 queries keys"]:
+    """Hide the future: a query at position t sees the keys 0 … t (all five documents)."""
+    return (np.arange(keys) <= positions[..., None])[:, None]
 
 
 def target_mask(
-    tokens: Int[Array, "batch keys"],
-    pad_id: int | None,
-    kind: TargetMask,
-    attention_mask: Bool[Array, "batch keys"] | Int[Array, "batch keys"] | None = None,
-) -> Bool[Array, "batch 1 queries keys"] | Bool[Array, "1 1 queries keys"]:
-    """What a decoder's self-attention may see: the past, and with `causal-and-padding` no padding in it (003)."""
-    causal = causal_mask(tokens.shape[1])
-    return causal & padding_mask(tokens, pad_id, attention_mask) if kind == "causal-and-padding" else causal
+    positions: Int[Array, "#batch queries"], visible: Bool[Array, "batch keys"], kind: TargetMask
+) -> Bool[Array, "#batch 1 queries keys"]:
+    """Mask of a decoder's self-attention: the future, and with `causal-and-padding` padding too (003)."""
+    causal = causal_mask(positions, visible.shape[1])
+    return causal & padding_mask(visible) if kind == "causal-and-padding" else causal
 
 
-def cached_mask(
-    positions: Int[Array, "batch queries"], visible: Bool[Array, "batch keys"]
-) -> Bool[Array, "batch 1 queries keys"]:
-    """What queries at `positions` may see of the keys in a cache: those up to their own that are `visible`."""
-    past = np.arange(visible.shape[1]) <= positions[:, :, None]
-    return (past & visible[:, None])[:, None]
+def window_mask(
+    positions: Int[Array, "#batch queries"], keys: int, window: int
+) -> Bool[Array, "#batch 1 #queries keys"]:
+    """Hide keys `window` or more positions away (Beltagy et al. 2020, §3.1)."""
+    return (np.abs(distances(positions, keys)) < window)[:, None]

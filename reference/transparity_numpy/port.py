@@ -15,12 +15,12 @@ from transparity.sampling import Sampling
 from transparity.taps import chained, identity, recording
 from transparity.training import Training
 from transparity_numpy.beams import beam_search
-from transparity_numpy.decoding import start, step
+from transparity_numpy.decoding import prefill, step
 from transparity_numpy.generation import generate
 from transparity_numpy.loss import cross_entropy
 from transparity_numpy.optimization import train
 from transparity_numpy.rounding import rounding
-from transparity_numpy.spreading import can_be_spread, spread
+from transparity_numpy.threads import can_split, split_batch
 from transparity_numpy.transformer import transformer
 
 
@@ -48,7 +48,7 @@ class NumpyForward(CheckedForward):
 
     def _logits(self, inputs: Inputs) -> np.ndarray:
         forward = functools.partial(transformer, self.config, self.parameters, tap=self.tap)
-        return spread(forward, inputs) if can_be_spread(inputs) else forward(**inputs)
+        return split_batch(forward, inputs) if can_split(inputs) else forward(**inputs)
 
     def _loss(self, targets: np.ndarray, inputs: Inputs) -> float:
         return float(cross_entropy(self._logits(inputs), targets, self.config.pad_id))
@@ -63,7 +63,7 @@ class NumpyForward(CheckedForward):
 
     def _start(self, batch: int, source: np.ndarray | None, source_mask: np.ndarray | None) -> Any:
         capacity = self.config.max_length
-        return start(self.config, self.parameters, batch, capacity, source=source, attention_mask=source_mask)
+        return prefill(self.config, self.parameters, batch, capacity, source=source, attention_mask=source_mask)
 
     def _step(
         self, tokens: np.ndarray, cache: Any, counts: np.ndarray | None, mask: np.ndarray | None

@@ -1,35 +1,25 @@
-"""Positions inside attention: queries and keys that are turned, and what distances add to scores."""
+"""Positions inside attention: rotary tables for queries and keys, and biases of scores by distance."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Float64, Inexact, Int
+from jaxtyping import Float, Float64, Inexact, Int
 from numpy import ndarray as Array
 from numpy.typing import DTypeLike
 
 from transparity.config import RopeLayout, TransformerConfig
 
-
-class Places(NamedTuple):
-    """What self-attention knows of positions, beside what was added to the embeddings."""
-
-    rotation: tuple[Float[Array, "#batch 1 length pairs"], Float[Array, "#batch 1 length pairs"]] | None = None
-    """The cosine and the sine of every angle that queries and keys are turned by."""
-    bias: Inexact[Array, "#batch heads queries keys"] | None = None
-    """What is added to scores."""
-
-
-NOWHERE = Places()
-"""Attention that knows of no positions: every cross-attention."""
+RotaryTables = tuple[Float[Array, "#batch 1 length pairs"], Float[Array, "#batch 1 length pairs"]]
+"""Cosine and sine of every angle by which queries and keys are rotated."""
 
 
 def rotary_frequencies(config: TransformerConfig) -> Float64[Array, " pairs"]:
-    """base^(−2 i / features): by how much a step turns each pair of features (Su et al. 2021, §3.2.2), scaled for
-    longer texts than the model was first trained on (Llama 3.1)."""
+    """theta^(−2 i / features): the angle per position of each pair of features (Su et al. 2021, §3.2.2), scaled for
+    texts longer than those of the first training (linear, or as in Llama 3.1)."""
     frequencies = config.rope_theta ** -(np.arange(0, config.rotated_dim, 2) / config.rotated_dim)
     if config.rotary_scaling == "none":
         return frequencies
@@ -44,39 +34,42 @@ def rotary_frequencies(config: TransformerConfig) -> Float64[Array, " pairs"]:
 
 def rotate(
     x: Inexact[Array, "batch heads length head_dim"],
-    rotation: tuple[Float[Array, "#batch 1 length pairs"], Float[Array, "#batch 1 length pairs"]],
-    pairs: RopeLayout,
+    tables: RotaryTables,
+    layout: RopeLayout,
 ) -> Inexact[Array, "batch heads length head_dim"]:
-    """Each pair of features turned by its angle: (a cos − b sin, b cos + a sin). Features behind the pairs stay."""
-    cosine, sine = rotation
+    """Rotate each pair (a, b) of features by its angle: (a cos − b sin, b cos + a sin). The other features stay."""
+    cosine, sine = tables
     half = cosine.shape[-1]
-    turned, rest = x[..., : 2 * half], x[..., 2 * half :]
-    a, b = (turned[..., ::2], turned[..., 1::2]) if pairs == "interleaved" else (turned[..., :half], turned[..., half:])
+    rotated, rest = x[..., : 2 * half], x[..., 2 * half :]
+    interleaved, halves = (rotated[..., ::2], rotated[..., 1::2]), (rotated[..., :half], rotated[..., half:])
+    a, b = interleaved if layout == "interleaved" else halves
     both = [a * cosine - b * sine, b * cosine + a * sine]
-    if pairs == "interleaved":
-        return np.concatenate([np.stack(both, axis=-1).reshape(turned.shape), rest], axis=-1)
+    if layout == "interleaved":
+        return np.concatenate([np.stack(both, axis=-1).reshape(rotated.shape), rest], axis=-1)
     return np.concatenate([*both, rest], axis=-1)
 
 
 def relative_buckets(
     distances: Int[Array, "*batch"], buckets: int, max_distance: int, *, both: bool
 ) -> Int[Array, "*batch"]:
-    """The bucket of each distance, key − query: near ones have their own, farther ones share, ever more of them (Raffel
-    et al. 2020, §2.1): the first of the shared ones begins at the distance buckets/2, the others at distances that grow
-    by one factor, up to `max_distance`. With `both` the second half of the buckets is for keys that come later; else
-    those are as near as the query itself."""
+    """Bucket of each distance key − query (Raffel et al. 2020, §2.1).
+
+    The first half of the buckets holds one distance each; the others hold ranges that grow by a constant factor up to
+    `max_distance`. With `both`, the second half of all buckets is for later keys; without, later keys count as
+    distance 0.
+    """
     offset = buckets // 2 * (distances > 0) if both else 0
     buckets, distances = (buckets // 2, np.abs(distances)) if both else (buckets, np.maximum(-distances, 0))
     exact = buckets // 2
     shares = np.arange(1, buckets - exact) / (buckets - exact)
-    # What begins at a whole number has not begun before it, whatever the power was rounded to.
+    # A range that begins at a whole number must not begin just above it because the power was rounded.
     begins = exact * (max_distance / exact) ** shares * (1 - 1e-12)
     return offset + np.where(distances < exact, distances, exact + np.searchsorted(begins, distances, side="right"))
 
 
 def alibi_slopes(num_heads: int) -> Float64[Array, " heads"]:
-    """2^(−8 i / heads) for the i-th head, counted from 1; where heads are no power of two, those of the power below,
-    and every other one of the power above (Press et al. 2022, §3, and their code)."""
+    """2^(−8 i / heads) for the i-th head, counted from 1; for a number of heads that is not a power of two, the slopes
+    of the power below and every other one of the power above (Press et al. 2022, §3, and their code)."""
     below = 2 ** int(math.log2(num_heads))
     slopes = 2.0 ** (-8 / below * np.arange(1, below + 1))
     between = 2.0 ** (-4 / below * np.arange(1, 2 * (num_heads - below) + 1, 2))
@@ -84,18 +77,21 @@ def alibi_slopes(num_heads: int) -> Float64[Array, " heads"]:
 
 
 def distances(positions: Int[Array, "#batch queries"], keys: int) -> Int[Array, "#batch queries keys"]:
-    """How far each of so many keys stands behind the queries at `positions`: key − query."""
+    """Key position − query position, for keys 0 … `keys` − 1."""
     return np.arange(keys) - positions[..., None]
 
 
-def window_mask(
-    positions: Int[Array, "#batch queries"], keys: int, window: int
-) -> Bool[Array, "#batch 1 #queries keys"]:
-    """Hides what is `window` positions away or farther (Beltagy et al. 2020, §3.1)."""
-    return (np.abs(distances(positions, keys)) < window)[:, None]
+def rotary_tables(
+    config: TransformerConfig, positions: Int[Array, "#batch queries"], dtype: DTypeLike
+) -> RotaryTables | None:
+    """Cosine and sine of position · frequency, computed in float64; None without RoPE."""
+    if config.positions != "rotary":
+        return None
+    angles = (positions[..., None] * rotary_frequencies(config))[:, None]
+    return np.cos(angles).astype(dtype), np.sin(angles).astype(dtype)
 
 
-def places(
+def score_bias(
     config: TransformerConfig,
     parameters: Mapping[str, Any],
     positions: Int[Array, "#batch queries"],
@@ -103,17 +99,21 @@ def places(
     dtype: DTypeLike,
     *,
     both: bool,
-) -> Places:
-    """What self-attention knows of queries at `positions` and of so many `keys`; with `both` it sees what comes later,
-    too. `parameters` are a stack's."""
-    if config.positions == "rotary":
-        angles = (positions[..., None] * rotary_frequencies(config))[:, None]
-        return Places(rotation=(np.cos(angles).astype(dtype), np.sin(angles).astype(dtype)))
+) -> Inexact[Array, "#batch heads queries keys"] | None:
+    """Bias by distance that is added to scores: learned per bucket (T5) or linear (ALiBi); None for other positions.
+
+    Args:
+        parameters: Those of the stack, which owns the table of `relative_bias`.
+        positions: Positions of the queries.
+        keys: Number of keys.
+        dtype: Of the activations.
+        both: Whether queries see later keys too.
+    """
     if config.positions == "relative":
-        table = parameters["relative_bias"]["weight"]
         limits = (config.relative_buckets, config.relative_max_distance)
-        return Places(bias=np.moveaxis(table[relative_buckets(distances(positions, keys), *limits, both=both)], -1, 1))
+        buckets = relative_buckets(distances(positions, keys), *limits, both=both)
+        return np.moveaxis(parameters["relative_bias"]["weight"][buckets], -1, 1)
     if config.positions == "alibi":
         slopes = alibi_slopes(config.num_heads).astype(dtype)
-        return Places(bias=-slopes[:, None, None] * np.abs(distances(positions, keys)).astype(dtype)[:, None])
-    return NOWHERE
+        return -slopes[:, None, None] * np.abs(distances(positions, keys)).astype(dtype)[:, None]
+    return None

@@ -13,75 +13,96 @@ from transparity.config import TransformerConfig
 from transparity.parameters import shared
 from transparity.taps import Tap, identity, scoped
 from transparity_numpy.cache import Cache
+from transparity_numpy.context import LayerContext
 from transparity_numpy.embeddings import embed
 from transparity_numpy.functional import nest
 from transparity_numpy.head import head
-from transparity_numpy.layers import decoder_layer, encoder_layer
-from transparity_numpy.masks import padding_mask, target_mask
+from transparity_numpy.layers import layer, normalize
+from transparity_numpy.masks import padding_mask, target_mask, visible_keys, window_mask
 from transparity_numpy.normalization import norm
-from transparity_numpy.positions import places, window_mask
+from transparity_numpy.positions import rotary_tables, score_bias
+
+
+def stack(
+    config: TransformerConfig,
+    parameters: Mapping[str, Any],
+    x: Inexact[Array, "batch queries embed_dim"],
+    context: LayerContext,
+    tap: Tap = identity,
+    cache: list[Cache] | None = None,
+) -> Inexact[Array, "batch queries embed_dim"]:
+    """Embedded tokens through the layers of an encoder or a decoder, and its norms; `cache` has one entry per layer."""
+    x = tap("embedding", x)
+    if config.embedding_norm:
+        x = normalize(config, parameters, "embedding_norm", x, tap, training=context.training)
+    for i in range(len(parameters.get("layers", {}))):
+        window, mask = config.layer_window(i), context.mask
+        if window is not None:
+            mask = mask & window_mask(context.positions, mask.shape[-1], window)
+        kept, scope = cache[i] if cache else None, scoped(tap, f"layers.{i}")
+        x = layer(config, parameters["layers"][str(i)], x, context._replace(mask=mask), scope, kept)
+    if config.final_norm:
+        x = norm(config, parameters["final_norm"], x, scoped(tap, "final_norm"), training=context.training)
+    return tap("output", x)
 
 
 def encoder(
     config: TransformerConfig,
     parameters: Mapping[str, Any],
     tokens: Int[Array, "batch length"],
-    mask: Bool[Array, "batch 1 1 length"],
+    visible: Bool[Array, "batch length"],
     tap: Tap = identity,
     *,
     token_types: Int[Array, "batch length"] | None = None,
     training: bool = False,
 ) -> Inexact[Array, "batch length embed_dim"]:
-    """The embedded tokens through every encoder layer."""
-    x = tap("embedding", embed(config, parameters, tokens, mask[:, 0, 0], token_types=token_types))
-    if config.embedding_norm:
-        x = norm(config, parameters["embedding_norm"], x, scoped(tap, "embedding_norm"), training=training)
-        x = tap("embedding_norm", x)
-    positions = np.arange(tokens.shape[1])[None]
-    at = places(config, parameters, positions, tokens.shape[1], x.real.dtype, both=True)
-    for i in range(config.num_encoder_layers):
-        layer, window = parameters["layers"][str(i)], config.layer_window(i)
-        seen = mask if window is None else mask & window_mask(positions, tokens.shape[1], window)
-        x = encoder_layer(config, layer, x, seen, scoped(tap, f"layers.{i}"), at=at, training=training)
-    if config.final_norm:
-        x = norm(config, parameters["final_norm"], x, scoped(tap, "final_norm"), training=training)
-    return tap("output", x)
+    """Encode `tokens`, each of which sees all that are `visible`."""
+    positions, keys = np.arange(tokens.shape[1])[None], tokens.shape[1]
+    x = embed(config, parameters, tokens, positions, visible, token_types)
+    context = LayerContext(
+        mask=padding_mask(visible),
+        positions=positions,
+        rotary=rotary_tables(config, positions, x.real.dtype),
+        bias=score_bias(config, parameters, positions, keys, x.real.dtype, both=True),
+        training=training,
+    )
+    return stack(config, parameters, x, context, tap)
 
 
 def decoder(
     config: TransformerConfig,
     parameters: Mapping[str, Any],
     tokens: Int[Array, "batch queries"],
-    mask: Bool[Array, "#batch 1 queries keys"],
-    memory: Inexact[Array, "batch memory embed_dim"] | None = None,
-    memory_mask: Bool[Array, "batch 1 1 memory"] | None = None,
+    visible: Bool[Array, "batch keys"],
     tap: Tap = identity,
     *,
-    visible: Bool[Array, "batch keys"],
-    cache: list[Cache] | None = None,
     positions: Int[Array, "batch queries"] | None = None,
+    memory: Inexact[Array, "batch memory embed_dim"] | None = None,
+    memory_mask: Bool[Array, "batch 1 1 memory"] | None = None,
+    cache: list[Cache] | None = None,
     training: bool = False,
 ) -> Inexact[Array, "batch queries embed_dim"]:
-    """The embedded tokens through every decoder layer, each looking at `memory` if there is one; positions may count
-    what is `visible` alone.
+    """Decode `tokens`, each of which sees itself and what came before.
 
-    With a `cache`, one for each layer, `tokens` stand at `positions`, behind those in it.
+    Args:
+        visible: True for keys that are not padding: the tokens, or with a cache everything in it.
+        positions: Positions of the tokens in a cache; None: 0, 1 …
+        memory: The encoder's output; None without an encoder, or if its keys and values are cached.
+        memory_mask: True where cross-attention may look; None without an encoder.
+        cache: One entry per layer, updated in place.
     """
-    x = tap("embedding", embed(config, parameters, tokens, visible, positions))
-    if config.embedding_norm:
-        x = norm(config, parameters["embedding_norm"], x, scoped(tap, "embedding_norm"), training=training)
-        x = tap("embedding_norm", x)
-    standing = np.arange(tokens.shape[1])[None] if positions is None else positions
-    at = places(config, parameters, standing, visible.shape[1], x.real.dtype, both=False)
-    for i in range(config.num_decoder_layers):
-        layer, scope, kept = parameters["layers"][str(i)], scoped(tap, f"layers.{i}"), cache[i] if cache else None
-        window = config.layer_window(i)
-        seen = mask if window is None else mask & window_mask(standing, visible.shape[1], window)
-        beside = (memory, memory_mask, scope)
-        x = decoder_layer(config, layer, x, seen, *beside, cache=kept, positions=positions, at=at, training=training)
-    if config.final_norm:
-        x = norm(config, parameters["final_norm"], x, scoped(tap, "final_norm"), training=training)
-    return tap("output", x)
+    positions, keys = np.arange(tokens.shape[1])[None] if positions is None else positions, visible.shape[1]
+    x = embed(config, parameters, tokens, positions, visible)
+    context = LayerContext(
+        mask=target_mask(positions, visible, config.decoder_mask),
+        positions=positions,
+        rotary=rotary_tables(config, positions, x.real.dtype),
+        bias=score_bias(config, parameters, positions, keys, x.real.dtype, both=False),
+        memory=memory,
+        memory_mask=memory_mask,
+        training=training,
+    )
+    return stack(config, parameters, x, context, tap, cache)
 
 
 def transformer(
@@ -98,27 +119,32 @@ def transformer(
 ) -> (
     Inexact[Array, "batch length vocab"] | Inexact[Array, "batch length embed_dim"] | Inexact[Array, "batch embed_dim"]
 ):
-    """The logits of the next token: of `target` given `source`, or of `tokens` for a lone stack; or what else
-    `config.head` names. An `attention_mask` is of the source, or of the tokens.
+    """Logits of the next token, or the other output that `config.head` names.
 
-    `parameters` go by their flat names and give the dtype: float64 is the oracle, complex128 the complex step.
+    Args:
+        parameters: By flat name; their dtype is that of the computation (float64 for the oracle, complex128 for the
+            complex step).
+        source, target: Tokens of an encoder-decoder.
+        tokens: Tokens of a lone encoder or decoder.
+        attention_mask: 0 at padding of the source, or of `tokens`.
+        tap: Called with every named activation; its result is used in place of the activation.
     """
     tree = nest(shared(config, parameters))
     if config.architecture == "encoder-decoder":
         assert source is not None and target is not None
-        source_mask = padding_mask(source, config.pad_id, attention_mask)
-        memory = encoder(config, tree["encoder"], source, source_mask, scoped(tap, "encoder"), training=training)
-        mask = target_mask(target, config.pad_id, config.decoder_mask)
-        visible, scope = padding_mask(target, config.pad_id)[:, 0, 0], scoped(tap, "decoder")
-        beside = (memory, source_mask, scope)
-        x = decoder(config, tree["decoder"], target, mask, *beside, visible=visible, training=training)
+        visible, scope = visible_keys(source, config.pad_id, attention_mask), scoped(tap, "encoder")
+        memory = encoder(config, tree["encoder"], source, visible, scope, training=training)
+        memory_mask = padding_mask(visible)
+        visible, scope = visible_keys(target, config.pad_id), scoped(tap, "decoder")
+        x = decoder(
+            config, tree["decoder"], target, visible, scope, memory=memory, memory_mask=memory_mask, training=training
+        )
     elif config.architecture == "encoder":
         assert tokens is not None
-        mask, scope = padding_mask(tokens, config.pad_id, attention_mask), scoped(tap, "encoder")
-        x = encoder(config, tree["encoder"], tokens, mask, scope, token_types=token_types, training=training)
+        visible, scope = visible_keys(tokens, config.pad_id, attention_mask), scoped(tap, "encoder")
+        x = encoder(config, tree["encoder"], tokens, visible, scope, token_types=token_types, training=training)
     else:
         assert tokens is not None
-        mask = target_mask(tokens, config.pad_id, config.decoder_mask, attention_mask)
-        visible, scope = padding_mask(tokens, config.pad_id, attention_mask)[:, 0, 0], scoped(tap, "decoder")
-        x = decoder(config, tree["decoder"], tokens, mask, tap=scope, visible=visible, training=training)
+        visible, scope = visible_keys(tokens, config.pad_id, attention_mask), scoped(tap, "decoder")
+        x = decoder(config, tree["decoder"], tokens, visible, scope, training=training)
     return tap("logits", head(config, tree, x))

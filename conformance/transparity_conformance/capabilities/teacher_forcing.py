@@ -18,7 +18,7 @@ from transparity_conformance.oracle.oracle import Arrays, Oracle
 from transparity_conformance.report.comparison import share
 from transparity_numpy.beams import beam_search
 from transparity_numpy.functional import log_softmax, softmax
-from transparity_numpy.generation import drawable
+from transparity_numpy.generation import filter_logits
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def outside(request: Request, tokens: np.ndarray, dtype: str) -> tuple[np.ndarra
     new, sampling = new_tokens(request, tokens), request.sampling or Sampling()
     steps = new.shape[1]
     logits = following(request, request.exact, tokens, steps)
-    may = np.isfinite(drawable(logits.reshape(-1, logits.shape[-1]), sampling)).reshape(logits.shape)
+    may = np.isfinite(filter_logits(logits.reshape(-1, logits.shape[-1]), sampling)).reshape(logits.shape)
 
     def run(parameters: Arrays, tap: Tap) -> None:
         logits = following(request, parameters, tokens, steps)

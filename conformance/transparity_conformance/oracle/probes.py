@@ -19,8 +19,7 @@ from transparity.presets import preset
 from transparity_conformance.oracle.budgets import NEIGHBOURS
 from transparity_conformance.oracle.oracle import Arrays, Oracle, forward_oracle
 from transparity_conformance.oracle.texts import text_inputs
-from transparity_numpy.masks import target_mask
-from transparity_numpy.positions import window_mask
+from transparity_numpy.masks import target_mask, visible_keys, window_mask
 
 BATCH, SOURCE, TARGET = 8, 9, 7
 
@@ -217,10 +216,11 @@ def probes_with(config: TransformerConfig, parameters: Arrays, case: str) -> dic
 
 
 def sees_something(config: TransformerConfig, inputs: Arrays) -> np.ndarray:
-    """Where (batch, length) a token of the decoder sees anything in every layer. What sees only padding weighs all keys
-    alike, and so depends on how many there are: the full pass counts those to come, which a cache does not have."""
+    """Tokens (batch, length) of the decoder that see something in every layer. A token that sees only padding weighs all
+    keys alike, so it depends on their number: the full pass counts later keys, which a cache does not have."""
     tokens, mask = inputs[config.input_names[-1]], inputs.get("attention_mask") if not config.has_encoder else None
-    seen = target_mask(tokens, config.pad_id, config.decoder_mask, mask)
+    positions, visible = np.arange(tokens.shape[1])[None], visible_keys(tokens, config.pad_id, mask)
+    seen = target_mask(positions, visible, config.decoder_mask)
     if config.sliding_window is not None:
-        seen = seen & window_mask(np.arange(tokens.shape[1])[None], tokens.shape[1], config.sliding_window)
+        seen = seen & window_mask(positions, tokens.shape[1], config.sliding_window)
     return np.broadcast_to(np.any(seen, axis=(1, 3)), tokens.shape)

@@ -14,7 +14,7 @@ from transparity_conformance.capabilities.faults import SimulatedFault
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_numpy.decoding import next_logits
 from transparity_numpy.functional import log_softmax
-from transparity_numpy.generation import with_room
+from transparity_numpy.generation import allocate
 
 Penalty = Callable[[np.ndarray, int, float], np.ndarray]
 """The divisor of scores, given the number of tokens added (batch, beams), the length of the prompt and the power."""
@@ -67,7 +67,7 @@ def simulate_beam_search(
     """
     rules, (batch, begun), vocab = BeamRules(**options), prompt.shape, config.vocab_size
     each = np.repeat(np.arange(batch), beams)
-    tokens, lengths = with_room(config, prompt[each], None, steps)
+    tokens, lengths = allocate(config, prompt[each], None, steps)
     visible, source = tokens, None if source is None else source[each]
     ended, added = np.zeros((batch, beams), bool), np.zeros((batch, beams), int)
     score = np.where((np.arange(beams) == 0) | (not rules.begins_apart), 0.0, -np.inf) * np.ones((batch, 1))

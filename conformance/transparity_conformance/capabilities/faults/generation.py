@@ -13,7 +13,7 @@ from transparity.sampling import Sampling
 from transparity_conformance.capabilities.faults import SimulatedFault
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_numpy.decoding import next_logits
-from transparity_numpy.generation import drawable, sampled_tokens, with_room
+from transparity_numpy.generation import allocate, filter_logits, sampled_tokens
 from transparity_numpy.transformer import transformer
 
 Read = Callable[[TransformerConfig, Arrays, np.ndarray, np.ndarray, np.ndarray | None], np.ndarray]
@@ -69,7 +69,7 @@ def _last(tokens: np.ndarray, most: int) -> np.ndarray:
 
 def draw(logits: np.ndarray, uniforms: np.ndarray, sampling: Sampling) -> np.ndarray:
     """Draw as the reference does."""
-    return sampled_tokens(drawable(logits, sampling), uniforms)
+    return sampled_tokens(filter_logits(logits, sampling), uniforms)
 
 
 def simulate_generation(
@@ -106,7 +106,7 @@ def simulate_generation(
     Returns:
         Tokens (batch, length).
     """
-    tokens, begins = with_room(config, prompt, lengths if uses_lengths else None, steps)
+    tokens, begins = allocate(config, prompt, lengths if uses_lengths else None, steps)
     ends_at, rows, ended = tokens.shape[1], np.arange(len(prompt)), np.zeros(len(prompt), bool)
     following = begins
     for step in range(steps + (prompt.shape[1] - begins.min() if ends_together else 0)):

@@ -13,7 +13,7 @@ from transparity.sampling import Sampling
 from transparity_conformance.capabilities.faults import SimulatedFault
 from transparity_conformance.capabilities.faults.generation import simulate_generation
 from transparity_numpy.functional import softmax
-from transparity_numpy.generation import drawable
+from transparity_numpy.generation import filter_logits
 
 Cut = Callable[[np.ndarray, Sampling], np.ndarray]
 """The logits (batch, vocab) that remain; −inf for a token that may not be drawn."""
@@ -24,26 +24,26 @@ Pick = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 def _with(**fields: float | None) -> Cut:
     """Cut as if other options had been given."""
-    return lambda logits, sampling: drawable(logits, dataclasses.replace(sampling, **fields))  # type: ignore[arg-type]
+    return lambda logits, sampling: filter_logits(logits, dataclasses.replace(sampling, **fields))  # type: ignore[arg-type]
 
 
 def _multiplied(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
-    return drawable(logits, dataclasses.replace(sampling, temperature=1 / sampling.temperature))
+    return filter_logits(logits, dataclasses.replace(sampling, temperature=1 / sampling.temperature))
 
 
 def _temperature_last(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
-    return drawable(logits, dataclasses.replace(sampling, temperature=1.0)) / sampling.temperature
+    return filter_logits(logits, dataclasses.replace(sampling, temperature=1.0)) / sampling.temperature
 
 
 def _top_p_first(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
-    of_all = drawable(logits, dataclasses.replace(sampling, top_k=None))
-    return np.where(np.isfinite(of_all), drawable(logits, dataclasses.replace(sampling, top_p=1.0)), -np.inf)
+    of_all = filter_logits(logits, dataclasses.replace(sampling, top_k=None))
+    return np.where(np.isfinite(of_all), filter_logits(logits, dataclasses.replace(sampling, top_p=1.0)), -np.inf)
 
 
 def _top_k_moved(by: int) -> Cut:
     def cut(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
         top_k = None if sampling.top_k is None else max(1, sampling.top_k + by)
-        return drawable(logits, dataclasses.replace(sampling, top_k=top_k))
+        return filter_logits(logits, dataclasses.replace(sampling, top_k=top_k))
 
     return cut
 
@@ -52,10 +52,10 @@ def _top_p_moved(by: int) -> Cut:
     """Keep `by` more tokens than top-p leaves, of those that top-k left."""
 
     def cut(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
-        by_top_k = drawable(logits, dataclasses.replace(sampling, top_p=1.0))
+        by_top_k = filter_logits(logits, dataclasses.replace(sampling, top_p=1.0))
         if sampling.top_p == 1:
             return by_top_k
-        count = np.isfinite(drawable(logits, sampling)).sum(axis=-1, keepdims=True)
+        count = np.isfinite(filter_logits(logits, sampling)).sum(axis=-1, keepdims=True)
         rank = np.argsort(np.argsort(-logits, axis=-1, kind="stable"), axis=-1)
         return np.where(rank < np.maximum(1, count + by), by_top_k, -np.inf)
 
@@ -103,7 +103,7 @@ def draw_tokens(
     uniforms: np.ndarray,
     sampling: Sampling,
     *,
-    cut: Cut = drawable,
+    cut: Cut = filter_logits,
     pick: Pick = _in_vocabulary_order,
     renormalizes: bool = True,
 ) -> np.ndarray:
@@ -120,7 +120,7 @@ def draw_tokens(
     return pick(np.where(np.isfinite(left), softmax(logits / sampling.temperature), 0.0), uniforms)
 
 
-def _fault(id: str, says: str, cut: Cut = drawable, **options: Any) -> SimulatedFault:
+def _fault(id: str, says: str, cut: Cut = filter_logits, **options: Any) -> SimulatedFault:
     draw = functools.partial(draw_tokens, cut=cut, **options)
     return SimulatedFault(id, says, functools.partial(simulate_generation, draw=draw))
 

@@ -19,7 +19,7 @@ from transparity_numpy.attention import (
     merge_heads,
     repeat_heads,
 )
-from transparity_numpy.head import capped
+from transparity_numpy.softcap import apply_softcap
 
 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
@@ -136,7 +136,7 @@ CAPS: dict[str, tuple[Callable[[Value, float, float], Value], str]] = {
         "scores are tanh(scores / cap), which is not multiplied by the cap again",
     ),
     "before the scale": (
-        lambda products, scale, cap: capped(products, cap) * scale,
+        lambda products, scale, cap: apply_softcap(products, cap) * scale,
         "scores are held below the cap before they are scaled",
     ),
 }

@@ -14,7 +14,7 @@ from transparity_conformance.diagnosis.fault import Fault, WalkState
 from transparity_conformance.diagnosis.faults.sites import Value, given_mask, keys_of, padding_at, split
 from transparity_numpy.attention import attention_weights, repeat_heads
 from transparity_numpy.functional import softmax
-from transparity_numpy.positions import window_mask
+from transparity_numpy.masks import window_mask
 
 Mask = np.ndarray
 """True where a query (batch, 1, queries, keys) sees a key."""

@@ -11,7 +11,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity_conformance.diagnosis.fault import Fault, WalkState
 from transparity_conformance.diagnosis.faults.sites import Value, distances_at, keys_name, met, split
-from transparity_numpy.positions import alibi_slopes, places, relative_buckets
+from transparity_numpy.positions import alibi_slopes, relative_buckets, score_bias
 
 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
@@ -34,7 +34,7 @@ def bias_at(state: WalkState, site: str) -> Value | None:
     stack, length = scope.split(".")[0], state.inputs[keys_name(state.config, site)].shape[1]
     table = {"relative_bias": {"weight": state.parameters.get(f"{stack}.relative_bias.weight")}}
     dtype = met(state, f"{scope}.{sublayer}", "query").dtype
-    return places(state.config, table, np.arange(length)[None], length, dtype, both=stack == "encoder").bias
+    return score_bias(state.config, table, np.arange(length)[None], length, dtype, both=stack == "encoder")
 
 
 Buckets = Callable[[TransformerConfig, np.ndarray, bool], np.ndarray]

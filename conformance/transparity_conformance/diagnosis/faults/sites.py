@@ -9,7 +9,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity_conformance.diagnosis.fault import WalkState
 from transparity_numpy.functional import linear
-from transparity_numpy.masks import padding_mask
+from transparity_numpy.masks import padding_mask, visible_keys
 from transparity_numpy.positions import distances
 
 Value = Any
@@ -143,7 +143,7 @@ def given_mask(config: TransformerConfig, site: str) -> bool:
 def padding_at(state: WalkState, site: str, *, by_token: bool = False) -> np.ndarray:
     """What is no padding (batch, 1, 1, keys) of the tokens at `site`; `by_token`, whatever mask is given."""
     given = state.inputs["attention_mask"] if given_mask(state.config, site) and not by_token else None
-    return padding_mask(state.inputs[keys_name(state.config, site)], state.config.pad_id, given)
+    return padding_mask(visible_keys(state.inputs[keys_name(state.config, site)], state.config.pad_id, given))
 
 
 def distances_at(state: WalkState, site: str) -> np.ndarray:

@@ -55,13 +55,13 @@ def function(bench: Bench) -> Iterator[Evidence]:
     arrays, mask = drawn()
     for hidden in HIDDEN:
         record = bench.evidence("attention.function", f"hidden scores {hidden:g}")
-        named = {"scale": 0.7, "hidden": hidden}
+        named = {"scale": 0.7, "masked_score": hidden}
         oracle = function_oracle("attention.attention", arrays | {"mask": mask}, **named)
         result = bench.function("attention.attention")(*arrays.values(), mask, **named)
         yield record.oracle(oracle, "context", result, "result")
         scores = 4 * arrays["query"] @ arrays["key"].swapaxes(-1, -2)
-        weighed = function_oracle("attention.attention_weights", {"scores": scores, "mask": mask}, hidden=hidden)
-        result = bench.function("attention.attention_weights")(scores, mask, hidden=hidden)
+        weighed = function_oracle("attention.attention_weights", {"scores": scores, "mask": mask}, masked_score=hidden)
+        result = bench.function("attention.attention_weights")(scores, mask, masked_score=hidden)
         yield record.oracle(weighed, "weights", result, "result")
 
 
@@ -102,7 +102,7 @@ def _explicitly(mask: np.ndarray, arrays: Arrays, tap: Tap) -> None:
 
 def _attended(attention: Callable[..., Any], mask: np.ndarray, arrays: Arrays, **named: Any) -> Any:
     query, key, value = (arrays[name] for name in ("query", "key", "value"))
-    named |= {"scale": 0.7, "hidden": -math.inf, "bias": arrays.get("bias")}
+    named |= {"scale": 0.7, "masked_score": -math.inf, "bias": arrays.get("bias")}
     return attention(query, key, value, mask, **named)
 
 
@@ -117,15 +117,15 @@ def mask_before_and_after_scale(bench: Bench) -> Iterator[Evidence]:
     for order in ("before-scale", "after-scale"):
         config = TransformerConfig(**(probe.config.as_dict() | {"mask_value": -2.0, "mask_order": order}))
         oracle = Oracle(functools.partial(_attend, config, mask), parameters | {"x": x})
-        result = bench.module("attention.MultiHeadAttention", config, parameters)(x, x, mask)
+        result = bench.module("attention.SelfAttention", config, parameters)(x, context={"mask": mask})
         yield bench.evidence("attention.mask_before_and_after_scale", order).oracle(oracle, "output", result)
 
 
 def _attend(config: TransformerConfig, mask: np.ndarray, arrays: Arrays, tap: Tap) -> None:
     weights = {name: value for name, value in arrays.items() if name != "x"}
     x = arrays["x"]
-    part = reference_module("attention.MultiHeadAttention", config, weights, dtype=x.dtype.name)
-    tap("output", part(x, x, mask))
+    part = reference_module("attention.SelfAttention", config, weights, dtype=x.dtype.name)
+    tap("output", part(x, context={"mask": mask}))
 
 
 @claim(of_reference=True, compiled=True)

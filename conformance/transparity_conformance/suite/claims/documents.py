@@ -108,9 +108,9 @@ def split_heads(bench: Bench) -> Iterator[Evidence]:
 def masks(bench: Bench) -> Iterator[Evidence]:
     """The masks that documents 000 and 003 print agree exactly."""
     record = bench.evidence("documents.masks", "documents 000 and 003")
-    padding = bench.function("masks.padding_mask")(np.array(PADDED), 0)
+    padding = bench.function("masks.padding_mask")(bench.function("masks.visible_keys")(np.array(PADDED), 0))
     yield record.exactly("src_mask", padding, np.array(PADDING)[:, None, None])
-    yield record.exactly("future_mask(5)", bench.function("masks.causal_mask")(5), [[FUTURE]])
+    yield record.exactly("future_mask(5)", bench.function("masks.causal_mask")(np.arange(5)[None], 5), [[FUTURE]])
 
 
 @claim(dtypes=("float64", "float32"), of_reference=True, harness=True)

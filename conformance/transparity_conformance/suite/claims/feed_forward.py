@@ -15,4 +15,4 @@ from transparity_conformance.suite.claims.layers import part_agrees
 def module(bench: Bench) -> Iterator[Evidence]:
     """The feed-forward module agrees on drawn activations."""
     for case in PRESETS:
-        yield from part_agrees(bench, "feed_forward.module", case, "feed_forward.FeedForward", "feed_forward", [])
+        yield from part_agrees(bench, "feed_forward.module", case, "feed_forward.FeedForward", "feed_forward", {})

@@ -151,7 +151,7 @@ def drawable(bench: Bench) -> Iterator[Evidence]:
     logits[9, [2, 5]] = 0  # the first of two that are as likely has all of a `top_p` of a half
     for name, sampling in SAMPLINGS.items():
         expected = np.array([_drawable(row, sampling) for row in logits.astype(float).tolist()])
-        result = as_numbers(bench.function("generation.drawable")(logits, sampling))
+        result = as_numbers(bench.function("generation.filter_logits")(logits, sampling))
         record = bench.evidence("generation.drawable", name)
         yield record.exactly("tokens", np.isfinite(result), np.isfinite(expected))
         left = np.where(np.isfinite(expected), expected, 0)

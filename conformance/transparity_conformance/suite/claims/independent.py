@@ -33,16 +33,18 @@ def part(config: TransformerConfig, scope: str) -> Arrays:
     return {name.removeprefix(scope): value for name, value in whole.items() if name.startswith(scope)}
 
 
-def module_oracle(name: str, config: TransformerConfig, parameters: Arrays, *arrays: np.ndarray) -> Oracle:
+def module_oracle(
+    name: str, config: TransformerConfig, parameters: Arrays, x: np.ndarray, **context: np.ndarray
+) -> Oracle:
     """The oracle of a module of the reference; its result is called `result`."""
-    arguments = {f"argument {index}": value for index, value in enumerate(arrays)}
 
     def run(values: Arrays, tap: Tap) -> None:
-        dtype = values["argument 0"].dtype.name
+        dtype = values["x"].dtype.name
         module = reference_module(name, config, {key: values[key] for key in parameters}, dtype=dtype)
-        tap("result", module(*(values[key] for key in arguments)))
+        held = {key: values[key] for key in context}
+        tap("result", module(values["x"], **({"context": held} if held else {})))
 
-    return Oracle(run, parameters | arguments)
+    return Oracle(run, parameters | {"x": x} | context)
 
 
 def activations(length: int, seed: int) -> np.ndarray:
@@ -127,15 +129,15 @@ def torch_multihead_attention(bench: Bench) -> Iterator[Evidence]:
     x, memory = activations(QUERIES, 1), activations(KEYS, 2)
     causal = np.tri(QUERIES, dtype=bool)[None, None]
     for case, seen, mask in (("padding", memory, padding(KEYS)), ("causal", x, causal)):
-        oracle = module_oracle("attention.MultiHeadAttention", CONFIG, parameters, x, seen, mask)
+        oracle = module_oracle("attention.CrossAttention", CONFIG, parameters, x, memory=seen, memory_mask=mask)
         hidden = (
             {"key_padding_mask": _tensor(~mask[:, 0, 0])} if case == "padding" else {"attn_mask": _tensor(~mask[0, 0])}
         )
         output, weights = theirs(*map(_tensor, (x, seen, seen)), **hidden, average_attn_weights=False)
         yield _held(bench, "torch_multihead_attention", case, oracle, output)
         taps: Arrays = {}
-        ours = reference_module("attention.MultiHeadAttention", CONFIG, parameters)
-        ours(x.astype(float), seen.astype(float), mask, taps=taps)
+        ours = reference_module("attention.CrossAttention", CONFIG, parameters)
+        ours(x.astype(float), context={"memory": seen.astype(float), "memory_mask": mask}, taps=taps)
         record = bench.evidence("independent.torch_multihead_attention", case)
         yield record.within("weights", taps["weights"], as_numbers(weights), oracle.budget("result", "float64"))
 
@@ -147,12 +149,14 @@ def torch_layers(bench: Bench) -> Iterator[Evidence]:
         config = dataclasses.replace(CONFIG, norm_position=position)
         x, memory, mask = activations(QUERIES, 3), activations(KEYS, 4), padding(QUERIES)
         parameters = part(config, "encoder.layers.0.")
-        oracle = module_oracle("layers.EncoderLayer", config, parameters, x, mask)
+        oracle = module_oracle("layers.EncoderLayer", config, parameters, x, mask=mask)
         theirs = _torch_layer("TransformerEncoderLayer", config, parameters)
         result = theirs(_tensor(x), src_key_padding_mask=_tensor(~mask[:, 0, 0]))
         yield _held(bench, "torch_layers", f"encoder layer, {position}-norm", oracle, result)
         parameters, causal = part(config, "decoder.layers.0."), np.tri(QUERIES, dtype=bool)[None, None]
-        oracle = module_oracle("layers.DecoderLayer", config, parameters, x, causal, memory, padding(KEYS))
+        oracle = module_oracle(
+            "layers.DecoderLayer", config, parameters, x, mask=causal, memory=memory, memory_mask=padding(KEYS)
+        )
         theirs = _torch_layer("TransformerDecoderLayer", config, parameters)
         hidden = {"tgt_mask": _tensor(~causal[0, 0]), "memory_key_padding_mask": _tensor(~padding(KEYS)[:, 0, 0])}
         yield _held(
@@ -240,7 +244,7 @@ def flax_multi_head_attention(bench: Bench) -> Iterator[Evidence]:
     parameters = part(CONFIG, "encoder.layers.0.self_attention.")
     heads, size = CONFIG.num_heads, CONFIG.head_dim
     x, memory, mask = activations(QUERIES, 6), activations(KEYS, 7), padding(KEYS)
-    oracle = module_oracle("attention.MultiHeadAttention", CONFIG, parameters, x, memory, mask)
+    oracle = module_oracle("attention.CrossAttention", CONFIG, parameters, x, memory=memory, memory_mask=mask)
     with jax.enable_x64(True):
         theirs = nnx.MultiHeadAttention(
             heads, CONFIG.embed_dim, decode=False, param_dtype=jnp.float64, rngs=nnx.Rngs(0)
@@ -267,7 +271,7 @@ def jax_dot_product_attention(bench: Bench) -> Iterator[Evidence]:
     shapes = {"query": (BATCH, 3, QUERIES, 4), "key": (BATCH, 3, KEYS, 4), "value": (BATCH, 3, KEYS, 4)}
     arrays = {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
     mask = padding(KEYS)
-    oracle = function_oracle("attention.attention", arrays | {"mask": mask}, scale=0.5, hidden=-1e9)
+    oracle = function_oracle("attention.attention", arrays | {"mask": mask}, scale=0.5, masked_score=-1e9)
     query, key, value = (jnp.asarray(array.swapaxes(1, 2)) for array in arrays.values())
     theirs = jax.nn.dot_product_attention(query, key, value, mask=jnp.asarray(mask), scale=0.5)
     merged = np.asarray(theirs).reshape(BATCH, QUERIES, -1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -20,32 +21,31 @@ BATCH, QUERIES, KEYS = 8, 7, 9
 
 
 def part_agrees(
-    bench: Bench, claim: str, case: str, module: str, scope: str, others: list[np.ndarray]
+    bench: Bench, claim: str, case: str, module: str, scope: str, context: Arrays
 ) -> Iterator[Evidence]:
-    """The part `scope` of the case's first layer, given drawn activations and `others` (masks, a memory), agrees in
-    its result and in every tap."""
+    """Compare the part `scope` of the case's first layer, given drawn activations and `context` (masks, a memory), in
+    its result and every tap."""
     probe = probes(case)["mixed"]
     stack = probe.config.input_stack(probe.config.input_names[-1]) if "Encoder" not in module else "encoder"
     parameters = scoped_parameters(probe.parameters, f"{stack}.layers.0.{scope}".rstrip("."))
     length = QUERIES if stack == "decoder" and probe.config.has_encoder else KEYS
     x = np.random.default_rng(1).normal(size=(BATCH, length, probe.config.embed_dim)).astype(np.float32)
-    arrays = {f"argument {index}": value for index, value in enumerate([x, *others])}
 
     def run(arrays: Arrays, tap: Tap) -> None:
         state = {name: arrays[name] for name in parameters}
-        dtype = arrays["argument 0"].dtype.name
+        dtype = arrays["x"].dtype.name
         part = reference_module(module, probe.config, state, dtype=dtype)
         taps: Arrays = {}
-        given = [value for name, value in arrays.items() if name.startswith("argument")]
-        result = part(*given, taps=taps)
+        held = {name: arrays[name] for name in context}
+        result = part(arrays["x"], **({"context": held} if held else {}), taps=taps)
         for name, value in (taps | {"result": result}).items():
             tap(name, value)
 
-    oracle = Oracle(run, parameters | arrays)
+    oracle = Oracle(run, parameters | {"x": x} | context)
     taps: Arrays = {}
     part = bench.module(module, probe.config, parameters)
-    result = part(*arrays.values(), taps=taps)
-    fast = part(*arrays.values())
+    named: dict[str, Any] = {"context": context} if context else {}
+    result, fast = part(x, **named, taps=taps), part(x, **named)
     record = bench.evidence(claim, case)
     for name in oracle.expected:
         yield record.oracle(oracle, name, result if name == "result" else taps.get(name, np.empty(0)))
@@ -67,7 +67,7 @@ def encoder_layer(bench: Bench) -> Iterator[Evidence]:
     for case, preset in PRESETS.items():
         if preset.config.has_encoder:
             _, padding = _masks(KEYS, KEYS)
-            yield from part_agrees(bench, "layers.encoder_layer", case, "layers.EncoderLayer", "", [padding])
+            yield from part_agrees(bench, "layers.encoder_layer", case, "layers.EncoderLayer", "", {"mask": padding})
 
 
 @claim(harness=True)
@@ -76,9 +76,9 @@ def decoder_layer(bench: Bench) -> Iterator[Evidence]:
     for case, preset in PRESETS.items():
         length = QUERIES if preset.config.has_encoder else KEYS
         causal, memory_mask = _masks(length, KEYS)
-        others = [causal]
+        context = {"mask": causal}
         if preset.config.has_encoder:
             embed_dim = probes(case)["mixed"].config.embed_dim
             memory = np.random.default_rng(2).normal(size=(BATCH, KEYS, embed_dim)).astype(np.float32)
-            others += [memory, memory_mask]
-        yield from part_agrees(bench, "layers.decoder_layer", case, "layers.DecoderLayer", "", others)
+            context |= {"memory": memory, "memory_mask": memory_mask}
+        yield from part_agrees(bench, "layers.decoder_layer", case, "layers.DecoderLayer", "", context)

@@ -19,16 +19,18 @@ def causal(bench: Bench) -> Iterator[Evidence]:
     causal_mask = bench.function("masks.causal_mask")
     for length in (1, 2, 7):
         truth = [[key <= query for key in range(length)] for query in range(length)]
-        yield bench.evidence("masks.causal", f"length {length}").exactly("mask", causal_mask(length), [[truth]])
+        mask = causal_mask(np.arange(length)[None], length)
+        yield bench.evidence("masks.causal", f"length {length}").exactly("mask", mask, [[truth]])
 
 
 @claim(dtypes=("float32",), of_reference=True, harness=True)
 def padding(bench: Bench) -> Iterator[Evidence]:
     """Exactly the padding is masked, wherever it is; without a padding token, nothing is."""
-    padding_mask = bench.function("masks.padding_mask")
+    padding_mask, visible_keys = (bench.function(f"masks.{name}") for name in ("padding_mask", "visible_keys"))
     for pad_id in (0, 3, None):
         truth = [[[[token != pad_id for token in row]]] for row in TOKENS.tolist()]
-        yield bench.evidence("masks.padding", f"pad_id {pad_id}").exactly("mask", padding_mask(TOKENS, pad_id), truth)
+        mask = padding_mask(visible_keys(TOKENS, pad_id))
+        yield bench.evidence("masks.padding", f"pad_id {pad_id}").exactly("mask", mask, truth)
 
 
 @claim(dtypes=("float32",), of_reference=True, harness=True)
@@ -38,4 +40,5 @@ def target(bench: Bench) -> Iterator[Evidence]:
     past = [[key <= query for key in range(4)] for query in range(4)]
     both = [[[[past[q][k] and row[k] != 0 for k in range(4)] for q in range(4)]] for row in TOKENS.tolist()]
     for kind, truth in (("causal", [[past]]), ("causal-and-padding", both)):
-        yield bench.evidence("masks.target", kind).exactly("mask", target_mask(TOKENS, 0, kind), truth)
+        mask = target_mask(np.arange(4)[None], TOKENS != 0, kind)
+        yield bench.evidence("masks.target", kind).exactly("mask", mask, truth)

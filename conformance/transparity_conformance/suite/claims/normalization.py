@@ -131,7 +131,8 @@ def _trained(model: Module, batches: list[Arrays]) -> Iterator[tuple[str, Any]]:
     model.use_batch_statistics()
     for index, batch in enumerate(batches):
         taps: Arrays = {}
-        yield f"logits of batch {index}", model(**batch, taps=taps)
+        tokens: dict[str, Any] = {**batch}
+        yield f"logits of batch {index}", model(**tokens, taps=taps)
         yield from ((f"{name} of batch {index}", value) for name, value in taps.items())
         state = model.parameters()
         yield from ((f"{name} after batch {index}", state[name]) for name in state if "running" in name)

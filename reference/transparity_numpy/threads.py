@@ -1,6 +1,6 @@
-"""One batch over several threads. NumPy's matrix products take all cores by themselves, and all else takes one: where
-there are rows enough, each thread takes some of them, and a product one core. JAX does the same with devices; PyTorch's
-kernels take all cores."""
+"""One batch over several threads. NumPy's matrix products use all cores and everything else uses one; with enough rows,
+each thread takes some of them and each product one core. JAX does the same with devices (`sharding`); PyTorch's kernels
+use all cores."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ import numpy as np
 from numpy import ndarray as Array
 
 _ALONE = Lock()
-"""Keeps a second caller from taking the first one's limit for how it was before."""
+"""Keeps a second caller from restoring the first caller's limit as if it were the default."""
 
 
-def can_be_spread(tokens: Mapping[str, Array]) -> bool:
-    """Whether there are rows for more than one thread, and threads."""
+def can_split(tokens: Mapping[str, Array]) -> bool:
+    """Whether there are several rows and several threads."""
     return min(map(len, tokens.values())) > 1 and threads() > 1
 
 
-def spread(function: Callable[..., Array], tokens: Mapping[str, Array]) -> Array:
-    """`function` of the tokens, each thread with some of their rows."""
+def split_batch(function: Callable[..., Array], tokens: Mapping[str, Array]) -> Array:
+    """`function(**tokens)`, with the rows distributed over threads."""
     batch = len(next(iter(tokens.values())))
     bounds = np.linspace(0, batch, min(batch, threads()) + 1).astype(int)
 
@@ -32,13 +32,13 @@ def spread(function: Callable[..., Array], tokens: Mapping[str, Array]) -> Array
         with _one_core_a_product():
             return function(**{name: value[begin:end] for name, value in tokens.items()})
 
-    # Some libraries are told for all threads, by whoever tells them first, and some for the thread that tells them.
+    # Some libraries apply the limit to all threads, some to the calling thread: set both.
     with _ALONE, _one_core_a_product(), ThreadPoolExecutor(len(bounds) - 1) as pool:
         return np.concatenate(list(pool.map(of_rows, bounds[:-1], bounds[1:])))
 
 
 def threads() -> int:
-    """As many as a matrix product may take."""
+    """Number of threads that a matrix product may use."""
     return max((library.num_threads for library in _libraries().select(user_api="blas").lib_controllers), default=1)
 
 
@@ -49,6 +49,6 @@ def _one_core_a_product() -> AbstractContextManager[Any]:
 
 @functools.cache
 def _libraries() -> Any:
-    from threadpoolctl import ThreadpoolController  # which takes a tenth of the time that all else here takes to import
+    from threadpoolctl import ThreadpoolController  # a tenth of all import time
 
     return ThreadpoolController()

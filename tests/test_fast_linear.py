@@ -19,10 +19,10 @@ from transparity.taps import Tap
 from transparity_conformance.oracle.oracle import Arrays, Oracle
 from transparity_conformance.oracle.probes import Probe, probes
 from transparity_conformance.report.comparison import difference
-from transparity_flax import packing as flax_packing
+from transparity_flax import fast_linear as flax_fast_linear
 from transparity_flax.parameters import dump
 from transparity_flax.port import build as build_flax
-from transparity_pytorch.packing import LearningLinear, PackedLinear, can_be_packed, learning, multiplied_by_one_row
+from transparity_pytorch.fast_linear import LearningLinear, PackedLinear, can_be_packed, learning, multiplied_by_one_row
 from transparity_pytorch.port import build
 
 
@@ -33,8 +33,8 @@ def linears(model: nn.Module) -> set[type]:
 @pytest.mark.parametrize("many_by_mkl", [False, True])
 @pytest.mark.parametrize("case", PRESETS)
 def test_a_packed_model_says_what_the_model_says(case: str, many_by_mkl: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transparity_pytorch.packing.MANY_BY_MKL", many_by_mkl)
-    monkeypatch.setattr("transparity_pytorch.packing.ROWS", 1)
+    monkeypatch.setattr("transparity_pytorch.fast_linear.MANY_BY_MKL", many_by_mkl)
+    monkeypatch.setattr("transparity_pytorch.fast_linear.ROWS", 1)
     probe = probes(case)["mixed"]
     forward = build(probe.config, probe.parameters)
     if not can_be_packed(forward.model.head.weight.dtype, "cpu"):
@@ -86,12 +86,12 @@ def test_what_learns_by_onednn_has_the_models_own_parameters() -> None:
 def test_what_is_compiled_outlives_a_module_that_is_imported_anew() -> None:
     probe = probes("notes-lm")["mixed"]
     forward = build(probe.config, probe.parameters, mode="compile")
-    before = sys.modules.pop("transparity_pytorch.packing")
+    before = sys.modules.pop("transparity_pytorch.fast_linear")
     try:
-        importlib.import_module("transparity_pytorch.packing")
+        importlib.import_module("transparity_pytorch.fast_linear")
         logits = np.asarray(forward.logits(**probe.inputs))
     finally:
-        sys.modules["transparity_pytorch.packing"] = before
+        sys.modules["transparity_pytorch.fast_linear"] = before
     budget = probe.oracle.budget("logits", "float32")
     np.testing.assert_allclose(logits, probe.oracle.expected["logits"], rtol=0, atol=budget)
 
@@ -141,7 +141,7 @@ def test_flax_learns_by_products_of_matrices() -> None:
     """Its gradients are held to the oracle by the claims about them, as PyTorch's are."""
     probe = probes("translation")["mixed"]
     model = build_flax(probe.config, probe.parameters).model
-    learner = flax_packing.learning(model)
+    learner = flax_fast_linear.learning(model)
     own, others = (dict(nnx.to_flat_state(nnx.state(each))) for each in (model, learner))
     assert own.keys() == others.keys()
     assert all(others[path].get_value() is variable.get_value() for path, variable in own.items())

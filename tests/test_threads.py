@@ -38,14 +38,14 @@ THREADS = """
 import os
 from concurrent.futures import ThreadPoolExecutor
 import numpy as np
-from transparity_numpy import spreading
+from transparity_numpy import threads
 from transparity_numpy.port import build
 from transparity_conformance.oracle.probes import probes
 
-assert spreading.threads() == 2
-spread, seen = spreading.spread, []
+assert threads.threads() == 2
+split, seen = threads.split_batch, []
 import transparity_numpy.port
-transparity_numpy.port.spread = lambda *given: seen.append(given) or spread(*given)
+transparity_numpy.port.split_batch = lambda *given: seen.append(given) or split(*given)
 for case in ("translation", "notes-lm"):
     probe = probes(case)["mixed"]
     forward, expected = build(probe.config, probe.parameters, dtype="float32"), probe.oracle.expected["logits"]
@@ -58,18 +58,18 @@ for case in ("translation", "notes-lm"):
 tokens = {"tokens": np.arange(12).reshape(4, 3)}
 
 def square(tokens):
-    assert spreading.threads() == 1
+    assert threads.threads() == 1
     return tokens**2
 
-with ThreadPoolExecutor(4) as callers:  # who comes second does not take the first one's limit for how it was
-    for result in callers.map(lambda _: spread(square, tokens), range(50)):
+with ThreadPoolExecutor(4) as callers:  # a second caller does not restore the first one's limit
+    for result in callers.map(lambda _: split(square, tokens), range(50)):
         np.testing.assert_array_equal(result, tokens["tokens"] ** 2)
-assert spreading.threads() == 2
+assert threads.threads() == 2
 
 if hasattr(os, "fork"):
     child = os.fork()
     if child == 0:
-        spread(square, tokens)
+        split(square, tokens)
         os._exit(7)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 """

@@ -1,0 +1,27 @@
+"""Everything a layer reads besides its input and its weights, as one value."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from jax import Array
+from jaxtyping import Bool, Float, Int
+
+from transparity_flax.positions import RotaryTables
+
+
+class LayerContext(NamedTuple):
+    """Masks, positions and memory of a layer; the same for every layer of a stack, but for windows in the mask."""
+
+    mask: Bool[Array, "#batch 1 #queries keys"]
+    """True where self-attention may look."""
+    positions: Int[Array, "#batch queries"]
+    """Positions of the queries in their sequences."""
+    rotary: RotaryTables | None = None
+    """Cosines and sines for queries and keys of self-attention."""
+    bias: Float[Array, "#batch heads queries keys"] | None = None
+    """Added to the scores of self-attention."""
+    memory: Float[Array, "batch memory embed_dim"] | None = None
+    """The encoder's output, for cross-attention; None if its keys and values are cached."""
+    memory_mask: Bool[Array, "#batch 1 1 memory"] | None = None
+    """True where cross-attention may look; None without cross-attention."""

@@ -1,0 +1,46 @@
+"""Attention without its intermediate values, for inference and training: PyTorch's kernel. NumPy and JAX have a `fused`
+of the same names."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from transparity.config import EXACT_MASK_BELOW
+from transparity.taps import Tap, identity
+from transparity_pytorch.masks import causal_mask
+
+
+def applies(tap: Tap, masked_score: float, softcap: float | None) -> bool:
+    """Whether the result is the same as with every step written out: nothing is tapped, masked keys weigh 0, and
+    scores are not capped, which the kernel does not do."""
+    return tap is identity and masked_score < EXACT_MASK_BELOW and softcap is None
+
+
+def attention(
+    query: Float[Tensor, "batch heads queries head_dim"],
+    key: Float[Tensor, "batch heads keys head_dim"],
+    value: Float[Tensor, "batch heads keys head_dim"],
+    mask: Bool[Tensor, "#batch 1 #queries keys"],
+    *,
+    scale: float,
+    bias: Float[Tensor, "#batch heads #queries keys"] | None = None,
+) -> Float[Tensor, "batch heads queries head_dim"]:
+    """softmax(query · keyᵀ · scale) · value in one kernel, which is faster if told that the mask is causal or full.
+
+    The kernel returns zeros for a query with every key masked. With that query set to 0 and all its keys unmasked, it
+    weighs them alike, as the explicit path does.
+    """
+    # On other devices, reading the mask would wait for the device; while compiling, it cannot be read.
+    if bias is None and mask.device.type == "cpu" and not torch.compiler.is_compiling():
+        if mask.all():
+            return F.scaled_dot_product_attention(query, key, value, scale=scale)
+        keys = key.shape[2]
+        if mask.shape[2] == keys and torch.equal(mask, causal_mask(torch.arange(keys)[None], keys)):
+            return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale)
+    sees = mask.any(dim=-1, keepdim=True)
+    query = query.masked_fill(~sees, 0)
+    shown = mask | ~sees if bias is None else bias.masked_fill(~mask, -torch.inf).masked_fill(~sees, 0)
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=shown, scale=scale)

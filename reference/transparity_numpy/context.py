@@ -1,0 +1,29 @@
+"""Everything a layer reads besides its input and its weights, as one value."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from jaxtyping import Bool, Inexact, Int
+from numpy import ndarray as Array
+
+from transparity_numpy.positions import RotaryTables
+
+
+class LayerContext(NamedTuple):
+    """Masks, positions and memory of a layer; the same for every layer of a stack, but for windows in the mask."""
+
+    mask: Bool[Array, "#batch 1 #queries keys"]
+    """True where self-attention may look."""
+    positions: Int[Array, "#batch queries"]
+    """Positions of the queries in their sequences."""
+    rotary: RotaryTables | None = None
+    """Cosines and sines for queries and keys of self-attention."""
+    bias: Inexact[Array, "#batch heads queries keys"] | None = None
+    """Added to the scores of self-attention."""
+    memory: Inexact[Array, "batch memory embed_dim"] | None = None
+    """The encoder's output, for cross-attention; None if its keys and values are cached."""
+    memory_mask: Bool[Array, "#batch 1 1 memory"] | None = None
+    """True where cross-attention may look; None without cross-attention."""
+    training: bool = False
+    """Whether a batch norm normalizes by the batch."""

@@ -28,9 +28,9 @@ def test_what_may_not_be_drawn_is_not_drawn_by_a_number_next_to_1(
     backend: Backend, harness: Harness, uniform: float
 ) -> None:
     for dtype in backend.dtypes:
-        drawable = harness.function("generation.filter_logits", dtype=dtype)
+        filter_logits = harness.function("generation.filter_logits", dtype=dtype)
         sampled = harness.function("generation.sampled_tokens", dtype=dtype)
-        logits = drawable(np.array([[3.0, 2.0, 1.0, 0.0]]), Sampling(top_k=1))
+        logits = filter_logits(np.array([[3.0, 2.0, 1.0, 0.0]]), Sampling(top_k=1))
         assert as_numbers(sampled(logits, np.array([uniform]))).tolist() == [0], dtype
         assert as_numbers(sampled(np.array([[3.0, -np.inf, -np.inf]]), np.array([uniform]))).tolist() == [0], dtype
 
@@ -43,8 +43,10 @@ def test_what_may_be_drawn_is_told_as_finely_in_half_precision(backend: Backend,
 
 @pytest.mark.parametrize(("dtype", "temperature"), [("float32", 1e-30), ("float32", 1e-4), ("float16", 1e-4)])
 def test_a_low_temperature_draws_the_likeliest(harness: Harness, dtype: str, temperature: float) -> None:
-    drawable, sampled = (harness.function(f"generation.{name}", dtype=dtype) for name in ("filter_logits", "sampled_tokens"))
-    logits = drawable(np.array([[3.0, 7.0, 1.0]]), Sampling(temperature=temperature))
+    filter_logits, sampled = (
+        harness.function(f"generation.{name}", dtype=dtype) for name in ("filter_logits", "sampled_tokens")
+    )
+    logits = filter_logits(np.array([[3.0, 7.0, 1.0]]), Sampling(temperature=temperature))
     assert as_numbers(sampled(logits, np.array([0.5]))).tolist() == [1]
 
 
@@ -108,8 +110,8 @@ def test_a_loss_of_many_tokens_is_finite_in_half_precision(harness: Harness) -> 
 
 
 def test_a_cap_beyond_half_precision_caps_nothing(harness: Harness) -> None:
-    capped = harness.function("softcap.apply_softcap", dtype="float16")
-    assert as_numbers(capped(np.array([0.0, 1.0, -300.0]), 1e5)).tolist() == [0, 1, -300]
+    apply_softcap = harness.function("softcap.apply_softcap", dtype="float16")
+    assert as_numbers(apply_softcap(np.array([0.0, 1.0, -300.0]), 1e5)).tolist() == [0, 1, -300]
 
 
 def test_a_batch_norm_without_variance_is_finite_in_half_precision(harness: Harness) -> None:

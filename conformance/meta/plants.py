@@ -410,7 +410,10 @@ PLANTS = [
     *in_both(
         "cache-padding-shown",
         "decoding",
-        ("visible = mark_valid(cache, visible_keys(tokens, config.pad_id, attention_mask), positions)", "visible = mark_valid(cache, tokens == tokens, positions)"),
+        (
+            "visible = mark_valid(cache, visible_keys(tokens, config.pad_id, attention_mask), positions)",
+            "visible = mark_valid(cache, tokens == tokens, positions)",
+        ),
         None,
         "decoding.every_chunking",
     ),
@@ -593,7 +596,9 @@ PLANTS = [
         None,
         FAMILIES,
     ),
-    *in_both("logit-cap-missing", "head", ("else apply_softcap(logits, config.final_softcap)", "else logits"), None, FAMILIES),
+    *in_both(
+        "logit-cap-missing", "head", ("else apply_softcap(logits, config.final_softcap)", "else logits"), None, FAMILIES
+    ),
     *in_both("head-unscaled", "head", ("x = x * config.embed_dim**-0.5", "x = x * 1"), None, FAMILIES),
     *in_both("pooled-last", "head", ("linear(x[:, 0])", "linear(x[:, -1])"), None, FAMILIES),
     *in_both(

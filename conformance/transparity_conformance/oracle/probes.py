@@ -216,7 +216,7 @@ def probes_with(config: TransformerConfig, parameters: Arrays, case: str) -> dic
 
 
 def sees_something(config: TransformerConfig, inputs: Arrays) -> np.ndarray:
-    """Tokens (batch, length) of the decoder that see something in every layer. A token that sees only padding weighs all
+    """Tokens (batch, length) of the decoder that see something in every layer. One that sees only padding weighs all
     keys alike, so it depends on their number: the full pass counts later keys, which a cache does not have."""
     tokens, mask = inputs[config.input_names[-1]], inputs.get("attention_mask") if not config.has_encoder else None
     positions, visible = np.arange(tokens.shape[1])[None], visible_keys(tokens, config.pad_id, mask)

@@ -20,9 +20,7 @@ from transparity_numpy.harness import module as reference_module
 BATCH, QUERIES, KEYS = 8, 7, 9
 
 
-def part_agrees(
-    bench: Bench, claim: str, case: str, module: str, scope: str, context: Arrays
-) -> Iterator[Evidence]:
+def part_agrees(bench: Bench, claim: str, case: str, module: str, scope: str, context: Arrays) -> Iterator[Evidence]:
     """Compare the part `scope` of the case's first layer, given drawn activations and `context` (masks, a memory), in
     its result and every tap."""
     probe = probes(case)["mixed"]

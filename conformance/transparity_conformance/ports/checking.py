@@ -40,18 +40,19 @@ def checker(
     if (port is None) == (command is None):
         raise UsageError("check takes either a PORT or --command; give one of the two.")
     if command is not None:
-        options = {"dtype": dtype, "logits_only": logits_only, "timeout": timeout or TIMEOUT, "sections": sections}
-        return functools.partial(_check_command, command, options)
+        options: dict[str, Any] = {
+            "dtype": dtype,
+            "logits_only": logits_only,
+            "timeout": timeout or TIMEOUT,
+            "sections": sections,
+        }
+        return lambda system, progress: check_command(command, system.name, system.config, **options, progress=progress)
     if sections:
         raise UsageError("--gradients and --steps are for --command; a PORT is compared in all that it offers.")
     if timeout is not None:
         raise UsageError("--timeout is for --command; a PORT runs in this process, without a time limit.")
     assert port is not None
     return functools.partial(_check_port, load_port(port), {"dtype": dtype, "logits_only": logits_only})
-
-
-def _check_command(command: str, options: dict[str, Any], system: System, progress: Progress) -> Report:
-    return check_command(command, system.name, system.config, **options, progress=progress)
 
 
 def _check_port(build: Port, options: dict[str, Any], system: System, progress: Progress) -> Report:

@@ -52,26 +52,20 @@ def _torch_hooked(modules: Mapping[str, Any], record: Recorder) -> Iterator[None
     with ExitStack() as hooks:
         for name, module in modules.items():
             # the input is recorded before the module runs, for the module may write into it
-            for hook in (
-                module.register_forward_pre_hook(_input_hook(name, record), with_kwargs=True),
-                module.register_forward_hook(_output_hook(name, record)),
-            ):
-                hooks.callback(hook.remove)
+            before, after = _hooks(name, record)
+            hooks.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
+            hooks.callback(module.register_forward_hook(after).remove)
         yield
 
 
-def _input_hook(name: str, record: Recorder) -> Callable[..., None]:
-    def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _hooks(name: str, record: Recorder) -> tuple[Callable[..., None], Callable[..., None]]:
+    def before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         record(name, "input", _first(args, kwargs))
 
-    return hook
-
-
-def _output_hook(name: str, record: Recorder) -> Callable[..., None]:
-    def hook(module: Any, args: tuple[Any, ...], output: Any) -> None:
+    def after(module: Any, args: tuple[Any, ...], output: Any) -> None:
         record(name, "output", output)
 
-    return hook
+    return before, after
 
 
 def _torch_snapshot(value: Any) -> Any:

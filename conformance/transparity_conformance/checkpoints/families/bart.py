@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection
 from typing import Any
 
@@ -106,9 +107,9 @@ BART = Family(
     no_parameters=("encoder.version", "decoder.version"),
 )
 
-MARIAN = Family(
+MARIAN = dataclasses.replace(
+    BART,
     always=ALWAYS | {"positions": "sinusoidal", "rope_layout": "halves"},
-    fields=FIELDS,
     configure=_marian,
     reads=(*READS, "share_encoder_decoder_embeddings", "decoder_vocab_size"),
     defaults=DEFAULTS
@@ -120,9 +121,6 @@ MARIAN = Family(
         "decoder_start_token_id": 58_100,
     },
     only=ONLY | {"normalize_embedding": (False,), "static_position_embeddings": (True,)},
-    unneeded=UNNEEDED,
-    names=NAMES,
-    prefixes=("model.",),
     no_parameters=("encoder.embed_positions.weight", "decoder.embed_positions.weight"),
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection
 from typing import Any
 
@@ -10,7 +11,6 @@ from transparity_conformance.checkpoints.fields import (
     FULL,
     ROTARY,
     SLIDING,
-    Family,
     Fields,
     activation,
     head_width,
@@ -21,15 +21,11 @@ from transparity_conformance.checkpoints.fields import (
 )
 from transparity_conformance.checkpoints.naming import Table
 
-LAYER = "decoder.layers.{i}"
-
-NAMES = llama.NAMES
-
 NAMES_OF_2: Table = {
     **llama.NAMES,
-    "layers.{i}.post_attention_layernorm.weight": f"{LAYER}.self_attention_post_norm.weight",
-    "layers.{i}.pre_feedforward_layernorm.weight": f"{LAYER}.feed_forward_norm.weight",
-    "layers.{i}.post_feedforward_layernorm.weight": f"{LAYER}.feed_forward_post_norm.weight",
+    "layers.{i}.post_attention_layernorm.weight": f"{llama.LAYER}.self_attention_post_norm.weight",
+    "layers.{i}.pre_feedforward_layernorm.weight": f"{llama.LAYER}.feed_forward_norm.weight",
+    "layers.{i}.post_feedforward_layernorm.weight": f"{llama.LAYER}.feed_forward_post_norm.weight",
 }
 
 ALWAYS = llama.ALWAYS | {"norm_gain": "one-plus-weight", "embedding_scale": "embed_dim", "feed_forward_bias": False}
@@ -74,20 +70,17 @@ def _gemma2(fields: Fields, names: Collection[str]) -> dict[str, Any]:
     )
 
 
-GEMMA = Family(
+GEMMA = dataclasses.replace(
+    llama.LLAMA,
     always=ALWAYS,
-    fields=llama.FIELDS,
     configure=_gemma,
     reads=(*ROTARY, "head_dim", "attention_bias", "hidden_act", "hidden_activation"),
     defaults=DEFAULTS | {"num_key_value_heads": 16, "hidden_act": "gelu_pytorch_tanh"},
     only={"use_bidirectional_attention": (False,)},
-    unneeded=("attention_dropout",),
-    names=NAMES,
-    prefixes=("model.",),
-    no_parameters=llama.NO_PARAMETERS,
 )
 
-GEMMA2 = Family(
+GEMMA2 = dataclasses.replace(
+    GEMMA,
     always=ALWAYS | {"norm_position": "both", "attention_scale": "none"},
     fields=llama.FIELDS | {"attn_logit_softcapping": "attention_softcap", "final_logit_softcapping": "final_softcap"},
     configure=_gemma2,
@@ -105,11 +98,8 @@ GEMMA2 = Family(
         "attn_logit_softcapping": 50.0,
         "final_logit_softcapping": 30.0,
     },
-    only={"use_bidirectional_attention": (False,)},
     unneeded=("attention_dropout", "hidden_act"),
     names=NAMES_OF_2,
-    prefixes=("model.",),
-    no_parameters=llama.NO_PARAMETERS,
 )
 
 FAMILIES = {"gemma": GEMMA, "gemma2": GEMMA2}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection
 from typing import Any
 
@@ -86,9 +87,12 @@ def _common(fields: Fields) -> dict[str, Any]:
     return found | {"activation": activation(fields, "hidden_act")}
 
 
+def _biases(fields: Fields) -> dict[str, Any]:
+    return dict.fromkeys(("qkv_bias", "output_bias"), fields["attention_bias"])
+
+
 def _llama(fields: Fields, names: Collection[str]) -> dict[str, Any]:
-    biased = {"qkv_bias": fields["attention_bias"], "output_bias": fields["attention_bias"]}
-    return _common(fields) | biased | {"feed_forward_bias": fields["mlp_bias"]}
+    return _common(fields) | _biases(fields) | {"feed_forward_bias": fields["mlp_bias"]}
 
 
 def _mistral(fields: Fields, names: Collection[str]) -> dict[str, Any]:
@@ -100,8 +104,7 @@ def _qwen2(fields: Fields, names: Collection[str]) -> dict[str, Any]:
 
 
 def _qwen3(fields: Fields, names: Collection[str]) -> dict[str, Any]:
-    biased = {"qkv_bias": fields["attention_bias"], "output_bias": fields["attention_bias"]}
-    return _common(fields) | _windows(fields) | biased
+    return _qwen2(fields, names) | _biases(fields)
 
 
 def _windows(fields: Fields) -> dict[str, Any]:
@@ -136,40 +139,28 @@ LLAMA = Family(
     no_parameters=NO_PARAMETERS,
 )
 
-MISTRAL = Family(
+MISTRAL = dataclasses.replace(
+    LLAMA,
     always=ALWAYS | {"qkv_bias": False, "output_bias": False, "feed_forward_bias": False},
-    fields=FIELDS,
     configure=_mistral,
     reads=(*READS, "sliding_window"),
     defaults=DEFAULTS | {"max_position_embeddings": 131_072, "num_key_value_heads": 8, "sliding_window": 4096},
-    unneeded=("attention_dropout",),
-    names=NAMES,
-    prefixes=("model.",),
-    no_parameters=NO_PARAMETERS,
 )
 
-QWEN2 = Family(
+QWEN2 = dataclasses.replace(
+    LLAMA,
     always=ALWAYS | {"qkv_bias": True, "output_bias": False, "feed_forward_bias": False},
-    fields=FIELDS,
     configure=_qwen2,
     reads=(*READS, *WINDOWS),
     defaults=DEFAULTS | WINDOWS | {"max_position_embeddings": 32_768, "num_key_value_heads": 32},
-    unneeded=("attention_dropout",),
-    names=NAMES,
-    prefixes=("model.",),
-    no_parameters=NO_PARAMETERS,
 )
 
-QWEN3 = Family(
+QWEN3 = dataclasses.replace(
+    LLAMA,
     always=ALWAYS | {"query_key_norm": True, "feed_forward_bias": False},
-    fields=FIELDS,
     configure=_qwen3,
     reads=(*READS, *WINDOWS, "attention_bias"),
     defaults={**QWEN2.defaults, "head_dim": 128, "attention_bias": False},
-    unneeded=("attention_dropout",),
-    names=NAMES,
-    prefixes=("model.",),
-    no_parameters=NO_PARAMETERS,
 )
 
 FAMILIES = {"llama": LLAMA, "mistral": MISTRAL, "qwen2": QWEN2, "qwen3": QWEN3}

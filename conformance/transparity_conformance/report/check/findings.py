@@ -25,6 +25,8 @@ class Finding:
     """The divergences that one cause explains, or one divergence without a cause."""
 
     faults: tuple[Divergence, ...]
+    is_wrong: bool = True
+    """Whether the port diverges; else its rounding is explained."""
 
     @property
     def worst(self) -> Divergence:
@@ -45,7 +47,12 @@ class Finding:
 
     @property
     def residual(self) -> str:
-        """The difference that remains with all the causes in the reference, and its part of the error."""
+        """The difference that remains with all the causes in the reference, and its part of the error.
+
+        Empty where the causes explain nothing, or nothing is wrong.
+        """
+        if self.explained <= 0 or not self.is_wrong:
+            return ""
         # each cause is put in on top of those before it
         left, remaining = max(fault.causes[-1].residual for fault in self.faults), 1 - self.explained
         return f"{left:.1g}" + (f" ({remaining:.0e} of the error)" if remaining > 0 and left > 0 else "")
@@ -80,7 +87,7 @@ def findings(report: Report) -> list[Finding]:
     for number, fault in enumerate(report.faults):
         causes = tuple((cause.mistake, cause.says) for cause in fault.causes)
         by_cause.setdefault(causes or number, []).append(fault)
-    return [Finding(tuple(faults)) for faults in by_cause.values()]
+    return [Finding(tuple(faults), report.verdict == "diverges") for faults in by_cause.values()]
 
 
 def sentence(report: Report) -> str:

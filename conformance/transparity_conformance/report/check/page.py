@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from transparity_conformance.report.check.findings import Finding, layer_pattern, shares_by_layer
-from transparity_conformance.report.check.view import CheckView
+from transparity_conformance.report.check.view import check_view
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.formatting import format_share, heat, height, scientific
 from transparity_conformance.report.report import Measured, Report
@@ -26,7 +26,7 @@ PLURAL = {"diverges": "diverge", "inconclusive": "are inconclusive", "agrees": "
 def as_html(reports: Sequence[Report]) -> str:
     """The page: a section for each report, the wrong ones opened."""
     functions = {"probes": _probes, "heat_map": _heat_map, "profiles": _profiles, "bars_of": _bars_of}
-    views = [CheckView(report) for report in reports]
+    views = [check_view(report) for report in reports]
     return template("check.html.jinja").render(headline=headline(reports), views=views, **functions)
 
 

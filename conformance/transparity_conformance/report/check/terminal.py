@@ -11,8 +11,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from transparity_conformance.report.check.findings import Finding, immeasurable, spread
-from transparity_conformance.report.check.view import CheckView
+from transparity_conformance.report.check.findings import Finding, immeasurable, layer_pattern, spread
+from transparity_conformance.report.check.view import CheckView, check_view
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.formatting import format_share, height
 from transparity_conformance.report.report import Report
@@ -30,7 +30,7 @@ MOST_BARS = 48
 
 def table(report: Report) -> RenderableType:
     """The verdict in a sentence, the faults, the share of every budget, and what was not compared."""
-    return Group(*_parts(CheckView(report)))
+    return Group(*_parts(check_view(report)))
 
 
 def as_text(reports: Sequence[Report], width: int = 100) -> str:
@@ -95,7 +95,7 @@ def _cause(view: CheckView, finding: Finding) -> RenderableType:
     if not finding.causes:
         return Group(Text("unexplained", style="bold"), *_profile(view, finding))
     lines = [Text.assemble((f"{cause.mistake}: ", "bold"), cause.says) for cause in finding.causes]
-    if residual := view.leaves(finding):
+    if residual := finding.residual:
         lines.append(Text(f"leaves {residual}", style="dim"))
     return Group(*lines)
 
@@ -110,7 +110,7 @@ def _profile(view: CheckView, finding: Finding) -> Iterator[Text]:
         yield Text(f"probe {fault.probe}")
     for words, errors in zip(finding.spread, finding.profile.values(), strict=True):
         yield Text(f"{words} {bars(errors, fault.budget)}".rstrip())
-    if layers := view.layers(fault.where):
+    if layers := view.layers.get(layer_pattern(fault.where)[0]):
         yield Text(f"{spread({'layer': layers}, 1.0)[0]} {bars(layers, 1.0)}".rstrip())
 
 

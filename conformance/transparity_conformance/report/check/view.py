@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from typing import NamedTuple
 
 from transparity_conformance.report.check.findings import (
     Finding,
     findings,
-    layer_pattern,
     sentence,
     shares_by_layer,
     ties,
@@ -17,11 +16,10 @@ from transparity_conformance.report.check.findings import (
 )
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.formatting import count, format_share
-from transparity_conformance.report.report import Report
+from transparity_conformance.report.report import ClaimResult, Report
 
 
-@dataclass(frozen=True)
-class ShownClaim:
+class ShownClaim(NamedTuple):
     """One claim: its verdict, and the share of its budget that it uses."""
 
     id: str
@@ -35,64 +33,42 @@ class CheckView:
     """A report as sentences, rows and lists."""
 
     report: Report
-
-    @cached_property
-    def sentence(self) -> str:
-        return sentence(self.report)
-
-    @cached_property
-    def ties(self) -> str:
-        return ties(self.report)
-
-    @cached_property
-    def findings(self) -> list[Finding]:
-        return findings(self.report)
-
-    def leaves(self, finding: Finding) -> str:
-        """The residual of a finding that is wrong and, at least in part, explained."""
-        return finding.residual if finding.explained > 0 and self.report.verdict == "diverges" else ""
-
-    @cached_property
-    def _shares_by_layer(self) -> dict[str, list[float]]:
-        return shares_by_layer(self.report.measured)
-
-    def layers(self, tap: str) -> Sequence[float]:
-        """The share of its budget that `tap` uses in each layer by itself, if there are several."""
-        return self._shares_by_layer.get(layer_pattern(tap)[0], ())
-
-    @cached_property
-    def worst(self) -> str:
-        """The worst share of a budget, as a clause."""
-        return worst_share(self.report)
-
-    @property
-    def worst_sentence(self) -> str:
-        """The worst share of a budget as a sentence; empty where the verdict's sentence has it."""
-        is_told = not self.report.faults and self.report.verdict == "agrees"
-        return "" if is_told else f"{self.worst[:1].upper()}{self.worst[1:]}."
-
-    @property
-    def first_divergence(self) -> str:
-        """The first tap beyond its budget, unless a finding names it."""
-        first = self.report.first_divergence or ""
-        return "" if first in {fault.where for fault in self.report.faults} else first
-
-    @property
-    def claims(self) -> list[ShownClaim]:
-        return [
-            ShownClaim(claim.id, claim.verdict, _share(claim.error, claim.budget), claim.where)
-            for claim in self.report.claims
-        ]
-
-    @property
-    def lists(self) -> dict[str, Sequence[str]]:
-        """What was not compared, and the notes, under their headings."""
-        return {"Not compared": self.report.not_compared, "Notes": self.report.notes}
-
-    @property
-    def compared(self) -> str:
-        return count(len(self.report.measured), "comparison")
+    sentence: str
+    ties: str
+    findings: list[Finding]
+    layers: dict[str, list[float]]
+    """The share of its budget that a tap uses in each layer by itself, by its pattern."""
+    worst: str
+    """The worst share of a budget, as a clause."""
+    worst_sentence: str
+    """The same as a sentence; empty where the verdict's sentence has it."""
+    first_divergence: str
+    """The first tap beyond its budget, unless a finding names it."""
+    claims: list[ShownClaim]
+    lists: dict[str, Sequence[str]]
+    compared: str
 
 
-def _share(error: float, budget: float) -> str:
-    return "exact" if budget == error == 0 else format_share(share(error, budget))
+def check_view(report: Report) -> CheckView:
+    """Compute everything that is shown of a report."""
+    worst, is_told = worst_share(report), not report.faults and report.verdict == "agrees"
+    is_named = report.first_divergence in {fault.where for fault in report.faults}
+    return CheckView(
+        report=report,
+        sentence=sentence(report),
+        ties=ties(report),
+        findings=findings(report),
+        layers=shares_by_layer(report.measured),
+        worst=worst,
+        worst_sentence="" if is_told else f"{worst[:1].upper()}{worst[1:]}.",
+        first_divergence="" if is_named else report.first_divergence or "",
+        claims=[_claim(claim) for claim in report.claims],
+        lists={"Not compared": report.not_compared, "Notes": report.notes},
+        compared=count(len(report.measured), "comparison"),
+    )
+
+
+def _claim(claim: ClaimResult) -> ShownClaim:
+    is_exact = claim.budget == claim.error == 0
+    used = "exact" if is_exact else format_share(share(claim.error, claim.budget))
+    return ShownClaim(claim.id, claim.verdict, used, claim.where)

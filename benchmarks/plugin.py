@@ -94,7 +94,7 @@ def measure(request: pytest.FixtureRequest) -> Measure:
 def _measure(case: Case, request: pytest.FixtureRequest) -> None:
     outcome = request.config.stash[OUTCOME]
     run = _run_of(case)
-    evidence = max((_evidence(case, run()) for _ in range(CALLS)), key=lambda found: found.share)
+    evidence = max((evidence_of(case, run()) for _ in range(CALLS)), key=lambda found: found.share)
     if not evidence.agrees:
         outcome.refused.append(evidence)
         pytest.fail(f"Not timed: {evidence}", pytrace=False)
@@ -119,7 +119,7 @@ def _run_of(case: Case) -> Run:
     return build(task, case.backend, case.mode)
 
 
-def _evidence(case: Case, logits: Any) -> Evidence:
+def evidence_of(case: Case, logits: Any) -> Evidence:
     """Compare logits, which have to be of the precision that was asked for."""
     held = conformity(_expected_of(case.preset, case.batch, case.length), logits)
     right_dtype = (dtype := dtype_name(logits)) == case.dtype

@@ -10,12 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from benchmarks import cases
 from benchmarks.cases import Case, figures
-from benchmarks.workloads import inputs_of, preset_shapes, preset_workload
+from benchmarks.oracles import expected_of
+from benchmarks.plugin import evidence_of
+from benchmarks.workloads import WORKLOADS, Workload, inputs_of, parameters_of, preset_shapes, preset_workload
 
 from transparity.presets import PRESETS
+from transparity_conformance.oracle.oracle import forward_oracle
 from transparity_conformance.report.comparison import Evidence, Subject
 
 ROOT = Path(__file__).parents[1]
@@ -185,3 +189,25 @@ def test_one_device_can_be_chosen(tmp_path: Path) -> None:
     refused = pytest_in(tmp_path, "--benchmark", "--device", "abacus", "-q", "-p", "no:cacheprovider")
     assert refused.returncode == pytest.ExitCode.INTERRUPTED
     assert "no installed backend offers the device 'abacus'" in refused.stdout
+
+
+@pytest.mark.parametrize(
+    "workload", [preset_workload("walkthrough", 1, 10), WORKLOADS["tiny-decoder"], WORKLOADS["tiny-bfloat16"]], ids=str
+)
+def test_the_gate_is_the_oracle_of_the_conformance_suite(workload: Workload) -> None:
+    """The expected logits and the budget, with the error measured at one point."""
+    parameters, inputs = dict(parameters_of(workload)), inputs_of(workload)
+    expected = expected_of(workload, parameters, inputs)
+    oracle = forward_oracle(workload.config, parameters, inputs, neighbours=1)
+    assert np.array_equal(expected.values, oracle.expected["logits"])
+    assert expected.budget == pytest.approx(oracle.budget("logits", workload.dtype), rel=1e-12)
+
+
+def test_logits_of_another_precision_are_refused() -> None:
+    case = Case("numpy", "eager", "float32", "cpu", "walkthrough", 1, 10)
+    workload = case.workload
+    right = expected_of(workload, parameters_of(workload), inputs_of(workload)).values
+    assert evidence_of(case, right.astype(np.float32)).agrees
+    evidence = evidence_of(case, right)
+    assert not evidence.agrees
+    assert evidence.note == "the logits are float64"

@@ -21,11 +21,14 @@ def write_page(folder: Path, report: Report) -> None:
     )
     pictures = [{"data": _inlined(folder / name), "caption": caption} for name, caption in save(report, folder)]
     page = environment.from_string(template).render(
-        conditions=[(name, _in_words(value)) for name, value in report.conditions.items()],
-        workloads=[_section(report, workload, rows) for workload, rows in report.by_workload()],
+        report=report,
+        conditions={name: _in_words(value) for name, value in report.conditions.items()},
         pictures=pictures,
-        missing=report.absent,
+        heading=HEADING,
         legend=LEGEND,
+        title=title,
+        cells=cells,
+        by_kind=lambda rows: groupby(rows, lambda row: row.candidate.kinds[0]),
     )
     (folder / "race.html").write_text(page)
 
@@ -36,26 +39,6 @@ def _in_words(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value / 1e9:.3g} GB" if isinstance(value, float) else str(value)
-
-
-def _section(report: Report, workload: Any, rows: list[Any]) -> dict[str, Any]:
-    kinds = groupby(rows, lambda row: row.candidate.kinds[0])
-    return {
-        "title": title(workload),
-        "heading": HEADING,
-        "kinds": [{"name": kind, "rows": [_row(row) for row in of_kind]} for kind, of_kind in kinds],
-        "not_asked": report.not_asked.get(workload.name, {}),
-    }
-
-
-def _row(row: Any) -> dict[str, Any]:
-    return {
-        "name": row.candidate.name,
-        "ours": row.candidate.ours,
-        "failed": row.failed,
-        "cells": [] if row.failed else cells(row),
-        "note": row.candidate.own_weights,
-    }
 
 
 def _inlined(path: Path) -> str:

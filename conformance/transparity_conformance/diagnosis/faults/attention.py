@@ -12,7 +12,13 @@ from transparity.config import TransformerConfig
 from transparity_conformance.diagnosis.fault import Fault, NumericFault, WalkState
 from transparity_conformance.diagnosis.faults.masks import right_mask, scores_at
 from transparity_conformance.diagnosis.faults.position_bias import bias_at
-from transparity_conformance.diagnosis.faults.sites import Value, apply_linear, met, split, sublayer_input
+from transparity_conformance.diagnosis.faults.sites import (
+    Value,
+    apply_linear,
+    normalized_and_rotated,
+    split,
+    sublayer_input,
+)
 from transparity_numpy.attention import (
     attention_scores,
     attention_weights,
@@ -35,20 +41,22 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if tap in ("scores", "context") and config.key_value_heads < config.num_heads and config.key_value_heads > 1:
         yield from _grouping_faults(tap)
     if tap in ("query", "key", "value") and heads_at(config, tap) > 1:
-        for name, (wrong, says) in SPLITS.items():
+        for name, (wrong, description) in SPLITS.items():
             kind = "head-split" if name == "view" else "head-order"
-            yield Fault(kind, f"split by {name}", says, patch=partial(_split, wrong))
+            yield Fault(kind, f"split by {name}", description, patch=partial(_split, wrong))
     if tap == "context" and config.num_heads > 1:
-        for name, (merge, says) in MERGES.items():
+        for name, (merge, description) in MERGES.items():
             kind = "head-split" if name == "view" else "head-order"
-            yield Fault(kind, f"merged by {name}", says, patch=partial(_merged, merge))
+            yield Fault(kind, f"merged by {name}", description, patch=partial(_merged, merge))
     if tap in ("query", "key", "value", "context") and heads_at(config, tap) > 1:
-        says = "heads are interleaved, (head_dim, heads) instead of (heads, head_dim), in splitting and in merging"
-        yield Fault("head-order", "split and merged interleaved", says, patch=_interleaved_throughout)
+        description = (
+            "heads are interleaved, (head_dim, heads) instead of (heads, head_dim), in splitting and in merging"
+        )
+        yield Fault("head-order", "split and merged interleaved", description, patch=_interleaved_throughout)
 
 
 def heads_at(config: TransformerConfig, tap: str) -> int:
-    """The heads of what is tapped there."""
+    """The number of heads at a tap."""
     return config.key_value_heads if tap in ("key", "value") else config.num_heads
 
 
@@ -65,7 +73,7 @@ SCALES: dict[str, Callable[[TransformerConfig], float]] = {
     "1/√(embed_dim + 1)": lambda config: (config.embed_dim + 1) ** -0.5,
     "1/√max_length": lambda config: config.max_length**-0.5,
 }
-"""What people multiply scores by, the likeliest first."""
+"""Factors by which ports multiply scores, the likeliest first."""
 
 
 def named_scale(config: TransformerConfig, scale: float, tolerance: float = 1e-4) -> str:
@@ -76,16 +84,16 @@ def named_scale(config: TransformerConfig, scale: float, tolerance: float = 1e-4
 
 
 def scaled(config: TransformerConfig, scale: float, named: str) -> Fault:
-    """Scores multiplied by `scale` instead of the right one; by what has the name, in a model of another size."""
+    """Scores multiplied by `scale`; a named factor is computed again for a model of another size."""
     right = config.score_scale
     kind = {"head_dim": "1/√head_dim", "embed_dim": "1/√embed_dim", "none": "1"}[config.attention_scale]
     kind += f" · {config.attention_multiplier:g}" if config.attention_multiplier != 1 else ""
     by = f"{named} ({scale:.4g})" if named else f"{scale:.6g}"
-    says = f"your scores are {scale / right:.4f} × ours: scaled by {by} instead of {kind} ({right:.4g})"
+    description = f"your scores are {scale / right:.4f} × ours: scaled by {by} instead of {kind} ({right:.4g})"
     change = partial(_scaled, SCALES.get(named, lambda config: scale))
     # What hides scores before they are scaled is scaled with them; that shows if it hides by half.
     also = ("weights",) if config.mask_order == "before-scale" and 0 > config.mask_value > -1e3 else ()
-    return Fault("attention-scale", named or f"{scale:.6g}", says, patch=change, also_patched=also, value=scale)
+    return Fault("attention-scale", named or f"{scale:.6g}", description, patch=change, also_patched=also, value=scale)
 
 
 def _scaled(scale: Callable[[TransformerConfig], float], state: WalkState, site: str, value: Value) -> Value:
@@ -100,30 +108,30 @@ def _scaled(scale: Callable[[TransformerConfig], float], state: WalkState, site:
 def scored(state: WalkState, site: str, scale: float, cap: float | None) -> Value:
     """Scores with another scale or cap."""
     scope = site.rpartition(".")[0]
-    query, key = met(state, scope, "query"), met(state, scope, "key")
+    query, key = normalized_and_rotated(state, scope, "query"), normalized_and_rotated(state, scope, "key")
     return attention_scores(query, repeat_heads(key, query.shape[1]), scale, cap, bias_at(state, site))
 
 
 KNOWN_CAPS = (50.0, 30.0, 20.0, 10.0)
-"""What people hold scores and logits below."""
+"""Usual softcaps of scores and logits."""
 
 
 def _cap_faults(config: TransformerConfig, tap: str) -> Iterator[Fault]:
     if tap == "weights":
-        says = "scores are held below the cap behind the mask, which brings hidden ones back to −cap"
-        yield Fault("attention-cap", "behind the mask", says, patch=_capped_behind_mask)
+        description = "scores are held below the cap behind the mask, which brings hidden ones back to −cap"
+        yield Fault("attention-cap", "behind the mask", description, patch=_capped_behind_mask)
         return
     yield Fault("attention-cap", "missing", "scores are not held below the cap", patch=partial(_capped, None))
     for cap in KNOWN_CAPS:
         if cap != config.attention_softcap:
             yield other_cap(config, cap)
-    for name, (change, says) in CAPS.items():
-        yield Fault("attention-cap", name, says, patch=partial(_capped_otherwise, change))
+    for name, (change, description) in CAPS.items():
+        yield Fault("attention-cap", name, description, patch=partial(_capped_otherwise, change))
 
 
 def other_cap(config: TransformerConfig, cap: float) -> Fault:
-    says = f"scores are held below {cap:.6g} instead of {config.attention_softcap:g}"
-    return Fault("attention-cap", f"{cap:.6g}", says, patch=partial(_capped, cap), value=cap)
+    description = f"scores are held below {cap:.6g} instead of {config.attention_softcap:g}"
+    return Fault("attention-cap", f"{cap:.6g}", description, patch=partial(_capped, cap), value=cap)
 
 
 CAPS: dict[str, tuple[Callable[[Value, float, float], Value], str]] = {
@@ -151,8 +159,8 @@ def _capped_otherwise(
 ) -> Value:
     scope, cap = site.rpartition(".")[0], state.config.attention_softcap
     assert cap is not None
-    query = met(state, scope, "query")
-    products = query @ repeat_heads(met(state, scope, "key"), query.shape[1]).swapaxes(-2, -1)
+    query = normalized_and_rotated(state, scope, "query")
+    products = query @ repeat_heads(normalized_and_rotated(state, scope, "key"), query.shape[1]).swapaxes(-2, -1)
     scores = change(products, state.config.score_scale, cap)
     bias = bias_at(state, site)
     return (scores if bias is None else scores + bias).astype(value.dtype)
@@ -165,10 +173,10 @@ def _capped_behind_mask(state: WalkState, site: str, value: Value) -> Value:
 
 
 def _grouping_faults(tap: str) -> Iterator[Fault]:
-    says = "are given to the heads in turn (0, 1, 0, 1) instead of to consecutive ones (0, 0, 1, 1)"
-    yield Fault("head-grouping", "tiled", f"keys and values {says}", patch=_tiled)
+    description = "are given to the heads in turn (0, 1, 0, 1) instead of to consecutive ones (0, 0, 1, 1)"
+    yield Fault("head-grouping", "tiled", f"keys and values {description}", patch=_tiled)
     alone = "keys" if tap == "scores" else "values"
-    yield Fault("head-grouping", f"{alone} tiled", f"{alone} {says}", patch=_tiled)
+    yield Fault("head-grouping", f"{alone} tiled", f"{alone} {description}", patch=_tiled)
 
 
 def _tiled(state: WalkState, site: str, value: Value) -> Value:
@@ -176,9 +184,9 @@ def _tiled(state: WalkState, site: str, value: Value) -> Value:
     times = state.config.num_heads // state.config.key_value_heads
     if tap == "context":
         return merge_heads(state.taps[f"{scope}.weights"] @ np.tile(state.taps[f"{scope}.value"], (1, times, 1, 1)))
-    key, scale = np.tile(met(state, scope, "key"), (1, times, 1, 1)), state.config.score_scale
+    key, scale = np.tile(normalized_and_rotated(state, scope, "key"), (1, times, 1, 1)), state.config.score_scale
     return attention_scores(
-        met(state, scope, "query"), key, scale, state.config.attention_softcap, bias_at(state, site)
+        normalized_and_rotated(state, scope, "query"), key, scale, state.config.attention_softcap, bias_at(state, site)
     )
 
 
@@ -192,11 +200,13 @@ def interleaved(x: Value, num_heads: int) -> Value:
     return x.reshape(batch, length, features // num_heads, num_heads).transpose(0, 3, 1, 2)
 
 
+INTERLEAVED = "heads are interleaved, (head_dim, heads) instead of (heads, head_dim)"
+
 SPLITS: dict[str, tuple[Callable[[Value, int], Value], str]] = {
     "view": (view, "features are cut into heads by a view alone, without the transpose"),
     "interleaved": (
         interleaved,
-        "heads are interleaved, (head_dim, heads) instead of (heads, head_dim), where they split",
+        f"{INTERLEAVED}, where they split",
     ),
 }
 
@@ -207,7 +217,7 @@ MERGES: dict[str, tuple[Callable[[Value], Value], str]] = {
     ),
     "interleaved": (
         lambda heads: heads.transpose(0, 2, 3, 1).reshape(heads.shape[0], heads.shape[2], -1),
-        "heads are interleaved, (head_dim, heads) instead of (heads, head_dim), where they merge",
+        f"{INTERLEAVED}, where they merge",
     ),
 }
 

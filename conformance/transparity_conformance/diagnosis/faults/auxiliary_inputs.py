@@ -19,7 +19,11 @@ OtherTypes = Callable[[np.ndarray, int], np.ndarray]
 TYPES: tuple[tuple[str, str, OtherTypes | None], ...] = (
     ("none", "token types are not embedded", None),
     ("all 0", "all tokens are of type 0, whatever token_types says", lambda types, most: 0 * types),
-    ("all 1", "all tokens are of type 1, whatever token_types says", lambda types, most: 0 * types + min(1, most)),
+    (
+        "all 1",
+        "all tokens are of type 1, whatever token_types says",
+        lambda types, most: 0 * types + min(1, most),
+    ),
     ("turned", "the token types are in the opposite order", lambda types, most: most - types),
 )
 

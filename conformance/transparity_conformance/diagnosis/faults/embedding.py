@@ -20,56 +20,62 @@ OFFSETS = (1, -1, 2, -2, 3, 4)
 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if site.endswith(".embedding_norm") and config.positions == "learned":
-        says = "the embeddings are normalised before the positions are added"
-        yield Fault("norm-placement", "before the positions", says, patch=_positions_behind)
+        description = "the embeddings are normalised before the positions are added"
+        yield Fault("norm-placement", "before the positions", description, patch=_positions_behind)
     if not site.endswith(".embedding"):
         return
     for name, factor in SCALES.items():
         if not math.isclose(factor(config), token_scale(config)):
             yield scaled(config, factor(config), name)
-    for offset in OFFSETS if config.positions in ("learned", "sinusoidal") else ():
-        for edge in ("clipped", "rolled") if config.positions == "learned" else ("",):
-            begins = f"positions begin at {offset + config.position_offset} instead of {config.position_offset}"
-            says = f"{begins}{f' ({edge} at the end of the table)' if edge else ''}"
-            yield Fault(
-                "position-offset", f"{offset} {edge}".strip(), says, patch=partial(_moved, offset, edge), value=offset
-            )
+    if config.positions in ("learned", "sinusoidal"):
+        yield from _offset_faults(config)
     if config.positions == "learned" and config.position_offset:
         yield from _count_faults(config, site)
     if config.positions == "sinusoidal":
         yield from _sinusoid_faults(config)
     if config.pad_id is not None:
-        says = f"the embedding of the padding token ({config.pad_id}) is zero"
-        yield Fault("padding-row", "zeroed", says, alter=_zeroed)
+        description = f"the embedding of the padding token ({config.pad_id}) is zero"
+        yield Fault("padding-row", "zeroed", description, alter=_zeroed)
         if config.tied_head or config.shared_embedding:
-            says += ", where it is looked up here alone"
-            yield Fault("padding-row", "zeroed here", says, patch=_zeroed_here)
+            description += ", where it is looked up here alone"
+            yield Fault("padding-row", "zeroed here", description, patch=_zeroed_here)
+
+
+def _offset_faults(config: TransformerConfig) -> Iterator[Fault]:
+    for offset in OFFSETS:
+        begins = f"positions begin at {offset + config.position_offset} instead of {config.position_offset}"
+        if config.positions == "sinusoidal":
+            yield Fault("position-offset", f"{offset}", begins, patch=partial(_moved, offset, ""), value=offset)
+            continue
+        for edge in ("clipped", "rolled"):
+            description, patch = f"{begins} ({edge} at the end of the table)", partial(_moved, offset, edge)
+            yield Fault("position-offset", f"{offset} {edge}", description, patch=patch, value=offset)
 
 
 def _sinusoid_faults(config: TransformerConfig) -> Iterator[Fault]:
     if config.rope_layout == "interleaved":
-        says = "all sines stand before all cosines instead of each beside its cosine"
-        yield Fault("position-layout", "concatenated", says, patch=partial(_replaced, concatenated))
+        description = "all sines stand before all cosines instead of each beside its cosine"
+        yield Fault("position-layout", "concatenated", description, patch=partial(_replaced, concatenated))
+        description = "each cosine stands before its sine"
     else:
-        says = "each sine stands beside its cosine instead of all sines before all cosines"
-        yield Fault("position-layout", "interleaved", says, patch=partial(_replaced, interleaved))
-    says = "each cosine stands before its sine" if config.rope_layout == "interleaved" else "cosines stand before sines"
-    yield Fault("position-layout", "cosine first", says, patch=partial(_replaced, cosine_first))
+        description = "each sine stands beside its cosine instead of all sines before all cosines"
+        yield Fault("position-layout", "interleaved", description, patch=partial(_replaced, interleaved))
+        description = "cosines stand before sines"
+    yield Fault("position-layout", "cosine first", description, patch=partial(_replaced, cosine_first))
     for name, exponents in EXPONENTS.items():
-        says = f"the exponent of the positions' frequencies is {name} instead of i/embed_dim for even i"
-        yield Fault("position-frequency", name, says, patch=partial(_replaced, partial(sinusoids, exponents)))
+        description = f"the exponent of the positions' frequencies is {name} instead of i/embed_dim for even i"
+        yield Fault("position-frequency", name, description, patch=partial(_replaced, partial(sinusoids, exponents)))
 
 
 def _count_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
-    """Where positions may count what is no padding alone."""
+    """Faults of the tokens that positions count."""
     if config.position_count == "all":
-        says = "positions count what is no padding alone, not all tokens"
-        yield Fault("position-count", "visible", says, patch=partial(_placed, _counting_visible))
+        description = "positions count what is no padding alone, not all tokens"
+        yield Fault("position-count", "visible", description, patch=partial(_placed, _counting_visible))
         return
-    says = "positions count padding, too"
-    yield Fault("position-count", "all", says, patch=partial(_placed, _counting_all))
-    says = "padding has the position of the last token before it, not the one in front of the first"
-    yield Fault("position-count", "padding goes on", says, patch=partial(_placed, _counting_on))
+    yield Fault("position-count", "all", "positions count padding, too", patch=partial(_placed, _counting_all))
+    description = "padding has the position of the last token before it, not the one in front of the first"
+    yield Fault("position-count", "padding goes on", description, patch=partial(_placed, _counting_on))
 
 
 def token_scale(config: TransformerConfig) -> float:
@@ -83,27 +89,27 @@ SCALES: dict[str, Callable[[TransformerConfig], float]] = {
     "embed_dim": lambda config: float(config.embed_dim),
     "√head_dim": lambda config: math.sqrt(config.head_dim),
 }
-"""What people multiply token embeddings by."""
+"""Factors by which ports multiply token embeddings."""
 
 
 def scaled(config: TransformerConfig, factor: float, named: str) -> Fault:
-    """Token embeddings times `factor`; by what has the name, in a model of another size."""
+    """Token embeddings times `factor`; a named factor is computed again for a model of another size."""
     by = f"{named} ({factor:.4g})" if named in SCALES else f"{factor:.6g}"
     right = "√embed_dim" if config.embedding_scale == "embed_dim" else "1 (none)"
-    says = f"token embeddings are multiplied by {by} instead of {right}"
+    description = f"token embeddings are multiplied by {by} instead of {right}"
     change = partial(_scaled, SCALES.get(named, lambda config: factor))
-    return Fault("embedding-scale", named, says, patch=change, value=factor)
+    return Fault("embedding-scale", named, description, patch=change, value=factor)
 
 
 def based(config: TransformerConfig, base: float, named: str) -> Fault:
     """Sinusoids of another base."""
-    says = f"the base of the positions' frequencies is {named} instead of {config.rope_theta:g}"
+    description = f"the base of the positions' frequencies is {named} instead of {config.rope_theta:g}"
     change = partial(_replaced, partial(sinusoids, usual_exponents, base=base))
-    return Fault("position-frequency", f"base {named}", says, patch=change, value=base)
+    return Fault("position-frequency", f"base {named}", description, patch=change, value=base)
 
 
 def tokens_of(state: WalkState, site: str) -> np.ndarray:
-    """The tokens' own embeddings, unscaled, without positions."""
+    """The token embeddings, unscaled, without positions."""
     table = state.parameters[token_table(state.config, site.split(".")[0])]
     embedded: np.ndarray = table[state.inputs[keys_name(state.config, site)]]
     return embedded
@@ -114,7 +120,7 @@ def _scaled(factor: Callable[[TransformerConfig], float], state: WalkState, site
 
 
 def right_ids(state: WalkState, site: str, visible: np.ndarray | None = None) -> np.ndarray:
-    """The rows (batch or 1, length) of the table of positions; `visible` is what is counted, if not all is."""
+    """The rows (batch or 1, length) of the table of positions; `visible` marks the counted tokens."""
     visible = padding_at(state, site)[:, 0, 0] if visible is None else visible
     return position_ids(state.config, visible, np.arange(visible.shape[1])[None])
 
@@ -123,10 +129,10 @@ def right_positions(state: WalkState, site: str) -> np.ndarray:
     if state.config.positions == "learned":
         table: np.ndarray = state.parameters[f"{site.split('.')[0]}.position_embedding.weight"]
         return table[right_ids(state, site)]
-    return sinusoids(usual_exponents, state.config, _standing(state, site))
+    return sinusoids(usual_exponents, state.config, _positions(state, site))
 
 
-def _standing(state: WalkState, site: str) -> np.ndarray:
+def _positions(state: WalkState, site: str) -> np.ndarray:
     return np.arange(state.inputs[keys_name(state.config, site)].shape[1])
 
 
@@ -136,17 +142,17 @@ def _moved(offset: int, edge: str, state: WalkState, site: str, value: Value) ->
         table = state.parameters[f"{site.split('.')[0]}.position_embedding.weight"]
         moved = right_ids(state, site) + offset
         return value - right + table[moved % len(table) if edge == "rolled" else np.clip(moved, 0, len(table) - 1)]
-    return value - right + sinusoids(usual_exponents, state.config, _standing(state, site) + offset)
+    return value - right + sinusoids(usual_exponents, state.config, _positions(state, site) + offset)
 
 
 def _placed(ids: Callable[[WalkState, str], np.ndarray], state: WalkState, site: str, value: Value) -> Value:
-    """With other learned positions; what is none is the first or the last."""
+    """Replace the learned positions; ids outside the table are clipped."""
     table = state.parameters[f"{site.split('.')[0]}.position_embedding.weight"]
     return value - right_positions(state, site) + table[np.clip(ids(state, site), 0, len(table) - 1)]
 
 
 def _counting_all(state: WalkState, site: str) -> np.ndarray:
-    return _standing(state, site)[None] + state.config.position_offset
+    return _positions(state, site)[None] + state.config.position_offset
 
 
 def _counting_visible(state: WalkState, site: str) -> np.ndarray:
@@ -161,7 +167,7 @@ def _counting_on(state: WalkState, site: str) -> np.ndarray:
 
 
 def _replaced(positions: Value, state: WalkState, site: str, value: Value) -> Value:
-    return value - right_positions(state, site) + positions(state.config, _standing(state, site))
+    return value - right_positions(state, site) + positions(state.config, _positions(state, site))
 
 
 def usual_exponents(dim: int) -> np.ndarray:
@@ -177,12 +183,12 @@ def _waves(config: TransformerConfig, positions: np.ndarray, base: float, expone
 def sinusoids(
     exponents: Value, config: TransformerConfig, positions: np.ndarray, base: float | None = None
 ) -> np.ndarray:
-    """Sines and cosines, laid out as they should be, at the frequencies base^−exponent."""
+    """Sines and cosines in the right layout at the frequencies base^−exponent."""
     both = _waves(config, positions, config.rope_theta if base is None else base, exponents)
-    return _beside(both) if config.rope_layout == "interleaved" else np.concatenate(both, axis=-1)
+    return _interleave(both) if config.rope_layout == "interleaved" else np.concatenate(both, axis=-1)
 
 
-def _beside(both: list[np.ndarray]) -> np.ndarray:
+def _interleave(both: list[np.ndarray]) -> np.ndarray:
     return np.stack(both, axis=-1).reshape(len(both[0]), -1)
 
 
@@ -191,12 +197,12 @@ def concatenated(config: TransformerConfig, positions: np.ndarray) -> np.ndarray
 
 
 def interleaved(config: TransformerConfig, positions: np.ndarray) -> np.ndarray:
-    return _beside(_waves(config, positions, config.rope_theta, usual_exponents))
+    return _interleave(_waves(config, positions, config.rope_theta, usual_exponents))
 
 
 def cosine_first(config: TransformerConfig, positions: np.ndarray) -> np.ndarray:
     both = _waves(config, positions, config.rope_theta, usual_exponents)[::-1]
-    return _beside(both) if config.rope_layout == "interleaved" else np.concatenate(both, axis=-1)
+    return _interleave(both) if config.rope_layout == "interleaved" else np.concatenate(both, axis=-1)
 
 
 EXPONENTS = {

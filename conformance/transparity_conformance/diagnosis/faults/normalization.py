@@ -1,4 +1,4 @@
-"""Faults at the norms: another eps, another place for it, another deviation, another norm, or none."""
+"""Faults of norms: eps, its place, the deviation, the kind of norm, or none at all."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KNOWN_EPS = (1e-3, 1e-5, 1e-6, 1e-7, 1e-8, 1e-12, 0.0, 1e-2, 1e-4)
 
 @dataclass(frozen=True)
 class Form:
-    """A norm over the features, piece by piece."""
+    """The parts of a norm."""
 
     centered: bool = True
     correction: int = 0
@@ -38,82 +38,84 @@ class Form:
     biased: bool = True
     gained: bool = True
     more: float = 0.0
-    """What is added to the gain."""
+    """The number added to the gain."""
     statistics: str = "features"
-    """Over what it is taken: `features`, `heads` and their features, the `batch` and positions, or none: `running`."""
+    """The axes: `features`, `heads` and their features, the `batch` and positions, or `running` statistics."""
 
 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if not is_norm(config, site):
         return
-    for eps in KNOWN_EPS:
-        if eps != config.norm_eps:
-            yield other_eps(config, eps)
+    yield from (other_eps(config, eps) for eps in KNOWN_EPS if eps != config.norm_eps)
     right = form_at(config, site)
     if not right.centered:
-        yield from _of_rms(config, site, right)
-    elif config.norm != "batch":
-        place = "inside the root" if right.outside else "outside the root"
-        says = f"eps is added {place}"
-        yield _formed("norm-eps-placement", place, says, outside=not right.outside)
-        over = "n" if right.correction else "n − 1"
-        says = f"the variance is taken over {over}"
-        yield _formed("norm-variance", over, says, correction=1 - right.correction)
-        says += f", and eps is added {place}"
-        yield _formed(
-            "norm-variance", f"{over}, eps {place}", says, correction=1 - right.correction, outside=not right.outside
-        )
-        for biased, without in ((True, ""), (False, ", and there is no bias")):
-            says = f"it is an RMSNorm: the mean is not taken away{without}"
-            rms = {"centered": False, "correction": 0, "biased": biased}
-            yield _formed("norm-kind", f"RMSNorm{without}", says, **rms, outside=False)
-            if right.outside:
-                yield _formed(
-                    "norm-kind", f"RMSNorm{without}, eps outside", f"{says}, and eps is outside the root", **rms
-                )
-                says += ", the deviation as in the right norm"
-                yield _formed("norm-kind", f"RMSNorm{without}, same deviation", says, centered=False, biased=biased)
-        says = "it is a BatchNorm over the batch and the positions"
-        yield _formed("norm-kind", "BatchNorm", says, correction=0, outside=False, statistics="batch")
-        if right.outside:
-            says += ", the deviation as in the right norm"
-            yield _formed("norm-kind", "BatchNorm, same deviation", says, statistics="batch")
+        yield from _of_rms(site)
+    elif config.norm == "batch":
+        yield from _of_batch()
     else:
-        says = "eps is added outside the root"
-        yield _formed("norm-eps-placement", "outside the root", says, outside=True)
-        says = "it normalises by the batch, not by the running statistics"
-        yield _formed("norm-kind", "batch statistics", says, statistics="batch")
-        yield _formed("norm-kind", "LayerNorm", "it is a LayerNorm", statistics="features")
+        yield from _of_layer(right)
     if right.biased:
         yield _formed("norm-kind", "without bias", "its bias is missing", biased=False)
     yield _formed("norm-kind", "without gain", "its gain is missing", gained=False)
-    if not right.centered or right.more:
-        says = "it multiplies by its weight, not by 1 + its weight"
-        if not right.more:
-            says = "it multiplies by 1 + its weight, not by its weight"
-        yield _formed("norm-gain", "weight" if right.more else "one-plus-weight", says, more=1 - right.more)
+    if right.more:
+        yield _formed("norm-gain", "weight", "it multiplies by its weight, not by 1 + its weight", more=0)
+    elif not right.centered:
+        yield _formed("norm-gain", "one-plus-weight", "it multiplies by 1 + its weight, not by its weight", more=1)
     yield Fault("norm-missing", "missing", "this norm is left out", patch=_missing)
-    for other in _beside(config, site):
+    for other in _neighbours(config, site):
         name = site.rpartition(".")[2]
         pair = (min(name, other), max(name, other))
-        says = f"the parameters of {pair[0]} and {pair[1]} are exchanged"
-        yield Fault("norm-swapped", " and ".join(pair), says, alter=partial(_exchanged, pair))
+        description = f"the parameters of {pair[0]} and {pair[1]} are exchanged"
+        yield Fault("norm-swapped", " and ".join(pair), description, alter=partial(_exchanged, pair))
 
 
-def _of_rms(config: TransformerConfig, site: str, right: Form) -> Iterator[Fault]:
-    """What only an RMS norm can be taken for."""
+def _formed(identity: str, variant: str, description: str, **changes: Any) -> Fault:
+    return Fault(identity, variant, description, patch=partial(_normed, changes, None))
+
+
+def _of_batch() -> Iterator[Fault]:
+    """Faults of a BatchNorm."""
     yield _formed("norm-eps-placement", "outside the root", "eps is added outside the root", outside=True)
-    says = "the mean of the squares is taken over n − 1"
-    yield _formed("norm-variance", "n − 1", says, correction=1)
-    says = "it is a LayerNorm: the mean is taken away"
-    yield _formed("norm-kind", "LayerNorm", says, centered=True)
+    description = "it normalises by the batch, not by the running statistics"
+    yield _formed("norm-kind", "batch statistics", description, statistics="batch")
+    yield _formed("norm-kind", "LayerNorm", "it is a LayerNorm", statistics="features")
+
+
+def _of_layer(right: Form) -> Iterator[Fault]:
+    """Faults of a LayerNorm."""
+    place, over = "inside the root" if right.outside else "outside the root", "n" if right.correction else "n − 1"
+    yield _formed("norm-eps-placement", place, f"eps is added {place}", outside=not right.outside)
+    description, changes = f"the variance is taken over {over}", {"correction": 1 - right.correction}
+    yield _formed("norm-variance", over, description, **changes)
+    description += f", and eps is added {place}"
+    yield _formed("norm-variance", f"{over}, eps {place}", description, **changes, outside=not right.outside)
+    for biased, without in ((True, ""), (False, ", and there is no bias")):
+        kind, description = f"RMSNorm{without}", f"it is an RMSNorm: the mean is not taken away{without}"
+        rms = {"centered": False, "correction": 0, "biased": biased}
+        yield _formed("norm-kind", kind, description, **rms, outside=False)
+        if right.outside:
+            yield _formed("norm-kind", f"{kind}, eps outside", f"{description}, and eps is outside the root", **rms)
+            description += ", the deviation as in the right norm"
+            yield _formed("norm-kind", f"{kind}, same deviation", description, centered=False, biased=biased)
+    description = "it is a BatchNorm over the batch and the positions"
+    yield _formed("norm-kind", "BatchNorm", description, correction=0, outside=False, statistics="batch")
+    if right.outside:
+        description += ", the deviation as in the right norm"
+        yield _formed("norm-kind", "BatchNorm, same deviation", description, statistics="batch")
+
+
+def _of_rms(site: str) -> Iterator[Fault]:
+    """Faults of an RMSNorm."""
+    yield _formed("norm-eps-placement", "outside the root", "eps is added outside the root", outside=True)
+    yield _formed("norm-variance", "n − 1", "the mean of the squares is taken over n − 1", correction=1)
+    yield _formed("norm-kind", "LayerNorm", "it is a LayerNorm: the mean is taken away", centered=True)
     if is_head_norm(site):
-        says = "all heads are normalised together, not each by itself"
-        yield _formed("query-key-norm", "heads together", says, statistics="heads")
+        description = "all heads are normalised together, not each by itself"
+        yield _formed("query-key-norm", "heads together", description, statistics="heads")
 
 
-def _beside(config: TransformerConfig, site: str) -> list[str]:
-    """The norms whose parameters may have been taken for this one's."""
+def _neighbours(config: TransformerConfig, site: str) -> list[str]:
+    """The norms whose parameters may be used instead of this one's."""
     if is_head_norm(site):
         return ["key_norm" if site.endswith("query_norm") else "query_norm"]
     if site.count(".") != 3:
@@ -126,7 +128,7 @@ def _beside(config: TransformerConfig, site: str) -> list[str]:
 
 
 def form_at(config: TransformerConfig, site: str) -> Form:
-    """The right norm there."""
+    """The right norm at a tap."""
     more = 1.0 if config.norm_gain == "one-plus-weight" else 0.0
     if config.norm == "rms" or is_head_norm(site):
         return Form(centered=False, biased=False, more=more)
@@ -136,12 +138,8 @@ def form_at(config: TransformerConfig, site: str) -> Form:
 
 
 def other_eps(config: TransformerConfig, eps: float) -> Fault:
-    says = f"eps is {eps:.3g} instead of {config.norm_eps:g}"
-    return Fault("norm-eps", f"{eps:.3g}", says, patch=partial(_normed, {}, eps), value=eps)
-
-
-def _formed(identity: str, variant: str, says: str, **changes: Any) -> Fault:
-    return Fault(identity, variant, says, patch=partial(_normed, changes, None))
+    description = f"eps is {eps:.3g} instead of {config.norm_eps:g}"
+    return Fault("norm-eps", f"{eps:.3g}", description, patch=partial(_normed, {}, eps), value=eps)
 
 
 def _normed(changes: Mapping[str, Any], eps: float | None, state: WalkState, site: str, value: Value) -> Value:
@@ -168,12 +166,12 @@ def _formed_by(form: Form, eps: float | None, state: WalkState, site: str, x: Va
 
 
 def normed(state: WalkState, site: str) -> Value:
-    """What the right norm makes of what flows into it."""
+    """Apply the right norm to its input."""
     return normed_input(state, site, norm_input(state, site))
 
 
 def normed_input(state: WalkState, site: str, x: Value) -> Value:
-    """What the right norm makes of `x`."""
+    """Apply the right norm to `x`."""
     return _formed_by(form_at(state.config, site), None, state, site, x)
 
 

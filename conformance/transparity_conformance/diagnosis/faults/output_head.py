@@ -22,19 +22,19 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if site != "logits":
         return
     if config.head == "pooled":
-        for name, (pooled, says) in POOLINGS.items():
-            yield Fault("pooling", name, says, patch=partial(_pooled, pooled))
+        for name, (pooled, description) in POOLINGS.items():
+            yield Fault("pooling", name, description, patch=partial(_pooled, pooled))
     if config.head != "logits":
         return
     if config.head_scale == "embed_dim":
         yield Fault("head-scale", "none", "what goes into the head is not divided by √embed_dim", patch=_unscaled)
-        says = "what goes into the head is multiplied by √embed_dim, not divided"
-        yield Fault("head-scale", "√embed_dim", says, patch=partial(_scaled, 0.5))
+        description = "what goes into the head is multiplied by √embed_dim, not divided"
+        yield Fault("head-scale", "√embed_dim", description, patch=partial(_scaled, 0.5))
     elif config.tied_head:
-        says = "what goes into the head is divided by √embed_dim"
-        yield Fault("head-scale", "1/√embed_dim", says, patch=partial(_scaled, -0.5))
-        says = "what goes into the head is multiplied by √embed_dim"
-        yield Fault("head-scale", "√embed_dim", says, patch=partial(_scaled, 0.5))
+        description = "what goes into the head is divided by √embed_dim"
+        yield Fault("head-scale", "1/√embed_dim", description, patch=partial(_scaled, -0.5))
+        description = "what goes into the head is multiplied by √embed_dim"
+        yield Fault("head-scale", "√embed_dim", description, patch=partial(_scaled, 0.5))
     if config.final_softcap is not None:
         yield from _cap_faults(config)
 
@@ -46,15 +46,15 @@ def _cap_faults(config: TransformerConfig) -> Iterator[Fault]:
     for cap in KNOWN_CAPS:
         if cap != config.final_softcap:
             yield other_cap(config, cap)
-    says = "logits are cut off at the cap instead of being bent towards it by tanh"
-    yield Fault("logit-cap", "clipped", says, patch=partial(_after, lambda x, cap: np.clip(x, -cap, cap)))
-    says = "logits are tanh(logits / cap), which is not multiplied by the cap again"
-    yield Fault("logit-cap", "not scaled back", says, patch=partial(_after, lambda x, cap: np.tanh(x / cap)))
+    description = "logits are cut off at the cap instead of being bent towards it by tanh"
+    yield Fault("logit-cap", "clipped", description, patch=partial(_after, lambda x, cap: np.clip(x, -cap, cap)))
+    description = "logits are tanh(logits / cap), which is not multiplied by the cap again"
+    yield Fault("logit-cap", "not scaled back", description, patch=partial(_after, lambda x, cap: np.tanh(x / cap)))
 
 
 def other_cap(config: TransformerConfig, cap: float) -> Fault:
-    says = f"logits are held below {cap:.6g} instead of {config.final_softcap:g}"
-    return Fault("logit-cap", f"{cap:.6g}", says, patch=partial(_with, {"final_softcap": cap}), value=cap)
+    description = f"logits are held below {cap:.6g} instead of {config.final_softcap:g}"
+    return Fault("logit-cap", f"{cap:.6g}", description, patch=partial(_with, {"final_softcap": cap}), value=cap)
 
 
 def _last(state: WalkState) -> Value:

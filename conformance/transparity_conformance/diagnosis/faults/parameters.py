@@ -23,10 +23,10 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if site == "logits" and config.head == "logits" and not config.tied_head:
         yield from _head_faults(config)
     if _is_packed(config, site):
-        says = "queries, keys and values are packed head by head, and read as if one lay behind the other"
-        yield Fault("packed-order", "head by head", says, alter=_packed_by_head)
-        says = "queries, keys and values are packed one behind the other, and read as if head by head"
-        yield Fault("packed-order", "one behind the other", says, alter=_packed_in_turn)
+        description = "queries, keys and values are packed head by head, and read as if one lay behind the other"
+        yield Fault("packed-order", "head by head", description, alter=_packed_by_head)
+        description = "queries, keys and values are packed one behind the other, and read as if head by head"
+        yield Fault("packed-order", "one behind the other", description, alter=_packed_in_turn)
 
 
 def _of_part(config: TransformerConfig, part: str) -> Iterator[Fault]:
@@ -34,18 +34,17 @@ def _of_part(config: TransformerConfig, part: str) -> Iterator[Fault]:
     shapes, role = parameter_shapes(config), part.rpartition(".")[2]
     shape = shapes.get(f"{part}.weight")
     if shape is not None and shape[0] == shape[1]:
-        says = f"the {role} weight is transposed"
-        yield Fault("weight-transpose", role, says, alter=partial(_transposed, role))
+        yield Fault("weight-transpose", role, f"the {role} weight is transposed", alter=partial(_transposed, role))
     for pair in EXCHANGED:
         if shape is not None and role in pair:
             other = f"{part.rpartition('.')[0]}.{pair[role == pair[0]]}"
             if shapes.get(f"{other}.weight") == shape:
-                says = f"the weights of {pair[0]} and {pair[1]} are exchanged"
-                yield Fault("weight-swapped", " and ".join(pair), says, alter=partial(_exchanged, pair))
+                description = f"the weights of {pair[0]} and {pair[1]} are exchanged"
+                yield Fault("weight-swapped", " and ".join(pair), description, alter=partial(_exchanged, pair))
                 if f"{other}.bias" in shapes:
-                    says += ", their biases are not"
+                    description += ", their biases are not"
                     change = partial(_exchanged, pair, biases=False)
-                    yield Fault("weight-swapped", f"{' and '.join(pair)} without biases", says, alter=change)
+                    yield Fault("weight-swapped", f"{' and '.join(pair)} without biases", description, alter=change)
     if f"{part}.bias" in shapes:
         yield Fault("bias-dropped", role, f"the {role} bias is missing", alter=partial(_unbiased, role))
 
@@ -55,11 +54,11 @@ def _head_faults(config: TransformerConfig) -> Iterator[Fault]:
     shapes = parameter_shapes(config)
     for stack in stacks[:1] if config.shared_embedding else stacks:
         if shapes[token_table(config, stack)] == shapes["head.weight"]:
-            says = f"the head's weight is tied to the {stack}'s token embedding"
-            yield Fault("head-tied", stack, says, alter=partial(_tied, stack))
+            description = f"the head's weight is tied to the {stack}'s token embedding"
+            yield Fault("head-tied", stack, description, alter=partial(_tied, stack))
             if config.head_bias:
-                says += ", and its bias is missing"
-                yield Fault("head-tied", f"{stack} without bias", says, alter=partial(_tied, stack, bias=False))
+                description += ", and its bias is missing"
+                yield Fault("head-tied", f"{stack} without bias", description, alter=partial(_tied, stack, bias=False))
 
 
 def scope_of_head(config: TransformerConfig) -> str:
@@ -77,7 +76,7 @@ def _part(site: str) -> str | None:
 
 
 def _parts(config: TransformerConfig, site: str) -> list[str]:
-    """All that are."""
+    """Every linear map whose parameters act at `site`."""
     part = _part(site)
     if part is None or (part == "head" and config.head == "hidden"):
         return []
@@ -86,7 +85,7 @@ def _parts(config: TransformerConfig, site: str) -> list[str]:
 
 
 def _named(site: str, role: str) -> str:
-    """The linear map of this role that shows at `site`."""
+    """The linear map of a role that acts at `site`."""
     part = _part(site)
     assert part is not None
     return f"{part.rpartition('.')[0]}.{role}".removeprefix(".")
@@ -123,8 +122,7 @@ def _tied(stack: str, config: TransformerConfig, parameters: Arrays, site: str, 
 
 
 def _is_packed(config: TransformerConfig, site: str) -> bool:
-    """Whether what is tapped there may be one of three that are packed, as in checkpoints of decoders with positions
-    inside attention (BLOOM, GPT-NeoX)."""
+    """Whether the tap may come from packed queries, keys and values, as in checkpoints of BLOOM and GPT-NeoX."""
     _, sublayer, tap = split(site)
     whole = config.projection == "full" and config.key_value_heads == config.num_heads
     inside = config.architecture == "decoder" and config.positions in ("rotary", "alibi")
@@ -135,12 +133,12 @@ ROLES = ("query", "key", "value")
 
 
 def _packed_by_head(config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
-    """Rows that stand as (heads, role, features) are read as (role, heads, features)."""
+    """Read rows that are packed as (heads, role, features) as (role, heads, features)."""
     return _repacked(config, parameters, site, lambda packed: packed.swapaxes(0, 1).reshape(packed.shape))
 
 
 def _packed_in_turn(config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
-    """Rows that stand as (role, heads, features) are read as (heads, role, features)."""
+    """Read rows that are packed as (role, heads, features) as (heads, role, features)."""
     heads = config.num_heads
     return _repacked(
         config,
@@ -153,7 +151,7 @@ def _packed_in_turn(config: TransformerConfig, parameters: Arrays, site: str) ->
 def _repacked(
     config: TransformerConfig, parameters: Arrays, site: str, read: Callable[[np.ndarray], np.ndarray]
 ) -> Arrays:
-    """What stands where the role tapped at `site` is read, of its weight and bias."""
+    """The weight and bias that are read for the role at `site`."""
     scope, role = site.rpartition(".")[::2]
     changed = {}
     for kind in ("weight", "bias"):

@@ -10,7 +10,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity_conformance.diagnosis.fault import Fault, WalkState
-from transparity_conformance.diagnosis.faults.sites import Value, distances_at, keys_name, met, split
+from transparity_conformance.diagnosis.faults.sites import Value, distances_at, keys_name, normalized_and_rotated, split
 from transparity_numpy.positions import alibi_slopes, relative_buckets, score_bias
 
 
@@ -33,7 +33,7 @@ def bias_at(state: WalkState, site: str) -> Value | None:
         return None
     stack, length = scope.split(".")[0], state.inputs[keys_name(state.config, site)].shape[1]
     table = {"relative_bias": {"weight": state.parameters.get(f"{stack}.relative_bias.weight")}}
-    dtype = met(state, f"{scope}.{sublayer}", "query").dtype
+    dtype = normalized_and_rotated(state, f"{scope}.{sublayer}", "query").dtype
     return score_bias(state.config, table, np.arange(length)[None], length, dtype, both=stack == "encoder")
 
 

@@ -28,34 +28,36 @@ from transparity_numpy.functional import log_softmax
 def whole_model_faults(config: TransformerConfig) -> Iterator[Fault]:
     other = "pre" if config.norm_position == "post" else "post"
     if config.norm_position == "both":
-        says = "norms stand in front of the sublayers alone, not behind them, too"
-        yield Fault("norm-placement", "pre", says, fields={"norm_position": "pre"})
-    says = f"{other}-norm instead of {config.norm_position}-norm"
-    yield Fault("norm-placement", other, says, fields={"norm_position": other})
+        description = "norms stand in front of the sublayers alone, not behind them, too"
+        yield Fault("norm-placement", "pre", description, fields={"norm_position": "pre"})
+    description = f"{other}-norm instead of {config.norm_position}-norm"
+    yield Fault("norm-placement", other, description, fields={"norm_position": other})
     if config.final_norm:
-        says += ", without the final norm"
+        description += ", without the final norm"
         yield Fault(
-            "norm-placement", f"{other}, no final norm", says, fields={"norm_position": other, "final_norm": False}
+            "norm-placement",
+            f"{other}, no final norm",
+            description,
+            fields={"norm_position": other, "final_norm": False},
         )
     for name, bits in WEIGHT_BITS.items():
-        says = f"rounding of {name} weights"
-        yield Fault("low-precision", f"{name} weights", says, alter=partial(_rounded, bits))
+        yield Fault("low-precision", f"{name} weights", f"rounding of {name} weights", alter=partial(_rounded, bits))
 
 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     _, sublayer, tap = split(site)
     if tap == "hidden":
-        for name, (function, says) in ACTIVATIONS.items():
+        for name, (function, description) in ACTIVATIONS.items():
             if name != config.activation:
-                instead = f"{says} instead of {ACTIVATIONS[config.activation][1]}"
+                instead = f"{description} instead of {ACTIVATIONS[config.activation][1]}"
                 yield Fault("activation", name, instead, patch=partial(_activated, function))
-        for identity, name, says, gated in GATES if config.gated else ():
-            yield Fault(identity, name, says, patch=partial(_gated, gated))
+        for identity, name, description, gated in GATES if config.gated else ():
+            yield Fault(identity, name, description, patch=partial(_gated, gated))
     if sublayer and site == branch_end(config, ".".join(sublayer_of(site))):
         yield from _residual_faults(config, sublayer_of(site)[1])
     if sublayer.endswith("_norm") and sublayer != "memory_norm" and config.norm_position == "post":
-        says = "the norm is applied to the sublayer's output alone, the residual added behind it"
-        yield Fault("norm-placement", "before the residual", says, patch=_normed_output, downstream=None)
+        description = "the norm is applied to the sublayer's output alone, the residual added behind it"
+        yield Fault("norm-placement", "before the residual", description, patch=_normed_output, downstream=None)
     if site == "logits" and config.head == "logits":
         yield Fault("logit-shift", "log-softmax", "log-softmax of the logits is returned", patch=_log_softmax)
         yield Fault("logit-shift", "largest 0", "each row is shifted so that its largest logit is 0", patch=_largest_0)
@@ -64,13 +66,13 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
 
 def _residual_faults(config: TransformerConfig, sublayer: str) -> Iterator[Fault]:
     if config.norm_position != "post":
-        says = "the residual adds the normalised tensor instead of the one before the norm"
-        yield Fault("residual-source", "normalised", says, downstream=_from_normalised)
+        description = "the residual adds the normalised tensor instead of the one before the norm"
+        yield Fault("residual-source", "normalised", description, downstream=_from_normalised)
     yield Fault("residual-source", "missing", "the residual is missing", downstream=_no_residual)
     yield Fault("residual-source", "twice", "the residual is added twice", downstream=_residual_twice)
     if sublayer == "feed_forward" or sublayer == "cross_attention":
-        says = "the residual adds the layer's input instead of what came before this sublayer"
-        yield Fault("residual-source", "layer input", says, downstream=_from_layer_input)
+        description = "the residual adds the layer's input instead of what came before this sublayer"
+        yield Fault("residual-source", "layer input", description, downstream=_from_layer_input)
 
 
 WEIGHT_BITS = {"bfloat16": "bfloat16", "float16": "float16", "TF32": "tf32"}
@@ -119,7 +121,7 @@ def _activated(function: Callable[[Value], Value], state: WalkState, site: str, 
 
 
 Gated = Callable[[Callable[[Value], Value], Value, Value], Value]
-"""What becomes of an activation, the gate, and what goes up."""
+"""From the activation function, the gate and the up projection to the hidden units."""
 
 GATES: tuple[tuple[str, str, str, Gated], ...] = (
     (

@@ -1,4 +1,4 @@
-"""How far a fault reaches: code is shared by many places of a model, and faults in it are, too."""
+"""The groups of taps that share code in a port, and so share its faults."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def groups(sites: Iterable[str]) -> list[tuple[str, ...]]:
 
 
 def _keys(site: str) -> str:
-    """Whose padding its mask is made of: the encoder and cross-attention share theirs."""
+    """The input whose padding is masked: the encoder and cross-attention share theirs."""
     return "source" if site.startswith("encoder") or ".cross_attention." in site else "target"
 
 

@@ -1,4 +1,4 @@
-"""Where a tap stands in the model: what its part is called, and what goes into it."""
+"""The parts of the model around a tap: their names, their inputs and their parameters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ATTENTIONS = ("self_attention", "cross_attention")
 
 
 def split(site: str) -> tuple[str, str, str]:
-    """`decoder.layers.0`, `self_attention` and `scores` of a tap's name; what it lacks is empty."""
+    """Split a tap into layer, sublayer and value: `decoder.layers.0`, `self_attention`, `scores`; empty if absent."""
     parts = site.split(".")
     if len(parts) < 4:
         return (parts[0], "", parts[-1])
@@ -37,13 +37,13 @@ def sublayers(config: TransformerConfig, scope: str) -> list[str]:
 
 
 def layer_input(state: WalkState, scope: str) -> Value:
-    """What flows into a layer."""
+    """The input of a layer."""
     stack, _, index = scope.split(".")
     return _behind_layers(state, stack, int(index))
 
 
 def _behind_layers(state: WalkState, stack: str, layers: int) -> Value:
-    """What flows behind the first `layers` of a stack."""
+    """The activation behind the first `layers` of a stack."""
     first = "embedding_norm" if state.config.embedding_norm else "embedding"
     return state.taps[f"{stack}.layers.{layers - 1}.output" if layers else f"{stack}.{first}"]
 
@@ -64,18 +64,18 @@ def stream(state: WalkState, scope: str, upto: str) -> Value:
 
 
 def branch_end(config: TransformerConfig, sublayer: str) -> str:
-    """The tap behind which the residual is added to what the sublayer at `sublayer` gives."""
+    """The last tap of a sublayer before its residual is added."""
     return f"{sublayer}_post_norm" if config.norm_position == "both" else f"{sublayer}.output"
 
 
 def sublayer_of(site: str) -> tuple[str, str]:
-    """`decoder.layers.0` and `self_attention` of any tap of the sublayer, its norms' too."""
+    """The layer and the sublayer of a tap, also of the sublayer's norms."""
     scope, name, _ = split(site)
     return scope, name.removesuffix("_norm").removesuffix("_post")
 
 
 def norm_input(state: WalkState, site: str) -> Value:
-    """What goes into the norm whose result is tapped as `site` (a stack's output, if it has a final norm)."""
+    """The input of the norm whose result is `site` (a stack's output, if it has a final norm)."""
     config, parts = state.config, site.split(".")
     if parts[1] == "embedding_norm":
         return state.taps[f"{parts[0]}.embedding"]
@@ -93,7 +93,7 @@ def norm_input(state: WalkState, site: str) -> Value:
 
 
 def sublayer_input(state: WalkState, scope: str, sublayer: str, role: str = "query") -> Value:
-    """What goes into a sublayer: for the keys and values of cross-attention, the memory."""
+    """The input of a sublayer; the memory for the keys and values of cross-attention."""
     if sublayer == "cross_attention" and role in ("key", "value"):
         return state.taps[f"{scope}.memory_norm" if state.config.memory_norm else "encoder.output"]
     if state.config.norm_position == "post":
@@ -111,7 +111,7 @@ def is_head_norm(site: str) -> bool:
 
 
 def norm_scope(site: str) -> str:
-    """Where a norm's parameters are."""
+    """The prefix of a norm's parameters."""
     return site.replace(".output", ".final_norm") if site.count(".") == 1 else site
 
 
@@ -120,7 +120,7 @@ def apply_linear(state: WalkState, scope: str, x: Value) -> Value:
 
 
 def keys_name(config: TransformerConfig, site: str) -> str:
-    """The input that an attention looks at, or that is embedded."""
+    """The name of the input that an attention attends to, or that is embedded."""
     scope, sublayer, _ = split(site)
     stack = scope.split(".")[0]
     if sublayer == "cross_attention" or (stack == "encoder" and config.has_decoder):
@@ -129,35 +129,35 @@ def keys_name(config: TransformerConfig, site: str) -> str:
 
 
 def keys_of(state: WalkState, site: str) -> tuple[np.ndarray, bool]:
-    """The tokens that an attention looks at, and whether it is causal."""
+    """The tokens that an attention attends to, and whether it is causal."""
     scope, sublayer, _ = split(site)
     name = keys_name(state.config, site)
     return state.inputs[name], scope.startswith("decoder") and sublayer != "cross_attention"
 
 
 def given_mask(config: TransformerConfig, site: str) -> bool:
-    """Whether a mask that is given beside the tokens tells which of those at `site` are padding."""
+    """Whether an attention mask, not the padding token, marks the padding of the tokens at `site`."""
     return config.padding == "attention-mask" and keys_name(config, site) != "target"
 
 
 def padding_at(state: WalkState, site: str, *, by_token: bool = False) -> np.ndarray:
-    """What is no padding (batch, 1, 1, keys) of the tokens at `site`; `by_token`, whatever mask is given."""
+    """The mask (batch, 1, 1, keys) of the tokens at `site` that are not padding; `by_token` ignores a given mask."""
     given = state.inputs["attention_mask"] if given_mask(state.config, site) and not by_token else None
     return padding_mask(visible_keys(state.inputs[keys_name(state.config, site)], state.config.pad_id, given))
 
 
 def distances_at(state: WalkState, site: str) -> np.ndarray:
-    """How far (1, queries, keys) each key of a self-attention stands behind its query."""
+    """The distances (1, queries, keys) of the keys of a self-attention from their queries."""
     length = state.inputs[keys_name(state.config, site)].shape[1]
     return distances(np.arange(length)[None], length)
 
 
 def token_table(config: TransformerConfig, stack: str) -> str:
-    """The parameter that tokens of `stack` are embedded by."""
+    """The name of the token embedding of `stack`."""
     return f"{'encoder' if config.shared_embedding else stack}.token_embedding.weight"
 
 
-def met(state: WalkState, scope: str, role: str) -> Value:
-    """The `query` or the `key` of the attention at `scope` as they meet: normalised and turned, where there is such."""
+def normalized_and_rotated(state: WalkState, scope: str, role: str) -> Value:
+    """The `query` or `key` of the attention at `scope` after QK-norm and rotation, if configured."""
     names = [f"{scope}.{role}{step}" for step in ("_rotated", "_norm", "")]
     return state.taps[next(name for name in names if name in state.taps)]

@@ -22,7 +22,13 @@ from transparity_conformance.report.comparison import difference
 from transparity_flax import fast_linear as flax_fast_linear
 from transparity_flax.parameters import dump
 from transparity_flax.port import build as build_flax
-from transparity_pytorch.fast_linear import LearningLinear, PackedLinear, can_be_packed, learning, multiplied_by_one_row
+from transparity_pytorch.fast_linear import (
+    LearningLinear,
+    PackedLinear,
+    can_be_packed,
+    for_training,
+    multiplied_by_one_row,
+)
 from transparity_pytorch.port import build
 
 
@@ -59,7 +65,7 @@ def test_what_cannot_be_packed_stays_as_it_is(dtype: str) -> None:
     probe = probes("notes-lm")["mixed"]
     forward = build(probe.config, probe.parameters, dtype=dtype)
     assert linears(forward.fastest) == {nn.Linear}
-    assert forward._by_onednn(forward.model, learning) is forward.model
+    assert forward._by_onednn(forward.model, for_training) is forward.model
 
 
 def test_what_is_looked_into_is_not_packed() -> None:
@@ -75,7 +81,7 @@ def test_what_learns_by_onednn_has_the_models_own_parameters() -> None:
     forward = build(probe.config, probe.parameters)
     if not can_be_packed(forward.model.token_embedding.weight.dtype, "cpu"):
         pytest.skip("oneDNN is not there")
-    model = forward._by_onednn(forward.model, learning)
+    model = forward._by_onednn(forward.model, for_training)
     assert linears(model) == {LearningLinear}
     assert linears(forward.model) == {nn.Linear}
     own, others = (dict(each.named_parameters()) for each in (forward.model, model))
@@ -141,7 +147,7 @@ def test_flax_learns_by_products_of_matrices() -> None:
     """Its gradients are held to the oracle by the claims about them, as PyTorch's are."""
     probe = probes("translation")["mixed"]
     model = build_flax(probe.config, probe.parameters).model
-    learner = flax_fast_linear.learning(model)
+    learner = flax_fast_linear.for_training(model)
     own, others = (dict(nnx.to_flat_state(nnx.state(each))) for each in (model, learner))
     assert own.keys() == others.keys()
     assert all(others[path].get_value() is variable.get_value() for path, variable in own.items())

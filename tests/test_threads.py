@@ -1,5 +1,4 @@
-"""The fast paths spread a batch: JAX over the CPU's devices, where a user asked for more than one, NumPy over
-threads."""
+"""Fast paths distribute a batch: JAX over the CPU's devices, if a user asked for several, NumPy over threads."""
 
 from __future__ import annotations
 

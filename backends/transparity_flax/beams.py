@@ -9,13 +9,13 @@ from jaxtyping import Float, Int
 
 from transparity_flax.cache import select_rows
 from transparity_flax.decoding import cache_for, next_logits
-from transparity_flax.fast_linear import Split
+from transparity_flax.fast_linear import SplitModel
 from transparity_flax.generation import allocate
 from transparity_flax.precision import upcast
 
 
 def beam_search(
-    split: Split,
+    split: SplitModel,
     prompt: Int[Array, "batch length"],
     max_new_tokens: int,
     beams: int,

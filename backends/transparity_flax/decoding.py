@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 
 from transparity.taps import Tap, identity, scoped
 from transparity_flax.cache import Cache, empty_cache, mark_valid, next_positions
-from transparity_flax.fast_linear import Form, Split
+from transparity_flax.fast_linear import ModelStructure, SplitModel
 from transparity_flax.layers import cross_attention_cache
 from transparity_flax.masks import padding_mask, visible_keys
 from transparity_flax.parameters import State
@@ -71,20 +71,20 @@ def step(
 
 
 def cache_for(
-    split: Split,
+    split: SplitModel,
     tokens: Int[Array, "batch total_length"],
     longest: int,
     source: Int[Array, "batch keys"] | None,
 ) -> Cache | None:
     """Cache for the tokens; None where earlier tokens depend on later ones, or exceed `max_length`."""
-    config, form, state = split
+    config, structure, state = split
     if not config.mask_is_exact or longest > config.max_length:
         return None
-    return _prefill(form, state, len(tokens), min(tokens.shape[1], config.max_length), source)
+    return _prefill(structure, state, len(tokens), min(tokens.shape[1], config.max_length), source)
 
 
 def next_logits(
-    split: Split,
+    split: SplitModel,
     tokens: Int[Array, "batch total_length"],
     lengths: Int[Array, " batch"],
     cache: Cache | None,
@@ -93,26 +93,28 @@ def next_logits(
 ) -> Float[Array, "batch vocab"]:
     """Logits after the first `lengths` tokens of each row, of which up to `new` are not in the cache yet. Without a
     cache the model runs on the last `max_length` of them (document 001)."""
-    config, form, state = split
+    config, structure, state = split
     if cache is not None:
-        logits, held = _next_with(form, state, tokens, lengths, cache, new)
+        logits, held = _next_with(structure, state, tokens, lengths, cache, new)
         cache.update(held)
         return logits
     # A constant width lets one compiled program serve every step: fillers are in the future, so they are masked.
     # A mask that does not hide them exactly (walkthrough's) needs a program per length.
     most = tokens.shape[1] if config.mask_is_exact else int(lengths.max())
-    return _next_without(form, state, tokens, lengths, source, min(config.max_length, most))
+    return _next_without(structure, state, tokens, lengths, source, min(config.max_length, most))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2, 3))
-def _prefill(form: Form, state: State, batch: int, capacity: int, source: Int[Array, "batch keys"] | None) -> Cache:
-    return prefill(form.model(state), batch, capacity, source=source)
+def _prefill(
+    structure: ModelStructure, state: State, batch: int, capacity: int, source: Int[Array, "batch keys"] | None
+) -> Cache:
+    return prefill(structure.model(state), batch, capacity, source=source)
 
 
 # The given cache is donated: the new one takes its memory.
 @functools.partial(jax.jit, static_argnums=(0, 5), donate_argnums=4)
 def _next_with(
-    form: Form,
+    structure: ModelStructure,
     state: State,
     tokens: Int[Array, "batch total_length"],
     lengths: Int[Array, " batch"],
@@ -121,13 +123,13 @@ def _next_with(
 ) -> tuple[Float[Array, "batch vocab"], Cache]:
     counts = lengths - cache["lengths"]
     chunk = jnp.take_along_axis(tokens, next_positions(cache, new), axis=1)
-    logits = step(form.model(state), chunk, cache, counts=counts)[jnp.arange(len(tokens)), counts - 1]
+    logits = step(structure.model(state), chunk, cache, counts=counts)[jnp.arange(len(tokens)), counts - 1]
     return logits, cache
 
 
 @functools.partial(jax.jit, static_argnums=(0, 5))
 def _next_without(
-    form: Form,
+    structure: ModelStructure,
     state: State,
     tokens: Int[Array, "batch total_length"],
     lengths: Int[Array, " batch"],
@@ -137,4 +139,4 @@ def _next_without(
     begin = jnp.maximum(lengths - width, 0)
     context = jnp.take_along_axis(tokens, begin[:, None] + jnp.arange(width), axis=1)
     inputs: dict[str, Any] = {"tokens": context} if source is None else {"source": source, "target": context}
-    return form.model(state)(**inputs)[jnp.arange(len(tokens)), lengths - begin - 1]
+    return structure.model(state)(**inputs)[jnp.arange(len(tokens)), lengths - begin - 1]

@@ -1,4 +1,4 @@
-"""Differentiation: how the loss changes with the parameters, by JAX's reverse mode."""
+"""Differentiation: gradients of the loss by JAX's reverse mode."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from transparity_flax.transformer import Transformer
 
 
 def loss_of(model: Transformer, targets: Int[Array, "batch length"], **tokens: Any) -> Float[Array, ""]:
-    """The loss of a model; in training a batch norm normalises by the batch."""
+    """Loss of a model; in training, a batch norm normalizes by the batch."""
     return cross_entropy(model(**tokens), targets, model.config.pad_id)
 
 
 def loss_and_gradients(
     model: Transformer, targets: Int[Array, "batch length"], **tokens: Any
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
-    """The loss, and its gradient by every learned parameter."""
+    """Loss, and its gradient by every learned parameter."""
     graph, *states = nnx.split(model, nnx.Param, ...)
     parameters, statistics = states
 

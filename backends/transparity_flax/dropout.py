@@ -1,4 +1,4 @@
-"""Dropout: in training a share of what flows is dropped, at the taps that the configuration names."""
+"""Dropout in training, at the taps that the configuration names."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from transparity.taps import Tap
 
 
 def dropping(masks: Mapping[str, Bool[Array, "*batch"]], rate: float) -> Tap:
-    """A tap that keeps what its mask shows, divided by 1 − rate, and drops the rest (Srivastava et al. 2014); what has
-    no mask flows on as it is."""
+    """Tap that multiplies each value with its mask and divides it by 1 − rate (Srivastava et al. 2014); values without
+    a mask are unchanged."""
 
     def drop(name: str, value: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
         return jnp.where(masks[name], value / (1 - rate), 0) if name in masks else value

@@ -1,6 +1,8 @@
-"""Products as XLA does them soonest. With few rows, as decoding has them, one takes as long as its weight takes to be
-read, which is least where it stands in front, by its outputs; Flax holds it by its inputs. With many, as learning has
-them, they have to be one axis. PyTorch packs for the same reasons, and NumPy is given weights by their outputs."""
+"""Fast linear maps for XLA's CPU: the weight as the left factor for decoding, the rows as one axis for training.
+
+With few rows, a product takes as long as reading its weight, which is fastest in the order (out, in); Flax holds
+(in, out). With many rows, gradients are fastest if the rows are one axis.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,11 @@ from transparity_flax.parameters import State
 from transparity_flax.transformer import Transformer
 
 
-class Form:
-    """What a model is without its numbers, by which JAX knows the program that it compiled. It asks at every call: to
-    hash what Flax takes for it is a millisecond, for twelve layers, and this is hashed once."""
+class ModelStructure:
+    """Structure of a model without its arrays, hashed once.
+
+    JAX looks up compiled programs by it at every call, and hashing Flax's graph takes a millisecond for twelve layers.
+    """
 
     def __init__(self, model: Transformer) -> None:
         self.graph = nnx.graphdef(model)
@@ -30,29 +34,29 @@ class Form:
         return self.hash
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Form) and self.graph == other.graph
+        return isinstance(other, ModelStructure) and self.graph == other.graph
 
     def model(self, state: State) -> Transformer:
-        """The model with the numbers in `state`."""
+        """Return the model with the arrays in `state`."""
         return nnx.merge(self.graph, state)
 
 
-Split = tuple[TransformerConfig, Form, State]
-"""A model taken apart once, not for every token: what it is, and the numbers in it."""
+SplitModel = tuple[TransformerConfig, ModelStructure, State]
+"""A model split once instead of at every token: its configuration, structure and arrays."""
 
 
-def packed(model: Transformer) -> Split:
-    """The model as `generate` and `beam_search` take it; it holds its kernels once more, the other way around."""
+def packed(model: Transformer) -> SplitModel:
+    """Split `model` for `generate` and `beam_search`, with a second, transposed copy of its kernels."""
     twin = nnx.clone(model)
     for linear in _linears(twin):
         kernel = linear.kernel.get_value()
         linear.kernel.set_value(jax.device_put(np.ascontiguousarray(np.asarray(kernel).T), kernel.sharding))
         linear.dot_general = _weight_in_front
-    return model.config, Form(twin), nnx.state(twin)
+    return model.config, ModelStructure(twin), nnx.state(twin)
 
 
-def learning(model: Transformer) -> Transformer:
-    """The same model with linears that have their gradients sooner; all parameters are those of `model`."""
+def for_training(model: Transformer) -> Transformer:
+    """Twin of `model` with linears whose gradients are faster; it shares its parameters."""
     twin = nnx.merge(*nnx.split(model))
     for linear in _linears(twin):
         linear.dot_general = _rows_in_one_axis
@@ -67,7 +71,7 @@ def _linears(model: Transformer) -> list[nnx.Linear]:
 def _weight_in_front(
     x: Float[Array, "*batch features_in"], weight: Float[Array, "features_out features_in"], _: Any, **named: Any
 ) -> Float[Array, "*batch features_out"]:
-    """W xᵀ, turned: x Wᵀ. Its arguments are those that `nnx.Linear` has for `dot_general`, whose kernel is Wᵀ."""
+    """(W xᵀ)ᵀ = x Wᵀ. The arguments are those that `nnx.Linear` passes to `dot_general`, whose kernel is Wᵀ."""
     product = jax.lax.dot_general(weight, x, (((1,), (x.ndim - 1,)), ((), ())), **named)
     return jnp.moveaxis(product, 0, -1)
 
@@ -75,7 +79,7 @@ def _weight_in_front(
 def _rows_in_one_axis(
     x: Float[Array, "*batch features_in"], kernel: Float[Array, "features_in features_out"], _: Any, **named: Any
 ) -> Float[Array, "*batch features_out"]:
-    """x W of a matrix. The gradient by W sums over all rows: over two axes, XLA would first copy what it multiplies,
-    turned."""
+    """x W as a product of matrices. The gradient by W sums over all rows; over two axes, XLA would first transpose an
+    operand."""
     product = jax.lax.dot_general(x.reshape(-1, x.shape[-1]), kernel, (((1,), (0,)), ((), ())), **named)
     return product.reshape(*x.shape[:-1], kernel.shape[1])

@@ -15,7 +15,7 @@ from transparity.taps import Tap, identity
 
 
 def _gelu_quick(x: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
-    """x · σ(1.702 x): `gelu`, roughly (Hendrycks and Gimpel 2016, §2)."""
+    """x · σ(1.702 x): the sigmoid approximation of GELU (Hendrycks and Gimpel 2016, §2)."""
     return x * jax.nn.sigmoid(1.702 * x)
 
 

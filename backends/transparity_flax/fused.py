@@ -20,7 +20,7 @@ BLOCK = 128
 
 
 def applies(tap: Tap, masked_score: float, softcap: float | None, dtype: DTypeLike) -> bool:
-    """Whether the result is the same as with every step written out: nothing is tapped, masked keys weigh 0, scores
+    """Return whether the result is that of the explicit path: nothing is tapped, masked keys weigh 0, scores
     are not capped, and XLA has the products."""
     return tap is identity and masked_score < EXACT_MASK_BELOW and softcap is None and dtype in DTYPES
 

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from transparity.config import TransformerConfig
 from transparity.sampling import Sampling
 from transparity_flax.decoding import cache_for, next_logits
-from transparity_flax.fast_linear import Split
+from transparity_flax.fast_linear import SplitModel
 from transparity_flax.precision import upcast
 
 
@@ -78,7 +78,7 @@ def append_token(
 
 
 def generate(
-    split: Split,
+    split: SplitModel,
     prompt: Int[Array, "batch length"],
     max_new_tokens: int,
     *,

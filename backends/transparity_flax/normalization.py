@@ -1,4 +1,4 @@
-"""The norms. Each divides by a deviation; they differ in which one, over which axes, and where eps stands."""
+"""Normalization layers; they differ in the deviation they divide by, its axes, and the position of eps."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def batch_norm(
 def batch_statistics(
     x: Float[Array, "*batch embed_dim"],
 ) -> tuple[Float[Array, " embed_dim"], Float[Array, " embed_dim"]]:
-    """The mean and the variance (over n) of each feature over the batch and the positions."""
+    """Mean and variance (over n) of each feature over the batch and the positions."""
     wide, axes = upcast(x), tuple(range(x.ndim - 1))
     return wide.mean(axis=axes).astype(x.dtype), wide.var(axis=axes).astype(x.dtype)
 
@@ -74,12 +74,12 @@ def running_average(
 
 
 def gain(config: TransformerConfig, weight: Float[Array, " embed_dim"]) -> Float[Array, " embed_dim"]:
-    """What a norm multiplies by."""
+    """Gain of a norm: its weight, or 1 + its weight (Gemma)."""
     return weight if config.norm_gain == "weight" else 1 + weight
 
 
 class HeadNorm(nnx.Module):
-    """The norm of each head's queries or keys (Qwen 3)."""
+    """RMS norm of each head's queries or keys (Qwen 3)."""
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
         self.config = config
@@ -90,7 +90,7 @@ class HeadNorm(nnx.Module):
 
 
 class Norm(nnx.Module):
-    """The norm that `config.norm` names; in training a batch norm taps its new `running_mean` and `running_var`."""
+    """Norm that `config.norm` names; in training, a batch norm taps its new `running_mean` and `running_var`."""
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
         self.config = config

@@ -1,4 +1,4 @@
-"""Optimization: the steps that a loss's gradients are made into, by Optax."""
+"""Optimization: gradient clipping, and SGD, Adam and AdamW by Optax."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from transparity_flax.transformer import Transformer
 
 
 def clip_by_global_norm(gradients: State, max_norm: float) -> State:
-    """The gradients, all scaled by one factor if together they are longer than `max_norm` (Pascanu et al. 2013)."""
+    """Scale all gradients by one factor so that their joint norm is at most `max_norm` (Pascanu et al. 2013)."""
     clip = optax.clip_by_global_norm(max_norm)
     clipped, _ = clip.update(gradients, clip.init(gradients))
     return clipped
@@ -29,20 +29,20 @@ def clip_by_global_norm(gradients: State, max_norm: float) -> State:
 def train(
     model: Transformer, batches: Sequence[Mapping[str, Array]], training: Training
 ) -> tuple[list[float], dict[str, np.ndarray]]:
-    """One step for each batch (`targets` and tokens): the losses before each, and what the learned parameters become.
+    """Take one step per batch (`targets` and tokens); return the loss before each and the final learned parameters.
 
-    A batch norm normalises by the batch; its running statistics stay.
+    A batch norm normalizes by the batch; its running statistics stay.
     """
     graph, *states = nnx.split(model, nnx.Param, ...)
     parameters, statistics = states
-    # A table, for the schedule is Python's: what is traced cannot be compared by it.
+    # A table: the schedule is Python code, which cannot compare traced values.
     rates = jnp.array([training.rate(step, model.config.embed_dim) for step in range(1, len(batches) + 1)])
-    # On the parameters' devices, as it will be after a step: else the step would be compiled for both.
+    # On the parameters' devices, as after a step; otherwise the step would be compiled twice.
     home = jax.tree.leaves(parameters)[0].sharding
     state, losses = jax.device_put(_start(training, rates, parameters), home), []
     for batch in batches:
         loss, parameters, state = _step(graph, training, rates, parameters, statistics, state, batch)
-        losses.append(float(loss))  # waited for: steps that are begun hold memory
+        losses.append(float(loss))  # waits: pending steps hold memory
     return losses, named(jax.device_get(parameters))  # NumPy transposes without a copy
 
 
@@ -51,8 +51,8 @@ def _start(training: Training, rates: Float[Array, " steps"], parameters: State)
     return _optimizer(training, rates).init(parameters)
 
 
-# Nothing is donated: XLA computes in the room of the results until they are due, which a step that writes over what it
-# was given has to have fresh from the system. It takes more memory, and less time.
+# No donation: donated arguments cannot serve as scratch memory, so the step would allocate it anew each time. This
+# takes more memory and less time.
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _step(
     graph: nnx.GraphDef[Transformer],

@@ -1,4 +1,4 @@
-"""The specification's parameters in Flax: one table of names, and kernels are (in, out) where weights are (out, in)."""
+"""The specification's parameters in Flax: one table of names; kernels are (in, out), weights (out, in)."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ NAMES = {
 
 
 def load(model: nnx.Module, parameters: Mapping[str, np.ndarray], dtype: Any) -> None:
-    """Put `parameters` into `model`, whose own may be no more than shapes, in `dtype`.
+    """Put `parameters` into `model`, whose own may be abstract shapes, in `dtype`.
 
-    Raises `ParameterError` for what the model does not have, and where a shape is not its own, which Flax would take
-    without a word.
+    Raises `ParameterError` for a parameter that the model lacks, and for a wrong shape, which Flax would accept
+    silently.
     """
     variables = list(_variables(model))
     left = set(parameters) - {_name(path) for path, _ in variables}
@@ -44,25 +44,25 @@ def load(model: nnx.Module, parameters: Mapping[str, np.ndarray], dtype: Any) ->
 
 
 def dump(model: nnx.Module) -> dict[str, np.ndarray]:
-    """The parameters of `model` under the specification's names, as NumPy arrays."""
+    """Parameters of `model` under the specification's names, as NumPy arrays."""
     return {name: to_numpy(value) for name, value in named(nnx.state(model)).items()}
 
 
 def named(state: State) -> dict[str, Any]:
-    """What `state` holds, JAX's arrays or NumPy's, under the specification's names and in its orientation."""
+    """Arrays of `state` under the specification's names and in its orientation."""
     arrays = {path: variable.get_value() for path, variable in nnx.to_flat_state(state)}
     return {_name(path): value.T if path[-1] == "kernel" else value for path, value in arrays.items()}
 
 
 def rounded(value: Any, dtype: Any) -> np.ndarray:
-    """A copy of `value` in `dtype`, by NumPy: JAX would compile a program for every shape. It has to be a copy, for JAX
-    reads an array where it lies, and the caller may write there."""
+    """Copy of `value` in `dtype`, made by NumPy: JAX would compile a program per shape. JAX may read an array in place,
+    and the caller may write to it, so a copy is needed."""
     with np.errstate(over="ignore"):
         return np.array(value, jnp.dtype(dtype))
 
 
 def to_numpy(value: Any) -> np.ndarray:
-    """`value` in NumPy, which has no bfloat16 of its own: that comes back as float32, without loss."""
+    """`value` as a NumPy array; bfloat16, which NumPy lacks, becomes float32 without loss."""
     array = np.asarray(value)
     return array.astype(np.float32) if array.dtype == jnp.bfloat16 else array
 

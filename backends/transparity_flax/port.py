@@ -22,13 +22,13 @@ from transparity_flax.cache import Cache
 from transparity_flax.decoding import prefill, step
 from transparity_flax.differentiation import loss_and_gradients
 from transparity_flax.dropout import dropping
-from transparity_flax.fast_linear import Split, learning, packed
+from transparity_flax.fast_linear import SplitModel, for_training, packed
 from transparity_flax.generation import generate
 from transparity_flax.loss import cross_entropy
 from transparity_flax.optimization import train
 from transparity_flax.parameters import State, load, rounded, to_numpy
 from transparity_flax.rounding import rounding
-from transparity_flax.sharding import can_be_spread, copied, spread
+from transparity_flax.sharding import can_shard, replicate, shard
 from transparity_flax.transformer import Transformer
 
 Graph = nnx.GraphDef[Transformer]
@@ -114,19 +114,19 @@ class FlaxForward(DifferentiableForward):
         self.stepped = _stepped_jit if mode == "jit" else _stepped
 
     @functools.cached_property
-    def split(self) -> Split:
+    def split(self) -> SplitModel:
         """The model as it is decoded with."""
         return packed(nnx.merge(self.graph, self.state))
 
     @functools.cached_property
     def learner(self) -> Graph:
         """The graph of the model as it is trained, without its numbers."""
-        return nnx.graphdef(learning(nnx.merge(self.graph, self.state)))
+        return nnx.graphdef(for_training(nnx.merge(self.graph, self.state)))
 
     @functools.cached_property
     def everywhere(self) -> State:
         """The state on every device of the CPU: there is more than one if the user asked for it."""
-        return copied(self.state, jax.devices("cpu"))
+        return replicate(self.state, jax.devices("cpu"))
 
     @in_its_precision
     def _taps(self, inputs: Inputs) -> dict[str, jax.Array]:
@@ -137,8 +137,8 @@ class FlaxForward(DifferentiableForward):
     @in_its_precision
     def _logits(self, inputs: Inputs) -> jax.Array:
         devices = jax.devices("cpu")
-        if self.device in devices and can_be_spread(inputs, devices):
-            return self.fast(self.graph, self.everywhere, spread(inputs, devices), self.activations)
+        if self.device in devices and can_shard(inputs, devices):
+            return self.fast(self.graph, self.everywhere, shard(inputs, devices), self.activations)
         return self.fast(self.graph, self.state, self._arrays(inputs), self.activations)
 
     @in_its_precision

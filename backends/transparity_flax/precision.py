@@ -9,5 +9,5 @@ from jaxtyping import Float
 
 
 def upcast(x: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
-    """`x` in at least float32."""
+    """Return `x` in at least float32."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))

@@ -1,4 +1,4 @@
-"""Low precision: a tap that rounds what flows through it, so that it is held in fewer bits than it is computed in."""
+"""Low precision: a tap that rounds activations to fewer bits than they are computed in."""
 
 from __future__ import annotations
 

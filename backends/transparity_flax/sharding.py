@@ -1,6 +1,5 @@
-"""One batch over several devices: the file without a twin. XLA's CPU keeps one core busy with all that is no matrix
-product, so whoever asks it for a device a core (`--xla_force_host_platform_device_count`) has all of them work.
-PyTorch's kernels take all cores by themselves."""
+"""One batch over several devices. XLA's CPU uses one core for everything but matrix products; with one device per core
+(`--xla_force_host_platform_device_count`) all of them work. PyTorch's kernels use all cores by themselves."""
 
 from __future__ import annotations
 
@@ -14,20 +13,20 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 AXIS = "devices"
 
 
-def can_be_spread(tokens: Mapping[str, np.ndarray], devices: Sequence[jax.Device]) -> bool:
-    """Whether all devices get as many rows; of a single row, as many positions."""
+def can_shard(tokens: Mapping[str, np.ndarray], devices: Sequence[jax.Device]) -> bool:
+    """Return whether every device gets the same number of rows, or of positions if there is a single row."""
     return len(devices) > 1 and all(value.shape[_axis(value)] % len(devices) == 0 for value in tokens.values())
 
 
-def spread(tokens: Mapping[str, np.ndarray], devices: Sequence[jax.Device]) -> dict[str, jax.Array]:
-    """The rows over the devices; of a single row, the positions. XLA has them exchange what attention looks at."""
+def shard(tokens: Mapping[str, np.ndarray], devices: Sequence[jax.Device]) -> dict[str, jax.Array]:
+    """Distribute the rows over the devices, or the positions of a single row; XLA exchanges keys and values."""
     return {
         name: jax.device_put(value, _sharding(devices, *[None] * _axis(value), AXIS)) for name, value in tokens.items()
     }
 
 
-def copied(state: Any, devices: Sequence[jax.Device]) -> Any:
-    """The same numbers on every device."""
+def replicate(state: Any, devices: Sequence[jax.Device]) -> Any:
+    """Copy `state` to every device."""
     return jax.device_put(state, _sharding(devices))
 
 

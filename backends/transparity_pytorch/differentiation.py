@@ -1,4 +1,4 @@
-"""Differentiation: how the loss changes with the parameters, by autograd."""
+"""Differentiation: gradients of the loss by autograd."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from transparity_pytorch.transformer import Transformer
 
 
 def loss_of(model: Transformer, targets: Int[Tensor, "batch length"], **tokens: Any) -> Float[Tensor, ""]:
-    """The loss of a model; in training a batch norm normalises by the batch, and its running statistics stay."""
+    """Loss of a model; in training, a batch norm normalizes by the batch and its running statistics stay."""
     statistics = {name: buffer.clone() for name, buffer in model.named_buffers()}
     logits = functional_call(model, statistics, kwargs=tokens)
     return cross_entropy(logits, targets, model.config.pad_id)
@@ -23,7 +23,7 @@ def loss_of(model: Transformer, targets: Int[Tensor, "batch length"], **tokens: 
 def loss_and_gradients(
     model: Transformer, targets: Int[Tensor, "batch length"], **tokens: Any
 ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
-    """The loss, and its gradient by every learned parameter."""
+    """Loss, and its gradient by every learned parameter."""
     parameters = dict(model.named_parameters())
     loss = loss_of(model, targets, **tokens)
     gradients = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)

@@ -1,7 +1,8 @@
-"""Matrix products by oneDNN, with packed weights where they stay. PyTorch multiplies by MKL, which keeps its best for
-its maker's processors, and packs nothing, unless it is asked to. Without AVX-512 there is no such best: MKL is left the
-products of many rows. One row alone, as decoding has it, is the compiler's where there is one. JAX packs for the same
-reason, and NumPy's library does at every call."""
+"""Fast linear maps on CPUs: oneDNN with packed weights, for inference and training.
+
+PyTorch multiplies by MKL, whose fastest kernels are Intel-only, and packs no weights. Without AVX-512, MKL is faster
+than oneDNN for many rows. A single row, as in decoding, is fastest in code by PyTorch's compiler, if there is one.
+"""
 
 from __future__ import annotations
 
@@ -19,27 +20,27 @@ from transparity.taps import Tap, identity
 from transparity_pytorch.feed_forward import FeedForward
 
 ROWS = 64
-"""What is packed for so many rows is as fast with one, and with thousands."""
+"""Weights packed for so many rows are as fast with one row and with thousands."""
 
 MANY_BY_MKL = torch.backends.mkl.is_available() and torch.backends.cpu.get_cpu_capability() == "AVX2"
-"""Whether MKL is ahead where there are more rows than that: by an eighth, and training by a quarter. Fewer rows are
-multiplied sooner by packed weights on any processor."""
+"""Without AVX-512, MKL is faster for more rows than that: by an eighth, in training by a quarter. For fewer rows packed
+weights are faster on any processor."""
 
 
 def can_be_packed(dtype: torch.dtype, device: str) -> bool:
-    """Whether oneDNN multiplies this dtype here."""
+    """Return whether oneDNN can multiply this dtype on this device."""
     if device != "cpu" or not torch.backends.mkldnn.is_available():
         return False
     return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def suits(x: Float[Tensor, "*batch features_in"]) -> bool:
-    """Whether oneDNN is the one to multiply these rows."""
+def prefers_onednn(x: Float[Tensor, "*batch features_in"]) -> bool:
+    """Return whether oneDNN is the faster library for these rows."""
     return not MANY_BY_MKL or x.dtype != torch.float32 or x.numel() <= ROWS * x.shape[-1]
 
 
 class _SameLinear(nn.Linear):
-    """Another `nn.Linear`, to be multiplied otherwise: it holds the same parameters."""
+    """Base of linear maps with another product; they hold the parameters of the given `nn.Linear`."""
 
     def __init__(self, linear: nn.Linear) -> None:
         nn.Module.__init__(self)
@@ -51,14 +52,14 @@ class LearningLinear(_SameLinear):
     """x Wᵀ + b, with gradients."""
 
     def forward(self, x: Float[Tensor, "*batch features_in"]) -> Float[Tensor, "*batch features_out"]:
-        if not suits(x):
+        if not prefers_onednn(x):
             return F.linear(x, self.weight, self.bias)
         product: Tensor = _Product.apply(x, self.weight, self.bias)  # type: ignore[no-untyped-call]
         return product
 
 
 class _Product(torch.autograd.Function):
-    """x Wᵀ + b. Its gradients are products as well: by x it is g W, by W it is gᵀ x."""
+    """x Wᵀ + b, whose gradients are products too: g W by x, and gᵀ x by W."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -94,16 +95,16 @@ def multiplied_by_one_row(
     bias: Float[Tensor, " features_out"] | None,
     activation: str,
 ) -> Float[Tensor, "*batch features_out"]:
-    """The same of one row, to be compiled: into one loop over the weight as it lies, at the rate of memory, where
-    libraries come to two thirds of it."""
+    """The same for one row, to be compiled: one loop over the weight in memory order reaches the memory bandwidth, of
+    which libraries reach two thirds."""
     product = (weight * x.reshape(-1)).sum(dim=-1)
     product = product if bias is None else product + bias
     return (product.relu() if activation == "relu" else product).reshape(*x.shape[:-1], -1)
 
 
 def compiled_for_one_row(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """`step(model, tokens, …)`, compiled for a single token. More rows are multiplied by packed weights, and to compile
-    what stands between gains nothing."""
+    """`step(model, tokens, …)`, compiled for a single token. With more rows, packed weights are faster, and compiling
+    the rest gains nothing."""
     compiled = torch.compile(step)
 
     def either(model: nn.Module, tokens: Int[Tensor, "batch queries"], *others: Any, **named: Any) -> Tensor:
@@ -113,7 +114,7 @@ def compiled_for_one_row(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 class PackedLinear(_SameLinear):
-    """x Wᵀ + b, for inference: it holds the weight once more, in the order in which it is read."""
+    """x Wᵀ + b for inference, with a second copy of the weight in the order in which oneDNN reads it."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__(linear)
@@ -123,7 +124,7 @@ class PackedLinear(_SameLinear):
     def forward(
         self, x: Float[Tensor, "*batch features_in"], activation: str = "none"
     ) -> Float[Tensor, "*batch features_out"]:
-        if not suits(x):
+        if not prefers_onednn(x):
             plain = F.linear(x, self.weight, self.bias)
             return plain.relu_() if activation == "relu" else plain
         if torch.compiler.is_compiling() and x.numel() == x.shape[-1]:
@@ -135,7 +136,7 @@ class PackedLinear(_SameLinear):
 
 
 class PackedFeedForward(FeedForward):
-    """Another `FeedForward` of packed linears, whose rectifier is applied while the wide product is written."""
+    """`FeedForward` of packed linears that applies ReLU while the wide product is written."""
 
     def __init__(self, feed_forward: FeedForward) -> None:
         nn.Module.__init__(self)
@@ -149,10 +150,10 @@ class PackedFeedForward(FeedForward):
 
 
 _KEPT = vars(torch.ops.transparity)
-"""PyTorch's namespace of the operator below. What is kept there outlives this module, which may be imported anew."""
+"""PyTorch's namespace of the operator below, which outlives this module if it is imported again."""
 
 _PACKED: WeakValueDictionary[int, PackedLinear] = _KEPT.setdefault("packed", WeakValueDictionary())
-"""By where the weight lies. The compiler does not know tensors that are packed, but it knows their weights."""
+"""By the address of the weight: the compiler cannot handle packed tensors, but it can handle their weights."""
 
 
 def _packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
@@ -175,7 +176,7 @@ if "operator" not in _KEPT:
 
 
 def packed(module: nn.Module) -> nn.Module:
-    """The same module with its linears packed; all parameters are those of `module`, not copies."""
+    """Twin of `module` with packed linears that shares its parameters."""
     if isinstance(module, nn.Linear):
         return PackedLinear(module)
     if isinstance(module, FeedForward) and module.gate is None and module.activation is F.relu:
@@ -184,15 +185,15 @@ def packed(module: nn.Module) -> nn.Module:
 
 
 def packed_children(module: nn.Module) -> dict[str, nn.Module | None]:
-    """The modules in `module`, packed."""
+    """Children of `module`, packed."""
     return {name: child and packed(child) for name, child in module._modules.items()}
 
 
-def learning(module: nn.Module) -> nn.Module:
-    """The same module with linears that have their gradients by oneDNN; all parameters are those of `module`."""
+def for_training(module: nn.Module) -> nn.Module:
+    """Twin of `module` with linears whose products and gradients are oneDNN's; it shares its parameters."""
     if isinstance(module, nn.Linear):
         return LearningLinear(module)
-    return _with(module, {name: child and learning(child) for name, child in module._modules.items()})
+    return _with(module, {name: child and for_training(child) for name, child in module._modules.items()})
 
 
 def _with(module: nn.Module, children: dict[str, nn.Module | None]) -> nn.Module:

@@ -14,7 +14,7 @@ from transparity_pytorch.masks import causal_mask
 
 
 def applies(tap: Tap, masked_score: float, softcap: float | None) -> bool:
-    """Whether the result is the same as with every step written out: nothing is tapped, masked keys weigh 0, and
+    """Return whether the result is that of the explicit path: nothing is tapped, masked keys weigh 0, and
     scores are not capped, which the kernel does not do."""
     return tap is identity and masked_score < EXACT_MASK_BELOW and softcap is None
 

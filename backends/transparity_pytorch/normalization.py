@@ -1,4 +1,4 @@
-"""The norms. Each divides by a deviation; they differ in which one, over which axes, and where eps stands."""
+"""Normalization layers; they differ in the deviation they divide by, its axes, and the position of eps."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def batch_norm(
 def batch_statistics(
     x: Float[Tensor, "*batch embed_dim"],
 ) -> tuple[Float[Tensor, " embed_dim"], Float[Tensor, " embed_dim"]]:
-    """The mean and the variance (over n) of each feature over the batch and the positions."""
+    """Mean and variance (over n) of each feature over the batch and the positions."""
     variance, mean = torch.var_mean(x, dim=tuple(range(x.ndim - 1)), correction=0)
     return mean, variance
 
@@ -65,17 +65,17 @@ def running_average(
     old: Float[Tensor, " embed_dim"], new: Float[Tensor, " embed_dim"], momentum: float
 ) -> Float[Tensor, " embed_dim"]:
     """(1 − momentum) · old + momentum · new. Document 001 averages the variance over n; `torch.nn.BatchNorm1d`
-    normalises by it too, but averages the one over n − 1."""
+    normalizes by it too, but averages the variance over n − 1."""
     return torch.lerp(old, new, momentum)
 
 
 def gain(config: TransformerConfig, weight: Float[Tensor, " embed_dim"]) -> Float[Tensor, " embed_dim"]:
-    """What a norm multiplies by."""
+    """Gain of a norm: its weight, or 1 + its weight (Gemma)."""
     return weight if config.norm_gain == "weight" else 1 + weight
 
 
 class HeadNorm(nn.Module):
-    """The norm of each head's queries or keys (Qwen 3)."""
+    """RMS norm of each head's queries or keys (Qwen 3)."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class HeadNorm(nn.Module):
 
 
 class Norm(nn.Module):
-    """The norm that `config.norm` names; in training a batch norm taps its new `running_mean` and `running_var`."""
+    """Norm that `config.norm` names; in training, a batch norm taps its new `running_mean` and `running_var`."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()

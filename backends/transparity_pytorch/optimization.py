@@ -1,4 +1,4 @@
-"""Optimization: the steps that a loss's gradients are made into, by `torch.optim`."""
+"""Optimization: gradient clipping, and SGD, Adam and AdamW by `torch.optim`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transparity_pytorch.transformer import Transformer
 
 
 def clip_by_global_norm(gradients: Mapping[str, Tensor], max_norm: float) -> dict[str, Tensor]:
-    """The gradients, all scaled by one factor if together they are longer than `max_norm` (Pascanu et al. 2013).
+    """Scale all gradients by one factor so that their joint norm is at most `max_norm` (Pascanu et al. 2013).
 
     `torch.nn.utils.clip_grad_norm_` divides by the norm plus 1e-6.
     """
@@ -25,9 +25,9 @@ def clip_by_global_norm(gradients: Mapping[str, Tensor], max_norm: float) -> dic
 def train(
     model: Transformer, batches: Sequence[Mapping[str, Tensor]], training: Training
 ) -> tuple[list[float], dict[str, Tensor]]:
-    """One step for each batch (`targets` and tokens): the losses before each, and what the learned parameters become.
+    """Take one step per batch (`targets` and tokens); return the loss before each and the final learned parameters.
 
-    A batch norm normalises by the batch; its running statistics stay.
+    A batch norm normalizes by the batch; its running statistics stay.
     """
     parameters = dict(model.named_parameters())
     optimizer = _optimizer(list(parameters.values()), training)
@@ -53,7 +53,7 @@ def _step(
         parameters[name].grad = gradient
     optimizer.param_groups[0]["lr"] = rate
     optimizer.step()
-    optimizer.zero_grad()  # or they would stand beside those of the next step
+    optimizer.zero_grad()  # or they would coexist with those of the next step
     return float(loss)
 
 

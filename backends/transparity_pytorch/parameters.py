@@ -25,19 +25,19 @@ def load(model: nn.Module, parameters: Mapping[str, np.ndarray]) -> None:
 
 
 def dump(model: nn.Module) -> dict[str, np.ndarray]:
-    """The parameters of `model` under the specification's names, as NumPy arrays."""
+    """Parameters of `model` under the specification's names, as NumPy arrays."""
     return {name: to_numpy(value) for name, value in own(model).items()}
 
 
 def own(model: nn.Module) -> dict[str, torch.Tensor]:
-    """What `model` holds; what is tied, under the first of its names alone."""
+    """Parameters and buffers of `model`; tied ones under their first name only."""
     state = model.state_dict(keep_vars=True)
     firsts = {id(value): name for name, value in reversed(state.items())}
     return {name: value for name, value in state.items() if firsts[id(value)] == name}
 
 
 def to_numpy(value: torch.Tensor) -> np.ndarray:
-    """`value` as it is now, in NumPy, which has no bfloat16: that comes back as float32, without loss."""
+    """Copy of `value` as a NumPy array; bfloat16, which NumPy lacks, becomes float32 without loss."""
     value = value.detach().cpu()
     array: np.ndarray = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
     return array.copy()  # training changes buffers in place

@@ -21,7 +21,7 @@ from transparity_pytorch.beams import beam_search
 from transparity_pytorch.decoding import Step, prefill, step
 from transparity_pytorch.differentiation import loss_and_gradients
 from transparity_pytorch.dropout import dropping
-from transparity_pytorch.fast_linear import can_be_packed, compiled_for_one_row, learning, packed
+from transparity_pytorch.fast_linear import can_be_packed, compiled_for_one_row, for_training, packed
 from transparity_pytorch.generation import generate
 from transparity_pytorch.loss import cross_entropy
 from transparity_pytorch.optimization import train
@@ -72,7 +72,7 @@ class PytorchForward(DifferentiableForward):
     ) -> tuple[float, dict[str, np.ndarray]]:
         expected = tensor(targets, None, self.device)
         tap = dropping(self._tensors(masks), self.config.dropout) if masks else identity
-        model = self._by_onednn(self.model, learning).train(training)
+        model = self._by_onednn(self.model, for_training).train(training)
         try:
             loss, gradients = loss_and_gradients(model, expected, tap=tap, **self._tensors(inputs))
         finally:
@@ -80,7 +80,7 @@ class PytorchForward(DifferentiableForward):
         return float(loss), {name: to_numpy(gradient) for name, gradient in gradients.items()}
 
     def _train(self, batches: list[Inputs], training: Training) -> tuple[list[float], dict[str, np.ndarray]]:
-        model = self._by_onednn(copy.deepcopy(self.model).train(), learning)
+        model = self._by_onednn(copy.deepcopy(self.model).train(), for_training)
         losses, parameters = train(model, [self._tensors(batch) for batch in batches], training)
         return losses, {name: to_numpy(value) for name, value in parameters.items()}
 

@@ -1,5 +1,4 @@
-"""Half precision, summed in float32: what is added up in fewer bits is lost one by one. Most of PyTorch's kernels widen
-it inside."""
+"""Sums of half-precision values in float32. Most of PyTorch's kernels upcast internally."""
 
 from __future__ import annotations
 
@@ -9,5 +8,5 @@ from torch import Tensor
 
 
 def upcast(x: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
-    """`x` in at least float32."""
+    """Return `x` in at least float32."""
     return x.to(torch.promote_types(x.dtype, torch.float32))

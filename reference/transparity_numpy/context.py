@@ -26,4 +26,4 @@ class LayerContext(NamedTuple):
     memory_mask: Bool[Array, "#batch 1 1 memory"] | None = None
     """True where cross-attention may look; None without cross-attention."""
     training: bool = False
-    """Whether a batch norm normalizes by the batch."""
+    """True in training: a batch norm normalizes by the batch."""

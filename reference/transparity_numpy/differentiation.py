@@ -1,4 +1,4 @@
-"""Differentiation: how the loss changes with the parameters, by the forward pass alone, along the imaginary axis."""
+"""Differentiation: gradients of the loss by the complex step, from the forward pass alone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def loss_of(
     training: bool = False,
     **tokens: Any,
 ) -> Inexact[Array, ""]:
-    """The loss of a model, as a function of its parameters; in training a batch norm normalises by the batch."""
+    """Loss of a model as a function of its parameters; in training, a batch norm normalizes by the batch."""
     logits = transformer(config, parameters, **tokens, training=training)
     return cross_entropy(logits, targets, config.pad_id)
 
@@ -39,7 +39,7 @@ def loss_and_gradients(
     training: bool = False,
     **tokens: Any,
 ) -> tuple[Inexact[Array, ""], dict[str, Array]]:
-    """The loss, and its gradient by every learned parameter: one forward pass for each number of it."""
+    """Loss, and its gradient by every learned parameter: one forward pass per number in the parameters."""
 
     def loss(parameters: Parameters) -> Array:
         return loss_of(config, parameters, targets, training=training, **tokens)

@@ -16,7 +16,7 @@ FEW = 64
 
 
 def applies(x: Inexact[Array, "*batch features_in"]) -> bool:
-    """Whether `x` is in a precision in which models run."""
+    """Return whether `x` is in a precision in which models run."""
     return x.dtype in (np.float32, np.float16)
 
 

@@ -16,7 +16,7 @@ BLOCK = 128
 
 
 def applies(tap: Tap, masked_score: float) -> bool:
-    """Whether the result is the same as with every step written out: nothing is tapped and masked keys weigh 0."""
+    """Return whether the result is that of the explicit path: nothing is tapped and masked keys weigh 0."""
     return tap is identity and masked_score < EXACT_MASK_BELOW
 
 

@@ -1,4 +1,4 @@
-"""The loss: how surprised the model is by the tokens that came."""
+"""The loss: cross-entropy of the targets under the logits."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def cross_entropy(
     pad_id: int | None,
     label_smoothing: float = 0.0,
 ) -> Inexact[Array, ""]:
-    """The mean of −log softmax(logits)[target] over targets that are not padding (document 001), in at least float32.
+    """Mean of −log softmax(logits)[target] over targets that are not padding (document 001), in at least float32.
 
-    With `label_smoothing`, a share of each target is spread evenly over the vocabulary (Szegedy et al. 2016, §7). A
-    batch of nothing but padding has no mean: NaN, as in the frameworks.
+    With `label_smoothing`, a share of each target is spread evenly over the vocabulary (Szegedy et al. 2016, §7). The
+    loss of a batch of padding alone is NaN, as in the frameworks.
     """
     log_probabilities = log_softmax(upcast(logits))
     picked = np.take_along_axis(log_probabilities, targets[..., None], axis=-1)[..., 0]

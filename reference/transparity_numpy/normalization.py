@@ -1,4 +1,4 @@
-"""The norms. Each divides by a deviation; they differ in which one, over which axes, and where eps stands."""
+"""Normalization layers; they differ in the deviation they divide by, its axes, and the position of eps."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def batch_norm(
 def batch_statistics(
     x: Inexact[Array, "*batch embed_dim"],
 ) -> tuple[Inexact[Array, " embed_dim"], Inexact[Array, " embed_dim"]]:
-    """The mean and the variance (over n) of each feature over the batch and the positions."""
+    """Mean and variance (over n) of each feature over the batch and the positions."""
     wide, axes = upcast(x), tuple(range(x.ndim - 1))
     mean = wide.mean(axis=axes)
     centered = wide - mean
@@ -75,20 +75,20 @@ def running_average(
     old: Inexact[Array, " embed_dim"], new: Inexact[Array, " embed_dim"], momentum: float
 ) -> Inexact[Array, " embed_dim"]:
     """(1 − momentum) · old + momentum · new. Document 001 averages the variance over n; `torch.nn.BatchNorm1d`
-    normalises by it too, but averages the one over n − 1."""
+    normalizes by it too, but averages the variance over n − 1."""
     share = old.dtype.type(momentum)
     return (1 - share) * old + share * new
 
 
 def gain(config: TransformerConfig, weight: Inexact[Array, " embed_dim"]) -> Inexact[Array, " embed_dim"]:
-    """What a norm multiplies by."""
+    """Gain of a norm: its weight, or 1 + its weight (Gemma)."""
     return weight if config.norm_gain == "weight" else 1 + weight
 
 
 def head_norm(
     config: TransformerConfig, parameters: Mapping[str, Array], x: Inexact[Array, "*batch head_dim"]
 ) -> Inexact[Array, "*batch head_dim"]:
-    """The norm of each head's queries or keys (Qwen 3)."""
+    """RMS norm of each head's queries or keys (Qwen 3)."""
     return rms_norm(x, gain(config, parameters["weight"]), config.norm_eps)
 
 
@@ -100,7 +100,7 @@ def norm(
     *,
     training: bool = False,
 ) -> Inexact[Array, "*batch embed_dim"]:
-    """The norm that `config.norm` names; in training a batch norm taps its new `running_mean` and `running_var`."""
+    """Norm that `config.norm` names; in training, a batch norm taps its new `running_mean` and `running_var`."""
     weight = gain(config, parameters["weight"])
     if config.norm == "rms":
         return rms_norm(x, weight, config.norm_eps)
@@ -119,5 +119,5 @@ def norm(
 
 
 def _like(given: Sequence[Array], value: Inexact[Array, "*batch"]) -> Inexact[Array, "*batch"]:
-    """In the dtype of what was given, of which any may be complex."""
+    """`value` in the joint dtype of the inputs, any of which may be complex."""
     return value.astype(np.result_type(*given), copy=False)

@@ -1,4 +1,4 @@
-"""Optimization: the steps that a loss's gradients are made into."""
+"""Optimization: gradient clipping, SGD, Adam and AdamW."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Parameters = Mapping[str, Array]
 
 
 def clip_by_global_norm(gradients: Parameters, max_norm: float) -> dict[str, Array]:
-    """The gradients, all scaled by one factor if together they are longer than `max_norm` (Pascanu et al. 2013)."""
+    """Scale all gradients by one factor so that their joint norm is at most `max_norm` (Pascanu et al. 2013)."""
     norm = math.sqrt(sum(float((gradient * gradient).sum()) for gradient in gradients.values()))
     factor = min(1.0, max_norm / norm) if norm else 1.0
     return {name: gradient * gradient.dtype.type(factor) for name, gradient in gradients.items()}
@@ -26,9 +26,9 @@ def clip_by_global_norm(gradients: Parameters, max_norm: float) -> dict[str, Arr
 def train(
     config: TransformerConfig, parameters: Parameters, batches: Sequence[Mapping[str, Array]], training: Training
 ) -> tuple[list[float], dict[str, Array]]:
-    """One step for each batch (`targets` and tokens): the losses before each, and what the learned parameters become.
+    """Take one step per batch (`targets` and tokens); return the loss before each and the final learned parameters.
 
-    A batch norm normalises by the batch; its running statistics stay.
+    A batch norm normalizes by the batch; its running statistics stay.
     """
     parameters, losses = dict(parameters), []
     first: dict[str, Array] = {}

@@ -1,4 +1,4 @@
-"""Half precision, summed in float32: what is added up in fewer bits is lost one by one."""
+"""Sums of half-precision values in float32: in fewer bits, small terms are lost."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from numpy import ndarray as Array
 
 
 def upcast(x: Inexact[Array, "*batch"]) -> Inexact[Array, "*batch"]:
-    """`x` in at least float32."""
+    """Return `x` in at least float32."""
     return x.astype(np.promote_types(x.dtype, np.float32), copy=False)

@@ -1,4 +1,4 @@
-"""Low precision: a tap that rounds what flows through it, so that it is held in fewer bits than it is computed in."""
+"""Low precision: a tap that rounds activations to fewer bits than they are computed in."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from transparity.taps import Tap
 
 
 def rounding(dtype: DTypeLike) -> Tap:
-    """A tap that rounds every value to the nearest number of `dtype`; what computes on goes on in its own."""
+    """Tap that rounds every value to the nearest number of `dtype` and returns it in its own dtype."""
 
     def rounded(name: str, value: Inexact[Array, "*batch"]) -> Inexact[Array, "*batch"]:
         return value.astype(dtype).astype(value.dtype)

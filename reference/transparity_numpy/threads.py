@@ -19,7 +19,7 @@ _ALONE = Lock()
 
 
 def can_split(tokens: Mapping[str, Array]) -> bool:
-    """Whether there are several rows and several threads."""
+    """Return whether there are several rows and several threads."""
     return min(map(len, tokens.values())) > 1 and threads() > 1
 
 

@@ -1,4 +1,4 @@
-"""The command: what it answers, and with which exit code."""
+"""The command line: output, messages and exit codes."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ def _nothing_stays_imported(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delitem(sys.modules, name, raising=False)
 
 
-def said(*arguments: Any) -> Result:
+def invoke(*arguments: Any) -> Result:
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 def refused(result: Result) -> str:
-    """The one sentence of an answer to a mistake."""
+    """The single sentence with which the command refused its arguments."""
     assert result.exit_code == 2
     assert result.stderr.count("\n") == 1
     assert result.stderr.endswith(".\n")
@@ -83,8 +83,8 @@ def plain(text: str) -> str:
     return " ".join(text.split())
 
 
-def test_presets_say_what_is_otherwise_than_in_the_paper() -> None:
-    result = said("presets")
+def test_presets_lists_departures_from_the_paper() -> None:
+    result = invoke("presets")
     assert result.exit_code == 0
     text = plain(result.stdout)
     for name, system in PRESETS.items():
@@ -94,7 +94,7 @@ def test_presets_say_what_is_otherwise_than_in_the_paper() -> None:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_describe_shows_parameters_taps_and_a_diagram(name: str) -> None:
-    result = said("describe", name)
+    result = invoke("describe", name)
     assert result.exit_code == 0
     assert "self_attention.query.weight" in result.stdout
     assert "self_attention.scores" in result.stdout
@@ -105,18 +105,18 @@ def test_describe_shows_parameters_taps_and_a_diagram(name: str) -> None:
 def test_describe_takes_any_configuration(tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
     path.write_text(preset("pre-norm").resized(num_decoder_layers=0, max_length=77).to_json())
-    assert said("describe", path).exit_code == 0
+    assert invoke("describe", path).exit_code == 0
     path.write_text("{")
-    assert refused(said("describe", path)).startswith("The configuration is not JSON")
+    assert refused(invoke("describe", path)).startswith("The configuration is not JSON")
     path.write_bytes(b"\xff")
-    assert refused(said("describe", path)) == f"{path} is not JSON: it is not UTF-8."
-    assert refused(said("describe", tmp_path / "no.json")) == f"There is no file {tmp_path / 'no.json'}."
-    assert refused(said("describe", "gpt")).startswith("There is no preset 'gpt'")
+    assert refused(invoke("describe", path)) == f"{path} is not JSON: it is not UTF-8."
+    assert refused(invoke("describe", tmp_path / "no.json")) == f"There is no file {tmp_path / 'no.json'}."
+    assert refused(invoke("describe", "gpt")).startswith("There is no preset 'gpt'")
 
 
 def test_a_right_port_agrees(ports: Path, tmp_path: Path) -> None:
     answers = tmp_path / "answers.json"
-    result = said("check", f"{ports}:right", "--preset", "notes-lm", "--preset", "walkthrough", "--json", answers)
+    result = invoke("check", f"{ports}:right", "--preset", "notes-lm", "--preset", "walkthrough", "--json", answers)
     assert result.exit_code == 0, result.output
     reports = json.loads(answers.read_text())
     assert [(report["preset"], report["verdict"]) for report in reports] == [
@@ -128,7 +128,7 @@ def test_a_right_port_agrees(ports: Path, tmp_path: Path) -> None:
 
 def test_a_wrong_port_diverges(ports: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    result = said("check", f"{ports}:wrong", "--preset", "notes-lm", "--logits-only", "--html", page)
+    result = invoke("check", f"{ports}:wrong", "--preset", "notes-lm", "--logits-only", "--html", page)
     assert result.exit_code == 1, result.output
     assert "<html" in page.read_text(encoding="utf-8")
 
@@ -136,12 +136,12 @@ def test_a_wrong_port_diverges(ports: Path, tmp_path: Path) -> None:
 def test_any_configuration_is_checked(tmp_path: Path) -> None:
     path, answers = tmp_path / "mine.json", tmp_path / "answers.json"
     path.write_text(preset("notes-lm").resized(num_decoder_layers=1).to_json())
-    assert said("check", REFERENCE, "--config", path, "--json", answers).exit_code == 0
+    assert invoke("check", REFERENCE, "--config", path, "--json", answers).exit_code == 0
     assert [report["preset"] for report in json.loads(answers.read_text())] == ["config"]
 
 
 @pytest.mark.parametrize(
-    ("port", "says"),
+    ("port", "message"),
     [
         ("{}:nothing", "{} has no 'nothing'; expected a function nothing(config, parameters) there."),
         ("{}:number", "'number' of {} is 5; expected a function number(config, parameters)."),
@@ -156,15 +156,15 @@ def test_any_configuration_is_checked(tmp_path: Path) -> None:
         ("{}:leaves", "The port ended the process with sys.exit(0)."),
     ],
 )
-def test_a_port_that_is_none(ports: Path, port: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_port_is_refused(ports: Path, port: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ports.parent)
     name = ports.name
-    result = refused(said("check", port.format(name), "--preset", "notes-lm"))
-    assert result.startswith(says.format(name))
+    result = refused(invoke("check", port.format(name), "--preset", "notes-lm"))
+    assert result.startswith(message.format(name))
 
 
 @pytest.mark.parametrize(
-    ("source", "says"),
+    ("source", "message"),
     [
         (
             "import no_such_module\n",
@@ -176,17 +176,17 @@ def test_a_port_that_is_none(ports: Path, port: str, says: str, monkeypatch: pyt
         ("\0", "bad.py cannot be imported: "),
     ],
 )
-def test_a_file_that_cannot_be_imported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, says: str
+def test_a_file_that_cannot_be_imported_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("bad.py").write_text(source)
-    assert refused(said("check", "bad.py:build")).startswith(says)
+    assert refused(invoke("check", "bad.py:build")).startswith(message)
 
 
-def test_a_port_imports_what_lies_beside_it(ports: Path) -> None:
+def test_a_port_imports_modules_of_its_folder(ports: Path) -> None:
     (ports.parent / "main_port.py").write_text("from ports import right as build\n")
-    assert said("check", f"{ports.parent / 'main_port.py'}:build", "--preset", "notes-lm").exit_code == 0
+    assert invoke("check", f"{ports.parent / 'main_port.py'}:build", "--preset", "notes-lm").exit_code == 0
 
 
 @pytest.mark.parametrize(
@@ -201,15 +201,15 @@ def test_a_port_imports_what_lies_beside_it(ports: Path) -> None:
         ["export", "gpt", "folder"],
     ],
 )
-def test_a_mistake_gets_one_sentence(arguments: list[str]) -> None:
-    refused(said(*arguments))
+def test_invalid_input_is_refused_in_one_sentence(arguments: list[str]) -> None:
+    refused(invoke(*arguments))
 
 
 @pytest.mark.parametrize(
     "arguments", [["check", REFERENCE, "--dtype", "int8"], ["no-such-command"], ["export"], ["check", "--no-such"]]
 )
-def test_bad_usage(arguments: list[str]) -> None:
-    assert said(*arguments).exit_code == 2
+def test_bad_usage_exits_with_2(arguments: list[str]) -> None:
+    assert invoke(*arguments).exit_code == 2
 
 
 @pytest.mark.parametrize(
@@ -230,13 +230,13 @@ def test_the_worst_of_several_presets_counts(verdicts: list[Any], code: int, mon
 
     monkeypatch.setattr("transparity_conformance.ports.checking.checker", checker)
     arguments = [argument for name in names for argument in ("--preset", name)]
-    assert said("check", REFERENCE, *arguments).exit_code == code
+    assert invoke("check", REFERENCE, *arguments).exit_code == code
 
 
-def test_one_preset_that_falls_does_not_hide_the_others(ports: Path, tmp_path: Path) -> None:
+def test_an_error_on_one_preset_does_not_hide_the_others(ports: Path, tmp_path: Path) -> None:
     answers = tmp_path / "answers.json"
     port = f"{ports}:falls_on_notes"
-    result = said("check", port, "--preset", "notes-lm", "--preset", "walkthrough", "--json", answers)
+    result = invoke("check", port, "--preset", "notes-lm", "--preset", "walkthrough", "--json", answers)
     assert result.exit_code == 2
     assert result.stderr.startswith("notes-lm: build(config, parameters) raised RuntimeError: no decoder")
     assert [report["preset"] for report in json.loads(answers.read_text())] == ["walkthrough"]
@@ -244,28 +244,28 @@ def test_one_preset_that_falls_does_not_hide_the_others(ports: Path, tmp_path: P
 
 def test_a_bundle_is_exported_and_compared(tmp_path: Path) -> None:
     folder, answers = tmp_path / "bundle", tmp_path / "answers.json"
-    result = said("export", "notes-lm", folder, "--dtype", "bfloat16")
+    result = invoke("export", "notes-lm", folder, "--dtype", "bfloat16")
     assert result.exit_code == 0
     assert "mixed, text, one, longest" in plain(result.stdout)
-    assert refused(said("compare", folder, tmp_path / "none")) == f"There is no file {tmp_path / 'none'}."
-    assert said("compare", folder, folder / "expected.safetensors", "--json", answers).exit_code == 0
+    assert refused(invoke("compare", folder, tmp_path / "none")) == f"There is no file {tmp_path / 'none'}."
+    assert invoke("compare", folder, folder / "expected.safetensors", "--json", answers).exit_code == 0
     (report,) = json.loads(answers.read_text())
     assert (report["preset"], report["verdict"], report["dtype"]) == ("notes-lm", "agrees", "bfloat16")
     shutil.copy(folder / "expected.safetensors", folder / "manifest.json")
-    assert "is not JSON" in refused(said("compare", folder, folder / "expected.safetensors"))
+    assert "is not JSON" in refused(invoke("compare", folder, folder / "expected.safetensors"))
 
 
 def test_a_program_is_checked(tmp_path: Path) -> None:
     script = tmp_path / "port.py"
     script.write_text("import shutil, sys\nshutil.copy(sys.argv[1] + '/expected.safetensors', sys.argv[2])\n")
     command = f"'{sys.executable}' '{script}'"
-    assert said("check", "--command", command, "--preset", "notes-lm").exit_code == 0
+    assert invoke("check", "--command", command, "--preset", "notes-lm").exit_code == 0
     script.write_text("import time\ntime.sleep(60)\n")
-    result = said("check", "--command", command, "--preset", "notes-lm", "--timeout", "0.5")
+    result = invoke("check", "--command", command, "--preset", "notes-lm", "--timeout", "0.5")
     assert refused(result).endswith("was stopped after 0.5 s, but wrote no actual.safetensors.")
 
 
-def test_a_fault_of_ours_is_no_verdict(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_internal_error_is_no_verdict(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     from transparity_conformance import cli
 
     def falls() -> None:
@@ -301,7 +301,7 @@ def test_a_check_of_a_numpy_port_imports_no_framework(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == "loaded"
 
 
-def test_without_what_the_command_needs_it_says_what_to_install() -> None:
+def test_a_missing_dependency_is_named() -> None:
     script = "import sys\nsys.modules['typer'] = None\nfrom transparity_conformance.__main__ import main\nmain()"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 2
@@ -310,22 +310,22 @@ def test_without_what_the_command_needs_it_says_what_to_install() -> None:
     )
 
 
-def test_the_version_is_said() -> None:
-    result = said("--version")
+def test_the_version_is_printed() -> None:
+    result = invoke("--version")
     assert (result.exit_code, result.stdout.strip()) == (0, transparity.__version__)
 
 
 def test_a_precision_reaches_a_port_that_takes_one_by_name() -> None:
-    answer = said("check", REFERENCE, "--preset", "notes-lm", "--dtype", "float64", "--logits-only")
+    answer = invoke("check", REFERENCE, "--preset", "notes-lm", "--dtype", "float64", "--logits-only")
     assert answer.exit_code == 0
     assert "taps: not asked for, but the logits alone" in plain(answer.stdout)
     assert "offers float64, float32, float16" in refused(
-        said("check", REFERENCE, "--preset", "notes-lm", "--dtype", "bfloat16")
+        invoke("check", REFERENCE, "--preset", "notes-lm", "--dtype", "bfloat16")
     )
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (("describe", "translaton"), "There is no preset 'translaton'; did you mean 'translation'?"),
         (("check", REFERENCE, "--preset", "my.json"), "my.json is no preset; a configuration is given by --config."),
@@ -333,18 +333,18 @@ def test_a_precision_reaches_a_port_that_takes_one_by_name() -> None:
         (("describe", "/"), "/ is no preset, and a configuration is a path that ends in .json."),
     ],
 )
-def test_what_is_in_the_wrong_place_is_told_from_what_does_not_exist(arguments: tuple[str, ...], says: str) -> None:
-    assert refused(said(*arguments)).startswith(says)
+def test_a_misplaced_argument_is_distinguished_from_a_missing_one(arguments: tuple[str, ...], message: str) -> None:
+    assert refused(invoke(*arguments)).startswith(message)
 
 
-def test_a_configuration_and_a_checkpoint_in_each_others_place_are_told_apart(tmp_path: Path) -> None:
+def test_a_configuration_in_place_of_a_checkpoint_is_named_and_vice_versa(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}))
-    says = refused(said("check", REFERENCE, "--config", tmp_path / "config.json"))
-    assert "a hub's config.json is imported with its checkpoint" in says
+    message = refused(invoke("check", REFERENCE, "--config", tmp_path / "config.json"))
+    assert "a hub's config.json is imported with its checkpoint" in message
     (tmp_path / "config.json").write_text(preset("notes-lm").to_json())
-    assert "imported already; check it by --config" in refused(said("check", REFERENCE, "--checkpoint", tmp_path))
+    assert "imported already; check it by --config" in refused(invoke("check", REFERENCE, "--checkpoint", tmp_path))
 
 
-def test_what_is_wrong_with_every_preset_is_said_once(ports: Path) -> None:
-    says = refused(said("check", f"{ports}:falls"))
-    assert says.startswith(f"{', '.join(PRESETS)}: build(config, parameters) raised RuntimeError")
+def test_an_error_on_every_preset_is_printed_once(ports: Path) -> None:
+    message = refused(invoke("check", f"{ports}:falls"))
+    assert message.startswith(f"{', '.join(PRESETS)}: build(config, parameters) raised RuntimeError")

@@ -1,4 +1,4 @@
-"""The agreement matrix says what was compared, what was not, and what failed: in a terminal, as JSON and as a page."""
+"""The agreement matrix shows what was compared, omitted and failed: in a terminal, as JSON and as a page."""
 
 from __future__ import annotations
 
@@ -75,11 +75,11 @@ def cell(matrix: Matrix) -> str:
         (math.nan, "FAILS ∞"),
     ],
 )
-def test_a_cell_says_which_share_of_the_budget_was_used(share: float, words: str) -> None:
+def test_a_cell_shows_the_share_of_the_budget_that_was_used(share: float, words: str) -> None:
     assert cell(fold([evidence(share)])) == words
 
 
-def test_a_failing_cell_says_fails() -> None:
+def test_a_failing_cell_is_marked_as_failing() -> None:
     matrix = fold([evidence(0.1), evidence(3.2)])
     assert matrix.verdict == "diverges"
     assert "FAILS 3.2×" in printed(matrix)
@@ -98,7 +98,7 @@ def test_the_worst_of_many_is_shown() -> None:
     assert matrix.cells["attention.scores", Column("flax", "float32")].comparisons == 5
 
 
-def test_an_exact_claim_says_exact_or_fails() -> None:
+def test_an_exact_claim_is_exact_or_fails() -> None:
     assert cell(fold([exact()])) == "exact"
     assert cell(fold([exact(), exact(2.0)])) == "FAILS"
     assert cell(fold([exact(), evidence(0.2, "masks.causal")])) == "20 %"
@@ -111,7 +111,7 @@ def test_nothing_compared_is_not_agreement() -> None:
     assert '<p class="verdict inconclusive">nothing was compared</p>' in as_html(Agreement(matrix))
 
 
-def test_what_was_not_compared_is_blank_and_listed() -> None:
+def test_an_omitted_comparison_is_blank_and_listed() -> None:
     matrix = fold([evidence(), exact(), evidence(subject=Subject("theirs", "float32"))])
     left_out: list[NotCompared] = [("masks.causal", Subject("theirs", "float32"), "it offers no masks")]
     text = printed(matrix, not_compared=left_out)
@@ -122,7 +122,7 @@ def test_what_was_not_compared_is_blank_and_listed() -> None:
     assert printed(matrix, not_compared=[("masks.causal", "theirs float32 eager", "it offers no masks")]) == text
 
 
-def test_what_breaks_as_printed_is_named() -> None:
+def test_a_claim_that_breaks_as_printed_is_named() -> None:
     matrix = fold([broken(), broken(2e5), evidence(0.1, broken().claim)])
     sentence = f"breaks for walkthrough, as document 000 prints it: {NOTE}"
     assert matrix.verdict == "agrees"
@@ -132,11 +132,11 @@ def test_what_breaks_as_printed_is_named() -> None:
     assert as_json(Agreement(matrix))["document_breaks"][0]["says"] == sentence
 
 
-def test_a_claim_that_only_breaks_says_so() -> None:
+def test_a_claim_that_only_breaks_is_shown_as_such() -> None:
     assert cell(fold([broken()])) == "breaks¹"
 
 
-def test_what_should_break_and_does_not_fails() -> None:
+def test_a_claim_that_should_break_and_does_not_fails() -> None:
     matrix = fold([broken(), broken(0.5), evidence(0.1, broken().claim)])
     assert matrix.verdict == "diverges"
     assert cell(matrix) == "FAILS¹"
@@ -149,7 +149,7 @@ def test_different_mistakes_have_different_marks() -> None:
     assert cell(fold([broken(), broken(note="another")])) == "breaks¹,²"
 
 
-def test_columns_stand_by_backend_device_and_precision() -> None:
+def test_columns_are_ordered_by_backend_device_and_precision() -> None:
     subjects = [("flax", "float16"), ("numpy", "float64"), ("flax", "float64", "cuda"), ("flax", "float64")]
     matrix = fold(evidence(subject=Subject(*subject)) for subject in subjects)
     assert [str(column) for column in matrix.columns] == [
@@ -160,7 +160,7 @@ def test_columns_stand_by_backend_device_and_precision() -> None:
     ]
 
 
-def test_claims_stand_by_topic_in_order_of_first_appearance() -> None:
+def test_claims_are_ordered_by_topic_and_first_appearance() -> None:
     matrix = fold(evidence(claim=claim) for claim in ("masks.causal", "loss.sum", "masks.padding", "loss.sum"))
     assert matrix.claims == ("masks.causal", "masks.padding", "loss.sum")
 

@@ -1,4 +1,4 @@
-"""A program may crash, hang, or write garbage: the answer is a sentence or a verdict, and what it wrote is judged."""
+"""Programs that crash, hang or write garbage: each is refused in one sentence, or judged by its output."""
 
 from __future__ import annotations
 
@@ -39,36 +39,36 @@ def checked(tmp_path: Path) -> Callable[..., Report]:
     return check
 
 
-def test_a_program_that_is_right(checked: Callable[..., Report]) -> None:
+def test_a_right_program_agrees(checked: Callable[..., Report]) -> None:
     report = checked("actual.write_bytes(right)")
     assert (report.verdict, report.preset, report.notes) == ("agrees", "notes-lm", ())
 
 
-def test_a_program_that_is_wrong(checked: Callable[..., Report]) -> None:
+def test_a_wrong_program_diverges(checked: Callable[..., Report]) -> None:
     report = checked("actual.write_bytes(right[:-1] + b'\\x7f')")
     assert report.verdict == "diverges"
 
 
-def test_a_crash_behind_a_right_answer_does_not_agree(checked: Callable[..., Report]) -> None:
+def test_a_crash_after_a_right_output_does_not_agree(checked: Callable[..., Report]) -> None:
     report = checked("actual.write_bytes(right)\nsys.exit('out of memory.')")
     assert (report.verdict, report.exit_code) == ("inconclusive", 3)
     assert report.notes[0].endswith("ended with the exit code 1, with the message: out of memory.")
 
 
-def test_a_crash_behind_a_wrong_answer_diverges(checked: Callable[..., Report]) -> None:
+def test_a_crash_after_a_wrong_output_diverges(checked: Callable[..., Report]) -> None:
     report = checked("actual.write_bytes(right[:-1] + b'\\x7f')\nsys.exit(7)")
     assert report.verdict == "diverges"
     assert any("the exit code 7" in note for note in report.notes)
 
 
-def test_what_is_whole_in_a_file_that_is_not_is_judged(checked: Callable[..., Report]) -> None:
+def test_the_complete_part_of_a_cut_file_is_judged(checked: Callable[..., Report]) -> None:
     report = checked("import os\nactual.write_bytes(right[:-8])\nos.abort()")
     assert report.verdict == "inconclusive"
     assert report.measured
     assert "was killed by SIGABRT" in report.notes[0]
 
 
-def test_a_cut_file_of_a_program_that_ended_well_is_garbage(checked: Callable[..., Report]) -> None:
+def test_a_cut_file_of_a_program_that_ended_well_is_refused(checked: Callable[..., Report]) -> None:
     with pytest.raises(BundleError, match="cannot be read as a safetensors file: its header speaks of"):
         checked("actual.write_bytes(right[:-8])")
 
@@ -84,14 +84,14 @@ save_file({name: value for name, value in tensors.items() if name != "one/logits
 
 
 @pytest.mark.parametrize("content", ["b''", "b'garbage'", "b'\\xff' * 100", "right[8:]"])
-def test_garbage(checked: Callable[..., Report], content: str) -> None:
+def test_garbage_is_refused(checked: Callable[..., Report], content: str) -> None:
     with pytest.raises(BundleError, match="cannot be read as a safetensors file"):
         checked(f"actual.write_bytes({content})")
     with pytest.raises(BundleError, match=r"exit code 3; .*cannot be read as a safetensors file"):
         checked(f"actual.write_bytes({content})\nsys.exit(3)")
 
 
-def test_nothing(checked: Callable[..., Report], refused: Refused) -> None:
+def test_a_missing_output_is_refused(checked: Callable[..., Report], refused: Refused) -> None:
     with refused(BundleError, "The command "):
         checked("")
     with pytest.raises(BundleError, match=r"ended well, but wrote no actual\.safetensors"):
@@ -100,7 +100,7 @@ def test_nothing(checked: Callable[..., Report], refused: Refused) -> None:
         checked("actual.mkdir()")
 
 
-def test_a_hang_ends_with_all_that_it_started(tmp_path: Path) -> None:
+def test_a_program_that_hangs_is_stopped_with_its_children(tmp_path: Path) -> None:
     script = tmp_path / "port.py"
     script.write_text(
         "import pathlib, subprocess, sys, time\n"
@@ -117,7 +117,7 @@ def test_a_hang_ends_with_all_that_it_started(tmp_path: Path) -> None:
     assert not run.actual.exists(), "a child lived on"
 
 
-def test_a_program_may_talk_without_end(tmp_path: Path) -> None:
+def test_a_program_may_print_without_end(tmp_path: Path) -> None:
     script = tmp_path / "port.py"
     script.write_text(
         "import sys\n"
@@ -131,7 +131,7 @@ def test_a_program_may_talk_without_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "says"),
+    ("command", "message"),
     [
         ("", "The command is empty"),
         ("'", 'The command "\'" cannot be read: no closing quotation.'),
@@ -139,12 +139,12 @@ def test_a_program_may_talk_without_end(tmp_path: Path) -> None:
         ("program\0", "The command 'program\\x00' cannot be started: "),
     ],
 )
-def test_a_command_that_is_none(tmp_path: Path, refused: Refused, command: str, says: str) -> None:
-    with refused(BundleError, says):
+def test_an_invalid_command_is_refused(tmp_path: Path, refused: Refused, command: str, message: str) -> None:
+    with refused(BundleError, message):
         run_command(command, tmp_path, tmp_path / "actual")
 
 
-def test_the_paths_come_last_or_where_they_are_wanted() -> None:
+def test_the_paths_are_last_or_replace_their_placeholders() -> None:
     bundle, actual = Path("a b"), Path("c")
     assert command_line("run 'me too'", bundle, actual) == ["run", "me too", "a b", "c"]
     assert command_line("run --out={actual} {bundle}", bundle, actual) == ["run", "--out=c", "a b"]

@@ -1,4 +1,4 @@
-"""A model that has no taps is recorded from outside: the right values under the right names, or one sentence."""
+"""Recording a model without taps: the right values under the right names, or an error in one sentence."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_the_taps_of_pytorchs_own_layers_are_what_their_parts_compute(model: Tor
         assert difference(as_numbers(taps[name]), expected) <= oracle.budget(name, "float32"), name
 
 
-def test_nothing_listens_any_more_behind_the_recording(model: TorchEncoder) -> None:
+def test_no_hook_is_left_after_recording(model: TorchEncoder) -> None:
     recorded(model, TORCH_TAPS)(tokens=TOKENS)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
@@ -112,7 +112,7 @@ def test_heads_are_split_as_the_contract_has_them() -> None:
     np.testing.assert_array_equal(heads(N)(torch.as_tensor(value[..., D : 2 * D])).numpy(), keys)
 
 
-def test_what_is_overwritten_later_was_recorded_before() -> None:
+def test_a_value_is_recorded_before_it_is_overwritten() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(inplace=True))
     x = torch.tensor([[1.0, -2.0, 3.0]])
     with record_module(model, {"0": "encoder.embedding", "1": {"decoder.embedding": received()}}) as taps:
@@ -121,7 +121,7 @@ def test_what_is_overwritten_later_was_recorded_before() -> None:
     torch.testing.assert_close(taps["decoder.embedding"], model[0](x), rtol=0, atol=0)
 
 
-def test_a_call_of_ones_own_says_how_the_model_is_run_and_where_its_logits_are(model: TorchEncoder) -> None:
+def test_a_custom_call_runs_the_model_and_returns_its_logits(model: TorchEncoder) -> None:
     plain = recorded(model, {})(tokens=TOKENS)["logits"]
     taps = recorded(model, {"embedding": "encoder.embedding"}, lambda tokens: {"logits": model(tokens)})(tokens=TOKENS)
     assert list(taps) == ["encoder.embedding", "logits"]
@@ -155,7 +155,7 @@ class Twice(nn.Module):
         ({"embedding": {"a": list}}, "The function for the tap 'a' returns a list of 2; expected an array"),
     ],
 )
-def test_what_cannot_be_recorded_is_refused(
+def test_taps_that_cannot_be_recorded_are_refused(
     model: TorchEncoder, taps: dict[str, Any], begins: str, refused: Refused
 ) -> None:
     with refused(TransparityError, begins):
@@ -194,7 +194,7 @@ class NnxLayer(nnx.Module):
 
 
 class NamedLayer(NnxLayer):
-    """Calls its parent, and inherits what it is called by from no one else."""
+    """A subclass whose call is its parent's."""
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return super().__call__(x)
@@ -235,7 +235,7 @@ def test_the_taps_of_a_flax_model_are_what_its_parts_compute() -> None:
     assert len(taps) == 1 + 2 * 3 + 1
 
 
-def test_flaxs_classes_are_as_before_behind_the_recording() -> None:
+def test_flax_classes_are_restored_after_recording() -> None:
     class Inherits(NnxLayer):
         pass
 
@@ -261,7 +261,7 @@ def test_a_flax_model_that_is_traced_is_refused(refused: Refused) -> None:
         recorded(model, NNX_TAPS, compiled)(tokens=TOKENS)
 
 
-def test_what_was_recorded_places_a_fault() -> None:
+def test_recorded_taps_locate_a_fault() -> None:
     def build(config: TransformerConfig, parameters: dict[str, np.ndarray]) -> Callable[..., Any]:
         parameters["decoder.layers.1.feed_forward.up.bias"][:] = 0
         model = pytorch(config, parameters).model

@@ -1,4 +1,4 @@
-"""A check's answer says its verdict first, then what is wrong, where and why, in a terminal and as a page."""
+"""The views of a check: the verdict first, then what is wrong, where and why, in a terminal and as a page."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ def flat(text: str) -> str:
     return " ".join(text.split())
 
 
-def test_the_verdict_of_one_mistake_says_where_what_and_what_is_left() -> None:
+def test_the_verdict_of_one_fault_has_its_place_its_cause_and_its_residual() -> None:
     assert sentence(report(fault(0, SCALE))) == (
         f"{SCORES.format(0)}: {SAYS}; with that put into the reference, the two agree to 2e-07. Nothing else differs."
     )
 
 
-def test_one_mistake_in_every_layer_is_one_finding() -> None:
+def test_one_fault_in_every_layer_is_one_finding() -> None:
     found = findings(report(fault(0, SCALE), fault(1, SCALE), fault(2, BIAS)))
     assert [finding.place for finding in found] == [f"{SCORES.format(0)} and 1 more like it", SCORES.format(2)]
 
 
-def test_what_is_unexplained_is_said_to_be_so_and_how_it_is_spread() -> None:
+def test_an_unexplained_divergence_is_shown_with_its_spread() -> None:
     unexplained = report(fault(profile=PROFILE))
     assert "unexplained (in all 2 rows; positions 2–3 of 4; head 1 of 3)" in sentence(unexplained)
     assert "Nothing else differs" not in sentence(report(fault(0, SCALE), fault(1)))
@@ -58,11 +58,11 @@ def test_what_is_unexplained_is_said_to_be_so_and_how_it_is_spread() -> None:
     assert "·█·" in text
 
 
-def test_unexplained_faults_stay_apart() -> None:
+def test_unexplained_divergences_are_separate_findings() -> None:
     assert len(findings(report(fault(0), fault(1)))) == 2
 
 
-def test_what_one_mistake_leaves_is_not_called_nothing() -> None:
+def test_the_residual_of_a_fault_is_shown() -> None:
     half = Cause("attention-scale", SAYS, None, 0.6, 0.37)
     assert "that is 37% of it, something else remains." in sentence(report(fault(0, half)))
     both = sentence(report(fault(0, half, BIAS)))
@@ -74,14 +74,14 @@ def test_the_share_of_the_budget_is_always_shown(verdict: Verdict) -> None:
     assert "the worst share of the budget is 50 %" in flat(as_text([report(verdict=verdict)])).lower()
 
 
-def test_rounding_is_no_mistake() -> None:
+def test_rounding_is_not_a_fault() -> None:
     rounding = fault(0, Cause("low-precision", "rounding of bfloat16 weights", None, 1e-7, 1.0))
     assert sentence(report(rounding, verdict="agrees")) == (
         "What differs is rounding of bfloat16 weights, and nothing else."
     )
 
 
-def test_nothing_compared_is_said() -> None:
+def test_a_report_without_comparisons_is_inconclusive() -> None:
     empty = Report("notes-lm", "inconclusive", None, not_compared=("probe mixed: no logits",))
     assert "Nothing was compared." in as_text([empty])
     assert "probe mixed: no logits" in as_text([empty])
@@ -90,7 +90,7 @@ def test_nothing_compared_is_said() -> None:
     )
 
 
-def test_ties_claims_notes_and_what_was_not_compared_are_listed() -> None:
+def test_ties_claims_notes_and_omissions_are_listed() -> None:
     tied = report(
         fault(0, SCALE, indistinguishable=("weight-transpose", "mask-order"), split_by="square"),
         claims=(
@@ -116,7 +116,7 @@ def test_it_is_readable_at_80_columns() -> None:
     assert SCORES.format(0) in text, "a name is not broken"
 
 
-def test_numbers_that_are_not_finite_have_words() -> None:
+def test_numbers_that_are_not_finite_are_described() -> None:
     lost = report(fault(error=math.inf), measured=(Measured("logits", "mixed", math.nan, 1e-6, math.inf, 1e-6),))
     assert "holds numbers that are not finite" in as_text([lost])
     assert "∞" in as_html([lost])
@@ -124,7 +124,7 @@ def test_numbers_that_are_not_finite_have_words() -> None:
     assert bars([math.nan, 1.0], 1e-6) == "█▁"
 
 
-def test_spread_does_not_list_without_end() -> None:
+def test_a_long_spread_is_counted_instead_of_listed() -> None:
     assert spread({"position": [1.0, 0.0] * 20}, 1e-6) == ["20 of 40 positions"]
     assert spread({"position": [1.0]}, 1e-6) == []
 

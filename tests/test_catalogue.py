@@ -8,6 +8,9 @@ from collections import Counter
 
 import pytest
 
+from meta.family_slips import SLIPS
+from meta.slips import VARIANTS
+from transparity.presets import PRESETS, preset
 from transparity.taps import tap_shapes
 from transparity_conformance.diagnosis import faults
 from transparity_conformance.oracle.cases import CASES
@@ -30,3 +33,13 @@ def test_a_fault_has_a_name_of_its_own_and_changes_something(case: str) -> None:
         assert not shared, f"{site}: several faults are called {shared}"
         idle = [fault for fault in found if not (fault.fields or fault.alter or fault.patch or fault.downstream)]
         assert not idle, f"{site}: {[fault.id for fault in idle]} change nothing"
+
+
+def test_every_fault_is_simulated() -> None:
+    configs = {case: preset(case).resized() for case in PRESETS} | CASES
+    simulated = {*VARIANTS, *(name for slip in SLIPS for name in slip.ids)}
+    for case, config in configs.items():
+        sites = tap_shapes(config, 1, **dict.fromkeys(config.input_names, 3))
+        known = {fault.id for site in sites for fault in faults.faults_at(config, site)}
+        forgotten = known - simulated
+        assert not forgotten, f"{case}: simulate {sorted(forgotten)} in conformance/meta"

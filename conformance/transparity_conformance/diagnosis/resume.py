@@ -1,6 +1,6 @@
-"""Where a walk may begin: layers in front of everything that is asked need not be computed again.
+"""The start of a walk: layers in front of everything that is needed are not computed again.
 
-A stack that begins at its third layer is a shorter stack whose embedding is what flows behind the second: the reference
+A stack that starts at its third layer is a shorter stack whose embedding is the output of the second: the reference
 runs it as it is, under a tap that renames.
 """
 
@@ -19,12 +19,12 @@ from transparity_conformance.oracle.oracle import Arrays
 LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.(.*)", re.DOTALL)
 
 Depth = tuple[int, int]
-"""(0, i) is layer i of the encoder, (1, i) of the decoder; its number of layers is what comes behind them."""
+"""(0, i) is layer i of the encoder, (1, i) of the decoder; i = number of layers is the part behind them."""
 
 
 @functools.cache
 def _of_layer(name: str) -> tuple[str, int, str] | None:
-    """The stack, the layer and the rest of a name; every walk asks for the same hundreds."""
+    """The stack, the layer and the rest of a name; cached, as every walk uses the same names."""
     found = LAYER.match(name)
     return (found[1], int(found[2]), found[3]) if found else None
 
@@ -39,7 +39,7 @@ def _shorter(config: TransformerConfig, encoder: int, decoder: int) -> Transform
 
 
 def depth(config: TransformerConfig, name: str) -> Depth:
-    """How deep in the model a tap or a parameter is."""
+    """The depth of a tap or a parameter in the model."""
     if found := _of_layer(name):
         return int(found[0] == "decoder"), found[1]
     stack, _, rest = name.partition(".")
@@ -52,7 +52,7 @@ def depth(config: TransformerConfig, name: str) -> Depth:
 
 @dataclass(frozen=True)
 class Start:
-    """So many layers of each stack are skipped, for what they return is `given`."""
+    """The number of skipped layers of each stack, and the activations `given` in their place."""
 
     config: TransformerConfig
     given: Mapping[str, Any]
@@ -66,17 +66,17 @@ class Start:
 
     @property
     def depth(self) -> Depth:
-        """Of the first layer that is not skipped."""
+        """The depth of the first layer that is not skipped."""
         is_decoder = self.decoder or self.whole_encoder or not self.config.has_encoder
         return (1, self.decoder) if is_decoder else (0, self.encoder)
 
     @property
     def shorter(self) -> TransformerConfig:
-        """The configuration of what is left."""
+        """The configuration without the skipped layers."""
         return _shorter(self.config, self.encoder, self.decoder) if self.skipped else self.config
 
     def skips(self, name: str) -> bool:
-        """Whether a tap or a parameter lies in what is skipped."""
+        """Whether a tap or a parameter is in a skipped layer."""
         if name.startswith("encoder.") and self.whole_encoder:
             # A table that both stacks share is the encoder's by name.
             return not (self.config.shared_embedding and name == "encoder.token_embedding.weight")
@@ -86,13 +86,13 @@ class Start:
         return bool(skipped) and ".embedding" in name
 
     def shortened(self, parameters: Arrays) -> Arrays:
-        """The parameters by the names that they have in what is left."""
+        """The parameters that are left, renamed for the shorter configuration."""
         if not self.skipped:
             return parameters
         return {self._renamed(name, -1): value for name, value in parameters.items() if not self._is_of_skipped(name)}
 
     def tap(self, tap: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
-        """`tap` under the names of the whole model; what is skipped flows from what is given."""
+        """Rename taps for the whole model; values of skipped layers are replaced by the given ones."""
 
         def renamed(name: str, value: Any) -> Any:
             name = self._renamed(name, 1)
@@ -118,12 +118,12 @@ class Start:
 
 
 def start_at(config: TransformerConfig, given: Mapping[str, Any], earliest: Depth) -> Start:
-    """The latest start at `earliest` or before it that what is given allows."""
+    """The latest start at or before `earliest` for which `given` has the needed activations."""
     stack, layer = earliest
     if stack == 1 and config.has_encoder and "encoder.output" not in given:
         stack, layer = 0, config.num_encoder_layers
     name = ("encoder", "decoder")[stack]
-    # Where layers differ by their number, what is left has to begin as the whole does.
+    # Where layers differ by their number, the shorter stack has to start at the same phase.
     period = config.full_attention_every or 1
     known = (i for i in range(layer, 0, -1) if i % period == 0 and f"{name}.layers.{i - 1}.output" in given)
     skipped = next(known, 0)

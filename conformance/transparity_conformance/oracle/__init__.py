@@ -1,1 +1,1 @@
-"""What is right, and within what budget: probes, the float64 oracle, budgets, derivatives and their calibration."""
+"""The right answer and its budget: probes, the float64 oracle, budgets, derivatives and their calibration."""

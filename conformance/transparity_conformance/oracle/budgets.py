@@ -1,4 +1,4 @@
-"""The budgets: how far rounding may take a right answer. Factors are data, each with where it comes from.
+"""Budgets: the largest error that rounding explains. Factors are data, each with its provenance.
 
 A comparison may differ by `factor` × the error that the reference itself makes in that precision, plus `floor` ulps of
 the largest expected value, for what is so short a computation that the reference made no error at all.
@@ -22,7 +22,7 @@ class Rule:
     provenance: str
 
     def budget(self, noise: float, ulp: float, scale: float) -> float:
-        """What rounding explains where the reference errs by `noise` and the largest expected value is `scale`."""
+        """The budget where the reference errs by `noise` and the largest expected value is `scale`."""
         return float(self.factor * noise + self.floor * ulp * scale)
 
 
@@ -45,17 +45,17 @@ RULES = {
 }
 
 NEIGHBOURS = 3
-"""At how many points the reference's error is measured: one alone may be small by luck."""
+"""The points at which the reference's error is measured: one alone may be small by luck."""
 
 NEIGHBOURS_OF_DRAWN = 8
 """The same for drawn configurations, which may have so few features that luck is likelier."""
 
 POSITIONS_OF_DRAWN = 64
-"""Over so many positions at least: a sequence of one token needs more points than one of many."""
+"""The fewest positions to measure over: a sequence of one token needs more points than a long one."""
 
 
 def neighbours_of_drawn(inputs: Mapping[str, np.ndarray]) -> int:
-    """At how many points the error of a drawn configuration is measured."""
+    """The points at which the error of a drawn configuration is measured."""
     fewest = min(tokens.size for tokens in inputs.values())
     return max(NEIGHBOURS_OF_DRAWN, -(-POSITIONS_OF_DRAWN // fewest))
 

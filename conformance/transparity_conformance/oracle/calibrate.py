@@ -1,4 +1,4 @@
-"""Where the factors of `budgets` come from: `python -m transparity_conformance.oracle.calibrate` measures them anew.
+"""Measure the factors of `budgets`: `python -m transparity_conformance.oracle.calibrate`.
 
 A right program differs from the reference in the order in which it sums. The reference itself becomes such a program
 when its features are permuted: heads, the features of a head, hidden features and the model's own. What comes out is
@@ -67,7 +67,7 @@ def _merged(config: TransformerConfig, orders: Arrays) -> Arrays:
 
 
 def _axes(config: TransformerConfig, name: str) -> tuple[str, str]:
-    """What the rows and the columns of a parameter are; empty for what is not permuted."""
+    """The names of a parameter's rows and columns; empty where they are not permuted."""
     weight = name.endswith("weight") and not name.endswith("norm.weight")
     if name.endswith(("query_norm.weight", "key_norm.weight")):
         return "head_dim", ""
@@ -130,7 +130,7 @@ def ratios(
 
 
 def measure(dtype: str, drawn: int, seeds: int) -> list[float]:
-    """All ratios over the presets' probes, at several weights, and over drawn configurations."""
+    """Measure the ratios on the presets' probes, with several weights, and on drawn configurations."""
     found: list[float] = []
     for case in track(PRESETS, f"{dtype}: presets"):
         for probe in probes(case).values():

@@ -1,4 +1,4 @@
-"""Configurations of the kinds that people port, beside the presets: small ones, that together have every further part.
+"""Small configurations of the families that people port, which together have every part that no preset has.
 
 Each has the parts of a family (Llama's rotary positions and grouped heads, T5's relative bias and tied head …), not its
 sizes: these are different from each other, so that no two axes can be taken for one another.

@@ -23,8 +23,7 @@ from transparity_numpy.loss import cross_entropy
 from transparity_numpy.transformer import transformer
 
 AT_LEAST = 16
-"""So many directions are tried for each kind: a budget is the reference's own error along them, and one may be small
-by luck."""
+"""The directions to try for each kind of parameter: the error along one alone may be small by luck."""
 
 Loss = Callable[[np.ndarray, np.ndarray, int | None], np.ndarray]
 """Of logits (batch, length, vocab), targets (batch, length) and the padding token; complex logits flow through."""
@@ -72,11 +71,11 @@ class Derivatives:
         }
 
     def budget(self, name: str, dtype: str) -> float:
-        """How far rounding in `dtype` may take those of the parameter `name`."""
+        """The budget of the derivatives of the parameter `name` in `dtype`."""
         return self.oracle.budget(projection_of(name), dtype)
 
     def along(self, gradients: Mapping[str, np.ndarray]) -> Arrays:
-        """What `gradients` say of the loss along the directions, by parameter; none for one of another shape."""
+        """The derivatives along the directions that follow from `gradients`; none for a gradient of another shape."""
         return {
             name: (toward * gradients[name].astype(np.float64)).reshape(len(toward), -1).sum(-1)
             for name, toward in self.directions.items()
@@ -99,5 +98,5 @@ class Derivatives:
 
 
 def targets_of(config: TransformerConfig, inputs: Arrays) -> np.ndarray:
-    """What should have come: the tokens one further, with padding among them."""
+    """The target tokens: the inputs shifted by one, padding included."""
     return np.roll(inputs[config.input_names[-1]], -1, axis=1)

@@ -1,4 +1,4 @@
-"""The oracle: what the reference says in float64, and how far its own rounding takes it in every other precision."""
+"""The oracle: the reference's results in float64, and its own rounding error in every other precision."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from transparity_numpy.optimization import train
 from transparity_numpy.transformer import transformer
 
 Arrays = dict[str, np.ndarray]
-Run = Callable[[Arrays, Tap], None]
-"""A computation on named arrays that leaves every result with a tap."""
+Computation = Callable[[Arrays, Tap], None]
+"""A computation on named arrays that passes every result to a tap."""
 
 
 class Oracle:
@@ -29,7 +29,7 @@ class Oracle:
     that is how hardware sums them; float64 errs as float32 does, by the ratio of their epsilons.
     """
 
-    def __init__(self, run: Run, arrays: Mapping[str, np.ndarray], *, neighbours: int = NEIGHBOURS) -> None:
+    def __init__(self, run: Computation, arrays: Mapping[str, np.ndarray], *, neighbours: int = NEIGHBOURS) -> None:
         self.run, self.arrays, self.neighbours = run, dict(arrays), neighbours
         self._noise = functools.cache(self._measure)
 
@@ -63,15 +63,15 @@ class Oracle:
         return worst
 
     def _evaluate(self, arrays: Arrays, dtype: str) -> Arrays:
-        heard: Arrays = {}
+        results: Arrays = {}
         given, _, computed = dtype.partition(":")
 
         def tap(name: str, value: np.ndarray) -> np.ndarray:
-            heard[name] = rounded(value, computed or given)
-            return heard[name]
+            results[name] = rounded(value, computed or given)
+            return results[name]
 
         self.run({name: rounded(value, given) for name, value in arrays.items()}, tap)
-        return heard
+        return results
 
 
 def forward_oracle(

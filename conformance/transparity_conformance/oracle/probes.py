@@ -55,7 +55,7 @@ class Probe:
 
     @property
     def neighbours(self) -> int:
-        """At how many points rounding is measured."""
+        """The points at which rounding is measured."""
         return 1 if self.is_large else NEIGHBOURS
 
 
@@ -131,29 +131,31 @@ def mixed_inputs(config: TransformerConfig, seed: int = 0, source: int = SOURCE,
 
 
 def further_inputs(config: TransformerConfig, inputs: Arrays, random: np.random.Generator) -> Arrays:
-    """What else `config` is given. An attention mask hides padding, and one token that is none; it shows padding, too,
-    in a row that has it inside."""
+    """The attention mask and token types, if `config` has them.
+
+    The mask hides padding and one real token; it shows padding in a row that has it inside.
+    """
     tokens = inputs[config.input_names[0]]
-    beside = {}
+    further = {}
     if "attention_mask" in config.further_inputs:
         mask = tokens != (0 if config.pad_id is None else config.pad_id)
         mask[0, mask.shape[1] // 2] = mask.shape[1] == 1
         mask[3 % len(mask)] = True
-        beside["attention_mask"] = mask.astype(np.int64)
+        further["attention_mask"] = mask.astype(np.int64)
     if config.num_token_types:
-        beside["token_types"] = random.integers(0, config.num_token_types, tokens.shape)
-    return beside
+        further["token_types"] = random.integers(0, config.num_token_types, tokens.shape)
+    return further
 
 
 TEXT_TOKENS = 31
-"""So many tokens a vocabulary needs for the real text."""
+"""The smallest vocabulary that can encode the real text."""
 
 LARGE = 5_000_000
-"""Parameters from which on a model is tried on fewer probes."""
+"""A model with more parameters is tried on fewer probes."""
 
 
 LONGEST = 256
-"""Where `max_length` is more, it is not probed: the weights of attention grow with its square."""
+"""A longer `max_length` is not probed: attention weights grow with its square."""
 
 
 def is_large(parameters: Arrays) -> bool:

@@ -1,4 +1,4 @@
-"""Checkpoints of the families, as transformers writes them, are what transformers itself computes."""
+"""Checkpoints of the families, written by transformers, compute the same as transformers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from transparity_conformance.oracle.oracle import forward_oracle
 from transparity_conformance.ports.check import PortError, check
 from transparity_conformance.report.comparison import as_numbers, difference, share
 
-with warnings.catch_warnings():  # what it says of itself while it is imported is not about this project
+with warnings.catch_warnings():  # its warnings while it is imported are not about this project
     warnings.simplefilter("ignore")
     import transformers
     from transformers import modeling_rope_utils
@@ -42,7 +42,7 @@ Refusal = Callable[..., AbstractContextManager[None]]
 
 
 class Case(NamedTuple):
-    """A model of transformers, how long a text it is tried on, and what its configuration should be here."""
+    """A model of transformers, the length of its inputs, and its expected configuration."""
 
     model: str
     fields: dict[str, Any]
@@ -184,7 +184,7 @@ def new(case: Case) -> Any:
 
 
 def learned(model: Any) -> dict[str, torch.Tensor]:
-    """Its weights, and the bias of its logits, which is kept as a buffer."""
+    """Its weights, and the bias of its logits, which is a buffer."""
     weights = {name: value for name, value in model.named_parameters() if value.requires_grad}
     return weights | {name: value for name, value in model.named_buffers() if name == "final_logits_bias"}
 
@@ -193,7 +193,7 @@ TABLES = ("embed", "shared", "wte", "wpe", "relative")
 
 
 def made(case: Case) -> Any:
-    """The model, with weights that show mistakes: gains spread around one, biases that are not zero."""
+    """The model with weights that reveal faults: gains spread around one, biases that are not zero."""
     model = new(case)
     random = torch.Generator().manual_seed(5)
     one = 0 if "gemma" in model.config.model_type else 1
@@ -209,8 +209,8 @@ def made(case: Case) -> Any:
 
 
 def tokens_of(config: TransformerConfig, length: int) -> dict[str, np.ndarray]:
-    """Three rows, all different, one padded on the left and one on the right; of encoder-decoders both sides, of
-    different lengths."""
+    """Three different rows, one padded on the left and one on the right; both sides of encoder-decoders differ in
+    length."""
     random = np.random.default_rng(7)
     inputs = {}
     for name in config.input_names:
@@ -228,7 +228,7 @@ def tokens_of(config: TransformerConfig, length: int) -> dict[str, np.ndarray]:
 
 
 def theirs(model: Any, checkpoint: Checkpoint, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
-    """What the model of transformers says, in its own dtype."""
+    """The output of the model of transformers, in its own dtype."""
     config = checkpoint.config
     given = {name: torch.from_numpy(value) for name, value in inputs.items()}
     read = given.get("source", given.get("tokens"))
@@ -248,8 +248,11 @@ def theirs(model: Any, checkpoint: Checkpoint, inputs: Mapping[str, np.ndarray])
 
 @contextmanager
 def in_double_precision(case: Case, model: Any) -> Iterator[Any]:
-    """The model in float64, wholly: transformers computes norms, angles, weights of attention and buckets in float32
-    whatever the model's dtype is, so its own `double()` is as far off as float32."""
+    """The whole model in float64.
+
+    transformers computes norms, angles, attention weights and buckets in float32 whatever the model's dtype is, so its
+    own `double()` is as far off as float32.
+    """
     upcast = {"float32": torch.float64, "float": torch.float64, "FloatTensor": torch.DoubleTensor}
     before = torch.get_default_dtype()
     with pytest.MonkeyPatch.context() as patch:
@@ -266,7 +269,7 @@ def in_double_precision(case: Case, model: Any) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_checkpoint_says_what_transformers_says(name: str, tmp_path: Path) -> None:
+def test_a_checkpoint_computes_what_transformers_computes(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     model = made(case)
     model.save_pretrained(tmp_path)
@@ -287,7 +290,7 @@ def test_a_checkpoint_says_what_transformers_says(name: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("column", ["pytorch", "flax"], indirect=True)
 @pytest.mark.parametrize("name", CASES)
-def test_a_backend_says_the_same(name: str, backend: Backend, saved: Callable[[str], Path]) -> None:
+def test_a_backend_computes_the_same(name: str, backend: Backend, saved: Callable[[str], Path]) -> None:
     checkpoint = import_checkpoint(saved(name))
     config, parameters = checkpoint.config, checkpoint.parameters
     inputs = tokens_of(config, CASES[name].length)
@@ -299,13 +302,13 @@ def test_a_backend_says_the_same(name: str, backend: Backend, saved: Callable[[s
 
 @pytest.mark.parametrize("name", ["bert", "gemma2"])
 def test_a_port_is_checked_on_a_checkpoint(name: str, saved: Callable[[str], Path]) -> None:
-    result = said("check", "transparity_pytorch.port:build", "--checkpoint", saved(name))
+    result = invoke("check", "transparity_pytorch.port:build", "--checkpoint", saved(name))
     assert result.exit_code == 0, result.output
     assert "AGREES" in result.stdout
     assert "fields that no forward pass depends on: " in " ".join(result.stdout.split())
 
 
-def said(*arguments: Any) -> Result:
+def invoke(*arguments: Any) -> Result:
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
@@ -326,7 +329,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 def edited(
     folder: Path, into: Path, fields: Mapping[str, Any] | None = None, tensors: Mapping[str, Any] | None = None
 ) -> Path:
-    """A copy with other `fields` and `tensors`; without those that are `GONE`."""
+    """A copy with other `fields` and `tensors`, without those that are `GONE`."""
     into.mkdir(parents=True, exist_ok=True)
     config = json.loads((folder / "config.json").read_text()) | dict(fields or {})
     (into / "config.json").write_text(json.dumps({name: value for name, value in config.items() if value is not GONE}))
@@ -351,7 +354,7 @@ def test_a_checkpoint_in_several_files_is_the_same(saved: Callable[[str], Path],
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_loses_nothing(dtype: str, tmp_path: Path) -> None:
+def test_half_precision_is_imported_exactly(dtype: str, tmp_path: Path) -> None:
     model = made(CASES["llama"]).to(getattr(torch, dtype))
     model.save_pretrained(tmp_path)
     checkpoint = import_checkpoint(tmp_path)
@@ -360,7 +363,7 @@ def test_half_precision_loses_nothing(dtype: str, tmp_path: Path) -> None:
     assert np.array_equal(table, model.model.embed_tokens.weight.detach().float().numpy())
 
 
-def test_fields_as_transformers_4_writes_them_mean_the_same(saved: Callable[[str], Path], tmp_path: Path) -> None:
+def test_fields_of_transformers_4_mean_the_same(saved: Callable[[str], Path], tmp_path: Path) -> None:
     folder = saved("llama, scaled as in 3.1")
     scaling = {name: value for name, value in LLAMA3.items() if name not in ("rope_theta", "rope_type")}
     older = {"rope_parameters": GONE, "rope_theta": 30.0, "rope_scaling": {"type": "llama3"} | scaling}
@@ -371,7 +374,7 @@ def test_fields_as_transformers_4_writes_them_mean_the_same(saved: Callable[[str
 
 
 @pytest.mark.parametrize("name", ["bert, without a pooler", "gpt2", "llama", "bart", "opt"])
-def test_a_prefix_may_be_there_or_not(name: str, saved: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_prefix_is_optional(name: str, saved: Callable[[str], Path], tmp_path: Path) -> None:
     prefix = {"bert, without a pooler": "bert.", "gpt2": "transformer."}.get(name, "model.")
     tensors = load_file(saved(name) / "model.safetensors")
     bare: dict[str, Any] = {tensor: GONE for tensor in tensors if tensor.startswith(prefix)}
@@ -379,7 +382,7 @@ def test_a_prefix_may_be_there_or_not(name: str, saved: Callable[[str], Path], t
     assert same(import_checkpoint(edited(saved(name), tmp_path, tensors=bare)), import_checkpoint(saved(name)))
 
 
-def test_a_tied_head_that_is_there_too_has_to_be_the_same(
+def test_a_stored_tied_head_has_to_equal_the_embedding(
     saved: Callable[[str], Path], tmp_path: Path, refused: Refusal
 ) -> None:
     folder = saved("gpt2")
@@ -393,7 +396,7 @@ def test_a_tied_head_that_is_there_too_has_to_be_the_same(
         import_checkpoint(other)
 
 
-def test_what_is_not_taken_over_is_said(saved: Callable[[str], Path], tmp_path: Path) -> None:
+def test_ignored_fields_and_tensors_are_reported(saved: Callable[[str], Path], tmp_path: Path) -> None:
     more = {"fancy_attention": 3, "eos_token_id": [2, 5], "pad_token_id": -1, "rms_norm_eps": GONE}
     zeros = np.zeros(2, np.float32)
     tensors = {"score.weight": zeros, "model.layers.7.mlp.up_proj.weight": zeros}
@@ -449,11 +452,11 @@ REFUSED_FIELDS: dict[str, tuple[str, dict[str, Any], str]] = {
 def test_fields_that_would_change_numbers_are_refused(
     what: str, saved: Callable[[str], Path], tmp_path: Path, refused: Refusal
 ) -> None:
-    name, fields, says = REFUSED_FIELDS[what]
+    name, fields, message = REFUSED_FIELDS[what]
     folder = edited(saved(name), tmp_path, fields)
     with refused(CheckpointError, f"{folder / 'config.json'} "):
         import_checkpoint(folder)
-    with pytest.raises(CheckpointError, match=re.escape(says)):
+    with pytest.raises(CheckpointError, match=re.escape(message)):
         import_checkpoint(folder)
 
 
@@ -477,7 +480,7 @@ def test_tensors_that_do_not_fit_are_refused(saved: Callable[[str], Path], tmp_p
         import_checkpoint(folder, "hidden")
 
 
-def test_folders_that_are_no_checkpoint_are_refused(
+def test_folders_without_a_checkpoint_are_refused(
     saved: Callable[[str], Path], tmp_path: Path, refused: Refusal
 ) -> None:
     nowhere = tmp_path / "nowhere"
@@ -486,9 +489,10 @@ def test_folders_that_are_no_checkpoint_are_refused(
     with refused(CheckpointError, f"{tmp_path} has no config.json; expected"):
         import_checkpoint(tmp_path)
     config = tmp_path / "config.json"
-    for text, says in (("{", "is not JSON: "), ("[1]", "is [1]; expected an object"), ('{"a": NaN}', "is not JSON: ")):
+    not_json = "is not JSON: "
+    for text, message in (("{", not_json), ("[1]", "is [1]; expected an object"), ('{"a": NaN}', not_json)):
         config.write_text(text)
-        with refused(TransparityError, f"{config} {says}"):
+        with refused(TransparityError, f"{config} {message}"):
             import_checkpoint(tmp_path)
     config.write_text((saved("llama") / "config.json").read_text())
     with refused(CheckpointError, f"{tmp_path} has no model.safetensors; expected"):
@@ -500,18 +504,16 @@ def test_folders_that_are_no_checkpoint_are_refused(
             import_checkpoint(given)
 
 
-def test_files_that_are_not_what_they_should_be_are_refused(
-    saved: Callable[[str], Path], tmp_path: Path, refused: Refusal
-) -> None:
+def test_invalid_files_are_refused(saved: Callable[[str], Path], tmp_path: Path, refused: Refusal) -> None:
     folder = edited(saved("llama"), tmp_path)
     weights, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    for names, says in (
+    for names, message in (
         ({"a": "more.safetensors"}, f"{folder} has no more.safetensors, which"),
         ({"a": "../model.safetensors"}, f"{index} names the file '../model.safetensors'; expected"),
         (["a"], f"{index} has no weight_map; expected"),
     ):
         index.write_text(json.dumps({"weight_map": names}))
-        with refused(CheckpointError, says):
+        with refused(CheckpointError, message):
             import_checkpoint(folder)
     index.unlink()
     for name in ("one.safetensors", "two.safetensors"):
@@ -525,20 +527,20 @@ def test_files_that_are_not_what_they_should_be_are_refused(
 
 
 def test_the_command_imports(saved: Callable[[str], Path], tmp_path: Path) -> None:
-    result = said("import", saved("gemma2"), tmp_path / "new")
+    result = invoke("import", saved("gemma2"), tmp_path / "new")
     assert result.exit_code == 0, result.output
     assert "gemma2, decoder, " in " ".join(result.stdout.split())
     checkpoint = import_checkpoint(saved("gemma2"))
     config = TransformerConfig.from_json((tmp_path / "new" / "config.json").read_text())
     parameters = load_parameters(tmp_path / "new" / "parameters.safetensors", config)
     assert same(dataclasses.replace(checkpoint, config=config, parameters=parameters), checkpoint)
-    assert said("import", saved("gemma2"), tmp_path / "new").exit_code == 0, "over what it wrote itself"
+    assert invoke("import", saved("gemma2"), tmp_path / "new").exit_code == 0, "over what it wrote itself"
 
 
 def test_the_command_refuses_in_one_sentence(saved: Callable[[str], Path], tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     port, checkpoint = "transparity_numpy.port:build", ("--checkpoint", saved("llama"))
-    for arguments, says in (
+    for arguments, message in (
         (("import", tmp_path, tmp_path / "new"), "is not JSON"),
         (("import", saved("llama"), tmp_path), "has other files in it; expected an empty folder"),
         (("import", saved("llama"), saved("gemma2")), "has other files in it; expected an empty folder"),
@@ -550,14 +552,14 @@ def test_the_command_refuses_in_one_sentence(saved: Callable[[str], Path], tmp_p
         (("check", "--command", "true", *checkpoint), "--checkpoint goes with a PORT alone"),
         (("check", port, "--head", "pooled"), "--head is for --checkpoint"),
     ):
-        result = said(*arguments)
+        result = invoke(*arguments)
         assert result.exit_code == 2, arguments
-        assert says in result.stderr
+        assert message in result.stderr
         assert result.stderr.count("\n") == 1
         assert result.stderr.endswith(".\n")
 
 
-def test_a_wrong_port_is_found_out_on_a_checkpoint(saved: Callable[[str], Path]) -> None:
+def test_a_wrong_port_diverges_on_a_checkpoint(saved: Callable[[str], Path]) -> None:
     from transparity_numpy.port import build
 
     def wrong(config: TransformerConfig, parameters: Any) -> Any:

@@ -111,9 +111,7 @@ def power(session: nox.Session) -> None:
     """Measure how often the checker judges a port correctly."""
     install(session, "test")
     environment = SINGLE_THREADED | {"PYTHONPATH": "conformance"}
-    session.run("python", "conformance/meta/power.py", "--jobs", "2", *session.posargs, env=environment)
-    if not session.posargs:
-        session.run("python", "conformance/meta/family_power.py", env=environment)
+    session.run("python", "-m", "meta.power", "--jobs", "2", *session.posargs, env=environment)
 
 
 @nox.session

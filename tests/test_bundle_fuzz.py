@@ -357,7 +357,3 @@ def test_what_was_changed_beside_the_taps_is_refused_or_judged(
             assert near or report.verdict != "agrees"
     assert refused > OF_SECTIONS // 2
     assert judged == JUDGED
-
-
-def test_there_are_ten_thousand_of_them() -> None:
-    assert UNSIGNED + SIGNED + WRITTEN >= 10_000

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meta.plain_port import Slip, build_port
+from meta.plain_port import PlainFault, build_port
 from transparity.config import TransformerConfig
 from transparity_conformance import check
 from transparity_conformance.ports.check import PortError
@@ -37,7 +37,7 @@ def changed(change: Callable[[Arrays], Any]) -> Callable[..., Any]:
 
 
 def test_a_report_has_the_keys_that_were_promised() -> None:
-    report = check(build_port(Slip("attention-scale", "the other root")), preset="translation").as_dict()
+    report = check(build_port(PlainFault("attention-scale", "the other root")), preset="translation").as_dict()
     assert {"preset", "verdict", "first_divergence", "faults", "claims", "not_compared"} <= set(report)
     assert report["faults"] and report["claims"] and report["not_compared"]
     for fault in report["faults"]:
@@ -60,7 +60,7 @@ def test_a_report_has_the_keys_that_were_promised() -> None:
 )
 @pytest.mark.parametrize("preset", ["translation", "notes-lm"])
 def test_rounding_is_told_from_a_mistake(preset: str, variant: str, says: str, logits_only: bool) -> None:
-    report = check(build_port(Slip("low-precision", variant)), preset=preset, logits_only=logits_only)
+    report = check(build_port(PlainFault("low-precision", variant)), preset=preset, logits_only=logits_only)
     assert report.verdict == "agrees"
     ((cause,),) = (fault.causes for fault in report.faults)
     assert (cause.mistake, cause.says) == ("low-precision", says)
@@ -69,8 +69,8 @@ def test_rounding_is_told_from_a_mistake(preset: str, variant: str, says: str, l
 
 @pytest.mark.parametrize("logits_only", [False, True], ids=["taps", "logits"])
 def test_rounding_excuses_no_mistake(logits_only: bool) -> None:
-    slips = (Slip("low-precision", "tf32 products"), Slip("attention-scale", "the other root"))
-    assert check(build_port(slips), preset="notes-attention", logits_only=logits_only).verdict == "diverges"
+    faults = (PlainFault("low-precision", "tf32 products"), PlainFault("attention-scale", "the other root"))
+    assert check(build_port(faults), preset="notes-attention", logits_only=logits_only).verdict == "diverges"
 
 
 @pytest.mark.parametrize("tap", ["logits", SCORES, "decoder.layers.1.output", "decoder.embedding"])

@@ -1,6 +1,6 @@
 """The parts that no preset has: right ports agree, and each mistake in them is found, placed and named; on a sample.
 
-`python conformance/meta/family_power.py` tries everything.
+`nox -s power` tries everything.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from meta.family_power import MEASURES, Answer, Measure, Trial, ask, case_probes, further_trials, trials, wrong
-from meta.family_slips import SLIPS, Slip, acting, build_port
+from meta.family_faults import FAULTS, FamilyFault, acting, build_port
+from meta.judgement import MEASURES, Judgement, Measure, is_detected, is_named, is_placed, judged, one_named, wrong
+from meta.simulated import SimulatedPort, case_probes, family_ports, further_family_ports
 from transparity.config import TransformerConfig
 from transparity.presets import PRESETS, preset
 from transparity.taps import tap_shapes
@@ -35,7 +36,7 @@ from transparity_numpy.positions import alibi_slopes, rotary_tables, score_bias
 Build = Callable[[TransformerConfig, Arrays], Any]
 
 SLOW = ("t5", "bart", "marian")
-"""Two stacks: by logits alone these take many seconds each, and `family_power` tries them."""
+"""Two stacks: by logits alone these take many seconds each, and `nox -s power` tries them."""
 
 
 def _catalogued(config: TransformerConfig) -> set[str]:
@@ -47,13 +48,13 @@ OF_PRESETS = {name for case in PRESETS for name in _catalogued(preset(case).resi
 """What `test_power` is about."""
 
 
-def sampled() -> Iterator[Trial]:
+def sampled() -> Iterator[SimulatedPort]:
     """Every mistake that no preset has, once, every third by logits alone, every case as often as the next."""
     seen: dict[str, int] = dict.fromkeys(CASES, 0)
-    names = dict.fromkeys(slip.ids[0] for slip in SLIPS if slip.ids[0] not in OF_PRESETS)
+    names = dict.fromkeys(fault.ids[0] for fault in FAULTS if fault.ids[0] not in OF_PRESETS)
     for number, name in enumerate(names):
         alone = number % 3 == 2
-        possible = [t for t in trials() if t.slips[0].ids[0] == name and t.logits_only == alone]
+        possible = [t for t in family_ports() if t.faults[0].ids[0] == name and t.logits_only == alone]
         quick = [trial for trial in possible if not (alone and trial.case in SLOW)]
         chosen = min(quick or [dataclasses.replace(possible[0], logits_only=False)], key=lambda t: seen[t.case])
         seen[chosen.case] += 1
@@ -61,22 +62,22 @@ def sampled() -> Iterator[Trial]:
 
 
 @pytest.fixture(scope="module")
-def answers() -> list[Answer]:
-    return [ask(trial) for trial in sampled()]
+def answers() -> list[Judgement]:
+    return [judged(trial) for trial in sampled()]
 
 
-@pytest.mark.parametrize("measure", [each for each in MEASURES if each.trials == "slip"], ids=lambda each: each.says)
-def test_the_checker_reaches_its_targets(answers: list[Answer], measure: Measure) -> None:
-    counted = sum(measure.counts(answer.trial) for answer in answers)
-    failures = wrong(answers, measure)
+@pytest.mark.parametrize("measure", [each for each in MEASURES if each.kind == "fault"], ids=lambda each: each.title)
+def test_the_checker_reaches_its_targets(answers: list[Judgement], measure: Measure) -> None:
+    counted = sum(measure.counts(answer.port) for answer in answers)
+    failures = wrong(measure, answers)
     assert counted > 8
-    assert 1 - len(failures) / counted >= measure.target, [f"{each.trial} → {each}" for each in failures]
+    assert 1 - len(failures) / counted >= measure.target, [f"{each.port} → {each}" for each in failures]
 
 
-@pytest.mark.parametrize("trial", further_trials(("bloom", "opt"), pairs=3), ids=str)
-def test_two_mistakes_are_told_apart_and_an_unknown_one_has_no_name(trial: Trial) -> None:
-    answer = ask(trial)
-    assert not [measure.says for measure in MEASURES if wrong([answer], measure)], answer
+@pytest.mark.parametrize("trial", further_family_ports(("bloom", "opt"), pairs=3), ids=str)
+def test_two_mistakes_are_told_apart_and_an_unknown_one_has_no_name(trial: SimulatedPort) -> None:
+    answer = judged(trial)
+    assert not [measure.title for measure in MEASURES if wrong(measure, [answer])], answer
 
 
 @pytest.mark.slow
@@ -90,10 +91,10 @@ def test_two_mistakes_are_told_apart_and_an_unknown_one_has_no_name(trial: Trial
 )
 def test_one_of_two_mistakes_or_both_may_have_a_number_in_them(made: tuple[str, str]) -> None:
     case = next(case for case in ("bloom", "llama") if set(made) <= set(map(str, acting(case))))
-    one, other = (next(slip for slip in acting(case) if str(slip) == name) for name in made)
-    answer = ask(Trial("pair", case, (one, other), logits_only=True))
-    assert answer.is_one_named, answer
-    assert len(answer.faults[0].causes) == 2
+    one, other = (next(fault for fault in acting(case) if str(fault) == name) for name in made)
+    answer = judged(SimulatedPort("pair", case, (one, other), logits_only=True))
+    assert one_named(answer), answer
+    assert len(answer.divergences[0].causes) == 2
 
 
 def _agrees(build: Build, case: str, *, logits_only: bool) -> None:
@@ -145,11 +146,11 @@ def _of_key_positions(config: TransformerConfig) -> Callable[..., Any]:
 @pytest.mark.parametrize(
     ("case", "form"),
     [
-        ("qwen", Slip((), "permuted", "", bool, lambda config: {"rope_layout": "interleaved"}, _permuted)),
-        ("bloom", Slip((), "key positions", "", bool, exchanged={"transformer.score_bias": _of_key_positions})),
+        ("qwen", FamilyFault((), "permuted", "", bool, lambda config: {"rope_layout": "interleaved"}, _permuted)),
+        ("bloom", FamilyFault((), "key positions", "", bool, exchanged={"transformer.score_bias": _of_key_positions})),
     ],
 )
-def test_another_form_of_the_same_is_right(case: str, form: Slip) -> None:
+def test_another_form_of_the_same_is_right(case: str, form: FamilyFault) -> None:
     probes = case_probes(case)
     said = {name: build_port(form)(probe.config, probe.parameters)(**probe.inputs) for name, probe in probes.items()}
     report = judge(case, probes, said)
@@ -158,12 +159,12 @@ def test_another_form_of_the_same_is_right(case: str, form: Slip) -> None:
 
 
 def test_every_mistake_acts_in_some_case() -> None:
-    assert {str(slip) for slip in SLIPS} == {str(slip) for case in CASES for slip in acting(case)}
+    assert {str(fault) for fault in FAULTS} == {str(fault) for case in CASES for fault in acting(case)}
 
 
 def test_every_mistake_of_the_catalogue_is_made_by_some_port() -> None:
     of_cases = {name for config in CASES.values() for name in _catalogued(config)}
-    assert of_cases - OF_PRESETS == {name for slip in SLIPS for name in slip.ids} - OF_PRESETS
+    assert of_cases - OF_PRESETS == {name for fault in FAULTS for name in fault.ids} - OF_PRESETS
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -180,21 +181,21 @@ def test_every_mistake_can_be_put_into_the_reference(case: str) -> None:
         assert logits.shape == probe.oracle.expected["logits"].shape, str(hypothesis)
 
 
-def _answer(where: str, cause: str, *, case: str = "qwen", slip: str = "rotary-layout") -> Answer:
-    trial = next(t for t in trials((case,)) if t.slips[0].ids[0] == slip and not t.logits_only)
+def _answer(where: str, cause: str, *, case: str = "qwen", fault: str = "rotary-layout") -> Judgement:
+    trial = next(t for t in family_ports((case,)) if t.faults[0].ids[0] == fault and not t.logits_only)
     causes = (Cause(cause, "", None, 0.0, 1.0),) if cause else ()
-    return Answer(trial, Report(case, "diverges", where, (Divergence(where, 1.0, 0.1, causes),)), 0.0)
+    return Judgement(trial, Report(case, "diverges", where, (Divergence(where, 1.0, 0.1, causes),)), 0.0)
 
 
 def test_a_wrong_place_and_a_wrong_name_are_wrong() -> None:
     turned, scores = (f"decoder.layers.0.self_attention.{tap}" for tap in ("query_rotated", "scores"))
     right = _answer(turned, "rotary-layout")
-    assert right.is_detected and right.is_placed and right.is_named
-    assert not _answer(scores, "rotary-layout").is_placed
-    assert not _answer(turned, "rotary-base").is_named
-    assert not _answer(turned, "").is_named
+    assert is_detected(right) and is_placed(right) and is_named(right)
+    assert not is_placed(_answer(scores, "rotary-layout"))
+    assert not is_named(_answer(turned, "rotary-base"))
+    assert not is_named(_answer(turned, ""))
     crashed = dataclasses.replace(right, report=None)
-    assert not (crashed.is_detected or crashed.is_placed or crashed.is_named)
+    assert not (is_detected(crashed) or is_placed(crashed) or is_named(crashed))
 
 
 class BeginsAgain(numpy_column.NumpyForward):

@@ -22,12 +22,17 @@ Build = Callable[[TransformerConfig, Arrays], Callable[..., Any]]
 
 
 @dataclass(frozen=True)
-class Slip:
-    """One mistake: its id in the catalogue, the form it takes, and where in the model (empty: everywhere)."""
+class PlainFault:
+    """One simulated fault: its id in the catalogue, the form it takes, and where in the model (empty: everywhere)."""
 
     id: str
     variant: str
     scope: str = ""
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The one name that is right; uncatalogued faults have a name that no catalogue has."""
+        return (self.id,)
 
     def __str__(self) -> str:
         return f"{self.id} ({self.variant}{' in ' + self.scope if self.scope else ''})"
@@ -48,17 +53,17 @@ PLAIN = Style()
 
 
 def build_port(
-    slip: Slip | Iterable[Slip] | None = None,
+    fault: PlainFault | Iterable[PlainFault] | None = None,
     style: Style = PLAIN,
     *,
     taps: bool = True,
     dtype: str = "float32",
 ) -> Build:
-    """`build(config, parameters)` of a port that makes `slip` (or several), in `style`."""
-    slips = (slip,) if isinstance(slip, Slip) else tuple(slip or ())
+    """`build(config, parameters)` of a port that makes `fault` (or several), in `style`."""
+    faults = (fault,) if isinstance(fault, PlainFault) else tuple(fault or ())
 
     def build(config: TransformerConfig, parameters: Arrays) -> Callable[..., Any]:
-        return PlainPort(config, parameters, slips, style, taps, dtype)
+        return PlainPort(config, parameters, faults, style, taps, dtype)
 
     return build
 
@@ -106,17 +111,17 @@ class PlainPort:
         self,
         config: TransformerConfig,
         parameters: Arrays,
-        slips: tuple[Slip, ...],
+        faults: tuple[PlainFault, ...],
         style: Style,
         taps: bool,
         dtype: str,
     ) -> None:
-        self.c, self.slips, self.style, self.taps = config, slips, style.kind, taps
+        self.c, self.faults, self.style, self.taps = config, faults, style.kind, taps
         self.dtype = np.dtype("float64" if style.kind == "float64" else dtype)
         self.choose = np.random.default_rng(style.seed)
         self.seed = style.seed
         self.p = {name: np.asarray(value).astype(self.dtype) for name, value in parameters.items()}
-        if store := STORED_AS.get(self.slip("low-precision")):
+        if store := STORED_AS.get(self.fault("low-precision")):
             self.p = {name: store(value) for name, value in self.p.items()}
         if style.kind == "bfloat16":
             self.p = {name: as_bfloat16(value) for name, value in self.p.items()}
@@ -141,7 +146,7 @@ class PlainPort:
         else:
             x = self.stack(self.c.architecture, given["tokens"])
         logits = self.dense("head", x)
-        if kind := self.slip("logit-shift"):
+        if kind := self.fault("logit-shift"):
             largest = logits.max(-1, keepdims=True)
             shift = {
                 "log-probabilities": largest + np.log(np.exp(logits - largest).sum(-1, keepdims=True)),
@@ -175,53 +180,53 @@ class PlainPort:
         for i in range(c.num_encoder_layers if name == "encoder" else c.num_decoder_layers):
             at = f"{name}.layers.{i}"
             keep = own
-            if self.slip("causal-missing", at) and name == "decoder":
+            if self.fault("causal-missing", at) and name == "decoder":
                 keep = self.visible(name, tokens, tokens, causal=False)
             attend = functools.partial(self.attend, f"{at}.self_attention", memory=None, keep=keep)
             began = x
             x = self.sublayer(at, "self_attention", x, began, attend)
             if memory is not None:
                 seen = memory
-                if c.memory_norm and self.slip("norm-missing", at) != "memory":
+                if c.memory_norm and self.fault("norm-missing", at) != "memory":
                     seen = self.tap(f"{at}.memory_norm", self.norm(f"{at}.memory_norm", memory))
                 attend = functools.partial(self.attend, f"{at}.cross_attention", memory=seen, keep=across)
                 x = self.sublayer(at, "cross_attention", x, began, attend)
             x = self.sublayer(at, "feed_forward", x, began, functools.partial(self.feed, f"{at}.feed_forward"))
             x = self.tap(f"{at}.output", x)
-        if c.final_norm and self.slip("norm-missing", name) != "final":
+        if c.final_norm and self.fault("norm-missing", name) != "final":
             x = self.norm(f"{name}.final_norm", x)
         return self.tap(f"{name}.output", x)
 
     def embed(self, name: str, tokens: np.ndarray) -> np.ndarray:
         c, (_, length) = self.c, tokens.shape
         table = self.p[f"{name}.token_embedding.weight"]
-        if self.slip("padding-row", name) and c.pad_id is not None:
+        if self.fault("padding-row", name) and c.pad_id is not None:
             table = table.copy()
             table[c.pad_id] = 0
         root = math.sqrt(c.embed_dim)
         factor = root if c.embedding_scale == "embed_dim" else 1.0
         factor = {"missing": 1.0, "twice": root**2, "inverted": 1 / root, "": factor}.get(
-            self.slip("embedding-scale", name), root
+            self.fault("embedding-scale", name), root
         )
-        offset = int(self.slip("position-offset", name) or 0)
+        offset = int(self.fault("position-offset", name) or 0)
         if c.positions == "learned":
             rows = np.minimum(np.arange(length) + offset, c.max_length - 1)  # negative ones count from the end
             places = self.p[f"{name}.position_embedding.weight"][rows]
         else:
             places = self.waves(name, np.arange(length) + offset)
-        if self.slip("uncatalogued", name) == "positions twice in the decoder" and name == "decoder":
+        if self.fault("uncatalogued", name) == "positions twice in the decoder" and name == "decoder":
             places = 2 * places
         return self.cut(table[tokens] * self.dtype.type(factor) + places.astype(self.dtype))
 
     def waves(self, name: str, positions: np.ndarray) -> np.ndarray:
-        d, frequency = self.c.embed_dim, self.slip("position-frequency", name)
+        d, frequency = self.c.embed_dim, self.fault("position-frequency", name)
         base = float(frequency.removeprefix("base ")) if frequency.startswith("base") else 1e4
         stretch = {"exponent doubled": 2.0, "exponent halved": 0.5}.get(frequency, 1.0)
         table = np.zeros((len(positions), d))
         for pair in range(d // 2):
             angle = positions * base ** (-2 * pair / d * stretch)
             table[:, 2 * pair], table[:, 2 * pair + 1] = np.sin(angle), np.cos(angle)
-        layout = self.slip("position-layout", name)
+        layout = self.fault("position-layout", name)
         if layout == "concatenated":
             table = np.concatenate([table[:, 0::2], table[:, 1::2]], 1)
         elif layout == "cosine first":
@@ -233,17 +238,17 @@ class PlainPort:
     ) -> np.ndarray:
         """The residual around `f`; `began` is what came into the layer."""
         name = f"{at}.{kind}_norm"
-        before = (self.c.norm_position == "pre") != bool(self.slip("norm-placement", at))
-        missing = self.slip("norm-missing", at) == kind
+        before = (self.c.norm_position == "pre") != bool(self.fault("norm-placement", at))
+        missing = self.fault("norm-missing", at) == kind
 
         def normed(y: np.ndarray) -> np.ndarray:
             return y if missing else self.tap(name, self.norm(name, y))
 
         inside = normed(x) if before else x
         out = self.drop(f(inside), "sublayer")
-        wrong = self.slip("residual-source", f"{at}.{kind}")
+        wrong = self.fault("residual-source", f"{at}.{kind}")
         kept = {"the normalised": inside, "the layer's input": began, "nothing": 0 * x}.get(wrong, x)
-        if self.slip("uncatalogued", at) == "mean over positions added" and kind == "self_attention":
+        if self.fault("uncatalogued", at) == "mean over positions added" and kind == "self_attention":
             kept = kept + x.mean(1, keepdims=True) * self.dtype.type(0.3)
         total = self.cut(kept + out)
         return total if before else normed(total)
@@ -251,30 +256,30 @@ class PlainPort:
     def norm(self, name: str, x: np.ndarray) -> np.ndarray:
         c = self.c
         source = name
-        if pair := self.slip("norm-swapped", name):
+        if pair := self.fault("norm-swapped", name):
             one, other = (f".{part}_norm" for part in pair.split(" with "))
             swapped = name.replace(one, other) if name.endswith(one) else name.replace(other, one)
             source = swapped if f"{swapped}.weight" in self.p else name
         gain, bias = self.p[f"{source}.weight"], self.p[f"{source}.bias"]
-        eps = float(self.slip("norm-eps", name) or c.norm_eps)
-        kind = self.slip("norm-kind", name)
+        eps = float(self.fault("norm-eps", name) or c.norm_eps)
+        kind = self.fault("norm-kind", name)
         x = x.astype(self.dtype)
         if c.norm == "batch" and kind != "layer":
             mean, spread = self.p[f"{source}.running_mean"], self.p[f"{source}.running_var"]
             if kind == "batch statistics":
                 mean, spread = x.mean((0, 1)), x.var((0, 1))
             away = x - mean
-            if self.slip("norm-eps-placement", name):
+            if self.fault("norm-eps-placement", name):
                 return self.cut(away / (np.sqrt(spread) + self.dtype.type(eps)) * gain + bias)
             return self.cut(away / np.sqrt(spread + self.dtype.type(eps)) * gain + bias)
         axes = (0, 1) if kind == "batch statistics" else -1
         away = x if kind.startswith("rms") else x - self.mean(x, axes)
         spread = self.mean(away * away, axes)
         count = x.size // spread.size
-        unbiased = (c.norm == "layer-unbiased") != bool(self.slip("norm-variance", name))
+        unbiased = (c.norm == "layer-unbiased") != bool(self.fault("norm-variance", name))
         if unbiased and kind != "rms without bias" and count > 1:
             spread = spread * self.dtype.type(count / (count - 1))
-        outside = (c.norm == "layer-unbiased") != bool(self.slip("norm-eps-placement", name))
+        outside = (c.norm == "layer-unbiased") != bool(self.fault("norm-eps-placement", name))
         small = self.dtype.type(eps)
         result = away / (np.sqrt(spread) + small if outside else np.sqrt(spread + small)) * gain
         return self.cut(result if kind == "rms without bias" else result + bias)
@@ -285,10 +290,10 @@ class PlainPort:
         return x.mean(axes, keepdims=True)
 
     def feed(self, at: str, x: np.ndarray) -> np.ndarray:
-        act = ACTIVATIONS[self.slip("activation", at)]
+        act = ACTIVATIONS[self.fault("activation", at)]
         hidden = self.tap(f"{at}.hidden", self.cut(act(self.dense(f"{at}.up", x))))
         out = self.dense(f"{at}.down", hidden)
-        if self.slip("uncatalogued", at) == "feed-forward clipped":
+        if self.fault("uncatalogued", at) == "feed-forward clipped":
             out = np.clip(out, -1, 1)
         return self.tap(f"{at}.output", out)
 
@@ -300,7 +305,7 @@ class PlainPort:
         )
         if self.style == "heads permuted":
             query, key, value = query[:, self.head_order], key[:, self.head_order], value[:, self.head_order]
-        if self.slip("uncatalogued", at) == "values a position late":
+        if self.fault("uncatalogued", at) == "values a position late":
             value = np.roll(value, 1, 2)
         query, key, value = (
             self.tap(f"{at}.{role}", y) for role, y in (("query", query), ("key", key), ("value", value))
@@ -331,9 +336,9 @@ class PlainPort:
 
     def split(self, x: np.ndarray, name: str) -> np.ndarray:
         (b, t, _), h, e = x.shape, self.c.num_heads, self.c.head_dim
-        if self.slip("head-split", name) == "split":
+        if self.fault("head-split", name) == "split":
             return x.reshape(b, h, t, e)
-        if self.slip("head-order", name) in ("split", "split and merge"):
+        if self.fault("head-order", name) in ("split", "split and merge"):
             return x.reshape(b, t, e, h).transpose(0, 3, 1, 2)
         return np.stack([x[:, :, i * e : (i + 1) * e] for i in range(h)], 1)
 
@@ -341,12 +346,12 @@ class PlainPort:
         b, h, t, e = x.shape
         if self.style == "heads permuted" and self.seed % 2:  # else the output's columns are permuted
             x = x[:, np.argsort(self.head_order)]
-        if self.slip("uncatalogued", at) == "a head silent":
+        if self.fault("uncatalogued", at) == "a head silent":
             x = x.copy()
             x[:, -1] = 0
-        if self.slip("head-split", at) == "merge":
+        if self.fault("head-split", at) == "merge":
             return x.reshape(b, t, h * e)
-        if self.slip("head-order", at) in ("merge", "split and merge"):
+        if self.fault("head-order", at) in ("merge", "split and merge"):
             return x.transpose(0, 2, 3, 1).reshape(b, t, h * e)
         return np.concatenate([x[:, i] for i in range(h)], -1)
 
@@ -360,7 +365,7 @@ class PlainPort:
             "twice": 1 / wanted,
             "one feature more": (wanted + 1) ** -0.5,
             "of the heads": self.c.num_heads**-0.5,
-        }[self.slip("attention-scale", at)]
+        }[self.fault("attention-scale", at)]
 
     @property
     def hides(self) -> bool:
@@ -370,8 +375,8 @@ class PlainPort:
     def visible(self, kind: str, queries: np.ndarray, keys: np.ndarray, *, causal: bool) -> np.ndarray:
         """Which keys each query sees, (batch, 1, queries, keys). `kind` is a stack, or `cross`."""
         n, m, pad = queries.shape[1], keys.shape[1], self.c.pad_id
-        inverted = self.slip("mask-polarity")
-        late = {"hides itself": -1, "shows the next": 1}.get(self.slip("causal-diagonal"), 0)
+        inverted = self.fault("mask-polarity")
+        late = {"hides itself": -1, "shows the next": 1}.get(self.fault("causal-diagonal"), 0)
         past = np.array([[key <= query + late for key in range(m)] for query in range(n)])[None, None]
         past = past if causal else np.ones_like(past)
         if inverted == "causal" and causal:
@@ -379,9 +384,9 @@ class PlainPort:
         shown = np.ones((len(keys), 1, 1, m), bool)
         called = {"encoder": "source", "decoder": "target"}.get(kind, kind)
         pads = pad is not None and (kind != "decoder" or self.c.target_mask == "causal-and-padding")
-        if pads and self.slip("padding-ignored") not in (called, "everywhere"):
+        if pads and self.fault("padding-ignored") not in (called, "everywhere"):
             shown = (keys != pad)[:, None, None, :]
-            if self.slip("padding-axis") == called:
+            if self.fault("padding-axis") == called:
                 shown = (queries != pad)[:, None, :, None]
             if inverted == "padding":
                 shown = ~shown
@@ -389,19 +394,19 @@ class PlainPort:
         return ~keep if inverted == "everything" else keep
 
     def weights(self, at: str, scores: np.ndarray, keep: np.ndarray, scale: float) -> np.ndarray:
-        value = float(self.slip("mask-value", at) or self.c.mask_value)
-        early = (self.c.mask_order == "before-scale") != bool(self.slip("mask-order", at))
+        value = float(self.fault("mask-value", at) or self.c.mask_value)
+        early = (self.c.mask_order == "before-scale") != bool(self.fault("mask-order", at))
         value *= scale if early else 1.0
         if self.style == "another infinity":
             value = self.infinity(value)
         hidden = max(value, float(np.finfo(self.dtype).min) / 4)
-        if self.slip("uncatalogued", at) == "a temperature by head":
+        if self.fault("uncatalogued", at) == "a temperature by head":
             scores = scores * np.linspace(0.8, 1.3, self.c.num_heads).astype(self.dtype)[:, None, None]
         masked = np.where(keep, scores, self.dtype.type(hidden))
-        axis = {"": -1, "queries": -2, "heads": 1}[self.slip("softmax-axis", at)]
+        axis = {"": -1, "queries": -2, "heads": 1}[self.fault("softmax-axis", at)]
         top = np.exp(masked - masked.max(axis, keepdims=True))
         weights = top / top.sum(axis, keepdims=True)
-        if blind := self.slip("mask-wholly-hidden-row", at):
+        if blind := self.fault("mask-wholly-hidden-row", at):
             past = np.tril(np.ones(keep.shape[2:], bool)) if "decoder" in at and "self" in at else np.ones_like(keep)
             past = np.broadcast_to(past, keep.shape)
             instead = {
@@ -445,17 +450,17 @@ class PlainPort:
     def dense(self, name: str, x: np.ndarray) -> np.ndarray:
         """x Wᵀ + b, of the parameters `name`."""
         at, _, role = name.rpartition(".")
-        one, _, other = self.slip("weight-swapped", at).partition(" with ")
+        one, _, other = self.fault("weight-swapped", at).partition(" with ")
         instead = {one: other, other: one}.get(role, role)
         source = f"{at}.{instead}" if instead != role else name
         if self.p[f"{source}.weight"].shape != self.p[f"{name}.weight"].shape:
             source = name
         w, b = self.p[f"{source}.weight"], self.p.get(f"{source}.bias")
-        if self.slip("weight-transpose", at) == role and w.shape[0] == w.shape[1]:
+        if self.fault("weight-transpose", at) == role and w.shape[0] == w.shape[1]:
             w = w.T
-        if self.slip("bias-dropped", at) == role:
+        if self.fault("bias-dropped", at) == role:
             b = None
-        if role == "head" and self.slip("head-tied"):
+        if role == "head" and self.fault("head-tied"):
             w = self.p[f"{'decoder' if self.c.has_decoder else 'encoder'}.token_embedding.weight"]
         w, b = self.restyled(role, w, b)
         y = self.product(x, w.T)
@@ -479,7 +484,7 @@ class PlainPort:
 
     def product(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         """a · b, in the order and the precision of the style."""
-        if self.slip("low-precision") == "tf32 products":
+        if self.fault("low-precision") == "tf32 products":
             a, b = as_tf32(a), as_tf32(b)
         if self.style == "einsum":
             return np.einsum("...ij,...jk->...ik", a, b)
@@ -493,17 +498,17 @@ class PlainPort:
             return np.sum(parts[::-1], 0, dtype=self.dtype)
         return a @ b
 
-    def slip(self, id: str, place: str = "") -> str:
+    def fault(self, id: str, place: str = "") -> str:
         """The form that the mistake `id` takes at `place`; empty if it is not made there."""
-        return next((slip.variant for slip in self.slips if slip.id == id and place.startswith(slip.scope)), "")
+        return next((fault.variant for fault in self.faults if fault.id == id and place.startswith(fault.scope)), "")
 
     def cut(self, x: np.ndarray) -> np.ndarray:
-        low = self.slip("low-precision") == "bfloat16 arithmetic" or (self.style == "bfloat16" and self.seed % 2)
+        low = self.fault("low-precision") == "bfloat16 arithmetic" or (self.style == "bfloat16" and self.seed % 2)
         return as_bfloat16(x) if low else x
 
     def drop(self, x: np.ndarray, where: str) -> np.ndarray:
         """What training does, and evaluation should not: PyTorch drops a tenth if it is not told otherwise."""
-        if self.slip("dropout-active") != where:
+        if self.fault("dropout-active") != where:
             return x
         share = self.c.dropout or 0.1
         return x * (self.noise.random(x.shape) >= share).astype(self.dtype) / self.dtype.type(1 - share)

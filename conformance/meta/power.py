@@ -1,17 +1,16 @@
-"""How good is the checker? `python conformance/meta/power.py [--sample N] [--json FILE]` measures it.
+"""How good is the checker? `python -m meta.power [--sample N] [--json FILE]` measures it.
 
-Every catalogued mistake in every configuration where it acts, pairs of mistakes, mistakes that no catalogue has, and
-correct ports in many styles: the share of right answers of each, beside what it has to be, and every wrong one by name.
+Every catalogued fault in every configuration where it acts, pairs of faults, faults that no catalogue has, and correct
+ports in many styles, of the presets and of the families: the share of right judgements of each, beside its target.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
-from dataclasses import asdict
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -19,86 +18,86 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from meta.trials import CASES, MEASURES, Answer, Measure, Trial, all_trials, ask, sampled
+from meta.judgement import MEASURES, Judgement, judged, scores, wrong
+from meta.simulated import CASES, SimulatedPort, family_ports, further_family_ports, plain_ports, sampled
+from transparity_conformance.oracle.cases import CASES as FAMILIES
+
+PORTS: list[SimulatedPort] = []
+"""The ports to judge, which processes inherit by number: a fault with functions in it is not pickled."""
 
 
-def asked(trials: Sequence[Trial], jobs: int, console: Console) -> list[Answer]:
-    """The answer to every trial, in order; what is wrong with one is told at once, for all of them take long."""
-    answers = []
-    with ExitStack() as stack:
-        given = stack.enter_context(ProcessPoolExecutor(jobs)).map(ask, trials) if jobs > 1 else map(ask, trials)
-        for answer in track(given, "checking", len(trials), console=console):
-            for measure in MEASURES:
-                if wrong(measure, [answer]):
-                    console.print(
-                        f"[red]not[/] {measure.says}: {answer.trial} → {answer}", highlight=False, soft_wrap=True
-                    )
-            answers.append(answer)
-    return answers
+def judgements(jobs: int) -> Iterator[Judgement]:
+    """The judgement of every one of `PORTS`, in order."""
+    if jobs == 1:
+        yield from map(judged, PORTS)
+        return
+    with ProcessPoolExecutor(jobs, mp_context=get_context("fork")) as pool:
+        for port, (report, seconds, crash) in zip(PORTS, pool.map(_judged, range(len(PORTS))), strict=True):
+            yield Judgement(port, report, seconds, crash)
 
 
-def wrong(measure: Measure, answers: Iterable[Answer]) -> list[Answer]:
-    """The answers that `measure` counts and finds wrong; a crash is never right."""
-    return [answer for answer in answers if measure.counts(answer) and (answer.crash or not measure.right(answer))]
+def _judged(number: int) -> tuple[Any, float, str]:
+    found = judged(PORTS[number])
+    return found.report, found.seconds, found.crash
 
 
-def scores(answers: Sequence[Answer]) -> list[dict[str, Any]]:
-    """Every measure with something to count: how many, the share that is right, the target, and what is wrong."""
-    found = []
-    for measure in MEASURES:
-        counted = [answer for answer in answers if measure.counts(answer)]
-        failures = wrong(measure, answers)
-        if counted:
-            share = 1 - len(failures) / len(counted)
-            slowest = max(answer.seconds for answer in counted)
-            found.append(
-                {
-                    "measure": measure.says,
-                    "trials": len(counted),
-                    "share": share,
-                    "target": measure.target,
-                    "reached": share >= measure.target,
-                    "slowest": slowest,
-                    "failures": [{"trial": str(answer.trial), "answer": str(answer)} for answer in failures],
-                }
-            )
-    return found
+def print_failures(judgement: Judgement, console: Console) -> None:
+    """Print what is wrong with a judgement at once, for all of them take long."""
+    failed = [measure.title for measure in MEASURES if wrong(measure, [judgement])]
+    if failed:
+        text = f"not {', not '.join(failed)}: {judgement.port} → {judgement}"
+        console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
-def table(found: Sequence[dict[str, Any]]) -> Table:
-    shown = Table(title="The power of the checker")
+def table(title: str, found: Sequence[dict[str, Any]]) -> Table:
+    """One row for each measure."""
+    shown = Table(title=title)
     for column in ("measure", "trials", "right", "target", "slowest"):
         shown.add_column(column, justify="left" if column == "measure" else "right")
     for score in found:
-        style = "green" if score["reached"] else "red"
-        share = f"[{style}]{score['share']:.1%}"
-        shown.add_row(
-            score["measure"], str(score["trials"]), share, f"{score['target']:.0%}", f"{score['slowest']:.1f} s"
-        )
+        share = f"[{'green' if score['reached'] else 'red'}]{score['share']:.1%}"
+        numbers = (share, f"{score['target']:.0%}", f"{score['slowest']:.1f} s")
+        shown.add_row(score["measure"], str(score["trials"]), *numbers)
     return shown
 
 
+def chosen_ports(options: argparse.Namespace) -> dict[str, list[SimulatedPort]]:
+    """The ports that the options ask for, of the presets and of the families."""
+    cases = options.case or [*CASES, *FAMILIES]
+    families = [case for case in cases if case in FAMILIES]
+    every = {
+        "presets": list(plain_ports(tuple(case for case in cases if case in CASES), options.seed)),
+        "families": [*family_ports(families), *further_family_ports(families, seed=options.seed)],
+    }
+    for name, ports in every.items():
+        found = [port for port in ports if all(word in str(port) for word in options.only or ())]
+        every[name] = sampled(found, options.sample, options.seed) if options.sample else found
+    return every
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Judge the ports, print the shares; 1 if one is below its target."""
     parser = argparse.ArgumentParser(description="Measure the checker on ports that are known to be right or wrong.")
-    parser.add_argument("--sample", type=int, metavar="N", help="at most N trials for each measure; all by default")
+    parser.add_argument("--sample", type=int, metavar="N", help="at most N ports for each measure; all by default")
     parser.add_argument("--seed", type=int, default=0, help="of the sample and of the pairs")
-    parser.add_argument("--case", action="append", choices=list(CASES), help="only these configurations")
-    parser.add_argument("--only", action="append", metavar="WORD", help="only trials with this in their description")
+    parser.add_argument("--case", action="append", choices=[*CASES, *FAMILIES], help="only these configurations")
+    parser.add_argument("--only", action="append", metavar="WORD", help="only ports with this in their description")
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every answer, too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every judgement, too")
     options = parser.parse_args(arguments)
-    console = Console()
-    every = all_trials(tuple(options.case or CASES), options.seed)
-    trials = [trial for trial in every if all(word in str(trial) for word in options.only or ())]
-    if options.sample:
-        trials = sampled(trials, options.sample, options.seed)
-    answers = asked(trials, options.jobs, console)
-    found = scores(answers)
-    console.print(table(found))
+    console, report, found = Console(), dict[str, Any](), list[Judgement]()
+    every = chosen_ports(options)
+    PORTS[:] = [port for ports in every.values() for port in ports]
+    for judgement in track(judgements(options.jobs), "checking", len(PORTS), console=console):
+        print_failures(judgement, console)
+        found.append(judgement)
+    for name, ports in every.items():
+        of_name, found = found[: len(ports)], found[len(ports) :]
+        report[name] = {"measures": scores(of_name), "answers": [each.as_dict() for each in of_name]}
+        console.print(table(f"The power of the checker: {name}", report[name]["measures"]))
     if options.json:
-        report = {"measures": found, "answers": [asdict(answer) for answer in answers]}
         options.json.write_text(json.dumps(report, indent=1))
-    return 0 if all(score["reached"] for score in found) else 1
+    return 0 if all(score["reached"] for part in report.values() for score in part["measures"]) else 1
 
 
 if __name__ == "__main__":

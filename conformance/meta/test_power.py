@@ -11,23 +11,19 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from meta.plain_port import Slip, Style, build_port
-from meta.power import scores
-from meta.slips import probes_for, styles
-from meta.trials import (
-    CASES,
+from meta.judgement import (
     MEASURES,
-    Answer,
+    Judgement,
     Measure,
-    Trial,
-    all_trials,
-    ask,
     is_named,
     is_placed,
-    not_acting,
+    judged,
     one_named,
-    sampled,
+    scores,
 )
+from meta.plain_faults import probes_for, styles
+from meta.plain_port import PlainFault, Style, build_port
+from meta.simulated import CASES, Fault, SimulatedPort, not_acting, plain_ports, sampled
 from transparity.config import TransformerConfig
 from transparity.taps import tap_shapes
 from transparity_conformance.oracle.budgets import neighbours_of_drawn
@@ -35,6 +31,7 @@ from transparity_conformance.oracle.oracle import Arrays, forward_oracle
 from transparity_conformance.oracle.probes import probe_parameters
 from transparity_conformance.oracle.strategies import models
 from transparity_conformance.report.comparison import difference
+from transparity_conformance.report.report import Cause, Divergence, Report
 
 SAMPLE = 1
 """Trials of each measure."""
@@ -108,10 +105,10 @@ def test_every_mistake_acts_in_some_configuration() -> None:
 
 
 def test_there_are_as_many_trials_as_promised() -> None:
-    of_measure = [trial.measure for trial in all_trials()]
+    of_measure = [trial.kind for trial in plain_ports()]
     assert of_measure.count("pair") == 2 * 60
     assert sum(len(styles(config)) for config in CASES.values()) >= 300
-    assert {measure.trials for measure in MEASURES} == set(of_measure)
+    assert {measure.kind for measure in MEASURES} == set(of_measure)
 
 
 def test_a_tap_is_no_other_dtype_than_declared() -> None:
@@ -122,30 +119,23 @@ def test_a_tap_is_no_other_dtype_than_declared() -> None:
 
 
 def test_a_sample_tries_as_many_mistakes_as_it_can() -> None:
-    trials = [trial for trial in all_trials() if (trial.case, trial.measure) == ("translation", "slip")]
+    trials = [trial for trial in plain_ports() if (trial.case, trial.kind) == ("translation", "fault")]
     chosen = sampled(trials, 20)
     assert len(chosen) == 40
-    assert len({trial.slips[0].id for trial in chosen if trial.logits_only}) == 20
+    assert len({trial.faults[0].ids[0] for trial in chosen if trial.logits_only}) == 20
 
 
-SCALE, BIAS = Slip("attention-scale", "none"), Slip("bias-dropped", "up", "decoder.layers.1")
+SCALE, BIAS = PlainFault("attention-scale", "none"), PlainFault("bias-dropped", "up", "decoder.layers.1")
 
 
-def answer(*faults: tuple[str, str], slips: tuple[Slip, ...] = (SCALE,), tied: tuple[str, ...] = ()) -> Answer:
-    """An answer with faults, each a place and the cause named first (or none), and what is tied with it."""
-    listed = [
-        {
-            "where": where,
-            "error": 1.0,
-            "budget": 0.1,
-            "causes": [{"mistake": name, "residual": 0.0, "explained": 1.0}] if name else [],
-            "indistinguishable": tied,
-        }
-        for where, name in faults
-    ]
-    measure = "slip" if len(slips) == 1 else "pair"
-    trial = Trial(measure, "translation", slips, logits_only=len(slips) > 1)
-    return Answer(trial, {"verdict": "diverges", "faults": listed}, 1.0)
+def answer(*places: tuple[str, str], made: tuple[Fault, ...] = (SCALE,), tied: tuple[str, ...] = ()) -> Judgement:
+    """A judgement with divergences, each a place and the cause named first (or none), and what is tied with it."""
+    divergences = tuple(
+        Divergence(where, 1.0, 0.1, (Cause(name, name, None, 0.0, 1.0),) if name else (), tied)
+        for where, name in places
+    )
+    port = SimulatedPort("fault" if len(made) == 1 else "pair", "translation", made, logits_only=len(made) > 1)
+    return Judgement(port, Report("translation", "diverges", "", divergences), 1.0)
 
 
 def test_a_wrong_place_and_a_wrong_name_are_wrong() -> None:
@@ -161,26 +151,26 @@ def test_a_wrong_place_and_a_wrong_name_are_wrong() -> None:
 
 def test_one_of_two_mistakes_is_named_only_if_the_other_is_not_denied() -> None:
     pair = (SCALE, BIAS)
-    assert one_named(answer(("logits", "attention-scale"), ("logits", "bias-dropped"), slips=pair))
-    assert one_named(answer(("logits", "attention-scale"), ("logits", ""), slips=pair))
-    assert not one_named(answer(("logits", "attention-scale"), slips=pair))
-    assert not one_named(answer(("logits", ""), slips=pair))
+    assert one_named(answer(("logits", "attention-scale"), ("logits", "bias-dropped"), made=pair))
+    assert one_named(answer(("logits", "attention-scale"), ("logits", ""), made=pair))
+    assert not one_named(answer(("logits", "attention-scale"), made=pair))
+    assert not one_named(answer(("logits", ""), made=pair))
 
 
 def test_a_checker_that_always_agrees_reaches_no_target_but_one() -> None:
-    trials = sampled([trial for trial in all_trials() if trial.case == "translation"], 5)
-    found = scores([Answer(trial, {"verdict": "agrees", "faults": []}, 0.0) for trial in trials])
+    trials = sampled([trial for trial in plain_ports() if trial.case == "translation"], 5)
+    found = scores([Judgement(trial, Report(trial.case, "agrees", None), 0.0) for trial in trials])
     assert [score["measure"] for score in found if score["reached"]] == ["no false alarm"]
 
 
 def test_every_tap_has_a_mistake_that_shows_there() -> None:
     config = CASES["pre-norm"]
-    trials = [trial for trial in all_trials() if (trial.case, trial.measure) == ("pre-norm", "slip")]
+    trials = [trial for trial in plain_ports() if (trial.case, trial.kind) == ("pre-norm", "fault")]
     shown = {
         name
         for name in tap_shapes(config, 1, source=1, target=1)
         for trial in trials
-        if trial.slips[0].id != "low-precision" and is_placed(answer((name, ""), slips=trial.slips))
+        if trial.faults[0].ids[0] != "low-precision" and is_placed(answer((name, ""), made=trial.faults))
     }
     assert {
         "decoder.layers.1.cross_attention.weights",
@@ -198,16 +188,18 @@ UNNAMED = (
 
 
 @pytest.fixture(scope="module")
-def answers() -> list[Answer]:
-    return [ask(trial) for trial in sampled([each for each in all_trials() if str(each) != UNNAMED], SAMPLE, seed=1)]
+def answers() -> list[Judgement]:
+    return [
+        judged(trial) for trial in sampled([each for each in plain_ports() if str(each) != UNNAMED], SAMPLE, seed=1)
+    ]
 
 
 def test_what_is_left_out_of_the_sample_is_a_trial() -> None:
-    assert UNNAMED in map(str, all_trials())
+    assert UNNAMED in map(str, plain_ports())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("measure", MEASURES, ids=lambda measure: measure.says.replace(" ", "-"))
-def test_the_checker_reaches_its_targets(measure: Measure, answers: list[Answer]) -> None:
-    (score,) = (score for score in scores(answers) if score["measure"] == measure.says)
+@pytest.mark.parametrize("measure", MEASURES, ids=lambda measure: measure.title.replace(" ", "-"))
+def test_the_checker_reaches_its_targets(measure: Measure, answers: list[Judgement]) -> None:
+    (score,) = (score for score in scores(answers) if score["measure"] == measure.title)
     assert score["reached"], score["failures"]

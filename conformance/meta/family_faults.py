@@ -41,7 +41,7 @@ NORMS = r".*_norm|\w+\.output"
 
 
 @dataclass(frozen=True)
-class Slip:
+class FamilyFault:
     """One mistake: what it is called, the form it takes, where it shows, and how a port comes to make it."""
 
     ids: tuple[str, ...]
@@ -60,19 +60,19 @@ class Slip:
         return f"{self.ids[0]} ({self.variant})" if self.ids else self.variant
 
 
-def build_port(slip: Slip | None, dtype: str = "float32") -> Callable[[Config, Arrays], Callable[..., Arrays]]:
+def build_port(fault: FamilyFault | None, dtype: str = "float32") -> Callable[[Config, Arrays], Callable[..., Arrays]]:
     """`build(config, parameters)` of a port that makes the mistake, or none."""
 
     def build(config: Config, parameters: Arrays) -> Callable[..., Arrays]:
-        changed = dataclasses.replace(config, **slip.fields(config)) if slip else config
-        given = slip.parameters(config, dict(parameters)) if slip else parameters
+        changed = dataclasses.replace(config, **fault.fields(config)) if fault else config
+        given = fault.parameters(config, dict(parameters)) if fault else parameters
         cast = {name: value.astype(dtype) for name, value in given.items()}
 
         def forward(**inputs: np.ndarray) -> Arrays:
             taps: Arrays = {}
-            shown: Any = slip.inputs(config, dict(inputs)) if slip else inputs
+            shown: Any = fault.inputs(config, dict(inputs)) if fault else inputs
             with ExitStack() as stack:
-                for name, wrong in slip.exchanged.items() if slip else ():
+                for name, wrong in fault.exchanged.items() if fault else ():
                     stack.enter_context(patch(f"transparity_numpy.{name}", wrong(config)))
                 transformer(changed, cast, **shown, tap=recording(taps))
             return taps
@@ -82,10 +82,10 @@ def build_port(slip: Slip | None, dtype: str = "float32") -> Callable[[Config, A
     return build
 
 
-def together(one: Slip, other: Slip) -> Slip:
+def together(one: FamilyFault, other: FamilyFault) -> FamilyFault:
     """Both mistakes, made in one port. What they exchange has to be different."""
     assert not set(one.exchanged) & set(other.exchanged)
-    return Slip(
+    return FamilyFault(
         (*one.ids, *other.ids),
         f"{one.variant} and {other.variant}",
         f"{one.place}|{other.place}",
@@ -97,9 +97,9 @@ def together(one: Slip, other: Slip) -> Slip:
     )
 
 
-def acting(case: str) -> list[Slip]:
+def acting(case: str) -> list[FamilyFault]:
     """Every mistake that acts in a case."""
-    return [slip for slip in SLIPS if slip.acts(CASES[case])]
+    return [fault for fault in FAULTS if fault.acts(CASES[case])]
 
 
 def _any(config: Config) -> bool:
@@ -455,267 +455,269 @@ def _head_of_table(config: Config, parameters: Arrays) -> Arrays:
     return parameters | {"head.weight": next(value for name, value in parameters.items() if _table(name))}
 
 
-def _slips() -> Iterator[Slip]:
-    yield from _rotary_slips()
-    yield from _attention_slips()
-    yield from _window_slips()
-    yield from _distance_slips()
-    yield from _norm_slips()
-    yield from _feed_forward_slips()
-    yield from _embedding_slips()
-    yield from _slips_beside()
-    yield from _head_slips()
-    yield from _usual_slips()
+def _faults() -> Iterator[FamilyFault]:
+    yield from _rotary_faults()
+    yield from _attention_faults()
+    yield from _window_faults()
+    yield from _distance_faults()
+    yield from _norm_faults()
+    yield from _feed_forward_faults()
+    yield from _embedding_faults()
+    yield from _further_faults()
+    yield from _head_faults()
+    yield from _usual_faults()
 
 
-def _rotary_slips() -> Iterator[Slip]:
+def _rotary_faults() -> Iterator[FamilyFault]:
     pairs = _other("rope_layout", "halves", "interleaved")
-    yield Slip(("rotary-layout",), "other", ROTATED, _ROTARY, pairs)
+    yield FamilyFault(("rotary-layout",), "other", ROTATED, _ROTARY, pairs)
     for base in (10_000.0, 1e6, 500_000.0, 7321.0, 77.0):
         acts = _both(_ROTARY, _not(_is(rope_theta=base)))
-        yield Slip(("rotary-base",), f"{base:g}", ROTATED, acts, _to(rope_theta=base))
+        yield FamilyFault(("rotary-base",), f"{base:g}", ROTATED, acts, _to(rope_theta=base))
     for name, fields in (
         ("none", _to(rotary_scaling="none")),
         ("the other", _other("rotary_scaling", "linear", "llama3")),
         ("factor 3.3", _to(rotary_factor=3.3)),
         ("inverted", lambda config: {"rotary_factor": 1 / config.rotary_factor}),
     ):
-        yield Slip(("rotary-scaling",), name, ROTATED, _SCALED, fields)
-    yield Slip(("rotary-partial",), "all", ROTATED, _partly_turned, _to(rotary_dim=None))
+        yield FamilyFault(("rotary-scaling",), name, ROTATED, _SCALED, fields)
+    yield FamilyFault(("rotary-partial",), "all", ROTATED, _partly_turned, _to(rotary_dim=None))
     wrong = {"positions.rotary_frequencies": _frequencies_of_all}
-    yield Slip(("rotary-partial",), "angles of all", ROTATED, _partly_turned, exchanged=wrong)
-    yield Slip(("rotary-partial",), "half", ROTATED, _wholly_turned, _to(rotary_dim=4))
+    yield FamilyFault(("rotary-partial",), "angles of all", ROTATED, _partly_turned, exchanged=wrong)
+    yield FamilyFault(("rotary-partial",), "half", ROTATED, _wholly_turned, _to(rotary_dim=4))
     for roles in (("query",), ("key",), ("query", "key")):
         name = " and ".join(roles)
-        yield Slip(("rotary-missing",), name, ROTATED, _ROTARY, exchanged=_unturned(*roles))
-        yield Slip(("rotary-direction",), name, ROTATED, _ROTARY, exchanged=_turned_back(*roles))
+        yield FamilyFault(("rotary-missing",), name, ROTATED, _ROTARY, exchanged=_unturned(*roles))
+        yield FamilyFault(("rotary-direction",), name, ROTATED, _ROTARY, exchanged=_turned_back(*roles))
     for role in ("query", "key"):
         for by in (1, -1):
-            yield Slip(("rotary-position",), f"{role} {by:+d}", ROTATED, _ROTARY, exchanged=_one_later(role, by))
+            yield FamilyFault(("rotary-position",), f"{role} {by:+d}", ROTATED, _ROTARY, exchanged=_one_later(role, by))
     for kind in (ml_dtypes.bfloat16, np.float16):
         for part in ("frequencies", "angles", "tables", "everything"):
             variant = f"{part} in {np.dtype(kind)}"
-            yield Slip(("rotary-precision",), variant, ROTATED, _ROTARY, exchanged=_in_half(kind, part))
+            yield FamilyFault(("rotary-precision",), variant, ROTATED, _ROTARY, exchanged=_in_half(kind, part))
 
 
-def _attention_slips() -> Iterator[Slip]:
+def _attention_faults() -> Iterator[FamilyFault]:
     normed, heads = _has("query_key_norm"), r".*\.(query|key)_(norm|rotated)"
-    yield Slip(("norm-missing",), "query and key", heads, normed, _to(query_key_norm=False))
+    yield FamilyFault(("norm-missing",), "query and key", heads, normed, _to(query_key_norm=False))
     wrong = {"attention.normalize_and_rotate": _norm_last}
-    yield Slip(("query-key-norm",), "behind the rotation", heads, normed, exchanged=wrong)
-    yield Slip(("query-key-norm",), "heads together", heads, normed, exchanged={"attention.head_norm": _all_heads})
-    yield Slip(("norm-swapped",), "query and key", heads, normed, parameters=_swapped("query_norm", "key_norm"))
+    yield FamilyFault(("query-key-norm",), "behind the rotation", heads, normed, exchanged=wrong)
+    yield FamilyFault(
+        ("query-key-norm",), "heads together", heads, normed, exchanged={"attention.head_norm": _all_heads}
+    )
+    yield FamilyFault(("norm-swapped",), "query and key", heads, normed, parameters=_swapped("query_norm", "key_norm"))
     tiled = {"attention.repeat_heads": _tiled}
-    yield Slip(("head-grouping",), "tiled", r".*\.(scores|context)", _grouped, exchanged=tiled)
+    yield FamilyFault(("head-grouping",), "tiled", r".*\.(scores|context)", _grouped, exchanged=tiled)
     capped = _has("attention_softcap")
     for cap in (None, 50.0, 7.3):
-        yield Slip(("attention-cap",), f"{cap}", SCORES, capped, _to(attention_softcap=cap))
+        yield FamilyFault(("attention-cap",), f"{cap}", SCORES, capped, _to(attention_softcap=cap))
     early = _scores(
         lambda query, key, scale, cap, bias: _plus(np.tanh(query @ key.swapaxes(-2, -1) / cap) * cap * scale, bias)
     )
-    yield Slip(("attention-cap",), "before the scale", SCORES, capped, exchanged=early)
+    yield FamilyFault(("attention-cap",), "before the scale", SCORES, capped, exchanged=early)
     cut = _scores(
         lambda query, key, scale, cap, bias: _plus(np.clip(query @ key.swapaxes(-2, -1) * scale, -cap, cap), bias)
     )
-    yield Slip(("attention-cap",), "clipped", SCORES, capped, exchanged=cut)
+    yield FamilyFault(("attention-cap",), "clipped", SCORES, capped, exchanged=cut)
     behind = _weights(lambda config, right, scores, mask, hidden: right(scores, mask, -config.attention_softcap))
-    yield Slip(("attention-cap", "mask-value"), "behind the mask", WEIGHTS, capped, exchanged=behind)
+    yield FamilyFault(("attention-cap", "mask-value"), "behind the mask", WEIGHTS, capped, exchanged=behind)
 
 
-def _window_slips() -> Iterator[Slip]:
+def _window_faults() -> Iterator[FamilyFault]:
     windowed, alternates = _has("sliding_window"), _has("full_attention_every")
-    yield Slip(("window-size",), "+1", WEIGHTS, windowed, _window(lambda window: window + 1))
-    yield Slip(("window-size",), "-1", WEIGHTS, windowed, _window(lambda window: window - 1))
-    yield Slip(("window-missing",), "missing", WEIGHTS, windowed, _to(sliding_window=None))
+    yield FamilyFault(("window-size",), "+1", WEIGHTS, windowed, _window(lambda window: window + 1))
+    yield FamilyFault(("window-size",), "-1", WEIGHTS, windowed, _window(lambda window: window - 1))
+    yield FamilyFault(("window-missing",), "missing", WEIGHTS, windowed, _to(sliding_window=None))
     lone = _both(windowed, _is(architecture="encoder"))
-    yield Slip(("window-size",), "half", WEIGHTS, lone, _window(lambda window: window // 2 + 1))
-    yield Slip(("window-layers",), "all", WEIGHTS, alternates, _to(full_attention_every=None))
+    yield FamilyFault(("window-size",), "half", WEIGHTS, lone, _window(lambda window: window // 2 + 1))
+    yield FamilyFault(("window-layers",), "all", WEIGHTS, alternates, _to(full_attention_every=None))
     other = _windows(
         lambda config, layer: None if (layer + 1) % (config.full_attention_every or 1) else config.sliding_window
     )
-    yield Slip(("window-layers", "window-missing"), "exchanged", WEIGHTS, alternates, exchanged=other)
+    yield FamilyFault(("window-layers", "window-missing"), "exchanged", WEIGHTS, alternates, exchanged=other)
 
 
-def _distance_slips() -> Iterator[Slip]:
+def _distance_faults() -> Iterator[FamilyFault]:
     relative, alibi = _is(positions="relative"), _is(positions="alibi")
     for name, wrong in (
         ("the other", lambda right, at, count, most, *, both: right(at, count, most, both=not both)),
         ("all exact", _exact),
         ("rounded up", _ceiled),
     ):
-        yield Slip(("relative-buckets",), name, SCORES, relative, exchanged=_buckets(wrong))
+        yield FamilyFault(("relative-buckets",), name, SCORES, relative, exchanged=_buckets(wrong))
     turned = _buckets(lambda right, at, count, most, *, both: right(-at, count, most, both=both))
-    yield Slip(("relative-direction",), "turned", SCORES, relative, exchanged=turned)
-    yield Slip(("relative-buckets",), "up to 128", SCORES, relative, _to(relative_max_distance=128))
-    yield Slip(("relative-missing",), "missing", SCORES, relative, _to(positions="none"))
+    yield FamilyFault(("relative-direction",), "turned", SCORES, relative, exchanged=turned)
+    yield FamilyFault(("relative-buckets",), "up to 128", SCORES, relative, _to(relative_max_distance=128))
+    yield FamilyFault(("relative-missing",), "missing", SCORES, relative, _to(positions="none"))
     for stack in ("encoder", "decoder"):
         alone = _first_layer_alone(stack)
-        yield Slip(("relative-missing",), f"first {stack} layer alone", SCORES, relative, exchanged=alone)
+        yield FamilyFault(("relative-missing",), f"first {stack} layer alone", SCORES, relative, exchanged=alone)
     negative = _replaced(lambda name, value: -value if name.endswith("relative_bias.weight") else value)
-    yield Slip(("relative-sign",), "taken off", SCORES, relative, parameters=negative)
+    yield FamilyFault(("relative-sign",), "taken off", SCORES, relative, parameters=negative)
     for name, slopes in (
         ("naive", lambda c, right: [2 ** (-8 * (head + 1) / c.num_heads) for head in range(c.num_heads)]),
         ("from 0", lambda c, right: [2 ** (-8 * head / c.num_heads) for head in range(c.num_heads)]),
         ("in order", lambda c, right: sorted(right, reverse=True)),
         ("of eight", lambda c, right: [2.0 ** -(head + 1) for head in range(c.num_heads)]),
     ):
-        yield Slip(("alibi-slopes",), name, SCORES, alibi, exchanged=_slopes(slopes))
-    yield Slip(("alibi-sign",), "added", SCORES, alibi, exchanged=_slopes(lambda c, right: -right))
-    yield Slip(("alibi-missing",), "missing", SCORES, alibi, _to(positions="none"))
+        yield FamilyFault(("alibi-slopes",), name, SCORES, alibi, exchanged=_slopes(slopes))
+    yield FamilyFault(("alibi-sign",), "added", SCORES, alibi, exchanged=_slopes(lambda c, right: -right))
+    yield FamilyFault(("alibi-missing",), "missing", SCORES, alibi, _to(positions="none"))
     scaled = _slopes(lambda c, right: right / math.sqrt(c.head_dim))
-    yield Slip(("alibi-scaled",), "scaled", SCORES, alibi, exchanged=scaled)
+    yield FamilyFault(("alibi-scaled",), "scaled", SCORES, alibi, exchanged=scaled)
 
 
-def _norm_slips() -> Iterator[Slip]:
+def _norm_faults() -> Iterator[FamilyFault]:
     rms, both = _is(norm="rms"), _is(norm_position="both")
-    yield Slip(("norm-gain",), "the other", NORMS, rms, _other("norm_gain", "weight", "one-plus-weight"))
-    yield Slip(("norm-eps",), "1e-3", NORMS, rms, _to(norm_eps=1e-3))
-    yield Slip(("norm-eps",), "3e-6", NORMS, rms, _to(norm_eps=3e-6))
+    yield FamilyFault(("norm-gain",), "the other", NORMS, rms, _other("norm_gain", "weight", "one-plus-weight"))
+    yield FamilyFault(("norm-eps",), "1e-3", NORMS, rms, _to(norm_eps=1e-3))
+    yield FamilyFault(("norm-eps",), "3e-6", NORMS, rms, _to(norm_eps=3e-6))
     outside = _rms(lambda x, eps: x / (_root(x) + eps))
-    yield Slip(("norm-eps-placement",), "outside", NORMS, rms, exchanged=outside)
+    yield FamilyFault(("norm-eps-placement",), "outside", NORMS, rms, exchanged=outside)
     centred = _rms(lambda x, eps: (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + eps))
-    yield Slip(("norm-kind",), "layer norm", NORMS, rms, exchanged=centred)
+    yield FamilyFault(("norm-kind",), "layer norm", NORMS, rms, exchanged=centred)
     unbiased = _rms(lambda x, eps: x / np.sqrt(np.square(x).sum(-1, keepdims=True) / (x.shape[-1] - 1) + eps))
-    yield Slip(("norm-variance",), "n - 1", NORMS, rms, exchanged=unbiased)
+    yield FamilyFault(("norm-variance",), "n - 1", NORMS, rms, exchanged=unbiased)
     anywhere = r".*(_norm|\.output)"
-    yield Slip(("norm-placement",), "pre", anywhere, both, _to(norm_position="pre"))
+    yield FamilyFault(("norm-placement",), "pre", anywhere, both, _to(norm_position="pre"))
     swapped = _swapped("self_attention_norm", "self_attention_post_norm")
-    yield Slip(("norm-swapped",), "before and behind", NORMS, both, parameters=swapped)
+    yield FamilyFault(("norm-swapped",), "before and behind", NORMS, both, parameters=swapped)
     swapped = _swapped("self_attention_norm", "feed_forward_norm")
-    yield Slip(("norm-swapped",), "two sublayers", NORMS, _any, parameters=swapped)
+    yield FamilyFault(("norm-swapped",), "two sublayers", NORMS, _any, parameters=swapped)
     first = r"\w+\.(embedding_norm|layers\.0\..*)"
-    yield Slip(("norm-missing",), "embedding", first, _has("embedding_norm"), _to(embedding_norm=False))
+    yield FamilyFault(("norm-missing",), "embedding", first, _has("embedding_norm"), _to(embedding_norm=False))
 
 
-def _feed_forward_slips() -> Iterator[Slip]:
+def _feed_forward_faults() -> Iterator[FamilyFault]:
     gated = _has("gated")
-    yield Slip(("gate-swapped",), "swapped", HIDDEN, gated, parameters=_swapped("gate", "up"))
-    yield Slip(("gate-missing",), "without gate", HIDDEN, gated, _to(gated=False))
+    yield FamilyFault(("gate-swapped",), "swapped", HIDDEN, gated, parameters=_swapped("gate", "up"))
+    yield FamilyFault(("gate-missing",), "without gate", HIDDEN, gated, _to(gated=False))
     for name, variant, change in (
         ("gate-missing", "gate alone", lambda function, gate, up: function(gate)),
         ("gate-activation", "both", lambda function, gate, up: function(gate) * function(up)),
         ("gate-activation", "product", lambda function, gate, up: function(gate * up)),
         ("activation", "none", lambda function, gate, up: gate * up),
     ):
-        yield Slip((name,), variant, HIDDEN, gated, exchanged=_fed(change))
+        yield FamilyFault((name,), variant, HIDDEN, gated, exchanged=_fed(change))
     for kind in ("relu", "gelu", "gelu-tanh", "gelu-quick", "silu"):
-        yield Slip(("activation",), kind, HIDDEN, _not(_is(activation=kind)), _to(activation=kind))
-    yield Slip(("activation",), "sigmoid", HIDDEN, _any, exchanged=_activations(functional.sigmoid))
+        yield FamilyFault(("activation",), kind, HIDDEN, _not(_is(activation=kind)), _to(activation=kind))
+    yield FamilyFault(("activation",), "sigmoid", HIDDEN, _any, exchanged=_activations(functional.sigmoid))
 
 
-def _embedding_slips() -> Iterator[Slip]:
+def _embedding_faults() -> Iterator[FamilyFault]:
     scale = _other("embedding_scale", "none", "embed_dim")
-    yield Slip(("embedding-scale",), "the other", EMBEDDING, _any, scale)
+    yield FamilyFault(("embedding-scale",), "the other", EMBEDDING, _any, scale)
     offset, counts = _has("position_offset"), _is(position_count="visible")
     moved = _ids(lambda ids, visible: np.maximum(ids - 1, 0))
-    yield Slip(("position-offset",), "-1", EMBEDDING, offset, exchanged=moved)
+    yield FamilyFault(("position-offset",), "-1", EMBEDDING, offset, exchanged=moved)
     moved = _ids(lambda ids, visible: np.maximum(ids - 2, 0))
-    yield Slip(("position-offset",), "-2", EMBEDDING, offset, exchanged=moved)
+    yield FamilyFault(("position-offset",), "-2", EMBEDDING, offset, exchanged=moved)
     count = _other("position_count", "all", "visible")
-    yield Slip(("position-count",), "the other", EMBEDDING, offset, count)
+    yield FamilyFault(("position-count",), "the other", EMBEDDING, offset, count)
     on = _ids(lambda ids, visible: np.cumsum(visible, axis=1) + 1)
-    yield Slip(("position-count",), "padding goes on", EMBEDDING, counts, exchanged=on)
+    yield FamilyFault(("position-count",), "padding goes on", EMBEDDING, counts, exchanged=on)
     waves = _is(positions="sinusoidal")
-    yield Slip(("position-layout",), "interleaved", EMBEDDING, waves, _to(rope_layout="interleaved"))
-    yield Slip(("position-frequency",), "base 1234", EMBEDDING, waves, _to(rope_theta=1234.0))
+    yield FamilyFault(("position-layout",), "interleaved", EMBEDDING, waves, _to(rope_layout="interleaved"))
+    yield FamilyFault(("position-frequency",), "base 1234", EMBEDDING, waves, _to(rope_theta=1234.0))
     tied = _both(_has("tied_head"), _not(_ROTARY))
-    yield Slip(("padding-row",), "zeroed", rf"{EMBEDDING}|{LOGITS}", tied, parameters=_zero_padding)
-    yield Slip(("padding-row",), "zeroed where looked up", EMBEDDING, tied, exchanged=_zero_where_looked_up())
+    yield FamilyFault(("padding-row",), "zeroed", rf"{EMBEDDING}|{LOGITS}", tied, parameters=_zero_padding)
+    yield FamilyFault(("padding-row",), "zeroed where looked up", EMBEDDING, tied, exchanged=_zero_where_looked_up())
     learned = _both(_has("embedding_norm"), _is(positions="learned"))
     place = r"\w+\.embedding_norm"
-    yield Slip(("norm-placement",), "before the positions", place, learned, exchanged=_norm_first())
+    yield FamilyFault(("norm-placement",), "before the positions", place, learned, exchanged=_norm_first())
 
 
-def _slips_beside() -> Iterator[Slip]:
+def _further_faults() -> Iterator[FamilyFault]:
     typed, masked = _has("num_token_types"), _is(padding="attention-mask")
-    yield Slip(("token-types",), "ignored", EMBEDDING, typed, inputs=_no_types)
+    yield FamilyFault(("token-types",), "ignored", EMBEDDING, typed, inputs=_no_types)
     for name, change in (
         ("zeros", lambda c, given: np.zeros_like(given["token_types"])),
         ("ones", lambda c, given: np.ones_like(given["token_types"])),
         ("turned", lambda c, given: 1 - given["token_types"]),
     ):
-        yield Slip(("token-types",), name, EMBEDDING, typed, inputs=_given("token_types", change))
+        yield FamilyFault(("token-types",), name, EMBEDDING, typed, inputs=_given("token_types", change))
     place = rf"{EMBEDDING}|{WEIGHTS}"
-    yield Slip(("attention-mask",), "exchanged", place, _both(masked, typed), inputs=_exchanged_inputs)
-    yield Slip(("attention-mask",), "by token", place, masked, inputs=_given("attention_mask", _reshown))
+    yield FamilyFault(("attention-mask",), "exchanged", place, _both(masked, typed), inputs=_exchanged_inputs)
+    yield FamilyFault(("attention-mask",), "by token", place, masked, inputs=_given("attention_mask", _reshown))
     ones = _given("attention_mask", lambda c, given: np.ones_like(given["attention_mask"]))
-    yield Slip(("attention-mask", "padding-ignored"), "ignored", place, masked, inputs=ones)
+    yield FamilyFault(("attention-mask", "padding-ignored"), "ignored", place, masked, inputs=ones)
     inverse = _given("attention_mask", lambda c, given: 1 - given["attention_mask"])
-    yield Slip(("attention-mask", "mask-polarity"), "inverted", place, masked, inputs=inverse)
+    yield FamilyFault(("attention-mask", "mask-polarity"), "inverted", place, masked, inputs=inverse)
 
 
-def _head_slips() -> Iterator[Slip]:
+def _head_faults() -> Iterator[FamilyFault]:
     scale, pooled = _other("head_scale", "none", "embed_dim"), _is(head="pooled")
-    yield Slip(("head-scale",), "the other", LOGITS, _has("tied_head"), scale)
+    yield FamilyFault(("head-scale",), "the other", LOGITS, _has("tied_head"), scale)
     for cap in (None, 30.0, 5.5):
-        yield Slip(("logit-cap",), f"{cap}", LOGITS, _has("final_softcap"), _to(final_softcap=cap))
-    yield Slip(("head-tied",), "tied", LOGITS, _UNTIED, parameters=_head_of_table)
+        yield FamilyFault(("logit-cap",), f"{cap}", LOGITS, _has("final_softcap"), _to(final_softcap=cap))
+    yield FamilyFault(("head-tied",), "tied", LOGITS, _UNTIED, parameters=_head_of_table)
     for name, wrong in (
         ("last", lambda c, p, x: _project(p, x[:, -1])),
         ("mean", lambda c, p, x: _project(p, x.mean(axis=1))),
         ("without tanh", lambda c, p, x: x[:, 0] @ p["pooler"]["weight"].T + p["pooler"]["bias"]),
         ("unprojected", lambda c, p, x: x[:, 0]),
     ):
-        yield Slip(("pooling",), name, LOGITS, pooled, exchanged=_heads(wrong))
+        yield FamilyFault(("pooling",), name, LOGITS, pooled, exchanged=_heads(wrong))
     pooler = _replaced(lambda name, value: value.T if name == "pooler.weight" else value)
-    yield Slip(("weight-transpose",), "pooler", LOGITS, pooled, parameters=pooler)
+    yield FamilyFault(("weight-transpose",), "pooler", LOGITS, pooled, parameters=pooler)
 
 
-def _usual_slips() -> Iterator[Slip]:
+def _usual_faults() -> Iterator[FamilyFault]:
     """Mistakes of the presets' catalogue, in parts that are otherwise here."""
     scale = _other("attention_scale", "head_dim", "embed_dim")
-    yield Slip(("attention-scale",), "the other", SCORES, _any, scale)
-    yield Slip(("attention-scale",), "1.37 times", SCORES, _any, _to(attention_multiplier=1.37))
+    yield FamilyFault(("attention-scale",), "the other", SCORES, _any, scale)
+    yield FamilyFault(("attention-scale",), "1.37 times", SCORES, _any, _to(attention_multiplier=1.37))
     causal = _is(architecture="decoder")
     unmasked = {"masks.causal_mask": lambda _: lambda at, keys: np.ones((1, 1, at.shape[1], keys), bool)}
-    yield Slip(("causal-missing",), "missing", WEIGHTS, causal, exchanged=unmasked)
+    yield FamilyFault(("causal-missing",), "missing", WEIGHTS, causal, exchanged=unmasked)
     parts, roles = r".*\.(key|value)", r".*\.(query|key|value)"
-    yield Slip(("weight-swapped",), "key and value", parts, _any, parameters=_swapped("key", "value"))
+    yield FamilyFault(("weight-swapped",), "key and value", parts, _any, parameters=_swapped("key", "value"))
     values = _replaced(lambda name, x: x * 0 if name.endswith("value.bias") else x)
-    yield Slip(("bias-dropped",), "value", r".*\.value", _has("qkv_bias"), parameters=values)
+    yield FamilyFault(("bias-dropped",), "value", r".*\.value", _has("qkv_bias"), parameters=values)
     downs = _replaced(lambda name, x: x * 0 if name.endswith("down.bias") else x)
     place = r".*feed_forward\.output"
-    yield Slip(("bias-dropped",), "down", place, _has("feed_forward_bias"), parameters=downs)
-    yield Slip(("packed-order",), "read by head", roles, _packs, parameters=_packed(True))
-    yield Slip(("packed-order",), "laid by head", roles, _packs, parameters=_packed(False))
+    yield FamilyFault(("bias-dropped",), "down", place, _has("feed_forward_bias"), parameters=downs)
+    yield FamilyFault(("packed-order",), "read by head", roles, _packs, parameters=_packed(True))
+    yield FamilyFault(("packed-order",), "laid by head", roles, _packs, parameters=_packed(False))
 
     def interleaved(_: Config) -> Callable[..., Any]:
         return lambda x, heads: split_heads(x.reshape(*x.shape[:2], -1, heads).swapaxes(2, 3).reshape(x.shape), heads)
 
-    yield Slip(("head-order",), "interleaved", roles, _any, exchanged={"attention.split_heads": interleaved})
+    yield FamilyFault(("head-order",), "interleaved", roles, _any, exchanged={"attention.split_heads": interleaved})
 
 
-SLIPS = tuple(_slips())
+FAULTS = tuple(_faults())
 
 
-def _uncatalogued() -> Iterator[Slip]:
+def _uncatalogued() -> Iterator[FamilyFault]:
     """What no one has written down: it has to be found and placed, and to be called by no name."""
 
-    def slip(says: str, place: str, acts: Acts, **made: Any) -> Slip:
-        return Slip((), says, place, acts, **made)
+    def fault(says: str, place: str, acts: Acts, **made: Any) -> FamilyFault:
+        return FamilyFault((), says, place, acts, **made)
 
     def turned_backwards(_: Config) -> Callable[..., Any]:
         right = positions.rotary_frequencies
         return lambda config: right(config)[::-1]
 
     wrong = {"positions.rotary_frequencies": turned_backwards}
-    yield slip("the slowest pair first", ROTATED, _ROTARY, exchanged=wrong)
+    yield fault("the slowest pair first", ROTATED, _ROTARY, exchanged=wrong)
     mean = _rms(lambda x, eps: x / (np.abs(x).mean(-1, keepdims=True) + eps))
-    yield slip("mean magnitude instead of root mean square", NORMS, _is(norm="rms"), exchanged=mean)
+    yield fault("mean magnitude instead of root mean square", NORMS, _is(norm="rms"), exchanged=mean)
     squared = _fed(lambda function, gate, up: function(gate) ** 2 * up)
-    yield slip("the gate is squared", HIDDEN, _has("gated"), exchanged=squared)
+    yield fault("the gate is squared", HIDDEN, _has("gated"), exchanged=squared)
     bent = _scores(
         lambda query, key, scale, cap, bias: _plus(np.arctan(query @ key.swapaxes(-2, -1) * scale / cap) * cap, bias)
     )
-    yield slip("the cap is an arc tangent", SCORES, _has("attention_softcap"), exchanged=bent)
+    yield fault("the cap is an arc tangent", SCORES, _has("attention_softcap"), exchanged=bent)
     doubled = _buckets(lambda right, at, count, most, *, both: right(2 * at, count, most, both=both))
-    yield slip("distances are doubled", SCORES, _is(positions="relative"), exchanged=doubled)
+    yield fault("distances are doubled", SCORES, _is(positions="relative"), exchanged=doubled)
     squared = _slopes(lambda config, right: right**2)
-    yield slip("slopes are squared", SCORES, _is(positions="alibi"), exchanged=squared)
+    yield fault("slopes are squared", SCORES, _is(positions="alibi"), exchanged=squared)
     place = r".*\.(scores|context)"
-    yield slip("groups in the opposite order", place, _grouped, exchanged={"attention.repeat_heads": _backwards})
+    yield fault("groups in the opposite order", place, _grouped, exchanged={"attention.repeat_heads": _backwards})
     typed = _replaced(lambda name, value: value[::-1] * 2 if name.endswith("token_type_embedding.weight") else value)
-    yield slip("types exchanged and doubled", EMBEDDING, _has("num_token_types"), parameters=typed)
+    yield fault("types exchanged and doubled", EMBEDDING, _has("num_token_types"), parameters=typed)
 
 
 UNCATALOGUED = tuple(_uncatalogued())

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from meta.plain_port import Slip, Style, build_port
+from meta.plain_port import PlainFault, Style, build_port
 from transparity.config import TransformerConfig
 from transparity_conformance.oracle.probes import Probe, probes_of
 
@@ -109,7 +109,7 @@ _NORM = (r"_norm$", _STACK)
 """A final norm has no tap but that of its stack."""
 
 
-def slips(config: TransformerConfig) -> tuple[Slip, ...]:
+def faults(config: TransformerConfig) -> tuple[PlainFault, ...]:
     """Every form of every mistake, everywhere in the model and in one part of it, whether it can act or not."""
     stack = "decoder" if config.has_decoder else "encoder"
     found = []
@@ -118,14 +118,14 @@ def slips(config: TransformerConfig) -> tuple[Slip, ...]:
         if config.architecture == "encoder-decoder":
             scopes += ["encoder", "decoder"] * (id in BY_STACK) + ["encoder.layers.0"] * (id in BY_LAYER)
             scopes += ["decoder.layers.0.cross_attention"] * (id in BY_ATTENTION)
-        found += [Slip(id, variant, scope) for variant in variants for scope in scopes]
+        found += [PlainFault(id, variant, scope) for variant in variants for scope in scopes]
     return tuple(found)
 
 
-def uncatalogued(config: TransformerConfig) -> tuple[Slip, ...]:
+def uncatalogued(config: TransformerConfig) -> tuple[PlainFault, ...]:
     """The mistakes outside the catalogue, as a port of `config` can make them."""
-    made = tuple(Slip("uncatalogued", variant) for variant in UNCATALOGUED)
-    return tuple(slip for slip in made if acts(slip, config))
+    made = tuple(PlainFault("uncatalogued", variant) for variant in UNCATALOGUED)
+    return tuple(fault for fault in made if acts(fault, config))
 
 
 @functools.lru_cache(maxsize=32)
@@ -134,9 +134,9 @@ def probes_for(config: TransformerConfig) -> Mapping[str, Probe]:
     return probes_of(config, "config")
 
 
-def acts(slip: Slip, config: TransformerConfig) -> bool:
+def acts(fault: PlainFault, config: TransformerConfig) -> bool:
     """Whether the mistake changes the logits of some probe by more than float32 rounds, computed in float64."""
-    port = build_port(slip, dtype="float64")
+    port = build_port(fault, dtype="float64")
     for probe in probes_for(config).values():
         with np.errstate(all="ignore"):
             logits = port(probe.config, probe.parameters)(**probe.inputs)["logits"]
@@ -147,21 +147,21 @@ def acts(slip: Slip, config: TransformerConfig) -> bool:
 
 
 @functools.lru_cache(maxsize=32)
-def acting(config: TransformerConfig) -> tuple[Slip, ...]:
+def acting(config: TransformerConfig) -> tuple[PlainFault, ...]:
     """The catalogued mistakes that can act for `config`."""
-    return tuple(slip for slip in slips(config) if acts(slip, config))
+    return tuple(fault for fault in faults(config) if acts(fault, config))
 
 
-def placed_at(slip: Slip, config: TransformerConfig, where: str) -> bool:
+def placed_at(fault: PlainFault, config: TransformerConfig, where: str) -> bool:
     """Whether `where` is a tap at which the mistake shows by itself, whatever came before."""
-    if not where.startswith(slip.scope) and where != "logits":
+    if not where.startswith(fault.scope) and where != "logits":
         return False
-    return any(re.search(place, where) for place in places(slip, config))
+    return any(re.search(place, where) for place in places(fault, config))
 
 
-def places(slip: Slip, config: TransformerConfig) -> Places:
+def places(fault: PlainFault, config: TransformerConfig) -> Places:
     """The taps, as patterns, at the end of the segments that the mistake makes wrong."""
-    variant = slip.variant
+    variant = fault.variant
     by_id: dict[str, Places] = {
         "attention-scale": _scaled(config),
         "mask-polarity": _WEIGHTS,
@@ -185,25 +185,25 @@ def places(slip: Slip, config: TransformerConfig) -> Places:
         "logit-shift": (r"^logits$",),
         "low-precision": ("",),
     }
-    if slip.id in by_id:
-        return by_id[slip.id]
-    if slip.id in ("padding-ignored", "padding-axis"):
+    if fault.id in by_id:
+        return by_id[fault.id]
+    if fault.id in ("padding-ignored", "padding-axis"):
         attention = {"source": "^encoder.*self_", "cross": "cross_", "target": "^decoder.*self_"}.get(variant, "")
         return (attention + r"attention\.weights$",)
-    if slip.id in ("head-split", "head-order"):
+    if fault.id in ("head-split", "head-order"):
         merged, split = (r"attention\.context$",), tuple(_ATTENTION.values())
         return {"split": split, "merge": merged}.get(variant, split + merged)
-    if slip.id in ("weight-transpose", "bias-dropped", "weight-swapped"):
+    if fault.id in ("weight-transpose", "bias-dropped", "weight-swapped"):
         return tuple(_ROLES[role] for role in variant.split(" with "))
-    if slip.id == "norm-swapped":
+    if fault.id == "norm-swapped":
         return tuple(f"{part}_norm$" for part in variant.split(" with "))
-    if slip.id == "norm-placement":
+    if fault.id == "norm-placement":
         return _NORM + tuple(_ATTENTION.values()) + (_HIDDEN, _LAYER)
-    if slip.id == "norm-missing":
+    if fault.id == "norm-missing":
         return _without_norm(variant, config)
-    if slip.id == "dropout-active":
+    if fault.id == "dropout-active":
         return {"embedding": _EMBEDDING, "weights": _WEIGHTS}.get(variant, _residual(config))
-    if slip.id == "residual-source":
+    if fault.id == "residual-source":
         return _residual(config)
     return {
         "a temperature by head": _WEIGHTS,

@@ -7,9 +7,9 @@ import pkgutil
 from collections import Counter
 
 import pytest
-
 from meta.family_slips import SLIPS
 from meta.slips import VARIANTS
+
 from transparity.presets import PRESETS, preset
 from transparity.taps import tap_shapes
 from transparity_conformance.diagnosis import faults

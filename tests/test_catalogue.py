@@ -7,9 +7,9 @@ import pkgutil
 from collections import Counter
 
 import pytest
-from meta.family_slips import SLIPS
-from meta.slips import VARIANTS
 
+from meta.family_faults import FAULTS
+from meta.plain_faults import VARIANTS
 from transparity.presets import PRESETS, preset
 from transparity.taps import tap_shapes
 from transparity_conformance.diagnosis import faults
@@ -37,7 +37,7 @@ def test_a_fault_has_a_name_of_its_own_and_changes_something(case: str) -> None:
 
 def test_every_fault_is_simulated() -> None:
     configs = {case: preset(case).resized() for case in PRESETS} | CASES
-    simulated = {*VARIANTS, *(name for slip in SLIPS for name in slip.ids)}
+    simulated = {*VARIANTS, *(name for fault in FAULTS for name in fault.ids)}
     for case, config in configs.items():
         sites = tap_shapes(config, 1, **dict.fromkeys(config.input_names, 3))
         known = {fault.id for site in sites for fault in faults.faults_at(config, site)}

@@ -328,9 +328,12 @@ def test_a_precision_reaches_a_port_that_takes_one_by_name() -> None:
     ("arguments", "message"),
     [
         (("describe", "translaton"), "There is no preset 'translaton'; did you mean 'translation'?"),
-        (("check", REFERENCE, "--preset", "my.json"), "my.json is no preset; a configuration is given by --config."),
+        (("check", REFERENCE, "--preset", "my.json"), "my.json is no preset; give a configuration by --config."),
         (("check", REFERENCE, "--timeout", "5"), "--timeout is for --command;"),
-        (("describe", "/"), "/ is no preset, and a configuration is a path that ends in .json."),
+        (
+            ("describe", "/"),
+            "/ is no preset; expected the name of one, or a configuration in a file that ends in .json.",
+        ),
     ],
 )
 def test_a_misplaced_argument_is_distinguished_from_a_missing_one(arguments: tuple[str, ...], message: str) -> None:

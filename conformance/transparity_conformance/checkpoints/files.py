@@ -1,4 +1,4 @@
-"""Files that nobody vouches for: sizes are checked before anything is read, and JSON is parsed strictly."""
+"""Files from untrusted sources: sizes are checked before anything is read, and JSON is parsed strictly."""
 
 from __future__ import annotations
 

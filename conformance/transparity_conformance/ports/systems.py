@@ -29,7 +29,7 @@ def systems(names: Sequence[str], config: Path | None) -> Iterator[System]:
     """The named presets and the configuration in a file; without either, all presets."""
     for name in names:
         if label(name) == "config":
-            raise UsageError(f"{name} is no preset; a configuration is given by --config.")
+            raise UsageError(f"{name} is no preset; give a configuration by --config.")
     for name in dict.fromkeys(names or (() if config else PRESETS)):
         yield System(name, preset(name).resized())
     if config is not None:
@@ -41,7 +41,9 @@ def named_config(name: str, *, resized: bool) -> TransformerConfig:
     if label(name) == "config":
         return _config_in(Path(name))
     if name not in PRESETS and Path(name).exists():
-        raise UsageError(f"{name} is no preset, and a configuration is a path that ends in .json.")
+        raise UsageError(
+            f"{name} is no preset; expected the name of one, or a configuration in a file that ends in .json."
+        )
     return preset(name).resized() if resized else preset(name)
 
 

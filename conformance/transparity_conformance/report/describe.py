@@ -67,9 +67,9 @@ def _stack(config: TransformerConfig, stack: str, read: str) -> Iterable[str]:
     node = f"{stack}_embedding"
     added = [f"{config.positions} positions"] if config.positions in ("learned", "sinusoidal") else []
     added += [f"{config.num_token_types} token types"] if config.num_token_types else []
-    beside = "".join(f"<br/>+ {what}" for what in added)
+    additions = "".join(f"<br/>+ {name}" for name in added)
     table = ", the encoder's" if config.shared_embedding and stack == "decoder" else ""
-    yield f'    {read}([{read}]) --> {node}["token embedding {size}{table}{scale}{beside}"]'
+    yield f'    {read}([{read}]) --> {node}["token embedding {size}{table}{scale}{additions}"]'
     for name in config.further_inputs if read != "target" else ():
         yield f"    {name}([{name}]) --> {node if name == 'token_types' else f'{stack}_self'}"
     if config.embedding_norm:
@@ -150,7 +150,7 @@ def _self_attention_only(config: TransformerConfig) -> str:
     if config.sliding_window is not None:
         every = f", all in every layer {config.full_attention_every}" if config.full_attention_every else ""
         known.append(f"{config.sliding_window} positions seen{every}")
-    return "".join(f"<br/>{what}" for what in known)
+    return "".join(f"<br/>{name}" for name in known)
 
 
 def _mask(config: TransformerConfig, stack: str) -> str:

@@ -19,9 +19,11 @@ def check_writable(*paths: Path | None) -> None:
     """Raise `OutputError` before the work, not after it, if a path cannot be written."""
     for path in filter(None, paths):
         if path.is_dir() or not path.absolute().parent.is_dir():
-            raise OutputError(f"{path} cannot be written: it is a folder, or there is no folder to put it in.")
+            raise OutputError(
+                f"{path} cannot be written: it is a folder, or its folder does not exist; choose another path."
+            )
         if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
-            raise OutputError(f"{path} cannot be written: permission denied.")
+            raise OutputError(f"{path} cannot be written: permission denied; choose another path.")
 
 
 def write_reports(reports: Sequence[Report], json_file: Path | None, html_file: Path | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 DECADES = 6
-"""How far below the largest error a bar still has a height."""
+"""The decades below the largest error in which a bar has a height."""
 
 PALEST = 1e-3
 """The share below which all cells look the same; from here to 1 the colour follows the logarithm."""

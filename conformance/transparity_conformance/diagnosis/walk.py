@@ -7,6 +7,7 @@ once. A walk is one forward pass under one tap; if only logits are recorded, the
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
@@ -59,16 +60,14 @@ def walk(
     base: Base | None = None,
     taps: Arrays | None = None,
 ) -> Arrays:
-    """Run the reference with `hypotheses` applied on the port's activations `recorded`, up to `until`.
+    """Run the reference with `hypotheses` applied on the port's activations; return its value at each tap.
 
     Args:
+        until: The last tap to compute.
         dtype: The precision of the computation.
         index: One of the neighbouring points at which rounding is measured (0: the point itself).
         base: A walk on the same activations; what it has in common with this one is not computed again.
         taps: Receives the values that flow on behind each tap.
-
-    Returns:
-        The value that the reference computes at each tap.
     """
     right = neighbour(probe.parameters, index)
     recorded = neighbour(dict(recorded), index) if index else recorded
@@ -81,16 +80,14 @@ def walk(
         for name, value in model.parameters.items()
         if name not in unchanged
     }
-    given = {name: rounded(value, dtype) for name, value in start.given.items()} if start.skipped else {}
-    state = WalkState(model.config, unchanged | cast, probe.inputs, given if taps is None else taps)
+    if taps is None:
+        taps = {name: rounded(value, dtype) for name, value in start.given.items()} if start.skipped else {}
+    state = WalkState(model.config, unchanged | cast, probe.inputs, taps)
     computed: Arrays = {} if base is None else dict(base.computed)
     tap = start.tap(_walking(state, computed, recorded, hypotheses, dtype, until))
     tokens: dict[str, Any] = dict(probe.inputs)
-    try:
-        with np.errstate(all="ignore"):
-            transformer(start.shorter, start.shortened(state.parameters), tap=tap, **tokens)
-    except Reached:
-        pass
+    with np.errstate(all="ignore"), contextlib.suppress(Reached):
+        transformer(start.shorter, start.shortened(state.parameters), tap=tap, **tokens)
     return computed
 
 

@@ -27,7 +27,9 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if config.head != "logits":
         return
     if config.head_scale == "embed_dim":
-        yield Fault("head-scale", "none", "what goes into the head is not divided by √embed_dim", patch=_unscaled)
+        yield Fault(
+            "head-scale", "none", "what goes into the head is not divided by √embed_dim", patch=partial(_with, UNSCALED)
+        )
         description = "what goes into the head is multiplied by √embed_dim, not divided"
         yield Fault("head-scale", "√embed_dim", description, patch=partial(_scaled, 0.5))
     elif config.tied_head:
@@ -66,12 +68,11 @@ def _headed(state: WalkState, x: Value, changes: dict[str, Any]) -> Value:
     return head(config, nest(shared(config, state.parameters)), x)
 
 
+UNSCALED = {"head_scale": "none"}
+
+
 def _with(changes: dict[str, Any], state: WalkState, site: str, value: Value) -> Value:
     return _headed(state, _last(state), changes)
-
-
-def _unscaled(state: WalkState, site: str, value: Value) -> Value:
-    return _headed(state, _last(state), {"head_scale": "none"})
 
 
 def _scaled(power: float, state: WalkState, site: str, value: Value) -> Value:

@@ -57,22 +57,42 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
         yield from _residual_faults(config, sublayer_of(site)[1])
     if sublayer.endswith("_norm") and sublayer != "memory_norm" and config.norm_position == "post":
         description = "the norm is applied to the sublayer's output alone, the residual added behind it"
-        yield Fault("norm-placement", "before the residual", description, patch=_normed_output, downstream=None)
+        yield Fault("norm-placement", "before the residual", description, patch=_normed_output)
     if site == "logits" and config.head == "logits":
-        yield Fault("logit-shift", "log-softmax", "log-softmax of the logits is returned", patch=_log_softmax)
-        yield Fault("logit-shift", "largest 0", "each row is shifted so that its largest logit is 0", patch=_largest_0)
-        yield Fault("logit-shift", "mean 0", "each row is shifted so that its mean is 0", patch=_mean_0)
+        for name, description, shifted in LOGIT_SHIFTS:
+            yield Fault("logit-shift", name, description, patch=partial(_shifted, shifted))
+
+
+LOGIT_SHIFTS: tuple[tuple[str, str, Callable[[Value], Value]], ...] = (
+    ("log-softmax", "log-softmax of the logits is returned", log_softmax),
+    ("largest 0", "each row is shifted so that its largest logit is 0", lambda x: x - x.max(-1, keepdims=True)),
+    ("mean 0", "each row is shifted so that its mean is 0", lambda x: x - x.mean(-1, keepdims=True)),
+)
+
+
+def _shifted(change: Callable[[Value], Value], state: WalkState, site: str, value: Value) -> Value:
+    return change(value)
 
 
 def _residual_faults(config: TransformerConfig, sublayer: str) -> Iterator[Fault]:
     if config.norm_position != "post":
         description = "the residual adds the normalised tensor instead of the one before the norm"
-        yield Fault("residual-source", "normalised", description, downstream=_from_normalised)
-    yield Fault("residual-source", "missing", "the residual is missing", downstream=_no_residual)
+        yield _residual("normalised", description, lambda state, scope, name: state.taps[f"{scope}.{name}_norm"])
+    yield _residual("missing", "the residual is missing", lambda state, scope, name: 0)
     yield Fault("residual-source", "twice", "the residual is added twice", downstream=_residual_twice)
-    if sublayer == "feed_forward" or sublayer == "cross_attention":
+    if sublayer in ("feed_forward", "cross_attention"):
         description = "the residual adds the layer's input instead of what came before this sublayer"
-        yield Fault("residual-source", "layer input", description, downstream=_from_layer_input)
+        yield _residual("layer input", description, lambda state, scope, name: stream(state, scope, "self_attention"))
+
+
+def _residual(variant: str, description: str, source: Callable[[WalkState, str, str], Value]) -> Fault:
+    """A sublayer whose residual is the value that `source` returns."""
+
+    def downstream(state: WalkState, site: str, flow: Value) -> Value:
+        scope, sublayer = sublayer_of(site)
+        return flow - stream(state, scope, sublayer) + source(state, scope, sublayer)
+
+    return Fault("residual-source", variant, description, downstream=downstream)
 
 
 WEIGHT_BITS = {"bfloat16": "bfloat16", "float16": "float16", "TF32": "tf32"}
@@ -163,24 +183,9 @@ def _gated(gated: Gated, state: WalkState, site: str, value: Value) -> Value:
     return gated(function, _projected(state, site, "gate"), _projected(state, site, "up")).astype(value.dtype)
 
 
-def _from_normalised(state: WalkState, site: str, flow: Value) -> Value:
-    scope, sublayer = sublayer_of(site)
-    return flow - stream(state, scope, sublayer) + state.taps[f"{scope}.{sublayer}_norm"]
-
-
-def _no_residual(state: WalkState, site: str, flow: Value) -> Value:
-    scope, sublayer = sublayer_of(site)
-    return flow - stream(state, scope, sublayer)
-
-
 def _residual_twice(state: WalkState, site: str, flow: Value) -> Value:
     scope, sublayer = sublayer_of(site)
     return flow + stream(state, scope, sublayer)
-
-
-def _from_layer_input(state: WalkState, site: str, flow: Value) -> Value:
-    scope, sublayer = sublayer_of(site)
-    return flow - stream(state, scope, sublayer) + stream(state, scope, "self_attention")
 
 
 def _normed_output(state: WalkState, site: str, value: Value) -> Value:
@@ -191,15 +196,3 @@ def _normed_output(state: WalkState, site: str, value: Value) -> Value:
     behind = normed(state, site)
     state.taps[f"{scope}.{sublayer}.output"] = out
     return x + behind
-
-
-def _log_softmax(state: WalkState, site: str, value: Value) -> Value:
-    return log_softmax(value)
-
-
-def _largest_0(state: WalkState, site: str, value: Value) -> Value:
-    return value - value.max(-1, keepdims=True)
-
-
-def _mean_0(state: WalkState, site: str, value: Value) -> Value:
-    return value - value.mean(-1, keepdims=True)

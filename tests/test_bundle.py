@@ -23,8 +23,10 @@ from transparity.presets import PRESETS, preset
 from transparity_conformance.checkpoints.files import BundleError
 from transparity_conformance.diagnosis.judge import judge
 from transparity_conformance.oracle.probes import probes
-from transparity_conformance.ports.bundle.bundle import Bundle, bundle_probes, export_bundle, read_actual, read_bundle
+from transparity_conformance.ports.bundle.bundle import Bundle, bundle_probes
 from transparity_conformance.ports.bundle.manifest import digest, own_digest
+from transparity_conformance.ports.bundle.reading import read_actual, read_bundle
+from transparity_conformance.ports.bundle.writing import export_bundle
 
 Refused = Callable[..., AbstractContextManager[None]]
 
@@ -76,7 +78,7 @@ def test_a_bundle_comes_back_as_it_was_written(tmp_path: Path, name: str) -> Non
 
 def test_the_manifest_says_what_each_probe_is_for_and_every_shape_and_budget(folder: Path) -> None:
     manifest = json.loads((folder / "manifest.json").read_text())
-    assert (manifest["format"], manifest["preset"], manifest["dtype"]) == (1, "translation", "float32")
+    assert (manifest["format"], manifest["preset"], manifest["dtype"]) == (2, "translation", "float32")
     expected = load_file(folder / "expected.safetensors")
     said = {
         f"{probe}/{tap}": tuple(of["shape"])
@@ -293,7 +295,8 @@ class TestForged:
     @pytest.mark.parametrize(
         "changes",
         [
-            {"format": 2},
+            {"format": 1},
+            {"format": 3},
             {"format": True},
             {"preset": 5},
             {"preset": "gpt"},

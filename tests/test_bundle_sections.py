@@ -1,7 +1,8 @@
-"""Gradients and steps through a bundle: what a port of any language wrote is judged as what a port here offers is."""
+"""Capabilities through a bundle: the answers of a port in any language are judged like those of a port in Python."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import shlex
@@ -20,12 +21,17 @@ from typer.testing import CliRunner
 
 from transparity.config import TransformerConfig
 from transparity.presets import preset
+from transparity.sampling import Sampling
+from transparity.training import Training
 from transparity_conformance.capabilities.faults import SimulatedFault
 from transparity_conformance.capabilities.faults.loss import LOSS_FAULTS
+from transparity_conformance.capabilities.table import CAPABILITIES
 from transparity_conformance.checkpoints.files import BundleError
 from transparity_conformance.cli import app
-from transparity_conformance.ports.bundle.bundle import Bundle, export_bundle, judge_bundle, read_actual, read_bundle
-from transparity_conformance.ports.bundle.manifest import SECTIONS, TARGETS, digest, own_digest
+from transparity_conformance.ports.bundle.bundle import Bundle, judge_bundle
+from transparity_conformance.ports.bundle.manifest import SECTIONS, digest, own_digest
+from transparity_conformance.ports.bundle.reading import read_actual, read_bundle
+from transparity_conformance.ports.bundle.writing import export_bundle
 from transparity_conformance.ports.command import check_command
 from transparity_conformance.report.comparison import as_numbers
 from transparity_conformance.report.report import Divergence, Report
@@ -37,15 +43,30 @@ Tensors = dict[str, np.ndarray]
 SMALL = preset("translation").resized(embed_dim=6, num_heads=2, num_encoder_layers=1, num_decoder_layers=1)
 
 
+TARGETS = "targets.safetensors"
+
+
+def requests_of(folder: Path, section: str) -> dict[str, tuple[dict[str, Any], Tensors]]:
+    """The requests of a section, as its files have them: the fields and the tensors of each."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    tensors = load_file(folder / f"{section}.safetensors") if manifest[section]["inputs"] else {}
+    return {
+        key: (fields, {name.removeprefix(f"{key}/"): value for name, value in tensors.items() if f"{key}/" in name})
+        for key, fields in manifest[section]["requests"].items()
+    }
+
+
 def answer(folder: Path) -> Tensors:
-    """What a right port writes: it knows of a bundle what its files say, and nothing else."""
+    """The tensors that a right port writes; it reads the files of a bundle, and nothing else."""
     manifest = json.loads((folder / "manifest.json").read_text())
     config = TransformerConfig.from_json((folder / "config.json").read_text())
-    forward = build(config, load_file(folder / "parameters.safetensors"))
-    inputs = load_file(folder / "inputs.safetensors")
-    targets = load_file(folder / "targets.safetensors") if "gradients" in manifest else {}
-    asked = {name for section in SECTIONS for name in manifest.get(section, {"actual": {}})["actual"]}
+    parameters, inputs = load_file(folder / "parameters.safetensors"), load_file(folder / "inputs.safetensors")
+    asked = {
+        name: shape for section in SECTIONS for name, shape in manifest.get(section, {"actual": {}})["actual"].items()
+    }
+    forward = build(config, parameters)
     said: dict[str, Any] = {}
+    targets = load_file(folder / TARGETS) if "loss" in manifest else {}
     for probe in manifest["probes"]:
         tokens: dict[str, Any] = {name: inputs[f"{probe}/{name}"] for name in config.input_names}
         said[f"{probe}/logits"] = forward.logits(**tokens)
@@ -53,14 +74,68 @@ def answer(folder: Path) -> Tensors:
             loss, gradients = forward.loss_and_gradients(targets[f"{probe}/targets"], **tokens)
             found = {f"{probe}/gradient.{name}": value for name, value in gradients.items()}
             said |= {f"{probe}/loss": loss} | {name: value for name, value in found.items() if name in asked}
-        last = tokens.pop(config.input_names[-1])
-        for way, sizes in manifest["steps"]["ways"].items() if f"{probe}/step.one_by_one.0" in asked else ():
-            cache, begin, source = None, 0, tokens
-            for index, size in enumerate(sizes):
-                chunk = last[:, begin : begin + size]
-                said[f"{probe}/step.{way}.{index}"], cache = forward.step(chunk, cache, **source)
-                begin, source = begin + size, {}
-    return {name: as_numbers(value).astype(np.float32) for name, value in said.items()}
+        if "steps" in manifest:
+            said |= steps(forward, probe, tokens, config, requests_of(folder, "steps"))
+    for section in ("generation", "beams"):
+        for key, (fields, own) in requests_of(folder, section).items() if section in manifest else ():
+            said |= generate(config, parameters, key, fields, own)
+    for key, (fields, own) in requests_of(folder, "training").items() if "training" in manifest else ():
+        said |= trained(key, fields, own)
+    arrays = {name: as_numbers(value) for name, value in said.items()}
+    return {
+        name: widened(value, asked[name]) if name.endswith("/tokens") else value.astype(np.float32)
+        for name, value in arrays.items()
+    }
+
+
+def steps(forward: Any, probe: str, tokens: dict[str, Any], config: TransformerConfig, requests: Any) -> dict[str, Any]:
+    """The logits of every chunk of the probe that is decoded with a cache."""
+    said: dict[str, Any] = {}
+    source = {name: value for name, value in tokens.items() if name == "source"}
+    for key, (fields, _) in requests.items():
+        cache, begin, given = None, 0, source
+        for index, size in enumerate(fields["sizes"] if key.startswith(f"{probe}/") else ()):
+            chunk = tokens[config.input_names[-1]][:, begin : begin + size]
+            said[f"{key}.{index}"], cache = forward.step(chunk, cache, **given)
+            begin, given = begin + size, {}
+    return said
+
+
+def generate(
+    config: TransformerConfig, parameters: Tensors, key: str, fields: dict[str, Any], own: Tensors
+) -> dict[str, Any]:
+    """The tokens of a request, and their scores if it has beams."""
+    changed = {name.removeprefix("parameters/"): value for name, value in own.items() if "parameters/" in name}
+    forward = build(dataclasses.replace(config, eos_id=fields["eos_id"]), parameters | changed)
+    named: dict[str, Any] = {name: own[name] for name in ("source", "lengths", "uniforms") if name in own}
+    named |= {"sampling": Sampling(**fields["sampling"])} if "sampling" in fields else {}
+    if "beams" not in fields:
+        return {f"{key}/tokens": forward.generate(own["prompt"], fields["max_new_tokens"], **named)}
+    named["length_penalty"] = fields["length_penalty"]
+    tokens, scores = forward.beam_search(own["prompt"], fields["max_new_tokens"], fields["beams"], **named)
+    return {f"{key}/tokens": tokens, f"{key}/scores": scores}
+
+
+def trained(key: str, fields: dict[str, Any], own: Tensors) -> dict[str, Any]:
+    """The losses and the parameters that come of a training."""
+    config = TransformerConfig.from_json(json.dumps(fields["config"]))
+    training = Training(**fields["training"] | {"betas": tuple(fields["training"]["betas"])})
+    begins = "parameters/"
+    parameters = {name.removeprefix(begins): value for name, value in own.items() if name.startswith(begins)}
+    batches: dict[str, Tensors] = {}
+    for name, value in own.items():
+        if name.startswith("batches/"):
+            _, index, of = name.split("/")
+            batches.setdefault(index, {})[of] = value
+    losses, became = build(config, parameters).train([batches[index] for index in sorted(batches)], training)
+    return {f"{key}/losses": np.array([float(loss) for loss in losses])} | {
+        f"{key}/{name}": value for name, value in became.items()
+    }
+
+
+def widened(tokens: np.ndarray, shape: list[int]) -> np.ndarray:
+    """Tokens with columns of -1 after the last one, as int32."""
+    return np.pad(tokens.astype(np.int32), ((0, 0), (0, shape[1] - tokens.shape[1])), constant_values=-1)
 
 
 @functools.cache
@@ -71,7 +146,7 @@ def _exported(folder: Path, name: str) -> tuple[Bundle, Tensors]:
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Bundle, Tensors]]:
-    """A bundle of a preset with both sections, read back; and what a right port writes of it."""
+    """A bundle of a preset with all sections, read back; and the tensors that a right port writes."""
     return functools.partial(_exported, tmp_path_factory.mktemp("exported"))
 
 
@@ -95,7 +170,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path, small: Path) -> Path:
-    """A bundle with both sections, to do anything with."""
+    """A bundle with all sections, to change."""
     return Path(shutil.copytree(small, tmp_path / "bundle"))
 
 
@@ -113,8 +188,10 @@ def test_a_section_adds_to_the_manifest_and_changes_no_file_that_was_there(tmp_p
     export_bundle(SMALL, tmp_path / "plain", name="translation")
     plain, more = (json.loads((folder / "manifest.json").read_text()) for folder in (tmp_path / "plain", small))
     assert list(plain) == ["format", "preset", "dtype", "probes", "sha256"]
-    assert set(more) - set(plain) == {"gradients", "steps"}
-    assert {path.name for path in small.iterdir()} - {path.name for path in (tmp_path / "plain").iterdir()} == {TARGETS}
+    assert set(more) - set(plain) == set(SECTIONS)
+    more_files = {path.name for path in small.iterdir()} - {path.name for path in (tmp_path / "plain").iterdir()}
+    assert more_files == {row.file for row in CAPABILITIES.values() if row.file}
+    assert len(more_files) == 4
     for path in (tmp_path / "plain").iterdir():
         if path.name != "manifest.json":
             assert path.read_bytes() == (small / path.name).read_bytes()
@@ -128,7 +205,7 @@ def test_a_bundle_that_is_written_again_without_a_section_has_none(folder: Path)
     assert read_bundle(folder).sections == ()
 
 
-@pytest.mark.parametrize("sections", [(), ("gradients",), ("steps",), ("steps", "gradients")], ids=str)
+@pytest.mark.parametrize("sections", [(), ("loss",), ("gradients", "loss"), ("steps",), ("training", "beams")], ids=str)
 def test_sections_come_back_and_what_is_asked_for_has_its_shape_in_the_manifest(
     tmp_path: Path, sections: tuple[str, ...]
 ) -> None:
@@ -146,7 +223,9 @@ def test_a_right_port_agrees(name: str, exported: Callable[..., Any], judged: Ca
     bundle, tensors = exported(name)
     report = judged(bundle, tensors)
     assert report.verdict == "agrees"
-    assert held(report)["loss"] == held(report)["gradients"] == held(report)["step"] == "agrees"
+    claims = held(report)
+    assert {way.claim for row in CAPABILITIES.values() for way in row.ways} <= set(claims)
+    assert set(claims.values()) == {"agrees"}
     (unsaid,) = report.not_compared
     assert "taps: the port does not show them" in unsaid
 
@@ -169,11 +248,12 @@ def test_a_wrong_loss_is_named(
 
 def gradients_of(tensors: Tensors, change: Callable[[np.ndarray], np.ndarray], part: str = "gradient.") -> Tensors:
     """The tensors, with the gradients whose name has `part` changed."""
-    return {name: change(value) if part in name else value for name, value in tensors.items()}
+    return {name: change(value) if "/gradient." in name and part in name else value for name, value in tensors.items()}
 
 
 def without(tensors: Tensors, part: str) -> Tensors:
-    return {name: value for name, value in tensors.items() if part not in name}
+    """The tensors without those that have `part` in their name; `$` is the end of a name."""
+    return {name: value for name, value in tensors.items() if part not in f"{name}$"}
 
 
 def with_a_wrong_number(tensors: Tensors) -> Tensors:
@@ -264,8 +344,12 @@ def test_a_step_that_is_not_a_number_diverges(exported: Callable[..., Any], judg
 @pytest.mark.parametrize(
     ("left_out", "says"),
     [
-        ("/loss", ["loss: the port did not write it"]),
-        ("text/loss", ["loss: the port did not write it for text"]),
+        ("/loss$", ["loss: the port did not write it"]),
+        ("text/loss$", ["loss: the port did not write it for text"]),
+        ("generate.0/", ["generate: the port did not write it for beyond max_length"]),
+        ("generate.uniforms.0/", ["generate.uniforms: the port did not write it"]),
+        ("beam_search.0/scores", ["beam_search: the port did not write 1 of 2 (scores)"]),
+        ("train.1/", ["train: adamw, warmed up, the port did not write any"]),
         ("/gradient.", ["gradients: the port did not write any"]),
         ("/step.", ["step: the port did not write any"]),
         ("/step.in_uneven", ["step: in uneven chunks, the port did not write any"]),
@@ -276,8 +360,10 @@ def test_a_step_that_is_not_a_number_diverges(exported: Callable[..., Any], judg
         (
             "mixed/logits",
             [
-                "gradients: too little of the forward pass was compared",
-                "step: too little of the forward pass was compared",
+                *(
+                    f"{claim}: too little of the forward pass was compared"
+                    for claim in ("gradients", "generate", "beam_search", "step", "train")
+                ),
                 "probe mixed: no logits",
             ],
         ),
@@ -311,9 +397,12 @@ def test_a_wrong_forward_pass_has_no_gradients_and_no_steps(
     bundle, tensors = exported("notes-lm")
     report = judged(bundle, tensors | {"one/logits": tensors["one/logits"] + 1})
     assert report.verdict == "diverges"
-    assert report.not_compared[:2] == (
+    assert report.not_compared[:5] == (
         "gradients: the forward pass diverges, so its gradients are another function's",
+        "generate: the forward pass diverges, and its tokens with it",
+        "beam_search: the forward pass diverges, and its tokens with it",
         "step: the forward pass diverges, and what is cached with it",
+        "train: the forward pass diverges, and its gradients with it",
     )
 
 
@@ -321,6 +410,12 @@ def test_a_wrong_forward_pass_has_no_gradients_and_no_steps(
     ("name", "config", "dtype", "says"),
     [
         ("walkthrough", preset("walkthrough").resized(), "float32", "step: this mask hides nothing"),
+        (
+            "walkthrough",
+            preset("walkthrough").resized(),
+            "float32",
+            "generate.lengths: this mask hides nothing",
+        ),
         (
             "config",
             TransformerConfig(
@@ -330,6 +425,8 @@ def test_a_wrong_forward_pass_has_no_gradients_and_no_steps(
             "step: a lone encoder generates nothing",
         ),
         ("translation", SMALL, "bfloat16", "gradients: gradients are compared in float32 and float64, not in bfloat16"),
+        ("translation", SMALL, "bfloat16", "train: training is compared in float32 and float64, not in bfloat16"),
+        ("translation", SMALL, "bfloat16", "beam_search: where rounding is coarse, too much is a tie"),
     ],
 )
 def test_nothing_is_asked_for_that_cannot_be_compared(
@@ -337,7 +434,8 @@ def test_nothing_is_asked_for_that_cannot_be_compared(
 ) -> None:
     export_bundle(config, tmp_path, name=name, dtype=dtype, sections=SECTIONS)
     bundle = read_bundle(tmp_path)
-    assert not [asked for asked in bundle.asked if f"/{says.split(':')[0].rstrip('s')}." in asked]
+    claim = says.split(":")[0]
+    assert not [name for name in bundle.asked if f"/{claim.rstrip('s')}." in name or name.startswith(f"{claim}.")]
     report = judge_bundle(bundle, read_actual(tmp_path / "expected.safetensors", bundle))
     assert report.verdict == "agrees"
     assert any(line.startswith(says) for line in report.not_compared)
@@ -352,6 +450,10 @@ def test_nothing_is_asked_for_that_cannot_be_compared(
         ("mixed/gradient.head.wait", np.zeros(3), "does not belong there; the nearest name is"),
         ("one/gradient.head.bias", np.zeros(31), "does not belong there; the nearest name is"),
         ("mixed/step.one_by_one.7", np.zeros((8, 1, 31)), "does not belong there; the nearest name is"),
+        ("generate.0/tokens", np.zeros((4, 15), np.float32), "has the dtype 'F32'; expected I32 or I64."),
+        ("generate.0/tokens", np.zeros((4, 16), np.int32), "has the shape [4, 16]; expected [4, 15]."),
+        ("beam_search.0/scores", np.zeros(8, np.int32), "has the dtype 'I32'; expected F64 or F32 or F16 or BF16."),
+        ("train.0/head.wait", np.zeros(3), "does not belong there; the nearest name is"),
         ("mixed/step.in_uneven_chunks.0", np.zeros((8, 1, 31)), "has the shape [8, 1, 31]; expected [8, 2, 31]."),
     ],
 )
@@ -371,7 +473,10 @@ def test_without_a_section_its_tensors_do_not_belong_there(tmp_path: Path, refus
     save_file(answer(tmp_path) | {"mixed/loss": np.array(1.0)}, actual)
     with refused(BundleError, f"{actual} has a tensor 'mixed/loss', which does not belong there"):
         read_actual(actual, read_bundle(tmp_path))
-    with refused(BundleError, "There is no section 'caches' of a bundle; the sections are gradients, steps."):
+    with refused(
+        BundleError,
+        "There is no section 'caches' of a bundle; the sections are loss, gradients, generation, beams, steps",
+    ):
         export_bundle(SMALL, tmp_path, sections=["caches"])
 
 
@@ -400,8 +505,11 @@ def is_refused(folder: Path, says: str) -> None:
         ({"actual": {}}, "is not that of the configuration and the probes"),
         ({"actual": {"mixed/loss": [2**40]}}, "is not that of the configuration and the probes"),
         ({"more": 1}, "is not that of the configuration and the probes"),
-        ({"ways": {"one_by_one": [2**40]}}, "is not that of the configuration and the probes"),
-        ({"targets": {"one/targets": [True, 1]}}, "is not that of the configuration and the probes"),
+        (
+            {"requests": {"mixed/step.one_by_one": {"sizes": [2**40]}}},
+            "is not that of the configuration and the probes",
+        ),
+        ({"inputs": {"one/targets": [True, 1]}}, "is not that of the configuration and the probes"),
     ],
     ids=str,
 )
@@ -413,7 +521,7 @@ def test_a_section_that_was_forged(folder: Path, section: str, changes: dict[str
 
 @pytest.mark.parametrize("section", [None, [], 5, "x"], ids=repr)
 def test_a_section_that_is_none(folder: Path, section: Any) -> None:
-    forge(folder, gradients=section)
+    forge(folder, loss=section)
     is_refused(folder, "manifest.json is not right")
 
 
@@ -422,7 +530,7 @@ def test_targets_that_were_forged(folder: Path) -> None:
     save_file(tensors | {"one/targets": tensors["one/targets"] ^ 1}, folder / TARGETS)
     is_refused(folder, "was changed: it does not have the sha256")
     forge(folder)
-    is_refused(folder, f"{TARGETS} is not right: one/targets should be the tokens of the probe, one further")
+    is_refused(folder, f"{TARGETS} is not right: one/targets is not that of the configuration and the probes")
     (folder / TARGETS).unlink()
     is_refused(folder, f"There is no file {folder / TARGETS}")
 
@@ -471,12 +579,16 @@ def test_what_a_program_that_crashed_did_not_write_is_no_fault(program: Callable
 def test_a_port_here_is_not_asked_for_sections() -> None:
     result = CliRunner().invoke(app, ["check", "transparity_numpy.port:build", "--gradients"])
     assert result.exit_code == 2
-    assert result.stderr == "--gradients and --steps are for --command; a PORT is compared in all that it offers.\n"
+    assert (
+        result.stderr
+        == "--gradients asks for more in a bundle, for --command; a PORT is compared in all that it offers.\n"
+    )
 
 
 def test_export_says_what_the_sections_are_for(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["export", "walkthrough", str(tmp_path / "bundle"), "--gradients", "--steps"])
     assert result.exit_code == 0
     said = " ".join(result.stdout.split())
-    assert "gradients: the loss is the mean of -log softmax(logits)[target]" in said
+    assert "loss: the loss is the mean of -log softmax(logits)[target]" in said
+    assert "gradients: the gradients are those of the first probe's loss" in said
     assert "steps: this mask hides nothing" in said

@@ -15,19 +15,14 @@ from transparity.config import TransformerConfig
 from transparity.protocol import Backend
 from transparity.sampling import Sampling
 from transparity_conformance import check
+from transparity_conformance.capabilities.beams import BEAMS, simulated_beams
+from transparity_conformance.capabilities.capability import BuiltPort, ForwardPass, Way
+from transparity_conformance.capabilities.compare import compare_capability
 from transparity_conformance.capabilities.faults import SimulatedFault
 from transparity_conformance.capabilities.faults.beams import BEAM_FAULTS, simulate_beam_search
 from transparity_conformance.capabilities.faults.generation import RAGGED_FAULTS, simulate_generation
 from transparity_conformance.capabilities.faults.sampling import SAMPLING_FAULTS
-from transparity_conformance.capabilities.generation import (
-    BEAMS,
-    FURTHER,
-    Way,
-    compare_beams,
-    compare_generation,
-    simulated_beams,
-    simulated_tokens,
-)
+from transparity_conformance.capabilities.generation import GENERATION, simulated_tokens
 from transparity_conformance.capabilities.requests import (
     Request,
     beam_requests,
@@ -38,6 +33,7 @@ from transparity_conformance.capabilities.requests import (
 )
 from transparity_conformance.capabilities.teacher_forcing import best_scores, judged, judged_beams, true_scores
 from transparity_conformance.oracle.probes import Probe, probes
+from transparity_conformance.report.capability_result import CapabilityResult
 from transparity_conformance.report.check.findings import sentence
 from transparity_conformance.report.comparison import difference
 from transparity_numpy.beams import beam_search
@@ -103,13 +99,18 @@ def first_probe(preset: str) -> Probe:
     return next(iter(probes(preset).values()))
 
 
+def built(build: Callable[..., Any], preset: str) -> BuiltPort:
+    return BuiltPort(build, build(first_probe(preset).config, first_probe(preset).parameters))
+
+
+def whole(preset: str, dtype: str = "float32") -> ForwardPass:
+    return ForwardPass({"mixed": first_probe(preset)}, {}, dtype)
+
+
 def found_in(build: Callable[..., Any], preset: str = "translation") -> Any:
     """What is found in what a port generates."""
-    probe = first_probe(preset)
-    forward = build(probe.config, probe.parameters)
-    if hasattr(forward, "generate"):
-        return compare_generation(build, forward.generate, probe, "float32")
-    return compare_beams(build, forward.beam_search, probe, "float32")
+    row = GENERATION if hasattr(built(build, preset).forward, "generate") else BEAMS
+    return compare_capability(row, built(build, preset), whole(preset))
 
 
 def assert_named(found: Any, claim: str, says: str) -> None:
@@ -151,12 +152,12 @@ def test_what_is_right_agrees(build: Callable[..., Any], preset: str) -> None:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.parametrize("way", [*FURTHER[1:], BEAMS[1]], ids=lambda way: way.claim)
+@pytest.mark.parametrize("way", [*GENERATION.ways[2:], BEAMS.ways[1]], ids=lambda way: way.claim)
 def test_every_mistake_shows_in_what_is_asked_and_no_two_alike(way: Way, preset: str) -> None:
     probe = first_probe(preset)
     ends = probe.config.eos_id is not None
-    faults = [fault for fault in way.catalogue if ends or not fault.says.startswith(ENDLESS)]
-    right = simulate_beam_search if way in BEAMS else simulate_generation
+    faults = [fault for fault in way.faults if ends or not fault.says.startswith(ENDLESS)]
+    right = simulate_beam_search if way in BEAMS.ways else simulate_generation
     answers = {"right": answered(way, right, probe)} | {
         fault.says: answered(way, fault.simulate, probe) for fault in faults
     }
@@ -167,8 +168,8 @@ def test_every_mistake_shows_in_what_is_asked_and_no_two_alike(way: Way, preset:
 
 def answered(way: Way, simulate: Simulate, probe: Probe) -> list[bytes]:
     """The answers of a simulated port to all requests of a way, with scores to six digits."""
-    asked = way.requests(probe)
-    if way not in BEAMS:
+    asked = way.requests({"mixed": probe}).values()
+    if way not in BEAMS.ways:
         return [simulated_tokens(simulate, request).tobytes() for request in asked]
     return [
         tokens.tobytes() + np.round(scores, 6).tobytes()
@@ -192,14 +193,12 @@ def test_what_is_asked_of_beams_is_no_tie(preset: str) -> None:
 
 
 def test_our_backends_agree_in_all_that_they_generate(backend: Backend) -> None:
-    probe = first_probe("notes-lm")
-
     def build(config: TransformerConfig, parameters: dict[str, np.ndarray]) -> Any:
         return backend(config, parameters, dtype="float32")
 
-    forward = build(probe.config, probe.parameters)
-    found = compare_generation(build, forward.generate, probe, "float32")
-    found += compare_beams(build, forward.beam_search, probe, "float32")
+    found = CapabilityResult()
+    for row in (GENERATION, BEAMS):
+        found += compare_capability(row, built(build, "notes-lm"), whole("notes-lm"))
     assert (found.faults, found.not_compared) == ((), ())
     assert [(claim.id, claim.verdict) for claim in found.claims] == [
         ("generate", "agrees"),
@@ -248,13 +247,12 @@ def test_what_goes_by_a_wrong_greedy_generation_is_not_compared() -> None:
 
     found = found_in(build, "notes-lm")
     assert [fault.where for fault in found.faults] == ["generate"]
-    assert [says.partition(":")[0] for says in found.not_compared] == [way.claim for way in FURTHER]
+    assert [says.partition(":")[0] for says in found.not_compared] == [way.claim for way in GENERATION.ways[1:]]
 
 
 def test_draws_in_half_precision_are_not_compared() -> None:
-    probe = first_probe("notes-lm")
-    build = generating(simulate_generation)
-    found = compare_generation(build, build(probe.config, probe.parameters).generate, probe, "bfloat16")
+    build = built(generating(simulate_generation), "notes-lm")
+    found = compare_capability(GENERATION, build, whole("notes-lm", "bfloat16"))
     assert [claim.id for claim in found.claims] == ["generate", "generate.lengths"]
     assert any(says.startswith("generate.sampling: where rounding is coarse") for says in found.not_compared)
 

@@ -19,8 +19,10 @@ from meta.simulated import SimulatedPort, case_probes, family_ports, further_fam
 from transparity.config import TransformerConfig
 from transparity.presets import PRESETS, preset
 from transparity.taps import tap_shapes
-from transparity_conformance.capabilities.incremental_decoding import judge_steps, stepped
+from transparity_conformance.capabilities.capability import BuiltPort, ForwardPass
+from transparity_conformance.capabilities.compare import compare_capability
 from transparity_conformance.capabilities.requests import Request, beam_requests, greedy_requests
+from transparity_conformance.capabilities.steps import STEPS
 from transparity_conformance.diagnosis.faults import faults_at, hypotheses, whole_model
 from transparity_conformance.diagnosis.judge import judge
 from transparity_conformance.diagnosis.walk import walk
@@ -225,8 +227,9 @@ def test_a_wrong_position_in_a_cache_is_named_whatever_positions_are(case: str) 
     right, again = (
         build(probe.config, probe.parameters, "float32") for build in (numpy_column.NumpyForward, BeginsAgain)
     )
-    assert not judge_steps(stepped(right.step, probe), probe, "float32").faults
-    (fault,) = judge_steps(stepped(again.step, probe), probe, "float32").faults
+    whole = ForwardPass({probe.name: probe}, {}, "float32")
+    assert not compare_capability(STEPS, BuiltPort(numpy_column.build, right), whole).faults
+    (fault,) = compare_capability(STEPS, BuiltPort(numpy_column.build, again), whole).faults
     assert [cause.mistake for cause in fault.causes] == ["cache-position"]
     assert "begin at 0 again" in fault.causes[0].says
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,9 @@ import pytest
 
 from transparity.config import TransformerConfig
 from transparity.presets import PRESETS, preset
-from transparity_conformance.ports.bundle.bundle import Outputs, export_bundle, judge_bundle, read_actual, read_bundle
+from transparity_conformance.ports.bundle.bundle import Outputs, judge_bundle
+from transparity_conformance.ports.bundle.reading import read_actual, read_bundle
+from transparity_conformance.ports.bundle.writing import export_bundle
 from transparity_conformance.ports.command import check_command, run_command
 
 NODE = shutil.which("node")
@@ -39,9 +42,9 @@ def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def ran(folder: Path, name: str, port: Path = PORT) -> Outputs:
+def ran(folder: Path, name: str, port: Path = PORT, sections: Sequence[str] = ()) -> Outputs:
     known = name if name in PRESETS else "config"
-    export_bundle(CONFIGS[name], folder / "bundle", name=known)
+    export_bundle(CONFIGS[name], folder / "bundle", name=known, sections=sections)
     run = run_command(f"node '{port}'", folder / "bundle", folder / "actual.safetensors", timeout=60)
     assert run.failure is None
     return read_actual(run.actual, read_bundle(folder / "bundle"))
@@ -75,3 +78,27 @@ def test_a_mistake_in_it_is_found_and_named(tmp_path: Path) -> None:
     report = check_command(f"node '{tmp_path / 'wrong.mjs'}'", "notes-attention", config)
     assert (report.verdict, report.first_divergence) == ("diverges", "decoder.layers.0.self_attention.scores")
     assert report.faults[0].causes[0].mistake == "attention-scale"
+
+
+def test_it_generates_as_the_reference_does(tmp_path: Path) -> None:
+    said = ran(tmp_path, "translation", sections=["generation"])
+    report = judge_bundle(read_bundle(tmp_path / "bundle"), said)
+    assert report.verdict == "agrees"
+    held = {claim.id: claim.verdict for claim in report.claims if claim.id.startswith("generate")}
+    assert held == {"generate": "agrees"}
+    assert set(report.not_compared) == {
+        f"generate.{way}: the port did not write it" for way in ("uniforms", "sampling", "lengths")
+    }
+
+
+def test_a_fault_in_its_generation_is_named(tmp_path: Path) -> None:
+    wrong = PORT.read_text().replace("row.slice(-config.max_length)", "row.slice(0, config.max_length)")
+    assert wrong != PORT.read_text()
+    (tmp_path / "wrong.mjs").write_text(wrong)
+    said = ran(tmp_path, "notes-lm", tmp_path / "wrong.mjs", ["generation"])
+    report = judge_bundle(read_bundle(tmp_path / "bundle"), said)
+    assert (report.verdict, report.first_divergence) == ("diverges", "generate")
+    (fault,) = report.faults
+    assert [cause.says for cause in fault.causes] == [
+        "of a long context the first max_length tokens are read, not the last"
+    ]

@@ -13,10 +13,14 @@ from transparity.config import TransformerConfig
 from transparity.presets import preset
 from transparity.training import Training
 from transparity_conformance import check
+from transparity_conformance.capabilities.capability import BuiltPort, ForwardPass
+from transparity_conformance.capabilities.compare import compare_capability
 from transparity_conformance.capabilities.faults import SimulatedFault
 from transparity_conformance.capabilities.faults.optimization import OPTIMIZER_FAULTS
-from transparity_conformance.capabilities.training import compare_training
+from transparity_conformance.capabilities.training import TRAINING
 from transparity_conformance.oracle.backends import backend, installed
+from transparity_conformance.oracle.probes import probes_of
+from transparity_conformance.report.capability_result import CapabilityResult
 from transparity_conformance.report.check.findings import sentence
 from transparity_numpy.optimization import train
 from transparity_numpy.port import build as numpy_build
@@ -46,6 +50,13 @@ def learning(how: Callable[..., Became]) -> Callable[[TransformerConfig, Arrays]
 
 def with_mistake(how: SimulatedFault) -> Callable[[TransformerConfig, Arrays], Learning]:
     return learning(how.simulate)
+
+
+def compare_training(build: Callable[..., Any], config: TransformerConfig, dtype: str) -> CapabilityResult:
+    """Compare the training of a port of `config`."""
+    key, probe = next(iter(probes_of(config, "config").items()))
+    port = BuiltPort(build, build(config, probe.parameters))
+    return compare_capability(TRAINING, port, ForwardPass({key: probe}, {}, dtype))
 
 
 CONFIG = dataclasses.replace(preset("notes-lm"), qkv_bias=True)

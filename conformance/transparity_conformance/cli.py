@@ -1,14 +1,15 @@
 """The command `transparity`: is a port right and, if not, where and why?
 
 Exit codes: 0 agrees, 1 diverges, 2 bad usage or bad input, 3 inconclusive. Of several presets the worst counts.
-Commands import their tools when they run, so that `--help` is instant.
+Commands import most of their tools when they run, so that `--help` is instant.
 """
 
 from __future__ import annotations
 
+import inspect
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from transparity.errors import TransparityError
+from transparity_conformance.capabilities.table import CAPABILITIES
 
 if TYPE_CHECKING:
     from transparity_conformance.checkpoints.importing import Checkpoint
@@ -83,10 +85,6 @@ HtmlFile = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="W
 Taps = Annotated[
     bool, typer.Option("--taps/--logits-only", help="Compare every tap that the port returns, or its logits alone.")
 ]
-Gradients = Annotated[
-    bool, typer.Option("--gradients", help="Add targets to the bundle, and names for a loss and its gradients.")
-]
-Steps = Annotated[bool, typer.Option("--steps", help="Add chunks to the bundle that a port with a cache decodes.")]
 HeadChoice = Annotated[
     Head | None,
     typer.Option("--head", help="Output of an encoder-only checkpoint; default: pooled, if it has a pooler."),
@@ -94,6 +92,23 @@ HeadChoice = Annotated[
 Precision = Annotated[
     Dtype, typer.Option("--dtype", help='The precision of the port; passed to a build that takes dtype="…".')
 ]
+
+
+def _with_capabilities(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command a flag for each capability, in place of its last parameter `**sections`."""
+    signature = inspect.signature(command, eval_str=True)
+    flags = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=False,
+            annotation=Annotated[bool, typer.Option(f"--{name}", help=row.help)],
+        )
+        for name, row in CAPABILITIES.items()
+    ]
+    parameters = [*list(signature.parameters.values())[:-1], *flags]
+    command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return command
 
 
 @app.callback()
@@ -134,6 +149,7 @@ def describe(preset: Preset) -> None:
 
 
 @app.command()
+@_with_capabilities
 def check(
     port: Port = None,
     preset: Presets = None,
@@ -144,10 +160,9 @@ def check(
     dtype: Precision = Dtype.float32,
     command: Command = None,
     timeout: Timeout = None,
-    gradients: Gradients = False,
-    steps: Steps = False,
     json_file: JsonFile = None,
     html_file: HtmlFile = None,
+    **sections: bool,
 ) -> None:
     """Check a port: at the probe size of every preset, or of those that are named."""
     with _one_sentence():
@@ -160,8 +175,8 @@ def check(
             raise UsageError("--checkpoint goes with a PORT alone; leave out --preset, --config and --command.")
         if head is not None and checkpoint is None:
             raise UsageError("--head is for --checkpoint; a configuration has a field `head` of its own.")
-        sections = _sections(gradients, steps)
-        run = checker(port, command, dtype=dtype, logits_only=not taps, timeout=timeout, sections=sections)
+        asked = [name for name in sections if sections[name]]
+        run = checker(port, command, dtype=dtype, logits_only=not taps, timeout=timeout, sections=asked)
         check_writable(json_file, html_file)
         chosen = list(systems(preset or [], config)) if checkpoint is None else [_imported(checkpoint, head)]
     reports, errors = check_all(run, chosen, progress_bar, _show)
@@ -171,26 +186,25 @@ def check(
 
 
 @app.command()
+@_with_capabilities
 def export(
     preset: Preset,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or an empty folder, or a bundle.")],
     dtype: Precision = Dtype.float32,
-    gradients: Gradients = False,
-    steps: Steps = False,
+    **sections: bool,
 ) -> None:
     """Write a bundle: the check of a preset at its probe size, for a port in any language."""
     with _one_sentence():
-        from transparity_conformance.ports.bundle.bundle import export_bundle
-        from transparity_conformance.ports.bundle.sections import described
+        from transparity_conformance.ports.bundle.writing import export_bundle
         from transparity_conformance.ports.systems import label, named_config
         from transparity_conformance.report.terminal import print_line
 
         config = named_config(preset, resized=True)
-        sections = _sections(gradients, steps)
-        bundle = export_bundle(config, folder, name=label(preset), dtype=dtype, sections=sections)
+        asked = [name for name in sections if sections[name]]
+        bundle = export_bundle(config, folder, name=label(preset), dtype=dtype, sections=asked)
         print_line(f"{folder}: {len(bundle.probes)} probes of {bundle.name} ({', '.join(bundle.probes)})")
-        for section in bundle.sections:
-            print_line(f"{section}: {described(section, bundle.probes, bundle.dtype)['for']}", indent=4)
+        for name, section in bundle.capabilities.items():
+            print_line(f"{name}: {section.purpose}", indent=4)
 
 
 @app.command("import")
@@ -218,7 +232,8 @@ def compare(
 ) -> None:
     """Compare the outputs of a port with a bundle."""
     with _one_sentence():
-        from transparity_conformance.ports.bundle.bundle import judge_bundle, read_actual, read_bundle
+        from transparity_conformance.ports.bundle.bundle import judge_bundle
+        from transparity_conformance.ports.bundle.reading import read_actual, read_bundle
         from transparity_conformance.report.files import check_writable
         from transparity_conformance.report.terminal import progress_bar
 
@@ -238,11 +253,6 @@ def main() -> None:
     except Exception:  # noqa: BLE001
         traceback.print_exc()
         sys.exit(BAD_INPUT)
-
-
-def _sections(gradients: bool, steps: bool) -> list[str]:
-    """The sections of a bundle that were asked for."""
-    return [section for section, is_asked in (("gradients", gradients), ("steps", steps)) if is_asked]
 
 
 def _imported(folder: Path, head: str | None) -> System:

@@ -1,4 +1,5 @@
-// A port in JavaScript: `node port.mjs BUNDLE ACTUAL` reads a bundle and writes every tap of every probe.
+// A port in JavaScript: `node port.mjs BUNDLE ACTUAL` reads a bundle and writes every tap of every probe, and what it
+// generates greedily, if the bundle asks for that.
 //
 // It depends on nothing but Node. An array is {shape, data}, its data a flat Float64Array; numbers are rounded to
 // float32 only when they are written.
@@ -31,16 +32,16 @@ function readTensors(path) {
 function writeTensors(path, tensors) {
   const header = {};
   let end = 0;
-  for (const [name, { shape, data }] of Object.entries(tensors)) {
-    header[name] = { dtype: "F32", shape, data_offsets: [end, (end += 4 * data.length)] };
+  for (const [name, { shape, data, dtype = "F32" }] of Object.entries(tensors)) {
+    header[name] = { dtype, shape, data_offsets: [end, (end += 4 * data.length)] };
   }
   const text = Buffer.from(JSON.stringify(header));
   const bytes = Buffer.alloc(8 + text.length + end);
   bytes.writeBigUInt64LE(BigInt(text.length), 0);
   text.copy(bytes, 8);
   let at = 8 + text.length;
-  for (const { data } of Object.values(tensors)) {
-    for (const number of data) at = bytes.writeFloatLE(Math.fround(number), at);
+  for (const { data, dtype } of Object.values(tensors)) {
+    for (const number of data) at = dtype === "I32" ? bytes.writeInt32LE(number, at) : bytes.writeFloatLE(number, at);
   }
   writeFileSync(path, bytes);
 }
@@ -270,6 +271,45 @@ function transformer(config, parameters, { source, target, tokens }, tap) {
   return tap("logits", linear(parameters, "head", x));
 }
 
+// Greedy generation: tokens (batch, length), with columns of -1 after the last one.
+
+function generate(config, parameters, { max_new_tokens, eos_id }, { prompt, source }) {
+  const [batch, length] = prompt.shape;
+  const rows = Array.from({ length: batch }, (_, i) => [...prompt.data.slice(i * length, (i + 1) * length)]);
+  const ended = rows.map(() => false);
+  for (let step = 0; step < max_new_tokens && !ended.every(Boolean); step++) {
+    const context = rows.map((row) => row.slice(-config.max_length));
+    const tokens = { shape: [batch, context[0].length], data: Float64Array.from(context.flat()) };
+    const inputs = source ? { source, target: tokens } : { tokens };
+    const { shape, data } = transformer(config, parameters, inputs, (name, value) => value);
+    rows.forEach((row, i) => {
+      const end = (i + 1) * shape[1] * shape[2];
+      const logits = data.subarray(end - shape[2], end);
+      row.push(ended[i] ? (config.pad_id ?? eos_id) : logits.indexOf(Math.max(...logits)));
+      ended[i] ||= row[row.length - 1] === eos_id;
+    });
+  }
+  const width = length + max_new_tokens;
+  const written = rows.flatMap((row) => [...row, ...Array(width - row.length).fill(-1)]);
+  return { shape: [batch, width], data: Float64Array.from(written), dtype: "I32" };
+}
+
+// A request has tensors of its own: a prompt, and parameters in place of some of the model's.
+function answerRequests(bundle, config, parameters) {
+  const { generation } = JSON.parse(readFileSync(join(bundle, "manifest.json"), "utf8"));
+  if (!generation) return {};
+  const tensors = Object.entries(readTensors(join(bundle, "generation.safetensors")));
+  const answers = {};
+  for (const [key, fields] of Object.entries(generation.requests)) {
+    if (!/^generate\.\d+$/.test(key)) continue; // greedy ones alone
+    const under = (begin) =>
+      Object.fromEntries(tensors.filter(([name]) => name.startsWith(begin)).map(([name, x]) => [name.slice(begin.length), x]));
+    const own = { ...parameters, ...under(`${key}/parameters/`) };
+    answers[`${key}/tokens`] = generate(config, own, fields, under(`${key}/`));
+  }
+  return answers;
+}
+
 const [bundle, actual] = process.argv.slice(2);
 const config = JSON.parse(readFileSync(join(bundle, "config.json"), "utf8"));
 const parameters = readTensors(join(bundle, "parameters.safetensors"));
@@ -284,4 +324,4 @@ const taps = {};
 for (const [probe, inputs] of Object.entries(probes)) {
   transformer(config, parameters, inputs, (name, value) => (taps[`${probe}/${name}`] = value));
 }
-writeTensors(actual, taps);
+writeTensors(actual, { ...taps, ...answerRequests(bundle, config, parameters) });

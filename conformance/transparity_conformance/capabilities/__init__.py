@@ -1,1 +1,1 @@
-"""What a model can do besides its forward pass: loss, gradients, generation, cached decoding and training."""
+"""Capabilities of a model besides its forward pass: loss, gradients, generation, beams, cached steps and training."""

@@ -1,163 +1,74 @@
-"""What a port offers beside its forward pass, asked for and held to the reference: its loss, its gradients, its
-generation, its steps with a cache and its training.
+"""The capabilities of a port in this process, compared with the reference's.
 
-Here the port is called, and may do anything; what it answers is judged elsewhere, as arrays.
+Here the port is called, and may do anything; its answers are judged elsewhere, as arrays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-
-from transparity.config import TransformerConfig
-from transparity_conformance.capabilities.generation import Build, compare_beams, compare_generation
-from transparity_conformance.capabilities.gradients import judge_gradients, why_no_gradients
-from transparity_conformance.capabilities.incremental_decoding import judge_steps, stepped, why_no_steps
-from transparity_conformance.capabilities.loss import Logits, judge_losses, with_a_loss
-from transparity_conformance.capabilities.training import compare_training
-from transparity_conformance.oracle.budgets import WIDE
-from transparity_conformance.oracle.derivatives import Loss, targets_of
-from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.capabilities.capability import BuiltPort, Capability, ForwardPass, Way, first_of
+from transparity_conformance.capabilities.table import CAPABILITIES, offered_by
 from transparity_conformance.report.capability_result import CapabilityResult, not_compared
-from transparity_conformance.report.comparison import as_numbers
 from transparity_conformance.report.formatting import describe_error
-from transparity_numpy.loss import cross_entropy
-
-OFFERS = ("loss", "loss_and_gradients", "generate", "beam_search", "step", "train")
-"""`forward.loss(targets, **tokens)`; `forward.loss_and_gradients(targets, **tokens)` → the loss and a dict of arrays
-under the parameters' names; `forward.generate(prompt, max_new_tokens, source=…)` → the prompt and what follows, drawn
-if it takes `uniforms` and `sampling`, by row if it takes `lengths`; `forward.beam_search(prompt, max_new_tokens, beams,
-source=…)` → the same and its scores, by a `length_penalty` if it takes one; `forward.step(tokens, cache, source=…)` →
-the logits and the cache, None before the first step, which has the source; and `forward.train(batches, training)` → the
-losses before each step, and a dict of what the parameters have become."""
+from transparity_conformance.report.report import Verdict
 
 
-LOSSES = ("loss", "loss_and_gradients", "train")
-"""Those that need logits."""
-
-
-def offered_by(forward: Callable[..., Any]) -> list[str]:
-    """Those of `OFFERS` that a port has."""
-    return [name for name in OFFERS if callable(getattr(forward, name, None))]
-
-
-def compare_offers(
-    build: Build,
-    forward: Callable[..., Any],
-    probes: Mapping[str, Probe],
-    logits: Logits,
-    dtype: str,
-    *,
-    is_right: bool,
-) -> CapabilityResult:
-    """Hold what `forward` offers to the reference; `is_right` says whether its forward pass is. `build` makes another,
-    of other parameters."""
-    offered = offered_by(forward)
-    found = not_compared(*(f"{name}: the port does not offer it" for name in OFFERS if name not in offered))
-    first = next(iter(probes.values()))
-    if first.config.head != "logits":
-        without = [name for name in LOSSES if name in offered]
-        found += not_compared(*(f"{name}: the head is {first.config.head!r}, which has no loss" for name in without))
-        offered = [name for name in offered if name not in LOSSES]
-    if "loss" in offered:
-        found += _compare_losses("loss", lambda probe: _loss(forward.loss, probe), probes, logits, dtype)[0]  # type: ignore[attr-defined]
-    if "loss_and_gradients" in offered:
-        found += _compare_gradients(forward.loss_and_gradients, first, logits, dtype, is_right=is_right)  # type: ignore[attr-defined]
-    if generating := [name for name in ("generate", "beam_search") if name in offered]:
-        found += _compare_generation(build, forward, generating, first, dtype, is_right=is_right)
-    if "step" in offered:
-        found += _compare_steps(forward.step, first, dtype, is_right=is_right)  # type: ignore[attr-defined]
-    if "train" in offered:
-        found += _compare_training(build, first.config, dtype, is_right=is_right)
+def compare_capabilities(port: BuiltPort, forward: ForwardPass, *, is_right: bool) -> CapabilityResult:
+    """Compare everything that a port offers; `is_right` says whether its forward pass agrees."""
+    offered = offered_by(port.forward)
+    missing = [row for row in CAPABILITIES.values() if row not in offered]
+    found = not_compared(*(f"{row.attribute}: the port does not offer it" for row in missing))
+    for row in offered:
+        found += compare_capability(row, port, forward, is_right=is_right)
     return found
 
 
-def _arguments(probe: Probe) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    targets = targets_of(probe.config, probe.inputs).astype(np.int64)
-    return targets, {name: np.array(tokens, np.int64) for name, tokens in probe.inputs.items()}
-
-
-def _loss(loss: Callable[..., Any], probe: Probe) -> float:
-    targets, tokens = _arguments(probe)
-    return _number(loss(targets, **tokens))
-
-
-def _number(value: Any) -> float:
-    array = as_numbers(value)
-    if array.size != 1 or array.dtype.kind not in "fiu":
-        raise TypeError(f"a loss of the shape {array.shape} and dtype {array.dtype}, expected one number")
-    return float(array.reshape(()))
-
-
-def _compare_losses(
-    name: str,
-    loss_of: Callable[[Probe], float],
-    probes: Mapping[str, Probe],
-    logits: Logits,
-    dtype: str,
-) -> tuple[CapabilityResult, Loss | None]:
-    """The port's losses of all probes; which loss it computes, or None if that cannot be told."""
-    said: dict[str, float] = {}
-    for key in with_a_loss(probes, logits):
-        try:
-            said[key] = loss_of(probes[key])
-        except Exception as error:  # noqa: BLE001 - whatever a stranger's method does with what it is given
-            return not_compared(f"{name}: raised {describe_error(error)} on the probe {key}"), None
-    return judge_losses(name, said, probes, logits, dtype)
-
-
-def _compare_gradients(
-    loss_and_gradients: Callable[..., Any], probe: Probe, logits: Logits, dtype: str, *, is_right: bool
+def compare_capability(
+    row: Capability, port: BuiltPort, forward: ForwardPass, *, is_right: bool = True
 ) -> CapabilityResult:
-    reason = "" if is_right else "the forward pass diverges, so its gradients are another function's"
-    if reason := reason or why_no_gradients(probe, dtype):
-        return not_compared(f"loss_and_gradients: {reason}")
-    targets, tokens = _arguments(probe)
-    try:
-        value, said = loss_and_gradients(targets, **tokens)
-        gradients = {str(name): as_numbers(gradient).astype(np.float64) for name, gradient in dict(said).items()}
-    except Exception as error:  # noqa: BLE001 - as above
-        return not_compared(f"loss_and_gradients: raised {describe_error(error)}")
-    probes = {probe.name: probe}
-    found, loss = _compare_losses("loss_and_gradients", lambda _: _number(value), probes, logits, dtype)
-    return found + judge_gradients(gradients, probe, loss or cross_entropy, dtype)
-
-
-def _compare_generation(
-    build: Build, forward: Callable[..., Any], offered: Sequence[str], probe: Probe, dtype: str, *, is_right: bool
-) -> CapabilityResult:
-    reason = "" if is_right else "the forward pass diverges, and its tokens with it"
-    reason = reason if probe.config.has_decoder else "a lone encoder generates nothing"
-    reason = "so many forward passes would take too long in a model of this size" if probe.is_large else reason
-    if reason:
-        return not_compared(*(f"{name}: {reason}" for name in offered))
+    """Compare one capability in all ways that the port takes."""
+    reason = row.reason(first_of(forward.probes)[1], forward.dtype)
+    if reason := reason or ("" if is_right else row.if_forward_diverges):
+        return not_compared(f"{row.attribute}: {reason}")
     found = CapabilityResult()
-    if "generate" in offered:
-        found += compare_generation(build, forward.generate, probe, dtype)  # type: ignore[attr-defined]
-    if "beam_search" in offered:
-        found += compare_beams(build, forward.beam_search, probe, dtype)  # type: ignore[attr-defined]
+    for way in row.ways:
+        verdicts = {claim.id: claim.verdict for claim in found.claims}
+        reason = why_not(way, forward, verdicts) or _not_taken(getattr(port.forward, row.attribute), row, way)
+        found += not_compared(f"{way.claim}: {reason}") if reason else _compare_way(row, way, port, forward)
     return found
 
 
-def _compare_steps(step: Callable[..., Any], probe: Probe, dtype: str, *, is_right: bool) -> CapabilityResult:
-    reason = "" if is_right else "the forward pass diverges, and what is cached with it"
-    if reason := why_no_steps(probe.config) or reason:
-        return not_compared(f"step: {reason}")
-    try:
-        said = stepped(step, probe)
-    except Exception as error:  # noqa: BLE001 - as above
-        return not_compared(f"step: raised {describe_error(error)}")
-    return judge_steps(said, probe, dtype)
+def why_not(way: Way, forward: ForwardPass, verdicts: Mapping[str, Verdict]) -> str:
+    """The reason why one way is not compared, whatever the port takes; empty if it is."""
+    if way.requires and verdicts.get(way.requires) != "agrees":
+        return "greedy generation is not right, and this goes by it"
+    return way.why_not(first_of(forward.probes)[1], forward.dtype)
 
 
-def _compare_training(build: Build, config: TransformerConfig, dtype: str, *, is_right: bool) -> CapabilityResult:
-    reason = "" if dtype in WIDE else f"training is compared in float32 and float64, not in {dtype}"
-    reason = reason if is_right else "the forward pass diverges, and its gradients with it"
-    if reason:
-        return not_compared(f"train: {reason}")
+def _not_taken(method: Callable[..., Any], row: Capability, way: Way) -> str:
     try:
-        return compare_training(build, config, dtype)
-    except Exception as error:  # noqa: BLE001 - as above
-        return not_compared(f"train: raised {describe_error(error)}")
+        taken = inspect.signature(method).parameters
+    except (TypeError, ValueError):  # some callables have no signature: then the call has to tell
+        return ""
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
+        return ""
+    missing = [keyword for keyword in way.keywords if keyword not in taken]
+    return f"the port's {row.attribute} takes no {' and no '.join(missing)}" if missing else ""
+
+
+def _compare_way(row: Capability, way: Way, port: BuiltPort, forward: ForwardPass) -> CapabilityResult:
+    requests = {
+        key: request for key, request in way.requests(forward.probes).items() if way.is_comparable(key, forward)
+    }
+    answers: dict[str, Any] = {}
+    for key, request in requests.items():
+        try:
+            answers |= row.ask(port, way, key, request)
+        except Exception as error:  # noqa: BLE001 - a stranger's method may raise anything
+            label = way.claim if len(row.ways) > 1 else row.attribute
+            where = f" on the probe {key}" if key in forward.probes and len(requests) > 1 else ""
+            return not_compared(f"{label}: raised {describe_error(error)}{where}")
+    return row.judge(way, requests, answers, forward)

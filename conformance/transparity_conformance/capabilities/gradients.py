@@ -1,7 +1,4 @@
-"""The gradients that a port says, held to derivatives by the complex step.
-
-A gradient is compared where the forward pass is right; else it is that of another function.
-"""
+"""The capability `gradients`, held to derivatives by the complex step, where the forward pass is right."""
 
 from __future__ import annotations
 
@@ -11,29 +8,40 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from transparity.parameters import is_learned
+from transparity_conformance.capabilities.capability import (
+    Answers,
+    BuiltPort,
+    Capability,
+    ForwardPass,
+    Probes,
+    Requests,
+    Shapes,
+    Way,
+    first_of,
+)
+from transparity_conformance.capabilities.loss import as_loss, has_a_loss, judge_losses, loss_inputs, why_no_loss
 from transparity_conformance.oracle.budgets import WIDE
 from transparity_conformance.oracle.derivatives import Derivatives, Loss
 from transparity_conformance.oracle.probes import Probe
-from transparity_conformance.report.capability_result import CapabilityResult
-from transparity_conformance.report.comparison import gap, share
+from transparity_conformance.report.capability_result import CapabilityResult, not_compared
+from transparity_conformance.report.comparison import as_numbers, gap, share
+from transparity_conformance.report.formatting import describe_error
 from transparity_conformance.report.report import Cause, ClaimResult, Divergence
+from transparity_numpy.loss import cross_entropy
 
 Gradients = Mapping[str, np.ndarray]
 """By the name of the parameter, and of its shape."""
 
 
-def why_no_gradients(probe: Probe, dtype: str) -> str:
-    """Why none are compared, whatever a port is like; nothing if they are."""
-    if dtype not in WIDE:
-        return f"gradients are compared in float32 and float64, not in {dtype}"
-    if probe.is_large:
-        return "a forward pass for each parameter would take too long in a model of this size"
-    return ""
+def _why_no_gradients(probe: Probe, dtype: str) -> str:
+    too_long = "a forward pass for each parameter would take too long in a model of this size"
+    return why_no_loss(probe, dtype) or (too_long if probe.is_large else "")
 
 
-@np.errstate(all="ignore")  # a port may say anything
+@np.errstate(all="ignore")  # a port may answer any number
 def judge_gradients(gradients: Gradients, probe: Probe, loss: Loss, dtype: str) -> CapabilityResult:
-    """Hold the gradients of `loss` to the reference; one that is missing or misshapen is wrong."""
+    """Compare the gradients of `loss` with the reference's; one that is missing or misshapen is wrong."""
     ours = _derivatives(probe, loss)
     actual = ours.along(gradients)
     budgets = {name: ours.budget(name, dtype) for name in ours.expected}
@@ -93,3 +101,62 @@ def _named_factor(ours: Derivatives, factor: float) -> str:
         -1: "the sign is turned",
     }
     return next((f": {says}" for number, says in names.items() if abs(factor / number - 1) < 1e-3), "")
+
+
+def _requests(probes: Probes) -> Requests:
+    return dict([first_of(probes)])
+
+
+def _shapes(key: str, probe: Probe) -> Shapes:
+    return {f"{key}/gradient.{name}": value.shape for name, value in probe.parameters.items() if is_learned(name)}
+
+
+def _ask(port: BuiltPort, way: Way, key: str, probe: Probe) -> Answers:
+    targets, tokens = loss_inputs(probe)
+    loss, gradients = port.forward.loss_and_gradients(targets, **tokens)
+    named = {f"{key}/gradient.{name}": as_numbers(value).astype(np.float64) for name, value in dict(gradients).items()}
+    return named | {f"{key}/loss_and_gradients": as_numbers(loss)}
+
+
+def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass) -> CapabilityResult:
+    """In this process the loss comes with the gradients, and is a claim; a bundle has losses in another section."""
+    ((key, probe),) = requests.items()
+    found, loss = CapabilityResult(), None
+    if f"{key}/loss_and_gradients" in answers:
+        found, loss = _judge_loss(key, answers, forward)
+    else:
+        written = [key for key in forward.probes if f"{key}/loss" in answers and has_a_loss(key, forward)]
+        _, loss = judge_losses("loss", {key: float(answers[f"{key}/loss"]) for key in written}, forward)
+    begins = f"{key}/gradient."
+    gradients = {name.removeprefix(begins): value for name, value in answers.items() if name.startswith(begins)}
+    return found + judge_gradients(gradients, probe, loss or cross_entropy, forward.dtype)
+
+
+def _judge_loss(key: str, answers: Answers, forward: ForwardPass) -> tuple[CapabilityResult, Loss | None]:
+    """The result for the loss that came with the gradients; a wrong form of it leaves the gradients compared."""
+    claim = "loss_and_gradients"
+    if not has_a_loss(key, forward):
+        return judge_losses(claim, {}, forward)
+    try:
+        return judge_losses(claim, {key: float(as_loss(answers[f"{key}/{claim}"]))}, forward)
+    except TypeError as error:
+        return not_compared(f"{claim}: raised {describe_error(error)} on the probe {key}"), None
+
+
+GRADIENTS = Capability(
+    name="gradients",
+    attribute="loss_and_gradients",
+    signature="loss_and_gradients(targets, **tokens) → the loss, and a dict of arrays by parameter name",
+    help="Add names for the gradients of the first loss to the bundle.",
+    purpose="the gradients are those of the first probe's loss by every parameter",
+    ways=(Way("gradients", _requests),),
+    ask=_ask,
+    shapes=_shapes,
+    judge=_judge,
+    why_not=_why_no_gradients,
+    dtypes=WIDE,
+    not_in="gradients are compared in float32 and float64, not in {}",
+    if_forward_diverges="the forward pass diverges, so its gradients are another function's",
+    needs=("loss",),
+    missing_is_wrong=True,
+)

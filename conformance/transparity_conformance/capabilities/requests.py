@@ -1,4 +1,4 @@
-"""What a port is asked to generate: from which weights and prompts, how far, and how each token is chosen."""
+"""Requests for generation: weights, prompts, lengths, and the choice of each token."""
 
 from __future__ import annotations
 
@@ -20,24 +20,23 @@ from transparity_numpy.transformer import transformer
 ROWS = 4
 PROMPT = 2
 SEARCHED = 6
-"""So many tokens are searched for with beams."""
-
+"""The number of new tokens in beam search."""
 
 BEAMS = 4
 COMPETING = 0.7
-"""By so many spreads of the logits the end token is likelier than usual where beams are searched: some continuations
-end, and stay beside others that do not."""
+"""The end token's advantage in beam search, in standard deviations of the logits: some continuations end, and compete
+with others that do not."""
 
-# With each of these every option matters, and in which order they come: what `top_k` leaves is often more than `top_p`.
+# With each of these every option matters, and their order: `top_k` often leaves more than `top_p` does.
 SAMPLINGS = (Sampling(0.5, 8, 0.5), Sampling(1.5, 8, 0.6))
 
-# Large ones, by which it matters whether what has ended and what has not are divided alike.
+# Large enough to show whether continuations that have ended are divided like the others.
 PENALTIES = (2.0, 4.0)
 
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """What a port is asked to go on with, and how."""
+    """A prompt to continue, the model to continue it with, and the choice of each token."""
 
     name: str
     config: TransformerConfig
@@ -58,21 +57,21 @@ class Request:
 
     @property
     def begins(self) -> np.ndarray:
-        """Where (batch,) each row goes on."""
+        """The position (batch,) of the first new token of each row."""
         return np.full(len(self.prompt), self.prompt.shape[1]) if self.lengths is None else self.lengths
 
     def named(self, *keywords: str) -> dict[str, Any]:
-        """The source, if one is read, and what else is asked for; a copy, for it goes to a stranger."""
+        """Copies of the source, if the model reads one, and of the arguments called `keywords`."""
         given = {name: getattr(self, name) for name in keywords}
         given |= {} if self.source is None else {"source": self.source.astype(np.int64)}
         return {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in given.items()}
 
 
 def following(request: Request, parameters: Arrays, tokens: np.ndarray, steps: int) -> np.ndarray:
-    """The logits (batch, steps, vocab) of each new token, given those of `tokens` before it."""
+    """The logits (batch, steps, vocab) of each new token, given the `tokens` before it."""
     given = (request.config, parameters, tokens)
-    said = [next_logits(*given, request.begins + new, None, request.source, 0) for new in range(steps)]
-    return np.stack(said, axis=1)
+    logits = [next_logits(*given, request.begins + new, None, request.source, 0) for new in range(steps)]
+    return np.stack(logits, axis=1)
 
 
 @functools.cache
@@ -95,8 +94,8 @@ def greedy_requests(probe: Probe) -> tuple[Request, ...]:
 
 @functools.cache
 def drawing_requests(probe: Probe) -> tuple[Request, ...]:
-    """Tokens drawn from all there are. What is asked has the shapes of what is asked of greedy generation, for which a
-    framework may have compiled its programs."""
+    """Tokens drawn from the whole vocabulary. The shapes are those of greedy generation, for which a framework may have
+    compiled its programs."""
     (beyond, *_) = greedy_requests(probe)
     # float32 numbers, so that every port draws by the same ones.
     uniforms = np.random.default_rng(6).random((ROWS, beyond.steps), np.float32).astype(np.float64)
@@ -155,8 +154,8 @@ def _prompt(config: TransformerConfig, seed: int, rows: int, length: int) -> np.
 
 
 def _undecided(probe: Probe) -> Arrays:
-    """The parameters, but that no token is likelier than another for all that came before it, or the same one would
-    come again and again."""
+    """The parameters, changed so that no token is likelier than another on average: the same one would come again and
+    again."""
     if probe.config.tied_head:
         return _turned_away(probe)
     if "head.bias" not in probe.parameters:
@@ -166,7 +165,7 @@ def _undecided(probe: Probe) -> Arrays:
 
 
 def _blind_to_the_usual(probe: Probe) -> np.ndarray:
-    """The weight of a head without a bias, to which the mean of what comes before it says nothing."""
+    """The weight of a head without a bias, with the mean of its input projected out."""
     mean = probe.oracle.expected["decoder.output"].mean(axis=(0, 1))
     weight = probe.parameters["head.weight"]
     blind: np.ndarray = weight - np.outer(weight @ mean, mean) / (mean @ mean)
@@ -174,8 +173,8 @@ def _blind_to_the_usual(probe: Probe) -> np.ndarray:
 
 
 def _turned_away(probe: Probe) -> Arrays:
-    """A tied head says the token that it has just read: half of what the last norm returns, drawn, has its sign turned
-    so that it does not; and if there is a bias, it makes no token likelier than another."""
+    """Keep a tied head from repeating the token that it has just read: half of the last norm's features, drawn, change
+    their sign. A bias makes no token likelier than another."""
     config, last = probe.config, f"decoder.layers.{probe.config.num_decoder_layers - 1}.feed_forward_norm"
     name = f"{'decoder.final_norm' if config.final_norm else last}.weight"
     if name not in probe.parameters:
@@ -198,8 +197,8 @@ def _likeliest(probe: Probe) -> int:
 
 
 def _ending_by_what_comes(beyond: Request) -> tuple[Request, ...]:
-    """Where no bias makes the end token come sooner or later, it is another token that is said to be it: one that
-    never comes, and one that comes in the most different rows and steps."""
+    """Choose other end tokens, as no bias moves this one: a token that never comes, and one that comes in the most
+    different rows and steps."""
     config, begin = beyond.config, beyond.prompt.shape[1]
     endless = dataclasses.replace(config, eos_id=None)
     tokens = simulate_generation(endless, beyond.parameters, beyond.prompt, beyond.steps, source=beyond.source)
@@ -227,8 +226,8 @@ def _pushed(parameters: Arrays, token: int, push: float) -> Arrays:
 
 
 def _push(never: Request, eos_id: int, parameters: Arrays) -> float:
-    """What has to be added to the end token's logit for the rows to end at as many different steps as can be. Until a
-    row ends, it is the same whatever is added."""
+    """Choose the bias of the end token with which rows end at as many different steps as possible. Until a row ends,
+    its tokens do not depend on the bias."""
     tokens = simulate_generation(never.config, never.parameters, never.prompt, never.steps, source=never.source)
     logits = following(never, parameters, tokens, never.steps)
     margins = np.delete(logits, eos_id, axis=-1).max(axis=-1) - logits[..., eos_id].astype(np.float64)

@@ -1,6 +1,6 @@
-"""Teacher forcing: what a port generated, held to what the reference says of each token given the port's own before it.
+"""Teacher forcing: the tokens of a port, compared with the reference's logits given the port's own tokens before them.
 
-A token is right if no rounding explains another one; so one that is wrong makes not all behind it wrong.
+A token is right if rounding could explain it, so a wrong token does not make all later ones wrong.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from transparity_numpy.generation import filter_logits
 
 @dataclass(frozen=True)
 class Judged:
-    """By how much what was asked for is off, the budget of that, where, and what is a tie to within rounding."""
+    """The error of an answer, its budget, its place, and ties to within rounding."""
 
     error: float
     budget: float
@@ -42,13 +42,13 @@ def new_tokens(request: Request, tokens: np.ndarray) -> np.ndarray:
 
 
 def counted(request: Request, new: np.ndarray) -> np.ndarray:
-    """Which new tokens (batch, steps) count: all up to the end token."""
+    """The mask (batch, steps) of new tokens that count: all up to the end token."""
     ends = new == request.config.ending_id
     return np.cumsum(ends, axis=1) - ends == 0
 
 
 def misplaced(request: Request, tokens: np.ndarray) -> str:
-    """What is wrong with tokens whatever the model says, and where; nothing if nothing is."""
+    """Describe tokens that are wrong whatever the logits are, and where; empty if none are."""
     config, prompt, begins = request.config, request.prompt, request.begins
     width = prompt.shape[1]
     given = np.arange(width) < begins[:, None]
@@ -71,8 +71,8 @@ def misplaced(request: Request, tokens: np.ndarray) -> str:
 
 
 def judged(request: Request, tokens: np.ndarray, dtype: str) -> Judged:
-    """The first token that is wrong, or the one that uses most of its budget; infinitely wrong where the prompt, the
-    padding or the length is another."""
+    """The first token that is wrong, or the one that uses most of its budget; infinitely wrong if the prompt, the
+    padding or the length differs."""
     if where := misplaced(request, tokens):
         return Judged(np.inf, 0.0, where)
     errors, budget = (behind if request.uniforms is None else outside)(request, tokens, dtype)
@@ -86,7 +86,7 @@ def judged(request: Request, tokens: np.ndarray, dtype: str) -> Judged:
 
 
 def behind(request: Request, tokens: np.ndarray, dtype: str) -> tuple[np.ndarray, float]:
-    """How far each new token's logit (batch, steps) is behind the likeliest's, and the budget of that: of both."""
+    """The distance (batch, steps) of each new token's logit from the largest, and its budget: that of both."""
     new = new_tokens(request, tokens)
 
     def run(parameters: Arrays, tap: Tap) -> None:
@@ -99,9 +99,11 @@ def behind(request: Request, tokens: np.ndarray, dtype: str) -> tuple[np.ndarray
 
 
 def outside(request: Request, tokens: np.ndarray, dtype: str) -> tuple[np.ndarray, float]:
-    """How far each uniform number (batch, steps) is from the interval of the token that was drawn, and the budget of
-    that; infinitely far of a token that may not be drawn. Where a cut is a tie to within rounding, what may be drawn is
-    one of two, and nothing counts for more than the budget."""
+    """The distance (batch, steps) of each uniform number from the interval of the token that was drawn, and its budget.
+
+    It is infinite for a token that may not be drawn. Where a cut is a tie to within rounding, either set of tokens may
+    be drawn from, and no distance counts for more than the budget.
+    """
     assert request.uniforms is not None
     new, sampling = new_tokens(request, tokens), request.sampling or Sampling()
     steps = new.shape[1]
@@ -113,7 +115,7 @@ def outside(request: Request, tokens: np.ndarray, dtype: str) -> tuple[np.ndarra
         logits = logits / logits.dtype.type(sampling.temperature)
         ranked = tap("ranked", -np.sort(-logits, axis=-1))
         tap("reached", softmax(ranked[..., : sampling.top_k]).cumsum(axis=-1))
-        # What may be drawn is what it is in float64, so that the budget is that of rounding and of no other cut.
+        # The set of tokens is that of float64, so that the budget covers rounding and no other cut.
         tap("cumulative", softmax(np.where(may, logits, -np.inf)).cumsum(axis=-1))
 
     oracle = Oracle(run, request.parameters, neighbours=1)
@@ -127,7 +129,7 @@ def outside(request: Request, tokens: np.ndarray, dtype: str) -> tuple[np.ndarra
 
 
 def _cut_is_a_tie(oracle: Oracle, sampling: Sampling, dtype: str) -> np.ndarray:
-    """Where (batch, steps) rounding could let another token be drawn, or one less."""
+    """The mask (batch, steps) of places where rounding could change the set of tokens that may be drawn."""
     ranked, reached = oracle.expected["ranked"], oracle.expected["reached"]
     tie = np.zeros(ranked.shape[:-1], bool)
     if sampling.top_k is not None and sampling.top_k < ranked.shape[-1]:
@@ -139,12 +141,12 @@ def _cut_is_a_tie(oracle: Oracle, sampling: Sampling, dtype: str) -> np.ndarray:
 
 
 def judged_beams(request: Request, tokens: np.ndarray, scores: np.ndarray, dtype: str) -> Judged:
-    """Whether the scores (batch,) are those of the tokens, and no worse than those of what the reference finds."""
+    """Judge the scores (batch,) by those of the same tokens, and the tokens by the scores that the reference finds."""
     if where := misplaced(request, tokens):
         return Judged(np.inf, 0.0, where)
     oracle = true_scores(request, tokens)
     true, budget = oracle.expected["scores"], oracle.budget("scores", dtype)
-    said = Judged(float(np.abs(scores - true).max()), budget, f"the scores, {request.name}")
+    of_scores = Judged(float(np.abs(scores - true).max()), budget, f"the scores, {request.name}")
     # Either of two scores may be off by the budget.
     worse = np.maximum(0.0, best_scores(request) - true)
     tied = worse
@@ -154,7 +156,7 @@ def judged_beams(request: Request, tokens: np.ndarray, scores: np.ndarray, dtype
     # The same tokens are the same in float64 alone to within its own rounding.
     others = tied > 2 * oracle.budget("scores", "float64")
     near = (f"{place} are a tie to within rounding",) if (others & (tied <= 2 * budget)).any() else ()
-    return max(Judged(float(tied.max()), 2 * budget, place, near), said, key=lambda item: item.share)
+    return max(Judged(float(tied.max()), 2 * budget, place, near), of_scores, key=lambda item: item.share)
 
 
 def true_scores(request: Request, tokens: np.ndarray) -> Oracle:
@@ -164,27 +166,29 @@ def true_scores(request: Request, tokens: np.ndarray) -> Oracle:
     penalty = length_penalty(counts.sum(axis=1), 0, request.length_penalty)
 
     def run(parameters: Arrays, tap: Tap) -> None:
-        said = _of(log_softmax(following(request, parameters, tokens, new.shape[1])), new)
-        tap("scores", np.where(counts, said, 0).sum(axis=1) / penalty.astype(said.dtype))
+        chosen = _of(log_softmax(following(request, parameters, tokens, new.shape[1])), new)
+        tap("scores", np.where(counts, chosen, 0).sum(axis=1) / penalty.astype(chosen.dtype))
 
     return Oracle(run, request.parameters, neighbours=1)
 
 
 @functools.cache
 def best_scores(request: Request) -> np.ndarray:
-    """The scores (batch,) of what the reference finds."""
+    """The scores (batch,) of the beams that the reference finds."""
     given = (request.config, request.exact, request.prompt, request.steps, request.beams)
     return beam_search(*given, length_penalty=request.length_penalty, source=request.source)[1]
 
 
 @functools.cache
 def margins(request: Request) -> np.ndarray:
-    """By how much (batch,) the reference prefers all that it keeps to all that it drops: where that is a tie to within
-    rounding, a port may keep another one, and end with a worse one."""
+    """The margin (batch,) between everything that the reference keeps and everything that it drops.
+
+    Where that is a tie to within rounding, a port may keep another beam, and end with a worse one.
+    """
     given = (request.config, request.exact, request.prompt, request.steps, request.beams)
     return simulate_beam_search(*given, length_penalty=request.length_penalty, source=request.source)[2]
 
 
 def _of(values: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """What `values` (batch, steps, vocab) have at the tokens (batch, steps)."""
+    """The entries of `values` (batch, steps, vocab) at the tokens (batch, steps)."""
     return np.take_along_axis(values, tokens[..., None], axis=-1)[..., 0]

@@ -1,22 +1,36 @@
-"""A port's optimizers, held to the reference: some steps of a tiny model from the same weights, on the same batches."""
+"""The capability `train`: some steps of a tiny model, from the same weights on the same batches as the reference."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity.parameters import is_learned
+from transparity.parameters import check_parameters, is_learned
 from transparity.training import Training
+from transparity_conformance.capabilities.capability import (
+    Answers,
+    BuiltPort,
+    Capability,
+    ForwardPass,
+    Probes,
+    Requests,
+    Shapes,
+    Way,
+    first_of,
+)
 from transparity_conformance.capabilities.faults import SimulatedFault
 from transparity_conformance.capabilities.faults.optimization import OPTIMIZER_FAULTS
-from transparity_conformance.capabilities.generation import Build
+from transparity_conformance.capabilities.loss import why_no_loss
+from transparity_conformance.oracle.budgets import WIDE
 from transparity_conformance.oracle.oracle import Arrays, Oracle, training_oracle
-from transparity_conformance.oracle.probes import further_inputs, probe_parameters
+from transparity_conformance.oracle.probes import Probe, further_inputs, probe_parameters
 from transparity_conformance.report.capability_result import CapabilityResult, alternatives
 from transparity_conformance.report.comparison import as_numbers, gap, share
 from transparity_conformance.report.report import Cause, ClaimResult, Divergence
@@ -24,8 +38,8 @@ from transparity_conformance.report.report import Cause, ClaimResult, Divergence
 STEPS, ROWS = 3, 3
 
 NEAREST = 3
-"""Where no mistake explains all within the budgets of the right training, so many are tried by budgets of their own:
-they may round by more, where steps are longer or what they are divided by is smaller."""
+"""If no fault explains all within the budgets of the right training, so many are tried by their own budgets: longer
+steps and smaller divisors round by more."""
 
 # In one the gradients are longer than `max_norm`, in the other they are not; `eps` is large enough to be missed.
 TRAININGS = {
@@ -37,7 +51,7 @@ TRAININGS = {
 
 
 def tiny(config: TransformerConfig) -> TransformerConfig:
-    """The same system with few numbers, for the reference differentiates by a forward pass for each."""
+    """The same system with few numbers, as the reference differentiates by a forward pass for each."""
     sizes: dict[str, Any] = {"embed_dim": 4, "num_heads": 2, "feed_forward_dim": 2, "max_length": 4}
     sizes |= {"num_key_value_heads": 1 if config.key_value_heads < config.num_heads else None}
     sizes |= {"attention_head_dim": None, "rotary_dim": None}
@@ -50,7 +64,7 @@ def tiny(config: TransformerConfig) -> TransformerConfig:
 
 @functools.cache
 def batches(config: TransformerConfig) -> tuple[Arrays, ...]:
-    """What every step is made from: targets are the tokens one further."""
+    """The batches of all steps; targets are the tokens one further."""
     random = np.random.default_rng(3)
     made = []
     for _ in range(STEPS):
@@ -63,72 +77,141 @@ def batches(config: TransformerConfig) -> tuple[Arrays, ...]:
     return tuple(made)
 
 
+@dataclass(frozen=True, eq=False)
+class TrainingRequest:
+    """A model to train on `batches`."""
+
+    name: str
+    config: TransformerConfig
+    parameters: Arrays
+    batches: tuple[Arrays, ...]
+    training: Training
+
+    @functools.cache  # noqa: B019 - requests live as long as the process
+    def oracle(self, fault: SimulatedFault | None = None) -> Oracle:
+        """The losses and the learned parameters, of the right training or of one with a fault."""
+        by = fault.simulate if fault else None
+        return training_oracle(self.config, self.parameters, self.batches, self.training, by)
+
+
 @functools.cache
-def oracle_of(config: TransformerConfig, name: str, how: SimulatedFault | None = None) -> Oracle:
-    """The losses and the parameters that come of a training, of the right one or of one with a mistake."""
-    return training_oracle(
-        config, probe_parameters(config, 6), batches(config), TRAININGS[name], how.simulate if how else None
-    )
+def training_requests(config: TransformerConfig) -> dict[str, TrainingRequest]:
+    """The trainings of a tiny model of the system."""
+    small = tiny(config)
+    given = (small, probe_parameters(small, 6), batches(small))
+    return {f"train.{index}": TrainingRequest(name, *given, TRAININGS[name]) for index, name in enumerate(TRAININGS)}
 
 
-def compare_training(build: Build, config: TransformerConfig, dtype: str) -> CapabilityResult:
-    """Ask the port, and judge. Raises whatever the port raises, and `TypeError` for what are no losses and
-    parameters."""
-    config = tiny(config)
-    said = {name: _trained(build, config, training) for name, training in TRAININGS.items()}
-    errors = {name: _off(said[name], oracle_of(config, name), dtype) for name in said}
-    worst = max(errors, key=lambda name: share(*errors[name][:2]))
+def _requests(probes: Probes) -> Requests:
+    return training_requests(first_of(probes)[1].config)
+
+
+def _shapes(key: str, request: TrainingRequest) -> Shapes:
+    learned = {name: value.shape for name, value in request.parameters.items() if is_learned(name)}
+    return {f"{key}/{name}": shape for name, shape in {"losses": (len(request.batches),), **learned}.items()}
+
+
+def _ask(port: BuiltPort, way: Way, key: str, request: TrainingRequest) -> Answers:
+    """The losses and the parameters. Raises whatever the port raises, and `TypeError` for a wrong shape or name."""
+    parameters = {name: value.copy() for name, value in request.parameters.items()}
+    copied = [{name: tokens.astype(np.int64) for name, tokens in batch.items()} for batch in request.batches]
+    losses, became = port.build(request.config, parameters).train(copied, request.training)
+    answers = {str(name): as_numbers(value).astype(np.float64) for name, value in dict(became).items()}
+    missing = [name for name in parameters if is_learned(name) and name not in answers]
+    if missing:
+        raise TypeError(f"no {missing[0]} and {len(missing) - 1} more" if missing[1:] else f"no {missing[0]}")
+    answers["losses"] = np.array([float(as_numbers(loss).reshape(())) for loss in losses])
+    for name, value in answers.items():
+        expected = (STEPS,) if name == "losses" else parameters[name].shape if name in parameters else value.shape
+        if value.shape != expected:
+            raise TypeError(f"{name} of the shape {value.shape}, expected {expected}")
+    return {f"{key}/{name}": value for name, value in answers.items()}
+
+
+@np.errstate(all="ignore")  # a port may answer any number
+def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass) -> CapabilityResult:
+    became = {
+        request: {name.removeprefix(f"{key}/"): answers[name].astype(np.float64) for name in _shapes(key, request)}
+        for key, request in requests.items()
+    }
+    dtype = forward.dtype
+    errors = {request: _off(became[request], request.oracle(), dtype) for request in became}
+    worst = max(errors, key=lambda request: share(*errors[request][:2]))
     error, budget, where = errors[worst]
-    place = f"{where}, {worst}"
+    place = f"{where}, {worst.name}"
     if share(error, budget) <= 1:
         return CapabilityResult((ClaimResult("train", "agrees", error, budget, place),))
-    explaining = _explaining(config, said, dtype)
+    explaining = _explaining(became, dtype)
     causes = []
-    for how in explaining[:1]:
-        left = _off(said[worst], oracle_of(config, worst, how), dtype)[0]
-        causes.append(Cause(how.id, how.says, None, left, 1 - left / error))
-    fault = Divergence("train", error, budget, tuple(causes), alternatives(explaining))
-    return CapabilityResult((ClaimResult("train", "diverges", error, budget, place),), (fault,))
+    for fault in explaining[:1]:
+        left = _off(became[worst], worst.oracle(fault), dtype)[0]
+        causes.append(Cause(fault.id, fault.says, None, left, 1 - left / error))
+    divergence = Divergence("train", error, budget, tuple(causes), alternatives(explaining))
+    return CapabilityResult((ClaimResult("train", "diverges", error, budget, place),), (divergence,))
 
 
-def _explaining(config: TransformerConfig, said: Mapping[str, Arrays], dtype: str) -> list[SimulatedFault]:
-    def beyond(how: SimulatedFault) -> int:
-        """How many tensors the port is further off the wrong training than budgets of the right one allow."""
+def _explaining(became: Mapping[TrainingRequest, Arrays], dtype: str) -> list[SimulatedFault]:
+    def beyond(fault: SimulatedFault) -> int:
+        """The number of tensors that differ from the wrong training by more than budgets of the right one allow."""
         return sum(
-            share(gap(said[name][what], expected), oracle_of(config, name).budget(what, dtype)) > 1
-            for name in said
-            for what, expected in oracle_of(config, name, how).expected.items()
+            share(gap(became[request][name], expected), request.oracle().budget(name, dtype)) > 1
+            for request in became
+            for name, expected in request.oracle(fault).expected.items()
         )
 
-    left = {how: beyond(how) for how in OPTIMIZER_FAULTS}
-    if explaining := [how for how in OPTIMIZER_FAULTS if not left[how]]:
+    left = {fault: beyond(fault) for fault in OPTIMIZER_FAULTS}
+    if explaining := [fault for fault in OPTIMIZER_FAULTS if not left[fault]]:
         return explaining
-    nearest = sorted(OPTIMIZER_FAULTS, key=lambda how: left[how])[:NEAREST]
+    nearest = sorted(OPTIMIZER_FAULTS, key=lambda fault: left[fault])[:NEAREST]
     by_their_own = [
-        how
-        for how in nearest
-        if all(share(*_off(said[name], oracle_of(config, name, how), dtype)[:2]) <= 1 for name in said)
+        fault
+        for fault in nearest
+        if all(share(*_off(became[request], request.oracle(fault), dtype)[:2]) <= 1 for request in became)
     ]
     return by_their_own[:1]
 
 
-def _off(said: Arrays, oracle: Oracle, dtype: str) -> tuple[float, float, str]:
-    """The error that is the largest share of its budget, the budget, and of what it is."""
-    off = [(gap(said[what], expected), oracle.budget(what, dtype), what) for what, expected in oracle.expected.items()]
+def _off(became: Arrays, oracle: Oracle, dtype: str) -> tuple[float, float, str]:
+    """The error that is the largest share of its budget, the budget, and the name of the tensor."""
+    off = [
+        (gap(became[name], expected), oracle.budget(name, dtype), name) for name, expected in oracle.expected.items()
+    ]
     return max(off, key=lambda item: share(item[0], item[1]))
 
 
-def _trained(build: Build, config: TransformerConfig, training: Training) -> Arrays:
-    parameters = {name: value.copy() for name, value in probe_parameters(config, 6).items()}
-    copied = [{name: tokens.astype(np.int64) for name, tokens in batch.items()} for batch in batches(config)]
-    losses, became = build(config, parameters).train(copied, training)
-    said = {str(name): as_numbers(value).astype(np.float64) for name, value in dict(became).items()}
-    missing = [name for name in parameters if is_learned(name) and name not in said]
-    if missing:
-        raise TypeError(f"no {missing[0]} and {len(missing) - 1} more" if missing[1:] else f"no {missing[0]}")
-    said["losses"] = np.array([float(as_numbers(loss).reshape(())) for loss in losses])
-    for name, value in said.items():
-        expected = (STEPS,) if name == "losses" else parameters[name].shape if name in parameters else value.shape
-        if value.shape != expected:
-            raise TypeError(f"{name} of the shape {value.shape}, expected {expected}")
-    return said
+def _tensors(request: TrainingRequest, probe: Probe) -> Arrays:
+    parameters = {f"parameters/{name}": value for name, value in request.parameters.items()}
+    numbered = enumerate(request.batches)
+    return parameters | {f"batches/{index}/{name}": value for index, batch in numbered for name, value in batch.items()}
+
+
+def _received(request: TrainingRequest, fields: Mapping[str, Any], tensors: Answers) -> TrainingRequest:
+    parameters = {name: tensors[f"parameters/{name}"] for name in request.parameters}
+    check_parameters(request.config, parameters)
+    return dataclasses.replace(request, parameters=parameters)
+
+
+def _describe(request: TrainingRequest) -> dict[str, Any]:
+    training = dataclasses.asdict(request.training)
+    return {"name": request.name, "config": json.loads(request.config.to_json()), "training": training}
+
+
+TRAINING = Capability(
+    name="training",
+    attribute="train",
+    signature="train(batches, training) → the losses before each step, and a dict of the learned parameters",
+    help="Add a tiny model and batches to the bundle, to train with SGD and AdamW.",
+    purpose="a tiny model, trained one step on each batch; the losses before each step, and the learned parameters",
+    ways=(Way("train", _requests, OPTIMIZER_FAULTS),),
+    ask=_ask,
+    shapes=_shapes,
+    judge=_judge,
+    why_not=why_no_loss,
+    dtypes=WIDE,
+    not_in="training is compared in float32 and float64, not in {}",
+    if_forward_diverges="the forward pass diverges, and its gradients with it",
+    describe=_describe,
+    file="training.safetensors",
+    tensors=_tensors,
+    received=_received,
+)

@@ -19,7 +19,9 @@ from transparity.errors import TransparityError, shown
 from transparity.parameters import check_parameters
 from transparity.presets import preset as preset_called
 from transparity.taps import tap_shapes
-from transparity_conformance.capabilities.compare import OFFERS, compare_offers, offered_by
+from transparity_conformance.capabilities.capability import BuiltPort, ForwardPass
+from transparity_conformance.capabilities.compare import compare_capabilities
+from transparity_conformance.capabilities.table import ATTRIBUTES, offered_by
 from transparity_conformance.diagnosis.judge import Actual, Progress, judge, silent
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, probes_of, probes_with
@@ -54,51 +56,71 @@ def check(
     logits_only: bool = False,
     progress: Progress | None = None,
 ) -> Report:
-    """Check a port against the reference, at the preset's probe size or for any `config`; with `parameters`, such as a
-    checkpoint's, with those instead of drawn ones. `dtype` is what the port computes in: `build` is told it only if it
-    takes `dtype="…"`.
+    """Check a port against the reference.
 
-    Raises `PortError` if the port raises, or returns what is no array; `ConfigError` for an unknown preset;
-    `ParameterError` for parameters that are not those of `config`.
+    Args:
+        build: the port, `build(config, parameters)` → `forward(**tokens)`.
+        preset: a preset, which is checked at its probe size; or the name of a `config` in the report.
+        config: any other configuration.
+        parameters: those of a checkpoint, with `config`; drawn without them.
+        dtype: the precision of the port; `build` is told it if it takes `dtype="…"`.
+        logits_only: whether to compare the logits alone.
+        progress: is told about every step.
+
+    Raises `PortError` if the port raises, or returns no array; `ConfigError` for an unknown preset; `ParameterError`
+    for parameters that are not those of `config`.
     """
+    probes = _probes(preset, config, parameters)
+    if dtype in HALF:  # of a score of some thousands, nothing is left behind its point
+        probes = {key: probe for key, probe in probes.items() if key != "hot"}
+    name, build, progress = preset or "config", told_dtype(build, dtype), progress or silent
+    actual, forward = _run_all(build, probes, progress, logits_only=logits_only)
+    first = next(iter(probes.values()))
+    repeated = _repeated(first, actual[first.name], run(forward, first, logits_only=logits_only), dtype)
+    report = judge(name, probes, actual, dtype=dtype, logits_only=logits_only, progress=progress, repeated=repeated)
+    if parameters is not None:
+        return with_capabilities(report, not_compared(f"{', '.join(ATTRIBUTES)}: {FORWARD_ALONE}"))
+    sharing = {key: probe for key, probe in probes.items() if probe.parameters is first.parameters}
+    logits = {key: taps["logits"] for key, taps in actual.items()}
+    return _with_capabilities(report, BuiltPort(build, forward), ForwardPass(sharing, logits, dtype))
+
+
+def _run_all(
+    build: Port, probes: Mapping[str, Probe], progress: Progress, *, logits_only: bool
+) -> tuple[dict[str, dict[str, np.ndarray]], Callable[..., Any]]:
+    """The activations of every probe, by probe and tap; and the port that was built for the first."""
+    actual: dict[str, dict[str, np.ndarray]] = {}
+    forwards: dict[int, Callable[..., Any]] = {}
+    for done, (key, probe) in enumerate(probes.items()):
+        progress("running the port", done, len(probes))
+        if id(probe.parameters) not in forwards:
+            forwards[id(probe.parameters)] = _built(build, probe)
+        actual[key] = run(forwards[id(probe.parameters)], probe, logits_only=logits_only)
+    return actual, next(iter(forwards.values()))
+
+
+def _probes(preset: str | None, config: TransformerConfig | None, parameters: Arrays | None) -> Mapping[str, Probe]:
+    """The probes of a preset, of a configuration, or of a configuration with given parameters."""
     if config is None and (preset is None or parameters is not None):
         needs = "parameters and no config of theirs" if parameters is not None else "neither a preset nor a config"
         raise PortError(f"check() was given {needs}; name one.")
     if config is None:
         assert preset is not None
         preset_called(preset)
-        probes = probes_of_preset(preset)
-    elif parameters is not None:
-        check_parameters(config, parameters)
-        probes = probes_with(config, parameters, preset or "config")
-    else:
-        probes = probes_of(config, preset or "config")
-    name, build = preset or "config", told_dtype(build, dtype)
-    if dtype in HALF:  # of a score of some thousands, nothing is left behind its point
-        probes = {key: probe for key, probe in probes.items() if key != "hot"}
-    heard = progress or silent
-    actual: dict[str, dict[str, np.ndarray]] = {}
-    forwards: dict[int, Callable[..., Any]] = {}
-    for done, (key, probe) in enumerate(probes.items()):
-        heard("running the port", done, len(probes))
-        if id(probe.parameters) not in forwards:
-            forwards[id(probe.parameters)] = _built(build, probe)
-        actual[key] = run(forwards[id(probe.parameters)], probe, logits_only=logits_only)
-    first = next(iter(probes.values()))
-    again = run(forwards[id(first.parameters)], first, logits_only=logits_only)
-    repeated = _repeated(first, actual[first.name], again, dtype)
-    report = judge(name, probes, actual, dtype=dtype, logits_only=logits_only, progress=heard, repeated=repeated)
-    forward = forwards[id(first.parameters)]
-    sharing = {key: probe for key, probe in probes.items() if probe.parameters is first.parameters}
-    logits = {key: said["logits"] for key, said in actual.items()}
-    if parameters is not None:
-        return with_capabilities(report, not_compared(f"{', '.join(OFFERS)}: {FORWARD_ALONE}"))
+        return probes_of_preset(preset)
+    if parameters is None:
+        return probes_of(config, preset or "config")
+    check_parameters(config, parameters)
+    return probes_with(config, parameters, preset or "config")
+
+
+def _with_capabilities(report: Report, port: BuiltPort, forward: ForwardPass) -> Report:
     is_right = report.verdict == "agrees"
     if is_right and report.faults:  # which are then the rounding of another precision
         says = f"what the port computes is off by {report.faults[0].causes[0].says}; say dtype, and it is held to that"
-        return with_capabilities(report, not_compared(*(f"{name}: {says}" for name in offered_by(forward))))
-    found = compare_offers(build, forward, sharing, logits, dtype, is_right=is_right)
-    return with_capabilities(report, found)
+        rounded = not_compared(*(f"{row.attribute}: {says}" for row in offered_by(port.forward)))
+        return with_capabilities(report, rounded)
+    return with_capabilities(report, compare_capabilities(port, forward, is_right=is_right))
 
 
 def told_dtype(build: Port, dtype: str) -> Port:
@@ -124,7 +146,7 @@ def _built(build: Port, probe: Probe) -> Callable[..., Any]:
 
 
 def run(forward: Callable[..., Any], probe: Probe, *, logits_only: bool = False) -> dict[str, np.ndarray]:
-    """What a port says of a probe, by tap, as NumPy arrays: shapes are looked at later, names and kinds at once."""
+    """Run a port on a probe; its taps by name as NumPy arrays. Shapes are checked later, names and kinds here."""
     inputs = {name: np.array(tokens, np.int64) for name, tokens in probe.inputs.items()}
     try:
         said = forward(**inputs)

@@ -48,7 +48,8 @@ def checker(
         }
         return lambda system, progress: check_command(command, system.name, system.config, **options, progress=progress)
     if sections:
-        raise UsageError("--gradients and --steps are for --command; a PORT is compared in all that it offers.")
+        flags = " and ".join(f"--{name}" for name in sections)
+        raise UsageError(f"{flags} asks for more in a bundle, for --command; a PORT is compared in all that it offers.")
     if timeout is not None:
         raise UsageError("--timeout is for --command; a PORT runs in this process, without a time limit.")
     assert port is not None

@@ -20,7 +20,9 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity_conformance.checkpoints.files import BundleError
 from transparity_conformance.diagnosis.judge import Progress
-from transparity_conformance.ports.bundle.bundle import ACTUAL, Bundle, export_bundle, judge_bundle, read_actual
+from transparity_conformance.ports.bundle.bundle import ACTUAL, Bundle, judge_bundle
+from transparity_conformance.ports.bundle.reading import read_actual
+from transparity_conformance.ports.bundle.writing import export_bundle
 from transparity_conformance.report.report import Report
 
 TIMEOUT = 300.0

@@ -53,6 +53,6 @@ def label(name: str) -> str:
 
 
 def _config_in(path: Path) -> TransformerConfig:
-    from transparity_conformance.ports.bundle.bundle import read_config
+    from transparity_conformance.ports.bundle.reading import read_config
 
     return read_config(path)

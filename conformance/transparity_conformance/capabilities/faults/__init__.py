@@ -1,4 +1,4 @@
-"""Faults in what a model does besides its forward pass, each with a simulated port that makes it."""
+"""Faults in the capabilities of a model, each with a simulated port that makes it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class SimulatedFault:
-    """A fault in a capability, known by what a port with it answers."""
+    """A fault in a capability, and the answers of a port with it."""
 
     id: str
     """Its name in the catalogue; variants of one fault share it."""
     says: str
-    """What the port seems to do, in words."""
+    """A sentence on the port: its apparent behaviour."""
     simulate: Callable[..., Any]
     """The right simulator of the capability, with this fault among its options."""

@@ -61,14 +61,11 @@ def simulate_beam_search(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Search with beams by the `BeamRules` that `options` give.
 
-    Returns:
-        Tokens (batch, length); scores (batch,); and the smallest margin (batch,) by which a beam that was kept was
-        better than one that was dropped.
+    Returns: tokens (batch, length); scores (batch,); the smallest margin (batch,) of a beam kept over one dropped.
     """
     rules, (batch, begun), vocab = BeamRules(**options), prompt.shape, config.vocab_size
-    each = np.repeat(np.arange(batch), beams)
-    tokens, lengths = allocate(config, prompt[each], None, steps)
-    visible, source = tokens, None if source is None else source[each]
+    tokens, lengths = allocate(config, np.repeat(prompt, beams, axis=0), None, steps)
+    visible, source = tokens, None if source is None else np.repeat(source, beams, axis=0)
     ended, added = np.zeros((batch, beams), bool), np.zeros((batch, beams), int)
     score = np.where((np.arange(beams) == 0) | (not rules.begins_apart), 0.0, -np.inf) * np.ones((batch, 1))
     after_end = np.where((np.arange(vocab) == config.filling_id) & (rules.ended == "stay"), 0.0, -np.inf)
@@ -85,8 +82,7 @@ def simulate_beam_search(
         beam, token = best // vocab, best % vocab
         score = np.take_along_axis(scores.reshape(batch, -1), best, axis=-1)
         added = np.take_along_axis(added, beam, axis=-1)
-        if rules.ended != "go on":
-            ended = np.take_along_axis(ended, beam, axis=-1) | (token == config.ending_id)
+        ended = (np.take_along_axis(ended, beam, axis=-1) | (token == config.ending_id)) & (rules.ended != "go on")
         slots = (np.arange(batch)[:, None] * beams + beam).reshape(-1)
         tokens, visible = tokens[slots], visible[slots] if rules.reorders_cache else visible.copy()
         tokens[:, begun + new] = visible[:, begun + new] = token.reshape(-1)
@@ -94,8 +90,7 @@ def simulate_beam_search(
             break
     final = rules.rank(score, rules.penalty(added, begun, length_penalty), ended, last=True)
     first = final.argmax(axis=-1)
-    written = tokens[np.arange(batch) * beams + first, : begun + new + 1]
-    return written, np.take_along_axis(final, first[:, None], axis=-1)[:, 0], margin
+    return tokens[np.arange(batch) * beams + first, : begun + new + 1], final.max(axis=-1), margin
 
 
 def _best(order: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:

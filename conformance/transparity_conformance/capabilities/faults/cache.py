@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -68,27 +69,21 @@ def _sees_padding(positions: np.ndarray, visible: np.ndarray) -> np.ndarray:
     return _cached_mask(positions, np.ones_like(visible))
 
 
+@dataclass(frozen=True)
+class CacheRules:
+    """The rules of decoding with a cache: the reference's by default."""
+
+    positions: Positions = _as_they_are
+    mask: Mask = _cached_mask
+    masks_source: bool = True
+    """Whether padding in the source is masked."""
+
+
 def simulate_decoding(
-    config: TransformerConfig,
-    parameters: Arrays,
-    inputs: Arrays,
-    sizes: Sequence[int],
-    *,
-    positions: Positions = _as_they_are,
-    mask: Mask = _cached_mask,
-    masks_source: bool = True,
+    config: TransformerConfig, parameters: Arrays, inputs: Arrays, sizes: Sequence[int], **options: Any
 ) -> np.ndarray:
-    """Decode with a cache as the reference does, except where an option says otherwise.
-
-    Args:
-        sizes: the number of tokens of each step.
-        positions: the positions that the port takes tokens to have.
-        mask: the mask over the cache.
-        masks_source: whether padding in the source is masked.
-
-    Returns:
-        Logits (batch, length, vocab).
-    """
+    """Decode in steps of `sizes` tokens by the `CacheRules` that `options` give; logits (batch, length, vocab)."""
+    rules = CacheRules(**options)
     tokens, tree = inputs[config.input_names[-1]], nest(shared(config, parameters))
     given = inputs.get("attention_mask")
     of_source, of_tokens = (given, None) if config.has_encoder else (None, given)
@@ -96,17 +91,17 @@ def simulate_decoding(
         config, parameters, len(tokens), config.max_length, source=inputs.get("source"), attention_mask=of_source
     )
     memory_mask: Any = cache.get("memory_mask")
-    memory_mask = memory_mask if memory_mask is None or masks_source else np.ones_like(memory_mask)
+    memory_mask = memory_mask if memory_mask is None or rules.masks_source else np.ones_like(memory_mask)
     logits, begin = [], 0
     for size in sizes:
         chunk, right = tokens[:, begin : begin + size], next_positions(cache, size)
         chunk_mask = None if of_tokens is None else of_tokens[:, begin : begin + size]
         visible = mark_valid(cache, visible_keys(chunk, config.pad_id, chunk_mask), right)
         seen = visible if config.decoder_mask == "causal-and-padding" else np.ones_like(visible)
-        moved, decoder = positions(right), tree["decoder"]
+        moved, decoder = rules.positions(right), tree["decoder"]
         x = _embedded(config, decoder, chunk, moved, visible)
         context = LayerContext(
-            mask=mask(right, seen),
+            mask=rules.mask(right, seen),
             positions=right,
             rotary=rotary_tables(config, moved, x.dtype),
             bias=score_bias(config, decoder, moved, visible.shape[1], x.dtype, both=False),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -72,6 +73,36 @@ def draw(logits: np.ndarray, uniforms: np.ndarray, sampling: Sampling) -> np.nda
     return sampled_tokens(filter_logits(logits, sampling), uniforms)
 
 
+@dataclass(frozen=True)
+class DecodingRules:
+    """The rules of generation: the reference's by default."""
+
+    read: Read = read_each
+    draw: Draw = draw
+    ends: str = "all rows"
+    """The end of the generation: `all rows` have ended, `any row` has, or `nothing` but the number of steps."""
+    fills: bool = True
+    """Whether a row that has ended is filled with padding."""
+    keeps_end: bool = True
+    """Whether the result contains the end token."""
+    keeps_prompt: bool = True
+    """Whether the result begins with the prompt."""
+    uses_lengths: bool = True
+    """Whether a shorter prompt continues at its own end, not at the longest prompt's."""
+    ends_together: bool = False
+    """Whether all rows continue to one length."""
+
+    def choose(self, logits: np.ndarray, uniforms: np.ndarray | None, sampling: Sampling | None) -> np.ndarray:
+        """The next tokens (batch,), given logits (batch, vocab)."""
+        if uniforms is None:
+            return logits.argmax(axis=-1)
+        return self.draw(logits.astype(np.float64), uniforms, sampling or Sampling())
+
+    def is_over(self, ended: np.ndarray) -> bool:
+        """Whether generation stops, given the rows (batch,) that have ended."""
+        return bool((ended.all() and self.ends == "all rows") or (ended.any() and self.ends == "any row"))
+
+
 def simulate_generation(
     config: TransformerConfig,
     parameters: Arrays,
@@ -82,50 +113,26 @@ def simulate_generation(
     lengths: np.ndarray | None = None,
     uniforms: np.ndarray | None = None,
     sampling: Sampling | None = None,
-    read: Read = read_each,
-    draw: Draw = draw,
-    ends: str = "all rows",
-    fills: bool = True,
-    keeps_end: bool = True,
-    keeps_prompt: bool = True,
-    uses_lengths: bool = True,
-    ends_together: bool = False,
+    **options: Any,
 ) -> np.ndarray:
-    """Generate as the reference does, except where an option says otherwise.
-
-    Args:
-        read: the logits for the next token.
-        draw: the choice of a token, where `uniforms` are given.
-        ends: what ends the generation: `all rows` have ended, `any row` has, or `nothing`.
-        fills: whether a row that has ended is filled with padding.
-        keeps_end: whether the result contains the end token.
-        keeps_prompt: whether the result begins with the prompt.
-        uses_lengths: whether a shorter prompt continues at its own end, not at the longest prompt's.
-        ends_together: whether all rows continue to one length.
-
-    Returns:
-        Tokens (batch, length).
-    """
-    tokens, begins = allocate(config, prompt, lengths if uses_lengths else None, steps)
-    ends_at, rows, ended = tokens.shape[1], np.arange(len(prompt)), np.zeros(len(prompt), bool)
-    following = begins
-    for step in range(steps + (prompt.shape[1] - begins.min() if ends_together else 0)):
-        logits = read(config, parameters, tokens, following, source)
-        if uniforms is None:
-            token = logits.argmax(axis=-1)
-        else:
-            token = draw(logits.astype(np.float64), uniforms[:, step], sampling or Sampling())
-        token = np.where(ended & fills, config.filling_id, token)
+    """Generate tokens (batch, length) by the `DecodingRules` that `options` give."""
+    rules = DecodingRules(**options)
+    tokens, begins = allocate(config, prompt, lengths if rules.uses_lengths else None, steps)
+    width, rows, ended, following = tokens.shape[1], np.arange(len(prompt)), np.zeros(len(prompt), bool), begins
+    for step in range(steps + (prompt.shape[1] - begins.min() if rules.ends_together else 0)):
+        logits = rules.read(config, parameters, tokens, following, source)
+        token = rules.choose(logits, None if uniforms is None else uniforms[:, step], sampling)
+        token = np.where(ended & rules.fills, config.filling_id, token)
         ended = ended | (token == config.ending_id)
-        going = following < ends_at
+        going = following < width
         tokens[rows[going], following[going]] = token[going]
-        following = np.minimum(following + 1, ends_at)
-        if (ended.all() and ends == "all rows") or (ended.any() and ends == "any row"):
+        following = np.minimum(following + 1, width)
+        if rules.is_over(ended):
             break
-    if not keeps_end:
-        new = np.arange(ends_at) >= begins[:, None]
+    if not rules.keeps_end:
+        new = np.arange(width) >= begins[:, None]
         tokens = np.where(new & (tokens == config.ending_id), config.filling_id, tokens)
-    return tokens[:, 0 if keeps_prompt else prompt.shape[1] : following.max()]
+    return tokens[:, 0 if rules.keeps_prompt else prompt.shape[1] : following.max()]
 
 
 def _fault(id: str, says: str, **options: Any) -> SimulatedFault:

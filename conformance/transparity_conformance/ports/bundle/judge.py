@@ -1,93 +1,114 @@
-"""What a port wrote for the optional sections of a bundle, judged as what a port here offers is."""
+"""The answers to the optional sections of a bundle, judged like those of a port in this process."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Collection
 
 import numpy as np
 
-from transparity_conformance.capabilities.gradients import judge_gradients, why_no_gradients
-from transparity_conformance.capabilities.incremental_decoding import judge_steps, why_no_steps
-from transparity_conformance.capabilities.loss import judge_losses, with_a_loss
-from transparity_conformance.diagnosis.judge import Actual
-from transparity_conformance.oracle.derivatives import Loss
-from transparity_conformance.ports.bundle.sections import Probes, chunk_names, gradient_names
+from transparity_conformance.capabilities.capability import Answers, Capability, ForwardPass, Requests, Way
+from transparity_conformance.capabilities.compare import why_not
+from transparity_conformance.checkpoints.files import BundleError
+from transparity_conformance.ports.bundle.sections import Section
 from transparity_conformance.report.capability_result import CapabilityResult, not_compared
 from transparity_conformance.report.report import Verdict
-from transparity_numpy.loss import cross_entropy
 
 FEW = "too little of the forward pass was compared"
 
+NO_TOKEN = -1
+"""Fills the columns after the last token, as a tensor has one width."""
+
 
 def judge_sections(
-    sections: Collection[str],
-    probes: Probes,
-    said: Actual,
-    dtype: str,
-    forward: Verdict,
+    sections: Collection[Section],
+    answers: Answers,
+    forward: ForwardPass,
+    verdict: Verdict,
     *,
     stopped: bool = False,
 ) -> CapabilityResult:
-    """Hold what was written to the reference, where the verdict on the forward pass allows for it. A port that was
-    `stopped` may have been about to write what is missing."""
+    """Compare answers with the reference's, where the `verdict` on the forward pass allows for it.
+
+    With `stopped`, the port was stopped, and may have been about to write the tensors that are missing.
+    """
     found = CapabilityResult()
-    if "gradients" in sections:
-        losses, loss = _judge_losses(probes, said, dtype)
-        found += losses + _judge_gradients(probes, said, loss or cross_entropy, dtype, forward, stopped=stopped)
-    if "steps" in sections:
-        found += _judge_steps(probes, said, dtype, forward)
+    for section in sections:
+        found += _judge_section(section, answers, forward, verdict, stopped=stopped)
     return found
 
 
-def _judge_losses(probes: Probes, said: Actual, dtype: str) -> tuple[CapabilityResult, Loss | None]:
-    logits = {key: taps["logits"] for key, taps in said.items() if "logits" in taps}
-    comparable = with_a_loss(probes, logits)
-    losses = {key: float(said[key]["loss"]) for key in comparable if "loss" in said[key]}
-    missing = [key for key in comparable if key not in losses]
-    if missing and not losses:
-        return not_compared("loss: the port did not write it"), None
-    judged, loss = judge_losses("loss", losses, probes, logits, dtype)
-    reasons = [f"loss: the port did not write it for {', '.join(missing)}"] if missing else []
-    return not_compared(*reasons) + judged, loss
-
-
-def _judge_gradients(
-    probes: Probes, said: Actual, loss: Loss, dtype: str, forward: Verdict, *, stopped: bool
+def _judge_section(
+    section: Section, answers: Answers, forward: ForwardPass, verdict: Verdict, *, stopped: bool
 ) -> CapabilityResult:
-    key, probe = next(iter(probes.items()))
-    reasons = {"diverges": "the forward pass diverges, so its gradients are another function's", "inconclusive": FEW}
-    if reason := reasons.get(forward) or why_no_gradients(probe, dtype):
-        return not_compared(f"gradients: {reason}")
-    names = gradient_names(probe, dtype)
-    gradients = {name: said[key][written] for name, written in names.items() if written in said[key]}
-    missing = [written for written in names.values() if written not in said[key]]
-    if not missing:
-        return judge_gradients(gradients, probe, loss, dtype)
-    skipped = not_compared(f"gradients: the port did not write {_some(missing, len(names))}")
-    # Of a backward pass that came to its end, a gradient that is not there is one that nothing reached.
-    return skipped if stopped or not gradients else skipped + judge_gradients(gradients, probe, loss, dtype)
+    row, found = section.row, CapabilityResult()
+    if reason := _why_none(section, verdict):
+        return not_compared(f"{row.ways[0].claim}: {reason}")
+    for way in row.ways:
+        verdicts = {claim.id: claim.verdict for claim in found.claims}
+        if reason := section.reasons[way.claim] or why_not(way, forward, verdicts):
+            found += not_compared(f"{way.claim}: {reason}")
+            continue
+        of_way = section.requests[way.claim]
+        requests = {key: request for key, request in of_way.items() if way.is_comparable(key, forward)}
+        found += _judge_way(row, way, requests, answers, forward, stopped=stopped)
+    for claim in found.claims:
+        if claim.verdict == "agrees" and not math.isfinite(claim.budget):
+            raise BundleError(f"The section {row.name} asks for numbers that are too large: {claim.id} has no budget.")
+    return found
 
 
-def _judge_steps(probes: Probes, said: Actual, dtype: str, forward: Verdict) -> CapabilityResult:
-    key, probe = next(iter(probes.items()))
-    reasons = {"diverges": "the forward pass diverges, and what is cached with it", "inconclusive": FEW}
-    if reason := why_no_steps(probe.config) or reasons.get(forward):
-        return not_compared(f"step: {reason}")
-    ways = chunk_names(probe)
-    missing = {way: [name for name in chunks if name not in said[key]] for way, chunks in ways.items()}
-    whole = [way for way in ways if not missing[way]]
-    if all(len(missing[way]) == len(ways[way]) for way in ways):
-        return not_compared("step: the port did not write any")
-    skipped = not_compared(
-        *(f"step: {way}, the port did not write {_some(missing[way], len(ways[way]))}" for way in ways if missing[way])
+def _why_none(section: Section, verdict: Verdict) -> str:
+    """The reason why no way is compared; empty if one is."""
+    of_all = set(section.reasons.values())
+    if len(of_all) == 1 and (reason := of_all.pop()):
+        return reason
+    reasons = {"diverges": section.row.if_forward_diverges, "inconclusive": FEW}
+    return reasons.get(verdict, "") if section.row.if_forward_diverges else ""
+
+
+def _judge_way(
+    row: Capability, way: Way, requests: Requests, answers: Answers, forward: ForwardPass, *, stopped: bool
+) -> CapabilityResult:
+    names = {key: list(row.shapes(key, request)) for key, request in requests.items()}
+    missing = {key: [name for name in names[key] if name not in answers] for key in requests}
+    skipped = _not_written(way, requests, names, missing)
+    if row.missing_is_wrong and not stopped:
+        judged = {key: request for key, request in requests.items() if len(missing[key]) < len(names[key])}
+    else:
+        judged = {key: request for key, request in requests.items() if not missing[key]}
+    if requests and not judged:
+        return skipped
+    return skipped + row.judge(way, judged, {name: _trimmed(name, value) for name, value in answers.items()}, forward)
+
+
+def _trimmed(name: str, value: np.ndarray) -> np.ndarray:
+    """Tokens without the columns after the last one; anything else as it is."""
+    if not name.endswith("/tokens"):
+        return value
+    used = np.flatnonzero((value != NO_TOKEN).any(axis=0))
+    return value[:, : used[-1] + 1 if used.size else 0]
+
+
+def _not_written(
+    way: Way, requests: Requests, names: dict[str, list[str]], missing: dict[str, list[str]]
+) -> CapabilityResult:
+    begins = f"{way.claim}: "
+    lacking = [key for key in requests if missing[key]]
+    written = [key for key in requests if len(missing[key]) < len(names[key])]
+    if all(len(names[key]) == 1 for key in requests):
+        some = f" for {', '.join(requests[key].name for key in lacking)}" if written else ""
+        return not_compared(*([f"{begins}the port did not write it{some}"] if lacking else []))
+    if not written:
+        return not_compared(f"{begins}the port did not write any")
+    several = len(requests) > 1
+    return not_compared(
+        *(
+            f"{begins}{f'{requests[key].name}, ' if several else ''}the port did not write "
+            f"{_some([name.partition('/')[2] for name in missing[key]], len(names[key]))}"
+            for key in lacking
+        )
     )
-    logits = {way: _joined(said[key], ways[way]) for way in whole}
-    return skipped + judge_steps(logits, probe, dtype) if whole else skipped
-
-
-def _joined(said: Mapping[str, np.ndarray], chunks: Collection[str]) -> np.ndarray:
-    """The logits (batch, length, vocab) of all chunks."""
-    return np.concatenate([said[name].astype(np.float64) for name in chunks], axis=1)
 
 
 def _some(missing: list[str], of: int) -> str:

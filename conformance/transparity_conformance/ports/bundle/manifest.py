@@ -12,20 +12,19 @@ from typing import Any
 from transparity.config import TransformerConfig
 from transparity.errors import shown
 from transparity.taps import tap_shapes
+from transparity_conformance.capabilities.table import CAPABILITIES
 from transparity_conformance.checkpoints.files import LARGEST_JSON, BundleError, parse_json, read_bytes
 
-FORMAT = 1
+FORMAT = 2
 FILES = ("config.json", "parameters.safetensors", "inputs.safetensors", "expected.safetensors")
-TARGETS = "targets.safetensors"
-"""With the section of gradients alone."""
-SECTIONS = ("gradients", "steps")
-"""What a bundle may have beside its probes; the format of the rest does not depend on it."""
+SECTIONS = tuple(CAPABILITIES)
+"""The optional sections of a bundle; the format of the rest does not depend on them."""
 MOST_PROBES = 16
 
 
 def files_of(sections: Collection[str]) -> tuple[str, ...]:
-    """The files that a manifest with these sections has digests of, beside its own."""
-    return (*FILES, TARGETS) if "gradients" in sections else FILES
+    """The files of a bundle with these sections, except the manifest itself."""
+    return (*FILES, *(CAPABILITIES[name].file for name in sections if CAPABILITIES[name].file))
 
 
 def digest(path: Path) -> str:

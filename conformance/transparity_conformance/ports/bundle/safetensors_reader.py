@@ -28,10 +28,13 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "F16": np.dtype("<f2"),
     "BF16": np.dtype(ml_dtypes.bfloat16),
     "I32": np.dtype("<i4"),
+    "I64": np.dtype("<i8"),
 }
 
+INTEGERS = ("I32", "I64")
+
 HEADER_SPARE, HEADER_OF_ONE = 2**20, 512
-"""How long a header may be, in bytes: for everything, and for each tensor that is expected."""
+"""The largest header in bytes: once for the file, and for each tensor that is expected."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +55,16 @@ def read_entries(
     *,
     optional: bool = False,
     cut: bool = False,
+    integers: Collection[str] = (),
 ) -> list[Entry]:
-    """The tensors of a file by its header, none read yet: those `expected` and no others, in one of `dtypes`.
+    """Find the tensors of a file by its header, without reading any.
 
-    With `optional` some may be missing; with `cut` the file may end early, and what lies behind its end is left out.
+    Args:
+        expected: the names and shapes; no other tensor may be there.
+        dtypes: those that a tensor may have.
+        optional: whether some tensors may be missing.
+        cut: whether the file may end early; tensors beyond its end are left out.
+        integers: names of tensors that have one of the dtypes `INTEGERS` instead.
     """
     path = Path(path)
     size = file_size(path)
@@ -63,15 +72,14 @@ def read_entries(
     if not isinstance(header, dict):
         raise _unreadable(path, "its header is no object")
     header.pop("__metadata__", None)
-    entries = [_entry(path, name, fields, expected, dtypes) for name, fields in header.items()]
+    entries = [
+        _entry(path, name, fields, expected, INTEGERS if name in integers else dtypes)
+        for name, fields in header.items()
+    ]
     for name in () if optional else expected:
         if name not in header:
             raise BundleError(f"{path} has no tensor {name!r}; it should have the shape {list(expected[name])}.")
-    end = 0
-    for entry in sorted(entries, key=lambda entry: (entry.begin, entry.end)):
-        if entry.begin != end:
-            raise _unreadable(path, f"{shown(entry.name)} begins at {entry.begin}, not where the one before it ends")
-        end = entry.end
+    end = _end(path, entries)
     available = size - 8 - length
     if available != end and not (cut and available < end):
         raise _unreadable(path, f"its header speaks of {end} bytes of data, and it has {available}")
@@ -81,6 +89,16 @@ def read_entries(
         for entry in entries
         if entry.end <= available
     ]
+
+
+def _end(path: Path, entries: Collection[Entry]) -> int:
+    """The number of bytes of data, without a gap between tensors."""
+    end = 0
+    for entry in sorted(entries, key=lambda entry: (entry.begin, entry.end)):
+        if entry.begin != end:
+            raise _unreadable(path, f"{shown(entry.name)} begins at {entry.begin}, not where the one before it ends")
+        end = entry.end
+    return end
 
 
 def load_entries(path: str | os.PathLike[str], entries: Collection[Entry]) -> dict[str, np.ndarray]:

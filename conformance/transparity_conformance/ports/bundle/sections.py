@@ -1,130 +1,138 @@
-"""The optional sections of a bundle: what else a port may be held to, and which tensors it writes for that.
+"""The optional sections of a bundle: the requests of a capability, and the tensors that a port writes for them.
 
-A section is described in the manifest: what it is for, what a port needs for it, and under `actual` every tensor that a
-port may write beside its taps, with its shape.
+The manifest describes a section: its purpose (`for`), its `requests` by name, the shapes of their `inputs` in the file
+of the section, and under `actual` every tensor that a port may write beside its taps, with its shape.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from transparity.errors import shown
-from transparity.parameters import is_learned
-from transparity_conformance.capabilities.gradients import why_no_gradients
-from transparity_conformance.capabilities.incremental_decoding import ways, why_no_steps
+from transparity_conformance.capabilities.capability import Answers, Capability, Probes, Requests, Shapes, first_of
+from transparity_conformance.capabilities.table import CAPABILITIES
 from transparity_conformance.checkpoints.files import BundleError
-from transparity_conformance.oracle.derivatives import targets_of
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
-from transparity_conformance.ports.bundle.manifest import SECTIONS
 
-Shapes = dict[str, tuple[int, ...]]
-Probes = Mapping[str, Probe]
+LONGEST = 256
+"""With a longer `max_length`, a bundle has no probe and no request of the full length: scores grow with its square."""
+
+
+@dataclass(frozen=True, eq=False)
+class Section:
+    """The requests of one capability in a bundle."""
+
+    row: Capability
+    probe: Probe
+    requests: Mapping[str, Requests]
+    """By claim; a way that is not compared has none."""
+    reasons: Mapping[str, str]
+    """By claim, the reason why it is not compared, empty if it is."""
+
+    @property
+    def all_requests(self) -> dict[str, Any]:
+        """The requests of all ways, by name."""
+        return {key: request for requests in self.requests.values() for key, request in requests.items()}
+
+    @property
+    def purpose(self) -> str:
+        """The purpose of the section, and what is not compared."""
+        reasons = {reason: claim for claim, reason in self.reasons.items() if reason}
+        if reasons and not self.all_requests:
+            return "; ".join(reasons)
+        return "; ".join([self.row.purpose, *(f"{claim}: {reason}" for reason, claim in reasons.items())])
+
+    def tensors(self) -> Arrays:
+        """The tensors of all requests, under their names in the file of the section."""
+        return {
+            f"{key}/{name}": value
+            for key, request in self.all_requests.items()
+            for name, value in self.row.tensors(request, self.probe).items()
+        }
+
+    def asked(self) -> Shapes:
+        """Every tensor that a port may write for the section, with its shape."""
+        asked: Shapes = {}
+        for key, request in self.all_requests.items():
+            asked |= self.row.shapes(key, request)
+        return asked
+
+    def described(self) -> dict[str, Any]:
+        """The section in the manifest, as plain JSON."""
+        return {
+            "for": self.purpose,
+            "requests": {key: self.row.describe(request) for key, request in self.all_requests.items()},
+            "inputs": {name: list(value.shape) for name, value in self.tensors().items()},
+            "actual": {name: list(shape) for name, shape in self.asked().items()},
+        }
 
 
 def in_order(sections: Collection[str]) -> tuple[str, ...]:
-    """The sections, each once; raises `BundleError` for one that there is not."""
+    """The sections and those that they need, each once; raises `BundleError` for an unknown one."""
     for name in sections:
-        if name not in SECTIONS:
-            raise BundleError(f"There is no section {name!r} of a bundle; the sections are {', '.join(SECTIONS)}.")
-    return tuple(name for name in SECTIONS if name in sections)
+        if name not in CAPABILITIES:
+            raise BundleError(f"There is no section {name!r} of a bundle; the sections are {', '.join(CAPABILITIES)}.")
+    needed = {need for name in sections for need in CAPABILITIES[name].needs}
+    return tuple(name for name in CAPABILITIES if name in sections or name in needed)
 
 
-def described(section: str, probes: Probes, dtype: str) -> dict[str, Any]:
-    """What the manifest says of a section, as plain JSON."""
-    needs, purpose = _DESCRIPTIONS[section](probes, dtype)
-    actual = {name: list(shape) for name, shape in asked(section, probes, dtype).items()}
-    return {"for": purpose, **needs, "actual": actual}
+def section_of(name: str, probes: Probes, dtype: str) -> Section:
+    """The section of a bundle with these probes."""
+    row, (_, probe) = CAPABILITIES[name], first_of(probes)
+    of_all = row.reason(probe, dtype)
+    if row.is_long and probe.config.max_length > LONGEST:
+        of_all = of_all or f"beyond a max_length of {probe.config.max_length}, it would take too long"
+    reasons = {way.claim: of_all or way.why_not(probe, dtype) for way in row.ways}
+    requests = {way.claim: way.requests(probes) for way in row.ways if not reasons[way.claim]}
+    return Section(row, probe, requests, reasons)
 
 
-def asked(section: str, probes: Probes, dtype: str) -> Shapes:
-    """Every tensor that a port may write for a section, with its shape."""
-    return _ASKED[section](probes, dtype)
-
-
-def targets(probes: Probes) -> Arrays:
-    """The targets (batch, length) of every probe, under the names that they have in a bundle."""
-    return {f"{key}/targets": targets_of(probe.config, probe.inputs) for key, probe in probes.items()}
-
-
-def gradient_names(probe: Probe, dtype: str) -> dict[str, str]:
-    """`gradient.{parameter}` by parameter; none if none are compared."""
-    if why_no_gradients(probe, dtype):
-        return {}
-    return {name: f"gradient.{name}" for name in probe.parameters if is_learned(name)}
-
-
-def chunk_names(probe: Probe) -> dict[str, dict[str, int]]:
-    """By way, `step.{way}.{i}` and how many tokens the i-th chunk has; none if none are compared."""
-    if why_no_steps(probe.config):
-        return {}
-    length = probe.inputs[probe.config.input_names[-1]].shape[1]
-    return {
-        way: {f"step.{_one_word(way)}.{index}": size for index, size in enumerate(sizes)}
-        for way, sizes in ways(length).items()
-    }
-
-
-def check_section(path: Path, section: str, said: Mapping[str, Any], probes: Probes, dtype: str) -> None:
-    """Hold what a manifest says of a section to what the configuration and the probes make of it; what it is for may
-    be said in other words."""
-    purpose, expected = said.get("for"), described(section, probes, dtype)
+def check_section(path: Path, section: Section, described: Mapping[str, Any]) -> None:
+    """Compare the description of a section with that of the configuration and the probes; its purpose may be in other
+    words."""
+    name, purpose = section.row.name, described.get("for")
     if not isinstance(purpose, str) or not purpose.isprintable():
-        raise BundleError(f"{path} is not right: what the section {section} is for is {shown(purpose)}.")
-    # As JSON, for 1, 1.0 and true are not the same there.
-    if json.dumps({**said, "for": ""}, sort_keys=True) != json.dumps({**expected, "for": ""}, sort_keys=True):
-        raise BundleError(
-            f"{path} is not right: the section {section} is not that of the configuration and the probes."
-        )
+        raise BundleError(f"{path} is not right: what the section {name} is for is {shown(purpose)}.")
+    if _comparable(section, described) != _comparable(section, section.described()):
+        raise BundleError(f"{path} is not right: the section {name} is not that of the configuration and the probes.")
 
 
-def check_targets(path: Path, said: Mapping[str, np.ndarray], probes: Probes) -> None:
-    """Hold targets (batch, length) to the tokens of the probes: they are no others."""
-    right = targets(probes)
-    for name, value in said.items():
-        if not np.array_equal(value, right[name]):
-            raise BundleError(f"{path} is not right: {name} should be the tokens of the probe, one further.")
+def _comparable(section: Section, described: Mapping[str, Any]) -> str:
+    """A description without what may differ. As JSON, as 1, 1.0 and true are not the same there."""
+    requests = described.get("requests")
+    if isinstance(requests, dict) and all(isinstance(fields, dict) for fields in requests.values()):
+        requests = {
+            key: fields | {name: type(fields[name]).__name__ for name in section.row.free_fields if name in fields}
+            for key, fields in requests.items()
+        }
+    return json.dumps({**described, "for": "", "requests": requests}, sort_keys=True)
 
 
-def _one_word(way: str) -> str:
-    return way.replace(" ", "_")
+def received(path: Path, section: Section, described: Mapping[str, Any], tensors: Answers) -> Section:
+    """The section with the requests of a bundle, after `check_section`.
 
+    Integers and drawn numbers have to be those of the probes. Parameters are taken from the file, as another machine
+    may round theirs otherwise.
+    """
+    for name, value in section.tensors().items():
+        if "parameters/" not in name and not np.array_equal(value, tensors[name]):
+            raise BundleError(f"{path} is not right: {name} is not that of the configuration and the probes.")
 
-def _gradients_asked(probes: Probes, dtype: str) -> Shapes:
-    key, probe = next(iter(probes.items()))
-    names = gradient_names(probe, dtype).items()
-    losses: Shapes = {f"{other}/loss": () for other in probes}
-    return losses | {f"{key}/{said}": probe.parameters[name].shape for name, said in names}
+    def request_of(key: str, request: Any) -> Any:
+        begins = f"{key}/"
+        own = {name.removeprefix(begins): value for name, value in tensors.items() if name.startswith(begins)}
+        return section.row.received(request, described["requests"][key], own)
 
-
-def _steps_asked(probes: Probes, dtype: str) -> Shapes:
-    key, probe = next(iter(probes.items()))
-    rows, words = len(probe.inputs[probe.config.input_names[-1]]), probe.config.vocab_size
-    chunks = [chunk for way in chunk_names(probe).values() for chunk in way.items()]
-    return {f"{key}/{name}": (rows, size, words) for name, size in chunks}
-
-
-def _gradients_described(probes: Probes, dtype: str) -> tuple[dict[str, Any], str]:
-    key, probe = next(iter(probes.items()))
-    purpose = "the loss is the mean of -log softmax(logits)[target] over all targets that are not pad_id; "
-    purpose += why_no_gradients(probe, dtype) or f"the gradients are those of {key}/loss by every parameter"
-    return {"targets": {name: list(value.shape) for name, value in targets(probes).items()}}, purpose
-
-
-def _steps_described(probes: Probes, dtype: str) -> tuple[dict[str, Any], str]:
-    key, probe = next(iter(probes.items()))
-    sizes = {_one_word(way): list(chunks.values()) for way, chunks in chunk_names(probe).items()}
-    purpose = f"the logits of {key}, decoded with a cache in chunks of so many tokens, each way from the first token on"
-    return {"ways": sizes}, why_no_steps(probe.config) or purpose
-
-
-_ASKED: dict[str, Callable[[Probes, str], Shapes]] = {"gradients": _gradients_asked, "steps": _steps_asked}
-_DESCRIPTIONS: dict[str, Callable[[Probes, str], tuple[dict[str, Any], str]]] = {
-    "gradients": _gradients_described,
-    "steps": _steps_described,
-}
+    requests = {
+        claim: {key: request_of(key, request) for key, request in of_way.items()}
+        for claim, of_way in section.requests.items()
+    }
+    return dataclasses.replace(section, requests=requests)

@@ -1,0 +1,125 @@
+"""Capabilities of a port besides its forward pass: the shape of a row of the table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity_conformance.capabilities.faults import SimulatedFault
+from transparity_conformance.oracle.budgets import EVERY
+from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.report.capability_result import CapabilityResult
+
+Build = Callable[[TransformerConfig, Arrays], Any]
+
+Probes = Mapping[str, Probe]
+"""Probes of one model; the first of them is used where one is enough."""
+
+Requests = Mapping[str, Any]
+"""Requests by the names with which the names of their tensors begin; each request has a `name` for sentences."""
+
+Answers = Mapping[str, np.ndarray]
+"""A port's answers as tensors, under the names that they have in a bundle."""
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def first_of(probes: Probes) -> tuple[str, Probe]:
+    """The first probe and its name."""
+    return next(iter(probes.items()))
+
+
+@dataclass(frozen=True)
+class BuiltPort:
+    """A port in this process."""
+
+    build: Build
+    """Builds another one, of other parameters."""
+    forward: Any
+
+
+@dataclass(frozen=True)
+class ForwardPass:
+    """A port's forward pass, by which capabilities are judged."""
+
+    probes: Probes
+    logits: Answers
+    """By probe."""
+    dtype: str
+
+
+def _never(*_: Any) -> str:
+    return ""
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to use a capability, which is one claim of the report."""
+
+    claim: str
+    requests: Callable[[Probes], Requests]
+    faults: Sequence[SimulatedFault] = ()
+    """Those that could explain a wrong answer, the likeliest first."""
+    keywords: tuple[str, ...] = ()
+    """Keywords that the port's method has to take."""
+    requires: str = ""
+    """The claim that has to agree before this one is compared."""
+    why_not: Callable[[Probe, str], str] = _never
+    """The reason why it is not compared for a probe and a dtype, whatever the port does; empty if it is."""
+    is_comparable: Callable[[str, ForwardPass], bool] = lambda key, forward: True
+    """Whether the request of this name can be judged, given the port's forward pass."""
+
+
+@dataclass(frozen=True)
+class Capability:
+    """One row of the table: its requests, the form of an answer, and the judgement."""
+
+    name: str
+    """The section of a bundle, and the option of the command line."""
+    attribute: str
+    """The attribute of a port that offers it."""
+    signature: str
+    help: str
+    """The help of the option."""
+    purpose: str
+    """The description in the manifest of a bundle."""
+    ways: tuple[Way, ...]
+    ask: Callable[[BuiltPort, Way, str, Any], Answers]
+    """Ask a port in this process; it may raise anything."""
+    shapes: Callable[[str, Any], Shapes]
+    """The tensors that a port may write for a request."""
+    judge: Callable[[Way, Requests, Answers, ForwardPass], CapabilityResult]
+    why_not: Callable[[Probe, str], str] = _never
+    """As for a `Way`, but of all of them."""
+    dtypes: tuple[str, ...] = EVERY
+    not_in: str = ""
+    """The reason why it is not compared in another dtype."""
+    if_forward_diverges: str = ""
+    """The reason why it is not compared then; empty if it is."""
+    needs: tuple[str, ...] = ()
+    """Other sections that a bundle with this one has, too."""
+    describe: Callable[[Any], dict[str, Any]] = lambda request: {}
+    """The request in the manifest, as JSON."""
+    file: str = ""
+    """The file of a bundle with the tensors of requests."""
+    tensors: Callable[[Any, Probe], Arrays] = lambda request, probe: {}
+    """The tensors of a request: integers, and floats that are exact in float32."""
+    received: Callable[[Any, Mapping[str, Any], Answers], Any] = lambda request, fields, tensors: request
+    """The request with what another machine may have drawn otherwise, as read from a bundle."""
+    free_fields: tuple[str, ...] = ()
+    """Fields of the description that `received` takes from the bundle."""
+    missing_is_wrong: bool = False
+    """Whether a request is judged though some of its tensors were not written."""
+    is_long: bool = False
+    """Whether requests grow with `max_length`."""
+
+    def reason(self, probe: Probe, dtype: str) -> str:
+        """The reason why nothing of it is compared, whatever the port does; empty if something is."""
+        if reason := self.why_not(probe, dtype):
+            return reason
+        return "" if dtype in self.dtypes else self.not_in.format(dtype)

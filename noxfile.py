@@ -100,7 +100,7 @@ def meta(session: nox.Session) -> None:
 
 @nox.session
 def equivalents(session: nox.Session) -> None:
-    """Every line that mutation testing leaves out because it computes the same, planted and tried."""
+    """Plant every line that mutation testing leaves out, and show that it computes the same."""
     install(session, "test")
     environment = SINGLE_THREADED | {"PYTHONPATH": "conformance"}
     session.run("python", "-m", "meta.equivalents", *session.posargs, env=environment)

@@ -38,7 +38,7 @@ class Fault:
     variant: str
     """Which of the ways to make it."""
     description: str
-    """What the port seems to do, in words."""
+    """The wrong behaviour of the port, in words."""
     fields: Mapping[str, Any] | None = None
     """Changed fields of the configuration."""
     alter: Alter | None = None

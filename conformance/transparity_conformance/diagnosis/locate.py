@@ -21,7 +21,7 @@ INTERNAL = (
 """Taps inside a sublayer: a port may hold them in an equivalent form and still be right."""
 
 EQUIVALENT = 1024
-"""How many ulps of the largest number an equivalent form may be off: it is told from a wrong number, not judged."""
+"""The tolerance of an equivalent form, in ulps of its largest number: enough to tell it from a wrong number."""
 
 
 def is_internal(tap: str) -> bool:

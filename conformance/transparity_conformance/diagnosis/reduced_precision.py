@@ -53,7 +53,7 @@ def _rounded_weights(results: Results, dtype: str) -> Cause | None:
 
 
 def _rounded_arithmetic(results: Results, dtype: str) -> Cause | None:
-    """All arithmetic is rounded if every recorded number is one of the narrower precision, and within its budgets."""
+    """Find a precision that holds every recorded number exactly, and whose budgets hold every segment."""
     for kind in (*(("float32",) if dtype == "float64" else ()), "bfloat16", "float16"):
         if kind == dtype:
             continue

@@ -26,7 +26,7 @@ AT_LEAST = 16
 """The directions to try for each kind of parameter: the error along one alone may be small by luck."""
 
 Loss = Callable[[np.ndarray, np.ndarray, int | None], np.ndarray]
-"""Of logits (batch, length, vocab), targets (batch, length) and the padding token; complex logits flow through."""
+"""From logits (batch, length, vocab), possibly complex, targets (batch, length) and the padding token to the loss."""
 
 
 def projection_of(name: str) -> str:

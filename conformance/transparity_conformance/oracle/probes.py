@@ -1,4 +1,4 @@
-"""Probes: weights and inputs that show mistakes. Freshly initialised weights and short prompts hide most of them.
+"""Probes: weights and inputs that show faults. Freshly initialised weights and short prompts hide most of them.
 
 Weights: attention scores spread by about 2, biases that are not zero, gains spread around one. Inputs: sizes that are
 all different, so that no two axes can be taken for each other; each row says what it is there to catch.
@@ -25,7 +25,7 @@ BATCH, SOURCE, TARGET = 8, 9, 7
 
 SCORE_SPREAD = 2.0
 WEIGHT_SPREAD = 0.3
-"""Of gains around 1 and of biases around 0."""
+"""The standard deviation of gains around 1 and of biases around 0."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +60,7 @@ class Probe:
 
 
 def probe_parameters(config: TransformerConfig, seed: int = 0, embedding: float = 1.0) -> Arrays:
-    """Weights that show mistakes, float32; token embeddings and positions have the spread `embedding`, and where that
+    """Weights that show faults, float32; token embeddings and positions have the spread `embedding`, and where that
     is small no bias drowns them."""
     random = np.random.default_rng(seed)
     parameters = {}

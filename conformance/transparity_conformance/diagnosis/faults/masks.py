@@ -44,7 +44,7 @@ class MaskParts:
         return past & (self.padding if padding is None else padding) if self.masks_padding else past
 
     def within(self, mask: Mask) -> Mask:
-        """Those of the mask that are within the window of this attention, if it has one."""
+        """Restrict `mask` to the window of this attention, if it has one."""
         return mask if self.window is None else self._within(mask, self.window)
 
     def _within(self, mask: Mask, window: int) -> Mask:

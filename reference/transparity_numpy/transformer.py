@@ -122,10 +122,8 @@ def transformer(
     """Logits of the next token, or the other output that `config.head` names.
 
     Args:
-        parameters: By flat name; their dtype is that of the computation (float64 for the oracle, complex128 for the
-            complex step).
-        source, target: Tokens of an encoder-decoder.
-        tokens: Tokens of a lone encoder or decoder.
+        parameters: By flat name; their dtype is that of the computation (complex128 for the complex step).
+        source, target, tokens: Tokens of an encoder-decoder, or of a lone encoder or decoder.
         attention_mask: 0 at padding of the source, or of `tokens`.
         tap: Called with every named activation; its result is used in place of the activation.
     """
@@ -134,11 +132,9 @@ def transformer(
         assert source is not None and target is not None
         visible, scope = visible_keys(source, config.pad_id, attention_mask), scoped(tap, "encoder")
         memory = encoder(config, tree["encoder"], source, visible, scope, training=training)
-        memory_mask = padding_mask(visible)
+        given: dict[str, Any] = {"memory": memory, "memory_mask": padding_mask(visible), "training": training}
         visible, scope = visible_keys(target, config.pad_id), scoped(tap, "decoder")
-        x = decoder(
-            config, tree["decoder"], target, visible, scope, memory=memory, memory_mask=memory_mask, training=training
-        )
+        x = decoder(config, tree["decoder"], target, visible, scope, **given)
     elif config.architecture == "encoder":
         assert tokens is not None
         visible, scope = visible_keys(tokens, config.pad_id, attention_mask), scoped(tap, "encoder")

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from transparity.presets import PRESETS
+from transparity_conformance.capabilities.table import ATTRIBUTES
 from transparity_conformance.checkpoints.importing import FILES
 from transparity_conformance.suite.claims import all_claims
 
@@ -136,3 +137,8 @@ def test_every_preset_and_every_family_is_on_its_page() -> None:
     listed = re.search(r"(?s)These families are read: (.+?)\. ", read("docs/families.md"))
     assert listed
     assert sorted(re.findall(r"`(\w+)`", listed[1])) == sorted(FILES)
+
+
+def test_every_capability_is_on_its_page() -> None:
+    listed = re.findall(r"(?m)^\| `(\w+)\(", read("docs/capabilities.md"))
+    assert sorted(listed) == sorted(ATTRIBUTES)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from transparity.config import FIELD_TYPES, TransformerConfig
 from transparity.presets import PRESETS
 from transparity_conformance.capabilities.table import ATTRIBUTES
 from transparity_conformance.checkpoints.importing import FILES
@@ -142,3 +143,14 @@ def test_every_preset_and_every_family_is_on_its_page() -> None:
 def test_every_capability_is_on_its_page() -> None:
     listed = re.findall(r"(?m)^\| `(\w+)\(", read("docs/capabilities.md"))
     assert sorted(listed) == sorted(ATTRIBUTES)
+
+
+def test_the_new_names_of_the_changelog_exist() -> None:
+    renamed = re.findall(r"(?m)^  \| `.+ \| (.+) \|$", read("CHANGELOG.md"))
+    names = [name for cell in renamed for name in re.findall(r"`(?:python -m )?(transparity[\w.]+)`", cell)]
+    assert names
+    for name in names:
+        assert name == "transparity.harnesses" or resolved(name) is not None
+    fields = re.findall(r"(?m)^  \| `TransformerConfig\.(?:.+) \| (.+) \|$", read("CHANGELOG.md"))
+    for name in re.findall(r"`(\w+)`", " ".join(fields)):
+        assert hasattr(TransformerConfig, name) or name in FIELD_TYPES

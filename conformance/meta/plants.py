@@ -671,7 +671,6 @@ PLANTS = [
         (
             "independent.torch_multihead_attention",
             "independent.flax_multi_head_attention",
-            "independent.jax_dot_product_attention",
             "independent.torch_layers",
         ),
     ),

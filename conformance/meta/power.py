@@ -94,7 +94,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, ports in every.items():
         of_name, found = found[: len(ports)], found[len(ports) :]
         report[name] = {"measures": scores(of_name), "answers": [each.as_dict() for each in of_name]}
-        console.print(table(f"The power of the checker: {name}", report[name]["measures"]))
+        if ports:
+            console.print(table(f"The power of the checker: {name}", report[name]["measures"]))
     if options.json:
         options.json.write_text(json.dumps(report, indent=1))
     return 0 if all(score["reached"] for part in report.values() for score in part["measures"]) else 1

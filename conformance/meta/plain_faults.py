@@ -159,34 +159,38 @@ def placed_at(fault: PlainFault, config: TransformerConfig, where: str) -> bool:
     return any(re.search(place, where) for place in places(fault, config))
 
 
+_PLACES: dict[str, Places] = {
+    "mask-polarity": _WEIGHTS,
+    "mask-value": _WEIGHTS,
+    "mask-order": _WEIGHTS,
+    "mask-wholly-hidden-row": _WEIGHTS,
+    "causal-missing": (r"^decoder.*self_attention\.weights$",),
+    "causal-diagonal": (r"^decoder.*self_attention\.weights$",),
+    "softmax-axis": _WEIGHTS,
+    "norm-eps": _NORM,
+    "norm-eps-placement": _NORM,
+    "norm-variance": _NORM,
+    "norm-kind": _NORM,
+    "activation": (_HIDDEN,),
+    "embedding-scale": _EMBEDDING,
+    "position-offset": _EMBEDDING,
+    "position-layout": _EMBEDDING,
+    "position-frequency": _EMBEDDING,
+    "padding-row": _EMBEDDING,
+    "head-tied": (r"^logits$",),
+    "logit-shift": (r"^logits$",),
+    "low-precision": ("",),
+}
+"""The places of the faults that are at the same places in every configuration."""
+
+
 def places(fault: PlainFault, config: TransformerConfig) -> Places:
     """The taps, as patterns, at the end of the segments that the mistake makes wrong."""
     variant = fault.variant
-    by_id: dict[str, Places] = {
-        "attention-scale": _scaled(config),
-        "mask-polarity": _WEIGHTS,
-        "mask-value": _WEIGHTS,
-        "mask-order": _WEIGHTS,
-        "mask-wholly-hidden-row": _WEIGHTS,
-        "causal-missing": (r"^decoder.*self_attention\.weights$",),
-        "causal-diagonal": (r"^decoder.*self_attention\.weights$",),
-        "softmax-axis": _WEIGHTS,
-        "norm-eps": _NORM,
-        "norm-eps-placement": _NORM,
-        "norm-variance": _NORM,
-        "norm-kind": _NORM,
-        "activation": (_HIDDEN,),
-        "embedding-scale": _EMBEDDING,
-        "position-offset": _EMBEDDING,
-        "position-layout": _EMBEDDING,
-        "position-frequency": _EMBEDDING,
-        "padding-row": _EMBEDDING,
-        "head-tied": (r"^logits$",),
-        "logit-shift": (r"^logits$",),
-        "low-precision": ("",),
-    }
-    if fault.id in by_id:
-        return by_id[fault.id]
+    if fault.id == "attention-scale":
+        return _scaled(config)
+    if fault.id in _PLACES:
+        return _PLACES[fault.id]
     if fault.id in ("padding-ignored", "padding-axis"):
         attention = {"source": "^encoder.*self_", "cross": "cross_", "target": "^decoder.*self_"}.get(variant, "")
         return (attention + r"attention\.weights$",)

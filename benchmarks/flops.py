@@ -1,4 +1,4 @@
-"""How many floating-point operations a forward pass takes, counted from the configuration alone.
+"""Floating-point operations of a forward pass, counted from the configuration alone.
 
 A product of (m, k) and (k, n) matrices takes m · n · k multiplications and as many additions: 2 · m · n · k FLOPs.
 With the letters of `transparity.axes`, F for `feed_forward_dim`, A for `attention_dim`:

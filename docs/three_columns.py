@@ -24,7 +24,7 @@ CHARACTERS = 52
 """Characters in a line of the picture; longer lines of the source are broken at their brackets."""
 
 SEPARATOR = re.compile(r" (?:else|and) |(?<=,) ")
-"""Where a line is broken outside brackets."""
+"""Places where a line may be broken outside brackets."""
 
 ADVANCE, LINE, PADDING = 7.25, 18, 16
 """Width of a character, height of a line and space around the text, in pixels."""

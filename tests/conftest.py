@@ -1,4 +1,4 @@
-"""What the tests of the tools share: every installed backend, and an error that is one sentence."""
+"""Fixtures of the tests of the tools: every installed backend, and an error that is one sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which backends there are: those whose framework is installed; the others are named, with what is missing."""
+"""Backends are found if their framework is installed; missing ones are listed with the reason."""
 
 from __future__ import annotations
 

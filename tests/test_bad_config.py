@@ -29,7 +29,7 @@ def test_every_field_is_of_a_kind_that_is_tested() -> None:
 
 
 def refusal(**fields: Any) -> str:
-    """What the configuration with these fields is refused with, held to be one line that ends as a sentence does."""
+    """Refusal of a configuration with these fields, held to be one line that ends like a sentence."""
     with pytest.raises(ConfigError) as caught:
         dataclasses.replace(CONFIG, **fields)
     message = str(caught.value)

@@ -23,7 +23,7 @@ SOURCE, TARGET = np.array([[3, 4, 5], [6, 7, 8]]), np.array([[1, 9], [1, 4]])
 
 
 class Unreadable:
-    """What raises when NumPy asks for its array, as a tensor that requires gradients does."""
+    """A value that raises when NumPy asks for its array, as a tensor with gradients does."""
 
     def __array__(self, *_: Any, **__: Any) -> Any:
         raise RuntimeError("not today.\nAsk again")

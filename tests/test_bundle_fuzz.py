@@ -143,7 +143,7 @@ MUTATIONS: tuple[Mutation, ...] = (
 
 
 def mutants(seed: int, data: bytes, count: int) -> Iterator[bytes]:
-    """What becomes of `data`; never itself."""
+    """Mutations of `data`; never itself."""
     random = np.random.default_rng(seed)
     while count:
         changed = MUTATIONS[int(random.integers(len(MUTATIONS)))](random, data)

@@ -307,7 +307,7 @@ def test_the_gradients_of_a_wrong_loss_are_held_to_that_loss(
 
 
 def chunks(bundle: Bundle, how: SimulatedFault) -> Tensors:
-    """What a port that decodes so writes of its steps."""
+    """Answers of a port that decodes in these steps."""
     probe, said = bundle.probes["mixed"], dict[str, np.ndarray]()
     for way, sizes in sizes_of(bundle).items():
         logits = how.simulate(probe.config, probe.exact, probe.inputs, sizes)

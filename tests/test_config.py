@@ -37,7 +37,7 @@ SPECIAL = {
 
 
 def values(field: str) -> st.SearchStrategy[Any]:
-    """What a field may be: every value of a choice, whole numbers in reach of the vocabularies for the rest."""
+    """Values of a field: all of a choice, otherwise whole numbers below the vocabulary sizes."""
     kind = KINDS[field]
     if field in SPECIAL:
         return SPECIAL[field]

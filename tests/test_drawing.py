@@ -1,4 +1,4 @@
-"""What a port generates besides greedily: drawn tokens, ragged prompts and beams; each mistake is found and named."""
+"""Sampled tokens, ragged prompts and beams of a port: each fault is found and named."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from transparity_numpy.port import build as numpy_build
 
 PRESETS = ("notes-lm", "pre-norm", "translation")
 ENDLESS = ("what has not ended", "beams are kept by their scores", "a continuation that ended")
-"""How mistakes begin that show only where something ends."""
+"""Beginnings of the descriptions of faults that show only when a row ends."""
 
 
 class Generating:
@@ -108,7 +108,7 @@ def whole(preset: str, dtype: str = "float32") -> ForwardPass:
 
 
 def found_in(build: Callable[..., Any], preset: str = "translation") -> Any:
-    """What is found in what a port generates."""
+    """Findings in the tokens that a port generates."""
     row = GENERATION if hasattr(built(build, preset).forward, "generate") else BEAMS
     return compare_capability(row, built(build, preset), whole(preset))
 
@@ -287,7 +287,7 @@ def test_a_draw_at_a_boundary_is_a_tie_and_one_beyond_it_is_wrong(off: float, sa
 
 
 def upper_end(request: Request, tokens: np.ndarray) -> float:
-    """Where the interval of the first drawn token of the first row ends."""
+    """Upper end of the interval of the first sampled token of the first row."""
     context = {"tokens": tokens[:1, : request.prompt.shape[1]]}
     logits = np.asarray(numpy_build(request.config, request.parameters).logits(**context))[0, -1]
     weights = np.exp(logits - logits.max())

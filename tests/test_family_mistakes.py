@@ -47,7 +47,7 @@ def _catalogued(config: TransformerConfig) -> set[str]:
 
 
 OF_PRESETS = {name for case in PRESETS for name in _catalogued(preset(case).resized())}
-"""What `test_power` is about."""
+"""Cases of `test_power`."""
 
 
 def sampled() -> Iterator[SimulatedPort]:

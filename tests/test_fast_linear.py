@@ -1,4 +1,4 @@
-"""What is fast multiplies by packed weights: the same numbers, held once more in another order."""
+"""Fast linear maps multiply by packed weights: the same numbers, in another order."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def linear_oracle(rows: np.ndarray, weight: np.ndarray, bias: np.ndarray, activa
 
 
 def axes_multiplied(linear: nnx.Linear, rows: jax.Array) -> set[int]:
-    """How many axes the operands of the products have that its gradient takes."""
+    """Numbers of axes of the operands in the products of its gradient."""
     graph, state = nnx.split(linear)
     program = jax.make_jaxpr(jax.grad(lambda state: nnx.merge(graph, state)(rows).sum()))(state)
     products = [step for step in program.eqns if step.primitive.name == "dot_general"]

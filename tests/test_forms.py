@@ -1,4 +1,4 @@
-"""What a port shows inside a sublayer may be ours in another form, and only if one map leads there."""
+"""Activations inside a sublayer may have an equivalent form, and only if one map leads there."""
 
 from __future__ import annotations
 

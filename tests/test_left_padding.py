@@ -39,7 +39,7 @@ def padded(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 
 def apart(backend: Backend, case: str, dtype: str, config: Any = None) -> tuple[float, float]:
-    """How far the padded rows are from the same rows without, and how far rounding may take the two."""
+    """Distance of padded rows from the same rows without padding, and its budget."""
     config = config or SHIFTED[case]
     parameters, (tokens, mask) = probe_parameters(config), padded()
     forward = backend(config, parameters, dtype=dtype)

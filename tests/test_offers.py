@@ -1,4 +1,4 @@
-"""What a port offers beside its forward pass: a wrong loss and a wrong gradient are found, placed and named."""
+"""Capabilities of a port: a wrong loss and a wrong gradient are found, placed and named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is installed: the five packages, with their types and templates, and nothing else."""
+"""The wheel has the five packages, with their types and templates, and nothing else."""
 
 from __future__ import annotations
 

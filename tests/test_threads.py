@@ -84,7 +84,7 @@ def test_two_threads_say_what_one_says() -> None:
 
 
 def says(script: str, environment: dict[str, str]) -> None:
-    """What `script` asserts holds in a process of its own, in which libraries begin anew."""
+    """Run the assertions of `script` in a process of its own, in which libraries start afresh."""
     process = subprocess.run(
         [sys.executable, "-c", script], env=os.environ | environment, capture_output=True, text=True, check=False
     )

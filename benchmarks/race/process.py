@@ -68,7 +68,7 @@ class Process:
         return {"failed": f"it said nothing for {SILENCE_LIMIT:g} s" if late else self.died_of()}
 
     def died_of(self) -> str:
-        """How the process ended, and the last line that it wrote."""
+        """Exit of the process, and the last line that it wrote."""
         code = self.process.wait()
         how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with {code}"
         self.errors.seek(0)

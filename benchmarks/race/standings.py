@@ -48,7 +48,7 @@ class Standing:
     share: Quartiles | None = None
     """Of the limit."""
     ratio: Quartiles | None = None
-    """How many times as fast it is as `rival`, from the ratios of the rounds."""
+    """Speed as a multiple of that of `rival`, from the ratios of the rounds."""
     rival: str | None = None
     """The best peer of its kind; for the best peer, itself."""
 
@@ -98,7 +98,7 @@ def best_peer(results: Iterable[Result], candidate: Candidate) -> Result | None:
 
 
 def ratios(mine: Mapping[int, float], theirs: Mapping[int, float]) -> list[float]:
-    """How many times as fast mine is, in each round that both ran."""
+    """Speed ratio in each round that both ran; above 1, mine is faster."""
     return [theirs[turn] / mine[turn] for turn in mine.keys() & theirs.keys()]
 
 

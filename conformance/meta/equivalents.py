@@ -68,7 +68,7 @@ def _mutants_of(column: str, file: str) -> tuple[Mutant, ...]:
 
 
 def difference_made(entry: Equivalent) -> str:
-    """Where a mutant of the entry computes something else; empty if nowhere."""
+    """Answers that a mutant of the entry changes; empty if there are none."""
     made = mutants_of(entry)
     return next(filter(None, (_difference(entry.column, mutant) for mutant in made)), "") if made else "no such mutant"
 
@@ -103,7 +103,7 @@ def _first_other_answer(build: Backend, case: str) -> str:
 
 @functools.cache
 def budgets(case: str) -> dict[str, float]:
-    """What rounding in float64 explains, of the answers that are sums; all others are exact."""
+    """Budgets in float64 of the answers that are sums; all others are exact."""
     oracle = probes(case)["mixed"].oracle
     found = {name: oracle.budget(name, "float64") for name in oracle.expected}
     found |= {"logits by the fast path": found["logits"], "loss": 2 * found["logits"]}

@@ -31,9 +31,9 @@ from transparity_numpy.transformer import transformer
 Arrays = dict[str, np.ndarray]
 Config = TransformerConfig
 Wrong = Callable[[Config], Any]
-"""What a port has in the place of a function, or of another value, for a configuration."""
+"""Replacement of a function or another value in a port, given its configuration."""
 Acts = Callable[[Config], bool]
-"""Whether a mistake is one in a configuration."""
+"""Condition on a configuration under which the fault changes something."""
 
 SCORES, WEIGHTS, HIDDEN, LOGITS = r".*\.scores", r".*\.weights", r".*\.hidden", r"logits"
 ROTATED, EMBEDDING = r".*\.(query|key)_rotated", r"\w+\.embedding"
@@ -48,7 +48,7 @@ class FamilyFault:
     """Names that are right: more than one where nothing tells them apart, none for what no catalogue has."""
     variant: str
     place: str
-    """What the names of the taps match at which it may be found."""
+    """Pattern of the taps at which the fault may be found."""
     acts: Acts
     """In which configurations it is one."""
     fields: Callable[[Config], dict[str, Any]] = lambda config: {}
@@ -271,7 +271,7 @@ def _rms(change: Callable[[Any, float], Any]) -> dict[str, Wrong]:
 
 
 def _fed(change: Callable[[Callable[[Any], Any], Any, Any], Any]) -> dict[str, Wrong]:
-    """What comes of the activation, the gate and up."""
+    """Replace the combination of activation, gate and up."""
 
     def wrong(config: Config) -> Callable[..., Any]:
         function = feed_forward.ACTIVATIONS[config.activation]
@@ -691,7 +691,7 @@ FAULTS = tuple(_faults())
 
 
 def _uncatalogued() -> Iterator[FamilyFault]:
-    """What no one has written down: it has to be found and placed, and to be called by no name."""
+    """Faults outside the catalogue: they have to be found and placed, and not named."""
 
     def fault(says: str, place: str, acts: Acts, **made: Any) -> FamilyFault:
         return FamilyFault((), says, place, acts, **made)

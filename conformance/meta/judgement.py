@@ -118,7 +118,9 @@ def both_named(judgement: Judgement) -> bool:
 def one_named(judgement: Judgement) -> bool:
     """Whether one fault is named, and the other is too, or is reported to remain."""
     faults, divergences = judgement.port.faults, judgement.divergences
-    right = [fault for fault in faults if any(names(each, fault) for each in divergences)]
+    # A tie is not enough here: of two faults by logits alone, one has to be named by its own id.
+    first = {each.causes[0].mistake for each in divergences if each.causes}
+    right = [fault for fault in faults if first & set(fault.ids)]
     left = any(not each.causes or each.causes[0].residual > each.budget for each in divergences)
     remains = left or any("remain" in note for note in (judgement.report.notes if judgement.report else ()))
     return len(right) == len(faults) or (bool(right) and remains)

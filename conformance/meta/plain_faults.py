@@ -220,13 +220,13 @@ def places(fault: PlainFault, config: TransformerConfig) -> Places:
 
 
 def _scaled(config: TransformerConfig) -> Places:
-    """What is replaced before the scale is scaled as well, which shows if it is small enough to weigh something."""
+    """A score masked before the scale is scaled too, which shows if it is small enough to weigh something."""
     early = config.mask_order == "before-scale" and -1e6 < config.mask_value < -1e-6
     return (r"attention\.scores$",) + _WEIGHTS * early
 
 
 def _residual(config: TransformerConfig) -> Places:
-    """Where a residual is first seen: no tap shows it alone, and with the norms before it several show it."""
+    """First taps that show a residual: none shows it alone, and with pre-norm several do."""
     return (r"_norm$", _LAYER) if config.norm_position == "pre" else (r"(attention|feed_forward)_norm$",)
 
 

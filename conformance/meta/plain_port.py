@@ -369,11 +369,11 @@ class PlainPort:
 
     @property
     def hides(self) -> bool:
-        """Whether a hidden score weighs nothing."""
+        """True if masked scores have zero weight."""
         return self.c.mask_value <= -1e6
 
     def visible(self, kind: str, queries: np.ndarray, keys: np.ndarray, *, causal: bool) -> np.ndarray:
-        """Which keys each query sees, (batch, 1, queries, keys). `kind` is a stack, or `cross`."""
+        """Keys that each query sees, (batch, 1, queries, keys). `kind` is a stack, or `cross`."""
         n, m, pad = queries.shape[1], keys.shape[1], self.c.pad_id
         inverted = self.fault("mask-polarity")
         late = {"hides itself": -1, "shows the next": 1}.get(self.fault("causal-diagonal"), 0)
@@ -507,7 +507,7 @@ class PlainPort:
         return as_bfloat16(x) if low else x
 
     def drop(self, x: np.ndarray, where: str) -> np.ndarray:
-        """What training does, and evaluation should not: PyTorch drops a tenth if it is not told otherwise."""
+        """Apply dropout, as in training but not in evaluation; PyTorch drops a tenth by default."""
         if self.fault("dropout-active") != where:
             return x
         share = self.c.dropout or 0.1
@@ -518,7 +518,7 @@ class PlainPort:
         return value
 
     def shows(self, name: str) -> bool:
-        """Which taps a style has to offer."""
+        """Taps that a style has to offer."""
         if name == "logits":
             return True
         if self.style == "no key bias":

@@ -98,7 +98,7 @@ def _suite() -> list[types.ModuleType]:
 
 
 def _forget() -> None:
-    """What the suite keeps of what an oracle has said."""
+    """Clear what the suite caches of oracles."""
     for module in _suite():
         for kept in vars(module).values():
             if callable(forget := getattr(kept, "cache_clear", None)):

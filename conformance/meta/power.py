@@ -1,4 +1,4 @@
-"""How good is the checker? `python -m meta.power [--sample N] [--json FILE]` measures it.
+"""Measure the checker: `python -m meta.power [--sample N] [--json FILE]`.
 
 Every catalogued fault in every configuration where it acts, pairs of faults, faults that no catalogue has, and correct
 ports in many styles, of the presets and of the families: the share of right judgements of each, beside its target.

@@ -53,7 +53,7 @@ USUAL = {
     "attention_scale": "head_dim",
     "positions": "learned",
 }
-"""What stands for the choices that no document makes."""
+"""Defaults for choices that no document makes."""
 
 DOCUMENTED = {"layer", "layer-unbiased", "batch", "pre", "post", "head_dim", "embed_dim", "learned", "sinusoidal"}
 

@@ -48,7 +48,7 @@ FIELDS = {
 
 
 def read_llama(path: Path) -> tuple[TransformerConfig, dict[str, np.ndarray]]:
-    """What the file says, and what is in it as float32, of whatever quantisation."""
+    """Metadata and tensors of the file, the latter dequantized to float32."""
     reader = gguf.GGUFReader(path)
     tensors = {tensor.name: gguf.dequantize(tensor.data, tensor.tensor_type) for tensor in reader.tensors}
     config = TransformerConfig(

@@ -42,7 +42,7 @@ class Real(NamedTuple):
     inputs: Arrays
     oracle: Oracle
     theirs: np.ndarray
-    """What transformers, which reads the same file by itself, says of the text."""
+    """The answer of transformers, which reads the same file itself."""
     continued: list[list[int]] | None = None
     """The text, as transformers goes on with it."""
     tokenizer: Any = None
@@ -86,7 +86,7 @@ def smollm2() -> Real:
 
 
 def assert_within_budget(real: Real, said: Any) -> None:
-    """What was `said` is what the oracle says, but for what float32 rounds."""
+    """Hold `said` to the oracle within the budget of float32."""
     error = difference(as_numbers(said), real.oracle.expected["logits"])
     budget = real.oracle.budget("logits", "float32")
     assert share(error, budget) <= 1, f"it differs by {error:.3g}; expected at most {budget:.3g}"

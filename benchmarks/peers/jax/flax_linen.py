@@ -89,7 +89,7 @@ def variables(config: TransformerConfig, parameters: Mapping[str, np.ndarray]) -
 
 
 def placed(config: TransformerConfig, name: str, value: np.ndarray) -> tuple[list[str], np.ndarray]:
-    """Where Flax keeps a weight, and its value as Flax shapes it: (in, out), heads on an axis of their own."""
+    """Path of a weight in Flax, and its value in the shape of Flax: (in, out), heads on an axis of their own."""
     *scopes, role, leaf = name.replace("feed_forward.", "").split(".")
     heads = (config.num_heads, config.head_dim)
     if role.endswith("norm"):

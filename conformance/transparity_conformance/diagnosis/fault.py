@@ -36,7 +36,7 @@ class Fault:
     id: str
     """Its name in reports."""
     variant: str
-    """Which of the ways to make it."""
+    """One of the ways to make it."""
     description: str
     """The wrong behaviour of the port, in words."""
     fields: Mapping[str, Any] | None = None

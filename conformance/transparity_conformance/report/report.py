@@ -46,7 +46,7 @@ class Divergence:
     split_by: str | None = None
     """The probe that would tell them apart."""
     probe: str = ""
-    """Where the error is largest."""
+    """Position of the largest error."""
     profile: dict[str, Any] = field(default_factory=dict)
     """The largest error by `row`, `position`, `head` and `feature`, as lists of numbers."""
     is_misshapen: bool = False

@@ -39,7 +39,7 @@ HEADER_SPARE, HEADER_OF_ONE = 2**20, 512
 
 @dataclass(frozen=True)
 class Entry:
-    """Where a tensor stands in its file."""
+    """Position of a tensor in its file."""
 
     name: str
     dtype: np.dtype[Any]

@@ -1,4 +1,4 @@
-"""What is shown of an agreement matrix, as plain data: the terminal and the page lay it out."""
+"""The content of an agreement matrix as plain data, which the terminal and the page lay out."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Agreement:
 
     @property
     def lists(self) -> dict[str, Sequence[str]]:
-        """What was left out, under its headings."""
+        """Omitted items under their headings."""
         fewer = f"{FEWER} Fewer cases than in another column"
         return {fewer: _fewer_cases(self.matrix), "Not compared": _reasons(self.not_compared), "Skipped": self.skipped}
 

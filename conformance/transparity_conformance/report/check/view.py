@@ -1,4 +1,4 @@
-"""What is shown of a check, as plain data: the terminal and the page lay it out."""
+"""The content of a check as plain data, which the terminal and the page lay out."""
 
 from __future__ import annotations
 

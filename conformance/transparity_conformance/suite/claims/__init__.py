@@ -22,7 +22,7 @@ Check = Callable[..., Iterator[Evidence]]
 
 @dataclass(frozen=True)
 class Claim:
-    """What is claimed, and of which subjects."""
+    """A claim and the subjects that it is about."""
 
     name: str
     says: str

@@ -24,7 +24,7 @@ LONG = 300
 
 BATCH, HEADS, QUERIES, KEYS, HEAD_DIM = 8, 3, 7, 9, 8
 HIDDEN = (-math.inf, -1e20, -1e9, -10.0, -1e-20, 0.0)
-"""What a hidden score is replaced by: values that hide wholly, partly and not at all."""
+"""Replacements of masked scores: values that mask exactly, partly and not at all."""
 
 
 def drawn() -> tuple[Arrays, np.ndarray]:
@@ -164,7 +164,7 @@ def masked_keys_have_zero_weight(bench: Bench) -> Iterator[Evidence]:
 
 
 def _mask(probe: Probe, name: str) -> np.ndarray:
-    """What the attention called `name` may look at, written out anew."""
+    """Mask of the attention called `name`, computed independently."""
     stack = name.split(".")[0]
     causal = stack == "decoder" and "self_attention" in name
     keys = probe.inputs.get("source" if "cross" in name or stack == "encoder" else "target", probe.inputs.get("tokens"))

@@ -31,7 +31,7 @@ UNPADDED = {"unpadded": dataclasses.replace(preset("translation").resized(), pad
 """A model without a padding token."""
 
 Chunks = list[tuple[int, ...]]
-"""How many tokens each row goes on by, step for step."""
+"""Numbers of tokens by which each row continues, per step."""
 
 
 @functools.cache

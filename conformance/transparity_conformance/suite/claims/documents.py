@@ -1,4 +1,4 @@
-"""What the five documents print: their numbers, exactly, and their shapes, at their full size."""
+"""The numbers that the five documents print, exactly, and their shapes at full size."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from transparity_conformance.suite.bench import Bench
 from transparity_conformance.suite.claims import claim
 
 FEW = ("llama", "qwen", "gemma", "gpt-j", "t5", "bart", "bert", "roberta", "modern-bert", "bloom")
-"""Where every model is compiled, these are tried: together they have all parts that no preset has."""
+"""Families tried where every model is compiled: together they have all parts that no preset has."""
 
 
 @functools.cache

@@ -22,8 +22,8 @@ HALF = ONE_SHAPE - {"hot"}
 EAGER = {"float64": ONE_SHAPE | {"one", "longest"}, "float32": ONE_SHAPE | {"one", "longest", "square"}}
 
 EVERY_SHAPE = ("notes-lm", "translation")
-"""Where every operation is compiled for every shape, float64 is tried on other shapes in these presets alone; float32
-is in all."""
+"""Presets in which float64 is tried on other shapes where every operation is compiled per shape; float32 is tried on
+them in all presets."""
 
 
 def probes_for(bench: Bench, cases: Iterable[str]) -> Iterator[Probe]:

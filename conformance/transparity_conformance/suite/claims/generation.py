@@ -28,8 +28,7 @@ ENDINGS = (1.0, 5.0)
 """Added to the logit of the end token: some continuations end early; all at once."""
 
 WAYS = ("translation", "notes-lm", "walkthrough")
-"""What searching and filling up depend on is not how a preset computes, but: whether it can have a cache, whether it
-reads a source, and whether it has an end."""
+"""Presets that differ in having a cache, a source and an end token, on which beam search and filling depend."""
 
 
 def prompted(case: str) -> tuple[TransformerConfig, Arrays, np.ndarray, np.ndarray | None]:

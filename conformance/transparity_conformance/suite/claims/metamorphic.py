@@ -23,7 +23,7 @@ def logits(bench: Bench, probe: Probe, inputs: Arrays, parameters: Arrays | None
 
 
 def budget(bench: Bench, probe: Probe) -> float:
-    """What rounding explains between two computations of the same logits."""
+    """Budget for rounding between two computations of the same logits."""
     return 2 * probe.oracle.budget("logits", bench.subject.dtype)
 
 

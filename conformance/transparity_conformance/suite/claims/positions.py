@@ -16,7 +16,7 @@ from transparity_conformance.suite.bench import Bench
 from transparity_conformance.suite.claims import claim
 
 FEW_ULPS = RULES["float64"].floor * epsilon("float64")
-"""What float64 can promise of a power that is at most 1."""
+"""Error of float64 for a power that is at most 1."""
 
 
 @claim(dtypes=("float32",), of_reference=True, harness=True)

@@ -159,3 +159,26 @@ DEPARTS: dict[str, list[Any]] = {
 def test_what_is_otherwise_than_in_the_paper_is_said_once(field: str, value: Any) -> None:
     changes: dict[str, Any] = {field: value}
     assert len(departures(dataclasses.replace(PAPER, **changes))) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "scale", "masked"),
+    [
+        ({}, 1 / 4, -100.0),
+        ({"attention_scale": "embed_dim"}, 1 / 8, -100.0),
+        ({"attention_scale": "none"}, 1.0, -100.0),
+        ({"attention_multiplier": 2.0}, 1 / 2, -100.0),
+        ({"mask_order": "before-scale"}, 1 / 4, -25.0),
+        ({"mask_order": "before-scale", "attention_scale": "embed_dim"}, 1 / 8, -12.5),
+    ],
+    ids=lambda value: ", ".join(value) or "default" if isinstance(value, dict) else None,
+)
+def test_the_scale_of_scores_and_the_masked_score_are_those_of_the_fields(
+    fields: dict[str, Any], scale: float, masked: float
+) -> None:
+    """All columns and the reference share these two numbers, so no claim between them can tell a wrong one."""
+    config = TransformerConfig(
+        architecture="decoder", target_vocab_size=7, embed_dim=64, num_heads=4, mask_value=-100.0, **fields
+    )
+    assert config.score_scale == scale
+    assert config.masked_score == masked

@@ -537,7 +537,7 @@ def test_targets_that_were_forged(folder: Path) -> None:
 
 PROGRAM = f"""
 import pathlib, sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
+sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[1])!r}]
 from test_bundle_sections import answer, without
 from safetensors.numpy import save_file
 bundle, actual = map(pathlib.Path, sys.argv[1:])

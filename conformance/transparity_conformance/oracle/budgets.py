@@ -6,10 +6,11 @@ the largest expected value, for what is so short a computation that the referenc
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 
@@ -60,9 +61,18 @@ def neighbours_of_drawn(inputs: Mapping[str, np.ndarray]) -> int:
     return max(NEIGHBOURS_OF_DRAWN, -(-POSITIONS_OF_DRAWN // fewest))
 
 
+@functools.cache
 def epsilon(dtype: str) -> float:
     """The distance from 1 to the next number of `dtype`."""
+    import ml_dtypes  # imported late, so that the command line starts without it
+
     return float(ml_dtypes.finfo(dtype).eps)
+
+
+def _bfloat16() -> Any:
+    import ml_dtypes  # imported late, as above
+
+    return ml_dtypes.bfloat16
 
 
 def rounded(value: np.ndarray, dtype: str) -> np.ndarray:
@@ -71,7 +81,7 @@ def rounded(value: np.ndarray, dtype: str) -> np.ndarray:
         return value
     if dtype in ("float64", "float32"):
         return value.astype(dtype, copy=False)
-    return value.astype(dtype if dtype == "float16" else ml_dtypes.bfloat16).astype(np.float32)
+    return value.astype(np.float16 if dtype == "float16" else _bfloat16()).astype(np.float32)
 
 
 def rounded_to(value: np.ndarray, kind: str) -> np.ndarray:
@@ -80,7 +90,7 @@ def rounded_to(value: np.ndarray, kind: str) -> np.ndarray:
         bits = value.astype(np.float32).view(np.uint32)
         bits = (bits + np.uint32(0xFFF) + ((bits >> np.uint32(13)) & np.uint32(1))) & np.uint32(0xFFFFE000)
         return bits.view(np.float32).astype(value.dtype)
-    return value.astype(ml_dtypes.bfloat16 if kind == "bfloat16" else kind).astype(value.dtype)
+    return value.astype(_bfloat16() if kind == "bfloat16" else kind).astype(value.dtype)
 
 
 EVERY = ("float64", "float32", "bfloat16", "float16")

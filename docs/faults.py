@@ -23,7 +23,7 @@ INTRODUCTION = """# Faults
 
 The checker knows these faults by name. Each can be put into the reference, at one place, in one stack or everywhere.
 Most have several variants (`mask-value`: −1e9, −1e4, 0, added instead of replaced …); numbers in them are fitted. A
-port that is wrong in another way still diverges, at the place where it does; only its cause has no name.
+port with any other fault still diverges, at the right place; only its cause has no name.
 
 `python docs/faults.py` writes this page. To add a fault, see [CONTRIBUTING.md](../CONTRIBUTING.md).
 """

@@ -28,7 +28,7 @@ def prefill(
     attention_mask: Bool[Array, "batch keys"] | Int[Array, "batch keys"] | None = None,
 ) -> Cache:
     """Cache for `batch` rows of up to `capacity` tokens, with the encoder run on `source` and every decoder layer's
-    keys and values of its output. An `attention_mask` is of the source."""
+    keys and values of its output. An `attention_mask` applies to the source."""
     config = model.config
     cache = empty_cache(config, batch, capacity, model.token_embedding.embedding.dtype)
     if source is not None:
@@ -54,8 +54,8 @@ def step(
     Padding with every key masked weighs all keys alike, so its own logits depend on the capacity of the cache.
 
     Args:
-        counts: Number of tokens that count in each row, all without it; the rest are fillers, which no token sees and
-            the next step overwrites.
+        counts: Number of valid tokens in each row; None: all. The rest are fillers, which no token sees and the next
+            step overwrites.
         attention_mask: 0 at padding of the tokens.
     """
     config = model.config

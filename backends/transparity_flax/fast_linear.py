@@ -1,7 +1,7 @@
 """Fast linear maps for XLA's CPU: the weight as the left factor for decoding, the rows as one axis for training.
 
-With few rows, a product takes as long as reading its weight, which is fastest in the order (out, in); Flax holds
-(in, out). With many rows, gradients are fastest if the rows are one axis.
+With few rows, a product takes as long as reading its weight, which is fastest in the order (out, in); Flax stores (in,
+out). With many rows, gradients are fastest if the rows are one axis.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The harness of the JAX column (`transparity.protocol.Harness`): its parts one by one, and its environment."""
+"""The harness of the JAX column (`transparity.protocol.Harness`): its parts, and its environment."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class FlaxModule:
 def _applied(
     graph: Graph, with_taps: bool, state: State, arrays: list[Any], named: dict[str, Any]
 ) -> tuple[jax.Array, dict[str, jax.Array], State]:
-    """The result of a part, its activations if asked for, and its state afterwards: a batch norm learns."""
+    """Return the result of a part, its activations if requested, and its new state, which a batch norm updates."""
     part: Any = nnx.merge(graph, state)
     recorded: dict[str, jax.Array] = {}
     result = part(*arrays, **named, **({"tap": recording(recorded)} if with_taps else {}))
@@ -122,7 +122,7 @@ def _named(name: str) -> Callable[..., Any]:
 
 
 def _compiled(function: Callable[..., Any], arguments: list[Any], named: dict[str, Any]) -> Callable[..., Any]:
-    """`function` as one program, which depends on what is no array among its arguments; without any there is none."""
+    """Compile `function` as one program, with non-arrays as static arguments; without arrays, return it unchanged."""
     if not any(isinstance(value, jax.Array) for value in [*arguments, *named.values()]):
         return function
     numbers = [place for place, value in enumerate(arguments) if not isinstance(value, jax.Array)]
@@ -131,7 +131,7 @@ def _compiled(function: Callable[..., Any], arguments: list[Any], named: dict[st
 
 
 def _placed(value: Any, dtype: str, device: jax.Device) -> Any:
-    """An array on `device`, floats in `dtype`; anything else as it is."""
+    """Return an array on `device`, floats in `dtype`; return anything else unchanged."""
     if not isinstance(value, np.ndarray):
         return value
     return jax.device_put(rounded(value, dtype if value.dtype.kind == "f" else value.dtype), device)

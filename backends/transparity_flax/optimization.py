@@ -31,7 +31,7 @@ def train(
 ) -> tuple[list[float], dict[str, np.ndarray]]:
     """Take one step per batch (`targets` and tokens); return the loss before each and the final learned parameters.
 
-    A batch norm normalizes by the batch; its running statistics stay.
+    A batch norm normalizes by the batch; its running statistics do not change.
     """
     graph, *states = nnx.split(model, nnx.Param, ...)
     parameters, statistics = states

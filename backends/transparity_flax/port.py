@@ -1,4 +1,4 @@
-"""The door to the JAX column: `build(config, parameters)`, with everything offered."""
+"""Entry point of the JAX column: `build(config, parameters)`, with every capability."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ R = TypeVar("R")
 
 
 def x64_for(dtype: str) -> AbstractContextManager[Any]:
-    """While entered, JAX has float64 if that is the `dtype`; outside, the user's own setting holds."""
+    """Context manager in which JAX has float64 if that is the `dtype`; outside, the user's setting applies."""
     return jax.enable_x64(dtype == "float64")
 
 
@@ -88,7 +88,7 @@ def _stepped(
     return step(nnx.merge(graph, state), tokens, cache, counts=counts, attention_mask=mask), cache
 
 
-# The graph is what the program depends on, the state what it is given: two models of one configuration share a program.
+# The graph is static, the state an argument: two models of one configuration share a compiled program.
 _fast_jit, _traced_jit = jax.jit(_fast, static_argnums=(0, 3)), jax.jit(_traced, static_argnums=(0, 3))
 _differentiated_jit = jax.jit(_differentiated, static_argnums=0)
 _cross_entropy_jit = jax.jit(cross_entropy, static_argnums=2)
@@ -104,7 +104,7 @@ class FlaxForward(DifferentiableForward):
         self.model, self.config, self.dtype, self.device = model, model.config, dtype, device
         self.activations = activations
         self.graph, state = nnx.split(model)
-        # As what is computed from it is: else the same program would be compiled for both.
+        # Committed to the device, as results are: otherwise the same program would be compiled for both.
         self.state: State = jax.device_put(state, device)
         self.fast: Callable[..., jax.Array] = _fast_jit if mode == "jit" else _fast
         self.traced: Callable[..., dict[str, jax.Array]] = _traced_jit if mode == "jit" else _traced
@@ -115,17 +115,17 @@ class FlaxForward(DifferentiableForward):
 
     @functools.cached_property
     def split(self) -> SplitModel:
-        """The model as it is decoded with."""
+        """The model, prepared for decoding."""
         return packed(nnx.merge(self.graph, self.state))
 
     @functools.cached_property
     def learner(self) -> Graph:
-        """The graph of the model as it is trained, without its numbers."""
+        """The graph of the model prepared for training, without its arrays."""
         return nnx.graphdef(for_training(nnx.merge(self.graph, self.state)))
 
     @functools.cached_property
     def everywhere(self) -> State:
-        """The state on every device of the CPU: there is more than one if the user asked for it."""
+        """The state, replicated to every CPU device (one, unless the user asked XLA for more)."""
         return replicate(self.state, jax.devices("cpu"))
 
     @in_its_precision
@@ -143,7 +143,7 @@ class FlaxForward(DifferentiableForward):
 
     @in_its_precision
     def _loss(self, targets: np.ndarray, inputs: Inputs) -> float:
-        logits = jax.device_put(self._logits(inputs), self.device)  # from wherever it was spread
+        logits = jax.device_put(self._logits(inputs), self.device)  # it may be sharded
         return float(self.cross_entropy(logits, self._array(targets), self.config.pad_id))
 
     @in_its_precision
@@ -193,7 +193,7 @@ class FlaxForward(DifferentiableForward):
         jax.block_until_ready(result)
 
     def _learning(self, *, training: bool) -> Transformer:
-        """A copy to differentiate; in `training`, batch norms normalise by the batch."""
+        """Return a copy to differentiate; in `training`, batch norms normalise by the batch."""
         model: Transformer = nnx.merge(self.learner, self.state, copy=True)
         model.set_attributes(use_running_average=not training, raise_if_not_found=False)
         return model
@@ -226,7 +226,7 @@ class FlaxBackend(CheckedBackend[FlaxForward]):
 def loaded(
     module: Callable[..., Any], config: TransformerConfig, parameters: Arrays, dtype: str, device: jax.Device
 ) -> Any:
-    """A module of the column with `parameters` in it."""
+    """Return a module of the column with `parameters` loaded."""
     model = nnx.merge(*_shapes_of(module, config), copy=True)
     with x64_for(dtype), jax.default_device(device):
         load(model, parameters, dtype)
@@ -235,12 +235,12 @@ def loaded(
 
 @functools.cache
 def _shapes_of(module: Callable[..., Any], config: TransformerConfig) -> tuple[Graph, State]:
-    """A module without numbers: none is initialised that would be overwritten at once, and none is traced twice."""
+    """Return a module with abstract parameters: initial values would be overwritten, and tracing is done once."""
     return nnx.split(nnx.eval_shape(lambda: module(config, rngs=_OneKey(0))))
 
 
 class _OneKey(nnx.Rngs):
-    """The same key for every parameter: nothing is drawn, and to split keys would take most of the time."""
+    """The same key for every parameter: nothing is drawn, and splitting keys would take most of the time."""
 
     def params(self) -> jax.Array:
         return jax.random.key(0)

@@ -1,5 +1,4 @@
-"""Half precision, summed in float32: what is added up in fewer bits is lost one by one. XLA computes in the dtype that
-it is given."""
+"""Sums of half-precision values in float32: in fewer bits, small terms are lost. XLA does not upcast."""
 
 from __future__ import annotations
 

@@ -11,9 +11,12 @@ from transparity.taps import Tap
 
 
 def rounding(dtype: DTypeLike) -> Tap:
-    """A tap that rounds every value to the nearest number of `dtype`; what computes on goes on in its own. A cast there
-    and back XLA may leave out; to reduce the precision it may not, but that makes zeros of float16's smallest numbers,
-    which are whole multiples of one. (bfloat16's are float32's, zeros to XLA on a CPU in any case.)"""
+    """Tap that rounds every value to the nearest number of `dtype` and returns it in its own dtype.
+
+    XLA may remove a cast to `dtype` and back, but not `reduce_precision`, which turns float16's subnormal numbers into
+    zeros, so these are computed as multiples of the smallest one. (bfloat16's are also subnormal in float32, which XLA
+    turns into zeros on a CPU anyway.)
+    """
     limits = jnp.finfo(dtype)
     least, smallest = float(limits.smallest_normal), float(limits.smallest_subnormal)
 

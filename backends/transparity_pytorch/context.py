@@ -1,4 +1,4 @@
-"""Everything a layer reads besides its input and its weights, as one value."""
+"""The inputs of a layer besides x, its weights and its cache, as one value."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from transparity_pytorch.positions import RotaryTables
 
 
 class LayerContext(NamedTuple):
-    """Masks, positions and memory of a layer; the same for every layer of a stack, but for windows in the mask."""
+    """Masks, positions and memory of a layer; the same for every layer of a stack, except for windows in the mask."""
 
     mask: Bool[Tensor, "#batch 1 #queries keys"]
-    """True where self-attention may look."""
+    """True where self-attention may attend."""
     positions: Int[Tensor, "#batch queries"]
     """Positions of the queries in their sequences."""
     rotary: RotaryTables | None = None
@@ -24,4 +24,4 @@ class LayerContext(NamedTuple):
     memory: Float[Tensor, "batch memory embed_dim"] | None = None
     """The encoder's output, for cross-attention; None if its keys and values are cached."""
     memory_mask: Bool[Tensor, "#batch 1 1 memory"] | None = None
-    """True where cross-attention may look; None without cross-attention."""
+    """True where cross-attention may attend; None without cross-attention."""

@@ -15,7 +15,7 @@ from transparity_pytorch.masks import padding_mask, visible_keys
 from transparity_pytorch.transformer import Transformer
 
 Step = Callable[..., Tensor]
-"""`step` below, or what it was compiled to."""
+"""`step` below, or its compiled form."""
 
 
 def prefill(
@@ -27,7 +27,7 @@ def prefill(
     attention_mask: Bool[Tensor, "batch keys"] | Int[Tensor, "batch keys"] | None = None,
 ) -> Cache:
     """Cache for `batch` rows of up to `capacity` tokens, with the encoder run on `source` and every decoder layer's
-    keys and values of its output. An `attention_mask` is of the source."""
+    keys and values of its output. An `attention_mask` applies to the source."""
     config = model.config
     table = model.token_embedding.weight
     cache = empty_cache(config, batch, capacity, table.dtype, table.device)
@@ -55,8 +55,8 @@ def step(
     Padding with every key masked weighs all keys alike, so its own logits depend on the capacity of the cache.
 
     Args:
-        counts: Number of tokens that count in each row, all without it; the rest are fillers, which no token sees and
-            the next step overwrites.
+        counts: Number of valid tokens in each row; None: all. The rest are fillers, which no token sees and the next
+            step overwrites.
         attention_mask: 0 at padding of the tokens.
     """
     config = model.config

@@ -14,7 +14,7 @@ from transparity_pytorch.transformer import Transformer
 
 
 def loss_of(model: Transformer, targets: Int[Tensor, "batch length"], **tokens: Any) -> Float[Tensor, ""]:
-    """Loss of a model; in training, a batch norm normalizes by the batch and its running statistics stay."""
+    """Loss of a model; in training, a batch norm normalizes by the batch, and its running statistics do not change."""
     statistics = {name: buffer.clone() for name, buffer in model.named_buffers()}
     logits = functional_call(model, statistics, kwargs=tokens)
     return cross_entropy(logits, targets, model.config.pad_id)

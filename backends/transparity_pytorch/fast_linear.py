@@ -20,11 +20,11 @@ from transparity.taps import Tap, identity
 from transparity_pytorch.feed_forward import FeedForward
 
 ROWS = 64
-"""Weights packed for so many rows are as fast with one row and with thousands."""
+"""Number of rows to pack weights for; the packed weights are as fast with one row and with thousands."""
 
 MANY_BY_MKL = torch.backends.mkl.is_available() and torch.backends.cpu.get_cpu_capability() == "AVX2"
-"""Without AVX-512, MKL is faster for more rows than that: by an eighth, in training by a quarter. For fewer rows packed
-weights are faster on any processor."""
+"""Without AVX-512, MKL is faster for more rows than this: by an eighth, in training by a quarter. For fewer rows,
+packed weights are faster on any processor."""
 
 
 def can_be_packed(dtype: torch.dtype, device: str) -> bool:
@@ -40,7 +40,7 @@ def prefers_onednn(x: Float[Tensor, "*batch features_in"]) -> bool:
 
 
 class _SameLinear(nn.Linear):
-    """Base of linear maps with another product; they hold the parameters of the given `nn.Linear`."""
+    """Base of linear maps with another product, which share the parameters of the given `nn.Linear`."""
 
     def __init__(self, linear: nn.Linear) -> None:
         nn.Module.__init__(self)
@@ -95,8 +95,8 @@ def multiplied_by_one_row(
     bias: Float[Tensor, " features_out"] | None,
     activation: str,
 ) -> Float[Tensor, "*batch features_out"]:
-    """The same for one row, to be compiled: one loop over the weight in memory order reaches the memory bandwidth, of
-    which libraries reach two thirds."""
+    """Compute `multiplied` for one row, to be compiled: one loop over the weight in memory order reaches the memory
+    bandwidth, of which libraries reach two thirds."""
     product = (weight * x.reshape(-1)).sum(dim=-1)
     product = product if bias is None else product + bias
     return (product.relu() if activation == "relu" else product).reshape(*x.shape[:-1], -1)

@@ -93,9 +93,9 @@ def generate(
     `filling_id`, as are rows with shorter prompts; generation stops when all rows have ended (document 004).
 
     Args:
-        lengths: Number of tokens of each row of `prompt`; all without it.
+        lengths: Number of valid tokens of each row of `prompt`; None: all.
         source: Tokens of the encoder.
-        uniforms: Numbers in [0, 1), one per new token; greedy without them.
+        uniforms: Numbers in [0, 1), one per new token; None: greedy.
         sampling: Temperature, top-k and top-p.
     """
     config = model.config

@@ -1,4 +1,4 @@
-"""The harness of the PyTorch column (`transparity.protocol.Harness`): its parts one by one, and its environment."""
+"""The harness of the PyTorch column (`transparity.protocol.Harness`): its parts, and its environment."""
 
 from __future__ import annotations
 

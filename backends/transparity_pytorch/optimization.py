@@ -27,7 +27,7 @@ def train(
 ) -> tuple[list[float], dict[str, Tensor]]:
     """Take one step per batch (`targets` and tokens); return the loss before each and the final learned parameters.
 
-    A batch norm normalizes by the batch; its running statistics stay.
+    A batch norm normalizes by the batch; its running statistics do not change.
     """
     parameters = dict(model.named_parameters())
     optimizer = _optimizer(list(parameters.values()), training)

@@ -1,4 +1,4 @@
-"""The door to the PyTorch column: `build(config, parameters)`, with everything offered."""
+"""Entry point of the PyTorch column: `build(config, parameters)`, with every capability."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class PytorchForward(DifferentiableForward):
 
     @functools.cached_property
     def fastest(self) -> Transformer:
-        """The model for all that needs no gradients and no taps."""
+        """The model for calls without gradients and taps."""
         return self._by_onednn(self.model, packed)
 
     @torch.no_grad()
@@ -117,7 +117,7 @@ class PytorchForward(DifferentiableForward):
             torch.cuda.synchronize(self.device)
 
     def _by_onednn(self, model: Transformer, through: Callable[[nn.Module], nn.Module]) -> Transformer:
-        """`model`, multiplied by oneDNN if it can be."""
+        """Return `model` with oneDNN's linear maps, if they support it."""
         if not can_be_packed(model.token_embedding.weight.dtype, self.device):
             return model
         changed = through(model)
@@ -147,9 +147,9 @@ class PytorchBackend(CheckedBackend[PytorchForward]):
 
 
 def loaded(module: Callable[..., Any], config: TransformerConfig, parameters: Arrays, dtype: str, device: str) -> Any:
-    """A module of the column with `parameters` in it, as it is evaluated."""
-    # What is drawn here is overwritten at once. Under the meta device nothing would be drawn, but to draw nothing
-    # PyTorch imports its compiler, which takes seconds.
+    """Return a module of the column with `parameters` loaded, in evaluation mode."""
+    # The initial values are overwritten at once. The meta device would skip them, but makes PyTorch import its
+    # compiler, which takes seconds.
     with torch.random.fork_rng(devices=[]):
         model = module(config).to(device, getattr(torch, dtype)).eval()
     load(model, parameters)
@@ -157,7 +157,7 @@ def loaded(module: Callable[..., Any], config: TransformerConfig, parameters: Ar
 
 
 def tensor(value: Any, dtype: torch.dtype | None, device: str) -> Any:
-    """An array as a tensor on `device`, floats in `dtype`; anything else as it is."""
+    """Return an array as a tensor on `device`, floats in `dtype`; return anything else unchanged."""
     if not isinstance(value, np.ndarray):
         return value
     return torch.as_tensor(value, dtype=dtype if value.dtype.kind == "f" else None).to(device)

@@ -18,7 +18,7 @@ def rotary_frequencies(
     config: TransformerConfig, device: torch.device | str | None = None
 ) -> Float64[Tensor, " pairs"]:
     """theta^(−2 i / features): the angle per position of each pair of features (Su et al. 2021, §3.2.2), scaled for
-    texts longer than those of the first training (linear, or as in Llama 3.1)."""
+    sequences longer than in the original training (linear, or as in Llama 3.1)."""
     features = torch.arange(0, config.rotated_dim, 2, dtype=torch.float64, device=device)
     frequencies = config.rope_theta ** -(features / config.rotated_dim)
     if config.rotary_scaling == "none":
@@ -37,7 +37,7 @@ def rotate(
     tables: RotaryTables,
     layout: RopeLayout,
 ) -> Float[Tensor, "batch heads length head_dim"]:
-    """Rotate each pair (a, b) of features by its angle: (a cos − b sin, b cos + a sin). The other features stay."""
+    """Rotate each pair (a, b) of features by its angle: (a cos − b sin, b cos + a sin); keep other features."""
     cosine, sine = tables
     half = cosine.shape[-1]
     rotated, rest = x[..., : 2 * half], x[..., 2 * half :]

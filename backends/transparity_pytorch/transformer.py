@@ -94,14 +94,14 @@ class Encoder(Stack):
 
 
 class Decoder(Stack):
-    """Decode `tokens`, each of which sees itself and what came before.
+    """Decode `tokens`, each of which sees itself and earlier tokens.
 
     Args of `forward`:
         visible: True for keys that are not padding: the tokens, or with a cache everything in it.
         token_embedding: The decoder's table, or the encoder's where it is shared.
         positions: Positions of the tokens in a cache; None: 0, 1 …
         memory: The encoder's output; None without an encoder, or if its keys and values are cached.
-        memory_mask: True where cross-attention may look; None without an encoder.
+        memory_mask: True where cross-attention may attend; None without an encoder.
         cache: One entry per layer, updated in place.
     """
 

@@ -169,7 +169,7 @@ def _get_ready(process: Process, result: Result) -> None:
 
 
 def runs_again(result: Result, turn: int) -> bool:
-    """Whether a candidate runs once more: a slow one has fewer rounds, but at least `LEAST_ROUNDS`."""
+    """Return whether a candidate runs once more: a slow one has fewer rounds, but at least `LEAST_ROUNDS`."""
     return turn < LEAST_ROUNDS or sum(result.seconds.values()) < PATIENCE
 
 

@@ -79,20 +79,20 @@ def _compared(port: SimulatedPort) -> Report:
 
 
 def names(divergence: Divergence, fault: Fault) -> bool:
-    """Whether the cause named first is the fault, or one that nothing can tell from it."""
+    """Return whether the cause named first is the fault, or one that nothing can tell from it."""
     found = {divergence.causes[0].mistake, *divergence.indistinguishable} if divergence.causes else set()
     return bool(found & set(fault.ids))
 
 
 def is_detected(judgement: Judgement) -> bool:
-    """Whether the port diverges; for rounding alone, whether rounding is a cause."""
+    """Return whether the port diverges; for rounding alone, whether rounding is a cause."""
     if [fault.ids for fault in judgement.port.faults] == [("low-precision",)]:
         return any(each.causes and each.causes[0].mistake == "low-precision" for each in judgement.divergences)
     return judgement.verdict == "diverges"
 
 
 def is_placed(judgement: Judgement) -> bool:
-    """Whether every divergence is where some fault shows, and every fault has its divergence."""
+    """Return whether every divergence is where some fault shows, and every fault has its divergence."""
     config, faults = judgement.port.config, judgement.port.faults
     where = [each.where for each in judgement.divergences]
     return all(any(shows_at(fault, config, tap) for fault in faults) for tap in where) and all(
@@ -101,13 +101,13 @@ def is_placed(judgement: Judgement) -> bool:
 
 
 def is_named(judgement: Judgement) -> bool:
-    """Whether the first divergence is named after the fault."""
+    """Return whether the first divergence is named after the fault."""
     (fault,) = judgement.port.faults
     return bool(judgement.divergences) and names(judgement.divergences[0], fault)
 
 
 def both_named(judgement: Judgement) -> bool:
-    """Whether every fault is named at a place of its own."""
+    """Return whether every fault is named at a place of its own."""
     config = judgement.port.config
     return is_placed(judgement) and all(
         any(shows_at(fault, config, each.where) and names(each, fault) for each in judgement.divergences)
@@ -116,7 +116,7 @@ def both_named(judgement: Judgement) -> bool:
 
 
 def one_named(judgement: Judgement) -> bool:
-    """Whether one fault is named, and the other is too, or is reported to remain."""
+    """Return whether one fault is named, and the other is too, or is reported to remain."""
     faults, divergences = judgement.port.faults, judgement.divergences
     # A tie is not enough here: of two faults by logits alone, one has to be named by its own id.
     first = {each.causes[0].mistake for each in divergences if each.causes}
@@ -127,7 +127,7 @@ def one_named(judgement: Judgement) -> bool:
 
 
 def is_unexplained(judgement: Judgement) -> bool:
-    """Whether the fault is found, and no cause is named."""
+    """Return whether the fault is found, and no cause is named."""
     return is_detected(judgement) and not any(each.causes for each in judgement.divergences)
 
 

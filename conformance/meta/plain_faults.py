@@ -135,7 +135,7 @@ def probes_for(config: TransformerConfig) -> Mapping[str, Probe]:
 
 
 def acts(fault: PlainFault, config: TransformerConfig) -> bool:
-    """Whether the mistake changes the logits of some probe by more than float32 rounds, computed in float64."""
+    """Return whether the mistake changes the logits of some probe by more than float32 rounds, computed in float64."""
     port = build_port(fault, dtype="float64")
     for probe in probes_for(config).values():
         with np.errstate(all="ignore"):
@@ -153,7 +153,7 @@ def acting(config: TransformerConfig) -> tuple[PlainFault, ...]:
 
 
 def placed_at(fault: PlainFault, config: TransformerConfig, where: str) -> bool:
-    """Whether `where` is a tap at which the mistake shows by itself, whatever came before."""
+    """Return whether `where` is a tap at which the mistake shows by itself, whatever came before."""
     if not where.startswith(fault.scope) and where != "logits":
         return False
     return any(re.search(place, where) for place in places(fault, config))

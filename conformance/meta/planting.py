@@ -40,7 +40,7 @@ def files(column: str) -> tuple[str, ...]:
 
 
 def _belongs(column: str, module: str) -> bool:
-    """Whether a module is the column's own, not the contract, which every column shares."""
+    """Return whether a module is the column's own, not the contract, which every column shares."""
     return module.partition(".")[0] == column
 
 
@@ -106,9 +106,9 @@ def _forget() -> None:
 
 
 def caught(name: str, build: Backend, dtype: str | None = None, *, in_full: bool = False) -> bool:
-    """Whether the claim `name` fails for `build`, by its evidence or by an error; in float32 if it is made in float32.
+    """Return whether the claim `name` fails for `build`, by its evidence or by an error; by default in float32.
 
-    Uncompiled: what is planted is read anew, and compiled anew it would take a minute.
+    Models are not compiled: a planted file would be compiled anew, which takes a minute.
     """
     if name == DRAWN:
         return drawn_catches(build)
@@ -127,7 +127,7 @@ def caught(name: str, build: Backend, dtype: str | None = None, *, in_full: bool
 
 
 def drawn_catches(build: Backend) -> bool:
-    """Whether some drawn configuration shows a disagreement."""
+    """Return whether some drawn configuration shows a disagreement."""
 
     @settings(
         max_examples=EXAMPLES.get(build.name, (60, 200))[1],

@@ -83,7 +83,7 @@ def build_of(faults: Sequence[Fault], style: Style = PLAIN, dtype: str = "float3
 
 
 def shows_at(fault: Fault, config: TransformerConfig, tap: str) -> bool:
-    """Whether a divergence at `tap` is rightly placed."""
+    """Return whether a divergence at `tap` is rightly placed."""
     if isinstance(fault, PlainFault):
         return plain_faults.placed_at(fault, config, tap)
     return re.fullmatch(fault.place, tap) is not None
@@ -174,7 +174,7 @@ def _both_act(case: str, one: Fault, other: Fault) -> bool:
 
 
 def neither_hides(probes: Iterable[Probe], both: Build, *single: Build) -> bool:
-    """Whether no fault of the `single` ports hides another from the logits of the port with `both`."""
+    """Return whether no fault of the `single` ports hides another from the logits of the port with `both`."""
     seen = set()
     for probe in probes:
         with np.errstate(all="ignore"):

@@ -1,7 +1,7 @@
-"""transparity: a transformer in three frameworks that provably agree. This package is the contract that they share.
+"""transparity: a transformer in three frameworks that provably agree. This package is their shared contract.
 
 The model: `config` (with `fields`, `validation`, `probe_sizes`), `presets`, `parameters`, `taps`, `axes`.
-Its inputs: `inputs`, `sampling`, `training`, `errors`. The door: `protocol`, and `checked` for those who implement it.
+Its inputs: `inputs`, `sampling`, `training`, `errors`. Interfaces: `protocol`, and `checked` to implement them.
 """
 
 from transparity.config import TransformerConfig

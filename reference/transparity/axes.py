@@ -1,22 +1,22 @@
-"""The one vocabulary of dimension names, in every shape annotation of the project.
+"""Names of dimensions, used by every shape annotation of the project.
 
-| letter | word                          | what it counts                                        |
+| letter | name                          | counts                                                |
 |--------|-------------------------------|-------------------------------------------------------|
 | B      | `batch`                       | sequences                                             |
-| T      | `queries`                     | positions that look                                   |
-| S      | `keys`                        | positions that are looked at                          |
-| T      | `length`                      | positions, where it does not matter which of the two  |
+| T      | `queries`                     | positions of queries                                  |
+| S      | `keys`                        | positions of keys                                     |
+| T      | `length`                      | positions of either                                   |
 | T      | `new_tokens`, `total_length`  | positions to generate; those and the prompt's         |
-| S      | `memory`                      | positions of the source that a decoder looks at       |
+| S      | `memory`                      | positions of the source that a decoder attends to     |
 | B      | `beams`, `rows`               | continuations of a sequence; rows of a batch          |
 | D      | `embed_dim`                   | features of a token                                   |
-| D      | `features_in`, `features_out` | features that a linear map is given and returns       |
+| D      | `features_in`, `features_out` | input and output features of a linear map             |
 | N      | `heads`                       | attention heads                                       |
 | K      | `key_heads`                   | heads of keys and values, which several heads share   |
 | N      | `any_heads`                   | heads of queries or of keys                           |
 | H      | `head_dim`                    | features of a head                                    |
 | D      | `attention_dim`               | features of all heads together                        |
-| P      | `pairs`                       | pairs of a head's features that are turned            |
+| P      | `pairs`                       | pairs of a head's features that are rotated           |
 | V      | `vocab`                       | tokens of the vocabulary                              |
 | K      | `steps`                       | steps of an optimizer                                 |
 

@@ -1,4 +1,4 @@
-"""Validation, once for every backend: public methods check what they are given and call the backend's own.
+"""Validation for every backend: public methods check their arguments and call the backend's own methods.
 
 A backend of ours subclasses `CheckedForward` (`DifferentiableForward` if it has gradients) and `CheckedBackend`, and
 writes the methods with an underscore, which may rely on valid NumPy arrays. A third party's may do so too.
@@ -202,7 +202,7 @@ class CheckedBackend(ABC, Generic[Built]):
 
 
 def check_choice(backend: str, name: str, value: str, offered: tuple[str, ...]) -> str:
-    """Return `value`; raise a `BackendError` that lists what is offered if it is not among that."""
+    """Return `value` if it is among `offered`; else raise a `BackendError` that lists them."""
     if value not in offered:
         raise BackendError(f"{name} is {shown(value)}; the {backend} backend offers {', '.join(offered)}.")
     return value

@@ -43,18 +43,18 @@ DropoutPlace = Literal[
     "feed_forward.output",
     "feed_forward_norm",
 ]
-"""The ends of the names of taps that training may drop from."""
+"""Suffixes of the taps that dropout may apply to."""
 
 EXACT_MASK_BELOW = -1e6
-"""Below this, the weight of a hidden key underflows to exactly 0 in every precision, so that leaving the key out is the
-same as replacing its score; above it (document 000's −1e-20) it is not, and only the explicit path is right."""
+"""Below this, the weight of a masked key underflows to exactly 0 in every precision, so that leaving the key out is the
+same as replacing its score; above it (document 000's −1e-20) it is not, and only the explicit path is correct."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig:
-    """Every difference between two transformers, as one orthogonal field each.
+    """A transformer, described by one orthogonal field for each difference between two systems.
 
-    Raises `ConfigError`, naming the field, the value and what would be right, if the whole is impossible.
+    Raises `ConfigError` for an impossible configuration, with the field, its value and a valid one.
     Fields of a stack that the architecture lacks (a decoder's `source_vocab_size`) are not read.
     """
 
@@ -124,15 +124,15 @@ class TransformerConfig:
     query_key_norm: bool = False
     """Normalise queries and keys, each head by itself, by an RMS norm (Qwen 3)."""
     attention_scale: AttentionScale = "head_dim"
-    """Scores are divided by the root of this."""
+    """Scores are divided by the square root of this."""
     attention_multiplier: float = number(1.0, POSITIVE, 1.0, 0.5)
     """A further factor of the scores."""
     attention_softcap: float | None = number(None, POSITIVE, None, 1.5)
     """Bound scores by cap · tanh(scores / cap), before the mask (Gemma 2); None: no bound."""
     sliding_window: int | None = whole(None, None, 1, 2, 3)
-    """A position attends to those less than this far away (Beltagy et al. 2020); None: to all."""
+    """A position attends only to positions less than this far away (Beltagy et al. 2020); None: to all."""
     full_attention_every: int | None = whole(None, None, 1, 2)
-    """Of every so many layers, the last ignores the `sliding_window`; None: none does."""
+    """Every n-th layer ignores the `sliding_window`; None: no layer does."""
     mask_value: float = number(-math.inf, NOT_POSITIVE, -math.inf, -1e20, -1e9, -100.0, -3.0, -1e-20, 0.0)
     """Replacement of a masked score. −inf means the lowest number of the dtype: the same weights, and a row that is
     masked entirely weighs all its keys alike, as with every other value, instead of being NaN."""
@@ -147,46 +147,46 @@ class TransformerConfig:
     # Positions
 
     positions: Positions = "learned"
-    """`learned` and `sinusoidal` are added to the embeddings. `rotary` turns queries and keys (Su et al. 2021).
+    """`learned` and `sinusoidal` are added to the embeddings. `rotary` rotates queries and keys (Su et al. 2021).
     `relative`: a learned bias of the scores for each head and bucket of distances (Raffel et al. 2020).
     `alibi`: a share of the distance, one for each head, is subtracted from the scores (Press et al. 2022)."""
     position_offset: int = whole(0, least=0)
-    """The learned position of the first token; the table has so many more rows."""
+    """Row of the first token in the learned table, which has as many additional rows."""
     position_count: PositionCount = "all"
     """Tokens that positions count: `all`, or only the `visible` ones; padding has the position before the first
     (RoBERTa, OPT)."""
     rope_layout: RopeLayout = "interleaved"
-    """The two features that share an angle, sinusoidal or rotary: neighbours, or those half of all features apart."""
+    """Pairs of features that share an angle, sinusoidal or rotary: neighbours, or features half the width apart."""
     rope_theta: float = number(10_000.0, POSITIVE, 10_000.0, 5.0)
     """Angles are position / theta^(2 i / features)."""
     rotary_dim: int | None = whole(None, None, 2)
-    """The first features of a head are turned, so many of them; None: all."""
+    """Number of features to rotate, from the first of each head; None: all."""
     rotary_scaling: RotaryScaling = "none"
-    """`linear`: positions are divided by `rotary_factor`. `llama3`: only those of slow angles are, not those of fast
-    ones, with a blend between (Llama 3.1)."""
+    """`linear`: positions are divided by `rotary_factor`. `llama3`: only for slow angles, with a transition to the
+    unscaled fast ones (Llama 3.1)."""
     rotary_factor: float = number(1.0, POSITIVE, 1.0, 3.0)
     """Divisor of scaled positions."""
     rotary_low_frequency: float = number(1.0, POSITIVE)
-    """Slow angles turn less often than this in `rotary_original_length`."""
+    """Slow angles make fewer turns than this in `rotary_original_length`."""
     rotary_high_frequency: float = number(4.0, POSITIVE)
-    """Fast angles turn more often than this in `rotary_original_length`."""
+    """Fast angles make more turns than this in `rotary_original_length`."""
     rotary_original_length: int = whole(8192, 8, 64)
     """The longest sequence, in tokens, before positions were scaled."""
     relative_buckets: int = 32
-    """Buckets of distances; half of them for each direction where both are visible."""
+    """Buckets of distances; half of them for each direction if both are visible."""
     relative_max_distance: int = 128
     """The last bucket holds this distance and all beyond."""
 
     # Embedding and head
 
     num_token_types: int = whole(0, least=0)
-    """Kinds of tokens (BERT's sentences A and B), each with an embedding that is added; 0: none."""
+    """Token types (BERT's sentences A and B), each with an embedding that is added; 0: none."""
     embedding_scale: EmbeddingScale = "none"
     """`embed_dim`: token embeddings are multiplied by √embed_dim before the positions are added."""
     embedding_norm: bool = False
     """Normalise the sum of the embeddings (BERT, BART)."""
     shared_embedding: bool = False
-    """The decoder embeds its tokens by the encoder's table."""
+    """The decoder embeds its tokens with the encoder's table."""
     head: Head = "logits"
     """Output of the model: `logits` over the vocabulary; `hidden`, the output of the last layer; `pooled`: its first
     position, through a linear map and tanh (BERT)."""
@@ -202,14 +202,14 @@ class TransformerConfig:
     # Dropout
 
     dropout: float = number(0.0, PROBABILITY)
-    """Share of the features that training drops; evaluation drops nothing."""
+    """Probability that training drops a feature; evaluation drops nothing."""
     dropout_at: tuple[DropoutPlace, ...] = ("embedding", "attention.output", "feed_forward.output")
-    """The taps that training drops from; by default as in Vaswani et al. 2017, §5.4."""
+    """Taps that dropout applies to; by default as in Vaswani et al. 2017, §5.4."""
 
     # Tokens
 
     pad_id: int | None = whole(0, 0, 1, None, least=0)
-    """The token that fills up short sequences; None if there is no such token."""
+    """The token that pads short sequences; None: no padding."""
     bos_id: int | None = whole(None, least=0)
     """The token that generation starts from."""
     eos_id: int | None = whole(None, least=0)
@@ -273,12 +273,12 @@ class TransformerConfig:
 
     @property
     def rotated_dim(self) -> int:
-        """Features of a head that rotary positions turn."""
+        """Features of a head that rotary positions rotate."""
         return self.rotary_dim or self.head_dim
 
     @property
     def num_positions(self) -> int:
-        """Rows of a table of positions."""
+        """Rows of the table of learned positions."""
         return self.max_length + self.position_offset
 
     def layer_window(self, layer: int) -> int | None:
@@ -288,7 +288,7 @@ class TransformerConfig:
 
     @property
     def vocab_size(self) -> int:
-        """Tokens that the logits are over: the decoder's, or a lone encoder's."""
+        """Size of the vocabulary of the logits: the decoder's, or a lone encoder's."""
         return self.stack_vocab_size("decoder" if self.has_decoder else "encoder")
 
     @property
@@ -357,7 +357,7 @@ class TransformerConfig:
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> TransformerConfig:
-        """Read what `as_dict` wrote; raises `ConfigError` for a field that is unknown or missing."""
+        """Read the result of `as_dict`; raises `ConfigError` for a field that is unknown or missing."""
         if not isinstance(fields, dict):
             raise ConfigError(f"A configuration is an object of fields, but {type(fields).__name__} was given.")
         known = [field.name for field in dataclasses.fields(cls)]
@@ -376,7 +376,7 @@ class TransformerConfig:
 
     @classmethod
     def from_json(cls, text: str) -> TransformerConfig:
-        """Read what `to_json` wrote; raises `ConfigError` if `text` is not JSON."""
+        """Read the result of `to_json`; raises `ConfigError` if `text` is not JSON."""
         try:
             fields = json.loads(text, object_pairs_hook=_without_repetition)
         except (ValueError, RecursionError, TypeError) as error:
@@ -385,7 +385,7 @@ class TransformerConfig:
 
 
 def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object without repeated fields; `json` alone would silently keep the last of them."""
+    """Return a JSON object; raise `ValueError` for repeated fields, of which `json` would keep the last."""
     fields = dict(pairs)
     if len(fields) < len(pairs):
         raise ValueError(f"a field is repeated among {', '.join(name for name, _ in pairs)}")

@@ -1,4 +1,4 @@
-"""Errors of users: one sentence each, never a framework's traceback."""
+"""Errors for users: one sentence each, never a framework's traceback."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class InputError(TransparityError):
 
 
 class BackendError(TransparityError):
-    """A backend does not offer what it was asked for."""
+    """A backend does not offer the requested precision, device or mode."""
 
 
 def shown(value: Any) -> str:
@@ -35,12 +35,12 @@ def shown(value: Any) -> str:
 
 
 def is_number(value: Any) -> bool:
-    """Whether `value` is an int or a float, but not a bool."""
+    """Return whether `value` is an int or a float, but not a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def is_whole(value: Any, least: int) -> bool:
-    """Whether `value` is a whole number of at least `least`, but not a bool."""
+    """Return whether `value` is a whole number of at least `least`, but not a bool."""
     try:
         return not isinstance(value, bool) and operator.index(value) >= least
     except TypeError:

@@ -1,4 +1,4 @@
-"""Fields of a configuration: which numbers are possible, and which of them drawn configurations try."""
+"""Numeric fields of a configuration: their ranges, and the values that drawn configurations try."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers that are possible, as a predicate and in the words of an error message."""
+    """A range of numbers, as a predicate and as text for error messages."""
 
     holds: Callable[[float], bool]
     text: str
@@ -25,21 +25,21 @@ NOT_POSITIVE = Range(lambda x: x <= 0, "0 or less (−inf allowed)")
 
 LARGEST = 2**31 - 1
 COUNT = Range(lambda x: 1 <= x <= LARGEST, f"between 1 and {LARGEST}")
-"""The whole numbers of a field that does not give its own."""
+"""The default range of whole numbers."""
 
 
 def number(default: float | None, range: Range, *tried: float | None) -> Any:
-    """A field for a number within `range`.
+    """Return a dataclass field for a number within `range`.
 
     Args:
         default: its default.
         range: the possible numbers.
-        tried: the values that drawn configurations have, the simplest first; none: it is not drawn.
+        tried: the values that drawn configurations try, the simplest first; none: it is not drawn.
     """
     return dataclasses.field(default=default, metadata={"range": range, "tried": tried})
 
 
 def whole(default: int | None, *tried: int | None, least: int = 1, most: int = LARGEST) -> Any:
-    """A field for a whole number from `least` to `most`; `tried` as for `number`."""
+    """Return a dataclass field for a whole number from `least` to `most`; `tried` as for `number`."""
     limits = Range(lambda x: least <= x <= most, f"between {least} and {most}")
     return dataclasses.field(default=default, metadata={"range": limits, "tried": tried})

@@ -1,4 +1,4 @@
-"""Checks of everything that a model is given: tokens, targets, masks, prompts, draws."""
+"""Checks of the inputs of a model: tokens, targets, masks, prompts, draws."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def check_prompt(config: TransformerConfig, prompt: Any, source: Any = None, len
 
 
 def _check_something_is_seen(config: TransformerConfig, prompt: np.ndarray, lengths: np.ndarray | None) -> None:
-    """In a row that is masked entirely all keys weigh alike, so that the next token would depend on free space."""
+    """Raise `InputError` for a row that is masked entirely: its keys would weigh alike, unused ones included."""
     if "padding" not in config.decoder_mask or config.padding == "attention-mask":
         return
     counted = np.arange(prompt.shape[1]) < (prompt.shape[1] if lengths is None else lengths[:, None])

@@ -45,7 +45,7 @@ def shared(config: TransformerConfig, parameters: Mapping[str, Any]) -> Mapping[
 
 
 def is_learned(name: str) -> bool:
-    """Whether the parameter has a gradient; the running statistics of a batch norm have none."""
+    """Return whether the parameter has a gradient; the running statistics of a batch norm have none."""
     return not name.endswith((".running_mean", ".running_var"))
 
 
@@ -99,7 +99,7 @@ def _linear(scope: str, out: int, into: int, *, bias: bool) -> Shapes:
 
 
 def _sublayer_norm_shapes(scope: str, config: TransformerConfig) -> Shapes:
-    """The norms of the sublayer `scope`."""
+    """Return the shapes of the norms of the sublayer `scope`."""
     shapes = _norm_shapes(f"{scope}_norm", config)
     return shapes | _norm_shapes(f"{scope}_post_norm", config) if config.norm_position == "both" else shapes
 

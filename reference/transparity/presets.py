@@ -132,7 +132,7 @@ def preset(name: str) -> TransformerConfig:
     return PRESETS[name].config
 
 
-# Differences from Vaswani et al. (2017), "Attention is all you need": the condition, and the clause that says so.
+# Differences from Vaswani et al. (2017), "Attention is all you need": a condition, and a clause of the report.
 _DEPARTURES: tuple[tuple[Callable[[TransformerConfig], bool], str], ...] = (
     (
         lambda c: c.mask_value > -1e3,
@@ -179,7 +179,7 @@ _DEPARTURES: tuple[tuple[Callable[[TransformerConfig], bool], str], ...] = (
     (lambda c: c.positions == "learned", "positions are learned (paper: sinusoidal, §3.5)"),
     (
         lambda c: c.positions == "rotary",
-        "queries and keys are turned by their positions (paper: sinusoidal ones, §3.5)",
+        "queries and keys are rotated by their positions (paper: sinusoidal ones, §3.5)",
     ),
     (lambda c: c.positions == "relative", "distances have learned biases (paper: sinusoidal positions, §3.5)"),
     (lambda c: c.positions == "alibi", "distances are subtracted from scores (paper: sinusoidal positions, §3.5)"),

@@ -16,7 +16,7 @@ PROBE_SIZES = {
 
 
 def probe_sizes(config: Any) -> dict[str, Any]:
-    """Small values for the sizes that a `TransformerConfig` (whose file imports this one) has."""
+    """Return small values for the sizes of a `TransformerConfig` (whose file imports this one)."""
     sizes: dict[str, Any] = dict(PROBE_SIZES)
     if config.key_value_heads < config.num_heads:
         sizes |= {"num_heads": 4, "num_key_value_heads": 1 if config.key_value_heads == 1 else 2}

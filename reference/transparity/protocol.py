@@ -1,11 +1,10 @@
-"""The door: what a port, a backend and a harness offer.
+"""Protocols: the interfaces of a port, a backend and a harness.
 
 A port is any `build(config, parameters) -> forward`, with `forward(**tokens)` returning logits or a dict of taps that
-includes `logits`. Everything else is offered by attribute; what is not offered is reported as not compared.
+includes `logits`. Other capabilities are attributes; missing ones are reported as not compared.
 
 A package becomes a backend by naming its `build` in the entry-point group `transparity.backends`. Under the same name
-it may list a `Harness` in `transparity.harnesses`: without one, claims about single functions and modules are not
-compared.
+it may list a `Harness` in `transparity.harnesses`; without one, claims about single functions and modules are skipped.
 """
 
 from __future__ import annotations
@@ -30,18 +29,18 @@ class Forward(Protocol):
     """A model with its weights. Tokens are integer arrays (batch, length)."""
 
     def __call__(self, **tokens: Any) -> dict[str, Any]:
-        """Every tap by name (`transparity.taps.tap_shapes`): the traced path."""
+        """Return every tap by name (`transparity.taps.tap_shapes`): the traced path."""
 
     def logits(self, **tokens: Any) -> Any:
-        """The logits alone, as an array of the framework: the fast path."""
+        """Return only the logits, as an array of the framework: the fast path."""
 
     def loss(self, targets: Any, **tokens: Any) -> float:
-        """The mean cross-entropy of the logits; padding among `targets` (batch, length) is ignored."""
+        """Return the mean cross-entropy of the logits; padding among `targets` (batch, length) is ignored."""
 
     def loss_and_gradients(
         self, targets: Any, *, training: bool = False, masks: Arrays | None = None, **tokens: Any
     ) -> tuple[float, dict[str, np.ndarray]]:
-        """The loss, and its gradient by every learned parameter, by name.
+        """Return the loss, and its gradient by every learned parameter, by name.
 
         Args:
             targets: (batch, length), the expected tokens.
@@ -114,7 +113,7 @@ class Forward(Protocol):
         """Return the best of `beams` continuations, in the form of `generate`, and its score (batch,)."""
 
     def ready(self, result: Any) -> None:
-        """Wait until `result` is computed: frameworks answer before their device has finished."""
+        """Wait until `result` is computed: frameworks return before their device has finished."""
 
 
 class Backend(Protocol):
@@ -148,28 +147,28 @@ class Backend(Protocol):
         """
 
     def devices(self) -> tuple[str, ...]:
-        """The devices at hand, `cpu` first."""
+        """Return the available devices, `cpu` first."""
 
 
 class Harness(Protocol):
     """The parts of a column by name, for claims about single functions and modules. A Python module can be one."""
 
     def function(self, name: str, *, dtype: str = ..., device: str = ...) -> Callable[..., Any]:
-        """A free function of the column, such as `attention.split_heads`, from NumPy arrays to NumPy arrays."""
+        """Return a free function of the column, such as `attention.split_heads`, from NumPy arrays to NumPy arrays."""
 
     def module(
         self, name: str, config: TransformerConfig, parameters: Arrays, *, dtype: str = ..., device: str = ...
     ) -> Module:
-        """A module of the column, such as `layers.EncoderLayer`, with its own `parameters` (names from it on down)."""
+        """Return a module of the column, such as `layers.EncoderLayer`, with `parameters` named relative to it."""
 
     def einsum(self, subscripts: str, *arrays: np.ndarray) -> np.ndarray:
-        """The framework's own `einsum`, in which the documents write attention."""
+        """Call the framework's own `einsum`, in which the documents write attention."""
 
     def describe(self, device: str) -> dict[str, str]:
-        """Versions, the device's name, and the precision of float32 matrix products."""
+        """Return versions, the device's name, and the precision of float32 matrix products."""
 
     def pinned(self) -> AbstractContextManager[None]:
-        """While entered, float32 matrix products keep all of float32's bits on every device (no TF32)."""
+        """Context manager in which float32 matrix products have float32's precision on every device (no TF32)."""
 
 
 class Module(Protocol):
@@ -192,4 +191,4 @@ class Module(Protocol):
         """Normalise by the batch from now on, and update running statistics."""
 
     def parameters(self) -> dict[str, np.ndarray]:
-        """The parameters as they are now, running statistics included."""
+        """Return the current parameters, including running statistics."""

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from transparity.errors import ConfigError, is_number, is_whole, shown
 
 COLDEST = 1e-30
-"""The lowest temperature, by which float32 can still divide; a lower one would draw the same token."""
+"""The lowest temperature that float32 can divide by; a lower one would draw the same token."""
 
 
 @dataclass(frozen=True)
 class Sampling:
     """Temperature, then top-k, then top-p, applied in this order.
 
-    Of equally likely tokens the lower one counts as likelier. Raises `ConfigError` for a number out of its range.
+    Of equally likely tokens, the lower one ranks first. Raises `ConfigError` for a number out of its range.
     """
 
     temperature: float = 1.0

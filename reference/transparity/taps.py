@@ -18,7 +18,7 @@ NORMS_BEHIND = {"post": "norm", "both": "post_norm"}
 
 
 def identity(name: str, value: Any) -> Any:
-    """Return the value: the tap of a call without a listener."""
+    """Return the value unchanged: the tap of a call without a listener."""
     return value
 
 

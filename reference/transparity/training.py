@@ -16,23 +16,23 @@ class Training:
     """An optimizer and its settings; defaults are those of Vaswani et al. 2017, §5.3, where it has any."""
 
     optimizer: Literal["sgd", "adam", "adamw"] = "adam"
-    """`sgd`: with momentum. `adam`: Kingma and Ba 2015. `adamw`: and weight decay (Loshchilov and Hutter 2019)."""
+    """`sgd`: with momentum. `adam`: Kingma and Ba 2015. `adamw`: Loshchilov and Hutter 2019."""
     learning_rate: float = 1e-3
-    """Factor of every step; with `warmup_steps`, the factor of the schedule."""
+    """Learning rate; with `warmup_steps`, the factor of the schedule."""
     momentum: float = 0.0
     """For `sgd`: the share of the last step that is added to the next."""
     betas: tuple[float, float] = (0.9, 0.98)
     eps: float = 1e-9
     """Added to the root of the second moment (not under it)."""
     weight_decay: float = 0.0
-    """For `adamw`: each step subtracts this share, times the rate, of every parameter."""
+    """For `adamw`: decoupled: each step subtracts this share of a parameter, times the rate."""
     max_norm: float | None = None
-    """Clip the norm of all gradients, as one vector, to this; None: do not."""
+    """Largest joint norm of all gradients, to which they are clipped; None: no clipping."""
     warmup_steps: int | None = None
-    """The rate rises for so many steps, then falls with 1/√step (§5.3, eq. 3); None: it is constant."""
+    """Steps of a rising rate, which then falls with 1/√step (§5.3, eq. 3); None: it is constant."""
 
     def rate(self, step: int, embed_dim: int) -> float:
-        """The learning rate of a step, the first being 1. With warm-up:
+        """Return the learning rate of a step, counted from 1. With warm-up:
         learning_rate · embed_dim^−½ · min(step^−½, step · warmup_steps^−3⁄2)."""
         if self.warmup_steps is None:
             return self.learning_rate
@@ -42,7 +42,7 @@ class Training:
 def dropout_masks(
     config: TransformerConfig, random: np.random.Generator, batch: int, **lengths: int
 ) -> dict[str, np.ndarray]:
-    """Draw the dropout masks of one training step: True, with probability 1 − dropout, for what is kept.
+    """Draw the dropout masks of one training step: True (keep) with probability 1 − dropout.
 
     Args:
         config: the model, with `dropout` and `dropout_at`.
@@ -51,13 +51,13 @@ def dropout_masks(
         lengths: as for `tap_shapes`.
 
     Returns:
-        A mask by the name of every tap that is dropped from, in its shape.
+        A mask for every tap that dropout applies to, by its name and in its shape.
     """
     shapes = dropout_shapes(config, batch, **lengths)
     return {name: random.random(shape) >= config.dropout for name, shape in shapes.items()}
 
 
 def dropout_shapes(config: TransformerConfig, batch: int, **lengths: int) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every tap that training drops from."""
+    """Return the shape of every tap that dropout applies to."""
     shapes = tap_shapes(config, batch, **lengths)
     return {name: shape for name, shape in shapes.items() if name.endswith(config.dropout_at)}

@@ -1,4 +1,4 @@
-"""Checks of a configuration: each field by itself, then fields that only some others fit."""
+"""Checks of a configuration: single fields, then combinations of fields."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transparity.fields import COUNT
 
 
 def checked(field: dataclasses.Field[Any], kind: Any, value: Any) -> Any:
-    """`value` as the plain Python type `kind` of `field`; raises `ConfigError` if the field cannot have it."""
+    """Return `value` as the plain Python type `kind` of `field`; raise `ConfigError` if the field cannot have it."""
     name, optional = field.name, type(None) in get_args(kind)
     if value is None and optional:
         return None
@@ -32,7 +32,7 @@ def _choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
 
 
 def _choices(name: str, value: Any, choices: tuple[str, ...]) -> tuple[str, ...]:
-    """Some of `choices`, in their order, so that two configurations with the same ones are equal."""
+    """Return the chosen `choices` in their order, so that two configurations with the same ones are equal."""
     given = list(value) if isinstance(value, list | tuple) else [None]
     for choice in given:
         if choice not in choices:
@@ -142,7 +142,7 @@ def _check_relative(config: Any) -> None:
 
 
 def _check_ends(config: Any) -> None:
-    """Embeddings, norms and the head."""
+    """Check embeddings, norms and the head."""
     both = config.architecture == "encoder-decoder" and config.source_vocab_size == config.target_vocab_size
     if config.shared_embedding and not both:
         raise ConfigError(

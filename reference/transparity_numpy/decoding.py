@@ -30,7 +30,7 @@ def prefill(
     attention_mask: Bool[Array, "batch keys"] | Int[Array, "batch keys"] | None = None,
 ) -> Cache:
     """Cache for `batch` rows of up to `capacity` tokens, with the encoder run on `source` and every decoder layer's
-    keys and values of its output. An `attention_mask` is of the source."""
+    keys and values of its output. An `attention_mask` applies to the source."""
     tree = nest(shared(config, parameters))
     cache = empty_cache(config, batch, capacity, tree["decoder"]["token_embedding"]["weight"].dtype)
     if source is not None:
@@ -58,8 +58,8 @@ def step(
     Padding with every key masked weighs all keys alike, so its own logits depend on the capacity of the cache.
 
     Args:
-        counts: Number of tokens that count in each row, all without it; the rest are fillers, which no token sees and
-            the next step overwrites.
+        counts: Number of valid tokens in each row; None: all. The rest are fillers, which no token sees and the next
+            step overwrites.
         attention_mask: 0 at padding of the tokens.
     """
     tree = nest(shared(config, parameters))

@@ -1,4 +1,4 @@
-"""`functional.linear` in the precisions in which models run: one product for the whole batch, and biases in place.
+"""`functional.linear` in the precisions that models run in: one product for the whole batch, and biases in place.
 
 The specification is evaluated in float64, and in complex128 for derivatives: there, `linear` is its formula.
 """
@@ -12,11 +12,11 @@ from jaxtyping import Inexact
 from numpy import ndarray as Array
 
 FEW = 64
-"""Up to so many rows, reading the weight takes longest; the product reads it in order if it is the left factor."""
+"""With up to this many rows, reading the weight takes longest; as the left factor it is read in order."""
 
 
 def applies(x: Inexact[Array, "*batch features_in"]) -> bool:
-    """Return whether `x` is in a precision in which models run."""
+    """Return whether `x` is in a precision that models run in."""
     return x.dtype in (np.float32, np.float16)
 
 

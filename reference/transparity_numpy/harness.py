@@ -1,4 +1,4 @@
-"""The harness of the NumPy column (`transparity.protocol.Harness`): its parts one by one, and its environment."""
+"""The harness of the NumPy column (`transparity.protocol.Harness`): its parts, and its environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Masks: True where a query may look at a key. Axes are (batch, heads, queries, keys), 1 where all are alike."""
+"""Masks: True where a query may attend to a key. Axes are (batch, heads, queries, keys), 1 to broadcast."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def train(
 ) -> tuple[list[float], dict[str, Array]]:
     """Take one step per batch (`targets` and tokens); return the loss before each and the final learned parameters.
 
-    A batch norm normalizes by the batch; its running statistics stay.
+    A batch norm normalizes by the batch; its running statistics do not change.
     """
     parameters, losses = dict(parameters), []
     first: dict[str, Array] = {}

@@ -1,4 +1,4 @@
-"""The door to the NumPy column: `build(config, parameters)`, with all that `transparity.protocol` has but gradients."""
+"""Entry point of the NumPy column: `build(config, parameters)`, with every capability but gradients."""
 
 from __future__ import annotations
 

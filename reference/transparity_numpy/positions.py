@@ -19,7 +19,7 @@ RotaryTables = tuple[Float[Array, "#batch 1 length pairs"], Float[Array, "#batch
 
 def rotary_frequencies(config: TransformerConfig) -> Float64[Array, " pairs"]:
     """theta^(−2 i / features): the angle per position of each pair of features (Su et al. 2021, §3.2.2), scaled for
-    texts longer than those of the first training (linear, or as in Llama 3.1)."""
+    sequences longer than in the original training (linear, or as in Llama 3.1)."""
     frequencies = config.rope_theta ** -(np.arange(0, config.rotated_dim, 2) / config.rotated_dim)
     if config.rotary_scaling == "none":
         return frequencies
@@ -37,7 +37,7 @@ def rotate(
     tables: RotaryTables,
     layout: RopeLayout,
 ) -> Inexact[Array, "batch heads length head_dim"]:
-    """Rotate each pair (a, b) of features by its angle: (a cos − b sin, b cos + a sin). The other features stay."""
+    """Rotate each pair (a, b) of features by its angle: (a cos − b sin, b cos + a sin); keep other features."""
     cosine, sine = tables
     half = cosine.shape[-1]
     rotated, rest = x[..., : 2 * half], x[..., 2 * half :]

@@ -82,13 +82,13 @@ def decoder(
     cache: list[Cache] | None = None,
     training: bool = False,
 ) -> Inexact[Array, "batch queries embed_dim"]:
-    """Decode `tokens`, each of which sees itself and what came before.
+    """Decode `tokens`, each of which sees itself and earlier tokens.
 
     Args:
         visible: True for keys that are not padding: the tokens, or with a cache everything in it.
         positions: Positions of the tokens in a cache; None: 0, 1 …
         memory: The encoder's output; None without an encoder, or if its keys and values are cached.
-        memory_mask: True where cross-attention may look; None without an encoder.
+        memory_mask: True where cross-attention may attend; None without an encoder.
         cache: One entry per layer, updated in place.
     """
     positions, keys = np.arange(tokens.shape[1])[None] if positions is None else positions, visible.shape[1]

@@ -69,7 +69,7 @@ def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass)
 
 
 def _explains(fault: SimulatedFault, request: Request, tokens: np.ndarray, scores: np.ndarray, dtype: str) -> bool:
-    """Whether a port with this fault would answer so."""
+    """Return whether a port with this fault would answer so."""
     simulated, simulated_scores = simulated_beams(fault.simulate, request)
     if not np.array_equal(_widest(request, tokens), _widest(request, simulated)):
         return False

@@ -37,7 +37,7 @@ def why_no_loss(probe: Probe, dtype: str) -> str:
 
 
 def has_a_loss(key: str, forward: ForwardPass) -> bool:
-    """Whether the loss of a probe can be compared: with logits of the right shape, and a target that counts."""
+    """Return whether the loss of a probe can be compared: with logits of the right shape, and a target that counts."""
     probe, logits = forward.probes[key], forward.logits.get(key)
     return logits is not None and logits.shape == probe.oracle.expected["logits"].shape and _counts(probe)
 

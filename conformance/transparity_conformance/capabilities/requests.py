@@ -235,7 +235,7 @@ def _push(never: Request, eos_id: int, parameters: Arrays) -> float:
     between = (ordered[1:] + ordered[:-1]) / 2
 
     def steps(push: float) -> tuple[bool, int, int]:
-        """Whether all rows end in time, at how many different steps, and how late the first does."""
+        """Return whether all rows end in time, at how many different steps, and how late the first does."""
         ended = [int(np.argmax(row < push)) for row in margins if (row < push).any()]
         in_time = len(ended) == len(margins) and max(ended) + 1 < margins.shape[1]
         return in_time, len(set(ended)), min(ended, default=0)

@@ -51,7 +51,7 @@ def without_prefix(name: str, prefixes: Sequence[str]) -> str:
 
 
 def is_any_of(name: str, patterns: Collection[str], prefixes: Sequence[str]) -> bool:
-    """Whether the hub's `name` matches one of the `patterns`."""
+    """Return whether the hub's `name` matches one of the `patterns`."""
     return any(_pattern(pattern).fullmatch(without_prefix(name, prefixes)) for pattern in patterns)
 
 

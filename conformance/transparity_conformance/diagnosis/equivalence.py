@@ -16,7 +16,7 @@ Pair = tuple[np.ndarray, np.ndarray]
 
 
 def is_equivalent(tap: str, pairs: Sequence[Pair], tolerance: float) -> bool:
-    """Whether one map leads from ours to the port's, to within `tolerance` of the largest number."""
+    """Return whether one map leads from ours to the port's, to within `tolerance` of the largest number."""
     if not pairs or not all(actual.shape == ours.shape for actual, ours in pairs):
         return False
     if not all(np.isfinite(values).all() for pair in pairs for values in pair):  # ours are computed from the port's

@@ -101,7 +101,7 @@ def wrong_at_tokens(results: Results, faulty: list[str]) -> list[str]:
 
 
 def _differs(result: ProbeResult, tap: str) -> bool:
-    """Whether the port differs from the oracle at real tokens."""
+    """Return whether the port differs from the oracle at real tokens."""
     oracle, tokens = result.probe.oracle, _real_tokens(result.probe, tap)
     error = gap(result.recorded[tap] * tokens, oracle.expected[tap] * tokens)
     return share(error, oracle.budget(tap, "float32")) > 1

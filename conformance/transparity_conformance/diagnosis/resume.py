@@ -76,7 +76,7 @@ class Start:
         return _shorter(self.config, self.encoder, self.decoder) if self.skipped else self.config
 
     def skips(self, name: str) -> bool:
-        """Whether a tap or a parameter is in a skipped layer."""
+        """Return whether a tap or a parameter is in a skipped layer."""
         if name.startswith("encoder.") and self.whole_encoder:
             # A table that both stacks share is the encoder's by name.
             return not (self.config.shared_embedding and name == "encoder.token_embedding.weight")

@@ -73,11 +73,11 @@ class Segment:
         return rms(self.left(probe, chosen))
 
     def is_near(self, probe: Probe, chosen: Combination) -> bool:
-        """Whether the remaining difference may be within the budget."""
+        """Return whether the remaining difference may be within the budget."""
         return self.largest(probe, chosen) <= NEAR[self.dtype] * (self.budgets[probe.name] or 1)
 
     def vanishes(self, chosen: Combination) -> bool:
-        """Whether the difference is within the budget on every probe."""
+        """Return whether the difference is within the budget on every probe."""
         return all(self.share(probe, chosen) <= 1 for probe in self.probes)
 
     def largest(self, probe: Probe, chosen: Combination) -> float:

@@ -198,7 +198,7 @@ def _some(known: Mapping[str, Any]) -> str:
 
 
 def _repeated(probe: Probe, once: dict[str, np.ndarray], again: dict[str, np.ndarray], dtype: str) -> ClaimResult:
-    """Whether two runs say the same; to the bit is not asked of a device that sums in any order."""
+    """Return whether two runs say the same; to the bit is not asked of a device that sums in any order."""
     worst = ClaimResult("two_runs_are_the_same", "agrees", 0.0, 0.0, "logits")
     for name, value in once.items():
         budget = probe.oracle.budget(name, dtype)

@@ -99,7 +99,7 @@ class DecodingRules:
         return self.draw(logits.astype(np.float64), uniforms, sampling or Sampling())
 
     def is_over(self, ended: np.ndarray) -> bool:
-        """Whether generation stops, given the rows (batch,) that have ended."""
+        """Return whether generation stops, given the rows (batch,) that have ended."""
         return bool((ended.all() and self.ends == "all rows") or (ended.any() and self.ends == "any row"))
 
 

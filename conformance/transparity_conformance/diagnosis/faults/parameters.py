@@ -122,7 +122,7 @@ def _tied(stack: str, config: TransformerConfig, parameters: Arrays, site: str, 
 
 
 def _is_packed(config: TransformerConfig, site: str) -> bool:
-    """Whether the tap may come from packed queries, keys and values, as in checkpoints of BLOOM and GPT-NeoX."""
+    """Return whether the tap may come from packed queries, keys and values, as in checkpoints of BLOOM and GPT-NeoX."""
     _, sublayer, tap = split(site)
     whole = config.projection == "full" and config.key_value_heads == config.num_heads
     inside = config.architecture == "decoder" and config.positions in ("rotary", "alibi")

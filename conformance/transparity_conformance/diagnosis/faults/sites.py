@@ -106,7 +106,7 @@ def is_norm(config: TransformerConfig, site: str) -> bool:
 
 
 def is_head_norm(site: str) -> bool:
-    """Whether the norm is of each head's queries or keys."""
+    """Return whether the norm is of each head's queries or keys."""
     return site.endswith(("attention.query_norm", "attention.key_norm"))
 
 
@@ -136,7 +136,7 @@ def keys_of(state: WalkState, site: str) -> tuple[np.ndarray, bool]:
 
 
 def given_mask(config: TransformerConfig, site: str) -> bool:
-    """Whether an attention mask, not the padding token, marks the padding of the tokens at `site`."""
+    """Return whether an attention mask, not the padding token, marks the padding of the tokens at `site`."""
     return config.padding == "attention-mask" and keys_name(config, site) != "target"
 
 

@@ -426,7 +426,7 @@ def test_a_wrong_forward_pass_has_no_gradients_and_no_steps(
         ),
         ("translation", SMALL, "bfloat16", "gradients: gradients are compared in float32 and float64, not in bfloat16"),
         ("translation", SMALL, "bfloat16", "train: training is compared in float32 and float64, not in bfloat16"),
-        ("translation", SMALL, "bfloat16", "beam_search: where rounding is coarse, too much is a tie"),
+        ("translation", SMALL, "bfloat16", "beam_search: coarse rounding makes too many ties"),
     ],
 )
 def test_nothing_is_asked_for_that_cannot_be_compared(

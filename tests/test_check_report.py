@@ -76,9 +76,7 @@ def test_the_share_of_the_budget_is_always_shown(verdict: Verdict) -> None:
 
 def test_rounding_is_not_a_fault() -> None:
     rounding = fault(0, Cause("low-precision", "rounding of bfloat16 weights", None, 1e-7, 1.0))
-    assert sentence(report(rounding, verdict="agrees")) == (
-        "What differs is rounding of bfloat16 weights, and nothing else."
-    )
+    assert sentence(report(rounding, verdict="agrees")) == "The only difference is rounding of bfloat16 weights."
 
 
 def test_a_report_without_comparisons_is_inconclusive() -> None:

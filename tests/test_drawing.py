@@ -40,7 +40,7 @@ from transparity_numpy.beams import beam_search
 from transparity_numpy.port import build as numpy_build
 
 PRESETS = ("notes-lm", "pre-norm", "translation")
-ENDLESS = ("what has not ended", "beams are kept by their scores", "a continuation that ended")
+ENDLESS = ("unfinished continuations", "beams are kept by their scores", "an ended continuation")
 """Beginnings of the descriptions of faults that show only when a row ends."""
 
 
@@ -254,7 +254,7 @@ def test_draws_in_half_precision_are_not_compared() -> None:
     build = built(generating(simulate_generation), "notes-lm")
     found = compare_capability(GENERATION, build, whole("notes-lm", "bfloat16"))
     assert [claim.id for claim in found.claims] == ["generate", "generate.lengths"]
-    assert any(says.startswith("generate.sampling: where rounding is coarse") for says in found.not_compared)
+    assert any(says.startswith("generate.sampling: coarse rounding") for says in found.not_compared)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no luck"), TypeError("no keyword, but no more is known")])

@@ -317,8 +317,8 @@ def cache_faults(presets: Iterable[str]) -> list[Any]:
     """Every fault of a cache with every preset in which it is one: not where padding is visible anyway."""
     pairs = [(how, preset) for how in CACHE_FAULTS for preset in presets]
     harmless = {
-        "padding in the cache is seen": [name for name in presets if PRESETS[name].config.target_mask == "causal"],
-        "padding in the source is seen": [name for name in presets if not PRESETS[name].config.has_encoder],
+        "padding in the cache is visible": [name for name in presets if PRESETS[name].config.target_mask == "causal"],
+        "padding in the source is visible": [name for name in presets if not PRESETS[name].config.has_encoder],
     }
     assert set(harmless) <= {how.says for how in CACHE_FAULTS}
     acting = [(how, preset) for how, preset in pairs if preset not in harmless.get(how.says, [])]

@@ -100,5 +100,5 @@ def test_a_fault_in_its_generation_is_named(tmp_path: Path) -> None:
     assert (report.verdict, report.first_divergence) == ("diverges", "generate")
     (fault,) = report.faults
     assert [cause.says for cause in fault.causes] == [
-        "of a long context the first max_length tokens are read, not the last"
+        "a long context is cropped to its first max_length tokens, not to its last"
     ]

@@ -60,7 +60,7 @@ def compare_training(build: Callable[..., Any], config: TransformerConfig, dtype
 
 
 CONFIG = dataclasses.replace(preset("notes-lm"), qkv_bias=True)
-"""Key biases change no weight of attention: what no gradient reaches hides no mistake, though where eps is left out its
+"""Key biases change no weight of attention: what no gradient reaches hides no mistake, though where eps is missing its
 rounding alone is divided by itself."""
 
 

@@ -43,7 +43,7 @@ def _ask(port: BuiltPort, way: Way, key: str, request: Request) -> Answers:
     given = (request.prompt.astype(np.int64), request.steps, request.beams)
     answer = built_for(port, request).beam_search(*given, **request.named(*way.keywords))
     if not isinstance(answer, tuple) or len(answer) != 2:
-        raise TypeError("what is no pair, expected (tokens, scores)")
+        raise TypeError("a result that is no pair, expected (tokens, scores)")
     scores = as_numbers(answer[1])
     if scores.shape != (len(request.prompt),) or scores.dtype.kind != "f":
         raise TypeError(f"scores of the shape {scores.shape} and dtype {scores.dtype}, expected (batch,) of floats")

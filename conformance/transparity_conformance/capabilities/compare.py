@@ -44,7 +44,7 @@ def compare_capability(
 def why_not(way: Way, forward: ForwardPass, verdicts: Mapping[str, Verdict]) -> str:
     """The reason why one way is not compared, whatever the port takes; empty if it is."""
     if way.requires and verdicts.get(way.requires) != "agrees":
-        return "greedy generation is not right, and this goes by it"
+        return "greedy generation is wrong, on which this depends"
     return way.why_not(first_of(forward.probes)[1], forward.dtype)
 
 

@@ -52,12 +52,12 @@ def why_not_generated(probe: Probe, dtype: str) -> str:
 
 def why_not_coarse(probe: Probe, dtype: str) -> str:
     """The reason why draws and beams are not compared in a dtype; empty if they are."""
-    return "" if dtype in WIDE else f"where rounding is coarse, too much is a tie: it is not compared in {dtype}"
+    return "" if dtype in WIDE else f"coarse rounding makes too many ties: it is not compared in {dtype}"
 
 
 def _why_not_ragged(probe: Probe, dtype: str) -> str:
     exact = probe.config.mask_is_exact
-    return "" if exact else "this mask hides nothing, so rows would see what fills them up"
+    return "" if exact else "this mask hides nothing, so rows would see their padding"
 
 
 def numbered(prefix: str, requests: Callable[[Probe], Sequence[Request]]) -> Callable[[Probes], Requests]:

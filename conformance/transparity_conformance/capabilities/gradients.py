@@ -97,8 +97,8 @@ def _named_factor(ours: Derivatives, factor: float) -> str:
         counted: "the sum over the targets, not their mean",
         targets.size: "the number of positions",
         len(targets): "the number of rows",
-        counted / targets.size: "divided by all positions, padding too",
-        -1: "the sign is turned",
+        counted / targets.size: "divided by all positions, padding included",
+        -1: "the sign is flipped",
     }
     return next((f": {says}" for number, says in names.items() if abs(factor / number - 1) < 1e-3), "")
 

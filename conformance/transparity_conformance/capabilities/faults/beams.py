@@ -111,11 +111,11 @@ BEAM_FAULTS = (
     _fault("beams-penalty", "scores are multiplied by the length penalty", lambda n, _, a: ((5 + n) / 6) ** -a),
     _fault("beams-penalty", "the prompt counts in the length penalty", lambda n, m, a: ((5 + n + m) / 6) ** a),
     _fault("beams-penalty", "beams are kept by their scores without the length penalty", ranks="by score"),
-    _fault("beams-penalty", "what has not ended is ranked without the length penalty", ranks="ended by penalty"),
-    _fault("beams-end", "a continuation that ended goes on", ended="go on"),
-    _fault("beams-end", "a continuation that ended is dropped", ended="dropped"),
+    _fault("beams-penalty", "unfinished continuations are ranked without the length penalty", ranks="ended by penalty"),
+    _fault("beams-end", "an ended continuation is extended", ended="go on"),
+    _fault("beams-end", "an ended continuation is dropped", ended="dropped"),
     _fault("beams-begin", "all beams begin with the same token and stay the same: it is greedy", begins_apart=False),
-    _fault("beams-cache", "a beam that goes on from another one keeps its own cache", reorders_cache=False),
-    _fault("beams-score", "scores add up logits, not logarithms of probabilities", normalizes=False),
+    _fault("beams-cache", "a beam that continues another one keeps its own cache", reorders_cache=False),
+    _fault("beams-score", "scores add up logits, not log probabilities", normalizes=False),
 )
 """The likeliest first."""

@@ -131,19 +131,19 @@ def _fault(id: str, says: str, **options: Any) -> SimulatedFault:
 
 CACHE_FAULTS = (
     _fault("cache-position", "positions begin at 0 again with every step", positions=lambda at: at - at[:, :1]),
-    _fault("cache-position", "behind the first step positions are one too far", positions=_moved(1)),
-    _fault("cache-position", "behind the first step positions are one too low", positions=_moved(-1)),
-    _fault("cache-position", "all tokens of a step stand at its first position", positions=_all_at(0)),
-    _fault("cache-position", "all tokens of a step stand at its last position", positions=_all_at(-1)),
+    _fault("cache-position", "after the first step positions are one too high", positions=_moved(1)),
+    _fault("cache-position", "after the first step positions are one too low", positions=_moved(-1)),
+    _fault("cache-position", "all tokens of a step have its first position", positions=_all_at(0)),
+    _fault("cache-position", "all tokens of a step have its last position", positions=_all_at(-1)),
     _fault("cache-mask", "a token does not see itself", mask=_does_not_see_itself),
-    _fault("cache-mask", "tokens of a step see those behind them in it", mask=_sees_the_chunk),
+    _fault("cache-mask", "tokens of a step see later tokens of the step", mask=_sees_the_chunk),
     _fault(
         "cache-mask",
-        "the causal mask is laid from the first key, not from the step's",
+        "the causal mask begins at the first key, not at the step's",
         mask=_from_the_first_key,
     ),
-    _fault("cache-mask", "only the step's own tokens are seen: the cache is not", mask=_sees_the_chunk_alone),
-    _fault("cache-mask", "padding in the cache is seen", mask=_sees_padding),
-    _fault("cache-mask", "padding in the source is seen", masks_source=False),
+    _fault("cache-mask", "only the step's own tokens are visible: the cache is ignored", mask=_sees_the_chunk_alone),
+    _fault("cache-mask", "padding in the cache is visible", mask=_sees_padding),
+    _fault("cache-mask", "padding in the source is visible", masks_source=False),
 )
 """The likeliest first."""

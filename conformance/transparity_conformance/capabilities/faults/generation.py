@@ -142,30 +142,28 @@ def _fault(id: str, says: str, **options: Any) -> SimulatedFault:
 GREEDY_FAULTS = (
     _fault(
         "generation-crop",
-        "of a long context the first max_length tokens are read, not the last",
+        "a long context is cropped to its first max_length tokens, not to its last",
         read=_cropped(lambda tokens, most: tokens[:, :most]),
     ),
     _fault(
         "generation-crop",
-        "of a long context max_length − 1 tokens are read",
+        "a long context is cropped to max_length − 1 tokens",
         read=_cropped(lambda tokens, most: tokens[:, -max(1, most - 1) :]),
     ),
-    _fault("generation-stop", "the end token is ignored: rows go on", ends="nothing", fills=False),
-    _fault("generation-stop", "rows go on behind their end token until all have ended", fills=False),
+    _fault("generation-stop", "the end token is ignored: rows continue", ends="nothing", fills=False),
+    _fault("generation-stop", "rows continue after their end token until all have ended", fills=False),
     _fault("generation-stop", "generation ends with the first row that ends, not the last", ends="any row"),
-    _fault("generation-stop", "the end token is dropped from what is returned", keeps_end=False),
-    _fault("generation-prompt", "the prompt is left out of what is returned", keeps_prompt=False),
-    _fault(
-        "generation-position", "the next token is read from the logits before the last ones", read=_cropped(_last, -2)
-    ),
+    _fault("generation-stop", "the end token is missing from the result", keeps_end=False),
+    _fault("generation-prompt", "the prompt is missing from the result", keeps_prompt=False),
+    _fault("generation-position", "the next token is read from the second to last logits", read=_cropped(_last, -2)),
     _fault("generation-position", "the next token is read from the first position's logits", read=_cropped(_last, 0)),
 )
 """The likeliest first."""
 
 RAGGED_FAULTS = (
-    _fault("ragged-end", "a shorter prompt goes on behind what fills it up", uses_lengths=False),
-    _fault("ragged-read", "the next token of every row is read behind the longest row", read=_read_longest),
-    _fault("ragged-position", "shorter prompts are filled up on the left, which moves their positions", read=_pad_left),
-    _fault("ragged-steps", "shorter rows go on to the end of the longest, by more tokens", ends_together=True),
+    _fault("ragged-end", "a shorter prompt is continued after its padding", uses_lengths=False),
+    _fault("ragged-read", "the next token of every row is read at the end of the longest row", read=_read_longest),
+    _fault("ragged-position", "shorter prompts are padded on the left, which shifts their positions", read=_pad_left),
+    _fault("ragged-steps", "shorter rows continue to the end of the longest, with more new tokens", ends_together=True),
 )
 """The likeliest first."""

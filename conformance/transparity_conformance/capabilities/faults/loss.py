@@ -64,16 +64,20 @@ def smoothed(logits: np.ndarray, targets: np.ndarray, pad_id: int | None) -> np.
 LOSS_FAULTS = (
     SimulatedFault("loss-reduction", "padded targets count in the loss", _padding_counted),
     SimulatedFault("loss-reduction", "the loss is a sum over the targets, not their mean", _summed),
-    SimulatedFault("loss-reduction", "the loss is divided by all positions, padding too", _over_all_positions),
+    SimulatedFault("loss-reduction", "the loss is divided by all positions, padding included", _over_all_positions),
     SimulatedFault("loss-reduction", "the loss is a sum divided by the number of rows", _over_rows),
     SimulatedFault("loss-reduction", "the loss is the mean over rows of each row's mean", _mean_of_means),
-    SimulatedFault("loss-shift", "the targets are shifted once more: each logit is held to the token after", _shifted),
     SimulatedFault(
-        "loss-shift", "the targets are not shifted: each logit is held to the token it was given", _not_shifted
+        "loss-shift",
+        "the targets are shifted once more: each logit is compared with the token after its target",
+        _shifted,
     ),
-    SimulatedFault("loss-base", "the loss is in bits, log₂ for the natural logarithm", _in_bits),
     SimulatedFault(
-        "loss-softmax", "logits go through softmax before the cross-entropy, which has its own", _softmax_twice
+        "loss-shift", "the targets are not shifted: each logit is compared with its input token", _not_shifted
+    ),
+    SimulatedFault("loss-base", "the loss is in bits: log₂ instead of the natural logarithm", _in_bits),
+    SimulatedFault(
+        "loss-softmax", "softmax is applied to the logits before the cross-entropy, which has its own", _softmax_twice
     ),
 )
 """The likeliest first."""

@@ -133,22 +133,22 @@ def _fault(id: str, says: str, **options: Any) -> SimulatedFault:
 
 
 OPTIMIZER_FAULTS = (
-    _fault("clip-norm", "every tensor is clipped by its own norm, not all by one", clip=_each_by_itself),
+    _fault("clip-norm", "every tensor is clipped by its own norm, not by the joint one", clip=_each_by_itself),
     _fault("clip-norm", "every number of a gradient is clipped, not the norm", clip=_by_value),
     _fault("clip-norm", "gradients are scaled to the largest norm even if they are shorter", clip=_always),
     _fault("clip-norm", "gradients are not clipped", clip=_never),
     _fault("optimizer-eps", "eps is added inside the root", eps="inside the root"),
     _fault("optimizer-eps", "eps is added before the second moment is corrected", eps="before the correction"),
-    _fault("optimizer-eps", "eps is left out", eps="nowhere"),
+    _fault("optimizer-eps", "eps is missing", eps="nowhere"),
     _fault("weight-decay", "weight decay is added to the gradient: it is coupled", decay="coupled"),
     _fault("weight-decay", "weight decay is not multiplied by the learning rate", decay="without the rate"),
-    _fault("weight-decay", "biases and norms are left out of weight decay", decay="of weights alone"),
+    _fault("weight-decay", "biases and norms are excluded from weight decay", decay="of weights alone"),
     _fault("weight-decay", "nothing decays", decay="none"),
-    _fault("bias-correction", "the moments are not corrected for beginning at 0", corrects=False),
+    _fault("bias-correction", "the bias correction of the moments is missing", corrects=False),
     _fault("optimizer-betas", "the betas are swapped", swaps_betas=True),
     _fault("warm-up", "the first step counts as the second", counts_from=2),
     _fault("warm-up", "the first step counts as step 0, whose rate is 0", counts_from=0),
-    _fault("momentum", "gradients are taken times 1 − momentum", dampens=True),
+    _fault("momentum", "gradients are multiplied by 1 − momentum", dampens=True),
     _fault("momentum", "the momentum is Nesterov's", looks_ahead=True),
 )
 """The likeliest first."""

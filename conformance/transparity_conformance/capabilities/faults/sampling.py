@@ -125,23 +125,27 @@ def _fault(id: str, says: str, cut: Cut = filter_logits, **options: Any) -> Simu
     return SimulatedFault(id, says, functools.partial(simulate_generation, draw=draw))
 
 
-_NOT_NORMALIZED = "what the cuts leave is not normalised anew"
+_NOT_NORMALIZED = "the remaining probabilities are not normalised again"
 
 SAMPLING_FAULTS = (
     _fault("sampling-temperature", "the logits are multiplied by the temperature, not divided", _multiplied),
     _fault("sampling-temperature", "the temperature is ignored", _with(temperature=1.0)),
-    _fault("sampling-order", "the temperature comes behind the cuts, not before them", _temperature_last),
-    _fault("sampling-order", "top-p cuts by the probabilities of all tokens, not of what top-k left", _top_p_first),
+    _fault("sampling-order", "the temperature is applied after top-k and top-p, not before", _temperature_last),
+    _fault(
+        "sampling-order", "top-p filters by the probabilities of all tokens, not of those that top-k left", _top_p_first
+    ),
     _fault("sampling-top-k", "top-k is ignored", _with(top_k=None)),
     _fault("sampling-top-k", "top-k leaves one token more", _top_k_moved(1)),
     _fault("sampling-top-k", "top-k leaves one token less", _top_k_moved(-1)),
     _fault("sampling-top-p", "top-p is ignored", _with(top_p=1.0)),
-    _fault("sampling-top-p", "the token with which top_p is reached is left out", _top_p_moved(-1)),
-    _fault("sampling-top-p", "the token behind the one with which top_p is reached may be drawn", _top_p_moved(1)),
-    _fault("sampling-normalization", f"{_NOT_NORMALIZED}: beyond it the last token is drawn", renormalizes=False),
+    _fault("sampling-top-p", "the token that reaches top_p is dropped", _top_p_moved(-1)),
+    _fault("sampling-top-p", "the token after the one that reaches top_p may be drawn", _top_p_moved(1)),
+    _fault(
+        "sampling-normalization", f"{_NOT_NORMALIZED}: draws beyond their sum take the last token", renormalizes=False
+    ),
     _fault(
         "sampling-normalization",
-        f"{_NOT_NORMALIZED}: beyond it the first is drawn",
+        f"{_NOT_NORMALIZED}: draws beyond their sum take the first token",
         pick=_or_the_first,
         renormalizes=False,
     ),
@@ -151,7 +155,7 @@ SAMPLING_FAULTS = (
         pick=_in_order_of_likelihood,
     ),
     _fault("sampling-draw", "probabilities are added up from the end of the vocabulary", pick=_from_the_end),
-    _fault("sampling-draw", "the token behind the drawn one is taken", pick=_moved(1)),
+    _fault("sampling-draw", "the token after the drawn one is taken", pick=_moved(1)),
     _fault("sampling-draw", "the token before the drawn one is taken", pick=_moved(-1)),
     _fault("sampling-draw", "the uniform numbers are ignored: the likeliest token is taken", pick=_likeliest),
     _fault("sampling-draw", "every row is drawn by the first row's uniform number", pick=_all_by_the_first),

@@ -118,10 +118,10 @@ KNOWN_CAPS = (50.0, 30.0, 20.0, 10.0)
 
 def _cap_faults(config: TransformerConfig, tap: str) -> Iterator[Fault]:
     if tap == "weights":
-        description = "scores are held below the cap behind the mask, which brings hidden ones back to −cap"
+        description = "scores are softcapped after the mask, which sets masked ones to −cap"
         yield Fault("attention-cap", "behind the mask", description, patch=_capped_behind_mask)
         return
-    yield Fault("attention-cap", "missing", "scores are not held below the cap", patch=partial(_capped, None))
+    yield Fault("attention-cap", "missing", "scores have no softcap", patch=partial(_capped, None))
     for cap in KNOWN_CAPS:
         if cap != config.attention_softcap:
             yield other_cap(config, cap)
@@ -130,14 +130,14 @@ def _cap_faults(config: TransformerConfig, tap: str) -> Iterator[Fault]:
 
 
 def other_cap(config: TransformerConfig, cap: float) -> Fault:
-    description = f"scores are held below {cap:.6g} instead of {config.attention_softcap:g}"
+    description = f"scores are softcapped at {cap:.6g} instead of {config.attention_softcap:g}"
     return Fault("attention-cap", f"{cap:.6g}", description, patch=partial(_capped, cap), value=cap)
 
 
 CAPS: dict[str, tuple[Callable[[Value, float, float], Value], str]] = {
     "clipped": (
         lambda products, scale, cap: np.clip(products * scale, -cap, cap),
-        "scores are cut off at the cap instead of being bent towards it by tanh",
+        "scores are clipped at the cap instead of softcapped by tanh",
     ),
     "not scaled back": (
         lambda products, scale, cap: np.tanh(products * scale / cap),
@@ -145,7 +145,7 @@ CAPS: dict[str, tuple[Callable[[Value, float, float], Value], str]] = {
     ),
     "before the scale": (
         lambda products, scale, cap: apply_softcap(products, cap) * scale,
-        "scores are held below the cap before they are scaled",
+        "scores are softcapped before they are scaled",
     ),
 }
 
@@ -173,7 +173,7 @@ def _capped_behind_mask(state: WalkState, site: str, value: Value) -> Value:
 
 
 def _grouping_faults(tap: str) -> Iterator[Fault]:
-    description = "are given to the heads in turn (0, 1, 0, 1) instead of to consecutive ones (0, 0, 1, 1)"
+    description = "are assigned to the heads in turn (0, 1, 0, 1) instead of to consecutive heads (0, 0, 1, 1)"
     yield Fault("head-grouping", "tiled", f"keys and values {description}", patch=_tiled)
     alone = "keys" if tap == "scores" else "values"
     yield Fault("head-grouping", f"{alone} tiled", f"{alone} {description}", patch=_tiled)
@@ -203,21 +203,21 @@ def interleaved(x: Value, num_heads: int) -> Value:
 INTERLEAVED = "heads are interleaved, (head_dim, heads) instead of (heads, head_dim)"
 
 SPLITS: dict[str, tuple[Callable[[Value, int], Value], str]] = {
-    "view": (view, "features are cut into heads by a view alone, without the transpose"),
+    "view": (view, "features are split into heads by a view, without the transpose"),
     "interleaved": (
         interleaved,
-        f"{INTERLEAVED}, where they split",
+        f"{INTERLEAVED}, when they are split",
     ),
 }
 
 MERGES: dict[str, tuple[Callable[[Value], Value], str]] = {
     "view": (
         lambda heads: heads.reshape(heads.shape[0], heads.shape[2], -1),
-        "heads are merged by a view alone, without the transpose",
+        "heads are merged by a view, without the transpose",
     ),
     "interleaved": (
         lambda heads: heads.transpose(0, 2, 3, 1).reshape(heads.shape[0], heads.shape[2], -1),
-        f"{INTERLEAVED}, where they merge",
+        f"{INTERLEAVED}, when they are merged",
     ),
 }
 

@@ -18,10 +18,10 @@ OtherTypes = Callable[[np.ndarray, int], np.ndarray]
 
 TYPES: tuple[tuple[str, str, OtherTypes | None], ...] = (
     ("none", "token types are not embedded", None),
-    ("all 0", "all tokens are of type 0, whatever token_types says", lambda types, most: 0 * types),
+    ("all 0", "all tokens are of type 0, whatever the token_types", lambda types, most: 0 * types),
     (
         "all 1",
-        "all tokens are of type 1, whatever token_types says",
+        "all tokens are of type 1, whatever the token_types",
         lambda types, most: 0 * types + min(1, most),
     ),
     ("turned", "the token types are in the opposite order", lambda types, most: most - types),
@@ -31,12 +31,12 @@ EXCHANGED = "token_types"
 
 MASKS: dict[str, tuple[str, Callable[[WalkState, str], Mask]]] = {
     "tokens": (
-        "the padding token is hidden, whatever the attention_mask hides",
+        "the padding token is masked, whatever the attention_mask",
         lambda state, site: padding_at(state, site, by_token=True),
     ),
     "none": ("the attention_mask is ignored", lambda state, site: np.ones_like(padding_at(state, site))),
     "inverted": (
-        "the attention_mask is taken for one that says what is hidden",
+        "the attention_mask is inverted: its ones are masked",
         lambda state, site: ~padding_at(state, site),
     ),
     EXCHANGED: (

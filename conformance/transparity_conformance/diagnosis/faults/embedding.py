@@ -54,13 +54,13 @@ def _offset_faults(config: TransformerConfig) -> Iterator[Fault]:
 
 def _sinusoid_faults(config: TransformerConfig) -> Iterator[Fault]:
     if config.rope_layout == "interleaved":
-        description = "all sines stand before all cosines instead of each beside its cosine"
+        description = "all sines come before all cosines instead of each next to its cosine"
         yield Fault("position-layout", "concatenated", description, patch=partial(_replaced, concatenated))
-        description = "each cosine stands before its sine"
+        description = "each cosine comes before its sine"
     else:
-        description = "each sine stands beside its cosine instead of all sines before all cosines"
+        description = "each sine is next to its cosine instead of all sines before all cosines"
         yield Fault("position-layout", "interleaved", description, patch=partial(_replaced, interleaved))
-        description = "cosines stand before sines"
+        description = "cosines come before sines"
     yield Fault("position-layout", "cosine first", description, patch=partial(_replaced, cosine_first))
     for name, exponents in EXPONENTS.items():
         description = f"the exponent of the positions' frequencies is {name} instead of i/embed_dim for even i"
@@ -70,11 +70,11 @@ def _sinusoid_faults(config: TransformerConfig) -> Iterator[Fault]:
 def _count_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     """Faults of the tokens that positions count."""
     if config.position_count == "all":
-        description = "positions count what is no padding alone, not all tokens"
+        description = "positions count only tokens that are not padding"
         yield Fault("position-count", "visible", description, patch=partial(_placed, _counting_visible))
         return
     yield Fault("position-count", "all", "positions count padding, too", patch=partial(_placed, _counting_all))
-    description = "padding has the position of the last token before it, not the one in front of the first"
+    description = "padding has the position of the last token before it, not the one before the first token"
     yield Fault("position-count", "padding goes on", description, patch=partial(_placed, _counting_on))
 
 

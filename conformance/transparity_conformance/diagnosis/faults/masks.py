@@ -79,12 +79,15 @@ def weighed(change: Change, state: WalkState, site: str, value: Value) -> Value:
 
 CAUSAL = (
     _masked(
-        "causal-missing", "missing", "there is no causal mask: the future is seen", lambda m: m.seen(past=m.square)
+        "causal-missing",
+        "missing",
+        "the causal mask is missing: the future is visible",
+        lambda m: m.seen(past=m.square),
     ),
     _masked(
         "causal-diagonal",
         "hides itself",
-        "each position hides itself, too",
+        "each position masks itself, too",
         lambda m: m.seen(past=np.tril(m.square, -1)),
     ),
     _masked(
@@ -96,7 +99,7 @@ CAUSAL = (
     _masked(
         "mask-polarity",
         "past hidden",
-        "the causal mask is transposed: the past is hidden",
+        "the causal mask is transposed: the past is masked",
         lambda m: m.seen(past=np.triu(m.square)),
     ),
 )
@@ -104,19 +107,19 @@ CAUSAL_AND_PADDING = (
     _masked(
         "mask-polarity",
         "causal inverted",
-        "the causal part of the mask keeps what it should hide",
+        "the causal part of the mask is inverted",
         lambda m: m.within(m.padding & ~m.past),
     ),
     _masked(
         "mask-polarity",
         "padding inverted",
-        "the padding part of the mask keeps what it should hide",
+        "the padding part of the mask is inverted",
         lambda m: m.within(~m.padding & m.past),
     ),
 )
 PADDING = (
     _masked(
-        "padding-ignored", "not hidden", "padding is not hidden", lambda m: m.within(np.ones_like(m.padding) & m.past)
+        "padding-ignored", "not hidden", "padding is not masked", lambda m: m.within(np.ones_like(m.padding) & m.past)
     ),
     _masked(
         "padding-axis",
@@ -126,16 +129,19 @@ PADDING = (
     ),
 )
 PADDING_HIDDEN = _masked(
-    "padding-ignored", "hidden", "padding is hidden, which is shown here", lambda m: m.within(m.padding & m.past)
+    "padding-ignored",
+    "hidden",
+    "padding is masked, although it should be visible here",
+    lambda m: m.within(m.padding & m.past),
 )
-INVERTED = _masked("mask-polarity", "inverted", "the mask keeps what it should hide", lambda m: ~m.seen())
+INVERTED = _masked("mask-polarity", "inverted", "the mask is inverted", lambda m: ~m.seen())
 
 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     _, sublayer, tap = split(site)
     if tap == "context" and sublayer.endswith("attention"):
         yield Fault(
-            "mask-wholly-hidden-row", "zero context", "a row that sees nothing gathers zeros", patch=_zero_context
+            "mask-wholly-hidden-row", "zero context", "a row with every key masked returns zeros", patch=_zero_context
         )
     if tap != "weights":
         return
@@ -165,37 +171,37 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
 def _value_faults(config: TransformerConfig) -> Iterator[Fault]:
     for value in (-10.0, -1e-20, -1e-9, -1.0, 0.0, -100.0, -1e4, -1e9, -math.inf):
         if value != config.mask_value:
-            description = f"hidden scores are replaced by {value:g} instead of {config.mask_value:g}"
+            description = f"masked scores are replaced by {value:g} instead of {config.mask_value:g}"
             yield Fault("mask-value", f"{value:g}", description, patch=partial(_hidden_by, value), value=value)
     for value in (config.mask_value, -1e9, -10.0, 1.0):
         if math.isfinite(value):
-            description = f"{value:g} is added to hidden scores instead of replacing them"
+            description = f"{value:g} is added to masked scores instead of replacing them"
             yield Fault("mask-value", f"{value:g} added", description, patch=partial(_added, value), value=value)
-    description = "the mask multiplies the weights behind the softmax"
+    description = "the mask multiplies the weights after the softmax"
     yield Fault("mask-order", "behind the softmax", description, patch=partial(_behind, False))
     description += ", and they are normalised again"
     yield Fault("mask-order", "behind the softmax, normalised", description, patch=partial(_behind, True))
     other = "after" if config.mask_order == "before-scale" else "before"
-    yield Fault("mask-order", other, f"hidden scores are replaced {other} the scale", patch=_other_order)
+    yield Fault("mask-order", other, f"masked scores are replaced {other} the scale", patch=_other_order)
 
 
 def _window_faults(config: TransformerConfig, window: int, layer: int, *, causal: bool) -> Iterator[Fault]:
     layer_window = config.layer_window(layer)
     if layer_window is not None:
         for more in (1, -1):
-            description = f"a position sees {window + more} back, itself among them, instead of {window}"
+            description = f"a position sees the last {window + more} positions, itself included, instead of {window}"
             patch = partial(weighed, partial(_windowed_by, more))
             yield Fault("window-size", f"{more:+d}", description, patch=patch, value=window + more)
-        description = "there is no window: all that came before is seen"
+        description = "the sliding window is missing: the whole past is visible"
         yield _masked("window-missing", "missing", description, lambda m: m.unwindowed())
         if not causal:
-            description = "half of the window lies on either side"
+            description = "half of the window is on each side"
             yield _masked("window-size", "half", description, lambda m: m.windowed(lambda size: size // 2 + 1))
     if config.full_attention_every is not None:
-        description = "the layers that see beyond the window are exchanged with those that do not"
+        description = "layers with and without a window are exchanged"
         yield _masked("window-layers", "exchanged", description, _exchanged_layers)
         if layer_window is None:
-            description = "this layer has a window as well, which sees all"
+            description = "this layer has a window, although it should see all positions"
             yield _masked("window-layers", "all", description, lambda m: m.windowed())
 
 
@@ -209,12 +215,12 @@ def _exchanged_layers(m: MaskParts) -> Mask:
 
 def _hidden_row_faults(*, causal: bool) -> Iterator[Fault]:
     for name, fill, description in (
-        ("zero", 0.0, "a row that sees nothing weighs nothing"),
-        ("NaN", math.nan, "a row that sees nothing becomes NaN"),
+        ("zero", 0.0, "a row with every key masked has weights of zero"),
+        ("NaN", math.nan, "a row with every key masked becomes NaN"),
     ):
         yield Fault("mask-wholly-hidden-row", name, description, patch=partial(_unseeing, fill))
     if causal:
-        description = "a row that sees nothing weighs the keys up to its own position alike"
+        description = "a row with every key masked weighs the keys up to its own position alike"
         yield Fault("mask-wholly-hidden-row", "past", description, patch=_unseeing_past)
 
 

@@ -61,7 +61,7 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
         yield _formed("norm-gain", "weight", "it multiplies by its weight, not by 1 + its weight", more=0)
     elif not right.centered:
         yield _formed("norm-gain", "one-plus-weight", "it multiplies by 1 + its weight, not by its weight", more=1)
-    yield Fault("norm-missing", "missing", "this norm is left out", patch=_missing)
+    yield Fault("norm-missing", "missing", "this norm is missing", patch=_missing)
     for other in _neighbours(config, site):
         name = site.rpartition(".")[2]
         pair = (min(name, other), max(name, other))
@@ -90,7 +90,7 @@ def _of_layer(right: Form) -> Iterator[Fault]:
     description += f", and eps is added {place}"
     yield _formed("norm-variance", f"{over}, eps {place}", description, **changes, outside=not right.outside)
     for biased, without in ((True, ""), (False, ", and there is no bias")):
-        kind, description = f"RMSNorm{without}", f"it is an RMSNorm: the mean is not taken away{without}"
+        kind, description = f"RMSNorm{without}", f"it is an RMSNorm: the mean is not subtracted{without}"
         rms = {"centered": False, "correction": 0, "biased": biased}
         yield _formed("norm-kind", kind, description, **rms, outside=False)
         if right.outside:
@@ -108,7 +108,7 @@ def _of_rms(site: str) -> Iterator[Fault]:
     """Faults of an RMSNorm."""
     yield _formed("norm-eps-placement", "outside the root", "eps is added outside the root", outside=True)
     yield _formed("norm-variance", "n − 1", "the mean of the squares is taken over n − 1", correction=1)
-    yield _formed("norm-kind", "LayerNorm", "it is a LayerNorm: the mean is taken away", centered=True)
+    yield _formed("norm-kind", "LayerNorm", "it is a LayerNorm: the mean is subtracted", centered=True)
     if is_head_norm(site):
         description = "all heads are normalised together, not each by itself"
         yield _formed("query-key-norm", "heads together", description, statistics="heads")

@@ -28,34 +28,32 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
         return
     if config.head_scale == "embed_dim":
         yield Fault(
-            "head-scale", "none", "what goes into the head is not divided by √embed_dim", patch=partial(_with, UNSCALED)
+            "head-scale", "none", "the input of the head is not divided by √embed_dim", patch=partial(_with, UNSCALED)
         )
-        description = "what goes into the head is multiplied by √embed_dim, not divided"
+        description = "the input of the head is multiplied by √embed_dim, not divided"
         yield Fault("head-scale", "√embed_dim", description, patch=partial(_scaled, 0.5))
     elif config.tied_head:
-        description = "what goes into the head is divided by √embed_dim"
+        description = "the input of the head is divided by √embed_dim"
         yield Fault("head-scale", "1/√embed_dim", description, patch=partial(_scaled, -0.5))
-        description = "what goes into the head is multiplied by √embed_dim"
+        description = "the input of the head is multiplied by √embed_dim"
         yield Fault("head-scale", "√embed_dim", description, patch=partial(_scaled, 0.5))
     if config.final_softcap is not None:
         yield from _cap_faults(config)
 
 
 def _cap_faults(config: TransformerConfig) -> Iterator[Fault]:
-    yield Fault(
-        "logit-cap", "missing", "logits are not held below the cap", patch=partial(_with, {"final_softcap": None})
-    )
+    yield Fault("logit-cap", "missing", "logits have no softcap", patch=partial(_with, {"final_softcap": None}))
     for cap in KNOWN_CAPS:
         if cap != config.final_softcap:
             yield other_cap(config, cap)
-    description = "logits are cut off at the cap instead of being bent towards it by tanh"
+    description = "logits are clipped at the cap instead of softcapped by tanh"
     yield Fault("logit-cap", "clipped", description, patch=partial(_after, lambda x, cap: np.clip(x, -cap, cap)))
     description = "logits are tanh(logits / cap), which is not multiplied by the cap again"
     yield Fault("logit-cap", "not scaled back", description, patch=partial(_after, lambda x, cap: np.tanh(x / cap)))
 
 
 def other_cap(config: TransformerConfig, cap: float) -> Fault:
-    description = f"logits are held below {cap:.6g} instead of {config.final_softcap:g}"
+    description = f"logits are softcapped at {cap:.6g} instead of {config.final_softcap:g}"
     return Fault("logit-cap", f"{cap:.6g}", description, patch=partial(_with, {"final_softcap": cap}), value=cap)
 
 
@@ -99,17 +97,17 @@ def _mean(state: WalkState, x: Value, *, visible: bool) -> Value:
 
 
 POOLINGS: dict[str, tuple[Pooled, str]] = {
-    "without tanh": (lambda state, x: apply_linear(state, "pooler", x[:, 0]), "there is no tanh behind the pooler"),
+    "without tanh": (lambda state, x: apply_linear(state, "pooler", x[:, 0]), "the pooler has no tanh"),
     "mean": (
         lambda state, x: _projected(state, _mean(state, x, visible=False)),
         "the mean of all positions is pooled, not the first position",
     ),
     "mean of visible": (
         lambda state, x: _projected(state, _mean(state, x, visible=True)),
-        "the mean of all positions that are no padding is pooled, not the first position",
+        "the mean of all positions except padding is pooled, not the first position",
     ),
     "last": (lambda state, x: _projected(state, x[:, -1]), "the last position is pooled, not the first"),
-    "unprojected": (lambda state, x: x[:, 0], "the first position is returned as it is, without the pooler"),
+    "unprojected": (lambda state, x: x[:, 0], "the first position is returned without the pooler"),
 }
 
 

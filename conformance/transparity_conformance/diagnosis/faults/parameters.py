@@ -23,9 +23,9 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if site == "logits" and config.head == "logits" and not config.tied_head:
         yield from _head_faults(config)
     if _is_packed(config, site):
-        description = "queries, keys and values are packed head by head, and read as if one lay behind the other"
+        description = "queries, keys and values are packed head by head, but read one after the other"
         yield Fault("packed-order", "head by head", description, alter=_packed_by_head)
-        description = "queries, keys and values are packed one behind the other, and read as if head by head"
+        description = "queries, keys and values are packed one after the other, but read head by head"
         yield Fault("packed-order", "one behind the other", description, alter=_packed_in_turn)
 
 

@@ -46,9 +46,9 @@ def _buckets(config: TransformerConfig, distances: np.ndarray, both: bool, most:
 
 
 def _relative_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
-    description = "buckets are of one direction: a later key is as near as the query itself"
+    description = "buckets have one direction: a later key has the distance 0"
     if not site.startswith("encoder"):
-        description = "buckets are of both directions, where only the past is seen: half of them are left"
+        description = "buckets have two directions, although only the past is visible: half of them remain"
     yield _bucketed("relative-buckets", "other direction", description, lambda c, d, both: _buckets(c, d, not both))
     description = "distances are query − key, not key − query"
     yield _bucketed("relative-direction", "turned", description, lambda c, d, both: _buckets(c, -d, both))
@@ -57,13 +57,13 @@ def _relative_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
             description = f"the last bucket begins at {most}, not at {config.relative_max_distance}"
             yield _bucketed("relative-buckets", f"up to {most}", description, partial(_buckets, most=most), most)
     for name, change, description in (
-        ("all exact", _all_exact, "every distance has a bucket of its own, as far as they go"),
-        ("rounded", partial(_shared, np.round, 2), "shared buckets are rounded, not cut off"),
-        ("rounded up", partial(_shared, np.ceil, 2), "shared buckets are rounded up, not cut off"),
+        ("all exact", _all_exact, "every distance has a bucket of its own, up to the number of buckets"),
+        ("rounded", partial(_shared, np.round, 2), "shared buckets are rounded, not truncated"),
+        ("rounded up", partial(_shared, np.ceil, 2), "shared buckets are rounded up, not truncated"),
         (
             "a quarter exact",
             partial(_shared, np.trunc, 4),
-            "half as many distances as should have a bucket of their own",
+            "only half of the distances that should have a bucket of their own do",
         ),
     ):
         yield _bucketed("relative-buckets", name, description, change)
@@ -111,12 +111,12 @@ SLOPES: tuple[tuple[str, Callable[[int], np.ndarray], str], ...] = (
     (
         "2^(−8 i / heads)",
         _naive_slopes,
-        "slopes are 2^(−8 i / heads), though heads are no power of two",
+        "slopes are 2^(−8 i / heads), although the number of heads is not a power of two",
     ),
     (
         "in order",
         lambda heads: -np.sort(-alibi_slopes(heads)),
-        "slopes are in order of size, not those of the power of two first",
+        "slopes are sorted by size, without those of the power of two first",
     ),
     (
         "from 0",
@@ -126,7 +126,7 @@ SLOPES: tuple[tuple[str, Callable[[int], np.ndarray], str], ...] = (
     (
         "of the power above",
         lambda heads: _naive_slopes(2 ** math.ceil(math.log2(heads)))[:heads],
-        "slopes are the first of the power of two above the heads",
+        "slopes are the first ones of the next power of two above the number of heads",
     ),
     ("turned round", lambda heads: alibi_slopes(heads)[::-1], "slopes are in the opposite order"),
 )
@@ -146,16 +146,16 @@ def _sloped(slopes: Callable[[int], np.ndarray], state: WalkState, site: str, va
 def _bias_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     """Faults of any bias: it is multiplied by a wrong number."""
     kind = config.positions
-    yield _weighted(f"{kind}-missing", "missing", "scores have no bias of distances", lambda c: 0.0)
-    description = "the bias of distances is taken off scores, not added to them"
+    yield _weighted(f"{kind}-missing", "missing", "scores have no distance bias", lambda c: 0.0)
+    description = "the distance bias is subtracted from scores, not added"
     if kind == "alibi":
-        description = "distances are added to scores, not taken off them"
+        description = "distances are added to scores, not subtracted"
     yield _weighted(f"{kind}-sign", "turned", description, lambda c: -1.0)
     if kind == "relative" and int(site.split(".")[2]) > 0:
-        description = "the first layer alone has the bias of distances, which all have"
+        description = "only the first layer has the distance bias, not all layers"
         yield _weighted("relative-missing", "behind the first layer", description, lambda c: 0.0)
     if not math.isclose(config.score_scale, 1):
-        description = "the bias of distances is scaled as scores are"
+        description = "the distance bias is scaled like the scores"
         yield _weighted(f"{kind}-scaled", "scaled", description, lambda c: c.score_scale)
 
 

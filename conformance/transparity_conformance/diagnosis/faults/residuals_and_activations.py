@@ -28,7 +28,7 @@ from transparity_numpy.functional import log_softmax
 def whole_model_faults(config: TransformerConfig) -> Iterator[Fault]:
     other = "pre" if config.norm_position == "post" else "post"
     if config.norm_position == "both":
-        description = "norms stand in front of the sublayers alone, not behind them, too"
+        description = "norms are only before the sublayers, not after them, too"
         yield Fault("norm-placement", "pre", description, fields={"norm_position": "pre"})
     description = f"{other}-norm instead of {config.norm_position}-norm"
     yield Fault("norm-placement", other, description, fields={"norm_position": other})
@@ -56,7 +56,7 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if sublayer and site == branch_end(config, ".".join(sublayer_of(site))):
         yield from _residual_faults(config, sublayer_of(site)[1])
     if sublayer.endswith("_norm") and sublayer != "memory_norm" and config.norm_position == "post":
-        description = "the norm is applied to the sublayer's output alone, the residual added behind it"
+        description = "the norm is applied to the sublayer's output only, and the residual is added after it"
         yield Fault("norm-placement", "before the residual", description, patch=_normed_output)
     if site == "logits" and config.head == "logits":
         for name, description, shifted in LOGIT_SHIFTS:
@@ -81,7 +81,7 @@ def _residual_faults(config: TransformerConfig, sublayer: str) -> Iterator[Fault
     yield _residual("missing", "the residual is missing", lambda state, scope, name: 0)
     yield Fault("residual-source", "twice", "the residual is added twice", downstream=_residual_twice)
     if sublayer in ("feed_forward", "cross_attention"):
-        description = "the residual adds the layer's input instead of what came before this sublayer"
+        description = "the residual adds the layer's input instead of the residual stream before this sublayer"
         yield _residual("layer input", description, lambda state, scope, name: stream(state, scope, "self_attention"))
 
 
@@ -147,32 +147,32 @@ GATES: tuple[tuple[str, str, str, Gated], ...] = (
     (
         "gate-swapped",
         "swapped",
-        "gate and up are exchanged: the activation is of what goes up, not of the gate",
+        "gate and up are exchanged: the activation is applied to up, not to the gate",
         lambda function, gate, up: gate * function(up),
     ),
     ("gate-missing", "without gate", "there is no gate", lambda function, gate, up: function(up)),
     (
         "gate-missing",
         "gate alone",
-        "what goes up is not multiplied by the gate",
+        "the up projection is not multiplied by the gate",
         lambda function, gate, up: function(gate),
     ),
     (
         "gate-activation",
         "of both",
-        "the activation is of the gate and of what goes up",
+        "the activation is applied to the gate and to the up projection",
         lambda function, gate, up: function(gate) * function(up),
     ),
     (
         "gate-activation",
         "of the product",
-        "the activation is of the product of the gate and what goes up",
+        "the activation is applied to the product of the gate and the up projection",
         lambda function, gate, up: function(gate * up),
     ),
     (
         "gate-missing",
         "added",
-        "the gate is added to what goes up, not multiplied with it",
+        "the gate is added to the up projection, not multiplied",
         lambda function, gate, up: function(gate) + up,
     ),
 )

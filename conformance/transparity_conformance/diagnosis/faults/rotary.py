@@ -36,35 +36,38 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
 def _rotary_faults(config: TransformerConfig) -> Iterator[Fault]:
     """Faults of queries and keys alike."""
     other = OTHER_PAIRS[config.rope_layout]
-    apart = {"interleaved": "neighbours", "halves": "half of them apart"}
-    description = f"the features that are turned together are {apart[other]}, not {apart[config.rope_layout]}"
+    apart = {"interleaved": "neighbours", "halves": "half the features apart"}
+    description = f"the features that are rotated together are {apart[other]}, not {apart[config.rope_layout]}"
     yield _turned("rotary-layout", other, description, lambda c: {"rope_layout": OTHER_PAIRS[c.rope_layout]})
     yield from (other_base(config, base) for base in KNOWN_BASES if base != config.rope_theta)
     for right, name, description, fields in SCALINGS:
         if config.rotary_scaling in right:
             yield _turned("rotary-scaling", name, description, fields)
     yield from _partial_faults(config)
-    yield Fault("rotary-missing", "both", "queries and keys are not turned", patch=_not_turned)
+    yield Fault("rotary-missing", "both", "queries and keys are not rotated", patch=_not_turned)
     yield Fault(
-        "rotary-direction", "both", "queries and keys are turned the other way", patch=partial(_turn, {}, sign=-1)
+        "rotary-direction",
+        "both",
+        "queries and keys are rotated in the opposite direction",
+        patch=partial(_turn, {}, sign=-1),
     )
     for kind in ("bfloat16", "float16"):
         for part, text in IN_HALF.items():
             in_half = partial(_turned_in_half, kind, part)
             yield Fault("rotary-precision", f"{part} in {kind}", text.format(kind), patch=in_half)
     if config.query_key_norm:
-        description = "queries and keys are turned before they are normalised"
+        description = "queries and keys are rotated before they are normalised"
         yield Fault("query-key-norm", "behind the rotation", description, patch=_normed_behind)
 
 
 def _partial_faults(config: TransformerConfig) -> Iterator[Fault]:
     for name, share in SHARES.items():
         if (dim := _turned_dim(config, share)) != config.rotated_dim:
-            description = f"{dim} of a head's {config.head_dim} features are turned, not {config.rotated_dim}"
+            description = f"{dim} of a head's {config.head_dim} features are rotated, not {config.rotated_dim}"
             yield _turned("rotary-partial", name, description, partial(_sharing, share))
     if config.rotated_dim < config.head_dim:
         description = (
-            f"angles are position / base^(2 i / {config.head_dim}), of all features of a head, not of those turned"
+            f"angles are position / base^(2 i / {config.head_dim}), of all features of a head, not of the rotated ones"
         )
         patch = partial(_turn, {}, frequencies=_over_all_features)
         yield Fault("rotary-partial", "angles of all", description, patch=patch)
@@ -73,10 +76,12 @@ def _partial_faults(config: TransformerConfig) -> Iterator[Fault]:
 def _of_one(config: TransformerConfig, tap: str) -> Iterator[Fault]:
     """Faults of the queries alone or of the keys alone."""
     which = ROTATED[tap]
-    yield Fault("rotary-missing", which, f"{which} are not turned", patch=_not_turned)
-    yield Fault("rotary-direction", which, f"{which} are turned the other way", patch=partial(_turn, {}, sign=-1))
+    yield Fault("rotary-missing", which, f"{which} are not rotated", patch=_not_turned)
+    yield Fault(
+        "rotary-direction", which, f"{which} are rotated in the opposite direction", patch=partial(_turn, {}, sign=-1)
+    )
     for shift, word in ((1, "later"), (-1, "earlier")):
-        description = f"{which} are turned as if they stood {word} by one"
+        description = f"{which} are rotated as if they were one position {word}"
         patch = partial(_turn, {}, shift=shift)
         yield Fault("rotary-position", f"{which} {shift:+d}", description, patch=patch, value=shift)
 
@@ -102,15 +107,15 @@ def _sharing(share: float, config: TransformerConfig) -> dict[str, Any]:
 
 
 SCALINGS: tuple[tuple[tuple[str, ...], str, str, Fields], ...] = (
-    (("linear", "llama3"), "left out", "the rotary scaling is left out", lambda c: {"rotary_scaling": "none"}),
-    (("llama3",), "linear", "all angles are scaled, not the slow ones alone", lambda c: {"rotary_scaling": "linear"}),
+    (("linear", "llama3"), "left out", "the rotary scaling is missing", lambda c: {"rotary_scaling": "none"}),
+    (("llama3",), "linear", "all angles are scaled, not only the slow ones", lambda c: {"rotary_scaling": "linear"}),
     (
         ("linear", "llama3"),
         "multiplied",
         "angles are multiplied by the factor",
         lambda c: {"rotary_factor": 1 / c.rotary_factor},
     ),
-    (("linear",), "llama3", "the slow angles alone are scaled, not all", lambda c: {"rotary_scaling": "llama3"}),
+    (("linear",), "llama3", "only the slow angles are scaled, not all", lambda c: {"rotary_scaling": "llama3"}),
 )
 """The right scalings, the variant, its description and the changed fields."""
 

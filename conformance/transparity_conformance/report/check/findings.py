@@ -115,8 +115,8 @@ def _inconclusive(report: Report) -> str:
 
 def _agreement(report: Report) -> str:
     for finding in findings(report):
-        return f"What differs is {finding.causes[-1].says if finding.causes else 'rounding'}, and nothing else."
-    return f"What differs is rounding; {worst_share(report)}."
+        return f"The only difference is {finding.causes[-1].says if finding.causes else 'rounding'}."
+    return f"Only rounding differs; {worst_share(report)}."
 
 
 def _finding_sentence(finding: Finding) -> str:

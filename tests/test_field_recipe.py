@@ -6,6 +6,7 @@ Each failure names the file that was forgotten. CONTRIBUTING has the recipe.
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
 import re
 from collections import defaultdict
@@ -17,6 +18,8 @@ from hypothesis import HealthCheck, given, settings
 
 from transparity import config as config_file
 from transparity.config import FIELD_TYPES, TransformerConfig
+from transparity.presets import PRESETS
+from transparity_conformance.oracle.cases import CASES
 from transparity_conformance.oracle.strategies import NOT_DRAWN, configs
 from transparity_conformance.suite.claims import all_claims
 
@@ -47,6 +50,17 @@ NO_FAULT = {
     "bos_id": "generation is compared from prompts that begin with it",
 }
 """Fields about which the catalogue has no fault, with the reason."""
+
+CASES_FILE = "conformance/transparity_conformance/oracle/cases.py"
+CONFIGURATIONS = [*(preset.config for preset in PRESETS.values()), *CASES.values()]
+
+IN_NO_CASE = {
+    "norm_eps": "every case has its faults; drawn configurations vary it",
+    "norm_momentum": "it is read in training alone, which drawn configurations vary",
+    "rotary_low_frequency": "it has no fault; drawn configurations vary it",
+    "rotary_high_frequency": "it has no fault; drawn configurations vary it",
+}
+"""Fields that have their default in every preset and case, with the reason."""
 
 each_field = pytest.mark.parametrize("field", FIELD_TYPES)
 
@@ -127,7 +141,17 @@ def test_a_column_reads_every_field(column: str, field: str) -> None:
     # NumPy's functions go by the parameters that there are, the frameworks' modules make them.
     contract = (*READ_FOR_ALL, "parameters.py") if column.endswith("numpy") else READ_FOR_ALL
     text = text_of(column) + text_of(CONTRACT, *contract)
-    assert mentions(text, field), f"{column} does not read {field}"
+    assert mentions(text, field), f"{column}/SUBJECT.py: no file reads {field}"
+
+
+@each_field
+def test_a_field_has_another_value_in_a_preset_or_a_case(field: str) -> None:
+    default = next(each.default for each in dataclasses.fields(TransformerConfig) if each.name == field)
+    others = [config for config in CONFIGURATIONS if getattr(config, field) != default]
+    if field in IN_NO_CASE:
+        assert not others, f"{field} has another value in a case, and is in IN_NO_CASE"
+    else:
+        assert others, f"{CASES_FILE}: give {field} another value than {default!r} in a case, for its faults"
 
 
 @each_field

@@ -134,10 +134,12 @@ def test_the_page_of_faults_has_the_whole_catalogue() -> None:
 
 
 def test_every_preset_and_every_family_is_on_its_page() -> None:
-    assert re.findall(r"(?m)^\| `([\w-]+)` \|", read("docs/documents.md")) == list(PRESETS)
+    documents = re.findall(r"(?m)^\| `([\w-]+)` \|", read("docs/documents.md"))
+    assert documents == list(PRESETS), f"docs/documents.md: {sorted({*documents} ^ {*PRESETS})}"
     listed = re.search(r"(?s)These families are read: (.+?)\. ", read("docs/families.md"))
     assert listed
-    assert sorted(re.findall(r"`(\w+)`", listed[1])) == sorted(FILES)
+    families = re.findall(r"`(\w+)`", listed[1])
+    assert sorted(families) == sorted(FILES), f"docs/families.md: {sorted({*families} ^ {*FILES})}"
 
 
 def test_every_capability_is_on_its_page() -> None:

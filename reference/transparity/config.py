@@ -141,8 +141,9 @@ class TransformerConfig:
     target_mask: TargetMask = "causal"
     """Mask of the decoder's self-attention: the future, or the future and the padding."""
     padding: Padding = "token"
-    """Source of the padding mask of a lone stack, or of the source: `pad_id` among the tokens, or an `attention_mask`
-    given with them, which applies whatever `target_mask` is."""
+    """How padding is marked in a lone stack's tokens, or in the source: by `pad_id` among the tokens, or by an
+    `attention_mask` given with them. A decoder masks tokens marked by `pad_id` only if `target_mask` is
+    `causal-and-padding`; an `attention_mask` always applies."""
 
     # Positions
 

@@ -131,7 +131,7 @@ PADDING = (
 PADDING_HIDDEN = _masked(
     "padding-ignored",
     "hidden",
-    "padding is masked, although it should be visible here",
+    "padding is masked, but the reference leaves it visible",
     lambda m: m.within(m.padding & m.past),
 )
 INVERTED = _masked("mask-polarity", "inverted", "the mask is inverted", lambda m: ~m.seen())

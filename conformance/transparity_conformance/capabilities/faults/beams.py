@@ -59,23 +59,19 @@ def simulate_beam_search(
     source: np.ndarray | None = None,
     **options: Any,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Search with beams by the `BeamRules` that `options` give.
-
-    Returns: tokens (batch, length); scores (batch,); the smallest margin (batch,) of a beam kept over one dropped.
-    """
+    """Search with beams by the `BeamRules` that `options` give. Returns tokens (batch, length), scores (batch,) and the
+    smallest margin (batch,) of a kept beam over a dropped one."""
     rules, (batch, begun), vocab = BeamRules(**options), prompt.shape, config.vocab_size
     tokens, lengths = allocate(config, np.repeat(prompt, beams, axis=0), None, steps)
     visible, source = tokens, None if source is None else np.repeat(source, beams, axis=0)
-    ended, added = np.zeros((batch, beams), bool), np.zeros((batch, beams), int)
+    ended, added, margin = np.zeros((batch, beams), bool), np.zeros((batch, beams), int), np.full(batch, np.inf)
     score = np.where((np.arange(beams) == 0) | (not rules.begins_apart), 0.0, -np.inf) * np.ones((batch, 1))
     after_end = np.where((np.arange(vocab) == config.filling_id) & (rules.ended == "stay"), 0.0, -np.inf)
-    margin = np.full(batch, np.inf)
     for new in range(steps):
         logits = next_logits(config, parameters, visible, lengths + new, None, source, 0)
         following = (log_softmax(logits) if rules.normalizes else logits).reshape(batch, beams, vocab)
         scores = score[:, :, None] + np.where(ended[:, :, None], after_end, following)
-        added = added + ~ended
-        ends = ended[:, :, None] | (np.arange(vocab) == config.ending_id)
+        added, ends = added + ~ended, ended[:, :, None] | (np.arange(vocab) == config.ending_id)
         order = rules.rank(scores, rules.penalty(added[:, :, None], begun, length_penalty), ends, last=False)
         best, ahead = _best(order.reshape(batch, -1), beams)
         margin = np.fmin(margin, ahead)

@@ -83,9 +83,8 @@ def read_entries(
     available = size - 8 - length
     if available != end and not (cut and available < end):
         raise _unreadable(path, f"its header speaks of {end} bytes of data, and it has {available}")
-    start = 8 + length
     return [
-        Entry(entry.name, entry.dtype, entry.shape, start + entry.begin, start + entry.end)
+        Entry(entry.name, entry.dtype, entry.shape, 8 + length + entry.begin, 8 + length + entry.end)
         for entry in entries
         if entry.end <= available
     ]

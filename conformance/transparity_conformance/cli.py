@@ -1,7 +1,7 @@
-"""The command `transparity`: is a port right and, if not, where and why?
+"""The command `transparity`: check whether a port is right and, if not, where and why it is wrong.
 
-Exit codes: 0 agrees, 1 diverges, 2 bad usage or bad input, 3 inconclusive. Of several presets the worst counts.
-Commands import most of their tools when they run, so that `--help` is instant.
+Exit codes: 0 agrees, 1 diverges, 2 bad usage or bad input, 3 inconclusive. For several presets, the worst code is
+returned. Commands import most of their tools when they run, so that `--help` is instant.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ Precision = Annotated[
 
 
 def _with_capabilities(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command a flag for each capability, in place of its last parameter `**sections`."""
+    """Replace the last parameter of a command, `**sections`, by a flag for each capability."""
     signature = inspect.signature(command, eval_str=True)
     flags = [
         inspect.Parameter(
@@ -247,7 +247,7 @@ def compare(
 
 
 def main() -> None:
-    """Run the command; an error of ours is no verdict, and Python's exit code for it would be 1."""
+    """Run the command; an internal error exits with 2, as Python's exit code 1 would be a verdict."""
     try:
         app()
     except Exception:  # noqa: BLE001
@@ -265,7 +265,7 @@ def _imported(folder: Path, head: str | None) -> System:
 
 
 def _print_imported(checkpoint: Checkpoint, folder: Path) -> None:
-    """Print what was imported, and what was not taken over."""
+    """Print the imported model and the settings that were not imported."""
     from transparity_conformance.report.terminal import print_line
 
     count = sum(value.size for value in checkpoint.parameters.values())
@@ -275,7 +275,7 @@ def _print_imported(checkpoint: Checkpoint, folder: Path) -> None:
 
 
 def _finish(reports: Sequence[Report], json_file: Path | None, html_file: Path | None, *, failed: bool = False) -> None:
-    """Write the files that were asked for, and end with the worst of the exit codes."""
+    """Write the requested files, and exit with the worst of the exit codes."""
     with _one_sentence():
         from transparity_conformance.report.files import write_reports
 
@@ -286,7 +286,7 @@ def _finish(reports: Sequence[Report], json_file: Path | None, html_file: Path |
 
 @contextmanager
 def _one_sentence() -> Iterator[None]:
-    """Answer a user's mistake with one sentence and the exit code 2."""
+    """Report a user's mistake as one sentence and exit with code 2."""
     try:
         yield
     except TransparityError as error:

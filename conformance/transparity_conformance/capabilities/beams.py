@@ -54,7 +54,7 @@ def _shapes(key: str, request: Request) -> Shapes:
     return token_shapes(key, request) | {f"{key}/scores": (len(request.prompt),)}
 
 
-@np.errstate(all="ignore")  # a port may answer any number
+@np.errstate(all="ignore")  # a port may return any number
 def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass) -> CapabilityResult:
     given = [
         (request, answers[f"{key}/tokens"], answers[f"{key}/scores"].astype(np.float64))
@@ -81,7 +81,7 @@ def _explains(fault: SimulatedFault, request: Request, tokens: np.ndarray, score
 
 
 def _widest(request: Request, tokens: np.ndarray) -> np.ndarray:
-    """Pad tokens to the longest continuation: other beams may have gone on for longer without a fault."""
+    """Pad tokens to the longest continuation: other beams may be longer without a fault."""
     width = request.prompt.shape[1] + request.steps
     missing = max(0, width - tokens.shape[1])
     return np.pad(tokens, ((0, 0), (0, missing)), constant_values=request.config.filling_id)
@@ -89,7 +89,7 @@ def _widest(request: Request, tokens: np.ndarray) -> np.ndarray:
 
 @functools.cache
 def simulated_beams(simulate: Callable[..., Any], request: Request) -> tuple[np.ndarray, np.ndarray]:
-    """The tokens and the scores that a simulated port answers."""
+    """Return the tokens and the scores of a simulated port."""
     given = (request.config, request.exact, request.prompt, request.steps, request.beams)
     tokens, scores, _ = simulate(*given, **request.named("length_penalty"))
     return tokens, scores

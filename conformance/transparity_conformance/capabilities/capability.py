@@ -1,4 +1,4 @@
-"""Capabilities of a port besides its forward pass: the shape of a row of the table."""
+"""Capabilities of a port besides its forward pass: the types of the table."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Probes = Mapping[str, Probe]
 """Probes of one model; the first of them is used where one is enough."""
 
 Requests = Mapping[str, Any]
-"""Requests by the names with which the names of their tensors begin; each request has a `name` for sentences."""
+"""Requests by the prefix of the names of their tensors; each request has a `name` for messages."""
 
 Answers = Mapping[str, np.ndarray]
-"""A port's answers as tensors, under the names that they have in a bundle."""
+"""A port's answers as tensors, by their names in a bundle."""
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -39,7 +39,7 @@ class BuiltPort:
     """A port in this process."""
 
     build: Build
-    """Builds another one, of other parameters."""
+    """Builds another one with other parameters."""
     forward: Any
 
 
@@ -64,9 +64,9 @@ class Way:
     claim: str
     requests: Callable[[Probes], Requests]
     faults: Sequence[SimulatedFault] = ()
-    """Those that could explain a wrong answer, the likeliest first."""
+    """Faults that could explain a wrong answer, the likeliest first."""
     keywords: tuple[str, ...] = ()
-    """Keywords that the port's method has to take."""
+    """Keywords that the port's method has to accept."""
     requires: str = ""
     """The claim that has to agree before this one is compared."""
     why_not: Callable[[Probe, str], str] = _never
@@ -110,7 +110,7 @@ class Capability:
     tensors: Callable[[Any, Probe], Arrays] = lambda request, probe: {}
     """The tensors of a request: integers, and floats that are exact in float32."""
     received: Callable[[Any, Mapping[str, Any], Answers], Any] = lambda request, fields, tensors: request
-    """The request with what another machine may have drawn otherwise, as read from a bundle."""
+    """The request as read from a bundle, with the values that another machine may draw differently."""
     free_fields: tuple[str, ...] = ()
     """Fields of the description that `received` takes from the bundle."""
     missing_is_wrong: bool = False

@@ -1,6 +1,6 @@
-"""The capabilities of a port in this process, compared with the reference's.
+"""Comparison of the capabilities of a port in this process with the reference's.
 
-Here the port is called, and may do anything; its answers are judged elsewhere, as arrays.
+The port is called here, and may raise anything; its answers are judged elsewhere, as arrays.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from transparity_conformance.report.report import Verdict
 
 
 def compare_capabilities(port: BuiltPort, forward: ForwardPass, *, is_right: bool) -> CapabilityResult:
-    """Compare everything that a port offers; `is_right` says whether its forward pass agrees."""
+    """Compare every capability of a port; `is_right` is True if its forward pass agrees."""
     offered = offered_by(port.forward)
     missing = [row for row in CAPABILITIES.values() if row not in offered]
     found = not_compared(*(f"{row.attribute}: the port does not offer it" for row in missing))
@@ -51,7 +51,7 @@ def why_not(way: Way, forward: ForwardPass, verdicts: Mapping[str, Verdict]) -> 
 def _not_taken(method: Callable[..., Any], row: Capability, way: Way) -> str:
     try:
         taken = inspect.signature(method).parameters
-    except (TypeError, ValueError):  # some callables have no signature: then the call has to tell
+    except (TypeError, ValueError):  # some callables have no signature: then the call decides
         return ""
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
         return ""

@@ -1,4 +1,4 @@
-"""The capability `generate`: greedily, drawn by given numbers, and from prompts of different lengths."""
+"""The capability `generate`: greedy, drawn by given numbers, and from prompts of different lengths."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def numbered(prefix: str, requests: Callable[[Probe], Sequence[Request]]) -> Cal
 
 
 def built_for(port: BuiltPort, request: Request) -> Any:
-    """The port, built with copies of the parameters of a request."""
+    """Return the port, built with copies of the parameters of a request."""
     return port.build(request.config, {name: value.copy() for name, value in request.parameters.items()})
 
 
@@ -81,7 +81,7 @@ def as_tokens(value: Any) -> np.ndarray:
 
 
 def token_shapes(key: str, request: Request) -> Shapes:
-    """The tokens of an answer, as wide as they can be."""
+    """Return the largest shape of the tokens of an answer."""
     batch, length = request.prompt.shape
     return {f"{key}/tokens": (batch, length + request.steps)}
 
@@ -125,7 +125,7 @@ def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass)
 
 @functools.cache
 def simulated_tokens(simulate: Callable[..., np.ndarray], request: Request) -> np.ndarray:
-    """The tokens that a simulated port answers."""
+    """Return the tokens of a simulated port."""
     named = request.named("lengths", "uniforms", "sampling")
     return simulate(request.config, request.parameters, request.prompt, request.steps, **named)
 
@@ -147,7 +147,8 @@ def tensors(request: Request, probe: Probe) -> Arrays:
 
 
 def received(request: Request, fields: Mapping[str, Any], tensors: Answers) -> Request:
-    """The request with the end token and the parameters of a bundle, which another machine may round otherwise."""
+    """Return the request with the end token and the parameters of a bundle, which another machine may round
+    differently."""
     changed = {name.removeprefix("parameters/"): value for name, value in tensors.items() if "parameters/" in name}
     parameters = {name: changed.get(name, value) for name, value in request.parameters.items()}
     config: TransformerConfig = dataclasses.replace(request.config, eos_id=fields["eos_id"])

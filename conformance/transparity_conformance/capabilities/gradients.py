@@ -1,4 +1,4 @@
-"""The capability `gradients`, held to derivatives by the complex step, where the forward pass is right."""
+"""The capability `gradients`, compared with derivatives by the complex step if the forward pass is right."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def _why_no_gradients(probe: Probe, dtype: str) -> str:
     return why_no_loss(probe, dtype) or (too_long if probe.is_large else "")
 
 
-@np.errstate(all="ignore")  # a port may answer any number
+@np.errstate(all="ignore")  # a port may return any number
 def judge_gradients(gradients: Gradients, probe: Probe, loss: Loss, dtype: str) -> CapabilityResult:
-    """Compare the gradients of `loss` with the reference's; one that is missing or misshapen is wrong."""
+    """Compare the gradients of `loss` with the reference's; a missing one or one of the wrong shape is wrong."""
     ours = _derivatives(probe, loss)
     actual = ours.along(gradients)
     budgets = {name: ours.budget(name, dtype) for name in ours.expected}
@@ -51,7 +51,7 @@ def judge_gradients(gradients: Gradients, probe: Probe, loss: Loss, dtype: str) 
     wrong = [name for name in shares if shares[name] > 1]
     if not wrong:
         return CapabilityResult((ClaimResult("gradients", "agrees", errors[worst], budgets[worst], worst),))
-    # Gradients flow backwards: of what is wrong, the last of the forward pass was wrong first.
+    # Gradients flow backwards: of the wrong ones, the last in the forward pass went wrong first.
     first = wrong[-1]
     causes = tuple(_causes(ours, actual, gradients, budgets, wrong))[:1]
     says = f"gradients: {len(wrong)} of {len(shares)} are wrong; {first} is the first of them on the way back"
@@ -119,7 +119,8 @@ def _ask(port: BuiltPort, way: Way, key: str, probe: Probe) -> Answers:
 
 
 def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass) -> CapabilityResult:
-    """In this process the loss comes with the gradients, and is a claim; a bundle has losses in another section."""
+    """Judge the gradients; in this process the loss comes with them, and is a claim, while a bundle has a section for
+    losses."""
     ((key, probe),) = requests.items()
     found, loss = CapabilityResult(), None
     if f"{key}/loss_and_gradients" in answers:

@@ -1,4 +1,5 @@
-"""The capability `loss`, held to the cross-entropy of the port's own logits, so that wrong logits are no wrong loss."""
+"""The capability `loss`, compared with the cross-entropy of the port's own logits, so that wrong logits are not counted
+as a wrong loss."""
 
 from __future__ import annotations
 
@@ -27,11 +28,11 @@ from transparity_conformance.report.report import Cause, ClaimResult, Divergence
 from transparity_numpy.loss import cross_entropy
 
 Numbers = Mapping[str, np.float64]
-"""By probe; of NumPy, where an overflow or a division by 0 raises nothing."""
+"""By probe; NumPy's numbers, for which an overflow or a division by 0 raises nothing."""
 
 
 def why_no_loss(probe: Probe, dtype: str) -> str:
-    """The reason why a model has no loss; empty if it has."""
+    """Return the reason why a model has no loss; empty if it has one."""
     head = probe.config.head
     return "" if head == "logits" else f"the head is {head!r}, which has no loss"
 
@@ -43,7 +44,7 @@ def has_a_loss(key: str, forward: ForwardPass) -> bool:
 
 
 def loss_inputs(probe: Probe) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Copies of the targets and the tokens of a probe, as a port is given them."""
+    """Return copies of the targets and the tokens of a probe, as a port receives them."""
     targets = targets_of(probe.config, probe.inputs).astype(np.int64)
     return targets, {name: np.array(tokens, np.int64) for name, tokens in probe.inputs.items()}
 
@@ -56,7 +57,7 @@ def as_loss(value: Any) -> np.ndarray:
     return array.reshape(()).astype(np.float64)
 
 
-@np.errstate(all="ignore")  # a port may answer any number
+@np.errstate(all="ignore")  # a port may return any number
 def judge_losses(name: str, losses: Mapping[str, float], forward: ForwardPass) -> tuple[CapabilityResult, Loss | None]:
     """Compare losses with the reference's.
 
@@ -101,8 +102,8 @@ def judge_losses(name: str, losses: Mapping[str, float], forward: ForwardPass) -
 def _explaining(
     errors: Callable[[Loss], dict[str, float]], given: Numbers, right: Numbers, budgets: Mapping[str, float]
 ) -> tuple[list[SimulatedFault], dict[SimulatedFault, dict[str, float]]]:
-    """The faults that explain all losses, and the errors that each fault leaves."""
-    # A loss rounds by its own size: a sum by more than a mean.
+    """Return the faults that explain all losses, and the errors that each fault leaves."""
+    # Rounding is relative to the loss: a sum rounds by more than a mean.
     sizes = {key: abs(float(given[key] / right[key])) for key in given}
     grown = {key: max(1.0, size if math.isfinite(size) else 1.0) * budgets[key] for key, size in sizes.items()}
     left = {fault: errors(fault.simulate) for fault in LOSS_FAULTS}
@@ -111,7 +112,7 @@ def _explaining(
 
 def _fitted(given: Numbers, right: Numbers, even: Numbers, budgets: Mapping[str, float], worst: str) -> Iterator[Cause]:
     """Fit one factor, or one share of label smoothing, to all probes; one probe alone would not tell. `even` are the
-    losses if every token is the target alike."""
+    losses for uniform targets."""
     if len(given) < 2:
         return
     before = abs(given[worst] - right[worst])
@@ -139,11 +140,11 @@ def _exactly(loss: Loss, probe: Probe, logits: np.ndarray) -> np.ndarray:
 
 
 def _budget(probe: Probe, logits: np.ndarray, dtype: str) -> float:
-    """The budget of a loss that may come from logits before they were rounded."""
+    """Return the budget of a loss that may come from logits before they were rounded."""
     targets: np.ndarray = targets_of(probe.config, probe.inputs).astype(np.int64)
     arrays = {"logits": logits.astype(np.float32), "targets": targets}
     oracle = function_oracle("loss.cross_entropy", arrays, pad_id=probe.config.pad_id)
-    # A mean of differences of logits is no further off than two logits are.
+    # A mean of differences of logits has at most the error of two logits.
     return oracle.budget("result", dtype) + 2 * probe.oracle.budget("logits", dtype)
 
 

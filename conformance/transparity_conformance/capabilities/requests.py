@@ -27,10 +27,10 @@ COMPETING = 0.7
 """The end token's advantage in beam search, in standard deviations of the logits: some continuations end, and compete
 with others that do not."""
 
-# With each of these every option matters, and their order: `top_k` often leaves more than `top_p` does.
+# In each of these every option matters, and so does the order: `top_k` often leaves more tokens than `top_p`.
 SAMPLINGS = (Sampling(0.5, 8, 0.5), Sampling(1.5, 8, 0.6))
 
-# Large enough to show whether continuations that have ended are divided like the others.
+# Large enough to show whether ended continuations are divided like the others.
 PENALTIES = (2.0, 4.0)
 
 
@@ -76,7 +76,8 @@ def following(request: Request, parameters: Arrays, tokens: np.ndarray, steps: i
 
 @functools.cache
 def greedy_requests(probe: Probe) -> tuple[Request, ...]:
-    """One that goes on beyond `max_length`; and, if there is an end token, one whose rows come to it one by one."""
+    """Return a request that continues beyond `max_length` and, with an end token, one whose rows reach it one by
+    one."""
     config = probe.config
     source = probe.inputs["source"][:ROWS] if config.has_encoder else None
     prompt = _prompt(config, 5, ROWS, PROMPT)
@@ -94,8 +95,8 @@ def greedy_requests(probe: Probe) -> tuple[Request, ...]:
 
 @functools.cache
 def drawing_requests(probe: Probe) -> tuple[Request, ...]:
-    """Tokens drawn from the whole vocabulary. The shapes are those of greedy generation, for which a framework may have
-    compiled its programs."""
+    """Return requests that draw from the whole vocabulary, in the shapes of greedy generation, for which programs may
+    be compiled."""
     (beyond, *_) = greedy_requests(probe)
     # float32 numbers, so that every port draws by the same ones.
     uniforms = np.random.default_rng(6).random((ROWS, beyond.steps), np.float32).astype(np.float64)
@@ -104,7 +105,7 @@ def drawing_requests(probe: Probe) -> tuple[Request, ...]:
 
 @functools.cache
 def sampling_requests(probe: Probe) -> tuple[Request, ...]:
-    """Tokens drawn from what all options leave together, colder and warmer."""
+    """Return requests that draw with all options together, colder and warmer."""
     return tuple(
         dataclasses.replace(request, name=f"drawn at the temperature {sampling.temperature:g}", sampling=sampling)
         for request in drawing_requests(probe)
@@ -114,7 +115,7 @@ def sampling_requests(probe: Probe) -> tuple[Request, ...]:
 
 @functools.cache
 def ragged_requests(probe: Probe) -> tuple[Request, ...]:
-    """Prompts of different lengths, that go on beyond `max_length`."""
+    """Return a request with prompts of different lengths that continues beyond `max_length`."""
     (beyond, *_) = greedy_requests(probe)
     lengths = np.arange(ROWS) % PROMPT + 1
     prompt = np.where(np.arange(PROMPT) < lengths[:, None], beyond.prompt, probe.config.filling_id)
@@ -123,7 +124,7 @@ def ragged_requests(probe: Probe) -> tuple[Request, ...]:
 
 @functools.cache
 def beam_requests(probe: Probe) -> tuple[Request, ...]:
-    """Some beams, of which some end if there is an end token."""
+    """Return requests for beam search; with an end token, some beams end."""
     config = probe.config
     (request,) = drawing_requests(probe)
     parameters = request.parameters
@@ -138,7 +139,7 @@ def beam_requests(probe: Probe) -> tuple[Request, ...]:
 
 @functools.cache
 def penalty_requests(probe: Probe) -> tuple[Request, ...]:
-    """The same, with scores that are divided by a power of their lengths."""
+    """Return the same requests with scores that are divided by a power of their lengths."""
     return tuple(
         dataclasses.replace(request, name=f"beams with the penalty {power:g}", length_penalty=power)
         for request in beam_requests(probe)
@@ -154,8 +155,7 @@ def _prompt(config: TransformerConfig, seed: int, rows: int, length: int) -> np.
 
 
 def _undecided(probe: Probe) -> Arrays:
-    """The parameters, changed so that no token is likelier than another on average: the same one would come again and
-    again."""
+    """Return parameters for which all tokens are equally likely on average; otherwise one token would be repeated."""
     if probe.config.tied_head:
         return _turned_away(probe)
     if "head.bias" not in probe.parameters:
@@ -165,7 +165,7 @@ def _undecided(probe: Probe) -> Arrays:
 
 
 def _blind_to_the_usual(probe: Probe) -> np.ndarray:
-    """The weight of a head without a bias, with the mean of its input projected out."""
+    """Return the weight of a head without a bias, with the mean of its input projected out."""
     mean = probe.oracle.expected["decoder.output"].mean(axis=(0, 1))
     weight = probe.parameters["head.weight"]
     blind: np.ndarray = weight - np.outer(weight @ mean, mean) / (mean @ mean)
@@ -189,7 +189,7 @@ def _turned_away(probe: Probe) -> Arrays:
 
 
 def _likeliest(probe: Probe) -> int:
-    """The token that comes most, of those that mean nothing else."""
+    """Return the most frequent token without another meaning."""
     usual = probe.oracle.expected["logits"].mean(axis=(0, 1)).copy()
     special = [token for token in (probe.config.pad_id, probe.config.bos_id) if token is not None]
     usual[special] = -np.inf
@@ -197,7 +197,7 @@ def _likeliest(probe: Probe) -> int:
 
 
 def _ending_by_what_comes(beyond: Request) -> tuple[Request, ...]:
-    """Choose other end tokens, as no bias moves this one: a token that never comes, and one that comes in the most
+    """Choose other end tokens, as no bias moves this one: one that never occurs, and one that occurs in the most
     different rows and steps."""
     config, begin = beyond.config, beyond.prompt.shape[1]
     endless = dataclasses.replace(config, eos_id=None)
@@ -214,12 +214,12 @@ def _ending_by_what_comes(beyond: Request) -> tuple[Request, ...]:
 
 
 def _first_steps(tokens: np.ndarray, token: int) -> list[int]:
-    """At which step each row that has the token has it first."""
+    """Return the step at which the token first occurs in each row that has it."""
     return [int(np.argmax(row == token)) for row in tokens if (row == token).any()]
 
 
 def _pushed(parameters: Arrays, token: int, push: float) -> Arrays:
-    """The parameters, with `push` added to the logit of `token`."""
+    """Return the parameters with `push` added to the logit of `token`."""
     bias = parameters["head.bias"].copy()
     bias[token] += push
     return parameters | {"head.bias": bias}

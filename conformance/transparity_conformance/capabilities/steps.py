@@ -1,4 +1,4 @@
-"""The capability `step`: decoding with a cache, held to the full forward pass."""
+"""The capability `step`: decoding with a cache, compared with the full forward pass."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def _shapes(key: str, request: StepRequest) -> Shapes:
 
 
 def ask_steps(port: BuiltPort, way: Way, key: str, request: StepRequest) -> Answers:
-    """The logits of a port's steps. Raises whatever the port raises, and `TypeError` unless it returns
-    `(logits, cache)`."""
+    """Return the logits of a port's steps. Raises any error of the port, and `TypeError` unless it returns `(logits,
+    cache)`."""
     probe, tokens = request.probe, request.tokens
     source = {"source": np.array(probe.inputs["source"], np.int64)} if "source" in probe.inputs else {}
     masks = {name: np.array(probe.inputs[name], np.int64) for name in probe.config.further_inputs}
@@ -96,7 +96,7 @@ def _step(step: Any, tokens: np.ndarray, cache: Any, named: dict[str, np.ndarray
     return logits, cache
 
 
-@np.errstate(all="ignore")  # a port may answer any number
+@np.errstate(all="ignore")  # a port may return any number
 def judge_steps(way: Way, requests: Requests, answers: Answers, forward: ForwardPass) -> CapabilityResult:
     """Compare the logits of steps with those of the full pass."""
     probe = next(iter(requests.values())).probe

@@ -36,13 +36,13 @@ class Judged:
 
 
 def new_tokens(request: Request, tokens: np.ndarray) -> np.ndarray:
-    """The tokens (batch, steps) that were added to each row; as many as the row that was given most."""
+    """Return the new tokens (batch, steps) of each row, up to those of the longest."""
     steps = max(0, min(request.steps, tokens.shape[1] - request.prompt.shape[1]))
     return np.take_along_axis(tokens, request.begins[:, None] + np.arange(steps), axis=1)
 
 
 def counted(request: Request, new: np.ndarray) -> np.ndarray:
-    """The mask (batch, steps) of new tokens that count: all up to the end token."""
+    """Return the mask (batch, steps) of new tokens that count: all up to the end token."""
     ends = new == request.config.ending_id
     return np.cumsum(ends, axis=1) - ends == 0
 
@@ -59,7 +59,7 @@ def misplaced(request: Request, tokens: np.ndarray) -> str:
     new = new_tokens(request, tokens)
     counts, all_ended = counted(request, new).sum(axis=1), bool((new == config.ending_id).any(axis=1).all())
     end = width + (int(counts.max()) if all_ended else request.steps)
-    # Other beams may have gone on for longer than the best.
+    # Other beams may be longer than the best.
     longest = end if request.beams == 1 else width + request.steps
     if tokens.shape[1] > longest and all_ended:
         return f"token {longest}, {request.name}: behind the end of every row"
@@ -71,8 +71,8 @@ def misplaced(request: Request, tokens: np.ndarray) -> str:
 
 
 def judged(request: Request, tokens: np.ndarray, dtype: str) -> Judged:
-    """The first token that is wrong, or the one that uses most of its budget; infinitely wrong if the prompt, the
-    padding or the length differs."""
+    """Return the judgement of the first wrong token, or of the one that uses most of its budget; the error is infinite
+    if the prompt, the padding or the length differs."""
     if where := misplaced(request, tokens):
         return Judged(np.inf, 0.0, where)
     errors, budget = (behind if request.uniforms is None else outside)(request, tokens, dtype)
@@ -86,7 +86,7 @@ def judged(request: Request, tokens: np.ndarray, dtype: str) -> Judged:
 
 
 def behind(request: Request, tokens: np.ndarray, dtype: str) -> tuple[np.ndarray, float]:
-    """The distance (batch, steps) of each new token's logit from the largest, and its budget: that of both."""
+    """Return the distance (batch, steps) of each new token's logit from the largest, and the budget of both."""
     new = new_tokens(request, tokens)
 
     def run(parameters: Arrays, tap: Tap) -> None:
@@ -99,10 +99,10 @@ def behind(request: Request, tokens: np.ndarray, dtype: str) -> tuple[np.ndarray
 
 
 def outside(request: Request, tokens: np.ndarray, dtype: str) -> tuple[np.ndarray, float]:
-    """The distance (batch, steps) of each uniform number from the interval of the token that was drawn, and its budget.
+    """Return the distance (batch, steps) of each uniform number from the interval of the drawn token, and its budget.
 
-    It is infinite for a token that may not be drawn. Where a cut is a tie to within rounding, either set of tokens may
-    be drawn from, and no distance counts for more than the budget.
+    It is infinite for a token that may not be drawn. If a cut is a tie to within rounding, tokens may be drawn from
+    either set, and distances are at most the budget.
     """
     assert request.uniforms is not None
     new, sampling = new_tokens(request, tokens), request.sampling or Sampling()
@@ -129,7 +129,7 @@ def outside(request: Request, tokens: np.ndarray, dtype: str) -> tuple[np.ndarra
 
 
 def _cut_is_a_tie(oracle: Oracle, sampling: Sampling, dtype: str) -> np.ndarray:
-    """The mask (batch, steps) of places where rounding could change the set of tokens that may be drawn."""
+    """Return the mask (batch, steps) of places where rounding could change the set of tokens that may be drawn."""
     ranked, reached = oracle.expected["ranked"], oracle.expected["reached"]
     tie = np.zeros(ranked.shape[:-1], bool)
     if sampling.top_k is not None and sampling.top_k < ranked.shape[-1]:
@@ -153,7 +153,7 @@ def judged_beams(request: Request, tokens: np.ndarray, scores: np.ndarray, dtype
     if (worse > 2 * budget).any():
         tied = np.where(margins(request) <= 2 * budget, np.minimum(worse, 2 * budget), worse)
     place = f"the tokens, {request.name}"
-    # The same tokens are the same in float64 alone to within its own rounding.
+    # Scores of the same tokens differ by float64's rounding only.
     others = tied > 2 * oracle.budget("scores", "float64")
     near = (f"{place} are a tie to within rounding",) if (others & (tied <= 2 * budget)).any() else ()
     return max(Judged(float(tied.max()), 2 * budget, place, near), of_scores, key=lambda item: item.share)
@@ -183,7 +183,7 @@ def best_scores(request: Request) -> np.ndarray:
 def margins(request: Request) -> np.ndarray:
     """The margin (batch,) between everything that the reference keeps and everything that it drops.
 
-    Where that is a tie to within rounding, a port may keep another beam, and end with a worse one.
+    If that is a tie to within rounding, a port may keep another beam, and end with a worse one.
     """
     given = (request.config, request.exact, request.prompt, request.steps, request.beams)
     return simulate_beam_search(*given, length_penalty=request.length_penalty, source=request.source)[2]

@@ -38,10 +38,10 @@ from transparity_conformance.report.report import Cause, ClaimResult, Divergence
 STEPS, ROWS = 3, 3
 
 NEAREST = 3
-"""If no fault explains all within the budgets of the right training, so many are tried by their own budgets: longer
-steps and smaller divisors round by more."""
+"""Number of faults tried with their own budgets if none explains all within those of the right training: longer steps
+and smaller divisors round by more."""
 
-# In one the gradients are longer than `max_norm`, in the other they are not; `eps` is large enough to be missed.
+# The gradients exceed `max_norm` in one of them only; `eps` is large enough for its absence to show.
 TRAININGS = {
     "sgd with momentum, clipped": Training("sgd", learning_rate=0.05, momentum=0.9, max_norm=0.5),
     "adamw, warmed up": Training(
@@ -51,7 +51,7 @@ TRAININGS = {
 
 
 def tiny(config: TransformerConfig) -> TransformerConfig:
-    """The same system with few numbers, as the reference differentiates by a forward pass for each."""
+    """Return the same system with few parameters, as the reference differentiates by a forward pass for each."""
     sizes: dict[str, Any] = {"embed_dim": 4, "num_heads": 2, "feed_forward_dim": 2, "max_length": 4}
     sizes |= {"num_key_value_heads": 1 if config.key_value_heads < config.num_heads else None}
     sizes |= {"attention_head_dim": None, "rotary_dim": None}
@@ -64,7 +64,7 @@ def tiny(config: TransformerConfig) -> TransformerConfig:
 
 @functools.cache
 def batches(config: TransformerConfig) -> tuple[Arrays, ...]:
-    """The batches of all steps; targets are the tokens one further."""
+    """Return the batches of all steps; targets are the next tokens."""
     random = np.random.default_rng(3)
     made = []
     for _ in range(STEPS):
@@ -89,7 +89,7 @@ class TrainingRequest:
 
     @functools.cache  # noqa: B019 - requests live as long as the process
     def oracle(self, fault: SimulatedFault | None = None) -> Oracle:
-        """The losses and the learned parameters, of the right training or of one with a fault."""
+        """Return the losses and the learned parameters of the right training, or of one with a fault."""
         by = fault.simulate if fault else None
         return training_oracle(self.config, self.parameters, self.batches, self.training, by)
 
@@ -112,7 +112,7 @@ def _shapes(key: str, request: TrainingRequest) -> Shapes:
 
 
 def _ask(port: BuiltPort, way: Way, key: str, request: TrainingRequest) -> Answers:
-    """The losses and the parameters. Raises whatever the port raises, and `TypeError` for a wrong shape or name."""
+    """Return the losses and the parameters. Raises any error of the port, and `TypeError` for a wrong shape or name."""
     parameters = {name: value.copy() for name, value in request.parameters.items()}
     copied = [{name: tokens.astype(np.int64) for name, tokens in batch.items()} for batch in request.batches]
     losses, became = port.build(request.config, parameters).train(copied, request.training)
@@ -128,7 +128,7 @@ def _ask(port: BuiltPort, way: Way, key: str, request: TrainingRequest) -> Answe
     return {f"{key}/{name}": value for name, value in answers.items()}
 
 
-@np.errstate(all="ignore")  # a port may answer any number
+@np.errstate(all="ignore")  # a port may return any number
 def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass) -> CapabilityResult:
     became = {
         request: {name.removeprefix(f"{key}/"): answers[name].astype(np.float64) for name in _shapes(key, request)}

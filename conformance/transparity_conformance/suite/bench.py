@@ -1,4 +1,4 @@
-"""The bench: one subject under test, with every model that was built for it kept for the next claim."""
+"""The bench: one subject under test, with a cache of the models built for it."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Bench:
         self.logits = functools.cache(self._logits)
 
     def forward(self, config: TransformerConfig, parameters: Arrays, **held: str | None) -> Forward:
-        """The backend's model, with `weights` and `activations` held in other precisions if so asked; built once for
-        the same `parameters` (the same object, kept alive here)."""
+        """The backend's model, with `weights` and `activations` held in other precisions if given; built once for the
+        same `parameters` (the same object, kept alive here)."""
         key = id(parameters), *held.items()
         if key not in self._forwards:
             subject = self.subject
@@ -45,18 +45,18 @@ class Bench:
 
     @property
     def harness(self) -> Harness:
-        """The harness, which only claims declared with `harness=True` are given."""
+        """The harness, for claims declared with `harness=True` only."""
         assert self.parts is not None, "a claim that asks for the harness is declared with harness=True"
         return self.parts
 
     def without_harness(self) -> Bench:
-        """The same bench, with the same models, for claims that need no harness."""
+        """Return the same bench, with the same models, for claims that need no harness."""
         bare = copy.copy(self)
         bare.parts = None
         return bare
 
     def pinned(self) -> AbstractContextManager[None]:
-        """Full float32 precision while entered, if the harness can ask for it."""
+        """Context manager for full float32 precision, if there is a harness to set it."""
         return self.parts.pinned() if self.parts else nullcontext()
 
     def function(self, name: str) -> Callable[..., Any]:
@@ -67,14 +67,14 @@ class Bench:
 
     @property
     def fast_cases(self) -> tuple[str, ...]:
-        """The presets whose fast path is tried: all; compiled in another way than usual, those that differ most. All of
-        them are tried in that way, too, where there is time (`precision.taps_in_every_precision`)."""
+        """Presets whose fast path is tested: all in the usual mode, in others those that differ most. The full range of
+        `precision.taps_in_every_precision` tests all presets in every mode."""
         return tuple(PRESETS) if self._usual else ("walkthrough", "notes-lm", "pre-norm")
 
     @property
     def traced_cases(self) -> tuple[str, ...]:
-        """The presets whose traced path is tried: all; compiled in another way than usual only one, for the traced path
-        is there to be looked into, and to compile it takes many seconds."""
+        """Presets whose traced path is tested: all in the usual mode, in others only one, as compiling a path for
+        inspection takes many seconds."""
         return tuple(PRESETS) if self._usual else ("pre-norm",)
 
     @property
@@ -84,11 +84,11 @@ class Bench:
         return self.subject.mode == "eager" or (self.subject.dtype, self.subject.mode) == usual
 
     def _traced(self, probe: Probe) -> dict[str, Any]:
-        """Every tap of a probe, by the traced path."""
+        """Return every tap of a probe, by the traced path."""
         return self.forward(probe.config, probe.parameters)(**probe.inputs)
 
     def _logits(self, probe: Probe) -> Any:
-        """The logits of a probe, by the fast path."""
+        """Return the logits of a probe, by the fast path."""
         return self.forward(probe.config, probe.parameters).logits(**probe.inputs)
 
     def evidence(self, claim: str, case: str) -> Record:
@@ -104,7 +104,7 @@ class Record:
     def exactly(
         self, where: str, actual: Any, expected: Any, expectation: Expectation = "holds", note: str = ""
     ) -> Evidence:
-        """`actual` is `expected`, to the bit."""
+        """Record that `actual` is `expected`, to the bit."""
         return self.within(where, actual, expected, 0.0, expectation, note)
 
     def within(
@@ -116,16 +116,16 @@ class Record:
         expectation: Expectation = "holds",
         note: str = "",
     ) -> Evidence:
-        """`actual` is `expected`, but for rounding."""
+        """Record that `actual` is `expected`, except for rounding."""
         error = difference(as_numbers(actual), as_numbers(expected))
         return Evidence(self.claim, self.subject, self.case, where, error, budget, expectation, note)
 
     def oracle(self, oracle: Oracle, where: str, actual: Any, name: str | None = None) -> Evidence:
-        """`actual` is the oracle's `name` (default: `where`), within its budget."""
+        """Record that `actual` is the oracle's `name` (default: `where`), within its budget."""
         name = name or where
         return self.within(where, actual, oracle.expected[name], oracle.budget(name, self.subject.dtype))
 
     def refused(self, where: str, error: Exception) -> Evidence:
-        """The backend raised instead of returning something to compare: the comparison fails."""
+        """Record a failed comparison: the backend raised instead of returning a result."""
         sentence = str(error).splitlines()[0] if str(error) else type(error).__name__
         return Evidence(self.claim, self.subject, self.case, where, float("inf"), 0.0, "holds", sentence)

@@ -1,4 +1,4 @@
-"""The claims about each subject, and the evidence of one claim."""
+"""Collection of the claims about each subject, and of the evidence of one claim."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from transparity_conformance.suite.claims import Claim, all_claims
 
 
 def subjects(name: str) -> Iterator[tuple[Subject, bool]]:
-    """Every subject of a backend, and whether it belongs to the quick suite.
+    """Yield every subject of a backend, and whether it belongs to the quick suite.
 
-    The quick one runs every dtype in the first mode, as a user would; other modes are for the first dtype alone.
+    The quick suite runs every dtype in the first mode, as a user would, and other modes in the first dtype only.
     """
     build: Backend = backend(name)
     for device in build.devices():
@@ -25,7 +25,8 @@ def subjects(name: str) -> Iterator[tuple[Subject, bool]]:
 
 
 def cases(name: str) -> Iterator[tuple[Claim, Subject, bool]]:
-    """Every claim, also in full, with every subject of a backend that it is about, and whether it is quick."""
+    """Yield every claim, also over its full range, with every subject of a backend that it applies to, and whether it
+    is quick."""
     for subject, quick in subjects(name):
         for each in all_claims().values():
             for made in (each, each.full):
@@ -34,7 +35,7 @@ def cases(name: str) -> Iterator[tuple[Claim, Subject, bool]]:
 
 
 def not_compared(claim: Claim, bench: Bench) -> str | None:
-    """The reason why a claim cannot be made here; None if it can."""
+    """Return the reason why a claim cannot be tested here; None if it can."""
     missing = [package for package in claim.needs if importlib.util.find_spec(package) is None]
     if missing:
         return f"{missing[0]} is not installed"
@@ -44,7 +45,7 @@ def not_compared(claim: Claim, bench: Bench) -> str | None:
 
 
 def make(claim: Claim, bench: Bench) -> list[Evidence]:
-    """The evidence of a claim; raises if there is none."""
+    """Return the evidence of a claim; raises if there is none."""
     with bench.pinned():
         evidence = list(claim.check(bench if claim.harness else bench.without_harness()))
     assert evidence, f"{claim.name} compared nothing for {bench.subject}"

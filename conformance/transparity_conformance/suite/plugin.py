@@ -1,4 +1,4 @@
-"""The pytest plugin: a ledger for evidence, and the agreement matrix at the end of the session."""
+"""The pytest plugin: it collects evidence in a ledger, and prints the agreement matrix at the end of the session."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Ledger:
-    """Evidence of a session, and the claims it could not compare."""
+    """The evidence of a session, and the claims that were not compared."""
 
     evidence: list[Evidence] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
@@ -65,14 +65,14 @@ def ledger(pytestconfig: pytest.Config) -> Ledger:
 
 @pytest.fixture(scope="session")
 def benches() -> Callable[[Subject], Bench]:
-    """The bench of a subject: one for the whole session, so that nothing is built twice."""
+    """Return the bench of a subject: one for the whole session, so that nothing is built twice."""
     from transparity_conformance.suite.bench import Bench
 
     return functools.cache(Bench)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Say what the evidence was won with, where it was won; under xdist a worker hands its ledger to the controller."""
+    """Record the environment of the evidence; under xdist, a worker sends its ledger to the controller."""
     ledger = session.config.stash[LEDGER]
     if ledger.evidence:
         ledger.environment |= environment(ledger)
@@ -82,7 +82,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Under xdist the controller takes what a worker has left."""
+    """Under xdist, merge the ledger of a worker into the controller's."""
     if text := getattr(node, "workeroutput", {}).get("transparity"):
         node.config.stash[LEDGER].add_json(text)
 
@@ -102,8 +102,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     from transparity_conformance.report.agreement.view import Agreement
     from transparity_conformance.suite.claims import all_claims
 
-    # Under xdist evidence comes as the workers finish; rows stand as the claims do, columns as the backends, the
-    # reference last.
+    # Under xdist evidence comes as the workers finish; sort rows by claim, and columns by backend, the reference last.
     claims = {name: place for place, name in enumerate(all_claims())}
     order = [*(name for name in named() if name != REFERENCE), REFERENCE]
     backends = {name: place for place, name in enumerate(order)}
@@ -129,7 +128,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 def environment(ledger: Ledger) -> dict[str, Any]:
-    """The versions, the devices and the precision of matrix products that the evidence was won with."""
+    """Return the versions, the devices and the precision of matrix products behind the evidence."""
     from transparity_conformance.oracle.backends import harness, pinned
 
     described: dict[str, Any] = {"python": platform.python_version()}

@@ -1,4 +1,4 @@
-"""Every claim, made about every subject; the agreement matrix is the result."""
+"""Test every claim about every subject; the agreement matrix is the result."""
 
 from __future__ import annotations
 

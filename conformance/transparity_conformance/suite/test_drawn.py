@@ -1,4 +1,4 @@
-"""Whole configurations drawn from the space of fields, and a disagreement shrunk to the smallest that shows it."""
+"""Random configurations from the whole space of fields; a disagreement is shrunk to the smallest one that shows it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EXAMPLES = {"flax": (8, 30)}
 def drawn_evidence(
     build: Backend, config: TransformerConfig, seed: int, inputs: Arrays, mode: str | None = None
 ) -> list[Evidence]:
-    """Evidence for every tap in float64, and for the logits by the fast path in the backend's first dtype."""
+    """Return evidence for every tap in float64, and for the logits by the fast path in the backend's first dtype."""
     parameters = probe_parameters(config, seed)
     oracle = forward_oracle(config, parameters, inputs, neighbours=neighbours_of_drawn(inputs))
     evidence = []

@@ -14,6 +14,6 @@ class SimulatedFault:
     id: str
     """Its name in the catalogue; variants of one fault share it."""
     says: str
-    """A sentence on the port: its apparent behaviour."""
+    """A sentence about the port: its apparent behaviour."""
     simulate: Callable[..., Any]
     """The right simulator of the capability, with this fault among its options."""

@@ -32,7 +32,7 @@ class BeamRules:
 
     penalty: Penalty = length_penalty
     ranks: str = "by penalty"
-    """The ranking of continuations: `by penalty`, `by score` (the penalty comes last), or `ended by penalty`."""
+    """The ranking of continuations: `by penalty`, `by score` (the penalty is applied last), or `ended by penalty`."""
     ended: str = "stay"
     """Continuations that have ended `stay`, `go on`, or are `dropped`."""
     begins_apart: bool = True
@@ -43,7 +43,7 @@ class BeamRules:
     """Whether scores add up log probabilities, not logits."""
 
     def rank(self, score: np.ndarray, divisor: np.ndarray, ended: np.ndarray, *, last: bool) -> np.ndarray:
-        """Scores as continuations are ranked by them; in the `last` ranking, of what is returned."""
+        """Return the scores that continuations are ranked by; in the `last` ranking, those of the result."""
         always = self.ranks == "by penalty" or (self.ranks == "by score" and last)
         return score / np.where(always | ((self.ranks == "ended by penalty") & ended), divisor, 1.0)
 

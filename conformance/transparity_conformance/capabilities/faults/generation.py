@@ -1,4 +1,4 @@
-"""Faults in generation: which tokens the model is shown, where the next one is read, and when a row ends."""
+"""Faults in generation: the tokens that the model reads, the position of the next one, and the end of a row."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _pad_left(
 
 
 def _cropped(crop: Callable[[np.ndarray, int], np.ndarray], position: int = -1) -> Read:
-    """Show the model what `crop` leaves of the tokens, and read the logits at `position`; rows are of one length."""
+    """Run the model on the tokens that `crop` leaves, and read the logits at `position`; rows have one length."""
 
     def read(
         config: TransformerConfig,

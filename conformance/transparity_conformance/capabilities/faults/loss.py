@@ -1,4 +1,4 @@
-"""Faults in the loss, given right logits: which targets count, and the divisor."""
+"""Faults in the loss, given right logits: the targets that count, and the divisor."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _softmax_twice(logits: np.ndarray, targets: np.ndarray, pad_id: int | None) 
 
 
 def smoothed(logits: np.ndarray, targets: np.ndarray, pad_id: int | None) -> np.ndarray:
-    """Cross-entropy with label smoothing of 1: every token is the target alike."""
+    """Cross-entropy with label smoothing of 1: all tokens are equally likely targets."""
     return cross_entropy(logits, targets, pad_id, label_smoothing=1.0)
 
 

@@ -1,4 +1,4 @@
-"""Faults in drawing a token: temperature, top-k and top-p, and the choice from what they leave."""
+"""Faults in drawing a token: temperature, top-k, top-p, and the choice among the remaining tokens."""
 
 from __future__ import annotations
 

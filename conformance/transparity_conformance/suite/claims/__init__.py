@@ -1,7 +1,7 @@
 """Claims about backends, one file per subject.
 
 A claim is a function from a bench to evidence. `claim` registers it under its topic, which is the name of the file, and
-under its own name. The pytest suite makes it about every subject, and any other program can do the same.
+under its own name. The pytest suite tests it on every subject, and any other program can do the same.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from transparity_conformance.oracle.budgets import EVERY
 from transparity_conformance.report.comparison import Evidence, Subject
 
 Check = Callable[..., Iterator[Evidence]]
-"""From a bench, and from the cases of a claim that is made about a range of them."""
+"""From a bench to evidence; a claim about a range of cases also takes the cases."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,13 @@ class Claim:
     check: Check
     dtypes: tuple[str, ...]
     of_reference: bool
-    """Whether the expected values come from elsewhere, so that the reference can be held to them, too."""
+    """Whether the expected values are independent of the reference, so that it can be tested, too."""
     compiled: bool
-    """Whether the claim runs whole models, and so is made in every mode, not in the first alone."""
+    """Whether the claim runs whole models, and so is tested in every mode, not only in the first."""
     quick: tuple[str, ...]
-    """The dtypes in which the quick suite makes it."""
+    """The dtypes in which the quick suite tests it."""
     full: Claim | None
-    """The same claim about all of its cases, which the quick suite leaves out; None if they are not many."""
+    """The same claim about all of its cases, for the slow suite; None if the quick suite has them all."""
     needs: tuple[str, ...]
     """Packages with the independent implementation that the claim compares with."""
     harness: bool
@@ -68,12 +68,12 @@ def claim(
     """Register a check as the claim `topic.name`, after its file and its function.
 
     Args:
-        dtypes: the precisions in which it is made, `quick` those of the quick suite.
+        dtypes: the precisions in which it is tested, `quick` those of the quick suite.
         of_reference: whether the expected values are independent of the reference.
-        compiled: whether it is made in every mode.
+        compiled: whether it is tested in every mode.
         needs: packages that it compares with.
         harness: whether it is about single functions or modules.
-        cases: the cases that it is made about, if the check takes any.
+        cases: the cases of the quick suite, if the check takes any.
         all_cases: the cases of its full range, in the dtypes `all_in`.
     """
 

@@ -1,4 +1,4 @@
-"""Attention by itself, and what its weights must be."""
+"""Attention by itself, and the properties of its weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from transparity_numpy.harness import function as reference_function
 from transparity_numpy.harness import module as reference_module
 
 LONG = 300
-"""More queries than any column takes at once."""
+"""More queries than a block of any column has."""
 
 BATCH, HEADS, QUERIES, KEYS, HEAD_DIM = 8, 3, 7, 9, 8
 HIDDEN = (-math.inf, -1e20, -1e9, -10.0, -1e-20, 0.0)
@@ -28,7 +28,7 @@ HIDDEN = (-math.inf, -1e20, -1e9, -10.0, -1e-20, 0.0)
 
 
 def drawn() -> tuple[Arrays, np.ndarray]:
-    """Query, key and value, and a mask with a row that sees everything, one that sees nothing, and mixed ones."""
+    """Return query, key and value, and a mask with a fully visible row, a fully masked one, and mixed ones."""
     random = np.random.default_rng(0)
     shapes = {"query": (BATCH, HEADS, QUERIES, HEAD_DIM), "key": (BATCH, HEADS, KEYS, HEAD_DIM)}
     arrays = {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
@@ -67,7 +67,8 @@ def function(bench: Bench) -> Iterator[Evidence]:
 
 @functools.cache
 def long_cases() -> dict[str, tuple[np.ndarray, Arrays, Oracle]]:
-    """Masks of all kinds over `LONG` queries, what they are put over, and what the explicit path makes of it."""
+    """Return masks of all kinds over `LONG` queries, with the inputs of attention and the result of the explicit
+    path."""
     random = np.random.default_rng(2)
     shape = (2, 2, LONG, HEAD_DIM)
     arrays = {name: random.normal(size=shape).astype(np.float32) for name in ("query", "key", "value")}
@@ -108,7 +109,7 @@ def _attended(attention: Callable[..., Any], mask: np.ndarray, arrays: Arrays, *
 
 @claim(harness=True)
 def mask_before_and_after_scale(bench: Bench) -> Iterator[Evidence]:
-    """A finite masked score has the weight that its value leaves it, before or after the scale."""
+    """A finite masked score has the weight of its value, replaced before or after the scale."""
     probe = probes("translation")["mixed"]
     parameters = scoped_parameters(probe.parameters, "encoder.layers.0.self_attention")
     x = np.random.default_rng(1).normal(size=(BATCH, KEYS, probe.config.embed_dim)).astype(np.float32)
@@ -164,7 +165,7 @@ def masked_keys_have_zero_weight(bench: Bench) -> Iterator[Evidence]:
 
 
 def _mask(probe: Probe, name: str) -> np.ndarray:
-    """Mask of the attention called `name`, computed independently."""
+    """Return the mask of the attention called `name`, computed independently."""
     stack = name.split(".")[0]
     causal = stack == "decoder" and "self_attention" in name
     keys = probe.inputs.get("source" if "cross" in name or stack == "encoder" else "target", probe.inputs.get("tokens"))

@@ -1,4 +1,4 @@
-"""Decoding with a cache: whatever the chunks, the logits are those of the full forward pass."""
+"""Decoding with a cache: for any chunks, the logits are those of the full forward pass."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from transparity_conformance.suite.claims import claim
 
 LENGTH = 5
 ULPS = 2
-"""By so many units in the last place of the largest logit a cached error may exceed that of the full pass."""
+"""Number of units in the last place of the largest logit by which a cached error may exceed that of the full pass."""
 
 UNPADDED = {"unpadded": dataclasses.replace(preset("translation").resized(), pad_id=None)}
 """A model without a padding token."""
@@ -36,8 +36,8 @@ Chunks = list[tuple[int, ...]]
 
 @functools.cache
 def model(case: str) -> tuple[TransformerConfig, Arrays, Arrays, Oracle]:
-    """A preset or another case, with few layers: its configuration, parameters, a batch, and what the full pass says of
-    it."""
+    """Return a preset or another case with few layers: its configuration, parameters, a batch, and the full pass's
+    logits."""
     config = (CASES | UNPADDED).get(case) or preset(case).resized()
     config = dataclasses.replace(config, num_encoder_layers=1, num_decoder_layers=2)
     parameters, inputs = probe_parameters(config), mixed_inputs(config, 0, LENGTH, LENGTH)
@@ -45,8 +45,8 @@ def model(case: str) -> tuple[TransformerConfig, Arrays, Arrays, Oracle]:
 
 
 def stepped(forward: Forward, config: TransformerConfig, inputs: Arrays, chunks: Chunks) -> np.ndarray:
-    """The logits (batch, length, vocab) of a batch that the model is shown chunk by chunk. A row that was shown all
-    goes on with filling."""
+    """Return the logits (batch, length, vocab) of a batch that is decoded in chunks. A finished row continues with
+    filler tokens."""
     tokens, source = inputs[config.input_names[-1]], inputs.get("source")
     batch, length = tokens.shape
     room = np.pad(tokens, ((0, 0), (0, length)), constant_values=config.filling_id)
@@ -73,7 +73,7 @@ def stepped(forward: Forward, config: TransformerConfig, inputs: Arrays, chunks:
 
 
 def splits(length: int, rows: int) -> Iterator[tuple[str, Chunks]]:
-    """Every way to cut a sequence into chunks."""
+    """Yield every way to cut a sequence into chunks."""
     for cuts in itertools.product((False, True), repeat=length - 1):
         bounds = [0, *(i for i, cut in enumerate(cuts, 1) if cut), length]
         sizes = [end - begin for begin, end in itertools.pairwise(bounds)]
@@ -81,7 +81,7 @@ def splits(length: int, rows: int) -> Iterator[tuple[str, Chunks]]:
 
 
 def ragged(length: int, rows: int) -> Iterator[tuple[str, Chunks]]:
-    """Rows that go on by different lengths: the first ones of different lengths, then token by token; and all mixed."""
+    """Return chunks of different lengths per row: different first ones and then single tokens; and all mixed."""
     firsts = tuple(1 + row % 3 for row in range(rows))
     yield "1, 2, 3, then 1 by 1", [firsts, *[(1,) * rows] * (length - 1)]
     other = tuple(3 - row % 3 for row in range(rows))
@@ -123,7 +123,7 @@ SOME = [(way, chunks) for way, chunks in splits(LENGTH, ROWS) if way in ("1+1+1+
 
 FAMILIES = tuple(case for case, config in CASES.items() if config.has_decoder)
 FEW = ("qwen", "gemma", "t5", "opt")
-"""The cases of families where every model is compiled."""
+"""The cases of families if every model is compiled."""
 
 
 @claim(

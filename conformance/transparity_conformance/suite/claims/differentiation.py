@@ -1,4 +1,4 @@
-"""Gradients: what each framework's reverse mode says, held to the reference's own derivatives, by the complex step."""
+"""Gradients by each framework's reverse mode, compared with the reference's derivatives by the complex step."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ HARD_TO_REACH: dict[str, TransformerConfig] = {
     "batch-decoder": dataclasses.replace(_NOTES, norm="batch"),
     "unread": dataclasses.replace(_TRANSLATION, num_decoder_layers=0),
 }
-"""Models in training that normalise by the batch, and one whose encoder no layer reads: its gradients are zero."""
+"""Models in training that normalise by the batch, and one whose encoder is not read by any layer: its gradients are
+zero."""
 
 
 @functools.cache
@@ -41,7 +42,7 @@ def derivatives(case: str) -> tuple[Derivatives, Arrays]:
 
 
 def gradients_agree(bench: Bench, claim: str, case: str, ours: Derivatives, parameters: Arrays) -> Iterator[Evidence]:
-    """Every gradient of the backend's model, held to the derivatives along their directions."""
+    """Compare every gradient of the backend's model with derivatives along drawn directions."""
     forward, tokens = bench.forward(ours.config, parameters), dict[str, Any](ours.inputs)
     _, gradients = forward.loss_and_gradients(ours.targets, training=ours.training, masks=ours.masks, **tokens)
     actual, record = ours.along(gradients), bench.evidence(claim, case)
@@ -53,7 +54,7 @@ def gradients_agree(bench: Bench, claim: str, case: str, ours: Derivatives, para
 
 OF_FAMILIES = tuple(case for case, config in CASES.items() if config.head == "logits")
 FEW = ("qwen", "gemma", "t5")
-"""The cases of families where every model is compiled."""
+"""The cases of families if every model is compiled."""
 
 
 @claim(

@@ -131,7 +131,7 @@ def masked_columns(bench: Bench) -> Iterator[Evidence]:
 def full_size_oracle(case: str) -> tuple[Arrays, Arrays, Oracle]:
     """A preset at its document's size, with freshly initialised weights, on the document's example batch."""
     config = preset(case)
-    # As all of the documents feed it: the target without its last token.
+    # As in all of the documents: the target without its last token.
     inputs = {name: np.array(tokens) for name, tokens in PRINTED_SHAPES[case][0].items()}
     inputs["target"] = inputs["target"][:, :-1]
     parameters = initialize_parameters(config, 9)

@@ -1,4 +1,4 @@
-"""Dropout: given the same masks the frameworks train alike, wherever a document drops."""
+"""Dropout: with the same masks, the frameworks have the same gradients, for the dropout of every document."""
 
 from __future__ import annotations
 

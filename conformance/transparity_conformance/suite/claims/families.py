@@ -1,4 +1,4 @@
-"""The parts that no preset has: rotary and relative positions, grouped heads, gates, windows, caps, tied heads."""
+"""Features that no preset has: rotary and relative positions, grouped heads, gates, windows, softcaps, tied heads."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from transparity_conformance.suite.bench import Bench
 from transparity_conformance.suite.claims import claim
 
 FEW = ("llama", "qwen", "gemma", "gpt-j", "t5", "bart", "bert", "roberta", "modern-bert", "bloom")
-"""Families tried where every model is compiled: together they have all parts that no preset has."""
+"""Families tested if every model is compiled: together they have all features that no preset has."""
 
 
 @functools.cache
 def mixed(case: str) -> Probe:
-    """The probe of a case that has every kind of row."""
+    """Return the probe of a case that has every kind of row."""
     return probes_of(CASES[case], case)["mixed"]
 
 

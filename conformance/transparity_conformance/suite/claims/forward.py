@@ -1,4 +1,4 @@
-"""The whole forward pass: every tap by the traced path, the logits by the fast one, held to the oracle."""
+"""The whole forward pass, compared with the oracle: every tap by the traced path, the logits by the fast one."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from transparity_conformance.suite.bench import Bench
 from transparity_conformance.suite.claims import claim
 
 ONE_SHAPE = {"mixed", "text", "tiny", "hot"}
-"""Probes that share a configuration and a shape: what compiles, compiles once for all of them."""
+"""Probes that share a configuration and a shape, so that they share a compiled program."""
 
 HALF = ONE_SHAPE - {"hot"}
-"""Half precision is for ordinary activations: of a score of some thousands, nothing is left behind its point."""
+"""Probes for half precision, which has no fractional digits left in scores of some thousands."""
 
 EAGER = {"float64": ONE_SHAPE | {"one", "longest"}, "float32": ONE_SHAPE | {"one", "longest", "square"}}
 
 EVERY_SHAPE = ("notes-lm", "translation")
-"""Presets in which float64 is tried on other shapes where every operation is compiled per shape; float32 is tried on
-them in all presets."""
+"""Presets for which float64 is tested on other shapes if every operation is compiled per shape; float32 is tested on
+them for all presets."""
 
 
 def probes_for(bench: Bench, cases: Iterable[str]) -> Iterator[Probe]:
-    """The probes that a subject is tried on; uncompiled in float64 and float32, those of every shape."""
+    """Return the probes of a subject; uncompiled in float64 and float32, those of every shape."""
     chosen = HALF if bench.subject.dtype in ("bfloat16", "float16") else ONE_SHAPE
     if bench.subject.mode == "eager":
         chosen = EAGER.get(bench.subject.dtype, chosen)
@@ -38,7 +38,7 @@ def probes_for(bench: Bench, cases: Iterable[str]) -> Iterator[Probe]:
 
 
 def taps_agree(bench: Bench, claim: str, pattern: str) -> Iterator[Evidence]:
-    """Every tap whose name matches `pattern`, of every probe."""
+    """Compare every tap whose name matches `pattern`, of every probe."""
     for probe in probes_for(bench, bench.traced_cases):
         record, taps = bench.evidence(claim, probe.case), bench.traced(probe)
         for name in probe.oracle.expected:

@@ -32,7 +32,7 @@ WAYS = ("translation", "notes-lm", "walkthrough")
 
 
 def prompted(case: str) -> tuple[TransformerConfig, Arrays, np.ndarray, np.ndarray | None]:
-    """A small model, a prompt, and a source where one is read; `max_length` is shorter than what is generated."""
+    """Return a small model, a prompt, and a source if it reads one; more tokens are generated than `max_length`."""
     config = probes(case)["mixed"].config
     config = dataclasses.replace(config, max_length=LONGEST)
     parameters = probe_parameters(config, 7)
@@ -90,7 +90,7 @@ def sampled_tokens(bench: Bench) -> Iterator[Evidence]:
     """The same logits and draws pick the same tokens: the first whose cumulative probability passes the draw."""
     random = np.random.default_rng(4)
     logits, uniforms = (2 * random.normal(size=(500, 13))).astype(np.float32), random.random(500)
-    logits[:50, :3] = -np.inf  # no draw picks what has no probability, not even a draw of 0
+    logits[:50, :3] = -np.inf  # no draw, not even 0, picks a token without probability
     uniforms[:60] = 0.0
     probabilities = np.exp(logits.astype(np.float64) - logits.max(-1, keepdims=True).astype(np.float64))
     cumulative = np.cumsum(probabilities / probabilities.sum(-1, keepdims=True), -1)
@@ -129,7 +129,7 @@ SAMPLINGS = {
 
 
 def _drawable(row: list[float], sampling: Sampling) -> list[float]:
-    """Written out: the likeliest first, the lower of equals first; cut after `top_k`, then where `top_p` is reached."""
+    """Sort tokens by probability, the lower of equals first; cut after `top_k`, then where `top_p` is reached."""
     row = [(x - max(row)) / sampling.temperature for x in row]
     ranked = sorted(range(len(row)), key=lambda token: (-row[token], token))[: sampling.top_k]
     weights = [math.exp(row[token] - max(row)) for token in ranked]
@@ -147,7 +147,7 @@ def drawable(bench: Bench) -> Iterator[Evidence]:
     logits = (2 * np.random.default_rng(6).normal(size=(60, 40))).astype(np.float32)
     logits[:9] = np.round(logits[:9])  # ties
     logits[9] = -np.inf
-    logits[9, [2, 5]] = 0  # the first of two that are as likely has all of a `top_p` of a half
+    logits[9, [2, 5]] = 0  # of two equally likely tokens, the first alone reaches a `top_p` of a half
     for name, sampling in SAMPLINGS.items():
         expected = np.array([_drawable(row, sampling) for row in logits.astype(float).tolist()])
         result = as_numbers(bench.function("generation.filter_logits")(logits, sampling))
@@ -234,7 +234,7 @@ def beam_search(bench: Bench) -> Iterator[Evidence]:
 def ties_between_beams(bench: Bench) -> Iterator[Evidence]:
     """Of equally likely tokens, beam search continues with the first."""
     config, _, prompt, _ = prompted("notes-lm")
-    config = config.resized(target_vocab_size=200)  # so many are not sorted by insertion, which keeps their order
+    config = config.resized(target_vocab_size=200)  # too many for insertion sort, which would keep their order
     parameters = probe_parameters(config, 7)
     parameters["head.weight"][:] = 0
     parameters["head.bias"][:] = -(np.arange(config.vocab_size) % 2)

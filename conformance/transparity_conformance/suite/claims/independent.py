@@ -1,4 +1,4 @@
-"""The reference itself against implementations that nobody here wrote, wherever one coincides with it.
+"""The reference against independent implementations, wherever one coincides with it.
 
 Each comparison is in float64, and its budget is the oracle's: two right float64 programs agree to rounding.
 """
@@ -107,14 +107,14 @@ def _torch_layer(kind: str, config: TransformerConfig, parameters: Arrays) -> An
 def _held(
     bench: Bench, claim: str, case: str, oracle: Oracle, theirs: Any, dtype: str = "float64", note: str = ""
 ) -> Evidence:
-    """The reference's float64 result is theirs, within the budget of their `dtype`."""
+    """Record that the reference's float64 result is theirs, within the budget of their `dtype`."""
     record = bench.evidence(f"independent.{claim}", case)
     budget = oracle.budget("result", dtype)
     return record.within("result", oracle.expected["result"], as_numbers(theirs), budget, note=note)
 
 
 def of_reference(*needs: str) -> Callable[[Check], Check]:
-    """A claim about the reference alone, in float64, for which the frameworks `needs` have to be installed."""
+    """Register a claim about the reference alone, in float64, which needs the frameworks `needs` installed."""
     return claim(dtypes=("float64",), of_reference=True, needs=needs)
 
 

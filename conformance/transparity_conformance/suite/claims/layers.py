@@ -1,4 +1,4 @@
-"""One layer by itself, on drawn activations: what stands before it cannot help it."""
+"""One layer by itself, on drawn activations, so that no earlier layer affects it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def part_agrees(bench: Bench, claim: str, case: str, module: str, scope: str, co
 
 
 def _masks(queries: int, keys: int) -> tuple[np.ndarray, np.ndarray]:
-    """The future and some padding hidden from queries, and the padding of what has `keys`, one row of it whole."""
+    """Return a self-attention mask of the future and some padding, and a mask of padded `keys`, with one row of padding
+    only."""
     visible = np.ones((BATCH, 1, 1, queries), bool)
     visible[1, ..., -2:] = False
     memory = np.ones((BATCH, 1, 1, keys), bool)

@@ -33,7 +33,7 @@ def cross_entropy(bench: Bench) -> Iterator[Evidence]:
         result = bench.function("loss.cross_entropy")(logits, targets, pad_id)
         record = bench.evidence("loss.cross_entropy", f"pad_id {pad_id}")
         yield record.within("loss", result, sum(surprises) / len(surprises), budget)
-    # Frameworks mark what does not count by a number of their own, -100 or 100: no token may be taken for it.
+    # Frameworks mark ignored targets by a number of their own, -100 or 100: no token may be confused with it.
     logits, targets = np.zeros((1, 2, 128), np.float32), np.array([[100, 127]])
     logits[0, 0, 100] = 3
     expected = math.log(127 + math.exp(3)) / 2 - 3 / 2 + math.log(128) / 2
@@ -72,7 +72,7 @@ def model_loss(bench: Bench) -> Iterator[Evidence]:
         logits = probe.oracle
         loss = reference_function("loss.cross_entropy")
         expected = loss(logits.expected["logits"], targets, probe.config.pad_id)
-        # A mean of differences of logits is no further off than two logits are.
+        # A mean of differences of logits has at most the error of two logits.
         budget = 2 * logits.budget("logits", bench.subject.dtype)
         result = bench.forward(probe.config, probe.parameters).loss(targets, **probe.inputs)
         yield bench.evidence("loss.model_loss", case).within("loss", result, expected, budget)

@@ -1,4 +1,4 @@
-"""Metamorphic claims: what must not matter, does not. They need no oracle, so the reference is held to them, too."""
+"""Metamorphic claims: irrelevant changes have no effect. They need no oracle, so they also test the reference."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from transparity_conformance.suite.claims import claim
 
 
 def logits(bench: Bench, probe: Probe, inputs: Arrays, parameters: Arrays | None = None) -> np.ndarray:
-    """The logits of the probe's model on other `inputs`, by the fast path."""
+    """Return the logits of the probe's model on other `inputs`, by the fast path."""
     return as_numbers(bench.forward(probe.config, parameters or probe.parameters).logits(**inputs))
 
 
@@ -28,7 +28,7 @@ def budget(bench: Bench, probe: Probe) -> float:
 
 
 def expected_of(config: TransformerConfig) -> tuple[Expectation, str]:
-    """A mask that hides nothing has to break what masks are for."""
+    """Return the expected outcome: claims about masks must break for a mask that hides nothing."""
     if config.mask_value > -1:
         return "breaks", f"the mask's {config.mask_value:g} hides nothing"
     return "holds", ""
@@ -68,7 +68,7 @@ def padding_content_has_no_effect(bench: Bench) -> Iterator[Evidence]:
         probe = probes(case)["mixed"]
         config, inputs = probe.config, dict(probe.inputs)
         name = decoder_input(config)
-        # Padding in the decoder's input is hidden by the future's mask alone, so it stands at the end here.
+        # Padding in the decoder's input is masked by the causal mask only, so it is at the end here.
         inputs[name] = np.where(inputs[name] == config.pad_id, 1, inputs[name])
         inputs[name][1, -2:] = config.pad_id
         parameters = dict(probe.parameters)
@@ -103,7 +103,7 @@ def padding_length_has_no_effect(bench: Bench) -> Iterator[Evidence]:
 
 @claim(dtypes=("float64",), of_reference=True)
 def rows_are_independent(bench: Bench) -> Iterator[Evidence]:
-    """A row alone has the output that it has in its batch."""
+    """A row alone has the same output as in its batch."""
     for case in PRESETS:
         probe = probes(case)["mixed"]
         whole = logits(bench, probe, probe.inputs)
@@ -127,7 +127,7 @@ def batch_order_permutes_output(bench: Bench) -> Iterator[Evidence]:
 
 @claim(dtypes=EVERY, of_reference=True, compiled=True)
 def runs_are_bitwise_equal(bench: Bench) -> Iterator[Evidence]:
-    """Two runs are equal to the bit, whatever ran between them."""
+    """Two runs are equal to the bit, also with other runs between them."""
     for case in bench.fast_cases:
         probe = probes(case)["mixed"]
         first = logits(bench, probe, probe.inputs)

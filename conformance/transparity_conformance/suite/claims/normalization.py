@@ -33,7 +33,7 @@ def drawn(seed: int, spread: float = 1.0, offset: float = 0.5) -> Arrays:
 
 
 def at_every_spread(bench: Bench, claim: str, function: str) -> Iterator[Evidence]:
-    """`function` on activations beside which eps is nothing, something, and everything."""
+    """Compare `function` on activations next to which eps is negligible, comparable, and dominant."""
     for spread in (1.0, 1e-2, 1e-4, 30.0):
         arrays = drawn(0, spread)
         oracle = function_oracle(function, arrays, eps=EPS)
@@ -127,7 +127,7 @@ def _train(config: TransformerConfig, batches: list[Arrays], parameters: Arrays,
 
 
 def _trained(model: Module, batches: list[Arrays]) -> Iterator[tuple[str, Any]]:
-    """The taps of each batch in training, and the running statistics after each."""
+    """Return the taps of each batch in training, and the running statistics after each."""
     model.use_batch_statistics()
     for index, batch in enumerate(batches):
         taps: Arrays = {}

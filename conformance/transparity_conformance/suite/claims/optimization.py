@@ -32,7 +32,7 @@ TRAININGS = {
     ),
 }
 
-# The reference differentiates by a forward pass for each number, so there are few.
+# The reference differentiates by a forward pass for each parameter, so there are few.
 CONFIG = preset("notes-lm").resized(
     embed_dim=4, num_heads=2, feed_forward_dim=2, num_decoder_layers=1, target_vocab_size=6, max_length=4
 )

@@ -1,4 +1,4 @@
-"""Positions inside attention, by what their papers say in whole numbers."""
+"""Positions inside attention, compared with the papers' formulas in whole numbers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FEW_ULPS = RULES["float64"].floor * epsilon("float64")
 
 @claim(dtypes=("float32",), of_reference=True, harness=True)
 def relative_buckets(bench: Bench) -> Iterator[Evidence]:
-    """Every distance is in the bucket of T5's definition, also where a bucket begins at a whole number."""
+    """Every distance is in the bucket of T5's definition, also if a bucket begins at a whole number."""
     bucket_of = bench.function("positions.relative_buckets")
     for buckets, farthest in ((4, 5), (6, 81), (8, 9), (10, 160), (32, 128)):
         distances = np.arange(-3 * farthest, 3 * farthest + 1)
@@ -72,7 +72,7 @@ def rotary_frequencies(bench: Bench) -> Iterator[Evidence]:
 
 
 def _frequencies(config: TransformerConfig) -> list[float]:
-    """Llama 3.1's code: a wave that fits in the original length often enough stays, one that does not is slowed."""
+    """Llama 3.1's code: waves that fit often enough into the original length are unchanged, others are slowed."""
     size = config.rotated_dim
     plain = [config.rope_theta ** (-2 * pair / size) for pair in range(size // 2)]
     if config.rotary_scaling == "none":

@@ -1,4 +1,4 @@
-"""Low precision: weights, activations or both in fewer bits than are computed with."""
+"""Low precision: weights, activations or both in fewer bits than the computation uses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def low_precision_weights_and_activations(bench: Bench, cases: Iterable[str]) ->
     for case in cases:
         probe = probes(case)["mixed"]
         for weights, activations in HELD:
-            # Rounded weights are other weights, and nothing else: only what is rounded on the way may differ.
+            # Rounded weights are merely other weights: only rounding during the computation may differ.
             parameters = {name: rounded(value, weights or "float32") for name, value in probe.parameters.items()}
             oracle = forward_oracle(probe.config, parameters, probe.inputs)
             forward = bench.forward(probe.config, probe.parameters, weights=weights, activations=activations)

@@ -265,3 +265,11 @@ def test_what_is_compiled_has_all_parts_that_no_preset_has() -> None:
         of_presets = {getattr(preset(name), field) for name in PRESETS}
         tried = of_presets | {getattr(CASES[case], field) for case in FEW}
         assert {getattr(config, field) for config in CASES.values()} <= tried, field
+
+
+def test_every_simulated_fault_of_a_family_can_be_made() -> None:
+    """A function that is replaced has to exist: power would stop where it does not."""
+    for case in CASES:
+        probe = case_probes(case)["one"]
+        for fault in acting(case):
+            assert "logits" in build_port(fault)(probe.config, probe.parameters)(**probe.inputs), str(fault)

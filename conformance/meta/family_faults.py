@@ -73,7 +73,9 @@ def build_port(fault: FamilyFault | None, dtype: str = "float32") -> Callable[[C
             shown: Any = fault.inputs(config, dict(inputs)) if fault else inputs
             with ExitStack() as stack:
                 for name, wrong in fault.exchanged.items() if fault else ():
-                    stack.enter_context(patch(f"transparity_numpy.{name}", wrong(config)))
+                    # The configuration is the contract's; all else that is replaced is the column's.
+                    package = "transparity" if name.startswith("config.") else "transparity_numpy"
+                    stack.enter_context(patch(f"{package}.{name}", wrong(config)))
                 transformer(changed, cast, **shown, tap=recording(taps))
             return taps
 

@@ -153,7 +153,7 @@ def test_any_configuration_is_checked(tmp_path: Path) -> None:
         ("..:build", ".. cannot be imported: "),
         ("{}:falls", "build(config, parameters) raised RuntimeError: no weights for you"),
         ("{}:falls_later", "forward(tokens=…) raised RuntimeError: no tokens (ports.py, line 18)"),
-        ("{}:leaves", "The port ended the process with sys.exit(0)."),
+        ("{}:leaves", "build(config, parameters) raised SystemExit: 0"),
     ],
 )
 def test_an_invalid_port_is_refused(ports: Path, port: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,7 +268,7 @@ def test_a_program_is_checked(tmp_path: Path) -> None:
 def test_an_internal_error_is_no_verdict(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     from transparity_conformance import cli
 
-    def falls() -> None:
+    def falls(**options: bool) -> None:
         raise AssertionError("ours")
 
     monkeypatch.setattr(cli, "app", falls)
@@ -329,7 +329,6 @@ def test_a_precision_reaches_a_port_that_takes_one_by_name() -> None:
     [
         (("describe", "translaton"), "There is no preset 'translaton'; did you mean 'translation'?"),
         (("check", REFERENCE, "--preset", "my.json"), "my.json is no preset; give a configuration by --config."),
-        (("check", REFERENCE, "--timeout", "5"), "--timeout is for --command;"),
         (
             ("describe", "/"),
             "/ is no preset; expected the name of one, or a configuration in a file that ends in .json.",
@@ -350,4 +349,4 @@ def test_a_configuration_in_place_of_a_checkpoint_is_named_and_vice_versa(tmp_pa
 
 def test_an_error_on_every_preset_is_printed_once(ports: Path) -> None:
     message = refused(invoke("check", f"{ports}:falls"))
-    assert message.startswith(f"{', '.join(PRESETS)}: build(config, parameters) raised RuntimeError")
+    assert message.startswith("build(config, parameters) raised RuntimeError")

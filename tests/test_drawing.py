@@ -268,9 +268,11 @@ def test_what_a_way_raises_leaves_the_others_compared(error: Exception) -> None:
         return Generating(config, parameters, generate=generate)
 
     found = found_in(build, "notes-lm")
-    assert not found.faults
-    assert [claim.id for claim in found.claims] == ["generate", "generate.uniforms", "generate.lengths"]
-    assert [says for says in found.not_compared if f"generate.sampling: raised {type(error).__name__}" in says]
+    (fault,) = found.faults
+    assert fault.where == "generate.sampling"
+    assert f"raised {type(error).__name__}" in fault.causes[0].says
+    agreeing = [claim.id for claim in found.claims if claim.verdict == "agrees"]
+    assert agreeing == ["generate", "generate.uniforms", "generate.lengths"]
 
 
 @pytest.mark.parametrize(("off", "says"), [(-1e-3, "right"), (1e-9, "a tie"), (1e-3, "wrong")])
@@ -369,7 +371,7 @@ def test_worse_beams_are_right_if_those_that_were_dropped_for_them_were_as_good_
     "answer",
     [lambda tokens, scores: tokens, lambda tokens, scores: (tokens, scores[:, None]), lambda *_: (1.0, 2.0)],
 )
-def test_what_is_no_pair_of_tokens_and_scores_is_not_compared(answer: Callable[..., Any]) -> None:
+def test_anything_but_a_pair_of_tokens_and_scores_diverges(answer: Callable[..., Any]) -> None:
     def build(config: TransformerConfig, parameters: dict[str, np.ndarray]) -> Generating:
         right = Generating(config, parameters).forward
 
@@ -379,8 +381,9 @@ def test_what_is_no_pair_of_tokens_and_scores_is_not_compared(answer: Callable[.
         return Generating(config, parameters, beam_search=search)
 
     found = found_in(build, "notes-lm")
-    assert not found.claims
-    assert any(says.startswith("beam_search: raised TypeError") for says in found.not_compared)
+    (fault, *_) = found.faults
+    assert (fault.where, fault.causes[0].mistake) == ("beam_search", "raises")
+    assert "raised TypeError" in fault.causes[0].says
 
 
 def test_ragged_prompts_are_asked_for_where_the_mask_hides() -> None:

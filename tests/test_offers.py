@@ -18,12 +18,20 @@ from transparity_conformance.capabilities.faults.generation import GREEDY_FAULTS
 from transparity_conformance.capabilities.faults.loss import LOSS_FAULTS
 from transparity_conformance.oracle.cases import CASES
 from transparity_conformance.report.check.findings import sentence
+from transparity_conformance.report.report import Report
 from transparity_numpy.loss import cross_entropy
 from transparity_numpy.port import build as numpy_build
 from transparity_pytorch.port import build as pytorch_build
 
 Gradients = dict[str, np.ndarray]
 MISSING = "the port does not offer it"
+
+
+def assert_raises(where: str, report: Report) -> None:
+    """What is offered and fails diverges, with that as its cause."""
+    (fault,) = report.faults
+    assert (report.verdict, report.exit_code, fault.where) == ("diverges", 1, where)
+    assert [cause.mistake for cause in fault.causes] == ["raises"]
 
 
 class Offering:
@@ -225,12 +233,11 @@ def test_a_second_best_token_has_no_name() -> None:
         lambda tokens: None,
     ],
 )
-def test_what_are_no_tokens_is_not_compared(answer: Callable[..., Any]) -> None:
+def test_tokens_of_the_wrong_form_diverge(answer: Callable[..., Any]) -> None:
     def build(config: TransformerConfig, parameters: dict[str, np.ndarray]) -> Offering:
         return Offering(numpy_build(config, parameters, dtype="float32"), generate=lambda prompt, _: answer(prompt))
 
-    report = check(build, preset="notes-lm")
-    assert any(says.startswith("generate: raised") for says in report.not_compared)
+    assert_raises("generate", check(build, preset="notes-lm"))
 
 
 def scaled(loss: float, gradients: Gradients) -> Any:
@@ -287,11 +294,9 @@ def test_the_gradients_of_a_wrong_forward_pass_are_not_compared() -> None:
 
 
 @pytest.mark.parametrize("answer", [None, "a word", 1.0, (1.0, 2.0), {"loss": 1.0}], ids=repr)
-def test_what_is_no_answer_is_not_compared(answer: Any) -> None:
-    report = check(with_gradients(lambda loss, gradients: answer), preset="notes-lm")
-    assert any(says.startswith("loss_and_gradients: raised") for says in report.not_compared)
-    report = check(with_loss(lambda *_: {"loss": 1.0}), preset="notes-lm")
-    assert any(says.startswith("loss: raised") for says in report.not_compared)
+def test_an_offer_in_the_wrong_form_diverges(answer: Any) -> None:
+    assert_raises("gradients", check(with_gradients(lambda loss, gradients: answer), preset="notes-lm"))
+    assert_raises("loss", check(with_loss(lambda *_: {"loss": 1.0}), preset="notes-lm"))
 
 
 def with_steps(how: SimulatedFault) -> Callable[..., Any]:
@@ -356,16 +361,16 @@ def test_a_right_cache_agrees_and_a_mask_that_hides_nothing_has_none() -> None:
 @pytest.mark.parametrize(
     ("step", "says"),
     [
-        (lambda tokens, cache, source=None: tokens, "step: raised TypeError"),
+        (lambda tokens, cache, source=None: tokens, "it raised TypeError"),
         (lambda tokens, cache, source=None: (tokens, cache), "expected (8, 1, 31) floats, one by one"),
-        (lambda tokens: 1, "step: raised TypeError"),
+        (lambda tokens: 1, "it raised TypeError"),
     ],
 )
-def test_a_step_that_is_none_is_not_compared(step: Callable[..., Any], says: str) -> None:
+def test_a_step_in_the_wrong_form_diverges(step: Callable[..., Any], says: str) -> None:
     report = check(
         lambda config, parameters: Offering(numpy_build(config, parameters, dtype="float32"), step=step),
         preset="translation",
         logits_only=True,
     )
-    assert report.verdict == "agrees"
-    assert any(says in line for line in report.not_compared), report.not_compared
+    assert_raises("step", report)
+    assert says in report.faults[0].causes[0].says

@@ -6,11 +6,12 @@ returned. Commands import most of their tools when they run, so that `--help` is
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -28,6 +29,11 @@ if TYPE_CHECKING:
 BAD_INPUT = 2
 WORST_FIRST = (1, 3, 0)
 """The exit codes of reports."""
+
+EXIT_CODES = (BAD_INPUT, *WORST_FIRST)
+
+UsageMistake = typer.BadParameter.__bases__[0].__bases__[0]
+"""The error of a mistyped command, `ClickException`; typer brings its own."""
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -78,7 +84,13 @@ Command = Annotated[
     ),
 ]
 Timeout = Annotated[
-    float | None, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="Time limit of --command; default: 300.")
+    float | None,
+    typer.Option(
+        "--timeout",
+        metavar="SECONDS",
+        min=0.1,
+        help="Time for one answer of PORT, or for all of --command; default: 300.",
+    ),
 ]
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the reports as JSON.")]
 HtmlFile = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write the reports as one page.")]
@@ -181,7 +193,7 @@ def check(
         chosen = list(systems(preset or [], config)) if checkpoint is None else [_imported(checkpoint, head)]
     reports, errors = check_all(run, chosen, progress_bar, _show)
     for message, names in errors.items():
-        _complain(f"{', '.join(names)}: {message}" if len(chosen) > 1 else message)
+        _complain(message if len(names) == len(chosen) else f"{', '.join(names)}: {message}")
     _finish(reports, json_file, html_file, failed=bool(errors))
 
 
@@ -247,12 +259,22 @@ def compare(
 
 
 def main() -> None:
-    """Run the command; an internal error exits with 2, as Python's exit code 1 would be a verdict."""
+    """Run the command and exit with 0, 1, 2 or 3 whatever happens: Python's own 1 and 130 would be verdicts."""
+    code = BAD_INPUT
     try:
-        app()
-    except Exception:  # noqa: BLE001
-        traceback.print_exc()
-        sys.exit(BAD_INPUT)
+        ended = int(app(standalone_mode=False) or 0)
+        sys.stdout.flush()
+        if ended not in EXIT_CODES:
+            raise KeyboardInterrupt  # typer's own code for it is 130
+        code = ended
+    except (KeyboardInterrupt, typer.Abort):
+        _complain("Interrupted before there was a verdict.")
+    except BrokenPipeError:  # whoever read our output has gone, and nothing may be written at exit either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BaseException as error:  # noqa: BLE001 - an error of ours is no verdict
+        with contextlib.suppress(OSError, ValueError):
+            error.show() if isinstance(error, UsageMistake) else traceback.print_exc()
+    sys.exit(code)
 
 
 def _imported(folder: Path, head: str | None) -> System:
@@ -284,7 +306,7 @@ def _finish(reports: Sequence[Report], json_file: Path | None, html_file: Path |
     raise typer.Exit(BAD_INPUT if failed else next(code for code in WORST_FIRST if code in codes))
 
 
-@contextmanager
+@contextlib.contextmanager
 def _one_sentence() -> Iterator[None]:
     """Report a user's mistake as one sentence and exit with code 2."""
     try:

@@ -113,6 +113,8 @@ class Capability:
     """The request as read from a bundle, with the values that another machine may draw differently."""
     free_fields: tuple[str, ...] = ()
     """Fields of the description that `received` takes from the bundle."""
+    stays: int | None = None
+    """The item of the method's result that the port gets back: it stays in the port's process."""
     missing_is_wrong: bool = False
     """Whether a request is judged though some of its tensors were not written."""
     is_long: bool = False

@@ -6,14 +6,15 @@ The port is called here, and may raise anything; its answers are judged elsewher
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from transparity_conformance.capabilities.capability import BuiltPort, Capability, ForwardPass, Way, first_of
+from transparity_conformance.capabilities.stranger import PortError, PortProcessError, call_stranger
 from transparity_conformance.capabilities.table import CAPABILITIES, offered_by
 from transparity_conformance.report.capability_result import CapabilityResult, not_compared
-from transparity_conformance.report.formatting import describe_error
-from transparity_conformance.report.report import Verdict
+from transparity_conformance.report.report import Cause, ClaimResult, Divergence, Verdict
 
 
 def compare_capabilities(port: BuiltPort, forward: ForwardPass, *, is_right: bool) -> CapabilityResult:
@@ -66,9 +67,16 @@ def _compare_way(row: Capability, way: Way, port: BuiltPort, forward: ForwardPas
     answers: dict[str, Any] = {}
     for key, request in requests.items():
         try:
-            answers |= row.ask(port, way, key, request)
-        except Exception as error:  # noqa: BLE001 - a stranger's method may raise anything
-            label = way.claim if len(row.ways) > 1 else row.attribute
-            where = f" on the probe {key}" if key in forward.probes and len(requests) > 1 else ""
-            return not_compared(f"{label}: raised {describe_error(error)}{where}")
+            answers |= call_stranger(row.ask, port, way, key, request)
+        except PortProcessError:
+            raise
+        except PortError as error:
+            return _failed(way, key, error)
     return row.judge(way, requests, answers, forward)
+
+
+def _failed(way: Way, key: str, error: PortError) -> CapabilityResult:
+    """A capability that is offered, and raises or returns something else than an answer."""
+    cause = Cause("raises", f"it raised {error}", None, 0.0, 1.0)
+    claim = ClaimResult(way.claim, "diverges", math.inf, 0.0, key)
+    return CapabilityResult((claim,), (Divergence(way.claim, math.inf, 0.0, (cause,), probe=key),))

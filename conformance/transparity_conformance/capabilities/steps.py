@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from transparity.errors import shown
 from transparity_conformance.capabilities.capability import (
     Answers,
     BuiltPort,
@@ -87,13 +88,10 @@ def ask_steps(port: BuiltPort, way: Way, key: str, request: StepRequest) -> Answ
 
 
 def _step(step: Any, tokens: np.ndarray, cache: Any, named: dict[str, np.ndarray]) -> Sequence[Any]:
-    try:
-        logits, cache = step(tokens, cache, **named)
-    except (TypeError, ValueError) as error:
-        if "unpack" in str(error):
-            raise TypeError("what is no pair, expected (logits, cache)") from None
-        raise
-    return logits, cache
+    result = step(tokens, cache, **named)
+    if not isinstance(result, tuple | list) or len(result) != 2:
+        raise TypeError(f"{shown(result)}, expected the pair (logits, cache)")
+    return result
 
 
 @np.errstate(all="ignore")  # a port may return any number
@@ -141,6 +139,7 @@ STEPS = Capability(
     shapes=_shapes,
     judge=judge_steps,
     why_not=_why_no_steps,
+    stays=1,
     if_forward_diverges="the forward pass diverges, and what is cached with it",
     describe=lambda request: {"sizes": list(request.sizes)},
 )

@@ -6,33 +6,28 @@ through it (`walk`), and every segment that is wrong by itself is explained (`ca
 
 from __future__ import annotations
 
-import functools
-import inspect
-import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity.errors import TransparityError, shown
 from transparity.parameters import check_parameters
 from transparity.presets import preset as preset_called
-from transparity.taps import tap_shapes
 from transparity_conformance.capabilities.capability import BuiltPort, ForwardPass
 from transparity_conformance.capabilities.compare import compare_capabilities
+from transparity_conformance.capabilities.stranger import PortError
 from transparity_conformance.capabilities.table import ATTRIBUTES, offered_by
 from transparity_conformance.diagnosis.judge import Actual, Progress, judge, silent
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, probes_of, probes_with
 from transparity_conformance.oracle.probes import probes as probes_of_preset
+from transparity_conformance.ports import isolation
+from transparity_conformance.ports.isolation import TIMEOUT
+from transparity_conformance.ports.running import Port, built, run, told_dtype
 from transparity_conformance.report.capability_result import not_compared, with_capabilities
-from transparity_conformance.report.comparison import as_numbers, gap, share
-from transparity_conformance.report.formatting import describe_error
+from transparity_conformance.report.comparison import gap, share
 from transparity_conformance.report.report import ClaimResult, Report
-
-Port = Callable[..., Callable[..., Any]]
-"""`build(config, parameters)` → `forward(source=…, target=…)` or `forward(tokens=…)`."""
 
 HALF = ("bfloat16", "float16")
 
@@ -40,10 +35,6 @@ FORWARD_ALONE = "of given parameters the forward pass is compared; the rest is, 
 """Generation is tried with parameters of its own making, and beyond `max_length`, which of a checkpoint is far."""
 
 __all__ = ["Actual", "Port", "PortError", "Progress", "check"]
-
-
-class PortError(TransparityError):
-    """The port itself fell over, or answered with what is no answer."""
 
 
 def check(
@@ -55,6 +46,8 @@ def check(
     dtype: str = "float32",
     logits_only: bool = False,
     progress: Progress | None = None,
+    isolated: bool = False,
+    timeout: float = TIMEOUT,
 ) -> Report:
     """Check a port against the reference.
 
@@ -66,10 +59,24 @@ def check(
         dtype: the precision of the port; `build` is told it if it takes `dtype="…"`.
         logits_only: whether to compare the logits alone.
         progress: is told about every step.
+        isolated: run the port in a process of its own, whose exits, signals and patched globals do not reach this one;
+            `build` has to be a function that another process can import.
+        timeout: seconds that an isolated port has for the answer to one call.
 
-    Raises `PortError` if the port raises, or returns no array; `ConfigError` for an unknown preset; `ParameterError`
-    for parameters that are not those of `config`.
+    Raises `PortError` if the port raises, returns no array, or ends its process; `ConfigError` for an unknown preset;
+    `ParameterError` for parameters that are not those of `config`.
     """
+    if isolated:
+        with isolation.isolated(isolation.spec_of(build), timeout) as build:
+            return check(
+                build,
+                preset,
+                config=config,
+                parameters=parameters,
+                dtype=dtype,
+                logits_only=logits_only,
+                progress=progress,
+            )
     probes = _probes(preset, config, parameters)
     if dtype in HALF:  # of a score of some thousands, nothing is left behind its point
         probes = {key: probe for key, probe in probes.items() if key != "hot"}
@@ -94,7 +101,7 @@ def _run_all(
     for done, (key, probe) in enumerate(probes.items()):
         progress("running the port", done, len(probes))
         if id(probe.parameters) not in forwards:
-            forwards[id(probe.parameters)] = _built(build, probe)
+            forwards[id(probe.parameters)] = built(build, probe)
         actual[key] = run(forwards[id(probe.parameters)], probe, logits_only=logits_only)
     return actual, next(iter(forwards.values()))
 
@@ -121,80 +128,6 @@ def _with_capabilities(report: Report, port: BuiltPort, forward: ForwardPass) ->
         rounded = not_compared(*(f"{row.attribute}: {says}" for row in offered_by(port.forward)))
         return with_capabilities(report, rounded)
     return with_capabilities(report, compare_capabilities(port, forward, is_right=is_right))
-
-
-def told_dtype(build: Port, dtype: str) -> Port:
-    """`build` with its `dtype`, if it takes one as our own backends do, by name; else the port has its own."""
-    try:
-        parameter = inspect.signature(build).parameters.get("dtype")
-    except (TypeError, ValueError):  # what is compiled need not say
-        return build
-    # a default of its own may be None, as our backends have it: then the annotation tells
-    takes_names = parameter is not None and (isinstance(parameter.default, str) or "str" in str(parameter.annotation))
-    return functools.partial(build, dtype=str(dtype)) if takes_names else build
-
-
-def _built(build: Port, probe: Probe) -> Callable[..., Any]:
-    copies = {name: value.copy() for name, value in probe.parameters.items()}
-    try:
-        forward = build(probe.config, copies)
-    except Exception as error:
-        raise PortError(f"build(config, parameters) raised {_told(error)}.") from error
-    if not callable(forward):
-        raise PortError(f"build(config, parameters) returned {shown(forward)}; expected a function forward(**tokens).")
-    return forward
-
-
-def run(forward: Callable[..., Any], probe: Probe, *, logits_only: bool = False) -> dict[str, np.ndarray]:
-    """Run a port on a probe; its taps by name as NumPy arrays. Shapes are checked later, names and kinds here."""
-    inputs = {name: np.array(tokens, np.int64) for name, tokens in probe.inputs.items()}
-    try:
-        said = forward(**inputs)
-    except Exception as error:
-        key, takes = probe.name, _signature(forward)
-        raise PortError(
-            f"forward({', '.join(f'{name}=…' for name in inputs)}) raised {_told(error)} on the probe {key!r}{takes}."
-        ) from error
-    taps = dict(said) if isinstance(said, Mapping) else {"logits": said}
-    lengths = {name: tokens.shape[1] for name, tokens in inputs.items()}
-    known = tap_shapes(probe.config, len(next(iter(inputs.values()))), **lengths)
-    result = {}
-    for name, value in taps.items():
-        if name not in known:
-            raise PortError(f"forward returned {shown(name)}, which is no tap; the taps are {_some(known)}.")
-        result[name] = _array(name, value)
-    if "logits" not in result:
-        raise PortError(f"forward returned {', '.join(map(repr, taps)) or 'nothing'}; expected at least 'logits'.")
-    return {"logits": result["logits"]} if logits_only else {name: result[name] for name in known if name in result}
-
-
-def _array(name: str, value: Any) -> np.ndarray:
-    try:
-        array = as_numbers(value)
-        if array.dtype.kind not in "fiu":
-            raise TypeError(f"its dtype is {array.dtype}")
-        return array.astype(np.float64)
-    except Exception as error:  # noqa: BLE001 - whatever a stranger's array raises
-        raise PortError(f"{name} is {shown(value)}, no array of numbers ({_told(error)}).") from None
-
-
-def _told(error: Exception) -> str:
-    """An exception in one clause, with the line where it was raised."""
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f" ({frames[-1].filename.rpartition('/')[2]}, line {frames[-1].lineno})" if len(frames) > 1 else ""
-    return describe_error(error) + where
-
-
-def _signature(forward: Callable[..., Any]) -> str:
-    try:
-        return f"; it takes {inspect.signature(forward)}"
-    except (TypeError, ValueError):
-        return ""
-
-
-def _some(known: Mapping[str, Any]) -> str:
-    names = list(known)
-    return f"{', '.join(names[:4])}, … and logits"
 
 
 def _repeated(probe: Probe, once: dict[str, np.ndarray], again: dict[str, np.ndarray], dtype: str) -> ClaimResult:

@@ -1,4 +1,4 @@
-"""Checks of several systems: of a function in this process, or of a program."""
+"""Checks of several systems: of a function, or of a program."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 from transparity.errors import TransparityError
 from transparity_conformance.diagnosis.judge import Progress
-from transparity_conformance.ports.check import Port, PortError, check
-from transparity_conformance.ports.command import TIMEOUT, check_command
-from transparity_conformance.ports.loading import load_port
+from transparity_conformance.ports.check import check
+from transparity_conformance.ports.command import check_command
+from transparity_conformance.ports.isolation import TIMEOUT, isolated_build
 from transparity_conformance.ports.systems import System, UsageError
 from transparity_conformance.report.report import Report
 
@@ -27,15 +27,15 @@ def checker(
     timeout: float | None,
     sections: Collection[str],
 ) -> Check:
-    """The check of a system, by a function that is loaded here or by a program.
+    """The check of a system, by a function or by a program, each in a process of its own.
 
     Args:
         port: the function, as `path/to/file.py:build` or `package.module:build`.
         command: the program; either this or `port`.
-        timeout: seconds that the program has; None for the default.
+        timeout: seconds that the program has, or the function for one answer; None for the default.
         sections: sections of the bundle that the program is given.
 
-    Raises `UsageError` for options of the other kind, and `LoadError` if there is no such function.
+    Raises `UsageError` for options of the other kind.
     """
     if (port is None) == (command is None):
         raise UsageError("check takes either a PORT or --command; give one of the two.")
@@ -50,19 +50,25 @@ def checker(
     if sections:
         flags = " and ".join(f"--{name}" for name in sections)
         raise UsageError(f"{flags} asks for more in a bundle, for --command; a PORT is compared in all that it offers.")
-    if timeout is not None:
-        raise UsageError("--timeout is for --command; a PORT runs in this process, without a time limit.")
     assert port is not None
-    return functools.partial(_check_port, load_port(port), {"dtype": dtype, "logits_only": logits_only})
+    return _PortCheck(port, timeout or TIMEOUT, {"dtype": dtype, "logits_only": logits_only})
 
 
-def _check_port(build: Port, options: dict[str, Any], system: System, progress: Progress) -> Report:
-    is_preset = system.parameters is None and system.name != "config"
-    config = None if is_preset else system.config
-    try:
-        return check(build, system.name, config=config, parameters=system.parameters, **options, progress=progress)
-    except SystemExit as end:  # its code would be taken for a verdict
-        raise PortError(f"The port ended the process with sys.exit({end.code!r}).") from None
+class _PortCheck:
+    """The check of a port in a process of its own, which serves all systems until it ends."""
+
+    def __init__(self, spec: str, timeout: float, options: dict[str, Any]) -> None:
+        self.start = functools.partial(isolated_build, spec, timeout)
+        self.build, self.options = self.start(), options
+
+    def __call__(self, system: System, progress: Progress) -> Report:
+        if not self.build.process.is_running:
+            self.build = self.start()
+        is_preset = system.parameters is None and system.name != "config"
+        config = None if is_preset else system.config
+        return check(
+            self.build, system.name, config=config, parameters=system.parameters, progress=progress, **self.options
+        )
 
 
 def check_all(

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import os
 import shlex
-import signal
 import subprocess
 import tempfile
 import threading
@@ -23,10 +22,8 @@ from transparity_conformance.diagnosis.judge import Progress
 from transparity_conformance.ports.bundle.bundle import ACTUAL, Bundle, judge_bundle
 from transparity_conformance.ports.bundle.reading import read_actual
 from transparity_conformance.ports.bundle.writing import export_bundle
+from transparity_conformance.ports.isolation import TIMEOUT, signal_name, stop_group
 from transparity_conformance.report.report import Report
-
-TIMEOUT = 300.0
-"""Seconds that a program has."""
 
 TAIL = 2000
 """Bytes that are kept of the end of a program's standard error."""
@@ -127,7 +124,7 @@ def run_command(command: str, bundle: str | Path, actual: str | Path, timeout: f
     except subprocess.TimeoutExpired:
         failure = f"The command {command!r} was stopped after {timeout:g} s."
     finally:
-        _stop(process)
+        stop_group(process)
     return Completed(Path(actual), failure)
 
 
@@ -172,23 +169,6 @@ class _Tail:
 def _ended(command: str, code: int, tail: _Tail) -> str | None:
     if code == 0:
         return None
-    how = f"was killed by {_signal(-code)}" if code < 0 else f"ended with the exit code {code}"
+    how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with the exit code {code}"
     last = tail.last_line()
     return f"The command {command!r} {how}{f', with the message: {last}' if last else ''}."
-
-
-def _signal(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"the signal {number}"
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Kill the program and all processes that it started: one that lives on could still be writing."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        if hasattr(os, "killpg"):
-            os.killpg(process.pid, signal.SIGKILL)
-        else:
-            process.kill()
-    process.wait()

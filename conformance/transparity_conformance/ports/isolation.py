@@ -1,0 +1,238 @@
+"""A port in a process of its own, which owes an answer to every call.
+
+Exits, signals, closed streams and patched globals of the port stay in its process. It is stopped, with all processes
+that it started, if it gives no answer in time and when the check ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from transparity_conformance.capabilities.stranger import PortCallError, PortError, PortProcessError
+from transparity_conformance.capabilities.table import ATTRIBUTES, CAPABILITIES
+from transparity_conformance.ports.loading import LoadError
+from transparity_conformance.ports.wire import Closed, Handle, receive_answer, send_request
+
+TIMEOUT = 300.0
+"""Seconds that a port has for the answer to one call, or a program for all of its work."""
+
+
+@contextlib.contextmanager
+def isolated(spec: str, timeout: float = TIMEOUT) -> Iterator[Callable[..., Any]]:
+    """Yield the `build` of a port in a process that ends with the context; as `isolated_build`."""
+    build = isolated_build(spec, timeout)
+    try:
+        yield build
+    finally:
+        build.process.stop()
+
+
+def isolated_build(spec: str, timeout: float = TIMEOUT) -> IsolatedBuild:
+    """Start a process for the port `spec` (`file.py:build` or `module:build`); return its `build`.
+
+    The process loads the port while the checker goes on. The first use raises `LoadError` if there is no such port;
+    calls raise `PortCallError` for what the port raises, and `PortProcessError` if its process ends, or gives no
+    answer within `timeout` seconds.
+    """
+    return IsolatedBuild(_Process(spec, timeout))
+
+
+def spec_of(build: Callable[..., Any]) -> str:
+    """The name under which another process can import a function; raises `PortError` if there is none."""
+    name, module = getattr(build, "__qualname__", ""), getattr(build, "__module__", "") or ""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if not name.isidentifier() or file is None:
+        raise PortError(
+            f"isolated=True was given {name or type(build).__name__}, which another process cannot import; expected a "
+            "function at the top of a file: move it there, or leave out isolated=True."
+        )
+    return f"{os.path.realpath(file)}:{name}"
+
+
+class _Process:
+    """The port's process, and its calls."""
+
+    def __init__(self, spec: str, timeout: float) -> None:
+        self.timeout = timeout
+        self.released: list[int] = []
+        self._loaded: tuple[int, Any] | None = None
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self.connection = ours
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "transparity_conformance.ports.worker", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        self.stop = weakref.finalize(self, _end, self.process, self.connection)
+        self._send("load", spec)
+
+    @property
+    def is_running(self) -> bool:
+        return self.process.poll() is None
+
+    def loaded(self) -> tuple[int, Any]:
+        """The number of the port's function and its signature; raises `LoadError` if there is none."""
+        if self._loaded is None:
+            number, signature = self._received("loading the port")
+            self._loaded = number, signature
+        return self._loaded
+
+    def answer(self, what: str, name: str, *arguments: Any) -> Any:
+        """The port's answer to a request; `what` names the request in messages."""
+        self.loaded()
+        numbers = [self.released.pop() for _ in range(len(self.released))]
+        if numbers:
+            self._send("release", numbers)
+            self._received(what)
+        self._send(name, *arguments)
+        return self._received(what)
+
+    def _send(self, name: str, *arguments: Any) -> None:
+        try:
+            self.connection.settimeout(self.timeout)
+            send_request(self.connection, (name, arguments))
+        except OSError:  # the process has ended or does not read: reading its answer tells which
+            pass
+
+    def _received(self, what: str) -> Any:
+        try:
+            answer = receive_answer(self.connection, time.monotonic() + self.timeout, _largest_answer())
+            kind, *content = answer
+        except TimeoutError:
+            self.stop()
+            raise PortProcessError(
+                f"The port gave no answer to {what} within {self.timeout:g} s and was stopped; --timeout gives it more."
+            ) from None
+        except (OSError, Closed):
+            raise self._died(what) from None
+        except (ValueError, TypeError, KeyError, RecursionError, MemoryError) as error:
+            self.stop()
+            raise PortProcessError(f"The port's process answered {what} with what is no answer: {error}.") from None
+        if kind == "returned":
+            return content[0]
+        if kind == "raised":
+            raise PortCallError(str(content[0]))
+        self.stop()
+        raise LoadError(str(content[0]))
+
+    def _died(self, what: str) -> PortProcessError:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(5)
+        code = self.process.returncode
+        self.stop()
+        if code is None:
+            how = "closed its connection to the checker"
+        else:
+            how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with the exit code {code}"
+        return PortProcessError(f"The port's process {how} at {what}; a port owes an answer, so nothing is said of it.")
+
+    def handle(self, number: int) -> Handle:
+        return self.forgotten_with(Handle(number, "port"))
+
+    def forgotten_with(self, handle: Handle) -> Handle:
+        """Let the process forget an object when the checker does."""
+        weakref.finalize(handle, self.released.append, handle.number)
+        return handle
+
+
+def _end(process: subprocess.Popen[bytes], connection: socket.socket) -> None:
+    connection.close()
+    stop_group(process)
+
+
+class _Remote:
+    """A function in another process, with its signature."""
+
+    def __init__(self, call: Callable[..., Any], described: Callable[[], Any]) -> None:
+        self._call, self._described = call, described
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return _signature(self._described())
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        return self._call(*args, **named)
+
+
+class IsolatedBuild(_Remote):
+    """`build` of a port in another process."""
+
+    def __init__(self, process: _Process) -> None:
+        super().__init__(self._built, lambda: process.loaded()[1])
+        self.process = process
+
+    def _built(self, *args: Any, **named: Any) -> _Remote:
+        process = self.process
+        number, _ = process.loaded()
+        answer = process.answer("build(config, parameters)", "build", number, args, named, list(ATTRIBUTES))
+        number, signature, offered = answer
+        if number is None:
+            raise PortError(f"build(config, parameters) returned {signature}; expected a function forward(**tokens).")
+        handle = process.handle(number)
+        forward = _Remote(functools.partial(_called, process, handle, ""), lambda: signature)
+        for name, described in offered.items():
+            method = functools.partial(_called, process, handle, name)
+            setattr(forward, name, _Remote(method, lambda described=described: described))  # type: ignore[misc]
+        return forward
+
+
+def _called(process: _Process, handle: Handle, name: str, *args: Any, **named: Any) -> Any:
+    """Call a built port, or its method `name`."""
+    stays = next((row.stays for row in CAPABILITIES.values() if row.attribute == name), None)
+    value = process.answer(name or "forward", "call", handle.number, name, args, named, stays)
+    for item in value if isinstance(value, tuple | list) else [value]:
+        if isinstance(item, Handle):
+            process.forgotten_with(item)
+    return value
+
+
+def _signature(described: Any) -> inspect.Signature:
+    """The signature that the port's process described; raises `TypeError` if the function has none."""
+    if described is None:
+        raise TypeError("a function without a signature")
+    empty = inspect.Parameter.empty
+    return inspect.Signature(
+        [
+            inspect.Parameter(
+                name, inspect._ParameterKind(kind), annotation=note or empty, default=default[0] if default else empty
+            )
+            for name, kind, note, default in described
+        ]
+    )
+
+
+def _largest_answer() -> int:
+    """Bytes of arrays in one answer: half of the machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL`, or `the signal 40` for a number without a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"the signal {number}"
+
+
+def stop_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process and all processes that it started: one that lives on could still be writing."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        if hasattr(os, "killpg"):
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            process.kill()
+    process.wait()

@@ -1,0 +1,92 @@
+"""A port in this process: built, and run on probes, through the one door to strangers."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from transparity.errors import TransparityError, shown
+from transparity.taps import tap_shapes
+from transparity_conformance.capabilities.stranger import PortCallError, PortError, call_stranger
+from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.report.comparison import as_numbers
+
+Port = Callable[..., Callable[..., Any]]
+"""`build(config, parameters)` → `forward(source=…, target=…)` or `forward(tokens=…)`."""
+
+
+def told_dtype(build: Port, dtype: str) -> Port:
+    """`build` with its `dtype`, if it takes one as our own backends do, by name; else the port has its own."""
+    try:
+        parameter = inspect.signature(build).parameters.get("dtype")
+    except TransparityError:  # there is no such port
+        raise
+    except (TypeError, ValueError):  # what is compiled need not say
+        return build
+    # a default of its own may be None, as our backends have it: then the annotation tells
+    takes_names = parameter is not None and (isinstance(parameter.default, str) or "str" in str(parameter.annotation))
+    return functools.partial(build, dtype=str(dtype)) if takes_names else build
+
+
+def built(build: Port, probe: Probe) -> Callable[..., Any]:
+    copies = {name: value.copy() for name, value in probe.parameters.items()}
+    try:
+        forward = call_stranger(build, probe.config, copies)
+    except PortCallError as error:
+        raise PortError(f"build(config, parameters) raised {error}.") from error.__cause__
+    if not callable(forward):
+        raise PortError(f"build(config, parameters) returned {shown(forward)}; expected a function forward(**tokens).")
+    return forward
+
+
+def run(forward: Callable[..., Any], probe: Probe, *, logits_only: bool = False) -> dict[str, np.ndarray]:
+    """Run a port on a probe; its taps by name as NumPy arrays. Shapes are checked later, names and kinds here."""
+    inputs = {name: np.array(tokens, np.int64) for name, tokens in probe.inputs.items()}
+    try:
+        returned = call_stranger(forward, **inputs)
+    except PortCallError as error:
+        key, takes = probe.name, _signature(forward)
+        raise PortError(
+            f"forward({', '.join(f'{name}=…' for name in inputs)}) raised {error} on the probe {key!r}{takes}."
+        ) from error.__cause__
+    taps = dict(returned) if isinstance(returned, Mapping) else {"logits": returned}
+    lengths = {name: tokens.shape[1] for name, tokens in inputs.items()}
+    known = tap_shapes(probe.config, len(next(iter(inputs.values()))), **lengths)
+    result = {}
+    for name, value in taps.items():
+        if name not in known:
+            raise PortError(f"forward returned {shown(name)}, which is no tap; the taps are {_some(known)}.")
+        result[name] = _array(name, value)
+    if "logits" not in result:
+        raise PortError(f"forward returned {', '.join(map(repr, taps)) or 'nothing'}; expected at least 'logits'.")
+    return {"logits": result["logits"]} if logits_only else {name: result[name] for name in known if name in result}
+
+
+def _array(name: str, value: Any) -> np.ndarray:
+    try:
+        return call_stranger(_numbers, value)
+    except PortCallError as error:
+        raise PortError(f"{name} is {shown(value)}, no array of numbers ({error}).") from None
+
+
+def _numbers(value: Any) -> np.ndarray:
+    array = as_numbers(value)
+    if array.dtype.kind not in "fiu":
+        raise TypeError(f"its dtype is {array.dtype}")
+    return array.astype(np.float64)
+
+
+def _signature(forward: Callable[..., Any]) -> str:
+    try:
+        return f"; it takes {inspect.signature(forward)}"
+    except (TypeError, ValueError):
+        return ""
+
+
+def _some(known: Mapping[str, Any]) -> str:
+    names = list(known)
+    return f"{', '.join(names[:4])}, … and logits"

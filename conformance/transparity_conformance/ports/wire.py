@@ -1,0 +1,159 @@
+"""Messages between the checker and the process of a port.
+
+The checker may send anything: it is trusted, so its messages are pickled. A port's answers are JSON and the bytes of
+arrays, which cannot run code in the checker; an object that is neither stays in the port's process, and the checker
+gets its number.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+import socket
+import struct
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from transparity_conformance.report.comparison import as_numbers
+
+HEADER = struct.Struct("<QQ")
+"""The lengths of the JSON and of the arrays' bytes."""
+
+LARGEST_TEXT = 2**26
+"""Bytes of JSON in an answer; arrays are not part of it."""
+
+DEPTH = 8
+"""Containers within containers in an answer; a deeper one stays in the port's process."""
+
+
+class Closed(Exception):  # noqa: N818 - no error of ours
+    """The other side has closed the connection."""
+
+
+class Kept:
+    """A value that stays in the port's process, whatever it is."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class Handle:
+    """An object that stays in the port's process, such as a cache."""
+
+    def __init__(self, number: int, kind: str) -> None:
+        self.number, self.kind = int(number), str(kind)
+
+    def __repr__(self) -> str:
+        return f"an object of the type {self.kind!r}"
+
+
+def send_request(connection: socket.socket, request: Any) -> None:
+    """Send a request of the checker."""
+    body = pickle.dumps(request, protocol=pickle.HIGHEST_PROTOCOL)
+    connection.sendall(struct.pack("<Q", len(body)))
+    connection.sendall(body)
+
+
+def receive_request(connection: socket.socket) -> Any:
+    """Receive a request, in the port's process."""
+    (length,) = struct.unpack("<Q", _received(connection, 8))
+    return pickle.loads(bytes(_received(connection, length)))
+
+
+def encoded(answer: Any, keep: Callable[[Any], int]) -> tuple[bytes, list[np.ndarray]]:
+    """An answer as JSON and arrays; `keep` stores an object that cannot be sent, and returns its number."""
+    arrays: list[np.ndarray] = []
+    return json.dumps(_encoded(answer, arrays, keep, 0)).encode(), arrays
+
+
+def send_answer(connection: socket.socket, text: bytes, arrays: list[np.ndarray]) -> None:
+    """Send an encoded answer, in the port's process."""
+    connection.sendall(HEADER.pack(len(text), sum(array.nbytes for array in arrays)))
+    connection.sendall(text)
+    for array in arrays:
+        connection.sendall(array.reshape(-1).view(np.uint8).data)
+
+
+def receive_answer(connection: socket.socket, deadline: float, largest: int) -> Any:
+    """Receive an answer, in the checker.
+
+    Raises `Closed` if the port's process has ended, `TimeoutError` after `deadline` (of `time.monotonic`), and
+    `ValueError` for more than `largest` bytes of arrays or for bytes that are no answer.
+    """
+    length, size = HEADER.unpack(_received(connection, HEADER.size, deadline))
+    if length > LARGEST_TEXT or size > largest:
+        raise ValueError(f"an answer of {max(length, size):,} bytes, expected at most {largest:,}")
+    text = json.loads(bytes(_received(connection, length, deadline)))
+    return _decoded(text, _Arrays(_received(connection, size, deadline)))
+
+
+def _received(connection: socket.socket, length: int, deadline: float | None = None) -> bytearray:
+    data = bytearray()
+    while len(data) < length:
+        if deadline is not None:
+            connection.settimeout(max(0.001, deadline - time.monotonic()))
+        chunk = connection.recv(min(length - len(data), 2**20))
+        if not chunk:
+            raise Closed
+        data += chunk
+    return data
+
+
+def _encoded(value: Any, arrays: list[np.ndarray], keep: Callable[[Any], int], depth: int) -> Any:
+    if isinstance(value, Kept):
+        return {"handle": [keep(value.value), type(value.value).__name__[:60]]}
+    if value is None or isinstance(value, bool | str | int):
+        return {"value": value}
+    if isinstance(value, float):
+        return {"value": value} if math.isfinite(value) else {"number": repr(value)}
+    if depth < DEPTH and isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {"dict": [[key, _encoded(item, arrays, keep, depth + 1)] for key, item in value.items()]}
+    if depth < DEPTH and isinstance(value, tuple | list):
+        kind = "tuple" if isinstance(value, tuple) else "list"
+        return {kind: [_encoded(item, arrays, keep, depth + 1) for item in value]}
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        array = np.ascontiguousarray(as_numbers(value)).reshape(np.shape(value))
+        if array.dtype.kind in "fiub":
+            arrays.append(array.astype(array.dtype.newbyteorder("<")))
+            return {"array": [array.dtype.str.lstrip("<>=|"), list(array.shape)]}
+    return {"handle": [keep(value), type(value).__name__[:60]]}
+
+
+class _Arrays:
+    """The arrays of an answer, in order."""
+
+    def __init__(self, data: bytearray) -> None:
+        self.data, self.position = data, 0
+
+    def next(self, code: str, sizes: list[int]) -> np.ndarray:
+        """The next array, of the dtype `code` and the shape `sizes`."""
+        dtype, shape = np.dtype("<" + code), tuple(int(size) for size in sizes)
+        if dtype.kind not in "fiub" or any(size < 0 for size in shape):
+            raise ValueError(f"an array of the dtype {dtype} and the shape {shape}")
+        count = math.prod(shape)
+        array = np.frombuffer(self.data, dtype, count, self.position) if count else np.zeros(0, dtype)
+        self.position += array.nbytes
+        return array.reshape(shape).copy()
+
+
+def _decoded(node: Any, arrays: _Arrays) -> Any:
+    """The answer that `node` describes."""
+    ((kind, content),) = node.items()
+    if kind == "value":
+        return content
+    if kind == "number":
+        return float(content)
+    if kind == "dict":
+        return {str(key): _decoded(item, arrays) for key, item in content}
+    if kind in ("tuple", "list"):
+        items = [_decoded(item, arrays) for item in content]
+        return tuple(items) if kind == "tuple" else items
+    if kind == "array":
+        return arrays.next(*content)
+    if kind == "handle":
+        return Handle(*content)
+    raise ValueError(f"an answer of the kind {kind!r}")

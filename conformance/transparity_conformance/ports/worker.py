@@ -1,0 +1,117 @@
+"""The process of a port: `python -m transparity_conformance.ports.worker DESCRIPTOR`, started by `isolation`.
+
+It loads the port, calls it as the checker asks, and sends what it returns. It judges nothing.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from transparity_conformance.capabilities.stranger import describe_raised
+from transparity_conformance.ports.loading import LoadError, load_port
+from transparity_conformance.ports.wire import Closed, Handle, Kept, encoded, receive_request, send_answer
+
+
+class Worker:
+    """The port's objects by number, and the calls that the checker may ask for."""
+
+    def __init__(self) -> None:
+        self.objects: dict[int, Any] = {}
+        self.number = 0
+
+    def keep(self, value: Any) -> int:
+        """Store an object, and return its number."""
+        self.number += 1
+        self.objects[self.number] = value
+        return self.number
+
+    def load(self, spec: str) -> Any:
+        """Load the function that `spec` names; return its number and its signature."""
+        build = load_port(spec)
+        return self.keep(build), described_signature(build)
+
+    def call(self, number: int, attribute: str, args: Any, named: Any, stays: int | None = None) -> Any:
+        """Call an object, or its method `attribute`; the item `stays` of a sequence that it returns stays here."""
+        function = self.objects[number]
+        result = (getattr(function, attribute) if attribute else function)(*self._given(args), **self._given(named))
+        if stays is None or not isinstance(result, tuple | list):
+            return result
+        return [Kept(item) if index == stays else item for index, item in enumerate(result)]
+
+    def build(self, number: int, args: Any, named: Any, attributes: list[str]) -> Any:
+        """Build a port; return its number, its signature, and the signatures of the methods it offers."""
+        forward = self.call(number, "", args, named)
+        if not callable(forward):
+            return None, repr(forward)[:60], {}
+        methods = {name: getattr(forward, name, None) for name in attributes}
+        offered = {name: described_signature(method) for name, method in methods.items() if callable(method)}
+        return self.keep(forward), described_signature(forward), offered
+
+    def release(self, numbers: list[int]) -> None:
+        """Forget objects that the checker no longer has."""
+        for number in numbers:
+            self.objects.pop(number, None)
+
+    def _given(self, value: Any) -> Any:
+        if isinstance(value, Handle):
+            return self.objects[value.number]
+        if isinstance(value, dict):
+            return {name: self._given(item) for name, item in value.items()}
+        if isinstance(value, tuple | list):
+            return type(value)(self._given(item) for item in value)
+        return value
+
+
+def described_signature(function: Callable[..., Any]) -> Any:
+    """The parameters of a function as lists of name, kind, text of the annotation, and default; None if it has none."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    return [
+        [
+            each.name,
+            int(each.kind),
+            "" if each.annotation is each.empty else str(each.annotation)[:200],
+            None if each.default is each.empty else [each.default if isinstance(each.default, str) else None],
+        ]
+        for each in parameters
+    ]
+
+
+def serve(connection: socket.socket) -> None:
+    """Answer the checker's requests until it closes the connection."""
+    worker = Worker()
+    while True:
+        try:
+            name, arguments = receive_request(connection)
+        except Closed:
+            return
+        try:
+            answer = ("returned", getattr(worker, name)(*arguments))
+            parts = encoded(answer, worker.keep)
+        except LoadError as error:
+            parts = encoded(("refused", str(error)), worker.keep)
+        except BaseException as error:  # noqa: BLE001 - whatever a port raises, exits included, is its answer
+            parts = encoded(("raised", describe_raised(error)), worker.keep)
+        send_answer(connection, *parts)
+
+
+def main() -> None:
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    os.dup2(2, 1)  # what a port prints is not the checker's report
+    try:
+        serve(connection)
+    except OSError:  # the checker has gone
+        pass
+    finally:
+        os._exit(0)  # threads and exit handlers of the port have nothing left to do
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""From the command line a port runs in a process of its own: whatever it does there, the exit code is 0, 1, 2 or 3."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from transparity.config import TransformerConfig
+from transparity_conformance import check
+from transparity_conformance.capabilities.stranger import PortError, PortProcessError
+from transparity_numpy.port import build as numpy_build
+
+RIGHT = """
+import os, signal, sys, time
+import numpy as np
+from transparity_numpy.port import build as right
+
+def build(config, parameters):
+    forward = right(config, parameters, dtype="float32")
+    def port(**tokens):
+        return forward(**tokens)
+    return port
+"""
+
+
+def checked(folder: Path, source: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """Check a port whose file begins as a right one and goes on with `source`."""
+    file = folder / "port.py"
+    file.write_text(RIGHT + source)
+    arguments = ["check", f"{file}:build", "--preset", "notes-lm", "--logits-only", *options]
+    command = [sys.executable, "-m", "transparity_conformance", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def failing(does: str) -> str:
+    """A port that does something in its forward pass."""
+    return f"""
+def build(config, parameters):
+    def port(**tokens):
+        {does}
+    return port
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        (failing("os._exit(0)"), "The port's process ended with the exit code 0 at forward"),
+        (failing("os.kill(os.getpid(), signal.SIGSEGV)"), "The port's process was killed by SIGSEGV at forward"),
+        (failing("sys.exit(0)"), "raised SystemExit: 0"),
+        (failing("raise KeyboardInterrupt"), "raised KeyboardInterrupt"),
+        (failing("raise type('PanicException', (BaseException,), {})('a panic')"), "raised PanicException: a panic"),
+        ("os._exit(0)", "The port's process ended with the exit code 0 at loading the port"),
+        ("sys.exit(1)", "cannot be imported: SystemExit"),
+        ("def build(config, parameters): os._exit(3)", "ended with the exit code 3 at build(config, parameters)"),
+        ("def build(config, parameters): sys.exit(0)", "build(config, parameters) raised SystemExit: 0"),
+    ],
+)
+def test_a_port_that_ends_its_process_is_one_sentence_and_exit_code_2(
+    tmp_path: Path, source: str, sentence: str
+) -> None:
+    ended = checked(tmp_path, source)
+    assert ended.returncode == 2
+    assert sentence in ended.stderr
+    assert len(ended.stderr.strip().splitlines()) == 1
+
+
+def test_a_port_that_hangs_is_stopped_with_its_children(tmp_path: Path) -> None:
+    source = failing("import subprocess; subprocess.Popen(['sleep', '777']); time.sleep(777)")
+    begin = time.monotonic()
+    ended = checked(tmp_path, source, "--timeout", "1.5")
+    assert ended.returncode == 2
+    assert "The port gave no answer to forward within 1.5 s and was stopped" in ended.stderr
+    assert time.monotonic() - begin < 30
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "os.close(1); os.close(2); sys.stdout = sys.stderr = None",
+        "print('DIVERGES')",
+        "os.environ.clear(); os.chdir('/')",
+        "import warnings; warnings.simplefilter('error')",
+    ],
+)
+def test_changes_of_its_own_process_do_not_reach_the_verdict(tmp_path: Path, source: str) -> None:
+    ended = checked(tmp_path, source)
+    assert (ended.returncode, ended.stderr.count("Traceback")) == (0, 0), ended.stderr
+    assert "AGREES" in ended.stdout
+    assert "DIVERGES" not in ended.stdout
+
+
+def test_a_wrong_port_that_patches_numpy_still_diverges(tmp_path: Path) -> None:
+    source = """
+np.abs = np.max = lambda *args, **named: np.float64(0)
+def build(config, parameters):
+    forward = right(config, parameters, dtype="float32")
+    return lambda **tokens: 1.01 * forward(**tokens)["logits"]
+"""
+    assert checked(tmp_path, source).returncode == 1
+
+
+def test_a_closed_output_is_no_verdict(tmp_path: Path) -> None:
+    file = tmp_path / "port.py"
+    file.write_text(RIGHT)
+    reading, writing = os.pipe()
+    os.close(reading)
+    arguments = ["check", f"{file}:build", "--preset", "notes-lm", "--logits-only"]
+    command = [sys.executable, "-m", "transparity_conformance", *arguments]
+    ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+    os.close(writing)
+    assert ended.returncode == 2
+
+
+def test_ctrl_c_is_one_sentence_and_exit_code_2(tmp_path: Path) -> None:
+    file = tmp_path / "port.py"
+    file.write_text(RIGHT + failing(f"open({str(tmp_path / 'runs')!r}, 'w').close(); time.sleep(60)"))
+    command = [sys.executable, "-m", "transparity_conformance", "check", f"{file}:build", "--preset", "notes-lm"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while not (tmp_path / "runs").exists():
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 2
+    assert "Interrupted" in said
+    assert "Traceback" not in said
+
+
+def test_check_isolates_a_function_that_can_be_imported(tmp_path: Path) -> None:
+    file = tmp_path / "isolated_port.py"
+    file.write_text(RIGHT + failing("os._exit(0)"))
+    sys.path.insert(0, str(tmp_path))
+    try:
+        from isolated_port import build
+    finally:
+        sys.path.pop(0)
+    with pytest.raises(PortProcessError, match="ended with the exit code 0"):
+        check(build, preset="notes-lm", isolated=True)
+
+
+def test_check_says_that_it_cannot_isolate_a_lambda() -> None:
+    with pytest.raises(PortError, match="another process cannot import"):
+        check(lambda config, parameters: lambda **tokens: 0, preset="notes-lm", isolated=True)
+
+
+def test_the_error_state_of_numpy_is_put_back_after_every_call_in_this_process() -> None:
+    def build(config: TransformerConfig, parameters: dict[str, np.ndarray]) -> Callable[..., Any]:
+        forward = numpy_build(config, parameters, dtype="float32")
+
+        def port(**tokens: np.ndarray) -> Any:
+            logits = forward(**tokens)["logits"]
+            np.seterr(all="raise")
+            sys.stdout = None  # type: ignore[assignment]
+            return logits
+
+        return port
+
+    before = np.geterr(), sys.stdout
+    assert check(build, preset="notes-lm").verdict == "agrees"
+    assert (np.geterr(), sys.stdout) == before
+
+
+@pytest.mark.parametrize("ends", [SystemExit(0), GeneratorExit(), type("PanicException", (BaseException,), {})()])
+def test_an_exit_in_this_process_is_an_error_of_the_port(ends: BaseException) -> None:
+    def forward(**tokens: np.ndarray) -> Any:
+        raise ends
+
+    with pytest.raises(PortError, match=f"raised {type(ends).__name__}"):
+        check(lambda config, parameters: forward, preset="notes-lm")

@@ -17,11 +17,13 @@ import pytest
 from transparity.config import TransformerConfig
 from transparity_conformance import check
 from transparity_conformance.capabilities.stranger import PortError, PortProcessError
+from transparity_conformance.ports.loading import load_port
 from transparity_numpy.port import build as numpy_build
 
 RIGHT = """
 import os, signal, sys, time
 import numpy as np
+from transparity_conformance.ports.loading import load_port
 from transparity_numpy.port import build as right
 
 def build(config, parameters):
@@ -138,11 +140,7 @@ def test_ctrl_c_is_one_sentence_and_exit_code_2(tmp_path: Path) -> None:
 def test_check_isolates_a_function_that_can_be_imported(tmp_path: Path) -> None:
     file = tmp_path / "isolated_port.py"
     file.write_text(RIGHT + failing("os._exit(0)"))
-    sys.path.insert(0, str(tmp_path))
-    try:
-        from isolated_port import build
-    finally:
-        sys.path.pop(0)
+    build = load_port(f"{file}:build")
     with pytest.raises(PortProcessError, match="ended with the exit code 0"):
         check(build, preset="notes-lm", isolated=True)
 
@@ -159,7 +157,7 @@ def test_the_error_state_of_numpy_is_put_back_after_every_call_in_this_process()
         def port(**tokens: np.ndarray) -> Any:
             logits = forward(**tokens)["logits"]
             np.seterr(all="raise")
-            sys.stdout = None  # type: ignore[assignment]
+            sys.stdout = None
             return logits
 
         return port

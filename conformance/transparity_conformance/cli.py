@@ -32,9 +32,6 @@ WORST_FIRST = (1, 3, 0)
 
 EXIT_CODES = (BAD_INPUT, *WORST_FIRST)
 
-UsageMistake = typer.BadParameter.__bases__[0].__bases__[0]
-"""The error of a mistyped command, `ClickException`; typer brings its own."""
-
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
@@ -273,7 +270,8 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except BaseException as error:  # noqa: BLE001 - an error of ours is no verdict
         with contextlib.suppress(OSError, ValueError):
-            error.show() if isinstance(error, UsageMistake) else traceback.print_exc()
+            show = getattr(error, "show", traceback.print_exc)  # typer's errors of usage show themselves
+            show()
     sys.exit(code)
 
 

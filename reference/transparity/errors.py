@@ -7,9 +7,15 @@ from typing import Any
 
 import numpy as np
 
+from transparity.text import reason, safe
+from transparity.text import shown as shown  # every error quotes values with it
+
 
 class TransparityError(ValueError):
-    """One sentence: the value given, where, the expected one, and the remedy."""
+    """One sentence: the value given, where, the expected one, and the remedy; safe to print, whatever it quotes."""
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(safe(sentence))
 
 
 class ConfigError(TransparityError):
@@ -26,12 +32,6 @@ class InputError(TransparityError):
 
 class BackendError(TransparityError):
     """A backend does not offer the requested precision, device or mode."""
-
-
-def shown(value: Any) -> str:
-    """Return `value` for an error message: on one line, and cut to 60 characters."""
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 60 else f"{text[:57]}…"
 
 
 def is_number(value: Any) -> bool:
@@ -51,6 +51,5 @@ def as_array(name: str, value: Any, error: type[TransparityError]) -> np.ndarray
     """Return `value` as an array; raises `error` if NumPy cannot, as for rows of different lengths."""
     try:
         return np.asarray(value)
-    except Exception as reason:  # noqa: BLE001 - `__array__` of any object may raise anything
-        says = " ".join(str(reason).split()).split(". ")[0].rstrip(".")
-        raise error(f"{name} is {shown(value)}; expected an array ({says}).") from None
+    except Exception as problem:  # noqa: BLE001 - `__array__` of any object may raise anything
+        raise error(f"{name} is {shown(value)}; expected an array ({reason(problem)}).") from None

@@ -26,8 +26,8 @@ from transparity_conformance.oracle.derivatives import Derivatives, Loss
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.report.capability_result import CapabilityResult, not_compared
 from transparity_conformance.report.comparison import as_numbers, gap, share
-from transparity_conformance.report.formatting import describe_error
 from transparity_conformance.report.report import Cause, ClaimResult, Divergence
+from transparity_conformance.report.text import describe_error
 from transparity_numpy.loss import cross_entropy
 
 Gradients = Mapping[str, np.ndarray]

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from transparity.errors import TransparityError
-from transparity_conformance.report.formatting import describe_error
+from transparity_conformance.report.text import describe_error
 
 
 class PortError(TransparityError):

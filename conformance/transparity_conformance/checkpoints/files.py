@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from transparity.errors import TransparityError
+from transparity_conformance.report.text import reason
 
 LARGEST_JSON = 16 * 2**20
 
@@ -23,7 +24,7 @@ def file_size(path: Path) -> int:
     except FileNotFoundError:
         raise BundleError(f"There is no file {path}.") from None
     except (OSError, ValueError) as error:
-        raise BundleError(f"{path} cannot be read: {_reason(error)}.") from None
+        raise BundleError(f"{path} cannot be read: {reason(error)}.") from None
     if not stat.S_ISREG(found.st_mode):
         raise BundleError(f"{path} is not a file; expected a regular file.")
     return found.st_size
@@ -38,7 +39,7 @@ def read_bytes(path: Path, most: int) -> bytes:
         with path.open("rb") as file:
             return file.read(most)
     except OSError as error:
-        raise BundleError(f"{path} cannot be read: {_reason(error)}.") from None
+        raise BundleError(f"{path} cannot be read: {reason(error)}.") from None
 
 
 def parse_json(path: Path, text: bytes) -> Any:
@@ -46,7 +47,7 @@ def parse_json(path: Path, text: bytes) -> Any:
     try:
         return json.loads(text.decode("utf-8"), object_pairs_hook=_object, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
-        raise BundleError(f"{path} is not JSON: {_reason(error)}.") from None
+        raise BundleError(f"{path} is not JSON: {reason(error)}.") from None
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -58,8 +59,3 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no number")
-
-
-def _reason(error: BaseException) -> str:
-    """The message of an error, as a part of a sentence."""
-    return " ".join(str(error).split()).split(". ")[0].rstrip(".")

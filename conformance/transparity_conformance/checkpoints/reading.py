@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 
 from transparity.errors import TransparityError, shown
 from transparity_conformance.checkpoints.files import LARGEST_JSON, parse_json, read_bytes
+from transparity_conformance.report.text import VALUE, reason, safe
 
 CONFIG, INDEX, WEIGHTS = "config.json", "model.safetensors.index.json", "model.safetensors"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -47,7 +48,7 @@ def tensor_files(folder: Path) -> dict[str, Path]:
             with safe_open(path, framework="numpy") as file:
                 names = list(file.keys())
         except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"{path} cannot be read as a safetensors file: {_reason(error)}.") from None
+            raise CheckpointError(f"{path} cannot be read as a safetensors file: {reason(error)}.") from None
         for name in names:
             if name in where:
                 raise CheckpointError(f"{name!r} is in {where[name]} and in {path.name}; expected it in one of them.")
@@ -73,7 +74,7 @@ def load_tensors(where: Mapping[str, Path], wanted: Collection[str]) -> dict[str
                         )
                     tensors[name] = file.get_tensor(name).astype(np.float32)
         except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"{path} cannot be read as a safetensors file: {_reason(error)}.") from None
+            raise CheckpointError(f"{path} cannot be read as a safetensors file: {reason(error)}.") from None
     return tensors
 
 
@@ -118,11 +119,6 @@ def _pickled(path: Path) -> CheckpointError:
     )
 
 
-def _reason(error: BaseException) -> str:
-    return " ".join(str(error).split()).split(". ")[0].rstrip(".") or type(error).__name__
-
-
 def as_json(value: Any) -> str:
     """A value as JSON, on one line and shortened."""
-    text = json.dumps(value)
-    return text if len(text) <= 60 else f"{text[:57]}…"
+    return safe(json.dumps(value), VALUE)

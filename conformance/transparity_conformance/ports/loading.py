@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from transparity.errors import TransparityError, shown
-from transparity_conformance.report.formatting import describe_error
+from transparity_conformance.report.text import describe_error
 
 
 class LoadError(TransparityError):

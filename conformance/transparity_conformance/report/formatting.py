@@ -1,4 +1,4 @@
-"""Numbers and errors as text: shares of a budget, counts, and the heights and colours of bars and cells."""
+"""Numbers as text: shares of a budget, counts, and the heights and colours of bars and cells."""
 
 from __future__ import annotations
 
@@ -46,12 +46,6 @@ def scientific(number: float) -> str:
 def count(number: int, noun: str) -> str:
     """`1 claim`, `1,200 claims`."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
-
-
-def describe_error(error: BaseException) -> str:
-    """An exception in one clause: its type, and the beginning of its message."""
-    message = " ".join(str(error).split())[:200]
-    return f"{type(error).__name__}{': ' + message if message else ''}".rstrip(".")
 
 
 def height(error: float, largest: float) -> float:

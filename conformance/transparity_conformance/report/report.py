@@ -8,11 +8,15 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from transparity_conformance.report.comparison import share
+from transparity_conformance.report.text import SENTENCE, VALUE, safe
 
 Verdict = Literal["agrees", "diverges", "inconclusive"]
 
 EXIT_CODES: dict[str, int] = {"agrees": 0, "diverges": 1, "inconclusive": 3}
 """The exit code of each verdict; 2 is for bad usage and bad input."""
+
+REMARK = 4 * SENTENCE
+"""The longest remark of a report, in characters; several sentences and a list of names fit."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,11 @@ class Report:
     notes: tuple[str, ...] = ()
     """Remarks on equivalent forms, rounding, and the run."""
     dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "preset", safe(self.preset, VALUE))
+        for name in ("not_compared", "notes"):
+            object.__setattr__(self, name, tuple(safe(line, REMARK) for line in getattr(self, name)))
 
     @property
     def exit_code(self) -> int:

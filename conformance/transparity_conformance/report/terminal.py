@@ -8,9 +8,12 @@ from contextlib import contextmanager
 
 from rich import box
 from rich.console import Console, RenderableType
+from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
+
+from transparity_conformance.report.text import safe
 
 PATIENCE = 2.0
 """Seconds after which work gets a progress bar."""
@@ -51,7 +54,7 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
     def update(description: str, done: int, total: int) -> None:
         if not bar.live.is_started and console.is_terminal and time.monotonic() - began > PATIENCE:
             bar.start()
-        bar.update(task, description=description, completed=done, total=total)
+        bar.update(task, description=escape(safe(description)), completed=done, total=total)
 
     try:
         yield update

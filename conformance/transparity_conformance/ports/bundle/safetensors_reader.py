@@ -18,7 +18,8 @@ import ml_dtypes
 import numpy as np
 
 from transparity.errors import shown
-from transparity_conformance.checkpoints.files import BundleError, _no_constant, _object, _reason, file_size
+from transparity_conformance.checkpoints.files import BundleError, _no_constant, _object, file_size
+from transparity_conformance.report.text import reason
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -113,7 +114,7 @@ def load_entries(path: str | os.PathLike[str], entries: Collection[Entry]) -> di
                 value = np.frombuffer(data, entry.dtype).reshape(entry.shape)
                 arrays[entry.name] = value.astype(np.float32) if entry.dtype.itemsize == 2 else value
     except OSError as error:
-        raise BundleError(f"{path} cannot be read: {_reason(error)}.") from None
+        raise BundleError(f"{path} cannot be read: {reason(error)}.") from None
     return arrays
 
 
@@ -133,11 +134,11 @@ def _read_header(path: Path, size: int, expected: Shapes) -> tuple[int, Any]:
                 raise _unreadable(path, f"its header has {length} bytes, and at most {most} were expected")
             text = file.read(length)
     except OSError as error:
-        raise BundleError(f"{path} cannot be read: {_reason(error)}.") from None
+        raise BundleError(f"{path} cannot be read: {reason(error)}.") from None
     try:
         return length, json.loads(text.decode("utf-8"), object_pairs_hook=_object, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
-        raise _unreadable(path, f"its header is not JSON ({_reason(error)})") from None
+        raise _unreadable(path, f"its header is not JSON ({reason(error)})") from None
 
 
 def _entry(path: Path, name: str, fields: Any, expected: Shapes, dtypes: Collection[str]) -> Entry:

@@ -1,0 +1,111 @@
+"""Text from strangers: names in files, messages of exceptions, reprs, paths; escaped and cut, here alone.
+
+Every `TransparityError` and every report passes its sentences through `safe`, so that no control character reaches a
+terminal or a file, and no name of ten megabytes fills one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Collection
+from typing import Any
+
+SENTENCE = 300
+"""The longest sentence of an error, in characters."""
+
+VALUE = 60
+"""The longest value within a sentence."""
+
+MESSAGE = 140
+"""The longest message of a stranger's exception, so that our own sentence around it fits."""
+
+DEEPEST = 4
+"""Containers within containers whose items are shown; beyond `VALUE` characters they would be cut anyway."""
+
+BRACKETS: dict[type, str] = {list: "[]", tuple: "()", set: "{}", frozenset: "{}", dict: "{}"}
+
+
+def safe(text: Any, limit: int = SENTENCE) -> str:
+    """Return `text` on one line of at most `limit` characters, with what cannot be printed as escapes.
+
+    Control characters, terminal escapes, marks that reverse the direction of text, and lone surrogates become `\\x1b`,
+    `\\u202e` and the like. What is too long loses its middle, so that the end of a sentence, its remedy, is kept.
+    """
+    line = " ".join(_cut(_as_string(text), 4 * limit).split())
+    escaped = "".join(character if character.isprintable() else _escape(character) for character in line)
+    return _cut(escaped, limit)
+
+
+def shown(value: Any, limit: int = VALUE) -> str:
+    """Return the repr of any value, safe in a sentence; it may be huge, and its class may raise."""
+    return safe(_represent(value, limit, DEEPEST), limit)
+
+
+def describe_error(error: BaseException) -> str:
+    """Return an exception in one clause: its type, and its message without the last full stop."""
+    message = safe(error, MESSAGE)
+    return f"{safe(type(error).__name__, VALUE)}{': ' + message if message else ''}".rstrip(".")
+
+
+def reason(error: BaseException) -> str:
+    """Return the first sentence of an exception's message, as a part of a sentence; that of the system, for a file."""
+    message = getattr(error, "strerror", None) if isinstance(error, OSError) else None
+    first = safe(message or error, MESSAGE).split(". ")[0].rstrip(".")
+    return first or safe(type(error).__name__, VALUE)
+
+
+def listed(names: Collection[Any], most: int = 6) -> str:
+    """Return the first names of many, safe in a sentence, and the number of the others."""
+    some = ", ".join(safe(name, VALUE) for name in itertools.islice(names, most))
+    return some + (f", … ({len(names) - most} more)" if len(names) > most else "")
+
+
+def _cut(text: str, limit: int) -> str:
+    """Cut the middle out of a text that is longer than `limit`."""
+    if len(text) <= limit:
+        return text
+    end = limit // 3
+    return f"{text[: limit - 1 - end]}…{text[len(text) - end :]}"
+
+
+def _as_string(value: Any) -> str:
+    return str.__str__(value) if isinstance(value, str) else _of_stranger(str, value)
+
+
+def _of_stranger(convert: Callable[[Any], str], value: Any) -> str:
+    """Return `convert(value)`, which may raise anything, or return a subclass of str."""
+    try:
+        return str.__str__(convert(value))
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # noqa: BLE001 - whatever a stranger's `__str__` or `__repr__` raises
+        return f"<{type(value).__name__}>"
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
+
+
+def _represent(value: Any, limit: int, depth: int) -> str:
+    """Return the repr, without walking through what would be cut away."""
+    kind = type(value)
+    if kind is str or kind is bytes:
+        return repr(value) if len(value) <= limit else f"{value[:limit]!r}…"
+    if kind is int and value.bit_length() > 4 * limit:
+        return f"a whole number of about {math.ceil(value.bit_length() * math.log10(2))} digits"
+    if kind not in BRACKETS:
+        return _of_stranger(repr, value)
+    if depth == 0 and value:
+        return "…"
+    items = value.items() if kind is dict else value
+    shortly = [_item(item, limit, depth, is_pair=kind is dict) for item in itertools.islice(items, limit)]
+    opens, closes = tuple(BRACKETS[kind])
+    last = ["…"] * (len(value) > limit)
+    single = "," * (kind is tuple and len(value) == 1)
+    return f"{opens}{', '.join(shortly + last)}{single}{closes}" if value or kind is not set else "set()"
+
+
+def _item(item: Any, limit: int, depth: int, *, is_pair: bool) -> str:
+    parts = item if is_pair else (item,)
+    return ": ".join(_represent(part, limit, depth - 1) for part in parts)

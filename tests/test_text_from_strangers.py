@@ -1,0 +1,155 @@
+"""Text from strangers cannot drive a terminal, break a line, raise, or fill a screen: in errors and in reports."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from transparity.errors import ConfigError, TransparityError
+from transparity.text import SENTENCE, describe_error, listed, reason, safe, shown
+from transparity_conformance.report.check.page import as_html
+from transparity_conformance.report.check.terminal import as_text
+from transparity_conformance.report.files import write_reports
+from transparity_conformance.report.report import Report
+
+DANGEROUS = {
+    "a terminal's escape": "\x1b]0;title\x07\x1b[2J",
+    "a reversed direction": "\u202egnp.exe",
+    "an isolate": "\u2066\u2069",
+    "an invisible space": "a\u200bb\ufeff",
+    "lines": "one\ntwo\r\nthree\u2028four\x85five",
+    "a backspace": "agrees\b\b\b\b\b\bdiverges",
+    "a lone surrogate": "\ud800",
+    "a null": "\0",
+    "a private character": "\ue000",
+    "a megabyte": "x" * 10**6,
+    "marks on one letter": "e" + "\u0301" * 10**5,
+    "spaces alone": " \t" * 10**6,
+    "markup": "[bold red]no[/] [/] [link=file:///etc/passwd]",
+    "a tag": "<script>alert(1)</script>",
+}
+
+
+@pytest.mark.parametrize("text", DANGEROUS.values(), ids=DANGEROUS)
+def test_text_is_one_printable_line(text: str) -> None:
+    line = safe(text, 80)
+    assert line.isprintable()
+    assert len(line) <= 80
+    assert safe(line, 80) == line, "text may pass twice"
+    assert line.encode()
+
+
+@pytest.mark.parametrize("text", DANGEROUS.values(), ids=DANGEROUS)
+def test_an_error_is_one_printable_sentence(text: str) -> None:
+    says = str(TransparityError(f"{text} is no file; expected another."))
+    assert says.isprintable()
+    assert len(says) <= SENTENCE
+    assert says.endswith("; expected another.")
+
+
+@pytest.mark.parametrize("text", DANGEROUS.values(), ids=DANGEROUS)
+def test_a_report_is_printable_in_every_form(tmp_path: Path, text: str) -> None:
+    report = Report(text, "inconclusive", None, not_compared=(text,), notes=(f"it said {text}",))
+    printed = as_text([report])
+    assert all(line.isprintable() for line in printed.splitlines())
+    assert "[/]" in printed or "markup" not in text
+    write_reports([report], tmp_path / "report.json", tmp_path / "report.html")
+    written = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    assert all(line.isprintable() for line in (*written[0]["notes"], *written[0]["not_compared"]))
+    assert "<script>alert" not in as_html([report])
+
+
+def test_words_are_as_they_were() -> None:
+    assert safe("embed_dim is 7 – √embed_dim would be right.") == "embed_dim is 7 – √embed_dim would be right."
+    assert safe("日本語 naïve") == "日本語 naïve"
+
+
+class Stranger:
+    """Raises wherever it is asked."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __repr__(self) -> str:
+        raise self.error
+
+    __str__ = __repr__
+
+
+class Boastful(str):
+    """A text that says something else of itself."""
+
+    def __str__(self) -> str:
+        raise SystemExit(0)
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), RecursionError(), SystemExit(0), GeneratorExit()], ids=repr)
+def test_a_repr_that_raises_is_the_name_of_its_class(error: BaseException) -> None:
+    assert shown(Stranger(error)) == "<Stranger>"
+    assert shown([Stranger(error)]) == "[<Stranger>]"
+    assert describe_error(ValueError(Stranger(error))) == "ValueError: <ValueError>"
+
+
+def test_the_users_own_interrupt_is_not_swallowed() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        shown(Stranger(KeyboardInterrupt()))
+
+
+def nested(depth: int) -> list[Any]:
+    """A list in a list in a list."""
+    found: list[Any] = []
+    for _ in range(depth):
+        found = [found]
+    return found
+
+
+HUGE: Sequence[Any] = (
+    10**100_000,
+    -(10**400),
+    "x" * 10**7,
+    b"x" * 10**7,
+    list(range(10**6)),
+    dict.fromkeys(range(10**6)),
+    ["x" * 10**7] * 100,
+    nested(10**5),
+    np.zeros((1000, 1000)),
+    Boastful("x" * 10**7),
+)
+
+
+@pytest.mark.parametrize("value", HUGE, ids=lambda value: type(value).__name__)
+def test_a_huge_value_is_short_at_once(value: Any) -> None:
+    began = time.perf_counter()
+    assert 0 < len(shown(value)) <= 60
+    assert time.perf_counter() - began < 0.5
+
+
+@pytest.mark.parametrize(
+    "value", [3, -1.5, "a 'b'", b"c", [1, "2"], (1,), (), {}, {"a": [1]}, set(), {1}, None, True, 2**31], ids=repr
+)
+def test_a_usual_value_is_its_repr(value: Any) -> None:
+    assert shown(value) == repr(value)
+
+
+def test_the_reason_of_an_error_is_one_clause() -> None:
+    assert reason(OSError(36, "File name too long", "x" * 1000)) == "File name too long"
+    assert reason(ValueError("one. two. three.")) == "one"
+    assert reason(ValueError()) == "ValueError"
+
+
+def test_of_many_names_the_first_are_listed() -> None:
+    assert listed(["a", "b"]) == "a, b"
+    assert listed([f"n{i}" for i in range(1000)]) == "n0, n1, n2, n3, n4, n5, … (994 more)"
+
+
+def test_an_error_survives_pickling() -> None:
+    import pickle
+
+    error = pickle.loads(pickle.dumps(ConfigError("norm is 3; it should be layer.")))
+    assert (type(error), str(error)) == (ConfigError, "norm is 3; it should be layer.")

@@ -74,11 +74,6 @@ def test_the_share_of_the_budget_is_always_shown(verdict: Verdict) -> None:
     assert "the worst share of the budget is 50 %" in flat(as_text([report(verdict=verdict)])).lower()
 
 
-def test_rounding_is_not_a_fault() -> None:
-    rounding = fault(0, Cause("low-precision", "rounding of bfloat16 weights", None, 1e-7, 1.0))
-    assert sentence(report(rounding, verdict="agrees")) == "The only difference is rounding of bfloat16 weights."
-
-
 def test_a_report_without_comparisons_is_inconclusive() -> None:
     empty = Report("notes-lm", "inconclusive", None, not_compared=("probe mixed: no logits",))
     assert "Nothing was compared." in as_text([empty])

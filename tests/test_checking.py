@@ -59,12 +59,36 @@ def test_a_report_has_the_keys_that_were_promised() -> None:
     ],
 )
 @pytest.mark.parametrize("preset", ["translation", "notes-lm"])
-def test_rounding_is_told_from_a_mistake(preset: str, variant: str, says: str, logits_only: bool) -> None:
+def test_undeclared_rounding_diverges_and_is_named(preset: str, variant: str, says: str, logits_only: bool) -> None:
     report = check(build_port(PlainFault("low-precision", variant)), preset=preset, logits_only=logits_only)
-    assert report.verdict == "agrees"
+    assert (report.verdict, report.exit_code) == ("diverges", 1)
     ((cause,),) = (fault.causes for fault in report.faults)
     assert (cause.mistake, cause.says) == ("low-precision", says)
-    assert any("of its budget" in note or "share" in note for note in report.notes)
+    declared = f"--dtype {variant.split()[0]}" if "float16" in variant else "allow_tf32 = False"
+    assert any("asked for float32" in note and declared in note for note in report.notes)
+
+
+def test_declared_rounding_agrees() -> None:
+    port = build_port(PlainFault("low-precision", "bfloat16 arithmetic"))
+    assert check(port, preset="notes-lm", dtype="bfloat16").verdict == "agrees"
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_a_tap_behind_right_logits_is_held_to_the_budget_of_the_precision(dtype: str) -> None:
+    """One number of a tap is off by 1e-9, which only float64 could tell."""
+
+    def behind(config: TransformerConfig, parameters: Arrays) -> Any:
+        forward = build(config, parameters, dtype="float64")
+
+        def port(**tokens: np.ndarray) -> Any:
+            taps = forward(**tokens)
+            taps["decoder.layers.1.output"] = taps["decoder.layers.1.output"] + 1e-9
+            return taps
+
+        return port
+
+    expected = {"float64": "diverges", "bfloat16": "agrees"}[dtype]
+    assert check(behind, preset="notes-lm", dtype=dtype).verdict == expected
 
 
 @pytest.mark.parametrize("logits_only", [False, True], ids=["taps", "logits"])
@@ -168,8 +192,8 @@ def test_what_a_port_of_another_precision_offers_is_not_held_to_this_one() -> No
     report = check(
         lambda config, parameters: pytorch.build(config, parameters, dtype="bfloat16"), preset="notes-attention"
     )
-    assert report.verdict == "agrees"
-    says = "what the port computes is off by rounding of bfloat16 arithmetic; say dtype, and it is held to that"
+    assert report.verdict == "diverges"
+    says = "the port's forward pass is off by rounding of bfloat16 arithmetic, and all that it offers with it"
     assert {f"{name}: {says}" for name in ("loss", "generate", "step", "train")} <= set(report.not_compared)
 
 

@@ -85,9 +85,7 @@ def names(divergence: Divergence, fault: Fault) -> bool:
 
 
 def is_detected(judgement: Judgement) -> bool:
-    """Return whether the port diverges; for rounding alone, whether rounding is a cause."""
-    if [fault.ids for fault in judgement.port.faults] == [("low-precision",)]:
-        return any(each.causes and each.causes[0].mistake == "low-precision" for each in judgement.divergences)
+    """Return whether the port diverges."""
     return judgement.verdict == "diverges"
 
 

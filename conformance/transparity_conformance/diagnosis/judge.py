@@ -11,7 +11,7 @@ from transparity_conformance.diagnosis.divergences import Progress, explain_all
 from transparity_conformance.diagnosis.explain import tap_kind
 from transparity_conformance.diagnosis.locate import faulty_segments, wrong_at_tokens
 from transparity_conformance.diagnosis.probe_result import ProbeResult, Results, compare_segments, error_profile
-from transparity_conformance.diagnosis.reduced_precision import find_rounding
+from transparity_conformance.diagnosis.reduced_precision import find_rounding, how_to_declare
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.report.comparison import difference, share
 from transparity_conformance.report.report import Cause, ClaimResult, Divergence, Measured, Report, Verdict
@@ -68,10 +68,12 @@ def _compare(
     for done, (key, probe) in enumerate(probes.items()):
         progress("walking through the port", done, len(probes))
         recorded = {tap: value for tap, value in actual.get(key, {}).items() if tap == "logits" or not logits_only}
-        if "logits" in recorded:
-            results[key] = compare_segments(probe, recorded, dtype)
-        else:
+        if "logits" not in recorded:
             missing.append(f"probe {key}: no logits")
+        elif not np.isfinite(probe.oracle.budget("logits", dtype)):
+            missing.append(f"probe {key}: the reference itself overflows in {dtype}, so nothing can be held to it")
+        else:
+            results[key] = compare_segments(probe, recorded, dtype)
     taps = dict.fromkeys(tap for result in results.values() for tap in result.order)
     absent = [tap for tap in taps if not any(tap in result.errors for result in results.values())]
     if absent:
@@ -96,7 +98,7 @@ def _verdict(
     notes = [message for result in results.values() for message in result.misshapen.values()]
     notes += [f"{tap} is held in another form, which makes no difference behind it" for tap in equivalent]
     if all(item.share <= 1 for item in measured if item.tap == "logits"):
-        wrong = wrong_at_tokens(results, faulty)
+        wrong = wrong_at_tokens(results, faulty, dtype)
         if not wrong:
             notes += [f"{tap} differs from the reference's at padding alone, which no logit shows" for tap in faulty]
             return report("agrees" if complete else "inconclusive", None, notes=tuple(notes))
@@ -106,8 +108,8 @@ def _verdict(
         worst = max(measured, key=lambda item: item.share)
         where, profile = first or "logits", worst.profile
         divergence = Divergence(where, worst.error, worst.budget, (rounding,), probe=worst.probe, profile=profile)
-        notes.append(f"{rounding.says}, not a fault: against {dtype}'s budget the worst share is {worst.share:.3g}")
-        return report("agrees", None, (divergence,), notes=tuple(notes))
+        notes.append(f"the port was asked for {dtype}; {how_to_declare(rounding)}, and smaller differences can be seen")
+        return report("diverges", where, (divergence,), notes=tuple(notes))
     if wrong:
         faulty = wrong
         notes.append("the logits agree: what is wrong here makes no difference to them")

@@ -89,22 +89,22 @@ def _comparable(result: ProbeResult, tap: str, ours: Mapping[str, np.ndarray]) -
     return np.where(visible, recorded, ours[tap] + shift)
 
 
-def wrong_at_tokens(results: Results, faulty: list[str]) -> list[str]:
+def wrong_at_tokens(results: Results, faulty: list[str], dtype: str) -> list[str]:
     """List the taps that differ at real tokens, though the logits agree; unseen padding is free."""
     found: dict[str, None] = {}
     for result in results.values():
         found |= dict.fromkeys(result.misshapen)
         for tap in faulty:
-            if tap in result.recorded and result.share(tap) > 1 and (is_internal(tap) or _differs(result, tap)):
+            if tap in result.recorded and result.share(tap) > 1 and (is_internal(tap) or _differs(result, tap, dtype)):
                 found[tap] = None
     return sorted(found, key=lambda tap: faulty.index(tap) if tap in faulty else -1)
 
 
-def _differs(result: ProbeResult, tap: str) -> bool:
+def _differs(result: ProbeResult, tap: str, dtype: str) -> bool:
     """Return whether the port differs from the oracle at real tokens."""
     oracle, tokens = result.probe.oracle, _real_tokens(result.probe, tap)
     error = gap(result.recorded[tap] * tokens, oracle.expected[tap] * tokens)
-    return share(error, oracle.budget(tap, "float32")) > 1
+    return share(error, oracle.budget(tap, dtype)) > 1
 
 
 def _real_tokens(probe: Probe, tap: str) -> np.ndarray:

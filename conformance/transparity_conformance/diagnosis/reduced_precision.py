@@ -18,9 +18,9 @@ from transparity_conformance.diagnosis.fault import Fault, Hypothesis, WalkState
 from transparity_conformance.diagnosis.faults import whole_model
 from transparity_conformance.diagnosis.probe_result import ProbeResult, Results, logits_error, still_wrong
 from transparity_conformance.diagnosis.walk import segment_budgets, walk
-from transparity_conformance.oracle.budgets import rounded_to
+from transparity_conformance.oracle.budgets import HALF, rounded_to
 from transparity_conformance.oracle.oracle import Arrays
-from transparity_conformance.report.comparison import gap
+from transparity_conformance.report.comparison import gap, share
 from transparity_conformance.report.report import Cause
 
 KINDS = {"TF32": "tf32", "bfloat16": "bfloat16", "float16": "float16"}
@@ -41,6 +41,14 @@ def find_rounding(results: Results, dtype: str) -> Cause | None:
     if any(result.misshapen for result in results.values()):
         return None
     return _rounded_weights(results, dtype) or _rounded_arithmetic(results, dtype) or _rounded_products(results)
+
+
+def how_to_declare(rounding: Cause) -> str:
+    """The advice for a port that rounds more than it was asked to, in one clause."""
+    declared = next((kind for kind in HALF if kind in rounding.says), None)
+    if declared:
+        return f'declare the precision with --dtype {declared} (dtype="{declared}"), or compute without it'
+    return "switch this rounding off (in PyTorch: torch.backends.cuda.matmul.allow_tf32 = False)"
 
 
 def _rounded_weights(results: Results, dtype: str) -> Cause | None:
@@ -70,7 +78,7 @@ def _rounded_arithmetic(results: Results, dtype: str) -> Cause | None:
 
 def _is_within(result: ProbeResult, kind: str) -> bool:
     budgets = segment_budgets(result.probe, result.recorded, kind, neighbours=1)
-    return all(result.errors[tap] <= budgets[tap] for tap in result.recorded)
+    return all(share(result.errors[tap], budgets[tap]) <= 1 for tap in result.recorded)
 
 
 def _rounded_products(results: Results) -> Cause | None:

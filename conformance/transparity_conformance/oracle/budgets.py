@@ -33,7 +33,7 @@ MEASURED = (
     "taps each, 99 % of them below 0.49 ×; 2.70 × over other drawn configurations, before there were as many fields); "
     "half as much again"
 )
-HALF = (
+ROUNDED = (
     "as for float32, from which it is rounded; float16 in which every sum is rounded errs by 0.28 × at 99 %, and, "
     "where a variance underflows, by tens or hundreds: a port has to widen what it sums, as every kernel does"
 )
@@ -41,8 +41,8 @@ HALF = (
 RULES = {
     "float64": Rule(4, 4, MEASURED),
     "float32": Rule(4, 4, MEASURED),
-    "bfloat16": Rule(4, 4, HALF),
-    "float16": Rule(4, 4, HALF),
+    "bfloat16": Rule(4, 4, ROUNDED),
+    "float16": Rule(4, 4, ROUNDED),
 }
 
 NEIGHBOURS = 3
@@ -94,6 +94,5 @@ def rounded_to(value: np.ndarray, kind: str) -> np.ndarray:
 
 
 EVERY = ("float64", "float32", "bfloat16", "float16")
-
-
 WIDE = ("float64", "float32")
+HALF = ("bfloat16", "float16")

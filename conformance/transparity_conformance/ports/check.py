@@ -19,6 +19,7 @@ from transparity_conformance.capabilities.compare import compare_capabilities
 from transparity_conformance.capabilities.stranger import PortError
 from transparity_conformance.capabilities.table import ATTRIBUTES, offered_by
 from transparity_conformance.diagnosis.judge import Actual, Progress, judge, silent
+from transparity_conformance.oracle.budgets import HALF
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, probes_of, probes_with
 from transparity_conformance.oracle.probes import probes as probes_of_preset
@@ -28,8 +29,6 @@ from transparity_conformance.ports.running import Port, built, run, told_dtype
 from transparity_conformance.report.capability_result import not_compared, with_capabilities
 from transparity_conformance.report.comparison import gap, share
 from transparity_conformance.report.report import ClaimResult, Report
-
-HALF = ("bfloat16", "float16")
 
 FORWARD_ALONE = "of given parameters the forward pass is compared; the rest is, with drawn ones, by --config"
 """Generation is tried with parameters of its own making, and beyond `max_length`, which of a checkpoint is far."""
@@ -122,11 +121,13 @@ def _probes(preset: str | None, config: TransformerConfig | None, parameters: Ar
 
 
 def _with_capabilities(report: Report, port: BuiltPort, forward: ForwardPass) -> Report:
+    causes = [cause for fault in report.faults for cause in fault.causes]
+    if [cause.mistake for cause in causes] == ["low-precision"]:  # then so is all that it offers
+        says = f"the port's forward pass is off by {causes[0].says}, and all that it offers with it"
+        return with_capabilities(
+            report, not_compared(*(f"{row.attribute}: {says}" for row in offered_by(port.forward)))
+        )
     is_right = report.verdict == "agrees"
-    if is_right and report.faults:  # which are then the rounding of another precision
-        says = f"what the port computes is off by {report.faults[0].causes[0].says}; say dtype, and it is held to that"
-        rounded = not_compared(*(f"{row.attribute}: {says}" for row in offered_by(port.forward)))
-        return with_capabilities(report, rounded)
     return with_capabilities(report, compare_capabilities(port, forward, is_right=is_right))
 
 

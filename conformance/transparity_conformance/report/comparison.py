@@ -82,8 +82,11 @@ class Evidence:
 
 
 def share(error: float, budget: float) -> float:
-    """The share of its budget that an error uses: above 1 is a disagreement; NaN is infinite."""
-    if math.isnan(error):
+    """The share of its budget that an error uses: above 1 is a disagreement.
+
+    It is infinite if either is no number or the budget is infinite: without a bound nothing can agree.
+    """
+    if math.isnan(error) or not math.isfinite(budget):
         return math.inf
     if error == 0:
         return 0.0

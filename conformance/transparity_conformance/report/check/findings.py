@@ -25,8 +25,6 @@ class Finding:
     """The divergences that one cause explains, or one divergence without a cause."""
 
     faults: tuple[Divergence, ...]
-    is_wrong: bool = True
-    """Whether the port diverges; else its rounding is explained."""
 
     @property
     def worst(self) -> Divergence:
@@ -49,9 +47,9 @@ class Finding:
     def residual(self) -> str:
         """The difference that remains with all the causes in the reference, and its part of the error.
 
-        Empty where the causes explain nothing, or nothing is wrong.
+        Empty where the causes explain nothing.
         """
-        if self.explained <= 0 or not self.is_wrong:
+        if self.explained <= 0:
             return ""
         # each cause is put in on top of those before it
         left, remaining = max(fault.causes[-1].residual for fault in self.faults), 1 - self.explained
@@ -87,7 +85,7 @@ def findings(report: Report) -> list[Finding]:
     for number, fault in enumerate(report.faults):
         causes = tuple((cause.mistake, cause.says) for cause in fault.causes)
         by_cause.setdefault(causes or number, []).append(fault)
-    return [Finding(tuple(faults), report.verdict == "diverges") for faults in by_cause.values()]
+    return [Finding(tuple(faults)) for faults in by_cause.values()]
 
 
 def sentence(report: Report) -> str:
@@ -95,7 +93,7 @@ def sentence(report: Report) -> str:
     if report.verdict == "inconclusive":
         return _inconclusive(report)
     if report.verdict == "agrees":
-        return _agreement(report)
+        return f"Only rounding differs; {worst_share(report)}."
     found = findings(report)
     if not found:
         return f"{report.first_divergence or 'The port'}: beyond the budget; no segment was looked at by itself."
@@ -111,12 +109,6 @@ def _inconclusive(report: Report) -> str:
         return "Nothing was compared."
     because = f": {report.not_compared[0]}" if report.not_compared else ""
     return f"In what was compared nothing is wrong, but that is too little to say{because}."
-
-
-def _agreement(report: Report) -> str:
-    for finding in findings(report):
-        return f"The only difference is {finding.causes[-1].says if finding.causes else 'rounding'}."
-    return f"Only rounding differs; {worst_share(report)}."
 
 
 def _finding_sentence(finding: Finding) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from transparity_conformance.report.comparison import share
+from transparity_conformance.report.coverage import Coverage
 from transparity_conformance.report.text import SENTENCE, VALUE, safe
 
 Verdict = Literal["agrees", "diverges", "inconclusive"]
@@ -107,6 +108,8 @@ class Report:
     notes: tuple[str, ...] = ()
     """Remarks on equivalent forms, rounding, and the run."""
     dtype: str = "float32"
+    coverage: Coverage = field(default_factory=Coverage)
+    """The range of the verdict."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "preset", safe(self.preset, VALUE))
@@ -131,6 +134,7 @@ class Report:
             "first_divergence": self.first_divergence,
             "faults": [dataclasses.asdict(fault) for fault in self.faults],
             "claims": [dataclasses.asdict(claim) for claim in self.claims],
+            "coverage": self.coverage.as_dict(),
             "taps": [dataclasses.asdict(item) | {"share": item.share} for item in self.measured],
             "not_compared": self.not_compared,
             "notes": self.notes,

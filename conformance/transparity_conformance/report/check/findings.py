@@ -107,7 +107,8 @@ def sentence(report: Report) -> str:
 def _inconclusive(report: Report) -> str:
     if not report.measured:
         return "Nothing was compared."
-    because = f": {report.not_compared[0]}" if report.not_compared else ""
+    reasons = report.coverage.untested or report.not_compared
+    because = f": {reasons[0]}" if reasons else ""
     return f"In what was compared nothing is wrong, but that is too little to say{because}."
 
 

@@ -48,6 +48,8 @@ def _parts(view: CheckView) -> Iterator[RenderableType]:
         (f"{report.preset} ({report.dtype}) ", "bold"), (report.verdict.upper(), STYLES[report.verdict])
     )
     yield Text(view.sentence)
+    if view.coverage:
+        yield hanging("Covers ", view.coverage)
     if view.findings:
         yield _below(_findings(view))
     if view.ties:

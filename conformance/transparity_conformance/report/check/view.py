@@ -47,6 +47,8 @@ class CheckView:
     claims: list[ShownClaim]
     lists: dict[str, Sequence[str]]
     compared: str
+    coverage: str
+    """The range of the verdict in one line; empty if it is not known."""
 
 
 def check_view(report: Report) -> CheckView:
@@ -65,6 +67,7 @@ def check_view(report: Report) -> CheckView:
         claims=[_claim(claim) for claim in report.claims],
         lists={"Not compared": report.not_compared, "Notes": report.notes},
         compared=count(len(report.measured), "comparison"),
+        coverage=report.coverage.line,
     )
 
 

@@ -1,0 +1,72 @@
+"""The range of a verdict: the calls that were compared, the fields that they exercise, and what nothing exercised."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Any
+
+from transparity_conformance.report.text import SENTENCE, safe
+
+MOST_NAMED = 6
+"""Fields and sizes that are named in a line for people; JSON and HTML list them all."""
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """The calls of a port that were compared with the reference. A verdict reaches no further."""
+
+    lengths: tuple[int, ...] = ()
+    """Lengths of the sequences, in tokens."""
+    batches: tuple[int, ...] = ()
+    """Rows in one call."""
+    calls: int = 0
+    """Calls made in histories and repeats."""
+    features: tuple[str, ...] = ()
+    """Fields of the configuration: with another value, at least one compared call would have answered otherwise."""
+    untested: tuple[str, ...] = ()
+    """Fields and probes that nothing exercised, each with the reason; with any, a port cannot agree."""
+    sizes: tuple[str, ...] = ()
+    """Ranges of the other sizes, such as `head_dim 8 to 34`."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "untested", tuple(safe(reason, SENTENCE) for reason in self.untested))
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return {field.name: _listed(getattr(self, field.name)) for field in fields(self)}
+
+    @property
+    def line(self) -> str:
+        """One line for people; empty if nothing is known."""
+        parts = []
+        if self.lengths:
+            parts.append(f"lengths {_range(self.lengths)}")
+        if self.batches:
+            parts.append(f"batches {_range(self.batches)}")
+        parts += self.sizes
+        if self.calls:
+            parts.append(f"{self.calls:,} repeated calls")
+        if self.features:
+            parts.append(f"{len(self.features):,} fields of the configuration")
+        if self.untested:
+            parts.append(f"untested: {_some(self.untested)}")
+        return ", ".join(parts)
+
+
+def range_of(name: str, values: Iterable[int]) -> str:
+    """`head_dim 8 to 34`."""
+    return f"{name} {_range(tuple(values))}"
+
+
+def _range(values: tuple[int, ...]) -> str:
+    least, most = min(values), max(values)
+    return f"{least:,}" if least == most else f"{least:,} to {most:,}"
+
+
+def _some(names: tuple[str, ...]) -> str:
+    return "; ".join(names[:MOST_NAMED]) + (f"; and {len(names) - MOST_NAMED} more" if names[MOST_NAMED:] else "")
+
+
+def _listed(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

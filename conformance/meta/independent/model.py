@@ -1,0 +1,304 @@
+"""The forward pass of the port: a class with one short method for each step, which a subclass can do in another way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from meta.independent.positions import bucket, inverse_frequencies, rotate, sinusoids, slopes
+
+Cache = dict[str, Any]
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu-tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu-quick": lambda x: x * torch.sigmoid(1.702 * x),
+    "silu": F.silu,
+}
+
+
+class Model:
+    """`forward(source=…, target=…)` or `forward(tokens=…)`, in one precision, with taps if `taps`."""
+
+    taps = False
+
+    def __init__(self, config: Any, parameters: dict[str, Any], dtype: str = "float32") -> None:
+        self.c, self.precision = config, dtype
+        self.dtype: torch.dtype = getattr(torch, dtype)
+        self.p = {name: torch.tensor(np.asarray(value)).to(self.dtype) for name, value in parameters.items()}
+        self.heard: dict[str, Tensor] = {}
+        self.head_dim = config.attention_head_dim or config.embed_dim // config.num_heads
+        self.key_heads = config.num_key_value_heads or config.num_heads
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Anything that is done once, when the model is loaded."""
+
+    def __call__(self, **inputs: Any) -> Any:
+        with torch.no_grad():
+            self.heard = {}
+            logits = self.run(**{name: tokens(value) for name, value in inputs.items() if value is not None})
+            return self.heard if self.taps else logits
+
+    def run(self, **given: Any) -> Tensor:
+        c = self.c
+        if c.architecture == "encoder-decoder":
+            memory, seen = self.encode(given["source"], given.get("attention_mask"))
+            x = self.decode(given["target"], memory, seen)
+        elif c.architecture == "encoder":
+            x, _ = self.encode(given["tokens"], given.get("attention_mask"), given.get("token_types"))
+        else:
+            x = self.decode(given["tokens"], mask=given.get("attention_mask"))
+        return self.tap("logits", self.head(x))
+
+    def tap(self, name: str, x: Tensor) -> Tensor:
+        self.heard[name] = x
+        return x
+
+    def encode(self, ids: Tensor, mask: Any = None, types: Any = None) -> tuple[Tensor, Tensor]:
+        """The encoder's output, and which of its positions may be attended to."""
+        real = self.real(ids, mask)
+        where = torch.arange(ids.shape[1])[None]
+        x = self.embed("encoder", ids, where, real, types)
+        return self.layers("encoder", x, where, self.padding(real)), self.padding(real)
+
+    def decode(self, ids: Tensor, memory: Any = None, seen: Any = None, mask: Any = None, past: Any = None) -> Tensor:
+        """The decoder's output; `past` holds what it has read before, and is extended."""
+        real = self.real(ids, mask)
+        begin = 0
+        if past is not None:
+            begin = past["length"]
+            real = past["real"] = torch.cat([past["real"], real], 1)
+            past["length"] += ids.shape[1]
+        where = torch.arange(begin, begin + ids.shape[1])[None]
+        x = self.embed("decoder", ids, where, real)
+        keep = self.causal(where, real.shape[1])
+        if self.c.target_mask == "causal-and-padding" or (self.c.padding == "attention-mask" and memory is None):
+            keep = keep & self.padding(real)
+        return self.layers("decoder", x, where, keep, memory, seen, past)
+
+    def real(self, ids: Tensor, mask: Any) -> Tensor:
+        if mask is not None:
+            return mask != 0
+        return ids != self.c.pad_id if self.c.pad_id is not None else torch.ones_like(ids, dtype=torch.bool)
+
+    def padding(self, real: Tensor) -> Tensor:
+        return real[:, None, None, :]
+
+    def causal(self, where: Tensor, keys: int) -> Tensor:
+        return (torch.arange(keys) <= where[..., None])[:, None]
+
+    def embed(self, name: str, ids: Tensor, where: Tensor, real: Tensor, types: Any = None) -> Tensor:
+        c = self.c
+        x = self.lookup(self.table(name), ids)
+        if c.embedding_scale == "embed_dim":
+            x = x * math.sqrt(c.embed_dim)
+        if types is not None:
+            x = x + self.p[f"{name}.token_type_embedding.weight"][types]
+        if c.positions == "learned":
+            x = x + self.p[f"{name}.position_embedding.weight"][self.position_rows(where, real)]
+        elif c.positions == "sinusoidal":
+            x = x + self.sinusoids(real.shape[1])[where[0]].to(self.dtype)
+        x = self.tap(f"{name}.embedding", x)
+        return self.norm(f"{name}.embedding_norm", x, tap=True) if c.embedding_norm else x
+
+    def table(self, name: str) -> Tensor:
+        """The token embeddings of a stack."""
+        return self.p["encoder.token_embedding.weight" if self.c.shared_embedding else f"{name}.token_embedding.weight"]
+
+    def lookup(self, table: Tensor, ids: Tensor) -> Tensor:
+        return table[ids]
+
+    def sinusoids(self, length: int) -> Tensor:
+        return sinusoids(self.c, length)
+
+    def position_rows(self, where: Tensor, real: Tensor) -> Tensor:
+        if self.c.position_count == "all":
+            return where + self.c.position_offset
+        counted = torch.where(real, real.long().cumsum(1), 0)
+        return counted[:, where[0]] + self.c.position_offset - 1
+
+    def layers(
+        self, name: str, x: Tensor, where: Tensor, keep: Tensor, memory: Any = None, seen: Any = None, past: Any = None
+    ) -> Tensor:
+        bias = self.bias(name, where, keep.shape[-1])
+        for i in range(self.c.num_encoder_layers if name == "encoder" else self.c.num_decoder_layers):
+            x = self.layer(f"{name}.layers.{i}", i, x, where, (keep, bias), memory, seen, past)
+        if self.c.final_norm:
+            x = self.norm(f"{name}.final_norm", x)
+        return self.tap(f"{name}.output", x)
+
+    def layer(
+        self, at: str, i: int, x: Tensor, where: Tensor, own: tuple[Tensor, Any], memory: Any, seen: Any, past: Any
+    ) -> Tensor:
+        keep, bias = own
+        window = self.window(i)
+        if window is not None:
+            keep = keep & self.near(where, keep.shape[-1], window)
+        y = self.before(f"{at}.self_attention", x)
+        y = self.attend(f"{at}.self_attention", y, y, keep, where, bias, past)
+        x = self.after(f"{at}.self_attention", x, y)
+        if seen is not None:
+            y = self.before(f"{at}.cross_attention", x)
+            y = self.attend(f"{at}.cross_attention", y, self.memory(at, memory), seen, None, None, past)
+            x = self.after(f"{at}.cross_attention", x, y)
+        y = self.before(f"{at}.feed_forward", x)
+        x = self.after(f"{at}.feed_forward", x, self.feed(f"{at}.feed_forward", y))
+        return self.tap(f"{at}.output", x)
+
+    def memory(self, at: str, memory: Any) -> Any:
+        return self.norm(f"{at}.memory_norm", memory, tap=True) if self.c.memory_norm and memory is not None else memory
+
+    def window(self, i: int) -> Any:
+        every = self.c.full_attention_every
+        return None if every is not None and (i + 1) % every == 0 else self.c.sliding_window
+
+    def near(self, where: Tensor, keys: int, window: int) -> Tensor:
+        return ((torch.arange(keys) - where[..., None]).abs() < window)[:, None]
+
+    def bias(self, name: str, where: Tensor, keys: int) -> Any:
+        """What distances add to the scores, if anything."""
+        distance = torch.arange(keys) - where[..., None]
+        if self.c.positions == "relative":
+            found = bucket(distance, self.c.relative_buckets, self.c.relative_max_distance, both=name == "encoder")
+            return self.p[f"{name}.relative_bias.weight"][found].permute(0, 3, 1, 2)
+        if self.c.positions == "alibi":
+            slope = torch.tensor(slopes(self.c.num_heads), dtype=self.dtype)
+            return -slope[:, None, None] * distance.abs().to(self.dtype)[:, None]
+        return None
+
+    def before(self, name: str, x: Tensor) -> Tensor:
+        return x if self.c.norm_position == "post" else self.norm(f"{name}_norm", x, tap=True)
+
+    def after(self, name: str, x: Tensor, y: Tensor) -> Tensor:
+        if self.c.norm_position == "pre":
+            return x + y
+        if self.c.norm_position == "both":
+            return x + self.norm(f"{name}_post_norm", y, tap=True)
+        return self.norm(f"{name}_norm", x + y, tap=True)
+
+    def norm(self, name: str, x: Tensor, *, tap: bool = False) -> Tensor:
+        gain = self.p[f"{name}.weight"] + (1 if self.c.norm_gain == "one-plus-weight" else 0)
+        y = self.normalized(x, gain, self.p.get(f"{name}.bias"))
+        return self.tap(name, y) if tap else y
+
+    def normalized(self, x: Tensor, gain: Tensor, bias: Any) -> Tensor:
+        eps, wide = self.c.norm_eps, x.float() if x.dtype == torch.bfloat16 else x
+        if self.c.norm == "rms":
+            return self.rms(x, gain)
+        away = wide - wide.mean(-1, keepdim=True)
+        if self.c.norm == "layer-unbiased":
+            return (away / (wide.std(-1, keepdim=True) + eps) * gain + bias).to(x.dtype)
+        return (away * torch.rsqrt((away * away).mean(-1, keepdim=True) + eps) * gain + bias).to(x.dtype)
+
+    def rms(self, x: Tensor, gain: Tensor) -> Tensor:
+        wide = x.float() if x.dtype == torch.bfloat16 else x
+        return (wide * torch.rsqrt((wide * wide).mean(-1, keepdim=True) + self.c.norm_eps) * gain).to(x.dtype)
+
+    def dense(self, name: str, x: Tensor) -> Tensor:
+        return F.linear(x, self.p[f"{name}.weight"], self.p.get(f"{name}.bias"))
+
+    def feed(self, at: str, x: Tensor) -> Tensor:
+        up = self.dense(f"{at}.up", x)
+        up = self.act(self.dense(f"{at}.gate", x)) * up if self.c.gated else self.act(up)
+        return self.tap(f"{at}.output", self.dense(f"{at}.down", self.tap(f"{at}.hidden", up)))
+
+    def act(self, x: Tensor) -> Tensor:
+        return ACTIVATIONS[self.c.activation](x)
+
+    def split(self, name: str, x: Tensor, heads: int) -> Tensor:
+        """A projection, as (batch, heads, length, head_dim)."""
+        if self.c.projection == "shared-per-head":
+            return self.dense(name, x.unflatten(-1, (heads, -1))).transpose(1, 2)
+        return self.dense(name, x).unflatten(-1, (heads, -1)).transpose(1, 2)
+
+    def attend(self, at: str, x: Tensor, y: Any, keep: Tensor, where: Any, bias: Any, past: Any) -> Tensor:
+        """`x` looks at `y`; `where`: the positions of `x`, for self-attention."""
+        query = self.placed(at, "query", self.tap(f"{at}.query", self.split(f"{at}.query", x, self.c.num_heads)), where)
+        if past is not None and where is None:
+            key, value = past[at]
+        else:
+            key, value = self.key_value(at, y, where)
+            if past is not None:
+                key, value = self.remember(past, at, key, value)
+        context = self.weigh(at, query, key, value, keep, bias)
+        context = self.tap(f"{at}.context", context.transpose(1, 2).flatten(-2))
+        return self.tap(f"{at}.output", self.dense(f"{at}.output", context))
+
+    def key_value(self, at: str, y: Tensor, where: Any) -> tuple[Tensor, Tensor]:
+        key = self.tap(f"{at}.key", self.split(f"{at}.key", y, self.key_heads))
+        return self.placed(at, "key", key, where), self.tap(f"{at}.value", self.split(f"{at}.value", y, self.key_heads))
+
+    def remember(self, past: Cache, at: str, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Everything that a layer's self-attention has read, with the new keys and values at the end."""
+        if at in past:
+            key, value = torch.cat([past[at][0], key], 2), torch.cat([past[at][1], value], 2)
+        past[at] = (key, value)
+        return key, value
+
+    def placed(self, at: str, role: str, x: Tensor, where: Any) -> Tensor:
+        """The query or key with its norm and its rotation."""
+        if self.c.query_key_norm:
+            gain = self.p[f"{at}.{role}_norm.weight"] + (1 if self.c.norm_gain == "one-plus-weight" else 0)
+            x = self.tap(f"{at}.{role}_norm", self.rms(x, gain))
+        if self.c.positions == "rotary" and where is not None:
+            x = self.tap(f"{at}.{role}_rotated", self.rotated(x, where))
+        return x
+
+    def rotated(self, x: Tensor, where: Tensor) -> Tensor:
+        return rotate(x, where, inverse_frequencies(self.c, self.head_dim), self.c.rope_layout)
+
+    def scale(self) -> float:
+        """Factor of the scores."""
+        width = {"head_dim": self.head_dim, "embed_dim": self.c.embed_dim, "none": 1}[self.c.attention_scale]
+        return float(self.c.attention_multiplier / math.sqrt(width))
+
+    def masked_score(self) -> float:
+        lowest = torch.finfo(self.dtype).min / 2
+        value = self.c.mask_value * (self.scale() if self.c.mask_order == "before-scale" else 1)
+        return float(max(value, lowest))
+
+    def weigh(self, at: str, query: Tensor, key: Tensor, value: Tensor, keep: Tensor, bias: Any) -> Tensor:
+        """Scores, weights, and the weighted values (batch, heads, length, head_dim)."""
+        shared = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1)
+        scores = self.tap(f"{at}.scores", self.scores(query, key, bias))
+        weights = self.tap(f"{at}.weights", self.softmax(self.masked(scores, keep)))
+        return weights @ value
+
+    def scores(self, query: Tensor, key: Tensor, bias: Any) -> Tensor:
+        scores = query @ key.transpose(-2, -1) * self.scale()
+        if cap := self.c.attention_softcap:
+            scores = cap * torch.tanh(scores / cap)
+        return scores if bias is None else scores + bias
+
+    def masked(self, scores: Tensor, keep: Tensor) -> Tensor:
+        return scores.masked_fill(~keep, self.masked_score())
+
+    def softmax(self, scores: Tensor) -> Tensor:
+        wide = scores.float() if scores.dtype == torch.bfloat16 else scores
+        return torch.softmax(wide, -1).to(scores.dtype)
+
+    def head(self, x: Tensor) -> Tensor:
+        c = self.c
+        if c.head == "hidden":
+            return x
+        if c.head == "pooled":
+            return torch.tanh(self.dense("pooler", x[:, 0]))
+        if c.head_scale == "embed_dim":
+            x = x / math.sqrt(c.embed_dim)
+        weight = self.table("encoder" if c.architecture == "encoder" else "decoder") if c.tied_head else None
+        logits = F.linear(x, self.p["head.weight"] if weight is None else weight, self.p.get("head.bias"))
+        return c.final_softcap * torch.tanh(logits / c.final_softcap) if c.final_softcap else logits
+
+
+def tokens(value: Any) -> Tensor:
+    """Token ids, or a mask, as int64."""
+    return torch.as_tensor(np.asarray(value)).long()

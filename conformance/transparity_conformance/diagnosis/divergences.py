@@ -8,6 +8,7 @@ from transparity_conformance.diagnosis.explain import Explanation, explain
 from transparity_conformance.diagnosis.faults import whole_model
 from transparity_conformance.diagnosis.locate import candidate_sites
 from transparity_conformance.diagnosis.probe_result import Results, error_profile, logits_error, still_wrong
+from transparity_conformance.diagnosis.reach.wholly_hidden import judged
 from transparity_conformance.diagnosis.segment import Combination, Segment
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.report.comparison import gap, share
@@ -43,7 +44,7 @@ def explain_all(results: Results, faulty: list[str], dtype: str, progress: Progr
         explanations[tap] = found
         known = (*known, *found.chosen)
         ours = walk(worst.probe, worst.recorded, until=tap)[tap]
-        profile = {} if found.causes else error_profile(worst.recorded[tap], ours)
+        profile = {} if found.causes else error_profile(judged(worst.probe, tap, worst.recorded[tap], ours), ours)
         ties = found.indistinguishable, found.split_by
         divergences.append(Divergence(tap, error, budget, found.causes, *ties, name, profile))
         if found.remains:
@@ -66,7 +67,8 @@ def _remaining(segment: Segment, known: Combination) -> Divergence:
     """The difference that no cause explains, on the probe where it is largest."""
     probe = max(segment.probes, key=lambda probe: segment.share(probe, known))
     recorded = segment.recorded[probe.name]
-    actual, ours = recorded[segment.tap], walk(probe, recorded, known, until=segment.tap)[segment.tap]
+    ours = walk(probe, recorded, known, until=segment.tap)[segment.tap]
+    actual = judged(probe, segment.tap, recorded[segment.tap], ours)
     budget, profile = segment.budgets[probe.name], error_profile(actual, ours)
     return Divergence(segment.tap, gap(actual, ours), budget, probe=probe.name, profile=profile)
 

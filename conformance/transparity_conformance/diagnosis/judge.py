@@ -11,6 +11,8 @@ from transparity_conformance.diagnosis.divergences import Progress, explain_all
 from transparity_conformance.diagnosis.explain import tap_kind
 from transparity_conformance.diagnosis.locate import faulty_segments, wrong_at_tokens
 from transparity_conformance.diagnosis.probe_result import ProbeResult, Results, compare_segments, error_profile
+from transparity_conformance.diagnosis.reach.conventions import convention_notes, other_convention
+from transparity_conformance.diagnosis.reach.wholly_hidden import judged
 from transparity_conformance.diagnosis.reduced_precision import find_rounding, how_to_declare
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.report.comparison import difference, share
@@ -49,7 +51,7 @@ def judge(
         progress = progress or silent
         results, missing = _compare(probes, actual, dtype, logits_only, progress)
         measured = tuple(_measured(results.values(), dtype))
-        claims = tuple(_claims(measured)) + ((repeated,) if repeated else ())
+        claims = (*_claims(measured), *((repeated,) if repeated else ()), *other_convention(results))
         shared = {"claims": claims, "measured": measured, "dtype": dtype}
         report: Callable[..., Report] = partial(Report, name, not_compared=(*not_compared, *missing), **shared)  # type: ignore[arg-type]
         if not results:
@@ -96,6 +98,7 @@ def _verdict(
     first = min((item.tap for item in measured if item.share > 1), key=taps.index, default=None)
     faulty, equivalent = faulty_segments(results, dtype)
     notes = [message for result in results.values() for message in result.misshapen.values()]
+    notes += convention_notes(results)
     notes += [f"{tap} is held in another form, which makes no difference behind it" for tap in equivalent]
     if all(item.share <= 1 for item in measured if item.tap == "logits"):
         wrong = wrong_at_tokens(results, faulty, dtype)
@@ -129,6 +132,7 @@ def _measured(results: Iterable[ProbeResult], dtype: str) -> Iterable[Measured]:
         for tap in (tap for tap in result.order if tap in result.errors):
             expected, budget = oracle.expected[tap], oracle.budget(tap, dtype)
             recorded = result.recorded.get(tap)
+            recorded = None if recorded is None else judged(result.probe, tap, recorded, expected)
             error = np.inf if recorded is None else difference(recorded, expected)
             wrong = recorded is not None and share(error, budget) > 1
             profile = error_profile(recorded, expected) if wrong else {}  # type: ignore[arg-type]

@@ -9,10 +9,11 @@ import numpy as np
 from transparity_conformance.diagnosis.equivalence import Pair, is_equivalent
 from transparity_conformance.diagnosis.faults.sites import is_norm
 from transparity_conformance.diagnosis.probe_result import ProbeResult, Results
+from transparity_conformance.diagnosis.reach.wholly_hidden import free_positions, judged_gap
 from transparity_conformance.diagnosis.walk import segment_budgets, walk
 from transparity_conformance.oracle.budgets import NEIGHBOURS_OF_DRAWN, epsilon
 from transparity_conformance.oracle.probes import Probe
-from transparity_conformance.report.comparison import gap, share
+from transparity_conformance.report.comparison import share
 
 INTERNAL = (
     *("query", "query_norm", "query_rotated", "key", "key_norm", "key_rotated", "value"),
@@ -58,14 +59,22 @@ def _healed(results: Results, suspects: set[str], dtype: str) -> set[tuple[str, 
         model = id(result.probe.parameters)
         for tap in suspects & set(result.recorded):
             end = _sublayer_end(tap, result)
-            if end and gap(result.recorded[end], ours[end]) <= max(budgets[end], result.budgets[end]):
+            if end and judged_gap(result.probe, end, result.recorded[end], ours[end]) <= max(budgets[end], result.budgets[end]):
                 right_end[key, tap] = model
-            pairs.setdefault((tap, model), []).append((_comparable(result, tap, ours), ours[tap]))
+            rows = ~_depends_on_convention(result.probe, tap)
+            pairs.setdefault((tap, model), []).append((_comparable(result, tap, ours)[rows], ours[tap][rows]))
     tolerance = EQUIVALENT * epsilon(dtype)
     accepted = {
         tap_and_model for tap_and_model, some in pairs.items() if is_equivalent(tap_and_model[0], some, tolerance)
     }
     return {(key, tap) for (key, tap), model in right_end.items() if (tap, model) in accepted}
+
+
+def _depends_on_convention(probe: Probe, tap: str) -> np.ndarray:
+    """True for the rows of the batch in which `tap` depends on what a query returns that sees no key."""
+    rows = len(next(iter(probe.inputs.values())))
+    free = free_positions(probe).get(tap)
+    return np.zeros(rows, bool) if free is None else free.reshape(rows, -1).any(1)
 
 
 def _sublayer_end(tap: str, result: ProbeResult) -> str | None:
@@ -103,7 +112,7 @@ def wrong_at_tokens(results: Results, faulty: list[str], dtype: str) -> list[str
 def _differs(result: ProbeResult, tap: str, dtype: str) -> bool:
     """Return whether the port differs from the oracle at real tokens."""
     oracle, tokens = result.probe.oracle, _real_tokens(result.probe, tap)
-    error = gap(result.recorded[tap] * tokens, oracle.expected[tap] * tokens)
+    error = judged_gap(result.probe, tap, result.recorded[tap] * tokens, oracle.expected[tap] * tokens)
     return share(error, oracle.budget(tap, dtype)) > 1
 
 

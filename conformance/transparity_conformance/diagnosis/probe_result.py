@@ -11,6 +11,7 @@ import numpy as np
 
 from transparity.taps import tap_shapes
 from transparity_conformance.diagnosis.fault import Hypothesis
+from transparity_conformance.diagnosis.reach.wholly_hidden import judged_gap
 from transparity_conformance.diagnosis.segment import NEAR
 from transparity_conformance.diagnosis.walk import segment_budgets, walk
 from transparity_conformance.oracle.probes import Probe
@@ -29,6 +30,9 @@ class ProbeResult:
     """All taps of the reference, in the order of the forward pass."""
     budgets: dict[str, float]
     errors: dict[str, float]
+    """The largest differences where no convention decides."""
+    everywhere: dict[str, float]
+    """The largest differences, those that are a convention included."""
 
     def share(self, tap: str) -> float:
         return share(self.errors[tap], self.budgets[tap])
@@ -60,7 +64,9 @@ def compare_segments(probe: Probe, shown: Mapping[str, np.ndarray], dtype: str) 
         misshapen=misshapen,
         order=list(ours),
         budgets=segment_budgets(probe, recorded, dtype, neighbours=probe.neighbours, truth=ours),
-        errors={tap: gap(value, ours[tap]) for tap, value in recorded.items()} | dict.fromkeys(misshapen, math.inf),
+        errors={tap: judged_gap(probe, tap, value, ours[tap]) for tap, value in recorded.items()}
+        | dict.fromkeys(misshapen, math.inf),
+        everywhere={tap: gap(value, ours[tap]) for tap, value in recorded.items()},
     )
 
 
@@ -78,7 +84,10 @@ def still_wrong(results: Results, known: Sequence[Hypothesis], dtype: str, most:
     wrong: dict[str, None] = {}
     for result in results.values():
         probe, recorded, ours = result.probe, result.recorded, walk(result.probe, result.recorded, known)
-        errors = {tap: gap(value, ours[tap]) if tap in ours else math.inf for tap, value in recorded.items()}
+        errors = {
+            tap: judged_gap(probe, tap, value, ours[tap]) if tap in ours else math.inf
+            for tap, value in recorded.items()
+        }
         shares = {tap: share(error, result.budgets[tap]) for tap, error in errors.items()}
         wrong |= dict.fromkeys(tap for tap in errors if shares[tap] > NEAR[dtype])
         if len(wrong) > most:
@@ -95,4 +104,4 @@ def still_wrong(results: Results, known: Sequence[Hypothesis], dtype: str, most:
 def logits_error(results: Results, known: Sequence[Hypothesis]) -> float:
     """The largest error of the logits' own segment with `known` applied."""
     recorded = [(each.probe, each.recorded) for each in results.values() if "logits" in each.recorded]
-    return max(gap(taps["logits"], walk(probe, taps, known)["logits"]) for probe, taps in recorded)
+    return max(judged_gap(probe, "logits", taps["logits"], walk(probe, taps, known)["logits"]) for probe, taps in recorded)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from transparity_conformance.diagnosis.fault import Hypothesis
+from transparity_conformance.diagnosis.reach.wholly_hidden import judged
 from transparity_conformance.diagnosis.walk import Base, Impossible, base_of, segment_budgets, walk
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.report.comparison import less, share
@@ -51,13 +52,13 @@ class Segment:
         return self._bases[probe.name]
 
     def left(self, probe: Probe, chosen: Combination) -> np.ndarray:
-        """Subtract the port's value from the reference's with `chosen` applied."""
+        """Subtract the reference's value, with `chosen` applied, from the port's; 0 where a convention decides."""
         recorded = self.recorded[probe.name]
         try:
             ours = walk(probe, recorded, chosen, until=self.tap, base=self._base(probe))[self.tap]
         except Impossible:
             return np.array([np.inf])
-        return less(recorded[self.tap], ours)
+        return less(judged(probe, self.tap, recorded[self.tap], ours), ours)
 
     def share(self, probe: Probe, chosen: Combination) -> float:
         """Divide the remaining difference by the budget, measured again if that could matter."""

@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 
 from transparity.config import MaskOrder, TransformerConfig
-from transparity_conformance.diagnosis.fault import Fault, WalkState
+from transparity_conformance.diagnosis.fault import Fault, Patch, WalkState
 from transparity_conformance.diagnosis.faults.sites import Value, given_mask, keys_of, padding_at, split
 from transparity_numpy.attention import attention_weights, repeat_heads
 from transparity_numpy.functional import softmax
@@ -139,10 +139,8 @@ INVERTED = _masked("mask-polarity", "inverted", "the mask is inverted", lambda m
 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     _, sublayer, tap = split(site)
-    if tap == "context" and sublayer.endswith("attention"):
-        yield Fault(
-            "mask-wholly-hidden-row", "zero context", "a row with every key masked returns zeros", patch=_zero_context
-        )
+    if tap == "context" and not config.mask_is_exact:
+        yield from conventions(config, site)
     if tap != "weights":
         return
     pads = config.pad_id is not None or given_mask(config, site)
@@ -165,7 +163,9 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if config.num_heads > 1:
         yield Fault("softmax-axis", "heads", "softmax runs over the heads", patch=partial(_softmax_over, 1))
     if pads or causal:
-        yield from _hidden_row_faults(causal=causal)
+        yield HIDDEN_ROW_IS_NAN
+        if not config.mask_is_exact:
+            yield from conventions(config, site)
 
 
 def _value_faults(config: TransformerConfig) -> Iterator[Fault]:
@@ -213,15 +213,22 @@ def _exchanged_layers(m: MaskParts) -> Mask:
     return m.windowed() if m.layer_window is None else m.unwindowed()
 
 
-def _hidden_row_faults(*, causal: bool) -> Iterator[Fault]:
-    for name, fill, description in (
-        ("zero", 0.0, "a row with every key masked has weights of zero"),
-        ("NaN", math.nan, "a row with every key masked becomes NaN"),
-    ):
-        yield Fault("mask-wholly-hidden-row", name, description, patch=partial(_unseeing, fill))
-    if causal:
-        description = "a row with every key masked weighs the keys up to its own position alike"
-        yield Fault("mask-wholly-hidden-row", "past", description, patch=_unseeing_past)
+def _hidden_row(name: str, description: str, patch: Patch) -> Fault:
+    return Fault("mask-wholly-hidden-row", name, f"a row with every key masked {description}", patch=patch)
+
+
+def conventions(config: TransformerConfig, site: str) -> Iterator[Fault]:
+    """What ports return where every key of a row is masked; faults only where masked keys weigh something."""
+    _, sublayer, tap = split(site)
+    if tap == "context" and sublayer.endswith("attention"):
+        yield _hidden_row("zero context", "returns zeros", _zero_context)
+    if tap != "weights":
+        return
+    yield _hidden_row("zero", "has weights of zero", partial(_unseeing, 0.0))
+    if site.startswith("decoder") and sublayer == "self_attention":
+        yield _hidden_row("past", "weighs the keys up to its own position alike", _unseeing_past)
+    if config.mask_is_exact:
+        yield _hidden_row("by scores", "weighs its keys by their scores, as if none were masked", _unseeing_scores)
 
 
 def scores_at(state: WalkState, site: str) -> Value:
@@ -261,6 +268,11 @@ def _unseeing(fill: float, state: WalkState, site: str, value: Value) -> Value:
     return np.where(sees, value, value.dtype.type(fill))
 
 
+def _unseeing_scores(state: WalkState, site: str, value: Value) -> Value:
+    sees = right_mask(state, site).any(-1, keepdims=True)
+    return np.where(sees, value, softmax(scores_at(state, site)))
+
+
 def _unseeing_past(state: WalkState, site: str, value: Value) -> Value:
     parts = MaskParts(state, site)
     return np.where(parts.seen().any(-1, keepdims=True), value, parts.past / parts.past.sum(-1, keepdims=True))
@@ -273,3 +285,6 @@ def _zero_context(state: WalkState, site: str, value: Value) -> Value:
     heads = np.where(sees, state.taps[weights] @ values, value.dtype.type(0))
     batch, _, length, _ = heads.shape
     return heads.swapaxes(1, 2).reshape(batch, length, -1)
+
+
+HIDDEN_ROW_IS_NAN = _hidden_row("NaN", "becomes NaN", partial(_unseeing, math.nan))

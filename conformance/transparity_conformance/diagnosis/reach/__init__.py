@@ -1,0 +1,1 @@
+"""How far a difference reaches: to which positions, tokens and predictions."""

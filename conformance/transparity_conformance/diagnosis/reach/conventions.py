@@ -1,0 +1,57 @@
+"""The convention that a port has for queries that see no key: named, and never a fault."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from transparity_conformance.diagnosis.fault import Fault, Hypothesis
+from transparity_conformance.diagnosis.faults.masks import conventions
+from transparity_conformance.diagnosis.probe_result import Results
+from transparity_conformance.diagnosis.walk import walk
+from transparity_conformance.report.comparison import gap, share
+from transparity_conformance.report.report import ClaimResult
+
+ID = "wholly_hidden"
+OURS = "ours weighs all keys alike; that is a convention, not a fault, and what depends on it is not judged"
+
+
+def other_convention(results: Results) -> Iterator[ClaimResult]:
+    """The largest difference that only a convention explains, if the port has another one than ours."""
+    found = [
+        (share(error, result.budgets[tap]), tap, result)
+        for result in results.values()
+        for tap, error in result.everywhere.items()
+        if share(error, result.budgets[tap]) > 1 >= result.share(tap)
+    ]
+    if found:
+        _, tap, worst = max(found, key=lambda item: item[0])
+        where = f"{tap} ({worst.probe.name})"
+        yield ClaimResult(ID, "agrees", worst.everywhere[tap], worst.budgets[tap], where)
+
+
+def convention_notes(results: Results) -> list[str]:
+    """The same as a sentence, with the name of the port's convention if the catalogue has it."""
+    return [f"{ID}: {_named(results)}; {OURS}" for _ in other_convention(results)]
+
+
+def _named(results: Results) -> str:
+    first = next(iter(results.values()))
+    by_variant: dict[str, dict[str, Fault]] = {}
+    for tap in first.order:
+        for fault in conventions(first.probe.config, tap):
+            by_variant.setdefault(fault.variant, {})[tap] = fault
+    for by_site in by_variant.values():
+        fault = next(iter(by_site.values()))
+        if _explains(results, Hypothesis(fault, tuple(by_site))):
+            return f"in the port {fault.description}"
+    return "in the port a row with every key masked returns something else"
+
+
+def _explains(results: Results, hypothesis: Hypothesis) -> bool:
+    """Return whether nothing is left of the differences that are a convention."""
+    for result in results.values():
+        odd = [tap for tap, error in result.everywhere.items() if share(error, result.budgets[tap]) > 1]
+        ours = walk(result.probe, result.recorded, (hypothesis,)) if odd else {}
+        if any(share(gap(result.recorded[tap], ours[tap]), result.budgets[tap]) > 1 for tap in odd):
+            return False
+    return True

@@ -15,7 +15,7 @@ from transparity.taps import tap_shapes
 from transparity_conformance.diagnosis import faults
 from transparity_conformance.oracle.cases import CASES
 
-HELPERS = {"scopes", "sites"}
+HELPERS = {"scopes", "sites", "wholly_hidden"}
 
 
 def test_every_file_of_faults_is_in_the_catalogue() -> None:

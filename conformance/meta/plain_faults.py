@@ -118,7 +118,10 @@ def faults(config: TransformerConfig) -> tuple[PlainFault, ...]:
         if config.architecture == "encoder-decoder":
             scopes += ["encoder", "decoder"] * (id in BY_STACK) + ["encoder.layers.0"] * (id in BY_LAYER)
             scopes += ["decoder.layers.0.cross_attention"] * (id in BY_ATTENTION)
-        found += [PlainFault(id, variant, scope) for variant in variants for scope in scopes]
+        # where masked keys weigh nothing, any number for a row that sees nothing is a convention
+        free = id == "mask-wholly-hidden-row" and config.mask_is_exact
+        made = [variant for variant in variants if not free or variant == "nan"]
+        found += [PlainFault(id, variant, scope) for variant in made for scope in scopes]
     return tuple(found)
 
 
@@ -268,6 +271,7 @@ STYLES = (
     "logits alone",
     "some taps",
     "no key bias",
+    "another convention",
 )
 """Ways to write a correct port; `bfloat16` is declared as such."""
 
@@ -278,6 +282,7 @@ def styles(config: TransformerConfig, seeds: int = 4) -> tuple[Style, ...]:
     left_out = {
         "trimmed": hides and config.architecture == "encoder-decoder",
         "no key bias": hides and config.qkv_bias,
+        "another convention": config.mask_is_exact,
     }
     kinds = [kind for kind in STYLES if left_out.get(kind, True)]
     return tuple(Style(kind, seed) for kind in kinds for seed in range(seeds))

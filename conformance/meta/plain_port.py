@@ -406,7 +406,8 @@ class PlainPort:
         axis = {"": -1, "queries": -2, "heads": 1}[self.fault("softmax-axis", at)]
         top = np.exp(masked - masked.max(axis, keepdims=True))
         weights = top / top.sum(axis, keepdims=True)
-        if blind := self.fault("mask-wholly-hidden-row", at):
+        convention = ("zeros", "mean of the past")[self.seed % 2] if self.style == "another convention" else ""
+        if blind := self.fault("mask-wholly-hidden-row", at) or convention:
             past = np.tril(np.ones(keep.shape[2:], bool)) if "decoder" in at and "self" in at else np.ones_like(keep)
             past = np.broadcast_to(past, keep.shape)
             instead = {

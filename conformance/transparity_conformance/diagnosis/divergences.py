@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from transparity_conformance.diagnosis.explain import Explanation, explain
 from transparity_conformance.diagnosis.faults import whole_model
+from transparity_conformance.diagnosis.faults.wholly_hidden import judged
 from transparity_conformance.diagnosis.locate import candidate_sites
 from transparity_conformance.diagnosis.probe_result import Results, error_profile, logits_error, still_wrong
-from transparity_conformance.diagnosis.reach.wholly_hidden import judged
 from transparity_conformance.diagnosis.segment import Combination, Segment
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.report.comparison import gap, share

@@ -9,10 +9,10 @@ import numpy as np
 
 from transparity_conformance.diagnosis.divergences import Progress, explain_all
 from transparity_conformance.diagnosis.explain import tap_kind
+from transparity_conformance.diagnosis.faults.wholly_hidden import judged
 from transparity_conformance.diagnosis.locate import faulty_segments, wrong_at_tokens
 from transparity_conformance.diagnosis.probe_result import ProbeResult, Results, compare_segments, error_profile
 from transparity_conformance.diagnosis.reach.conventions import convention_notes, other_convention
-from transparity_conformance.diagnosis.reach.wholly_hidden import judged
 from transparity_conformance.diagnosis.reduced_precision import find_rounding, how_to_declare
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.report.comparison import difference, share

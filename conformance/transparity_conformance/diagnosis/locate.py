@@ -8,8 +8,8 @@ import numpy as np
 
 from transparity_conformance.diagnosis.equivalence import Pair, is_equivalent
 from transparity_conformance.diagnosis.faults.sites import is_norm
+from transparity_conformance.diagnosis.faults.wholly_hidden import free_positions, judged_gap
 from transparity_conformance.diagnosis.probe_result import ProbeResult, Results
-from transparity_conformance.diagnosis.reach.wholly_hidden import free_positions, judged_gap
 from transparity_conformance.diagnosis.walk import segment_budgets, walk
 from transparity_conformance.oracle.budgets import NEIGHBOURS_OF_DRAWN, epsilon
 from transparity_conformance.oracle.probes import Probe
@@ -59,7 +59,9 @@ def _healed(results: Results, suspects: set[str], dtype: str) -> set[tuple[str, 
         model = id(result.probe.parameters)
         for tap in suspects & set(result.recorded):
             end = _sublayer_end(tap, result)
-            if end and judged_gap(result.probe, end, result.recorded[end], ours[end]) <= max(budgets[end], result.budgets[end]):
+            if end and judged_gap(result.probe, end, result.recorded[end], ours[end]) <= max(
+                budgets[end], result.budgets[end]
+            ):
                 right_end[key, tap] = model
             rows = ~_depends_on_convention(result.probe, tap)
             pairs.setdefault((tap, model), []).append((_comparable(result, tap, ours)[rows], ours[tap][rows]))
@@ -74,7 +76,7 @@ def _depends_on_convention(probe: Probe, tap: str) -> np.ndarray:
     """True for the rows of the batch in which `tap` depends on what a query returns that sees no key."""
     rows = len(next(iter(probe.inputs.values())))
     free = free_positions(probe).get(tap)
-    return np.zeros(rows, bool) if free is None else free.reshape(rows, -1).any(1)
+    return np.zeros(rows, bool) if free is None else np.any(free.reshape(rows, -1), axis=1)
 
 
 def _sublayer_end(tap: str, result: ProbeResult) -> str | None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from transparity.taps import tap_shapes
 from transparity_conformance.diagnosis.fault import Hypothesis
-from transparity_conformance.diagnosis.reach.wholly_hidden import judged_gap
+from transparity_conformance.diagnosis.faults.wholly_hidden import judged_gap
 from transparity_conformance.diagnosis.segment import NEAR
 from transparity_conformance.diagnosis.walk import segment_budgets, walk
 from transparity_conformance.oracle.probes import Probe
@@ -104,4 +104,6 @@ def still_wrong(results: Results, known: Sequence[Hypothesis], dtype: str, most:
 def logits_error(results: Results, known: Sequence[Hypothesis]) -> float:
     """The largest error of the logits' own segment with `known` applied."""
     recorded = [(each.probe, each.recorded) for each in results.values() if "logits" in each.recorded]
-    return max(judged_gap(probe, "logits", taps["logits"], walk(probe, taps, known)["logits"]) for probe, taps in recorded)
+    return max(
+        judged_gap(probe, "logits", taps["logits"], walk(probe, taps, known)["logits"]) for probe, taps in recorded
+    )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from transparity_conformance.diagnosis.fault import Hypothesis
-from transparity_conformance.diagnosis.reach.wholly_hidden import judged
+from transparity_conformance.diagnosis.faults.wholly_hidden import judged
 from transparity_conformance.diagnosis.walk import Base, Impossible, base_of, segment_budgets, walk
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.report.comparison import less, share

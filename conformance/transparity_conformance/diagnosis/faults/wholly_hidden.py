@@ -58,7 +58,7 @@ def _measure(probe: Probe) -> Arrays:
 
 
 def _changed(probe: Probe, convention: Convention) -> Arrays:
-    """By tap, True where the reference with `convention` differs by more than float64 rounds; {} if no row is hidden."""
+    """By tap, True where `convention` changes more than float64 rounds; empty if every row sees some key."""
     state = WalkState(probe.config, {}, probe.inputs)
     values, is_used = Arrays(), False
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,16 @@ class BuiltPort:
     build: Build
     """Builds another one with other parameters."""
     forward: Any
+    built: dict[int, tuple[TransformerConfig, Arrays, Any]] = field(default_factory=dict)
+    """Configurations, parameters and the ports built with them, by the identity of the parameters."""
+
+    def built_for(self, config: TransformerConfig, parameters: Arrays) -> Any:
+        """The port with other parameters, copied: the same object whenever it is asked for."""
+        key = id(parameters)
+        if key not in self.built:  # the parameters are kept, so that no others can have their identity
+            copies = {name: value.copy() for name, value in parameters.items()}
+            self.built[key] = config, parameters, self.build(config, copies)
+        return self.built[key][-1]
 
 
 @dataclass(frozen=True)

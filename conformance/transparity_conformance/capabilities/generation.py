@@ -66,8 +66,8 @@ def numbered(prefix: str, requests: Callable[[Probe], Sequence[Request]]) -> Cal
 
 
 def built_for(port: BuiltPort, request: Request) -> Any:
-    """Return the port, built with copies of the parameters of a request."""
-    return port.build(request.config, {name: value.copy() for name, value in request.parameters.items()})
+    """Return the port with the parameters of a request."""
+    return port.built_for(request.config, request.parameters)
 
 
 def as_tokens(value: Any) -> np.ndarray:

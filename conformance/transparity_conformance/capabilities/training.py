@@ -113,9 +113,9 @@ def _shapes(key: str, request: TrainingRequest) -> Shapes:
 
 def _ask(port: BuiltPort, way: Way, key: str, request: TrainingRequest) -> Answers:
     """Return the losses and the parameters. Raises any error of the port, and `TypeError` for a wrong shape or name."""
-    parameters = {name: value.copy() for name, value in request.parameters.items()}
+    parameters = request.parameters
     copied = [{name: tokens.astype(np.int64) for name, tokens in batch.items()} for batch in request.batches]
-    losses, became = port.build(request.config, parameters).train(copied, request.training)
+    losses, became = port.built_for(request.config, parameters).train(copied, request.training)
     answers = {str(name): as_numbers(value).astype(np.float64) for name, value in dict(became).items()}
     missing = [name for name in parameters if is_learned(name) and name not in answers]
     if missing:

@@ -24,6 +24,7 @@ from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, probes_of, probes_with
 from transparity_conformance.oracle.probes import probes as probes_of_preset
 from transparity_conformance.ports import isolation
+from transparity_conformance.ports.histories import compare_history
 from transparity_conformance.ports.isolation import TIMEOUT
 from transparity_conformance.ports.running import Port, built, run, told_dtype
 from transparity_conformance.report.capability_result import not_compared, with_capabilities
@@ -84,11 +85,15 @@ def check(
     first = next(iter(probes.values()))
     repeated = _repeated(first, actual[first.name], run(forward, first, logits_only=logits_only), dtype)
     report = judge(name, probes, actual, dtype=dtype, logits_only=logits_only, progress=progress, repeated=repeated)
-    if parameters is not None:
-        return with_capabilities(report, not_compared(f"{', '.join(ATTRIBUTES)}: {FORWARD_ALONE}"))
     sharing = {key: probe for key, probe in probes.items() if probe.parameters is first.parameters}
     logits = {key: taps["logits"] for key, taps in actual.items()}
-    return _with_capabilities(report, BuiltPort(build, forward), ForwardPass(sharing, logits, dtype))
+    port, passed = BuiltPort(build, forward), ForwardPass(sharing, logits, dtype)
+    if parameters is None:
+        return _with_capabilities(report, port, passed)
+    found = not_compared(f"{', '.join(ATTRIBUTES)}: {FORWARD_ALONE}")
+    return with_capabilities(
+        report, found + compare_history(port, passed, found) if report.verdict == "agrees" else found
+    )
 
 
 def _run_all(
@@ -128,7 +133,8 @@ def _with_capabilities(report: Report, port: BuiltPort, forward: ForwardPass) ->
             report, not_compared(*(f"{row.attribute}: {says}" for row in offered_by(port.forward)))
         )
     is_right = report.verdict == "agrees"
-    return with_capabilities(report, compare_capabilities(port, forward, is_right=is_right))
+    found = compare_capabilities(port, forward, is_right=is_right)
+    return with_capabilities(report, found + compare_history(port, forward, found) if is_right else found)
 
 
 def _repeated(probe: Probe, once: dict[str, np.ndarray], again: dict[str, np.ndarray], dtype: str) -> ClaimResult:

@@ -60,10 +60,11 @@ def run(forward: Callable[..., Any], probe: Probe, *, logits_only: bool = False)
     for name, value in taps.items():
         if name not in known:
             raise PortError(f"forward returned {shown(name)}, which is no tap; the taps are {_some(known)}.")
-        result[name] = _array(name, value)
+        if not logits_only or name == "logits":
+            result[name] = _array(name, value)
     if "logits" not in result:
         raise PortError(f"forward returned {', '.join(map(repr, taps)) or 'nothing'}; expected at least 'logits'.")
-    return {"logits": result["logits"]} if logits_only else {name: result[name] for name in known if name in result}
+    return {name: result[name] for name in known if name in result}
 
 
 def _array(name: str, value: Any) -> np.ndarray:

@@ -18,6 +18,8 @@ class CapabilityResult:
     faults: tuple[Divergence, ...] = ()
     not_compared: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    calls: int = 0
+    """Calls of one object that were compared with those of a fresh one."""
 
     def __add__(self, other: CapabilityResult) -> CapabilityResult:
         return CapabilityResult(
@@ -25,6 +27,7 @@ class CapabilityResult:
             self.faults + other.faults,
             self.not_compared + other.not_compared,
             self.notes + other.notes,
+            self.calls + other.calls,
         )
 
 
@@ -56,4 +59,5 @@ def with_capabilities(report: Report, found: CapabilityResult) -> Report:
         claims=(*report.claims, *found.claims),
         not_compared=(*found.not_compared, *report.not_compared),
         notes=(*report.notes, *found.notes),
+        coverage=dataclasses.replace(report.coverage, calls=report.coverage.calls + found.calls),
     )

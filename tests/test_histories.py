@@ -127,9 +127,9 @@ def test_gradients_that_add_up_diverge() -> None:
 def test_a_generation_that_goes_on_where_it_ended_diverges() -> None:
     def wrong(state: dict[str, Any], method: Callable[..., Any], prompt: Any, steps: int, **named: Any) -> Any:
         tokens = np.array(method(prompt, steps, **named))
-        if state.setdefault(steps, 0) and tokens.shape[1] > 3:
+        if state.setdefault(str(steps), 0) and tokens.shape[1] > 3:
             tokens[:, -1] = (tokens[:, -1] + 1) % 20
-        state[steps] += 1
+        state[str(steps)] += 1
         return tokens
 
     report = checked(wrong, "generate", "generate")

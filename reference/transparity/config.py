@@ -7,14 +7,17 @@ The fields come first, in sections, then their consequences, then JSON. `transpa
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_type_hints
 
-from transparity.errors import ConfigError
+from transparity.errors import ConfigError, shown
 from transparity.fields import NOT_NEGATIVE, NOT_POSITIVE, POSITIVE, PROBABILITY, SHARE, number, whole
 from transparity.probe_sizes import probe_sizes
+from transparity.text import VALUE, listed, reason, safe
 from transparity.validation import check_together, checked
 
 Architecture = Literal["encoder-decoder", "decoder", "encoder"]
@@ -338,7 +341,7 @@ class TransformerConfig:
         """
         unknown = set(sizes) - {field.name for field in dataclasses.fields(self)}
         if unknown:
-            raise ConfigError(f"resized() was given {', '.join(sorted(unknown))}, which no configuration has.")
+            raise ConfigError(f"resized() was given {listed(sorted(unknown))}, which no configuration has.")
         sizes = probe_sizes(self) | sizes
         for stack, names in (
             (self.has_encoder, ("source_vocab_size", "num_encoder_layers")),
@@ -365,7 +368,9 @@ class TransformerConfig:
         for name in fields:
             if name not in known:
                 hub = "; a hub's config.json is imported with its checkpoint" if "model_type" in fields else ""
-                raise ConfigError(f"A configuration has no field {name!r}{hub}; its fields are {', '.join(known)}.")
+                close = difflib.get_close_matches(safe(name, VALUE), known, 1)
+                nearest = f"the nearest is {close[0]}" if close else "expected those of TransformerConfig"
+                raise ConfigError(f"A configuration has no field {shown(name)}{hub}; {nearest}.")
         if "architecture" not in fields:
             raise ConfigError(f"architecture is missing; it should be one of {', '.join(get_args(Architecture))}.")
         if fields.get("mask_value") == "-inf":
@@ -381,7 +386,7 @@ class TransformerConfig:
         try:
             fields = json.loads(text, object_pairs_hook=_without_repetition)
         except (ValueError, RecursionError, TypeError) as error:
-            raise ConfigError(f"The configuration is not JSON: {error}.") from None
+            raise ConfigError(f"The configuration is not JSON: {reason(error)}.") from None
         return cls.from_dict(fields)
 
 
@@ -389,7 +394,8 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return a JSON object; raise `ValueError` for repeated fields, of which `json` would keep the last."""
     fields = dict(pairs)
     if len(fields) < len(pairs):
-        raise ValueError(f"a field is repeated among {', '.join(name for name, _ in pairs)}")
+        counts = Counter(name for name, _ in pairs)
+        raise ValueError(f"a field is repeated: {listed([name for name in counts if counts[name] > 1])}")
     return fields
 
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 import os
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,9 @@ from safetensors.numpy import save_file
 
 from transparity.config import TransformerConfig
 from transparity.errors import ConfigError, ParameterError, as_array, shown
+from transparity.files import check_header, file_size
+from transparity.memory import check_fits
+from transparity.text import VALUE, reason, safe
 
 Parameters = Mapping[str, np.ndarray]
 Shapes = dict[str, tuple[int, ...]]
@@ -111,10 +113,12 @@ def _norm_shapes(scope: str, config: TransformerConfig) -> Shapes:
 
 def initialize_parameters(config: TransformerConfig, seed: int = 0) -> dict[str, np.ndarray]:
     """Initialise parameters in float32: matrices uniformly within Glorot's bound (document 003), gains and variances
-    to 1, everything else to 0, including gains that are added to 1."""
-    random = np.random.default_rng(seed)
+    to 1, everything else to 0, including gains that are added to 1. Raises `ConfigError` if they do not fit in memory.
+    """
+    random, shapes = np.random.default_rng(seed), parameter_shapes(config)
+    check_fits("The model", 4 * sum(map(math.prod, shapes.values())), ConfigError)
     parameters = {}
-    for name, shape in parameter_shapes(config).items():
+    for name, shape in shapes.items():
         if len(shape) == 2:
             bound = math.sqrt(6 / sum(shape))
             parameters[name] = random.uniform(-bound, bound, shape).astype(np.float32)
@@ -132,15 +136,7 @@ def check_parameters(config: TransformerConfig, parameters: Mapping[str, Any]) -
         raise ConfigError(f"The configuration is {shown(config)}; it should be a TransformerConfig.")
     if not isinstance(parameters, Mapping):
         raise ParameterError(f"The parameters are {shown(parameters)}; they should be arrays by name.")
-    shapes = parameter_shapes(config)
-    for name in parameters:
-        if name not in shapes:
-            close = difflib.get_close_matches(str(name), shapes, 1)
-            hint = f"; the nearest name is {close[0]!r}" if close else ""
-            raise ParameterError(f"Parameter {shown(name)} does not belong to this configuration{hint}.")
-    for name, shape in shapes.items():
-        if name not in parameters:
-            raise ParameterError(f"Parameter {name!r} is missing; it should have the shape {shape}.")
+    for name, shape in check_names(config, parameters).items():
         value = as_array(f"Parameter {name!r}", parameters[name], ParameterError)
         if value.shape != shape:
             transposed = " (it looks transposed)" if value.shape == shape[::-1] else ""
@@ -152,6 +148,20 @@ def check_parameters(config: TransformerConfig, parameters: Mapping[str, Any]) -
             raise ParameterError(f"Parameter {name!r} is {value[where]} at {list(where)}; it should be finite.")
         if name.endswith("running_var") and (value < 0).any():
             raise ParameterError(f"Parameter {name!r} is negative ({value.min()}); a variance should be ≥ 0.")
+
+
+def check_names(config: TransformerConfig, names: Collection[str]) -> Shapes:
+    """Return the shapes of the parameters of `config`; raise `ParameterError` unless `names` are exactly theirs."""
+    shapes = parameter_shapes(config)
+    for name in names:
+        if name not in shapes:
+            close = difflib.get_close_matches(safe(name, 2 * VALUE), shapes, 1)
+            hint = f"; the nearest name is {close[0]!r}" if close else ""
+            raise ParameterError(f"Parameter {shown(name)} does not belong to this configuration{hint}.")
+    for name, shape in shapes.items():
+        if name not in names:
+            raise ParameterError(f"Parameter {name!r} is missing; it should have the shape {shape}.")
+    return shapes
 
 
 def _check_dtype(name: str, dtype: str) -> None:
@@ -167,7 +177,7 @@ def save_parameters(path: str | os.PathLike[str], parameters: Parameters) -> Non
     try:
         save_file({name: np.ascontiguousarray(value) for name, value in arrays.items()}, path)
     except (OSError, SafetensorError, TypeError) as error:
-        raise ParameterError(f"{path} cannot be written as a safetensors file: {error}.") from None
+        raise ParameterError(f"{path} cannot be written as a safetensors file: {reason(error)}.") from None
 
 
 def load_parameters(path: str | os.PathLike[str], config: TransformerConfig | None = None) -> dict[str, np.ndarray]:
@@ -175,16 +185,21 @@ def load_parameters(path: str | os.PathLike[str], config: TransformerConfig | No
 
     Raises `ParameterError` if the file is missing or not safetensors, or if NumPy lacks the dtype of a tensor.
     """
+    check_header(path, ParameterError)
     try:
-        if Path(path).is_dir():
-            raise ParameterError(f"{path} is a folder; expected a safetensors file.")
         with safe_open(path, framework="numpy") as file:
-            for name in file.keys():  # noqa: SIM118 - a handle, not a dict
+            names = list(file.keys())
+            if config is not None:
+                check_names(config, names)
+            for name in names:
                 dtype = file.get_slice(name).get_dtype()
-                _check_dtype(f"{name!r} of {path}", FLOATS.get(dtype, dtype))
-            parameters = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError, TypeError) as error:
-        raise ParameterError(f"{path} cannot be read as a safetensors file: {error}.") from None
+                _check_dtype(f"{shown(name)} of {path}", FLOATS.get(dtype, dtype))
+            check_fits(f"{path}", file_size(path, ParameterError), ParameterError)
+            parameters = {name: file.get_tensor(name) for name in names}
+    except (OSError, SafetensorError, TypeError, ValueError, OverflowError, MemoryError) as error:
+        if isinstance(error, ParameterError):
+            raise
+        raise ParameterError(f"{path} cannot be read as a safetensors file: {reason(error)}.") from None
     if config is not None:
         check_parameters(config, parameters)
     return parameters

@@ -35,7 +35,7 @@ def _choices(name: str, value: Any, choices: tuple[str, ...]) -> tuple[str, ...]
     """Return the chosen `choices` in their order, so that two configurations with the same ones are equal."""
     given = list(value) if isinstance(value, list | tuple) else [None]
     for choice in given:
-        if choice not in choices:
+        if not isinstance(choice, str) or choice not in choices:
             raise ConfigError(f"{name} is {shown(value)}; it should list some of {', '.join(choices)}.")
     return tuple(choice for choice in choices if choice in given)
 
@@ -51,7 +51,7 @@ def _whole_number(field: dataclasses.Field[Any], value: Any) -> int:
         if isinstance(value, bool):
             raise TypeError
         number = operator.index(value)
-    except TypeError:
+    except Exception:  # noqa: BLE001 - `__index__` of any object may raise anything
         raise ConfigError(f"{field.name} is {shown(value)}; it should be a whole number.") from None
     limits = field.metadata.get("range", COUNT)
     if not limits.holds(number):
@@ -66,7 +66,7 @@ def _number(field: dataclasses.Field[Any], value: Any) -> float:
         if isinstance(value, bool | str):
             raise TypeError
         number = float(value)
-    except (TypeError, ValueError, OverflowError):
+    except Exception:  # noqa: BLE001 - `__float__` of any object may raise anything
         raise ConfigError(f"{field.name} is {shown(value)}; it should be a number, {limits.text}.") from None
     if not limits.holds(number):
         raise ConfigError(f"{field.name} is {number}; it should be {limits.text}.")

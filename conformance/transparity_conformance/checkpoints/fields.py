@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -123,9 +124,10 @@ def layers(fields: Fields, name: str = "num_hidden_layers") -> int:
 
 def number(fields: Fields, name: str) -> float:
     """A number greater than 0."""
-    if not is_number(fields[name]) or fields[name] <= 0:
-        raise wrong(name, fields[name], "a number greater than 0")
-    return float(fields[name])
+    found = fields[name]
+    if not is_number(found) or not 0 < found <= sys.float_info.max:  # JSON has whole numbers of any size
+        raise wrong(name, found, "a finite number greater than 0")
+    return float(found)
 
 
 def flag(fields: Fields, name: str) -> bool:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import stat
 from pathlib import Path
 from typing import Any
 
+from transparity import files
 from transparity.errors import TransparityError
 from transparity_conformance.report.text import reason
 
@@ -19,15 +19,7 @@ class BundleError(TransparityError):
 
 def file_size(path: Path) -> int:
     """The size of a file; raises `BundleError` for a pipe or a device, which could be read without end."""
-    try:
-        found = path.stat()
-    except FileNotFoundError:
-        raise BundleError(f"There is no file {path}.") from None
-    except (OSError, ValueError) as error:
-        raise BundleError(f"{path} cannot be read: {reason(error)}.") from None
-    if not stat.S_ISREG(found.st_mode):
-        raise BundleError(f"{path} is not a file; expected a regular file.")
-    return found.st_size
+    return files.file_size(path, BundleError)
 
 
 def read_bytes(path: Path, most: int) -> bytes:

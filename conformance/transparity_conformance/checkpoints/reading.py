@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,16 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from transparity.errors import TransparityError, shown
+from transparity.files import check_header, is_file, is_folder
+from transparity.memory import check_fits
 from transparity_conformance.checkpoints.files import LARGEST_JSON, parse_json, read_bytes
 from transparity_conformance.report.text import VALUE, reason, safe
 
 CONFIG, INDEX, WEIGHTS = "config.json", "model.safetensors.index.json", "model.safetensors"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+UNREADABLE = (OSError, SafetensorError, OverflowError, MemoryError)
+"""The errors of a file that its own header describes wrongly."""
+
 DTYPES = ("F32", "F16", "BF16")
 """The dtypes that float32 holds exactly."""
 
@@ -27,12 +33,12 @@ class CheckpointError(TransparityError):
 
 def read_fields(folder: Path) -> dict[str, Any]:
     """The fields of config.json. Raises `CheckpointError` if it is missing, and `BundleError` if it is not JSON."""
-    if not folder.is_dir():
-        if folder.suffix in PICKLES and folder.exists():
+    if not is_folder(folder):
+        if folder.suffix in PICKLES and is_file(folder):
             raise _pickled(folder)
         raise CheckpointError(f"{folder} is no folder; expected one with {CONFIG} and {WEIGHTS}.")
     path = folder / CONFIG
-    if not path.is_file():
+    if not is_file(path):
         raise CheckpointError(f"{folder} has no {CONFIG}; expected a checkpoint as a hub keeps it.")
     fields = parse_json(path, read_bytes(path, LARGEST_JSON))
     if not isinstance(fields, dict):
@@ -44,14 +50,17 @@ def tensor_files(folder: Path) -> dict[str, Path]:
     """The file of every tensor, by name. Raises `CheckpointError` if there is none, or none that can be read."""
     where: dict[str, Path] = {}
     for path in _files(folder):
+        check_header(path, CheckpointError)
         try:
             with safe_open(path, framework="numpy") as file:
                 names = list(file.keys())
-        except (OSError, SafetensorError) as error:
+        except UNREADABLE as error:
             raise CheckpointError(f"{path} cannot be read as a safetensors file: {reason(error)}.") from None
         for name in names:
             if name in where:
-                raise CheckpointError(f"{name!r} is in {where[name]} and in {path.name}; expected it in one of them.")
+                raise CheckpointError(
+                    f"{shown(name)} is in {where[name].name} and in {path.name}; expected it in one of them."
+                )
             where[name] = path
     return where
 
@@ -59,21 +68,22 @@ def tensor_files(folder: Path) -> dict[str, Path]:
 def load_tensors(where: Mapping[str, Path], wanted: Collection[str]) -> dict[str, np.ndarray]:
     """The `wanted` tensors as float32, which holds half precision exactly.
 
-    Raises `CheckpointError` for another dtype.
+    Raises `CheckpointError` for another dtype, and for tensors that do not fit in memory.
     """
     tensors = {}
     for path in dict.fromkeys(where[name] for name in wanted):
         try:
             with safe_open(path, framework="numpy") as file:
                 for name in (name for name in wanted if where[name] == path):
-                    dtype = file.get_slice(name).get_dtype()
-                    if dtype not in DTYPES:
+                    found = file.get_slice(name)
+                    if (dtype := found.get_dtype()) not in DTYPES:
                         raise CheckpointError(
-                            f"{name!r} of {path} has the dtype {dtype}; expected one of {', '.join(DTYPES)}: save the "
-                            "model unquantised."
+                            f"{shown(name)} of {path} has the dtype {dtype}; expected one of {', '.join(DTYPES)}: save "
+                            "the model unquantised."
                         )
+                    check_fits(f"{shown(name)} of {path}", 4 * math.prod(found.get_shape()), CheckpointError)
                     tensors[name] = file.get_tensor(name).astype(np.float32)
-        except (OSError, SafetensorError) as error:
+        except UNREADABLE as error:
             raise CheckpointError(f"{path} cannot be read as a safetensors file: {reason(error)}.") from None
     return tensors
 
@@ -81,7 +91,7 @@ def load_tensors(where: Mapping[str, Path], wanted: Collection[str]) -> dict[str
 def _files(folder: Path) -> list[Path]:
     """The safetensors files: those in the index, or the only one."""
     index = folder / INDEX
-    if index.is_file():
+    if is_file(index):
         return _indexed(index)
     found = sorted(folder.glob("*.safetensors"))
     if folder / WEIGHTS in found:
@@ -106,8 +116,10 @@ def _indexed(index: Path) -> list[Path]:
     for name in sorted(set(weights.values())):
         if Path(name).name != name:
             raise CheckpointError(f"{index} names the file {shown(name)}; expected one beside it.")
-        if not (index.parent / name).is_file():
-            raise CheckpointError(f"{index.parent} has no {name}, which {INDEX} names; expected every file it names.")
+        if not is_file(index.parent / name):
+            raise CheckpointError(
+                f"{index.parent} has no {shown(name)}, which {INDEX} names; expected every file it names."
+            )
         files.append(index.parent / name)
     return files
 

@@ -81,7 +81,7 @@ def check_command(
 def _outputs(command: str, completed: Completed, bundle: Bundle) -> dict[str, dict[str, np.ndarray]]:
     """The outputs that a program wrote; the complete ones, if it was stopped while it wrote them."""
     actual, failure = completed.actual, completed.failure
-    if not actual.exists():
+    if not os.path.lexists(actual):
         ended = f"The command {command!r} ended well" if failure is None else failure.removesuffix(".")
         raise BundleError(f"{ended}, but wrote no {actual.name}.")
     try:

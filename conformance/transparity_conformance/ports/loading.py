@@ -12,6 +12,8 @@ from types import ModuleType
 from typing import Any
 
 from transparity.errors import TransparityError, shown
+from transparity.files import file_size, is_file
+from transparity_conformance.checkpoints.files import LARGEST_JSON
 from transparity_conformance.report.text import describe_error
 
 
@@ -25,17 +27,27 @@ def load_port(spec: str) -> Callable[..., Any]:
     if not where or not name.isidentifier():
         raise LoadError(f"The port is {shown(spec)}; expected path/to/file.py:build or package.module:build.")
     module = _load_file(Path(where)) if where.endswith(".py") else _load_module(where)
-    if not hasattr(module, name):
-        raise LoadError(f"{where} has no {name!r}; expected a function {name}(config, parameters) there.")
-    build = getattr(module, name)
+    build = _attribute(module, where, name)
     if not callable(build):
         raise LoadError(f"{name!r} of {where} is {shown(build)}; expected a function {name}(config, parameters).")
     return build
 
 
+def _attribute(module: ModuleType, where: str, name: str) -> Any:
+    """The attribute of a module, whose own `__getattr__` may raise."""
+    try:
+        return getattr(module, name)
+    except AttributeError:
+        raise LoadError(f"{where} has no {name!r}; expected a function {name}(config, parameters) there.") from None
+    except Exception as error:
+        raise LoadError(f"{name!r} of {where} cannot be read: {_describe(error)}.") from error
+
+
 def _load_file(path: Path) -> ModuleType:
-    if not path.is_file():
+    if not is_file(path):
         raise LoadError(f"There is no file {path}; expected a Python file with the port in it.")
+    if (size := file_size(path, LoadError)) > LARGEST_JSON:
+        raise LoadError(f"{path} has {size} bytes; expected a Python file, at most {LARGEST_JSON}.")
     # as with `python file.py`, modules beside the file can be imported
     _importable_from(path.parent)
     name = path.stem
@@ -46,7 +58,9 @@ def _load_file(path: Path) -> ModuleType:
     sys.modules[name] = module  # dataclasses look their module up
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise LoadError(f"{path} cannot be imported: {_describe(error)}.") from error
     finally:
         if before is not None:
@@ -62,7 +76,9 @@ def _load_module(name: str) -> ModuleType:
         if error.name and f"{name}.".startswith(f"{error.name}."):
             raise LoadError(f"There is no module {name!r} in this folder, and none is installed.") from None
         raise LoadError(f"{name} cannot be imported: {_describe(error)}.") from error
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise LoadError(f"{name} cannot be imported: {_describe(error)}.") from error
 
 

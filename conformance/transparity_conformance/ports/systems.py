@@ -8,6 +8,7 @@ from pathlib import Path
 
 from transparity.config import TransformerConfig
 from transparity.errors import TransparityError
+from transparity.files import is_file, is_folder
 from transparity.presets import PRESETS, preset
 from transparity_conformance.oracle.oracle import Arrays
 
@@ -40,7 +41,7 @@ def named_config(name: str, *, resized: bool) -> TransformerConfig:
     """The configuration of a preset, at its probe size if `resized`, or in a file."""
     if label(name) == "config":
         return _config_in(Path(name))
-    if name not in PRESETS and Path(name).exists():
+    if name not in PRESETS and (is_file(Path(name)) or is_folder(Path(name))):
         raise UsageError(
             f"{name} is no preset; expected the name of one, or a configuration in a file that ends in .json."
         )

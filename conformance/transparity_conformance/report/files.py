@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from transparity.errors import TransparityError
+from transparity.files import is_folder
 from transparity_conformance.report.report import Report
+from transparity_conformance.report.text import reason
 
 
 class OutputError(TransparityError):
@@ -18,12 +20,28 @@ class OutputError(TransparityError):
 def check_writable(*paths: Path | None) -> None:
     """Raise `OutputError` before the work, not after it, if a path cannot be written."""
     for path in filter(None, paths):
-        if path.is_dir() or not path.absolute().parent.is_dir():
+        if is_folder(path) or not is_folder(path.absolute().parent):
             raise OutputError(
                 f"{path} cannot be written: it is a folder, or its folder does not exist; choose another path."
             )
-        if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
-            raise OutputError(f"{path} cannot be written: permission denied; choose another path.")
+        if problem := _unwritable(path):
+            raise OutputError(f"{path} cannot be written: {problem}; choose another path.")
+
+
+def _unwritable(path: Path) -> str:
+    """The reason why a path cannot be opened for writing; empty if it can, and nothing is created."""
+    try:
+        if os.path.lexists(path):
+            # a pipe that nobody reads would be waited for, without an end
+            os.close(os.open(path, os.O_WRONLY | getattr(os, "O_NONBLOCK", 0)))
+            return ""
+        # a file system tells what a name may be only when it is asked
+        path.stat()
+    except FileNotFoundError:
+        return "" if os.access(path.absolute().parent, os.W_OK) else "permission denied"
+    except (OSError, ValueError) as error:
+        return reason(error)
+    return ""
 
 
 def write_reports(reports: Sequence[Report], json_file: Path | None, html_file: Path | None) -> None:
@@ -41,4 +59,4 @@ def _write(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise OutputError(f"{path} cannot be written: {error.strerror or error}.") from None
+        raise OutputError(f"{path} cannot be written: {reason(error)}.") from None

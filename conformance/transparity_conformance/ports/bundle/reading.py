@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
+from transparity.files import is_folder
 from transparity.inputs import check_inputs
 from transparity.parameters import check_parameters, parameter_shapes
 from transparity_conformance.checkpoints.files import BundleError, file_size, read_bytes
@@ -33,7 +34,7 @@ BYTES_OF_A_LAYER = 500
 def read_bundle(folder: str | Path) -> Bundle:
     """The bundle in `folder`; raises `TransparityError`, in one sentence, for anything that is not as it should be."""
     folder = Path(folder)
-    if not folder.is_dir():
+    if not is_folder(folder):
         raise BundleError(f"{folder} is not a folder; expected a bundle, as `transparity export` writes it.")
     manifest = read_manifest(folder)
     name, dtype, listed = manifest["preset"], manifest["dtype"], manifest["probes"]

@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from transparity.config import TransformerConfig
+from transparity.files import is_file
 from transparity_conformance.capabilities.table import CAPABILITIES
 from transparity_conformance.checkpoints.files import BundleError
 from transparity_conformance.oracle.oracle import Arrays
@@ -40,7 +41,7 @@ def export_bundle(
     _check_shared(bundle)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if any(folder.iterdir()) and not (folder / "manifest.json").is_file():
+        if any(folder.iterdir()) and not is_file(folder / "manifest.json"):
             raise BundleError(f"{folder} has other files in it; expected an empty folder, or a new one.")
         _write(bundle, folder)
     except (OSError, SafetensorError) as error:

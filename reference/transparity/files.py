@@ -1,0 +1,64 @@
+"""Files from strangers: only regular files are opened, and a safetensors header is measured before it is read."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from transparity.errors import TransparityError
+from transparity.text import reason
+
+LARGEST_HEADER = 16 * 2**20
+"""The largest header of a safetensors file, in bytes: a tensor takes about 100, and a model of 10,000 layers, the most
+that a configuration may have, 16 tensors a layer."""
+
+
+def file_size(path: str | os.PathLike[str], error: type[TransparityError]) -> int:
+    """Return the size of a file; raise `error` unless it is a regular one: a pipe or a device is read without end."""
+    try:
+        found = Path(path).stat()
+    except FileNotFoundError:
+        raise error(f"There is no file {path}.") from None
+    except (OSError, ValueError, TypeError) as problem:
+        raise error(f"{path} cannot be read: {reason(problem)}.") from None
+    if stat.S_ISDIR(found.st_mode):
+        raise error(f"{path} is a folder; expected a file.")
+    if not stat.S_ISREG(found.st_mode):
+        raise error(f"{path} is not a file; expected a regular file.")
+    return found.st_size
+
+
+def is_folder(path: Path) -> bool:
+    """Return whether there is such a folder; a path that no system could have is none."""
+    return _mode(path, stat.S_IFDIR)
+
+
+def is_file(path: Path) -> bool:
+    """Return whether there is such a regular file; a path that no system could have is none."""
+    return _mode(path, stat.S_IFREG)
+
+
+def _mode(path: Path, kind: int) -> bool:
+    try:
+        return stat.S_IFMT(path.stat().st_mode) == kind
+    except (OSError, ValueError):
+        return False
+
+
+def check_header(path: str | os.PathLike[str], error: type[TransparityError]) -> None:
+    """Raise `error` unless `path` is a regular file that begins like a safetensors file, with a header that fits."""
+    size = file_size(path, error)
+    try:
+        with Path(path).open("rb") as file:
+            start = file.read(8)
+    except OSError as problem:
+        raise error(f"{path} cannot be read: {reason(problem)}.") from None
+    length = int.from_bytes(start, "little")
+    if len(start) < 8 or length > size - 8:
+        raise error(f"{path} cannot be read as a safetensors file: it is shorter than its header.")
+    if length > LARGEST_HEADER:
+        raise error(
+            f"{path} cannot be read as a safetensors file: its header has {length} bytes; expected at most "
+            f"{LARGEST_HEADER}."
+        )

@@ -1,0 +1,65 @@
+"""The memory that is free, so that a size that cannot fit is one sentence instead of a machine that stalls."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from transparity.errors import TransparityError
+
+MEMINFO = Path("/proc/meminfo")
+CGROUPS = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
+"""The limit and the use of a container's memory, in the second version of control groups and in the first."""
+
+
+def available_memory() -> int:
+    """Return the bytes that this process may still take: of the machine, its container, and its own limit."""
+    return max(0, min(_of_the_machine(), _of_the_container(), _of_the_process()))
+
+
+def check_fits(what: str, needed: int, error: type[TransparityError]) -> None:
+    """Raise `error` if `what` needs more bytes than are free."""
+    free = available_memory()
+    if needed > free:
+        raise error(
+            f"{what} needs at least {in_bytes(needed)} of memory, and {in_bytes(free)} are free; choose smaller sizes, "
+            "or a machine with more."
+        )
+
+
+def in_bytes(count: int) -> str:
+    """`23 GB`, to three digits."""
+    units = ("bytes", "kB", "MB", "GB", "TB", "PB", "EB", "ZB", "YB")
+    power = min(len(units) - 1, (len(str(count)) - 1) // 3)
+    return f"{count / 1000**power:.3g} {units[power]}"
+
+
+def _of_the_machine() -> int:
+    if MEMINFO.exists():
+        for line in MEMINFO.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return sys.maxsize
+
+
+def _of_the_container() -> int:
+    for limit, used in CGROUPS:
+        try:
+            return int(Path("/sys/fs/cgroup", limit).read_text()) - int(Path("/sys/fs/cgroup", used).read_text())
+        except (OSError, ValueError):  # there is none, or it is "max"
+            continue
+    return sys.maxsize
+
+
+def _of_the_process() -> int:
+    try:
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    except (ImportError, OSError):
+        return sys.maxsize
+    return sys.maxsize if limit == resource.RLIM_INFINITY else limit - used

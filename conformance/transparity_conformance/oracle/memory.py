@@ -10,11 +10,11 @@ from transparity.memory import check_fits
 from transparity.parameters import parameter_shapes
 from transparity.taps import tap_shapes
 
-BYTES_OF_A_PARAMETER = 4 + 4 + 8 + 4
-"""Of each parameter: two draws in float32, the reference's copy in float64, and the port's own copy."""
+BYTES_OF_A_PARAMETER = 32
+"""Measured: the peak of a check of the NumPy column grew by 254 MB from 7.8 to 15.5 million parameters."""
 
-BYTES_OF_AN_ACTIVATION = 8 + 8
-"""Of each activation: the reference's in float64, and the port's, which is compared in float64."""
+BYTES_OF_AN_ACTIVATION = 40
+"""Measured: it grew by 172 MB with 4.3 million logits in a probe, of which drawings, casts and answers are kept."""
 
 
 def check_memory(config: TransformerConfig, batch: int, **lengths: int) -> None:

@@ -17,6 +17,7 @@ from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
 from transparity.presets import preset
 from transparity_conformance.oracle.budgets import NEIGHBOURS
+from transparity_conformance.oracle.memory import check_memory
 from transparity_conformance.oracle.oracle import Arrays, Oracle, forward_oracle
 from transparity_conformance.oracle.texts import text_inputs
 from transparity_numpy.masks import target_mask, visible_keys, window_mask
@@ -170,8 +171,10 @@ def probes(case: str) -> dict[str, Probe]:
 
 def probes_of(config: TransformerConfig, case: str) -> dict[str, Probe]:
     """The probes of any configuration by name; of a large one, those that show most."""
-    ordinary, longest = probe_parameters(config), config.max_length
+    longest = config.max_length
     source, target = min(SOURCE, longest), min(TARGET, longest)
+    check_memory(config, BATCH, source=source, target=target, tokens=source)
+    ordinary = probe_parameters(config)
     mixed = mixed_inputs(config, 0, source, target)
     made = [
         ("mixed", "every kind of row at once", config, ordinary, mixed),

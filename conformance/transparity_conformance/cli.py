@@ -309,8 +309,10 @@ def _one_sentence() -> Iterator[None]:
     """Report a user's mistake as one sentence and exit with code 2."""
     try:
         yield
-    except TransparityError as error:
-        _complain(str(error))
+    except (TransparityError, MemoryError) as error:
+        from transparity_conformance.ports.checking import one_sentence
+
+        _complain(one_sentence(error))
         raise typer.Exit(BAD_INPUT) from None
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from transparity_conformance.capabilities.capability import BuiltPort, Capability, ForwardPass, Way, first_of
 from transparity_conformance.capabilities.stranger import PortError, PortProcessError, call_stranger
 from transparity_conformance.capabilities.table import CAPABILITIES, offered_by
+from transparity_conformance.oracle.probes import LONGEST
 from transparity_conformance.report.capability_result import CapabilityResult, not_compared
 from transparity_conformance.report.report import Cause, ClaimResult, Divergence, Verdict
 
@@ -34,7 +35,10 @@ def compare_capability(
     reason = row.reason(first_of(forward.probes)[1], forward.dtype)
     if reason := reason or ("" if is_right else row.if_forward_diverges):
         return not_compared(f"{row.attribute}: {reason}")
-    found = CapabilityResult()
+    config = first_of(forward.probes)[1].config
+    far = row.is_long and config.max_length > LONGEST
+    too_far = f"{row.attribute}: what comes beyond a max_length of {config.max_length:,}; it would take too long"
+    found = not_compared(*[too_far] * far)
     for way in row.ways:
         verdicts = {claim.id: claim.verdict for claim in found.claims}
         reason = why_not(way, forward, verdicts) or _not_taken(getattr(port.forward, row.attribute), row, way)

@@ -13,7 +13,7 @@ from transparity.config import TransformerConfig
 from transparity.sampling import Sampling
 from transparity_conformance.capabilities.faults.generation import simulate_generation
 from transparity_conformance.oracle.oracle import Arrays
-from transparity_conformance.oracle.probes import BATCH, Probe
+from transparity_conformance.oracle.probes import BATCH, LONGEST, Probe
 from transparity_numpy.decoding import next_logits
 from transparity_numpy.transformer import transformer
 
@@ -76,13 +76,14 @@ def following(request: Request, parameters: Arrays, tokens: np.ndarray, steps: i
 
 @functools.cache
 def greedy_requests(probe: Probe) -> tuple[Request, ...]:
-    """Return a request that continues beyond `max_length` and, with an end token, one whose rows reach it one by
-    one."""
+    """Return a request that continues beyond `max_length`, if that is not too far, and, with an end token, one whose
+    rows reach it one by one."""
     config = probe.config
     source = probe.inputs["source"][:ROWS] if config.has_encoder else None
     prompt = _prompt(config, 5, ROWS, PROMPT)
     parameters = _undecided(probe)
-    beyond = Request("beyond max_length", config, parameters, prompt, config.max_length + 2, source)
+    name = "beyond max_length" if config.max_length <= LONGEST else "far from max_length"
+    beyond = Request(name, config, parameters, prompt, min(config.max_length, LONGEST) + 2, source)
     if config.eos_id is None:
         return (beyond,)
     if "head.bias" not in parameters:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from transparity_conformance.checkpoints.reading import (
     read_fields,
     tensor_files,
 )
+from transparity_conformance.report.text import listed
 
 FILES = {
     "bart": "bart",
@@ -43,6 +43,9 @@ FILES = {
 """The file of each `model_type`."""
 
 PARAMETERS = "parameters.safetensors"
+
+MOST_NAMED = 100
+"""The most names in a remark: all of a real checkpoint, and a screen of one made to fill it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,7 +228,7 @@ def _remarks(
         "tensors that are computed here": buffers,
         "head": [config.head] * (config.head != "logits"),
     }
-    return tuple(f"{kind}: {', '.join(map(_printable, names))}" for kind, names in lines.items() if names)
+    return tuple(f"{kind}: {listed(names, MOST_NAMED)}" for kind, names in lines.items() if names)
 
 
 def _ignored_tokens(given: Fields, config: TransformerConfig) -> list[str]:
@@ -234,8 +237,3 @@ def _ignored_tokens(given: Fields, config: TransformerConfig) -> list[str]:
     # an encoder-decoder begins with decoder_start_token_id
     unused = "bos_token_id" if config.architecture == "encoder-decoder" else None
     return [name for name in TOKENS if name in given and given[name] not in ids and name != unused]
-
-
-def _printable(name: str) -> str:
-    """A name as JSON writes it: a name from a file may hold any character."""
-    return json.dumps(name)[1:-1].replace('\\"', '"')

@@ -118,7 +118,7 @@ def _indexed(index: Path) -> list[Path]:
             raise CheckpointError(f"{index} names the file {shown(name)}; expected one beside it.")
         if not is_file(index.parent / name):
             raise CheckpointError(
-                f"{index.parent} has no {shown(name)}, which {INDEX} names; expected every file it names."
+                f"{index.parent} has no {safe(name, VALUE)}, which {INDEX} names; expected every file it names."
             )
         files.append(index.parent / name)
     return files

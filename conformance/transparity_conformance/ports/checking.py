@@ -14,6 +14,7 @@ from transparity_conformance.ports.command import check_command
 from transparity_conformance.ports.isolation import TIMEOUT, isolated_build
 from transparity_conformance.ports.systems import System, UsageError
 from transparity_conformance.report.report import Report
+from transparity_conformance.report.text import reason
 
 Check = Callable[[System, Progress], Report]
 
@@ -71,6 +72,13 @@ class _PortCheck:
         )
 
 
+def one_sentence(error: TransparityError | MemoryError) -> str:
+    """An error as a sentence for users, who are told what to do when memory is short."""
+    if isinstance(error, TransparityError):
+        return str(error)
+    return f"There is not enough memory ({reason(error)}); choose smaller sizes, or a machine with more."
+
+
 def check_all(
     check: Check,
     systems: Iterable[System],
@@ -87,8 +95,8 @@ def check_all(
         try:
             with progress() as report_progress:
                 reports.append(check(system, report_progress))
-        except TransparityError as error:
-            errors.setdefault(str(error), []).append(system.name)
+        except (TransparityError, MemoryError) as error:
+            errors.setdefault(one_sentence(error), []).append(system.name)
         else:
             show(reports[-1])
     return reports, errors

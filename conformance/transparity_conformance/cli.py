@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -87,6 +87,15 @@ Timeout = Annotated[
         metavar="SECONDS",
         min=0.1,
         help="Time for one answer of PORT, or for all of --command; default: 300.",
+    ),
+]
+Budget = Annotated[
+    float,
+    typer.Option(
+        "--budget",
+        metavar="SECONDS",
+        min=0,
+        help="Time for the search for causes, per system; what has none by then is unexplained.",
     ),
 ]
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the reports as JSON.")]
@@ -169,6 +178,7 @@ def check(
     dtype: Precision = Dtype.float32,
     command: Command = None,
     timeout: Timeout = None,
+    budget: Budget = 15.0,
     json_file: JsonFile = None,
     html_file: HtmlFile = None,
     **sections: bool,
@@ -185,7 +195,8 @@ def check(
         if head is not None and checkpoint is None:
             raise UsageError("--head is for --checkpoint; a configuration has a field `head` of its own.")
         asked = [name for name in sections if sections[name]]
-        run = checker(port, command, dtype=dtype, logits_only=not taps, timeout=timeout, sections=asked)
+        options: dict[str, Any] = {"dtype": dtype, "timeout": timeout, "budget": budget, "sections": asked}
+        run = checker(port, command, logits_only=not taps, **options)
         check_writable(json_file, html_file)
         chosen = list(systems(preset or [], config)) if checkpoint is None else [_imported(checkpoint, head)]
     reports, errors = check_all(run, chosen, progress_bar, _show)

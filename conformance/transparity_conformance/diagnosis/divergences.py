@@ -9,6 +9,7 @@ from transparity_conformance.diagnosis.faults import whole_model
 from transparity_conformance.diagnosis.faults.wholly_hidden import judged
 from transparity_conformance.diagnosis.locate import candidate_sites
 from transparity_conformance.diagnosis.probe_result import Results, error_profile, logits_error, still_wrong
+from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.diagnosis.segment import Combination, Segment
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.report.comparison import gap, share
@@ -21,7 +22,9 @@ MOST_EXPLAINED = 40
 """Further segments are listed without a cause."""
 
 
-def explain_all(results: Results, faulty: list[str], dtype: str, progress: Progress) -> tuple[Divergence, ...]:
+def explain_all(
+    results: Results, faulty: list[str], dtype: str, progress: Progress, clock: Clock
+) -> tuple[Divergence, ...]:
     """Explain every segment in `faulty`; those that an earlier cause explains, too, are left out."""
     known = _whole_model_fault(results, faulty, dtype)
     divergences: list[Divergence] = []
@@ -40,7 +43,7 @@ def explain_all(results: Results, faulty: list[str], dtype: str, progress: Progr
         segment = _segment(results, tap, dtype)
         if known and segment.vanishes(known):
             continue
-        found = explain(segment, candidate_sites(worst, tap), known, others, explanations)
+        found = explain(segment, candidate_sites(worst, tap), known, others, explanations, clock)
         explanations[tap] = found
         known = (*known, *found.chosen)
         ours = walk(worst.probe, worst.recorded, until=tap)[tap]

@@ -13,6 +13,7 @@ import numpy as np
 
 from transparity_conformance.diagnosis.fault import Hypothesis
 from transparity_conformance.diagnosis.faults import hypotheses, whole_model
+from transparity_conformance.diagnosis.search.clock import Clock, OutOfTime
 from transparity_conformance.diagnosis.search.search import Search
 from transparity_conformance.diagnosis.segment import Combination, Segment, rms
 from transparity_conformance.diagnosis.walk import walk
@@ -41,6 +42,7 @@ def explain(
     known: Combination,
     others: Mapping[str, Probe],
     earlier: Mapping[str, Explanation],
+    clock: Clock,
 ) -> Explanation:
     """Find the cause of the difference at `segment`.
 
@@ -49,6 +51,7 @@ def explain(
         known: Faults that are applied already.
         others: All probes, one of which may tell equally good causes apart.
         earlier: Explanations of other segments: a fault in one layer is likely in the next.
+        clock: The time that is left for the search; when it runs out, nothing is explained.
     """
     screen = _screen(segment, known)
     before = rms(segment.left(screen, known))
@@ -58,7 +61,11 @@ def explain(
     if segment.tap == "logits":
         candidates += whole_model(screen.config)
     unexplained = any(tap_kind(tap) == tap_kind(segment.tap) and not each.causes for tap, each in earlier.items())
-    found, remains = _search(Search(segment, known, screen, candidates), screen, sites, with_pairs=not unexplained)
+    search = Search(segment, known, screen, candidates, clock)
+    try:
+        found, remains = _search(search, screen, sites, with_pairs=not unexplained)
+    except OutOfTime:
+        return Explanation()
     if not found:
         return Explanation()
     chosen, *rest = found

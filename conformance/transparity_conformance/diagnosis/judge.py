@@ -13,7 +13,9 @@ from transparity_conformance.diagnosis.faults.wholly_hidden import judged
 from transparity_conformance.diagnosis.locate import faulty_segments, wrong_at_tokens
 from transparity_conformance.diagnosis.probe_result import ProbeResult, Results, compare_segments, error_profile
 from transparity_conformance.diagnosis.reach.conventions import convention_notes, other_convention
+from transparity_conformance.diagnosis.reach.impact import with_impact
 from transparity_conformance.diagnosis.reduced_precision import find_rounding, how_to_declare
+from transparity_conformance.diagnosis.search.clock import BUDGET, Clock
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.report.comparison import difference, share
 from transparity_conformance.report.report import Cause, ClaimResult, Divergence, Measured, Report, Verdict
@@ -38,6 +40,7 @@ def judge(
     progress: Progress | None = None,
     not_compared: tuple[str, ...] = (),
     repeated: ClaimResult | None = None,
+    budget: float = BUDGET,
 ) -> Report:
     """Judge the activations of a port that has been run on `probes`.
 
@@ -46,6 +49,7 @@ def judge(
         logits_only: Ignore all activations but the logits.
         not_compared: Further lines for the report's `not_compared`.
         repeated: The comparison of two runs on the same tokens, if there were two.
+        budget: Seconds for the search for causes.
     """
     with np.errstate(all="ignore"):  # a port may return any number
         progress = progress or silent
@@ -58,7 +62,7 @@ def judge(
             return report("inconclusive", None)
         if repeated and repeated.verdict == "diverges":
             return report("diverges", repeated.where, (_random_divergence(repeated, next(iter(results))),))
-        return _verdict(report, results, measured, dtype, len(results) == len(probes), progress)
+        return _verdict(report, results, measured, dtype, len(results) == len(probes), progress, budget)
 
 
 def _compare(
@@ -92,6 +96,7 @@ def _verdict(
     dtype: str,
     complete: bool,
     progress: Progress,
+    budget: float,
 ) -> Report:
     """Judge the results; agreement needs `complete`, a result for every probe."""
     taps = list(dict.fromkeys(tap for result in results.values() for tap in result.order))
@@ -112,11 +117,14 @@ def _verdict(
         where, profile = first or "logits", worst.profile
         divergence = Divergence(where, worst.error, worst.budget, (rounding,), probe=worst.probe, profile=profile)
         notes.append(f"the port was asked for {dtype}; {how_to_declare(rounding)}, and smaller differences can be seen")
-        return report("diverges", where, (divergence,), notes=tuple(notes))
+        return report("diverges", where, with_impact(results, [divergence], dtype), notes=tuple(notes))
     if wrong:
         faulty = wrong
         notes.append("the logits agree: what is wrong here makes no difference to them")
-    return report("diverges", first, explain_all(results, faulty or ["logits"], dtype, progress), notes=tuple(notes))
+    clock = Clock(budget)
+    divergences = explain_all(results, faulty or ["logits"], dtype, progress, clock)
+    notes += [clock.note] * clock.ran_out
+    return report("diverges", first, with_impact(results, divergences, dtype), notes=tuple(notes))
 
 
 def _random_divergence(repeated: ClaimResult, probe: str) -> Divergence:

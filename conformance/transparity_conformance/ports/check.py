@@ -19,6 +19,7 @@ from transparity_conformance.capabilities.compare import compare_capabilities
 from transparity_conformance.capabilities.stranger import PortError
 from transparity_conformance.capabilities.table import ATTRIBUTES, offered_by
 from transparity_conformance.diagnosis.judge import Actual, Progress, judge, silent
+from transparity_conformance.diagnosis.search.clock import BUDGET
 from transparity_conformance.oracle.budgets import HALF
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, probes_of, probes_with
@@ -48,6 +49,7 @@ def check(
     progress: Progress | None = None,
     isolated: bool = False,
     timeout: float = TIMEOUT,
+    budget: float = BUDGET,
 ) -> Report:
     """Check a port against the reference.
 
@@ -62,6 +64,7 @@ def check(
         isolated: run the port in a process of its own, whose exits, signals and patched globals do not reach this one;
             `build` has to be a function that another process can import.
         timeout: seconds that an isolated port has for the answer to one call.
+        budget: seconds for the search for causes; when they are over, what has no cause yet is unexplained.
 
     Raises `PortError` if the port raises, returns no array, or ends its process; `ConfigError` for an unknown preset;
     `ParameterError` for parameters that are not those of `config`.
@@ -76,6 +79,7 @@ def check(
                 dtype=dtype,
                 logits_only=logits_only,
                 progress=progress,
+                budget=budget,
             )
     probes = _probes(preset, config, parameters)
     if dtype in HALF:  # of a score of some thousands, nothing is left behind its point
@@ -84,7 +88,8 @@ def check(
     actual, forward = _run_all(build, probes, progress, logits_only=logits_only)
     first = next(iter(probes.values()))
     repeated = _repeated(first, actual[first.name], run(forward, first, logits_only=logits_only), dtype)
-    report = judge(name, probes, actual, dtype=dtype, logits_only=logits_only, progress=progress, repeated=repeated)
+    options: dict[str, Any] = {"dtype": dtype, "logits_only": logits_only, "progress": progress, "budget": budget}
+    report = judge(name, probes, actual, repeated=repeated, **options)
     sharing = {key: probe for key, probe in probes.items() if probe.parameters is first.parameters}
     logits = {key: taps["logits"] for key, taps in actual.items()}
     port, passed = BuiltPort(build, forward), ForwardPass(sharing, logits, dtype)

@@ -26,6 +26,7 @@ def checker(
     dtype: str,
     logits_only: bool,
     timeout: float | None,
+    budget: float,
     sections: Collection[str],
 ) -> Check:
     """The check of a system, by a function or by a program, each in a process of its own.
@@ -34,6 +35,7 @@ def checker(
         port: the function, as `path/to/file.py:build` or `package.module:build`.
         command: the program; either this or `port`.
         timeout: seconds that the program has, or the function for one answer; None for the default.
+        budget: seconds for the search for causes.
         sections: sections of the bundle that the program is given.
 
     Raises `UsageError` for options of the other kind.
@@ -46,13 +48,14 @@ def checker(
             "logits_only": logits_only,
             "timeout": timeout or TIMEOUT,
             "sections": sections,
+            "budget": budget,
         }
         return lambda system, progress: check_command(command, system.name, system.config, **options, progress=progress)
     if sections:
         flags = " and ".join(f"--{name}" for name in sections)
         raise UsageError(f"{flags} asks for more in a bundle, for --command; a PORT is compared in all that it offers.")
     assert port is not None
-    return _PortCheck(port, timeout or TIMEOUT, {"dtype": dtype, "logits_only": logits_only})
+    return _PortCheck(port, timeout or TIMEOUT, {"dtype": dtype, "logits_only": logits_only, "budget": budget})
 
 
 class _PortCheck:

@@ -12,13 +12,14 @@ import threading
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity_conformance.checkpoints.files import BundleError
 from transparity_conformance.diagnosis.judge import Progress
+from transparity_conformance.diagnosis.search.clock import BUDGET
 from transparity_conformance.ports.bundle.bundle import ACTUAL, Bundle, judge_bundle
 from transparity_conformance.ports.bundle.reading import read_actual
 from transparity_conformance.ports.bundle.writing import export_bundle
@@ -49,6 +50,7 @@ def check_command(
     timeout: float = TIMEOUT,
     progress: Progress | None = None,
     sections: Collection[str] = (),
+    budget: float = BUDGET,
 ) -> Report:
     """Check a program: its outputs are judged however it ended, but unless it ended well it cannot agree.
 
@@ -61,6 +63,7 @@ def check_command(
         timeout: seconds that it has.
         progress: called with a description, the steps done and their number.
         sections: optional sections of its bundle.
+        budget: seconds for the search for causes.
 
     Raises `BundleError` if it wrote nothing that can be judged.
     """
@@ -71,7 +74,8 @@ def check_command(
         completed = run_command(command, Path(folder, "bundle"), Path(folder, ACTUAL), timeout)
         outputs = _outputs(command, completed, bundle)
     failure = completed.failure
-    report = judge_bundle(bundle, outputs, logits_only=logits_only, progress=progress, stopped=failure is not None)
+    options: dict[str, Any] = {"logits_only": logits_only, "progress": progress, "budget": budget}
+    report = judge_bundle(bundle, outputs, stopped=failure is not None, **options)
     if failure is None:
         return report
     verdict = "inconclusive" if report.verdict == "agrees" else report.verdict

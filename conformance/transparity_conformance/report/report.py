@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.coverage import Coverage
+from transparity_conformance.report.environment import environment
+from transparity_conformance.report.impact import Impact
 from transparity_conformance.report.text import SENTENCE, VALUE, safe
 
 Verdict = Literal["agrees", "diverges", "inconclusive"]
@@ -56,6 +59,10 @@ class Divergence:
     """The largest error by `row`, `position`, `head` and `feature`, as lists of numbers."""
     is_misshapen: bool = False
     """Whether its shape is wrong; the notes name the shape."""
+    impact: Impact | None = None
+    """Its effect on the logits; None if the shape is wrong, or for a capability."""
+    source: Mapping[str, Any] | None = None
+    """`file`, `line` and `code` of the port; None if they are not known."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +118,9 @@ class Report:
     coverage: Coverage = field(default_factory=Coverage)
     """The range of the verdict."""
 
+    environment: Mapping[str, str] = field(default_factory=environment)
+    """The versions of everything that took part."""
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "preset", safe(self.preset, VALUE))
         for name in ("not_compared", "notes"):
@@ -138,6 +148,7 @@ class Report:
             "taps": [dataclasses.asdict(item) | {"share": item.share} for item in self.measured],
             "not_compared": self.not_compared,
             "notes": self.notes,
+            "environment": dict(self.environment),
         }
         plain: dict[str, Any] = _plain(fields)
         return plain

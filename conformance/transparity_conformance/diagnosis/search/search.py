@@ -10,6 +10,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity_conformance.diagnosis.fault import Hypothesis
+from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.diagnosis.search.fitting import Fittable, fit, fitted, widest
 from transparity_conformance.diagnosis.search.pairs import Effects
 from transparity_conformance.diagnosis.segment import Combination, Segment, rms
@@ -41,10 +42,15 @@ class Search:
     Args:
         known: Faults that are applied already.
         screen: The probe on which candidates are ranked.
+        clock: The time that is left.
+
+    Every method raises `OutOfTime` if it runs out.
     """
 
-    def __init__(self, segment: Segment, known: Combination, screen: Probe, candidates: list[Hypothesis]) -> None:
-        self.segment, self.known, self.screen = segment, known, screen
+    def __init__(
+        self, segment: Segment, known: Combination, screen: Probe, candidates: list[Hypothesis], clock: Clock
+    ) -> None:
+        self.segment, self.known, self.screen, self.clock = segment, known, screen, clock
         self.candidates = candidates
 
     def singles(self) -> list[Combination]:
@@ -205,7 +211,7 @@ class Search:
         return sorted((self.candidates[i] for i in self._effects.distinct), key=lambda h: order[id(h)])
 
     def _lefts(self) -> Iterator[np.ndarray]:
-        for hypothesis in self.candidates:
+        for hypothesis in self.clock.each(self.candidates):
             left = self.segment.left(self.screen, (*self.known, hypothesis))
             self._effects.add(left)
             yield left
@@ -214,13 +220,16 @@ class Search:
         return [(self.candidates[one], self.candidates[other]) for one, other in indices]
 
     def _left(self, probe: Probe, chosen: Combination) -> float:
+        self.clock.check()
         return self.segment.rms(probe, (*self.known, *chosen))
 
     def _share(self, probe: Probe, chosen: Combination) -> float:
+        self.clock.check()
         return self.segment.share(probe, (*self.known, *chosen))
 
     def _by_rest(self, probe: Probe, combinations: Sequence[Combination]) -> list[Combination]:
-        return sorted(combinations, key=lambda chosen: self._left(probe, chosen))
+        rests = [self._left(probe, chosen) for chosen in self.clock.each(combinations)]
+        return [combinations[index] for index in np.argsort(rests, kind="stable")]
 
     def _survivors(
         self, screen: Probe, ranked: Sequence[Combination], probes: Sequence[Probe] | None = None
@@ -233,6 +242,7 @@ class Search:
         segment = self.segment if probes is None else dataclasses.replace(self.segment, probes=probes)
         found = []
         for chosen in ranked:
+            self.clock.check()
             combined = (*self.known, *chosen)
             if not segment.is_near(screen, combined):
                 break

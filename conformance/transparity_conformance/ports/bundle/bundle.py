@@ -19,6 +19,7 @@ from transparity.taps import tap_shapes
 from transparity_conformance.capabilities.capability import ForwardPass
 from transparity_conformance.checkpoints.files import BundleError
 from transparity_conformance.diagnosis.judge import Progress, judge
+from transparity_conformance.diagnosis.search.clock import BUDGET
 from transparity_conformance.oracle.budgets import RULES
 from transparity_conformance.oracle.probes import Probe, probes_of
 from transparity_conformance.ports.bundle.judge import judge_sections
@@ -106,6 +107,7 @@ def judge_bundle(
     logits_only: bool = False,
     progress: Progress | None = None,
     stopped: bool = False,
+    budget: float = BUDGET,
 ) -> Report:
     """Judge what a port wrote for a bundle; a tensor that is missing is no fault of one that was `stopped`."""
     flat = {f"{group}/{name}": value for group, tensors in outputs.items() for name, value in tensors.items()}
@@ -116,7 +118,9 @@ def judge_bundle(
     }
     name, dtype = bundle.name, bundle.dtype
     with np.errstate(all="ignore"):  # a stranger may have written numbers of any size
-        report = judge(name, bundle.probes, taps, dtype=dtype, logits_only=logits_only, progress=progress)
+        report = judge(
+            name, bundle.probes, taps, dtype=dtype, logits_only=logits_only, progress=progress, budget=budget
+        )
         logits = {probe: tensors["logits"] for probe, tensors in taps.items() if "logits" in tensors}
         forward = ForwardPass(bundle.probes, logits, dtype)
         answers = {name: flat[name] for name in bundle.asked if name in flat}

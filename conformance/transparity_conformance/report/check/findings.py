@@ -11,6 +11,7 @@ from typing import Any
 
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.formatting import count, format_share
+from transparity_conformance.report.impact import largest
 from transparity_conformance.report.report import Cause, Divergence, Measured, Report
 
 PRACTICALLY_ALL = 0.99
@@ -60,6 +61,12 @@ class Finding:
         """The agreement that is reached with the causes in the reference."""
         causes = {1: "that", 2: "both"}.get(len(self.causes), "all of these")
         return f"with {causes} put into the reference, the two agree to {self.residual}"
+
+    @property
+    def impact(self) -> str:
+        """The effect on the logits, as a clause; empty if it is not known."""
+        impact = largest(fault.impact for fault in self.faults)
+        return impact.clause if impact else ""
 
     @property
     def profile(self) -> dict[str, list[float]]:

@@ -95,11 +95,15 @@ def _places(finding: Finding) -> Text:
 
 def _cause(view: CheckView, finding: Finding) -> RenderableType:
     if not finding.causes:
-        return Group(Text("unexplained", style="bold"), *_profile(view, finding))
+        return Group(Text("unexplained", style="bold"), *_impact(finding), *_profile(view, finding))
     lines = [Text.assemble((f"{cause.mistake}: ", "bold"), cause.says) for cause in finding.causes]
     if residual := finding.residual:
         lines.append(Text(f"leaves {residual}", style="dim"))
-    return Group(*lines)
+    return Group(*lines, *_impact(finding))
+
+
+def _impact(finding: Finding) -> list[Text]:
+    return [Text(finding.impact)] if finding.impact else []
 
 
 def _profile(view: CheckView, finding: Finding) -> Iterator[Text]:

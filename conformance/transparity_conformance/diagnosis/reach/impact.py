@@ -1,0 +1,82 @@
+"""Measure the effect of divergences on the logits: their deviations are put into the reference, nothing else is."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from transparity_conformance.diagnosis.faults.wholly_hidden import free_positions
+from transparity_conformance.diagnosis.probe_result import ProbeResult, Results
+from transparity_conformance.diagnosis.walk import walk
+from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.report.impact import Impact
+from transparity_conformance.report.report import Divergence
+from transparity_numpy.transformer import transformer
+
+
+def with_impact(results: Results, divergences: Sequence[Divergence], dtype: str) -> tuple[Divergence, ...]:
+    """Add its impact to every divergence; those with the same cause have theirs in common."""
+    groups: dict[Any, list[str]] = {}
+    for number, divergence in enumerate(divergences):
+        groups.setdefault(_cause(divergence, number), []).append(divergence.where)
+    alone = len(groups) == 1
+    impacts = {key: _impact(results, () if alone else taps, dtype) for key, taps in groups.items()}
+    return tuple(
+        dataclasses.replace(divergence, impact=impacts[_cause(divergence, number)])
+        for number, divergence in enumerate(divergences)
+    )
+
+
+def _cause(divergence: Divergence, number: int) -> Any:
+    return tuple((cause.mistake, cause.says) for cause in divergence.causes) or number
+
+
+def _impact(results: Results, taps: Sequence[str], dtype: str) -> Impact | None:
+    """The impact of what deviates at `taps`, or of everything if there are none; None without logits."""
+    real = changed = moved = padded = 0
+    for result in results.values():
+        if any(tap in result.misshapen for tap in taps or ("logits",)) or "logits" not in result.recorded:
+            return None
+        probe, expected = result.probe, result.probe.oracle.expected["logits"]
+        logits = _injected(result, taps) if taps else result.recorded["logits"]
+        off = ~(np.abs(logits - expected) <= probe.oracle.budget("logits", dtype))
+        if (free := free_positions(probe).get("logits")) is not None:
+            off &= ~(free & np.isfinite(logits))
+        wrong, tokens = off.any(-1), real_positions(probe)
+        real, changed, padded = real + int(tokens.sum()), changed + int(wrong[tokens].sum()), padded + int(wrong.sum())
+        moved += int((wrong & tokens & (logits.argmax(-1) != expected.argmax(-1))).sum())
+    return Impact({"changed": changed, "of": real}, moved, at_padding_only=bool(padded and not changed))
+
+
+def _injected(result: ProbeResult, taps: Sequence[str]) -> np.ndarray:
+    """The reference's logits with the port's deviations at `taps` added to its own values."""
+    wrong = [tap for tap in taps if tap in result.recorded and result.share(tap) > 1]
+    expected = result.probe.oracle.expected["logits"]
+    if not wrong:
+        return expected
+    ours, logits = walk(result.probe, result.recorded), Arrays()
+
+    def tap(name: str, value: np.ndarray) -> np.ndarray:
+        value = value + (result.recorded[name] - ours[name]) if name in wrong else value
+        logits[name] = value
+        return value
+
+    tokens: dict[str, Any] = dict(result.probe.inputs)
+    transformer(result.probe.config, result.probe.exact, tap=tap, **tokens)
+    return logits["logits"]
+
+
+def real_positions(probe: Probe) -> np.ndarray:
+    """True where a position of the logits belongs to a token, False where it is padding."""
+    config, stack = probe.config, probe.config.stacks[-1]
+    name = next(name for name in config.input_names if config.input_stack(name) == stack)
+    tokens = probe.inputs[name]
+    if probe.oracle.expected["logits"].ndim == 2:  # pooled: one for each row
+        return np.ones(len(tokens), bool)
+    if config.padding == "attention-mask" and name == config.input_names[0]:
+        return np.asarray(probe.inputs["attention_mask"] != 0)
+    return np.ones(tokens.shape, bool) if config.pad_id is None else np.asarray(tokens != config.pad_id)

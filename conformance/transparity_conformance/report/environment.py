@@ -1,0 +1,22 @@
+"""The software that produced a report."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from importlib.metadata import PackageNotFoundError, version
+
+LIBRARIES = ("transparity", "numpy", "torch", "jax")
+
+
+def environment() -> dict[str, str]:
+    """The versions of Python, of the platform, and of the libraries that are imported here."""
+    found = {"python": platform.python_version(), "platform": f"{platform.system()} {platform.machine()}"}
+    return found | {name: _version(name) for name in LIBRARIES if name in sys.modules}
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:  # run from a checkout that is not installed
+        return "not installed"

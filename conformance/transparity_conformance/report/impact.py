@@ -1,0 +1,36 @@
+"""The effect of a divergence on what users see: real tokens whose logits change, and predictions that do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from transparity_conformance.report.formatting import count
+
+
+@dataclass(frozen=True)
+class Impact:
+    """The effect of one divergence, or of all with the same cause, over all probes."""
+
+    positions: Mapping[str, int]
+    """`changed` of the real positions (`of`) have logits beyond their budget."""
+    argmax_changes: int
+    """The real positions whose largest logit is another one."""
+    at_padding_only: bool
+    """Whether logits change at padded positions and at no real one."""
+
+    @property
+    def clause(self) -> str:
+        """`changes 31 of 56 real tokens, the argmax of 4`."""
+        if self.at_padding_only:
+            return "changes logits at padded positions alone"
+        if not self.positions["changed"]:
+            return "changes no logit"
+        changed = f"changes {self.positions['changed']:,} of {count(self.positions['of'], 'real token')}"
+        return f"{changed}, the argmax of {self.argmax_changes or 'none'}"
+
+
+def largest(impacts: Iterable[Impact | None]) -> Impact | None:
+    """The impact that changes most."""
+    known = [impact for impact in impacts if impact is not None]
+    return max(known, key=lambda impact: (impact.positions["changed"], impact.argmax_changes), default=None)

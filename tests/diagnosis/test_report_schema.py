@@ -1,0 +1,113 @@
+"""Reports have the form that docs/report.schema.json promises, and the schema rejects every other form."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from meta.plain_port import PlainFault, build_port
+from transparity_conformance.ports.check import check
+
+SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "report.schema.json").read_text(encoding="utf-8"))
+TYPES: dict[str, Any] = {
+    "object": dict,
+    "array": list,
+    "string": str,
+    "boolean": bool,
+    "integer": int,
+    "null": type(None),
+}
+KEYWORDS = {"type", "enum", "$ref", "anyOf", "properties", "required", "additionalProperties", "items", "pattern"}
+REMARKS = {"$schema", "$defs", "title", "description"}
+
+
+def wrong(schema: dict[str, Any], value: Any, where: str = "report") -> Iterator[str]:
+    """Yield every place at which `value` is not what `schema` says; of JSON Schema, the keywords that ours uses."""
+    assert set(schema) <= KEYWORDS | REMARKS, set(schema) - KEYWORDS - REMARKS
+    if "$ref" in schema:
+        yield from wrong(SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]], value, where)
+    if "anyOf" in schema and all(any(wrong(option, value)) for option in schema["anyOf"]):
+        yield f"{where}: none of the forms"
+    kinds = [schema["type"]] if isinstance(schema.get("type"), str) else schema.get("type", [])
+    if kinds and not any(_is_a(kind, value) for kind in kinds):
+        yield f"{where}: {type(value).__name__}, not {kinds}"
+    if "enum" in schema and value not in schema["enum"]:
+        yield f"{where}: {value!r}"
+    if isinstance(value, str) and not re.search(schema.get("pattern", ""), value):
+        yield f"{where}: {value!r} does not match"
+    if isinstance(value, dict):
+        yield from _wrong_members(schema, value, where)
+    if isinstance(value, list) and "items" in schema:
+        for index, item in enumerate(value):
+            yield from wrong(schema["items"], item, f"{where}[{index}]")
+
+
+def _is_a(kind: str, value: Any) -> bool:
+    if kind == "number":
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, TYPES[kind]) and (kind == "boolean" or not isinstance(value, bool))
+
+
+def _wrong_members(schema: dict[str, Any], value: dict[str, Any], where: str) -> Iterator[str]:
+    known, others = schema.get("properties", {}), schema.get("additionalProperties", True)
+    yield from (f"{where}: no {name}" for name in schema.get("required", ()) if name not in value)
+    for name, member in value.items():
+        if name in known:
+            yield from wrong(known[name], member, f"{where}.{name}")
+        elif others is False:
+            yield f"{where}: {name}"
+        elif isinstance(others, dict):
+            yield from wrong(others, member, f"{where}.{name}")
+
+
+def misshapen(config: Any, parameters: Any) -> Any:
+    return lambda **tokens: np.full((8, 7, 3), np.nan)
+
+
+@pytest.fixture(scope="module")
+def reports() -> list[dict[str, Any]]:
+    fault = PlainFault("uncatalogued", "mean over positions added")
+    made = [
+        check(build_port(), "translation"),
+        check(build_port(PlainFault("attention-scale", "none")), "translation"),
+        check(build_port(fault), "translation", logits_only=True, budget=0),
+        check(misshapen, "translation"),
+    ]
+    return [json.loads(json.dumps(report.as_dict())) for report in made]
+
+
+def test_every_report_has_the_promised_form(reports: list[dict[str, Any]]) -> None:
+    for report in reports:
+        assert list(wrong(SCHEMA, report)) == []
+    assert {report["verdict"] for report in reports} == {"agrees", "diverges"}
+
+
+def test_another_form_is_rejected(reports: list[dict[str, Any]]) -> None:
+    changes: list[tuple[tuple[Any, ...], Any]] = [
+        (("verdict",), "fine"),
+        (("faults", 0, "impact", "argmax_changes"), "4"),
+        (("faults", 0, "budget"), "nan"),
+        (("faults", 0, "impact", "positions"), 3),
+        (("environment", "numpy"), None),
+        (("further",), 1),
+    ]
+    for path, value in changes:
+        report = copy.deepcopy(reports[1])
+        place = report
+        for step in path[:-1]:
+            place = place[step]
+        place[path[-1]] = value
+        assert list(wrong(SCHEMA, report)), path
+
+
+def test_a_search_that_runs_out_of_time_says_so(reports: list[dict[str, Any]]) -> None:
+    (note,) = (note for note in reports[2]["notes"] if "search" in note)
+    assert note.startswith("the search for causes ended after 0 s; 0 of ")
+    assert not any(fault["causes"] for fault in reports[2]["faults"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from transparity.config import TransformerConfig
 from transparity.taps import Tap
 from transparity.training import Training
 from transparity_conformance.oracle.budgets import NEIGHBOURS, RULES, epsilon, rounded
+from transparity_conformance.oracle.tables import built_in_float32
 from transparity_numpy.harness import function as reference_function
 from transparity_numpy.optimization import train
 from transparity_numpy.transformer import transformer
@@ -25,8 +27,9 @@ class Oracle:
     """The results of a computation in float64, and the budget of each in any precision.
 
     The error in a precision is the largest at a few neighbouring points (the arrays changed by up to 2⁻¹⁰), each held
-    to its own float64 result. float32 is computed in float32; half precisions are float32 rounded at every tap, for
-    that is how hardware sums them; float64 errs as float32 does, by the ratio of their epsilons.
+    to its own float64 result, with tables of positions built as ports build them (`tables`). float32 is computed in
+    float32; half precisions are float32 rounded at every tap, for that is how hardware sums them; float64 errs as
+    float32 does, by the ratio of their epsilons.
     """
 
     def __init__(self, run: Computation, arrays: Mapping[str, np.ndarray], *, neighbours: int = NEIGHBOURS) -> None:
@@ -57,12 +60,12 @@ class Oracle:
         for index in range(self.neighbours):
             arrays = neighbour(self.arrays, index)
             truth = self._evaluate(arrays, "float64") if index else self.expected
-            for name, value in self._evaluate(arrays, dtype).items():
+            for name, value in self._evaluate(arrays, dtype, index).items():
                 error = np.abs(value.astype(np.float64) - truth[name]).max(initial=0.0)
                 worst[name] = max(worst[name], float(error))
         return worst
 
-    def _evaluate(self, arrays: Arrays, dtype: str) -> Arrays:
+    def _evaluate(self, arrays: Arrays, dtype: str, index: int = 0) -> Arrays:
         results: Arrays = {}
         given, _, computed = dtype.partition(":")
 
@@ -70,7 +73,8 @@ class Oracle:
             results[name] = rounded(value, computed or given)
             return results[name]
 
-        self.run({name: rounded(value, given) for name, value in arrays.items()}, tap)
+        with built_in_float32(index) if dtype != "float64" else contextlib.nullcontext():
+            self.run({name: rounded(value, given) for name, value in arrays.items()}, tap)
         return results
 
 

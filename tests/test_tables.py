@@ -49,7 +49,7 @@ FORMULAS = {
 @pytest.mark.parametrize("formula", FORMULAS)
 @pytest.mark.parametrize("config", [SINUSOIDAL, ROTARY], ids=["sinusoidal", "rotary"])
 def test_tables_built_in_float32_agree(config: TransformerConfig, formula: str) -> None:
-    report = check(port(FORMULAS[formula]), config=config, logits_only=True)
+    report = check(port(FORMULAS[formula]), config=config)
     assert report.verdict == "agrees", report.worst
 
 

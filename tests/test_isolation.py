@@ -16,7 +16,7 @@ import pytest
 
 from transparity.config import TransformerConfig
 from transparity_conformance import check
-from transparity_conformance.capabilities.stranger import PortError, PortProcessError
+from transparity_conformance.capabilities.stranger import PortError, PortProcessError, has_method
 from transparity_conformance.ports.loading import load_port
 from transparity_numpy.port import build as numpy_build
 
@@ -61,6 +61,9 @@ def build(config, parameters):
         (failing("sys.exit(0)"), "raised SystemExit: 0"),
         (failing("raise KeyboardInterrupt"), "raised KeyboardInterrupt"),
         (failing("raise type('PanicException', (BaseException,), {})('a panic')"), "raised PanicException: a panic"),
+        (failing("if os.fork() == 0: time.sleep(60)\n        os._exit(4)"), "ended with the exit code 4 at forward"),
+        (failing("return np.broadcast_to(np.float32(0), (10**6, 10**6))"), "its arrays have 4,000,000,000,000 bytes"),
+        ("class Panic(BaseException): pass\nraise Panic", "cannot be imported: Panic"),
         ("os._exit(0)", "The port's process ended with the exit code 0 at loading the port"),
         ("sys.exit(1)", "cannot be imported: SystemExit"),
         ("def build(config, parameters): os._exit(3)", "ended with the exit code 3 at build(config, parameters)"),
@@ -167,10 +170,37 @@ def test_the_error_state_of_numpy_is_put_back_after_every_call_in_this_process()
     assert (np.geterr(), sys.stdout) == before
 
 
-@pytest.mark.parametrize("ends", [SystemExit(0), GeneratorExit(), type("PanicException", (BaseException,), {})()])
+@pytest.mark.parametrize(
+    "ends", [SystemExit(0), KeyboardInterrupt(), GeneratorExit(), type("PanicException", (BaseException,), {})()]
+)
 def test_an_exit_in_this_process_is_an_error_of_the_port(ends: BaseException) -> None:
     def forward(**tokens: np.ndarray) -> Any:
         raise ends
 
     with pytest.raises(PortError, match=f"raised {type(ends).__name__}"):
         check(lambda config, parameters: forward, preset="notes-lm")
+
+
+def test_a_port_that_swallows_ctrl_c_does_not_keep_it_from_the_user() -> None:
+    def forward(**tokens: np.ndarray) -> Any:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+        except KeyboardInterrupt:
+            pass
+        return np.zeros(1)
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        check(lambda config, parameters: forward, preset="notes-lm")
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_capability_that_raises_when_it_is_looked_up_is_offered() -> None:
+    class Port:
+        @property
+        def step(self) -> Any:
+            raise RuntimeError("no cache")
+
+    assert has_method(Port(), "step")
+    assert not has_method(Port(), "generate")

@@ -5,13 +5,18 @@ The port is called here, and may raise anything; its answers are judged elsewher
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from transparity_conformance.capabilities.capability import BuiltPort, Capability, ForwardPass, Way, first_of
-from transparity_conformance.capabilities.stranger import PortError, PortProcessError, call_stranger
+from transparity_conformance.capabilities.stranger import (
+    PortCallError,
+    PortError,
+    PortProcessError,
+    call_stranger,
+    signature_of,
+)
 from transparity_conformance.capabilities.table import CAPABILITIES, offered_by
 from transparity_conformance.oracle.probes import LONGEST
 from transparity_conformance.report.capability_result import CapabilityResult, not_compared
@@ -41,7 +46,7 @@ def compare_capability(
     found = not_compared(*[too_far] * far)
     for way in row.ways:
         verdicts = {claim.id: claim.verdict for claim in found.claims}
-        reason = why_not(way, forward, verdicts) or _not_taken(getattr(port.forward, row.attribute), row, way)
+        reason = why_not(way, forward, verdicts) or _not_taken(port.forward, row, way)
         found += not_compared(f"{way.claim}: {reason}") if reason else _compare_way(row, way, port, forward)
     return found
 
@@ -53,11 +58,14 @@ def why_not(way: Way, forward: ForwardPass, verdicts: Mapping[str, Verdict]) -> 
     return way.why_not(first_of(forward.probes)[1], forward.dtype)
 
 
-def _not_taken(method: Callable[..., Any], row: Capability, way: Way) -> str:
+def _not_taken(forward: Any, row: Capability, way: Way) -> str:
     try:
-        taken = inspect.signature(method).parameters
-    except (TypeError, ValueError):  # some callables have no signature: then the call decides
+        signature = signature_of(call_stranger(getattr, forward, row.attribute))
+    except PortCallError:
+        signature = None
+    if signature is None:  # then the call decides
         return ""
+    taken = signature.parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
         return ""
     missing = [keyword for keyword in way.keywords if keyword not in taken]

@@ -1,14 +1,19 @@
 """The one door to a stranger's code: every call of a port goes through `call_stranger`.
 
 A port may raise anything, end the process, or change what the whole process shares. What it raises becomes a sentence;
-NumPy's error state, the warning filters and the standard streams are put back. A process that ends cannot be caught
-here: `ports.isolation` runs the port in a process of its own.
+what the checker's own answers depend on is put back: NumPy's error state, the warning filters, the standard streams and
+the handler of Ctrl-C. What they do not depend on is left to the port, which may need it again: environment, folder,
+random state, a framework's default dtype. What cannot be undone here, an exit of the process, a closed file descriptor
+or a patched function, stays in the process that `ports.isolation` gives a port.
 """
 
 from __future__ import annotations
 
 import contextlib
+import inspect
+import signal
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -36,20 +41,41 @@ def call_stranger(function: Callable[..., Any], *args: Any, **named: Any) -> Any
     """Call a port's function and return its result.
 
     Raises `PortCallError` for whatever it raises, exits of the process and panics included; `PortProcessError` if its
-    own process ended. Only the user's Ctrl-C passes.
+    own process ended; `KeyboardInterrupt` for the user's Ctrl-C alone, even if the port swallows it.
     """
+    with _interrupts() as interrupts:
+        try:
+            with _shared_state_kept():
+                return function(*args, **named)
+        except PortError:
+            raise
+        except BaseException as error:
+            raise PortCallError(describe_raised(error)) from error
+        finally:
+            if interrupts:
+                raise interrupts[0]
+
+
+def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
+    """The signature of a port's function; None if it has none, as what is compiled may."""
     try:
-        with _shared_state_kept():
-            return function(*args, **named)
-    except (KeyboardInterrupt, PortError):
-        raise
-    except BaseException as error:
-        raise PortCallError(describe_raised(error)) from error
+        signature: inspect.Signature = call_stranger(inspect.signature, function)
+    except PortCallError:
+        return None
+    return signature
+
+
+def has_method(port: Any, name: str) -> bool:
+    """Whether a port offers the method `name`; one that raises when it is looked up is offered, and fails."""
+    try:
+        return callable(call_stranger(getattr, port, name, None))
+    except PortCallError:
+        return True
 
 
 def describe_raised(error: BaseException) -> str:
     """An exception in one clause, with the file and the line where it was raised."""
-    frames = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")]
     where = f" ({frames[-1].filename.rpartition('/')[2]}, line {frames[-1].lineno})" if len(frames) > 1 else ""
     return describe_error(error) + where
 
@@ -62,3 +88,29 @@ def _shared_state_kept() -> Iterator[None]:
             yield
         finally:
             sys.stdin, sys.stdout, sys.stderr = streams
+
+
+@contextlib.contextmanager
+def _interrupts() -> Iterator[list[BaseException]]:
+    """Yield a list of what Ctrl-C raises: a `KeyboardInterrupt` that is not in it is the port's own.
+
+    Python delivers Ctrl-C to the main thread, and there only if it has a handler.
+    """
+    raised: list[BaseException] = []
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield raised
+        return
+
+    def handle(number: int, frame: Any) -> None:
+        try:
+            handler(number, frame)
+        except BaseException as error:
+            raised.append(error)
+            raise
+
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield raised
+    finally:
+        signal.signal(signal.SIGINT, handler)

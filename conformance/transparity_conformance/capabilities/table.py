@@ -12,6 +12,7 @@ from transparity_conformance.capabilities.generation import GENERATION
 from transparity_conformance.capabilities.gradients import GRADIENTS
 from transparity_conformance.capabilities.loss import LOSS
 from transparity_conformance.capabilities.steps import STEPS
+from transparity_conformance.capabilities.stranger import has_method
 from transparity_conformance.capabilities.training import TRAINING
 
 CAPABILITIES = {row.name: row for row in (LOSS, GRADIENTS, GENERATION, BEAMS, STEPS, TRAINING)}
@@ -21,4 +22,4 @@ ATTRIBUTES = tuple(row.attribute for row in CAPABILITIES.values())
 
 def offered_by(forward: object) -> list[Capability]:
     """The capabilities that a port has."""
-    return [row for row in CAPABILITIES.values() if callable(getattr(forward, row.attribute, None))]
+    return [row for row in CAPABILITIES.values() if has_method(forward, row.attribute)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import math
 import os
 import signal
 import socket
@@ -19,10 +20,15 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity.taps import tap_shapes
 from transparity_conformance.capabilities.stranger import PortCallError, PortError, PortProcessError
 from transparity_conformance.capabilities.table import ATTRIBUTES, CAPABILITIES
 from transparity_conformance.ports.loading import LoadError
-from transparity_conformance.ports.wire import Closed, Handle, receive_answer, send_request
+from transparity_conformance.ports.running import MISSHAPEN
+from transparity_conformance.ports.wire import Closed, Handle, largest_answer, receive_answer, send_request
 
 TIMEOUT = 300.0
 """Seconds that a port has for the answer to one call, or a program for all of its work."""
@@ -78,7 +84,7 @@ class _Process:
                 start_new_session=True,
             )
         self.stop = weakref.finalize(self, _end, self.process, self.connection)
-        self._send("load", spec)
+        self._send(largest_answer(), "load", spec)
 
     @property
     def is_running(self) -> bool:
@@ -87,31 +93,34 @@ class _Process:
     def loaded(self) -> tuple[int, Any]:
         """The number of the port's function and its signature; raises `LoadError` if there is none."""
         if self._loaded is None:
-            number, signature = self._received("loading the port")
+            try:
+                number, signature = self._received("loading the port")
+            except PortCallError as error:
+                raise LoadError(f"The port cannot be loaded: it raised {error}.") from None
             self._loaded = number, signature
         return self._loaded
 
-    def answer(self, what: str, name: str, *arguments: Any) -> Any:
-        """The port's answer to a request; `what` names the request in messages."""
+    def answer(self, what: str, name: str, *arguments: Any, largest: int | None = None) -> Any:
+        """The port's answer to a request, of at most `largest` bytes; `what` names the request in messages."""
         self.loaded()
         numbers = [self.released.pop() for _ in range(len(self.released))]
         if numbers:
-            self._send("release", numbers)
+            self._send(0, "release", numbers)
             self._received(what)
-        self._send(name, *arguments)
+        self._send(min(largest or largest_answer(), largest_answer()), name, *arguments)
         return self._received(what)
 
-    def _send(self, name: str, *arguments: Any) -> None:
+    def _send(self, largest: int, name: str, *arguments: Any) -> None:
         try:
             self.connection.settimeout(self.timeout)
-            send_request(self.connection, (name, arguments))
+            send_request(self.connection, (name, arguments, largest))
         except OSError:  # the process has ended or does not read: reading its answer tells which
             pass
 
     def _received(self, what: str) -> Any:
         try:
-            answer = receive_answer(self.connection, time.monotonic() + self.timeout, _largest_answer())
-            kind, *content = answer
+            deadline = time.monotonic() + self.timeout
+            kind, *content = receive_answer(self.connection, deadline, largest_answer(), lambda: self.is_running)
         except TimeoutError:
             self.stop()
             raise PortProcessError(
@@ -119,7 +128,7 @@ class _Process:
             ) from None
         except (OSError, Closed):
             raise self._died(what) from None
-        except (ValueError, TypeError, KeyError, RecursionError, MemoryError) as error:
+        except (ValueError, TypeError, AttributeError, LookupError, RecursionError, MemoryError) as error:
             self.stop()
             raise PortProcessError(f"The port's process answered {what} with what is no answer: {error}.") from None
         if kind == "returned":
@@ -183,17 +192,25 @@ class IsolatedBuild(_Remote):
         if number is None:
             raise PortError(f"build(config, parameters) returned {signature}; expected a function forward(**tokens).")
         handle = process.handle(number)
-        forward = _Remote(functools.partial(_called, process, handle, ""), lambda: signature)
-        for name, described in offered.items():
-            method = functools.partial(_called, process, handle, name)
+        forward = _Remote(functools.partial(_forward, process, handle, args[0]), lambda: signature)
+        for name in [name for name in ATTRIBUTES if name in offered]:
+            method, described = functools.partial(_called, process, handle, name), offered[name]
             setattr(forward, name, _Remote(method, lambda described=described: described))  # type: ignore[misc]
         return forward
 
 
+def _forward(process: _Process, handle: Handle, config: TransformerConfig, **tokens: np.ndarray) -> Any:
+    """Call a built port, whose answer is at most as large as all of its taps."""
+    lengths = {name: array.shape[1] for name, array in tokens.items()}
+    shapes = tap_shapes(config, len(next(iter(tokens.values()))), **lengths)
+    largest = 8 * sum(math.prod(shape) for shape in shapes.values()) + MISSHAPEN
+    return process.answer("forward", "call", handle.number, "", (), tokens, None, largest=largest)
+
+
 def _called(process: _Process, handle: Handle, name: str, *args: Any, **named: Any) -> Any:
-    """Call a built port, or its method `name`."""
+    """Call a method of a built port."""
     stays = next((row.stays for row in CAPABILITIES.values() if row.attribute == name), None)
-    value = process.answer(name or "forward", "call", handle.number, name, args, named, stays)
+    value = process.answer(name, "call", handle.number, name, args, named, stays)
     for item in value if isinstance(value, tuple | list) else [value]:
         if isinstance(item, Handle):
             process.forgotten_with(item)
@@ -213,11 +230,6 @@ def _signature(described: Any) -> inspect.Signature:
             for name, kind, note, default in described
         ]
     )
-
-
-def _largest_answer() -> int:
-    """Bytes of arrays in one answer: half of the machine's memory."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
 def signal_name(number: int) -> str:

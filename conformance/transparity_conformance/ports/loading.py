@@ -5,19 +5,19 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from transparity.errors import TransparityError, shown
+from transparity.errors import shown
 from transparity.files import file_size, is_file
+from transparity_conformance.capabilities.stranger import PortCallError, PortError, call_stranger
 from transparity_conformance.checkpoints.files import LARGEST_JSON
-from transparity_conformance.report.text import describe_error
+from transparity_conformance.report.text import VALUE, safe
 
 
-class LoadError(TransparityError):
+class LoadError(PortError):
     """A port does not exist, or cannot be imported."""
 
 
@@ -57,11 +57,9 @@ def _load_file(path: Path) -> ModuleType:
     before = sys.modules.get(name)
     sys.modules[name] = module  # dataclasses look their module up
     try:
-        spec.loader.exec_module(module)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        raise LoadError(f"{path} cannot be imported: {_describe(error)}.") from error
+        call_stranger(spec.loader.exec_module, module)
+    except PortCallError as error:
+        raise LoadError(f"{path} cannot be imported: {_describe(error)}.") from error.__cause__
     finally:
         if before is not None:
             sys.modules[name] = before
@@ -71,15 +69,13 @@ def _load_file(path: Path) -> ModuleType:
 def _load_module(name: str) -> ModuleType:
     _importable_from(Path.cwd())
     try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name and f"{name}.".startswith(f"{error.name}."):
+        module: ModuleType = call_stranger(importlib.import_module, name)
+    except PortCallError as error:
+        raised = error.__cause__
+        if isinstance(raised, ModuleNotFoundError) and raised.name and f"{name}.".startswith(f"{raised.name}."):
             raise LoadError(f"There is no module {name!r} in this folder, and none is installed.") from None
-        raise LoadError(f"{name} cannot be imported: {_describe(error)}.") from error
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        raise LoadError(f"{name} cannot be imported: {_describe(error)}.") from error
+        raise LoadError(f"{name} cannot be imported: {_describe(error)}.") from raised
+    return module
 
 
 def _importable_from(folder: Path) -> None:
@@ -88,10 +84,9 @@ def _importable_from(folder: Path) -> None:
         sys.path.insert(0, path)
 
 
-def _describe(error: BaseException) -> str:
-    """An exception in one clause, with the line that raised it."""
-    if isinstance(error, SyntaxError):
-        return f"SyntaxError: {error.msg} (line {error.lineno})"
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")]
-    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if len(frames) > 1 else ""
-    return describe_error(error) + where
+def _describe(error: PortCallError) -> str:
+    """What an import raised in one clause, with the line that raised it."""
+    raised = error.__cause__
+    if isinstance(raised, SyntaxError):
+        return f"SyntaxError: {safe(raised.msg, VALUE)} (line {raised.lineno})"
+    return str(error)

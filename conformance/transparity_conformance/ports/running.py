@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import functools
-import inspect
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from transparity.errors import TransparityError, shown
+from transparity.errors import shown
 from transparity.taps import tap_shapes
-from transparity_conformance.capabilities.stranger import PortCallError, PortError, call_stranger
+from transparity_conformance.capabilities.stranger import PortCallError, PortError, call_stranger, signature_of
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.report.comparison import as_numbers
+from transparity_conformance.report.text import VALUE, safe
+
+MISSHAPEN = 2**26
+"""Bytes that an answer may have beyond those of its taps, so that a wrong shape is reported as such."""
 
 Port = Callable[..., Callable[..., Any]]
 """`build(config, parameters)` → `forward(source=…, target=…)` or `forward(tokens=…)`."""
@@ -21,12 +25,10 @@ Port = Callable[..., Callable[..., Any]]
 
 def told_dtype(build: Port, dtype: str) -> Port:
     """`build` with its `dtype`, if it takes one as our own backends do, by name; else the port has its own."""
-    try:
-        parameter = inspect.signature(build).parameters.get("dtype")
-    except TransparityError:  # there is no such port
-        raise
-    except (TypeError, ValueError):  # what is compiled need not say
+    signature = signature_of(build)
+    if signature is None:
         return build
+    parameter = signature.parameters.get("dtype")
     # a default of its own may be None, as our backends have it: then the annotation tells
     takes_names = parameter is not None and (isinstance(parameter.default, str) or "str" in str(parameter.annotation))
     return functools.partial(build, dtype=str(dtype)) if takes_names else build
@@ -53,39 +55,47 @@ def run(forward: Callable[..., Any], probe: Probe, *, logits_only: bool = False)
         raise PortError(
             f"forward({', '.join(f'{name}=…' for name in inputs)}) raised {error} on the probe {key!r}{takes}."
         ) from error.__cause__
-    taps = dict(returned) if isinstance(returned, Mapping) else {"logits": returned}
+    taps = _taps(returned)
     lengths = {name: tokens.shape[1] for name, tokens in inputs.items()}
     known = tap_shapes(probe.config, len(next(iter(inputs.values()))), **lengths)
+    most = sum(math.prod(shape) for shape in known.values()) + MISSHAPEN // 8
     result = {}
     for name, value in taps.items():
         if name not in known:
             raise PortError(f"forward returned {shown(name)}, which is no tap; the taps are {_some(known)}.")
         if not logits_only or name == "logits":
-            result[name] = _array(name, value)
+            result[name] = _array(name, value, most)
     if "logits" not in result:
         raise PortError(f"forward returned {', '.join(map(repr, taps)) or 'nothing'}; expected at least 'logits'.")
     return {name: result[name] for name in known if name in result}
 
 
-def _array(name: str, value: Any) -> np.ndarray:
+def _array(name: str, value: Any, most: int) -> np.ndarray:
     try:
-        return call_stranger(_numbers, value)
+        return call_stranger(_numbers, value, most)
     except PortCallError as error:
         raise PortError(f"{name} is {shown(value)}, no array of numbers ({error}).") from None
 
 
-def _numbers(value: Any) -> np.ndarray:
+def _numbers(value: Any, most: int) -> np.ndarray:
     array = as_numbers(value)
     if array.dtype.kind not in "fiu":
         raise TypeError(f"its dtype is {array.dtype}")
+    if array.size > most:  # a view of one number may have any shape, and is copied below
+        raise ValueError(f"it has {array.size:,} numbers, more than all taps")
     return array.astype(np.float64)
 
 
-def _signature(forward: Callable[..., Any]) -> str:
+def _taps(returned: Any) -> dict[Any, Any]:
     try:
-        return f"; it takes {inspect.signature(forward)}"
-    except (TypeError, ValueError):
-        return ""
+        return call_stranger(lambda: dict(returned) if isinstance(returned, Mapping) else {"logits": returned})
+    except PortCallError as error:
+        raise PortError(f"forward returned {shown(returned)}, which cannot be read: it raised {error}.") from None
+
+
+def _signature(forward: Callable[..., Any]) -> str:
+    signature = signature_of(forward)
+    return "" if signature is None else f"; it takes {safe(signature, VALUE)}"
 
 
 def _some(known: Mapping[str, Any]) -> str:

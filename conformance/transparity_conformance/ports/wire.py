@@ -7,8 +7,10 @@ gets its number.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
+import os
 import pickle
 import socket
 import struct
@@ -25,6 +27,9 @@ HEADER = struct.Struct("<QQ")
 
 LARGEST_TEXT = 2**26
 """Bytes of JSON in an answer; arrays are not part of it."""
+
+PATIENCE = 1.0
+"""Seconds without a byte after which the checker looks whether the port's process still runs."""
 
 DEPTH = 8
 """Containers within containers in an answer; a deeper one stays in the port's process."""
@@ -64,10 +69,14 @@ def receive_request(connection: socket.socket) -> Any:
     return pickle.loads(bytes(_received(connection, length)))
 
 
-def encoded(answer: Any, keep: Callable[[Any], int]) -> tuple[bytes, list[np.ndarray]]:
-    """An answer as JSON and arrays; `keep` stores an object that cannot be sent, and returns its number."""
+def encoded(answer: Any, keep: Callable[[Any], int], largest: int) -> tuple[bytes, list[np.ndarray]]:
+    """An answer as JSON and arrays; `keep` stores an object that cannot be sent, and returns its number.
+
+    Raises `ValueError` for arrays of more than `largest` bytes, before any is copied: one of petabytes costs a port
+    nothing while it is a view of one number.
+    """
     arrays: list[np.ndarray] = []
-    return json.dumps(_encoded(answer, arrays, keep, 0)).encode(), arrays
+    return json.dumps(_encoded(answer, arrays, keep, _Room(largest), 0)).encode(), arrays
 
 
 def send_answer(connection: socket.socket, text: bytes, arrays: list[np.ndarray]) -> None:
@@ -78,32 +87,51 @@ def send_answer(connection: socket.socket, text: bytes, arrays: list[np.ndarray]
         connection.sendall(array.reshape(-1).view(np.uint8).data)
 
 
-def receive_answer(connection: socket.socket, deadline: float, largest: int) -> Any:
+def receive_answer(connection: socket.socket, deadline: float, largest: int, is_running: Callable[[], bool]) -> Any:
     """Receive an answer, in the checker.
 
     Raises `Closed` if the port's process has ended, `TimeoutError` after `deadline` (of `time.monotonic`), and
-    `ValueError` for more than `largest` bytes of arrays or for bytes that are no answer.
+    `ValueError` for more than `largest` bytes of arrays or for bytes that are no answer. `is_running` is asked now and
+    then: a process that the port's has forked keeps the connection open.
     """
-    length, size = HEADER.unpack(_received(connection, HEADER.size, deadline))
+    receive = functools.partial(_received, connection, deadline=deadline, is_running=is_running)
+    length, size = HEADER.unpack(receive(HEADER.size))
     if length > LARGEST_TEXT or size > largest:
         raise ValueError(f"an answer of {max(length, size):,} bytes, expected at most {largest:,}")
-    text = json.loads(bytes(_received(connection, length, deadline)))
-    return _decoded(text, _Arrays(_received(connection, size, deadline)))
+    text = json.loads(bytes(receive(length)))
+    return _decoded(text, _Arrays(receive(size)))
 
 
-def _received(connection: socket.socket, length: int, deadline: float | None = None) -> bytearray:
+def _received(
+    connection: socket.socket,
+    length: int,
+    deadline: float | None = None,
+    is_running: Callable[[], bool] = lambda: True,
+) -> bytearray:
     data = bytearray()
     while len(data) < length:
         if deadline is not None:
-            connection.settimeout(max(0.001, deadline - time.monotonic()))
-        chunk = connection.recv(min(length - len(data), 2**20))
+            connection.settimeout(min(PATIENCE, max(0.001, deadline - time.monotonic())))
+        try:
+            chunk = connection.recv(min(length - len(data), 2**20))
+        except TimeoutError:
+            if not is_running():
+                raise Closed from None
+            if deadline is None or time.monotonic() >= deadline:
+                raise
+            continue
         if not chunk:
             raise Closed
         data += chunk
     return data
 
 
-def _encoded(value: Any, arrays: list[np.ndarray], keep: Callable[[Any], int], depth: int) -> Any:
+def largest_answer() -> int:
+    """Bytes of arrays in one answer: an eighth of the machine's memory, as float64 takes twice as much as float32."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 8
+
+
+def _encoded(value: Any, arrays: list[np.ndarray], keep: Callable[[Any], int], room: _Room, depth: int) -> Any:
     if isinstance(value, Kept):
         return {"handle": [keep(value.value), type(value.value).__name__[:60]]}
     if value is None or isinstance(value, bool | str | int):
@@ -111,16 +139,30 @@ def _encoded(value: Any, arrays: list[np.ndarray], keep: Callable[[Any], int], d
     if isinstance(value, float):
         return {"value": value} if math.isfinite(value) else {"number": repr(value)}
     if depth < DEPTH and isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return {"dict": [[key, _encoded(item, arrays, keep, depth + 1)] for key, item in value.items()]}
+        return {"dict": [[key, _encoded(item, arrays, keep, room, depth + 1)] for key, item in value.items()]}
     if depth < DEPTH and isinstance(value, tuple | list):
         kind = "tuple" if isinstance(value, tuple) else "list"
-        return {kind: [_encoded(item, arrays, keep, depth + 1) for item in value]}
+        return {kind: [_encoded(item, arrays, keep, room, depth + 1) for item in value]}
     if hasattr(value, "shape") and hasattr(value, "dtype"):
+        room.take(np.shape(value), getattr(value.dtype, "itemsize", 1))
         array = np.ascontiguousarray(as_numbers(value)).reshape(np.shape(value))
         if array.dtype.kind in "fiub":
             arrays.append(array.astype(array.dtype.newbyteorder("<")))
             return {"array": [array.dtype.str.lstrip("<>=|"), list(array.shape)]}
     return {"handle": [keep(value), type(value).__name__[:60]]}
+
+
+class _Room:
+    """The bytes that the arrays of an answer may have."""
+
+    def __init__(self, largest: int) -> None:
+        self.largest, self.taken = largest, 0
+
+    def take(self, shape: tuple[int, ...], itemsize: int) -> None:
+        """Count one more array."""
+        self.taken += math.prod(shape) * itemsize
+        if self.taken > self.largest:
+            raise ValueError(f"its arrays have {self.taken:,} bytes; expected at most {self.largest:,}")
 
 
 class _Arrays:

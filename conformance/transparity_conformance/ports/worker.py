@@ -5,16 +5,22 @@ It loads the port, calls it as the checker asks, and sends what it returns. It j
 
 from __future__ import annotations
 
-import inspect
 import os
 import socket
 import sys
 from collections.abc import Callable
 from typing import Any
 
-from transparity_conformance.capabilities.stranger import describe_raised
+from transparity_conformance.capabilities.stranger import (
+    PortCallError,
+    call_stranger,
+    describe_raised,
+    has_method,
+    signature_of,
+)
 from transparity_conformance.ports.loading import LoadError, load_port
 from transparity_conformance.ports.wire import Closed, Handle, Kept, encoded, receive_request, send_answer
+from transparity_conformance.report.text import safe, shown
 
 
 class Worker:
@@ -47,9 +53,8 @@ class Worker:
         """Build a port; return its number, its signature, and the signatures of the methods it offers."""
         forward = self.call(number, "", args, named)
         if not callable(forward):
-            return None, repr(forward)[:60], {}
-        methods = {name: getattr(forward, name, None) for name in attributes}
-        offered = {name: described_signature(method) for name, method in methods.items() if callable(method)}
+            return None, shown(forward), {}
+        offered = {name: _described_method(forward, name) for name in attributes if has_method(forward, name)}
         return self.keep(forward), described_signature(forward), offered
 
     def release(self, numbers: list[int]) -> None:
@@ -69,19 +74,25 @@ class Worker:
 
 def described_signature(function: Callable[..., Any]) -> Any:
     """The parameters of a function as lists of name, kind, text of the annotation, and default; None if it has none."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
+    signature = signature_of(function)
+    if signature is None:
         return None
     return [
         [
             each.name,
             int(each.kind),
-            "" if each.annotation is each.empty else str(each.annotation)[:200],
+            "" if each.annotation is each.empty else safe(each.annotation),
             None if each.default is each.empty else [each.default if isinstance(each.default, str) else None],
         ]
-        for each in parameters
+        for each in signature.parameters.values()
     ]
+
+
+def _described_method(forward: Any, name: str) -> Any:
+    try:
+        return described_signature(call_stranger(getattr, forward, name))
+    except PortCallError:  # the call will raise it, too
+        return None
 
 
 def serve(connection: socket.socket) -> None:
@@ -89,16 +100,16 @@ def serve(connection: socket.socket) -> None:
     worker = Worker()
     while True:
         try:
-            name, arguments = receive_request(connection)
+            name, arguments, largest = receive_request(connection)
         except Closed:
             return
         try:
             answer = ("returned", getattr(worker, name)(*arguments))
-            parts = encoded(answer, worker.keep)
+            parts = encoded(answer, worker.keep, largest)
         except LoadError as error:
-            parts = encoded(("refused", str(error)), worker.keep)
+            parts = encoded(("refused", str(error)), worker.keep, largest)
         except BaseException as error:  # noqa: BLE001 - whatever a port raises, exits included, is its answer
-            parts = encoded(("raised", describe_raised(error)), worker.keep)
+            parts = encoded(("raised", describe_raised(error)), worker.keep, largest)
         send_answer(connection, *parts)
 
 

@@ -36,11 +36,11 @@ def load_port(spec: str) -> Callable[..., Any]:
 def _attribute(module: ModuleType, where: str, name: str) -> Any:
     """The attribute of a module, whose own `__getattr__` may raise."""
     try:
-        return getattr(module, name)
-    except AttributeError:
-        raise LoadError(f"{where} has no {name!r}; expected a function {name}(config, parameters) there.") from None
-    except Exception as error:
-        raise LoadError(f"{name!r} of {where} cannot be read: {_describe(error)}.") from error
+        return call_stranger(getattr, module, name)
+    except PortCallError as error:
+        if isinstance(error.__cause__, AttributeError):
+            raise LoadError(f"{where} has no {name!r}; expected a function {name}(config, parameters) there.") from None
+        raise LoadError(f"{name!r} of {where} cannot be read: {error}.") from error.__cause__
 
 
 def _load_file(path: Path) -> ModuleType:

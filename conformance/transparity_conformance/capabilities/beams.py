@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +16,7 @@ from transparity_conformance.capabilities.capability import (
     Shapes,
     Way,
     first_of,
+    kept_in,
 )
 from transparity_conformance.capabilities.faults import SimulatedFault
 from transparity_conformance.capabilities.faults.beams import BEAM_FAULTS
@@ -87,7 +87,7 @@ def _widest(request: Request, tokens: np.ndarray) -> np.ndarray:
     return np.pad(tokens, ((0, 0), (0, missing)), constant_values=request.config.filling_id)
 
 
-@functools.cache
+@kept_in(1)
 def simulated_beams(simulate: Callable[..., Any], request: Request) -> tuple[np.ndarray, np.ndarray]:
     """Return the tokens and the scores of a simulated port."""
     given = (request.config, request.exact, request.prompt, request.steps, request.beams)

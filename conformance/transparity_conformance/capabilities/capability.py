@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -27,6 +28,32 @@ Answers = Mapping[str, np.ndarray]
 """A port's answers as tensors, by their names in a bundle."""
 
 Shapes = dict[str, tuple[int, ...]]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def kept_in(position: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Cache the results of a function in its argument at `position`, and so for as long as that is used.
+
+    A cache of the process would keep every model that it was ever asked about. The results must not refer to the
+    argument, or both would wait for the garbage collector, which does not know of the memory of arrays.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(function)
+        def cached(*args: P.args, **named: P.kwargs) -> R:
+            results = vars(args[position]).setdefault("_results", {})
+            others = [value for index, value in enumerate(args) if index != position % len(args)]
+            key = (function, *others, *sorted(named.items()))
+            if key not in results:
+                results[key] = function(*args, **named)
+            kept: R = results[key]
+            return kept
+
+        return cached
+
+    return decorate
 
 
 def first_of(probes: Probes) -> tuple[str, Probe]:

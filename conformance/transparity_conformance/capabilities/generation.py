@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +20,7 @@ from transparity_conformance.capabilities.capability import (
     Shapes,
     Way,
     first_of,
+    kept_in,
 )
 from transparity_conformance.capabilities.faults import SimulatedFault
 from transparity_conformance.capabilities.faults.generation import GREEDY_FAULTS, RAGGED_FAULTS
@@ -123,7 +123,7 @@ def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass)
     return result_of(way, first_of(forward.probes)[1].name, found, explains)
 
 
-@functools.cache
+@kept_in(1)
 def simulated_tokens(simulate: Callable[..., np.ndarray], request: Request) -> np.ndarray:
     """Return the tokens of a simulated port."""
     named = request.named("lengths", "uniforms", "sampling")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator, Mapping
 
@@ -19,6 +18,7 @@ from transparity_conformance.capabilities.capability import (
     Shapes,
     Way,
     first_of,
+    kept_in,
 )
 from transparity_conformance.capabilities.loss import as_loss, has_a_loss, judge_losses, loss_inputs, why_no_loss
 from transparity_conformance.oracle.budgets import WIDE
@@ -62,7 +62,7 @@ def judge_gradients(gradients: Gradients, probe: Probe, loss: Loss, dtype: str) 
     )
 
 
-@functools.cache
+@kept_in(0)
 def _derivatives(probe: Probe, loss: Loss) -> Derivatives:
     return Derivatives(probe.config, probe.parameters, probe.inputs, loss=loss)
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.sampling import Sampling
+from transparity_conformance.capabilities.capability import kept_in
 from transparity_conformance.capabilities.faults.generation import simulate_generation
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import BATCH, LONGEST, Probe
@@ -74,7 +75,7 @@ def following(request: Request, parameters: Arrays, tokens: np.ndarray, steps: i
     return np.stack(logits, axis=1)
 
 
-@functools.cache
+@kept_in(0)
 def greedy_requests(probe: Probe) -> tuple[Request, ...]:
     """Return a request that continues beyond `max_length`, if that is not too far, and, with an end token, one whose
     rows reach it one by one."""
@@ -94,7 +95,7 @@ def greedy_requests(probe: Probe) -> tuple[Request, ...]:
     return never, dataclasses.replace(never, name="to the end token", parameters=ending)
 
 
-@functools.cache
+@kept_in(0)
 def drawing_requests(probe: Probe) -> tuple[Request, ...]:
     """Return requests that draw from the whole vocabulary, in the shapes of greedy generation, for which programs may
     be compiled."""
@@ -104,7 +105,7 @@ def drawing_requests(probe: Probe) -> tuple[Request, ...]:
     return (dataclasses.replace(beyond, name="drawn", parameters=_undecided(probe), uniforms=uniforms),)
 
 
-@functools.cache
+@kept_in(0)
 def sampling_requests(probe: Probe) -> tuple[Request, ...]:
     """Return requests that draw with all options together, colder and warmer."""
     return tuple(
@@ -114,7 +115,7 @@ def sampling_requests(probe: Probe) -> tuple[Request, ...]:
     )
 
 
-@functools.cache
+@kept_in(0)
 def ragged_requests(probe: Probe) -> tuple[Request, ...]:
     """Return a request with prompts of different lengths that continues beyond `max_length`."""
     (beyond, *_) = greedy_requests(probe)
@@ -123,7 +124,7 @@ def ragged_requests(probe: Probe) -> tuple[Request, ...]:
     return (dataclasses.replace(beyond, name="prompts of different lengths", prompt=prompt, lengths=lengths),)
 
 
-@functools.cache
+@kept_in(0)
 def beam_requests(probe: Probe) -> tuple[Request, ...]:
     """Return requests for beam search; with an end token, some beams end."""
     config = probe.config
@@ -138,7 +139,7 @@ def beam_requests(probe: Probe) -> tuple[Request, ...]:
     return (Request("beams", config, parameters, prompt, SEARCHED, source, beams=BEAMS),)
 
 
-@functools.cache
+@kept_in(0)
 def penalty_requests(probe: Probe) -> tuple[Request, ...]:
     """Return the same requests with scores that are divided by a power of their lengths."""
     return tuple(

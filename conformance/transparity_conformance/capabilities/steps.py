@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,7 @@ from transparity_conformance.capabilities.capability import (
     Shapes,
     Way,
     first_of,
+    kept_in,
 )
 from transparity_conformance.capabilities.faults import SimulatedFault
 from transparity_conformance.capabilities.faults.cache import CACHE_FAULTS
@@ -123,7 +123,7 @@ def _joined(key: str, request: StepRequest, answers: Answers) -> np.ndarray:
     return np.concatenate([answers[name].astype(np.float64) for name in _shapes(key, request)], axis=1)
 
 
-@functools.cache
+@kept_in(0)
 def _simulated(probe: Probe, sizes: tuple[int, ...], fault: SimulatedFault) -> np.ndarray:
     return fault.simulate(probe.config, probe.exact, probe.inputs, sizes)
 

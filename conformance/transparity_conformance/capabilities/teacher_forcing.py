@@ -5,13 +5,13 @@ A token is right if rounding could explain it, so a wrong token does not make al
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 import numpy as np
 
 from transparity.sampling import Sampling
 from transparity.taps import Tap
+from transparity_conformance.capabilities.capability import kept_in
 from transparity_conformance.capabilities.faults.beams import length_penalty, simulate_beam_search
 from transparity_conformance.capabilities.requests import Request, following
 from transparity_conformance.oracle.oracle import Arrays, Oracle
@@ -172,14 +172,14 @@ def true_scores(request: Request, tokens: np.ndarray) -> Oracle:
     return Oracle(run, request.parameters, neighbours=1)
 
 
-@functools.cache
+@kept_in(0)
 def best_scores(request: Request) -> np.ndarray:
     """The scores (batch,) of the beams that the reference finds."""
     given = (request.config, request.exact, request.prompt, request.steps, request.beams)
     return beam_search(*given, length_penalty=request.length_penalty, source=request.source)[1]
 
 
-@functools.cache
+@kept_in(0)
 def margins(request: Request) -> np.ndarray:
     """The margin (batch,) between everything that the reference keeps and everything that it drops.
 

@@ -24,6 +24,7 @@ from transparity_conformance.capabilities.capability import (
     Shapes,
     Way,
     first_of,
+    kept_in,
 )
 from transparity_conformance.capabilities.faults import SimulatedFault
 from transparity_conformance.capabilities.faults.optimization import OPTIMIZER_FAULTS
@@ -36,6 +37,9 @@ from transparity_conformance.report.comparison import as_numbers, gap, share
 from transparity_conformance.report.report import Cause, ClaimResult, Divergence
 
 STEPS, ROWS = 3, 3
+
+CONFIGURATIONS = 16
+"""Trainings are kept for so many configurations, more than there are presets, which are checked over and over."""
 
 NEAREST = 3
 """Number of faults tried with their own budgets if none explains all within those of the right training: longer steps
@@ -62,7 +66,7 @@ def tiny(config: TransformerConfig) -> TransformerConfig:
     return dataclasses.replace(config, **sizes)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=CONFIGURATIONS)
 def batches(config: TransformerConfig) -> tuple[Arrays, ...]:
     """Return the batches of all steps; targets are the next tokens."""
     random = np.random.default_rng(3)
@@ -87,14 +91,14 @@ class TrainingRequest:
     batches: tuple[Arrays, ...]
     training: Training
 
-    @functools.cache  # noqa: B019 - requests live as long as the process
+    @kept_in(0)
     def oracle(self, fault: SimulatedFault | None = None) -> Oracle:
         """Return the losses and the learned parameters of the right training, or of one with a fault."""
         by = fault.simulate if fault else None
         return training_oracle(self.config, self.parameters, self.batches, self.training, by)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=CONFIGURATIONS)
 def training_requests(config: TransformerConfig) -> dict[str, TrainingRequest]:
     """The trainings of a tiny model of the system."""
     small = tiny(config)

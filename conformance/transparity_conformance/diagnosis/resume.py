@@ -22,14 +22,14 @@ Depth = tuple[int, int]
 """(0, i) is layer i of the encoder, (1, i) of the decoder; i = number of layers is the part behind them."""
 
 
-@functools.cache
+@functools.lru_cache(maxsize=2**14)
 def _of_layer(name: str) -> tuple[str, int, str] | None:
     """The stack, the layer and the rest of a name; cached, as every walk uses the same names."""
     found = LAYER.match(name)
     return (found[1], int(found[2]), found[3]) if found else None
 
 
-@functools.cache
+@functools.lru_cache(maxsize=2**6)
 def _shorter(config: TransformerConfig, encoder: int, decoder: int) -> TransformerConfig:
     return dataclasses.replace(
         config,

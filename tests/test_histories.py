@@ -10,6 +10,11 @@ import pytest
 
 from transparity.config import TransformerConfig
 from transparity_conformance import check
+from transparity_conformance.capabilities.capability import BuiltPort, ForwardPass
+from transparity_conformance.capabilities.compare import compare_capability
+from transparity_conformance.capabilities.generation import GENERATION
+from transparity_conformance.oracle.cases import CASES
+from transparity_conformance.oracle.probes import probes_of
 from transparity_conformance.report.report import Report
 
 torch_port = pytest.importorskip("transparity_pytorch.port")
@@ -141,3 +146,10 @@ def test_a_right_history_bounds_the_rate_of_wrong_calls() -> None:
     coverage = checked(lambda state, forward, **tokens: forward(**tokens)).coverage
     assert coverage.calls == 120
     assert coverage.rate == pytest.approx(1 / 40, abs=0.001)
+
+
+def test_a_model_with_two_end_tokens_is_built_for_each() -> None:
+    """T5's requests for generation share their parameters, and end with different tokens."""
+    key, probe = next(iter(probes_of(CASES["t5"], "t5").items()))
+    port = BuiltPort(torch_port.build, torch_port.build(probe.config, dict(probe.parameters)))
+    assert not compare_capability(GENERATION, port, ForwardPass({key: probe}, {}, "float32")).faults

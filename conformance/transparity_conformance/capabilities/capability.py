@@ -68,15 +68,15 @@ class BuiltPort:
     build: Build
     """Builds another one with other parameters."""
     forward: Any
-    built: dict[int, tuple[TransformerConfig, Arrays, Any]] = field(default_factory=dict)
-    """Configurations, parameters and the ports built with them, by the identity of the parameters."""
+    built: dict[tuple[TransformerConfig, int], tuple[Arrays, Any]] = field(default_factory=dict)
+    """Parameters and the ports built with them, by the configuration and the identity of the parameters."""
 
     def built_for(self, config: TransformerConfig, parameters: Arrays) -> Any:
         """The port with other parameters, copied: the same object whenever it is asked for."""
-        key = id(parameters)
+        key = config, id(parameters)  # one model may come with several end tokens
         if key not in self.built:  # the parameters are kept, so that no others can have their identity
             copies = {name: value.copy() for name, value in parameters.items()}
-            self.built[key] = config, parameters, self.build(config, copies)
+            self.built[key] = parameters, self.build(config, copies)
         return self.built[key][-1]
 
 

@@ -61,7 +61,7 @@ def compare_history(port: BuiltPort, forward: ForwardPass, first: CapabilityResu
 
 def _afterwards(port: BuiltPort, forward: ForwardPass) -> CapabilityResult | None:
     """The result of the forward passes of ports that have been trained or have generated, if one is wrong."""
-    for config, parameters, built in port.built.values():
+    for (config, _), (parameters, built) in port.built.items():
         inputs = mixed_inputs(config, 0, min(5, config.max_length), min(4, config.max_length))
         probe = Probe("history", "afterwards", "a model after its use", config, parameters, inputs)
         error = _error(built, probe, probe.oracle.expected["logits"])

@@ -33,12 +33,16 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "head-order": ("split", "merge", "split and merge"),
     "weight-transpose": ("query", "key", "value", "output", "up", "down"),
     "weight-swapped": ("query with key", "key with value", "up with down"),
+    "weight-duplicated": ("query from key", "value from key"),
+    "layer-shared": ("first", "last"),
     "bias-dropped": ("query", "key", "value", "output", "up", "down", "head"),
     "norm-eps": ("1e-3", "1e-6", "1e-8", "1e-12"),
     "norm-eps-placement": ("the other",),
     "norm-variance": ("the other",),
     "norm-placement": ("the other",),
     "norm-swapped": ("self_attention with feed_forward", "self_attention with cross_attention"),
+    "norm-duplicated": ("self_attention from feed_forward", "feed_forward from self_attention"),
+    "norm-input-scale": ("2", "0.5"),
     "norm-missing": ("self_attention", "cross_attention", "feed_forward", "memory", "final"),
     "norm-kind": ("rms", "rms without bias", "batch statistics", "layer"),
     "residual-source": ("the normalised", "the layer's input", "nothing"),
@@ -77,7 +81,9 @@ BY_LAYER = (
     "bias-dropped",
     "norm-eps",
     "norm-variance",
+    "weight-duplicated",
     "norm-swapped",
+    "norm-duplicated",
     "norm-missing",
     "norm-kind",
     "residual-source",
@@ -174,6 +180,8 @@ _PLACES: dict[str, Places] = {
     "norm-eps-placement": _NORM,
     "norm-variance": _NORM,
     "norm-kind": _NORM,
+    "norm-input-scale": _NORM,
+    "layer-shared": tuple(place for role, place in _ROLES.items() if role != "head") + _NORM,
     "activation": (_HIDDEN,),
     "embedding-scale": _EMBEDDING,
     "position-offset": _EMBEDDING,
@@ -202,6 +210,10 @@ def places(fault: PlainFault, config: TransformerConfig) -> Places:
         return {"split": split, "merge": merged}.get(variant, split + merged)
     if fault.id in ("weight-transpose", "bias-dropped", "weight-swapped"):
         return tuple(_ROLES[role] for role in variant.split(" with "))
+    if fault.id == "weight-duplicated":
+        return (_ROLES[variant.partition(" from ")[0]],)
+    if fault.id == "norm-duplicated":
+        return (f"{variant.partition(' from ')[0]}_norm$",)
     if fault.id == "norm-swapped":
         return tuple(f"{part}_norm$" for part in variant.split(" with "))
     if fault.id == "norm-placement":

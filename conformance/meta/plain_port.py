@@ -260,10 +260,14 @@ class PlainPort:
             one, other = (f".{part}_norm" for part in pair.split(" with "))
             swapped = name.replace(one, other) if name.endswith(one) else name.replace(other, one)
             source = swapped if f"{swapped}.weight" in self.p else name
+        into, _, taken = self.fault("norm-duplicated", name).partition(" from ")
+        if into and name.endswith(f".{into}_norm"):
+            source = name.replace(f".{into}_norm", f".{taken}_norm")
+        source = self.shared(source)
         gain, bias = self.p[f"{source}.weight"], self.p[f"{source}.bias"]
         eps = float(self.fault("norm-eps", name) or c.norm_eps)
         kind = self.fault("norm-kind", name)
-        x = x.astype(self.dtype)
+        x = x.astype(self.dtype) * self.dtype.type(self.fault("norm-input-scale", name) or 1)
         if c.norm == "batch" and kind != "layer":
             mean, spread = self.p[f"{source}.running_mean"], self.p[f"{source}.running_var"]
             if kind == "batch statistics":
@@ -448,12 +452,22 @@ class PlainPort:
             top = higher
         return out / total
 
+    def shared(self, name: str) -> str:
+        """The parameters that are used for those of `name`: those of another layer, if layers share them."""
+        stack, inside, rest = name.partition(".layers.")
+        if not inside or not (which := self.fault("layer-shared", name)):
+            return name
+        layer = 0 if which == "first" else self.c.stack_num_layers(stack) - 1
+        return f"{stack}.layers.{layer}.{rest.partition('.')[2]}"
+
     def dense(self, name: str, x: np.ndarray) -> np.ndarray:
         """x Wᵀ + b, of the parameters `name`."""
         at, _, role = name.rpartition(".")
         one, _, other = self.fault("weight-swapped", at).partition(" with ")
         instead = {one: other, other: one}.get(role, role)
-        source = f"{at}.{instead}" if instead != role else name
+        into, _, taken = self.fault("weight-duplicated", at).partition(" from ")
+        instead = taken if role == into else instead
+        source = self.shared(f"{at}.{instead}" if instead != role else name)
         if self.p[f"{source}.weight"].shape != self.p[f"{name}.weight"].shape:
             source = name
         w, b = self.p[f"{source}.weight"], self.p.get(f"{source}.bias")

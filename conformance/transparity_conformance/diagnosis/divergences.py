@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Mapping
 
 from transparity_conformance.diagnosis.explain import Explanation, explain
+from transparity_conformance.diagnosis.fault import Fault
 from transparity_conformance.diagnosis.faults import whole_model
 from transparity_conformance.diagnosis.faults.wholly_hidden import judged
 from transparity_conformance.diagnosis.locate import candidate_sites
@@ -52,7 +54,7 @@ def explain_all(
         divergences.append(Divergence(tap, error, budget, found.causes, *ties, name, profile))
         if found.remains:
             divergences.append(_remaining(segment, known))
-    return tuple(divergences)
+    return tuple(_exchanged(divergence, explanations) for divergence in divergences)
 
 
 def _segment(results: Results, tap: str, dtype: str) -> Segment:
@@ -74,6 +76,32 @@ def _remaining(segment: Segment, known: Combination) -> Divergence:
     actual = judged(probe, segment.tap, recorded[segment.tap], ours)
     budget, profile = segment.budgets[probe.name], error_profile(actual, ours)
     return Divergence(segment.tap, gap(actual, ours), budget, probe=probe.name, profile=profile)
+
+
+def _exchanged(divergence: Divergence, explanations: Mapping[str, Explanation]) -> Divergence:
+    """Name an exchange where each of two sites uses the other's parameters: one side alone is none."""
+    fault = _alone(explanations.get(divergence.where))
+    if not divergence.causes or fault is None or not (fault.taken_from and fault.exchange):
+        return divergence
+    source, ring = fault.taken_from(divergence.where), [divergence.where]
+    while source not in ring:
+        ring.append(source)
+        further = _alone(explanations.get(source))
+        if further is None or further.taken_from is None or further.id != fault.id:
+            return divergence
+        source = further.taken_from(source)
+    if source != ring[0]:
+        return divergence
+    name, says = fault.exchange.id, fault.exchange.description
+    if len(ring) > 2:  # query, key and value
+        name, says = "packed-order", "queries, keys and values are taken for each other in turn"
+    cause = dataclasses.replace(divergence.causes[0], mistake=name, says=says)
+    return dataclasses.replace(divergence, causes=(cause,))
+
+
+def _alone(explanation: Explanation | None) -> Fault | None:
+    """The fault that explains a segment by itself."""
+    return explanation.chosen[0].fault if explanation and len(explanation.chosen) == 1 else None
 
 
 def _whole_model_fault(results: Results, faulty: list[str], dtype: str) -> Combination:

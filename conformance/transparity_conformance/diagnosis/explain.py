@@ -6,13 +6,14 @@ is within the budget on every probe.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from transparity_conformance.diagnosis.fault import Hypothesis
-from transparity_conformance.diagnosis.faults import hypotheses, whole_model
+from transparity_conformance.diagnosis.fault import Fault, Hypothesis
+from transparity_conformance.diagnosis.faults import faults_at, hypotheses, whole_model
 from transparity_conformance.diagnosis.search.clock import Clock, OutOfTime
 from transparity_conformance.diagnosis.search.search import Search
 from transparity_conformance.diagnosis.segment import Combination, Segment, rms
@@ -70,8 +71,12 @@ def explain(
         return Explanation()
     chosen, *rest = found
     causes = tuple(_cause(segment, known, chosen, index, before, screen) for index in range(len(chosen)))
+    if not remains:  # what is left is within the budget on every probe: rounding, however small the error was
+        causes = (*causes[:-1], dataclasses.replace(causes[-1], explained=1.0))
+    causes = (*causes[:-1], _with_numbers(causes[-1], chosen, rest))
     rivals = [rival for rival in rest if rival[0].fault.id != chosen[0].fault.id] if len(chosen) == 1 else []
-    ids = tuple(dict.fromkeys(rival[0].fault.id for rival in rivals))
+    exact = chosen[0].fault.equivalents if len(chosen) == 1 else ()
+    ids = tuple(dict.fromkeys([*exact, *(rival[0].fault.id for rival in rivals)]))
     splits = (_split_by(segment, known, chosen, rival, others) for rival in rivals)
     return Explanation(causes, chosen, ids, next((name for name in splits if name), None), remains=remains)
 
@@ -107,11 +112,22 @@ def _same_as_earlier(
     for tap, each in earlier.items():
         if tap_kind(tap) != tap_kind(segment.tap) or len(each.chosen) != 1 or each.chosen[0].sites != (tap,):
             continue
-        chosen = (Hypothesis(each.chosen[0].fault, (segment.tap,)),)
+        fault = _made_at(each.chosen[0].fault, segment, screen)
+        if fault is None:
+            continue
+        chosen = (Hypothesis(fault, (segment.tap,)),)
         if segment.share(screen, (*known, *chosen)) <= 1 and segment.vanishes((*known, *chosen)):
-            cause = _cause(segment, known, chosen, 0, before, screen)
+            cause = dataclasses.replace(_cause(segment, known, chosen, 0, before, screen), explained=1.0)
             return Explanation((cause,), chosen, each.indistinguishable, each.split_by)
     return None
+
+
+def _made_at(fault: Fault, segment: Segment, screen: Probe) -> Fault | None:
+    """The fault as it is made at this segment; parameters that are taken from elsewhere depend on the place."""
+    if fault.taken_from is None:
+        return fault
+    made = (each for each in faults_at(screen.config, segment.tap) if each.id == fault.id)
+    return next((each for each in made if each.variant == fault.variant), None)
 
 
 def tap_kind(tap: str) -> str:
@@ -139,6 +155,16 @@ def _cause(
     gone = 1 - rms(segment.left(screen, applied)) / before if before else 1.0
     description = fault.description if segment.tap in sites else f"{fault.description}, {_location(sites)}"
     return Cause(fault.id, description, fault.value, residual, max(0.0, gone))
+
+
+def _with_numbers(cause: Cause, chosen: Combination, rest: list[Combination]) -> Cause:
+    """Add the other numbers that explain the difference as well."""
+    fault, sites = chosen[-1].fault, chosen[-1].sites
+    alike = [each[0].fault for each in rest if len(each) == len(chosen) == 1 and each[0].sites == sites]
+    numbers = [f"{each.value:g}" for each in alike if each.id == fault.id and each.value is not None]
+    if not numbers or fault.value is None:
+        return cause
+    return dataclasses.replace(cause, says=f"{cause.says} (or {', '.join(numbers)}, the same to within rounding)")
 
 
 def _location(sites: tuple[str, ...]) -> str:

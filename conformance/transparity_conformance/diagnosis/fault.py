@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,6 +51,19 @@ class Fault:
     """Changes the value that flows on behind a site, but not the value shown at the site."""
     value: float | None = None
     """The number in it, if it has one."""
+    equivalents: tuple[str, ...] = ()
+    """Ids of other faults that make exactly the same numbers, whatever the weights and inputs."""
+    taken_from: Callable[[str], str] | None = None
+    """From a site to the site whose parameters are used there."""
+    exchange: Fault | None = None
+    """The fault that it is one side of, if the parameters of the site are used at the other in turn."""
+    is_mutual: bool = False
+    """Whether it is made at a site only if it is also made where that site's parameters are taken from."""
+
+    def is_complete(self, sites: Collection[str]) -> bool:
+        """Return whether a mutual fault has all its sides at `sites`."""
+        taken_from = self.taken_from
+        return not (self.is_mutual and taken_from) or all(taken_from(site) in sites for site in sites)
 
 
 @dataclass(frozen=True)

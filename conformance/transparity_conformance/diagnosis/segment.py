@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -71,19 +72,37 @@ class Segment:
         return share(error, budget)
 
     def rms(self, probe: Probe, chosen: Combination) -> float:
-        return rms(self.left(probe, chosen))
+        """The root mean square of the remaining difference."""
+        return self._size(probe, chosen)[0]
 
     def is_near(self, probe: Probe, chosen: Combination) -> bool:
         """Return whether the remaining difference may be within the budget."""
         return self.largest(probe, chosen) <= NEAR[self.dtype] * (self.budgets[probe.name] or 1)
 
-    def vanishes(self, chosen: Combination) -> bool:
-        """Return whether the difference is within the budget on every probe."""
-        return all(self.share(probe, chosen) <= 1 for probe in self.probes)
+    def vanishes(self, chosen: Combination, probes: Sequence[Probe] | None = None) -> bool:
+        """Return whether the difference is within the budget on all `probes`, every probe by default."""
+        return all(self.share(probe, chosen) <= 1 for probe in (self.probes if probes is None else probes))
 
     def largest(self, probe: Probe, chosen: Combination) -> float:
         """The largest remaining difference."""
-        return float(np.abs(self.left(probe, chosen)).max(initial=0.0))
+        return self._size(probe, chosen)[1]
+
+    @functools.cached_property
+    def _sizes(self) -> dict[tuple[Any, ...], tuple[Combination, float, float]]:
+        return {}
+
+    def _size(self, probe: Probe, chosen: Combination) -> tuple[float, float]:
+        """The root mean square and the largest of the remaining difference, computed once."""
+        # hypotheses hold functions and mappings, so they are told apart as objects, and kept to stay so
+        key = probe.name, *map(id, chosen)
+        if key not in self._sizes:
+            self.keep(probe, chosen, self.left(probe, chosen))
+        return self._sizes[key][1:]
+
+    def keep(self, probe: Probe, chosen: Combination, left: np.ndarray) -> None:
+        """Remember the size of `left`, the remaining difference."""
+        largest = float(np.abs(left).max(initial=0.0))
+        self._sizes[probe.name, *map(id, chosen)] = chosen, rms(left), largest
 
 
 def rms(left: np.ndarray) -> float:

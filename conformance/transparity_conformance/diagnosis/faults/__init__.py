@@ -58,5 +58,9 @@ def hypotheses(config: TransformerConfig, sites: list[str]) -> list[Hypothesis]:
         for fault in faults_at(config, site):
             found.setdefault((fault.id, fault.variant), {})[site] = fault
     return [
-        Hypothesis(next(iter(by_site.values())), chosen) for by_site in found.values() for chosen in groups(by_site)
+        Hypothesis(fault, chosen)
+        for by_site in found.values()
+        for fault in [next(iter(by_site.values()))]
+        for chosen in groups(by_site)
+        if fault.is_complete(chosen)
     ]

@@ -64,9 +64,36 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     yield Fault("norm-missing", "missing", "this norm is missing", patch=_missing)
     for other in _neighbours(config, site):
         name = site.rpartition(".")[2]
-        pair = (min(name, other), max(name, other))
-        description = f"the parameters of {pair[0]} and {pair[1]} are exchanged"
-        yield Fault("norm-swapped", " and ".join(pair), description, alter=partial(_exchanged, pair))
+        yield from _taken(name, other)
+    if config.norm != "batch" or is_head_norm(site):
+        for factor in (2.0, 0.5):
+            yield _scaled_input(factor)
+
+
+def _taken(name: str, other: str) -> Iterator[Fault]:
+    """The parameters of two norms exchanged, and of one used in place of the other's, which is right in its own."""
+    pair = (min(name, other), max(name, other))
+    change, taken_from = partial(_exchanged, pair), partial(_beside, other)
+    says = f"the parameters of {pair[0]} and {pair[1]} are exchanged"
+    both = Fault("norm-swapped", " and ".join(pair), says, alter=change, taken_from=taken_from, is_mutual=True)
+    yield both
+    says = f"the parameters of {other} are used for {name}, too"
+    variant = f"{other} for {name}"
+    yield Fault("norm-duplicated", variant, says, alter=change, taken_from=taken_from, exchange=both)
+
+
+def _beside(name: str, site: str) -> str:
+    return f"{site.rpartition('.')[0]}.{name}"
+
+
+def _scaled_input(factor: float) -> Fault:
+    says = f"what this norm is given is {factor:g} × ours"
+    patch = partial(_scaled, factor)
+    return Fault("norm-input-scale", f"{factor:g}", says, patch=patch, equivalents=("norm-eps",))
+
+
+def _scaled(factor: float, state: WalkState, site: str, value: Value) -> Value:
+    return normed_input(state, site, norm_input(state, site) * value.dtype.type(factor))
 
 
 def _formed(identity: str, variant: str, description: str, **changes: Any) -> Fault:
@@ -139,7 +166,10 @@ def form_at(config: TransformerConfig, site: str) -> Form:
 
 def other_eps(config: TransformerConfig, eps: float) -> Fault:
     description = f"eps is {eps:.3g} instead of {config.norm_eps:g}"
-    return Fault("norm-eps", f"{eps:.3g}", description, patch=partial(_normed, {}, eps), value=eps)
+    # x · s with eps is exactly x with eps / s²; where statistics are the running ones, it is not
+    ties = ("norm-input-scale",) if eps > 0 and config.norm != "batch" else ()
+    patch = partial(_normed, {}, eps)
+    return Fault("norm-eps", f"{eps:.3g}", description, patch=patch, value=eps, equivalents=ties)
 
 
 def _normed(changes: Mapping[str, Any], eps: float | None, state: WalkState, site: str, value: Value) -> Value:

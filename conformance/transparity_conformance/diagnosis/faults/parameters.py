@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 import numpy as np
@@ -20,6 +20,7 @@ EXCHANGED = (("query", "key"), ("key", "value"), ("query", "value"), ("up", "dow
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     for part in _parts(config, site):
         yield from _of_part(config, part)
+    yield from _shared_layers(config, site)
     if site == "logits" and config.head == "logits" and not config.tied_head:
         yield from _head_faults(config)
     if _is_packed(config, site):
@@ -27,6 +28,8 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
         yield Fault("packed-order", "head by head", description, alter=_packed_by_head)
         description = "queries, keys and values are packed one after the other, but read head by head"
         yield Fault("packed-order", "one behind the other", description, alter=_packed_in_turn)
+        for order in (("key", "value", "query"), ("value", "query", "key")):
+            yield _cut_in_order(order)
 
 
 def _of_part(config: TransformerConfig, part: str) -> Iterator[Fault]:
@@ -39,14 +42,33 @@ def _of_part(config: TransformerConfig, part: str) -> Iterator[Fault]:
         if shape is not None and role in pair:
             other = f"{part.rpartition('.')[0]}.{pair[role == pair[0]]}"
             if shapes.get(f"{other}.weight") == shape:
-                description = f"the weights of {pair[0]} and {pair[1]} are exchanged"
-                yield Fault("weight-swapped", " and ".join(pair), description, alter=partial(_exchanged, pair))
+                yield from _taken(role, pair)
                 if f"{other}.bias" in shapes:
-                    description += ", their biases are not"
-                    change = partial(_exchanged, pair, biases=False)
-                    yield Fault("weight-swapped", f"{' and '.join(pair)} without biases", description, alter=change)
+                    yield from _taken(role, pair, biases=False)
     if f"{part}.bias" in shapes:
         yield Fault("bias-dropped", role, f"the {role} bias is missing", alter=partial(_unbiased, role))
+
+
+TAPS = {role: tap for tap, role in PARTS.items()} | {"down": "output"}
+
+
+def _taken(role: str, pair: tuple[str, str], *, biases: bool = True) -> Iterator[Fault]:
+    """Two weights exchanged, and one used in place of the other, which is right in its own place."""
+    other, change = pair[role == pair[0]], partial(_exchanged, pair, biases=biases)
+    taken_from, without = partial(_site_of, other), "" if biases else " without biases"
+    says = f"the weights of {pair[0]} and {pair[1]} are exchanged{'' if biases else ', their biases are not'}"
+    both = Fault(
+        "weight-swapped", f"{' and '.join(pair)}{without}", says, alter=change, taken_from=taken_from, is_mutual=True
+    )
+    yield both
+    says = f"the weight of {other} is used for {role}, too{'' if biases else ', with its own bias'}"
+    variant = f"{other} for {role}{without}"
+    yield Fault("weight-duplicated", variant, says, alter=change, taken_from=taken_from, exchange=both)
+
+
+def _site_of(role: str, site: str) -> str:
+    """The tap of `role` in the sublayer of `site`."""
+    return f"{site.rpartition('.')[0]}.{TAPS[role]}"
 
 
 def _head_faults(config: TransformerConfig) -> Iterator[Fault]:
@@ -122,14 +144,59 @@ def _tied(stack: str, config: TransformerConfig, parameters: Arrays, site: str, 
 
 
 def _is_packed(config: TransformerConfig, site: str) -> bool:
-    """Return whether the tap may come from packed queries, keys and values, as in checkpoints of BLOOM and GPT-NeoX."""
+    """Return whether the tap may come from packed queries, keys and values: in checkpoints of GPT-2, BLOOM and
+    GPT-NeoX, and in every port with one projection for all three."""
     _, sublayer, tap = split(site)
     whole = config.projection == "full" and config.key_value_heads == config.num_heads
-    inside = config.architecture == "decoder" and config.positions in ("rotary", "alibi")
-    return sublayer == "self_attention" and tap in ROLES and whole and inside
+    return sublayer == "self_attention" and tap in ROLES and whole
 
 
 ROLES = ("query", "key", "value")
+
+
+def _shared_layers(config: TransformerConfig, site: str) -> Iterator[Fault]:
+    """Faults of layers that share one module."""
+    parts = site.split(".")
+    if len(parts) < 4:
+        return
+    last = config.stack_num_layers(parts[0]) - 1
+    for name, layer in {"first": 0, "last": last}.items():
+        if int(parts[2]) != layer and (name == "first" or last > 1 or layer != 0):
+            says = f"the weights of the {name} layer are used in this layer, too"
+            yield Fault("layer-shared", name, says, alter=partial(_of_layer, layer))
+
+
+def _of_layer(layer: int, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
+    """The parameters that act at `site`, taken from the same place in another layer of its stack."""
+    parts = site.split(".")
+    stack, rest = parts[0], [".".join(part.split(".")[3:]) for part in _parts(config, site)] or [".".join(parts[3:])]
+    own, other = ".".join(parts[:3]), f"{stack}.layers.{layer}"
+    found = {}
+    for name in parameters:
+        end = name.removeprefix(f"{own}.")
+        if end != name and end.rpartition(".")[0] in rest and f"{other}.{end}" in parameters:
+            found[name] = parameters[f"{other}.{end}"]
+    return found
+
+
+def _cut_in_order(order: tuple[str, ...]) -> Fault:
+    """Rows that are packed as query, key, value, but taken for the roles in another order."""
+    source = dict(zip(order, ROLES, strict=True))
+    says = f"queries, keys and values are packed one after the other, but taken for {', '.join(order)} in this order"
+    return Fault(
+        "packed-order",
+        ", ".join(order),
+        says,
+        alter=partial(_from_role, source),
+        taken_from=lambda site: _site_of(source[site.rpartition(".")[2]], site),
+        is_mutual=True,
+    )
+
+
+def _from_role(source: Mapping[str, str], config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
+    scope, role = site.rpartition(".")[::2]
+    kinds = [kind for kind in ("weight", "bias") if f"{site}.{kind}" in parameters]
+    return {f"{site}.{kind}": parameters[f"{scope}.{source[role]}.{kind}"] for kind in kinds}
 
 
 def _packed_by_head(config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.diagnosis.fault import Hypothesis, NumericFault
+from transparity_conformance.diagnosis.fault import Hypothesis, NumericFault, Patch, WalkState
 from transparity_conformance.diagnosis.faults import SUBJECTS
 from transparity_conformance.diagnosis.faults.scopes import groups
 
@@ -19,11 +22,13 @@ Fittable = tuple[NumericFault, tuple[str, ...]]
 """A fault with a number and the sites at which it is made."""
 
 
-def fitted(config: TransformerConfig, sites: list[str], left: Callable[[Hypothesis], float]) -> Iterator[Hypothesis]:
+def fitted(
+    config: TransformerConfig, sites: list[str], left: Callable[[Hypothesis], float]
+) -> Iterator[tuple[Fittable, Hypothesis]]:
     """Fit every fault with a number at every group of `sites` so that `left` is least."""
-    for fittable in _fittable(config, sites):
+    for fittable in fittables(config, sites):
         if (hypothesis := fit(fittable, left)) is not None:
-            yield hypothesis
+            yield fittable, hypothesis
 
 
 def fit(fittable: Fittable, left: Callable[[Hypothesis], float]) -> Hypothesis | None:
@@ -33,15 +38,36 @@ def fit(fittable: Fittable, left: Callable[[Hypothesis], float]) -> Hypothesis |
     return None if number is None else Hypothesis(numeric.make(number), sites)
 
 
+def by_size(sizes: Mapping[TransformerConfig, Hypothesis]) -> Hypothesis:
+    """One fault with a number for every size of model, the first of which is described."""
+    first, *others = sizes.items()
+    config, hypothesis = first
+    says = hypothesis.fault.description
+    for other, fitted_there in others:
+        changed = [
+            name for name in ("head_dim", "embed_dim", "num_heads") if getattr(other, name) != getattr(config, name)
+        ]
+        where = ", ".join(f"{name} {getattr(other, name)}" for name in changed)
+        says += f"; with {where} it is {fitted_there.fault.value:.4g}"
+    patches = {config: hypothesis.fault.patch for config, hypothesis in sizes.items()}
+    patch = partial(_patch_by_size, patches)
+    return dataclasses.replace(hypothesis, fault=dataclasses.replace(hypothesis.fault, patch=patch, description=says))
+
+
+def _patch_by_size(patches: Mapping[TransformerConfig, Patch | None], state: WalkState, site: str, value: Any) -> Any:
+    patch = patches.get(state.config)
+    return patch(state, site, value) if patch else value
+
+
 def widest(config: TransformerConfig, sites: list[str]) -> list[Fittable]:
     """Every kind of fault with a number, at as many of `sites` as possible."""
     found: dict[str, Fittable] = {}
-    for numeric, chosen in _fittable(config, sites):
+    for numeric, chosen in fittables(config, sites):
         found.setdefault(numeric.make(1.0).id, (numeric, chosen))
     return list(found.values())
 
 
-def _fittable(config: TransformerConfig, sites: list[str]) -> Iterator[Fittable]:
+def fittables(config: TransformerConfig, sites: list[str]) -> Iterator[Fittable]:
     for subject in SUBJECTS:
         for numeric in subject.numeric_faults(config) if hasattr(subject, "numeric_faults") else ():
             for chosen in groups(site for site in sites if numeric.is_site(site)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
 
@@ -11,7 +10,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity_conformance.diagnosis.fault import Hypothesis
 from transparity_conformance.diagnosis.search.clock import Clock
-from transparity_conformance.diagnosis.search.fitting import Fittable, fit, fitted, widest
+from transparity_conformance.diagnosis.search.fitting import Fittable, by_size, fit, fittables, fitted, widest
 from transparity_conformance.diagnosis.search.pairs import Effects
 from transparity_conformance.diagnosis.segment import Combination, Segment, rms
 from transparity_conformance.oracle.probes import Probe
@@ -62,8 +61,38 @@ class Search:
 
         A number may explain every probe of the size that it was fitted on, but not those of another size.
         """
-        found = [(h,) for h in fitted(config, sites, lambda hypothesis: self._left(self.screen, (hypothesis,)))]
-        return self._of_every_size(self._survivors(self.screen, self._by_rest(self.screen, found), self._same_size))
+        made = list(fitted(config, sites, lambda hypothesis: self._left(self.screen, (hypothesis,))))
+        ranked = self._by_rest(self.screen, [(hypothesis,) for _, hypothesis in made])
+        found, remains = self._of_every_size(self._survivors(self.screen, ranked, self._same_size))
+        if remains and found and (of_sizes := self._fitted_to_sizes(made, found)):
+            return of_sizes, False
+        return found, remains
+
+    def _fitted_to_sizes(self, made: list[tuple[Fittable, Hypothesis]], found: list[Combination]) -> list[Combination]:
+        """Faults of `found` with a number of their own for every size of model that is probed."""
+        of_sizes: list[Combination] = []
+        kept = {id(hypothesis) for (hypothesis,) in found}
+        others = {probe.config: probe for probe in self.segment.probes if probe.config != self.screen.config}
+        for fittable, hypothesis in made:
+            if id(hypothesis) not in kept:
+                continue
+            sizes = {self.screen.config: hypothesis}
+            for config, probe in others.items():
+                again = self._refit(fittable, config, probe)
+                if again is not None:
+                    sizes[config] = again
+            combined = (by_size(sizes),)
+            if self.segment.vanishes((*self.known, *combined)):
+                of_sizes.append(combined)
+        return of_sizes
+
+    def _refit(self, fittable: Fittable, config: TransformerConfig, probe: Probe) -> Hypothesis | None:
+        """The fault with the number that fits a model of another size."""
+        numeric, sites = fittable
+        same = [again for again in fittables(config, list(sites)) if again[1] == sites]
+        kind = numeric.make(1.0).id
+        again = next((each for each in same if each[0].make(1.0).id == kind), None)
+        return fit(again, lambda hypothesis: self._left(probe, (hypothesis,))) if again else None
 
     def pairs(self) -> tuple[list[Combination], bool]:
         """Pairs of faults that explain every probe, and whether something remains."""
@@ -212,7 +241,9 @@ class Search:
 
     def _lefts(self) -> Iterator[np.ndarray]:
         for hypothesis in self.clock.each(self.candidates):
-            left = self.segment.left(self.screen, (*self.known, hypothesis))
+            chosen = (*self.known, hypothesis)
+            left = self.segment.left(self.screen, chosen)
+            self.segment.keep(self.screen, chosen, left)
             self._effects.add(left)
             yield left
 
@@ -239,14 +270,15 @@ class Search:
         Args:
             ranked: The candidates in order of the difference that is left on `screen`.
         """
-        segment = self.segment if probes is None else dataclasses.replace(self.segment, probes=probes)
-        found = []
+        segment = self.segment
+        everywhere = segment.probes if probes is None else probes
+        found, before = [], self._left(screen, ())
         for chosen in ranked:
-            self.clock.check()
             combined = (*self.known, *chosen)
-            if not segment.is_near(screen, combined):
+            # what leaves more than half of the difference is no explanation, whatever its own budget
+            if self._left(screen, chosen) > before / 2 or not segment.is_near(screen, combined):
                 break
-            if segment.share(screen, combined) <= 1 and segment.vanishes(combined):
+            if segment.share(screen, combined) <= 1 and segment.vanishes(combined, everywhere):
                 found.append(chosen)
         return sorted(found, key=lambda chosen: (len(chosen), _preference(chosen[0])))
 

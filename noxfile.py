@@ -115,6 +115,14 @@ def power(session: nox.Session) -> None:
 
 
 @nox.session
+def fuzz(session: nox.Session) -> None:
+    """Give 20,000 inputs that nobody would write: each is a verdict or one sentence, soon and within memory."""
+    install(session, "test")
+    environment = SINGLE_THREADED | compiled(session) | {"PYTHONPATH": "conformance"}
+    session.run("python", "-m", "meta.fuzz", *session.posargs, env=environment)
+
+
+@nox.session
 def benchmarks(session: nox.Session) -> None:
     """Measure the speed of the columns that conform: tokens and FLOPs a second."""
     install(session, "test", "benchmarks")

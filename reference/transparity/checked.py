@@ -14,9 +14,9 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity.errors import BackendError, shown
+from transparity.errors import BackendError, InputError, shown
 from transparity.inputs import (
-    check_batch,
+    check_batches,
     check_beams,
     check_draws,
     check_inputs,
@@ -52,12 +52,12 @@ class CheckedForward(ABC):
     def train(
         self, batches: Sequence[Mapping[str, Any]], training: Training
     ) -> tuple[list[float], dict[str, np.ndarray]]:
-        return self._train([check_batch(self.config, batch) for batch in batches], training)
+        return self._train(check_batches(self.config, batches), check_kind("training", training, Training))
 
     def step(
         self, tokens: Any, cache: Any = None, *, source: Any = None, counts: Any = None, attention_mask: Any = None
     ) -> tuple[Any, Any]:
-        lengths = None if cache is None else self._cached_lengths(cache)
+        lengths = None if cache is None else self._checked_lengths(cache)
         inputs = check_step(self.config, tokens, lengths, source, counts, attention_mask)
         tokens, source, mask = inputs["tokens"], inputs.get("source"), inputs["attention_mask"]
         if cache is None:
@@ -77,6 +77,7 @@ class CheckedForward(ABC):
         inputs = check_prompt(self.config, prompt, source, lengths)
         prompt = inputs.pop("prompt")
         steps, inputs["uniforms"] = check_draws(len(prompt), max_new_tokens, uniforms)
+        sampling = None if sampling is None else check_kind("sampling", sampling, Sampling)
         return self._generate(prompt, steps, inputs, sampling)
 
     def beam_search(
@@ -92,7 +93,13 @@ class CheckedForward(ABC):
         inputs = check_prompt(self.config, prompt, source, lengths)
         prompt = inputs.pop("prompt")
         steps, _ = check_draws(len(prompt), max_new_tokens, None)
-        return self._beam_search(prompt, steps, inputs, *check_beams(beams, length_penalty))
+        return self._beam_search(prompt, steps, inputs, *check_beams(self.config, len(prompt), beams, length_penalty))
+
+    def _checked_lengths(self, cache: Any) -> np.ndarray:
+        try:
+            return self._cached_lengths(cache)
+        except Exception:  # noqa: BLE001 - what is no cache may raise anything
+            raise InputError(f"cache is {shown(cache)}; expected what the step before it returned.") from None
 
     @abstractmethod
     def ready(self, result: Any) -> None: ...
@@ -184,8 +191,8 @@ class CheckedBackend(ABC, Generic[Built]):
     ) -> Built:
         dtype, mode = self.checked_dtype(dtype, device), self.modes[0] if mode is None else mode
         check_choice(self.name, "mode", mode, self.modes)
-        check_choice(self.name, "weights", weights or dtype, self.dtypes)
-        check_choice(self.name, "activations", activations or dtype, self.dtypes)
+        check_choice(self.name, "weights", dtype if weights is None else weights, self.dtypes)
+        check_choice(self.name, "activations", dtype if activations is None else activations, self.dtypes)
         check_parameters(config, parameters)
         return self._build(config, parameters, Execution(dtype, device, mode, weights, activations))
 
@@ -203,6 +210,16 @@ class CheckedBackend(ABC, Generic[Built]):
 
 def check_choice(backend: str, name: str, value: str, offered: tuple[str, ...]) -> str:
     """Return `value` if it is among `offered`; else raise a `BackendError` that lists them."""
-    if value not in offered:
+    if not isinstance(value, str) or value not in offered:
         raise BackendError(f"{name} is {shown(value)}; the {backend} backend offers {', '.join(offered)}.")
+    return value
+
+
+Kind = TypeVar("Kind")
+
+
+def check_kind(name: str, value: Any, kind: type[Kind]) -> Kind:
+    """Return `value` if it is a `kind`; else raise an `InputError` that says so."""
+    if not isinstance(value, kind):
+        raise InputError(f"{name} is {shown(value)}; expected a {kind.__name__}.")
     return value

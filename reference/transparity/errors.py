@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any
 
@@ -43,7 +44,15 @@ def is_whole(value: Any, least: int) -> bool:
     """Return whether `value` is a whole number of at least `least`, but not a bool."""
     try:
         return not isinstance(value, bool) and operator.index(value) >= least
-    except TypeError:
+    except Exception:  # noqa: BLE001 - `__index__` of any object may raise anything
+        return False
+
+
+def is_finite(value: Any) -> bool:
+    """Return whether `value` is an int or a float that a float can hold, and not NaN or infinite."""
+    try:
+        return is_number(value) and math.isfinite(value)
+    except OverflowError:
         return False
 
 

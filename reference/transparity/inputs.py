@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity.errors import InputError, as_array, is_number, is_whole, shown
+from transparity.errors import InputError, as_array, is_finite, is_whole, shown
+from transparity.memory import check_fits
+from transparity.text import listed
 from transparity.training import dropout_shapes
 
 
@@ -28,7 +30,7 @@ def check_inputs(config: TransformerConfig, inputs: Mapping[str, Any]) -> dict[s
     given = {name: value for name, value in inputs.items() if value is not None}
     expected = config.input_names + config.further_inputs
     if set(given) != set(expected):
-        names = ", ".join(sorted(given)) or "nothing"
+        names = listed(sorted(given, key=str)) or "nothing"
         raise InputError(f"forward was given {names}; for this {config.architecture} it takes {', '.join(expected)}.")
     checked = {name: _checked_tokens(config, name, given[name]) for name in config.input_names}
     batches = {name: len(tokens) for name, tokens in checked.items()}
@@ -85,8 +87,19 @@ def check_masks(config: TransformerConfig, masks: Any, inputs: Mapping[str, Any]
     return checked
 
 
+def check_batches(config: TransformerConfig, batches: Any) -> list[dict[str, Any]]:
+    """Return the batches of a training, checked one by one. Raises `InputError` as `check_batch` does."""
+    try:
+        given = list(batches)
+    except Exception:  # noqa: BLE001 - `__iter__` of any object may raise anything
+        raise InputError(f"batches is {shown(batches)}; expected a sequence of batches.") from None
+    return [check_batch(config, batch) for batch in given]
+
+
 def check_batch(config: TransformerConfig, batch: Mapping[str, Any]) -> dict[str, Any]:
     """Return the inputs and `targets` of one training step. Raises `InputError` as `check_inputs` does."""
+    if not isinstance(batch, Mapping):
+        raise InputError(f"A batch is {shown(batch)}; expected targets and tokens by name.")
     inputs = check_inputs(config, {name: tokens for name, tokens in batch.items() if name != "targets"})
     return inputs | {"targets": check_targets(config, batch.get("targets"), inputs)}
 
@@ -197,6 +210,7 @@ def _check_something_is_seen(config: TransformerConfig, prompt: np.ndarray, leng
 def check_draws(batch: int, max_new_tokens: Any, uniforms: Any) -> tuple[int, np.ndarray | None]:
     """Return the number of tokens to generate, and the numbers in [0, 1) that draw them, or None."""
     steps = _checked_whole("max_new_tokens", max_new_tokens, 0)
+    check_fits(f"A batch of {batch} rows with {shown(steps)} new tokens", 8 * batch * steps, InputError)
     if uniforms is None:
         return steps, None
     drawn = as_array("uniforms", uniforms, InputError)
@@ -209,10 +223,11 @@ def check_draws(batch: int, max_new_tokens: Any, uniforms: Any) -> tuple[int, np
     return steps, drawn
 
 
-def check_beams(beams: Any, length_penalty: Any) -> tuple[int, float]:
-    """Return the number of beams, and the power of the length that scores are divided by."""
+def check_beams(config: TransformerConfig, rows: int, beams: Any, length_penalty: Any) -> tuple[int, float]:
+    """Return the number of beams of each of `rows`, and the power of the length that scores are divided by."""
     count = _checked_whole("beams", beams, 1)
-    if not (is_number(length_penalty) and np.isfinite(length_penalty)):
+    check_fits(f"A search with {shown(count)} beams", 8 * count * rows * config.vocab_size, InputError)
+    if not is_finite(length_penalty):
         raise InputError(f"length_penalty is {shown(length_penalty)}; expected a finite number.")
     return count, float(length_penalty)
 

@@ -31,6 +31,7 @@ def check_fits(what: str, needed: int, error: type[TransparityError]) -> None:
 def in_bytes(count: int) -> str:
     """`23 GB`, to three digits."""
     units = ("bytes", "kB", "MB", "GB", "TB", "PB", "EB", "ZB", "YB")
+    count = min(count, 10**300)  # what a float can hold
     power = min(len(units) - 1, (len(str(count)) - 1) // 3)
     return f"{count / 1000**power:.3g} {units[power]}"
 

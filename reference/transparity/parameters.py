@@ -171,9 +171,9 @@ def _check_dtype(name: str, dtype: str) -> None:
 
 def save_parameters(path: str | os.PathLike[str], parameters: Parameters) -> None:
     """Write a safetensors file; raises `ParameterError` if a parameter is not a float or `path` cannot be written."""
-    arrays = {name: as_array(f"Parameter {name!r}", value, ParameterError) for name, value in parameters.items()}
+    arrays = {name: as_array(f"Parameter {shown(name)}", value, ParameterError) for name, value in parameters.items()}
     for name, value in arrays.items():
-        _check_dtype(repr(name), value.dtype.name)
+        _check_dtype(shown(name), value.dtype.name)
     try:
         save_file({name: np.ascontiguousarray(value) for name, value in arrays.items()}, path)
     except (OSError, SafetensorError, TypeError) as error:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-from transparity.errors import ConfigError, is_number, is_whole, shown
+from transparity.errors import ConfigError, is_finite, is_number, is_whole, shown
 
 COLDEST = 1e-30
 """The lowest temperature that float32 can divide by; a lower one would draw the same token."""
@@ -27,7 +26,7 @@ class Sampling:
     at least one; with 1, all."""
 
     def __post_init__(self) -> None:
-        if not (is_number(self.temperature) and COLDEST <= self.temperature < math.inf):
+        if not (is_finite(self.temperature) and self.temperature >= COLDEST):
             raise ConfigError(
                 f"temperature is {shown(self.temperature)}; it should be a finite number, at least {COLDEST:g}."
             )

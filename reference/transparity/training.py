@@ -8,7 +8,10 @@ from typing import Literal
 import numpy as np
 
 from transparity.config import TransformerConfig
+from transparity.errors import ConfigError, is_finite, is_whole, shown
 from transparity.taps import tap_shapes
+
+OPTIMIZERS = ("sgd", "adam", "adamw")
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,19 @@ class Training:
     """Largest joint norm of all gradients, to which they are clipped; None: no clipping."""
     warmup_steps: int | None = None
     """Steps of a rising rate, which then falls with 1/√step (§5.3, eq. 3); None: it is constant."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.optimizer, str) or self.optimizer not in OPTIMIZERS:
+            raise ConfigError(f"optimizer is {shown(self.optimizer)}; it should be one of {', '.join(OPTIMIZERS)}.")
+        for name in ("learning_rate", "momentum", "eps", "weight_decay", "max_norm"):
+            value = getattr(self, name)
+            if not ((is_finite(value) and value >= 0) or (name == "max_norm" and value is None)):
+                raise ConfigError(f"{name} is {shown(value)}; it should be a finite number ≥ 0.")
+        pair = self.betas if isinstance(self.betas, tuple | list) and len(self.betas) == 2 else (None,)
+        if not all(is_finite(beta) and 0 <= beta < 1 for beta in pair):
+            raise ConfigError(f"betas is {shown(self.betas)}; it should be two numbers, at least 0 and less than 1.")
+        if self.warmup_steps is not None and not is_whole(self.warmup_steps, 1):
+            raise ConfigError(f"warmup_steps is {shown(self.warmup_steps)}; it should be a whole number, at least 1.")
 
     def rate(self, step: int, embed_dim: int) -> float:
         """Return the learning rate of a step, counted from 1. With warm-up:

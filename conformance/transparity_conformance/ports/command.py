@@ -17,6 +17,7 @@ from typing import IO, Any
 import numpy as np
 
 from transparity.config import TransformerConfig
+from transparity.errors import shown
 from transparity_conformance.checkpoints.files import BundleError
 from transparity_conformance.diagnosis.judge import Progress
 from transparity_conformance.diagnosis.search.clock import BUDGET
@@ -25,6 +26,7 @@ from transparity_conformance.ports.bundle.reading import read_actual
 from transparity_conformance.ports.bundle.writing import export_bundle
 from transparity_conformance.ports.isolation import TIMEOUT, signal_name, stop_group
 from transparity_conformance.report.report import Report
+from transparity_conformance.report.text import reason
 
 TAIL = 2000
 """Bytes that are kept of the end of a program's standard error."""
@@ -86,7 +88,7 @@ def _outputs(command: str, completed: Completed, bundle: Bundle) -> dict[str, di
     """The outputs that a program wrote; the complete ones, if it was stopped while it wrote them."""
     actual, failure = completed.actual, completed.failure
     if not os.path.lexists(actual):
-        ended = f"The command {command!r} ended well" if failure is None else failure.removesuffix(".")
+        ended = f"The command {shown(command)} ended well" if failure is None else failure.removesuffix(".")
         raise BundleError(f"{ended}, but wrote no {actual.name}.")
     try:
         return read_actual(actual, bundle, cut=failure is not None)
@@ -118,15 +120,14 @@ def run_command(command: str, bundle: str | Path, actual: str | Path, timeout: f
             start_new_session=True,
         )
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise BundleError(f"The command {command!r} cannot be started: {reason}.") from None
+        raise BundleError(f"The command {shown(command)} cannot be started: {reason(error)}.") from None
     assert process.stderr is not None
     tail = _Tail(process.stderr)
     try:
         process.wait(timeout)
         failure = _ended(command, process.returncode, tail)
     except subprocess.TimeoutExpired:
-        failure = f"The command {command!r} was stopped after {timeout:g} s."
+        failure = f"The command {shown(command)} was stopped after {timeout:g} s."
     finally:
         stop_group(process)
     return Completed(Path(actual), failure)
@@ -137,7 +138,7 @@ def command_line(command: str, bundle: Path, actual: Path) -> list[str]:
     try:
         parts = shlex.split(command)
     except ValueError as error:
-        raise BundleError(f"The command {command!r} cannot be read: {str(error).rstrip('.').lower()}.") from None
+        raise BundleError(f"The command {shown(command)} cannot be read: {str(error).rstrip('.').lower()}.") from None
     if not parts:
         raise BundleError("The command is empty; expected a program and its arguments.")
     paths = {"{bundle}": str(bundle), "{actual}": str(actual)}
@@ -175,4 +176,4 @@ def _ended(command: str, code: int, tail: _Tail) -> str | None:
         return None
     how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with the exit code {code}"
     last = tail.last_line()
-    return f"The command {command!r} {how}{f', with the message: {last}' if last else ''}."
+    return f"The command {shown(command)} {how}{f', with the message: {last}' if last else ''}."

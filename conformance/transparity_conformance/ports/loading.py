@@ -73,8 +73,8 @@ def _load_module(name: str) -> ModuleType:
     except PortCallError as error:
         raised = error.__cause__
         if isinstance(raised, ModuleNotFoundError) and raised.name and f"{name}.".startswith(f"{raised.name}."):
-            raise LoadError(f"There is no module {name!r} in this folder, and none is installed.") from None
-        raise LoadError(f"{name} cannot be imported: {_describe(error)}.") from raised
+            raise LoadError(f"There is no module {shown(name)} in this folder, and none is installed.") from None
+        raise LoadError(f"{safe(name, VALUE)} cannot be imported: {_describe(error)}.") from raised
     return module
 
 

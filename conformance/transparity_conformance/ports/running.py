@@ -14,7 +14,7 @@ from transparity.taps import tap_shapes
 from transparity_conformance.capabilities.stranger import PortCallError, PortError, call_stranger, signature_of
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.report.comparison import as_numbers
-from transparity_conformance.report.text import VALUE, safe
+from transparity_conformance.report.text import VALUE, listed, safe
 
 MISSHAPEN = 2**26
 """Bytes that an answer may have beyond those of its taps, so that a wrong shape is reported as such."""
@@ -61,12 +61,12 @@ def run(forward: Callable[..., Any], probe: Probe, *, logits_only: bool = False)
     most = sum(math.prod(shape) for shape in known.values()) + MISSHAPEN // 8
     result = {}
     for name, value in taps.items():
-        if name not in known:
+        if not isinstance(name, str) or name not in known:
             raise PortError(f"forward returned {shown(name)}, which is no tap; the taps are {_some(known)}.")
         if not logits_only or name == "logits":
             result[name] = _array(name, value, most)
     if "logits" not in result:
-        raise PortError(f"forward returned {', '.join(map(repr, taps)) or 'nothing'}; expected at least 'logits'.")
+        raise PortError(f"forward returned {listed(taps) or 'nothing'}; expected at least 'logits'.")
     return {name: result[name] for name in known if name in result}
 
 

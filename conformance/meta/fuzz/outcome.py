@@ -1,0 +1,112 @@
+"""The outcome of one input: a verdict, one sentence, or a violation of what every input is owed."""
+
+from __future__ import annotations
+
+import resource
+import signal
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from transparity.errors import TransparityError
+from transparity.text import SENTENCE
+
+SECONDS, MEGABYTES = 10.0, 1000
+"""What an input may take: the promise of the campaign."""
+
+ACCEPTED = "accepted"
+"""What was read is valid."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one input."""
+
+    kind: str
+    index: int
+    what: str
+    """`accepted`, a verdict, or the type of the error."""
+    sentence: str = ""
+    seconds: float = 0.0
+    megabytes: float = 0.0
+    violation: str = ""
+    """The reason why this is not what an input is owed; empty if it is."""
+
+
+class TooLong(KeyboardInterrupt):
+    """The time of an input is over; like the user's own Ctrl-C, it passes through every door."""
+
+
+def outcome(kind: str, index: int, run: Callable[[Random], str], seed: int = 0) -> Outcome:
+    """Run one input, and hold what it does to what it owes."""
+    before, began = peak(), time.perf_counter()
+    what, sentence, violation = "", "", ""
+    try:
+        with _limited(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            what = run(Random(f"{seed}/{kind}/{index}"))
+    except TransparityError as error:
+        what, sentence = type(error).__name__, str(error)
+        violation = unreadable(sentence)
+    except TooLong:
+        what, violation = "no answer", f"no answer within {SECONDS:g} s"
+    except WrongAnswerError as error:
+        what, violation = "wrong", str(error)
+    except BaseException as error:  # noqa: BLE001 - that nothing else is raised is what is tested
+        what, violation = type(error).__name__, _raised(error)
+    seconds, megabytes = time.perf_counter() - began, peak() - before
+    if not violation and megabytes > MEGABYTES:
+        violation = f"the memory grew by {megabytes:.0f} MB"
+    return Outcome(kind, index, what, sentence, seconds, megabytes, violation)
+
+
+class WrongAnswerError(Exception):
+    """The answer itself is wrong, such as agreement with a port that is wrong."""
+
+
+def unreadable(sentence: str) -> str:
+    """The reason why a text is no sentence for users; empty if it is one."""
+    if not sentence.isprintable():
+        return f"not printable: {sentence!a}"
+    if not sentence.endswith("."):
+        return f"no sentence: {sentence}"
+    if len(sentence) >= SENTENCE:  # as long as the limit: it was cut
+        return f"too long: {sentence}"
+    return ""
+
+
+def peak() -> float:
+    """The largest memory that this process has had, in megabytes."""
+    scale = 2**20 if sys.platform == "darwin" else 2**10
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / scale
+
+
+def _raised(error: BaseException) -> str:
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"raised {type(error).__name__}: {str(error)[:200]!a} ({frame.filename}, line {frame.lineno})"
+
+
+@contextmanager
+def _limited() -> Iterator[None]:
+    """Stop the input when its time is over; only a main thread can."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: Any) -> None:
+        raise TooLong
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -118,7 +118,8 @@ def power(session: nox.Session) -> None:
 def fuzz(session: nox.Session) -> None:
     """Give 20,000 inputs that nobody would write: each is a verdict or one sentence, soon and within memory."""
     install(session, "test")
-    environment = SINGLE_THREADED | compiled(session) | {"PYTHONPATH": "conformance"}
+    environment = SINGLE_THREADED | compiled(session)
+    environment |= {"PYTHONPATH": "conformance", "XLA_FLAGS": " ".join(COMPILE_QUICKLY)}
     session.run("python", "-m", "meta.fuzz", *session.posargs, env=environment)
 
 

@@ -373,7 +373,8 @@ class TransformerConfig:
                 raise ConfigError(f"A configuration has no field {shown(name)}{hub}; {nearest}.")
         if "architecture" not in fields:
             raise ConfigError(f"architecture is missing; it should be one of {', '.join(get_args(Architecture))}.")
-        if fields.get("mask_value") == "-inf":
+        lowest = fields.get("mask_value")
+        if isinstance(lowest, str) and lowest == "-inf":
             fields = fields | {"mask_value": -math.inf}
         return cls(**fields)
 

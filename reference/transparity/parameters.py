@@ -140,7 +140,7 @@ def check_parameters(config: TransformerConfig, parameters: Mapping[str, Any]) -
         value = as_array(f"Parameter {name!r}", parameters[name], ParameterError)
         if value.shape != shape:
             transposed = " (it looks transposed)" if value.shape == shape[::-1] else ""
-            raise ParameterError(f"Parameter {name!r} has the shape {value.shape}, not {shape}{transposed}.")
+            raise ParameterError(f"Parameter {name!r} has the shape {shown(value.shape)}, not {shape}{transposed}.")
         _check_dtype(repr(name), value.dtype.name)
         finite = np.abs(value) <= np.finfo(np.float32).max
         if not finite.all():
@@ -176,7 +176,7 @@ def save_parameters(path: str | os.PathLike[str], parameters: Parameters) -> Non
         _check_dtype(shown(name), value.dtype.name)
     try:
         save_file({name: np.ascontiguousarray(value) for name, value in arrays.items()}, path)
-    except (OSError, SafetensorError, TypeError) as error:
+    except (OSError, SafetensorError, TypeError, ValueError) as error:
         raise ParameterError(f"{path} cannot be written as a safetensors file: {reason(error)}.") from None
 
 

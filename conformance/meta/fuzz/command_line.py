@@ -12,6 +12,7 @@ from meta.fuzz.documents import TINY
 from meta.fuzz.folders import right_bundle, right_checkpoint, write
 from meta.fuzz.outcome import SECONDS, WrongAnswerError, unreadable
 from meta.fuzz.wild import ERRORS, EXITS, NAMES, damaged, wild_json, wild_text
+from transparity.text import SENTENCE
 
 VERDICTS = {0: "agrees", 1: "diverges", 2: "bad input", 3: "inconclusive"}
 
@@ -23,6 +24,8 @@ PORTS = (
     "import sys\ndef build(config, parameters): return lambda **tokens: sys.exit({number})",
     "import os, sys\nos.close(1); sys.stdout = None\nraise {error}",
     "def build(",
+    "import numpy as np\ndef build(config, parameters): return lambda tokens: np.zeros((*tokens.shape, {number} or 5))",
+    "import numpy as np\ndef build(config, parameters): return lambda tokens: np.ones((*tokens.shape, 5)) * {number}",
 )
 
 
@@ -69,7 +72,9 @@ def _run(arguments: list[str], folder: Path) -> str:
     if "Traceback" in said:
         raise WrongAnswerError(f"a traceback of {arguments}: {said[-300:]!a}")
     is_usage = said.startswith("Usage:")
-    if ended.returncode == 2 and not is_usage and (problem := unreadable(said.splitlines()[-1] if said else "")):
+    is_cut = any(len(argument) >= SENTENCE for argument in arguments)  # and with it the sentence that quotes it
+    last = said.splitlines()[-1] if said else ""
+    if ended.returncode == 2 and not (is_usage or is_cut) and (problem := unreadable(last)):
         raise WrongAnswerError(f"{arguments}: {problem}")
     if ended.returncode == 0 and arguments[0] == "check":
         raise WrongAnswerError(f"{arguments} agrees")

@@ -119,7 +119,7 @@ def bundle_outputs(random: Random, folder: Path) -> str:
 
 def _other_outputs(random: Random, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     for _ in range(random.randrange(1, 4)):
-        name = random.choice(list(tensors))
+        name = random.choice(sorted(tensors))
         called = random.choice((name, name, random.choice(PRINTABLE)))
         tensors[called] = random.choice(_changes(random, tensors[name]))
     return tensors
@@ -193,12 +193,12 @@ def checkpoint_tensors(random: Random, folder: Path) -> str:
         files["model.safetensors"] = damaged(random, files["model.safetensors"])
     elif choice < 0.8:
         tensors = load(files["model.safetensors"])
-        name = random.choice([*tensors, *PRINTABLE])
+        name = random.choice([*sorted(tensors), *PRINTABLE])
         shape = random.choice(((), (0,), (4,), (7, 4), (1,) * 12))
         dtype = random.choice(("float32", "float16", "float64"))
         tensors[name] = np.full(shape, random.choice((0, np.nan, np.inf)), dtype)
         if random.random() < 0.3:
-            tensors.pop(random.choice(list(tensors)))
+            tensors.pop(random.choice(sorted(tensors)))
         files["model.safetensors"] = save(tensors)
     else:
         weights = {name: random.choice(("model.safetensors", *NAMES)) for name in random.sample(NAMES, 3)}

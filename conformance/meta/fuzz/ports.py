@@ -24,7 +24,6 @@ from transparity_conformance.ports.loading import load_port
 from transparity_conformance.ports.running import built, run
 from transparity_numpy.port import build as right_port
 
-
 SEARCH = 2.0
 """Seconds for the search for causes, so that it is no part of what is measured."""
 

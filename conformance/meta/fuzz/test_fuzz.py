@@ -6,12 +6,12 @@ from random import Random
 
 import numpy as np
 import pytest
+
 from meta.fuzz.campaign import KINDS, TOTAL, campaign
 from meta.fuzz.outcome import SECONDS, TooLong, outcome
-
 from transparity.errors import TransparityError
 
-SAMPLE = 300
+SAMPLE = 303
 
 
 @pytest.mark.parametrize("kind", [kind.__name__ for kind in KINDS])

@@ -23,7 +23,7 @@ from transparity_conformance.checkpoints.reading import (
     read_fields,
     tensor_files,
 )
-from transparity_conformance.report.text import listed
+from transparity_conformance.report.text import listed, shown
 
 FILES = {
     "bart": "bart",
@@ -179,9 +179,10 @@ def _converted(
     """A parameter of the expected `shape`, converted from its tensor."""
     value = convert(tensor)
     if value.shape != shape:
+        theirs, given = shown(tensor.shape, 30), shown(value.shape, 30)
         raise CheckpointError(
-            f"{name!r} of {path} has the shape {tensor.shape}, which gives {ours} {value.shape}; by {CONFIG} expected "
-            f"{shape}: one of the two is of another model."
+            f"{name!r} of {path} has the shape {theirs}, which gives {ours} {given}; by {CONFIG} expected {shape}: one "
+            "of the two is of another model."
         )
     return np.ascontiguousarray(value)
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from transparity.config import TransformerConfig
-from transparity_conformance import check
+from transparity_conformance import check, cli
 from transparity_conformance.capabilities.stranger import PortError, PortProcessError, has_method
 from transparity_conformance.ports.loading import load_port
 from transparity_numpy.port import build as numpy_build
@@ -93,6 +93,7 @@ def test_a_port_that_hangs_is_stopped_with_its_children(tmp_path: Path) -> None:
     [
         "os.close(1); os.close(2); sys.stdout = sys.stderr = None",
         "print('DIVERGES')",
+        "np.seterr(divide='raise', invalid='raise')",
         "os.environ.clear(); os.chdir('/')",
         "import warnings; warnings.simplefilter('error')",
     ],
@@ -126,18 +127,62 @@ def test_a_closed_output_is_no_verdict(tmp_path: Path) -> None:
     assert ended.returncode == 2
 
 
-def test_ctrl_c_is_one_sentence_and_exit_code_2(tmp_path: Path) -> None:
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")
+def test_an_output_that_takes_nothing_is_one_sentence_and_no_verdict(tmp_path: Path) -> None:
+    file = tmp_path / "port.py"
+    file.write_text(RIGHT)
+    command = [sys.executable, "-m", "transparity_conformance", "check", f"{file}:build", "--preset", "notes-lm"]
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.splitlines() == [
+        "The operating system refuses to go on (No space left on device); free what is short and try again."
+    ]
+
+
+def test_a_failure_of_the_checker_itself_is_no_verdict(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "app", lambda **options: {}["a key"])
+    monkeypatch.setattr(signal, "signal", lambda *arguments: None)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("transparity itself failed, which is no verdict (KeyError: 'a key')")
+
+
+def test_a_port_that_dies_late_ends_the_check_with_what_was_known(tmp_path: Path) -> None:
+    ended = checked(
+        tmp_path,
+        """
+def build(config, parameters):
+    forward = right(config, parameters, dtype="float32")
+    def port(**tokens):
+        return forward(**tokens)["logits"]
+    port.step = lambda *args, **named: os._exit(0)
+    return port
+""",
+    )
+    assert ended.returncode == 2
+    assert ended.stderr == (
+        "The port's process ended with the exit code 0 at step; expected an answer. "
+        "By then its forward pass was compared: it agrees.\n"
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_is_one_sentence_and_exit_code_2(tmp_path: Path, number: signal.Signals) -> None:
     file = tmp_path / "port.py"
     file.write_text(RIGHT + failing(f"open({str(tmp_path / 'runs')!r}, 'w').close(); time.sleep(60)"))
     command = [sys.executable, "-m", "transparity_conformance", "check", f"{file}:build", "--preset", "notes-lm"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     while not (tmp_path / "runs").exists():
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, said = process.communicate(timeout=30)
     assert process.returncode == 2
-    assert "Interrupted" in said
-    assert "Traceback" not in said
+    assert said == "Interrupted before there was a verdict.\n"
 
 
 def test_check_isolates_a_function_that_can_be_imported(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from transparity.errors import TransparityError
+from transparity.text import describe_error, reason, safe
 from transparity_conformance.capabilities.table import CAPABILITIES
 
 if TYPE_CHECKING:
@@ -199,7 +201,8 @@ def check(
         run = checker(port, command, logits_only=not taps, **options)
         check_writable(json_file, html_file)
         chosen = list(systems(preset or [], config)) if checkpoint is None else [_imported(checkpoint, head)]
-    reports, errors = check_all(run, chosen, progress_bar, _show)
+    announced = _announced(chosen, port or command or "", dtype)
+    reports, errors = check_all(run, announced, progress_bar, _show)
     for message, names in errors.items():
         _complain(message if len(names) == len(chosen) else f"{', '.join(names)}: {message}")
     _finish(reports, json_file, html_file, failed=bool(errors))
@@ -267,23 +270,51 @@ def compare(
 
 
 def main() -> None:
-    """Run the command and exit with 0, 1, 2 or 3 whatever happens: Python's own 1 and 130 would be verdicts."""
+    """Run the command and exit with 0, 1, 2 or 3 whatever happens: Python's own 1, 120 and 130 would be verdicts."""
     code = BAD_INPUT
     try:
+        for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C, so that no process of a port is left behind
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, lambda number, frame: signal.raise_signal(signal.SIGINT))
         ended = int(app(standalone_mode=False) or 0)
-        sys.stdout.flush()
         if ended not in EXIT_CODES:
             raise KeyboardInterrupt  # typer's own code for it is 130
         code = ended
     except (KeyboardInterrupt, typer.Abort):
         _complain("Interrupted before there was a verdict.")
-    except BrokenPipeError:  # whoever read our output has gone, and nothing may be written at exit either
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (BrokenPipeError, SystemExit):  # whoever read our output has gone, for which rich exits
+        pass
+    except OSError as error:
+        _complain(f"The operating system refuses to go on ({reason(error)}); free what is short and try again.")
     except BaseException as error:  # noqa: BLE001 - an error of ours is no verdict
+        _complain_of_ours(error)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.exit(code if _flushed() else BAD_INPUT)
+
+
+def _complain_of_ours(error: BaseException) -> None:
+    if hasattr(error, "show"):  # typer's errors of usage show themselves
         with contextlib.suppress(OSError, ValueError):
-            show = getattr(error, "show", traceback.print_exc)  # typer's errors of usage show themselves
-            show()
-    sys.exit(code)
+            error.show()
+        return
+    with contextlib.suppress(OSError, ValueError):
+        traceback.print_exception(error)
+    failed = describe_error(error)
+    _complain(f"transparity itself failed, which is no verdict ({failed}); please report it with the lines above.")
+
+
+def _flushed() -> bool:
+    """Write what is buffered; return False if standard output takes no more, and let nothing be written at exit."""
+    complete = True
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except (OSError, ValueError):
+            complete = complete and stream is not sys.stdout
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    return complete
 
 
 def _imported(folder: Path, head: str | None) -> System:
@@ -328,7 +359,19 @@ def _one_sentence() -> Iterator[None]:
 
 
 def _complain(sentence: str) -> None:
-    typer.echo(sentence.encode("utf-8", "backslashreplace").decode(), err=True)
+    with contextlib.suppress(OSError, ValueError):  # standard error may be closed, too
+        typer.echo(sentence.encode("utf-8", "backslashreplace").decode(), err=True)
+
+
+def _announced(systems: Sequence[System], port: str, dtype: str) -> Iterator[System]:
+    """Yield every system, and print at once what is checked: the answer may take a while."""
+    from transparity_conformance.report.terminal import print_line
+
+    for system in systems:
+        print_line(f"Checking {safe(port)} on {system.name} ({dtype}) …")
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        yield system
 
 
 def _show(report: Report) -> None:

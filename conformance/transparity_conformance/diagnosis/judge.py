@@ -18,7 +18,15 @@ from transparity_conformance.diagnosis.reduced_precision import find_rounding, h
 from transparity_conformance.diagnosis.search.clock import BUDGET, Clock
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.report.comparison import difference, share
-from transparity_conformance.report.report import Cause, ClaimResult, Divergence, Measured, Report, Verdict
+from transparity_conformance.report.report import (
+    Cause,
+    ClaimResult,
+    Divergence,
+    Measured,
+    Report,
+    Verdict,
+    known_so_far,
+)
 
 __all__ = ["Actual", "Progress", "judge", "silent"]
 
@@ -122,7 +130,8 @@ def _verdict(
         faulty = wrong
         notes.append("the logits agree: what is wrong here makes no difference to them")
     clock = Clock(budget)
-    divergences = explain_all(results, faulty or ["logits"], dtype, progress, clock)
+    with known_so_far("diverges", first):
+        divergences = explain_all(results, faulty or ["logits"], dtype, progress, clock)
     notes += [clock.note] * clock.ran_out
     return report("diverges", first, with_impact(results, divergences, dtype), notes=tuple(notes))
 

@@ -30,7 +30,7 @@ from transparity_conformance.ports.isolation import TIMEOUT
 from transparity_conformance.ports.running import Port, built, run, told_dtype
 from transparity_conformance.report.capability_result import not_compared, with_capabilities
 from transparity_conformance.report.comparison import gap, share
-from transparity_conformance.report.report import ClaimResult, Report
+from transparity_conformance.report.report import ClaimResult, Report, known_so_far
 
 FORWARD_ALONE = "of given parameters the forward pass is compared; the rest is, with drawn ones, by --config"
 """Generation is tried with parameters of its own making, and beyond `max_length`, which of a checkpoint is far."""
@@ -93,12 +93,13 @@ def check(
     sharing = {key: probe for key, probe in probes.items() if probe.parameters is first.parameters}
     logits = {key: taps["logits"] for key, taps in actual.items()}
     port, passed = BuiltPort(build, forward), ForwardPass(sharing, logits, dtype)
-    if parameters is None:
-        return _with_capabilities(report, port, passed)
-    found = not_compared(f"{', '.join(ATTRIBUTES)}: {FORWARD_ALONE}")
-    return with_capabilities(
-        report, found + compare_history(port, passed, found) if report.verdict == "agrees" else found
-    )
+    with known_so_far(report.verdict, report.first_divergence):
+        if parameters is None:
+            return _with_capabilities(report, port, passed)
+        found = not_compared(f"{', '.join(ATTRIBUTES)}: {FORWARD_ALONE}")
+        return with_capabilities(
+            report, found + compare_history(port, passed, found) if report.verdict == "agrees" else found
+        )
 
 
 def _run_all(

@@ -75,10 +75,13 @@ class _PortCheck:
         )
 
 
-def one_sentence(error: TransparityError | MemoryError) -> str:
-    """An error as a sentence for users, who are told what to do when memory is short."""
+def one_sentence(error: BaseException) -> str:
+    """The end of a check for users: Ctrl-C, an error, or too little memory; and what is known of the port by then."""
+    known = "".join(f" {note}" for note in getattr(error, "__notes__", ()))
+    if isinstance(error, KeyboardInterrupt):
+        return f"Interrupted before there was a verdict.{known}"
     if isinstance(error, TransparityError):
-        return str(error)
+        return f"{error}{known}"
     return f"There is not enough memory ({reason(error)}); choose smaller sizes, or a machine with more."
 
 
@@ -88,7 +91,7 @@ def check_all(
     progress: Callable[[], AbstractContextManager[Progress]],
     show: Callable[[Report], None],
 ) -> tuple[list[Report], dict[str, list[str]]]:
-    """Check every system and show each report; an error ends the check of its own system only.
+    """Check every system and show each report; an error ends the check of its own system only, Ctrl-C that of all.
 
     Returns: the reports, and the names of the systems by the message of their error.
     """
@@ -98,8 +101,10 @@ def check_all(
         try:
             with progress() as report_progress:
                 reports.append(check(system, report_progress))
-        except (TransparityError, MemoryError) as error:
+        except (TransparityError, MemoryError, KeyboardInterrupt) as error:
             errors.setdefault(one_sentence(error), []).append(system.name)
+            if isinstance(error, KeyboardInterrupt):
+                break
         else:
             show(reports[-1])
     return reports, errors

@@ -147,7 +147,7 @@ class _Process:
             how = "closed its connection to the checker"
         else:
             how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with the exit code {code}"
-        return PortProcessError(f"The port's process {how} at {what}; a port owes an answer, so nothing is said of it.")
+        return PortProcessError(f"The port's process {how} at {what}; expected an answer.")
 
     def handle(self, number: int) -> Handle:
         return self.forgotten_with(Handle(number, "port"))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -19,8 +20,21 @@ Verdict = Literal["agrees", "diverges", "inconclusive"]
 EXIT_CODES: dict[str, int] = {"agrees": 0, "diverges": 1, "inconclusive": 3}
 """The exit code of each verdict; 2 is for bad usage and bad input."""
 
+VERBS = {"agrees": "agrees", "diverges": "diverges", "inconclusive": "is inconclusive"}
+
 REMARK = 4 * SENTENCE
 """The longest remark of a report, in characters; several sentences and a list of names fit."""
+
+
+@contextlib.contextmanager
+def known_so_far(verdict: str, first: str | None) -> Iterator[None]:
+    """Add a note on the forward pass to what ends a check: Ctrl-C, or the end of the port's process."""
+    try:
+        yield
+    except BaseException as error:
+        where = f", first at {first}" if first else ""
+        error.add_note(f"By then its forward pass was compared: it {VERBS[verdict]}{where}.")
+        raise
 
 
 @dataclass(frozen=True)

@@ -143,7 +143,7 @@ def test_an_output_that_takes_nothing_is_one_sentence_and_no_verdict(tmp_path: P
 def test_a_failure_of_the_checker_itself_is_no_verdict(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli, "app", lambda **options: {}["a key"])
+    monkeypatch.setattr(cli, "app", lambda **options: dict[str, int]()["a key"])
     monkeypatch.setattr(signal, "signal", lambda *arguments: None)
     with pytest.raises(SystemExit) as ended:
         cli.main()

@@ -124,6 +124,13 @@ def fuzz(session: nox.Session) -> None:
 
 
 @nox.session
+def calibrate(session: nox.Session) -> None:
+    """Measure the factors of budgets again; fail if a constant no longer covers what was measured."""
+    install(session, "test")
+    session.run("python", "-m", "transparity_conformance.oracle.calibrate", *session.posargs, env=SINGLE_THREADED)
+
+
+@nox.session
 def benchmarks(session: nox.Session) -> None:
     """Measure the speed of the columns that conform: tokens and FLOPs a second."""
     install(session, "test", "benchmarks")

@@ -14,6 +14,7 @@ from transparity.taps import Tap
 from transparity.training import Training
 from transparity_conformance.oracle.budgets import NEIGHBOURS, RULES, epsilon, rounded
 from transparity_conformance.oracle.tables import built_in_float32
+from transparity_conformance.report.comparison import gap
 from transparity_numpy.harness import function as reference_function
 from transparity_numpy.optimization import train
 from transparity_numpy.transformer import transformer
@@ -63,8 +64,7 @@ class Oracle:
             arrays = neighbour(self.arrays, index)
             truth = self._evaluate(arrays, "float64") if index else self.expected
             for name, value in self._evaluate(arrays, dtype, index).items():
-                error = np.abs(value.astype(np.float64) - truth[name]).max(initial=0.0)
-                worst[name] = max(worst[name], float(error))
+                worst[name] = max(worst[name], gap(value, truth[name]))  # infinite where one alone is NaN
         return worst
 
     def _evaluate(self, arrays: Arrays, dtype: str, index: int = 0) -> Arrays:

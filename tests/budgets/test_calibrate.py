@@ -1,0 +1,50 @@
+"""A small sample of `nox -s calibrate`: the constants cover what is measured, and one that is too small is found."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from transparity_conformance.oracle import calibrate
+from transparity_conformance.oracle.budgets import RULES
+from transparity_conformance.oracle.oracle import Oracle
+
+
+@pytest.fixture(scope="module")
+def found() -> list[calibrate.Sample]:
+    return calibrate.measure("float32", drawn=0, seeds=1, cases=["notes-lm"])
+
+
+def test_the_constants_cover_a_sample(found: list[calibrate.Sample]) -> None:
+    assert all(row.covers for row in calibrate.rows("float32", found, RULES["float32"]))
+
+
+def test_a_factor_that_is_too_small_is_found(found: list[calibrate.Sample]) -> None:
+    worst = max(sample.ratio(0) for sample in found)
+    small = dataclasses.replace(RULES["float32"], factor=worst / 2, floor=0)
+    assert not calibrate.rows("float32", found, small)[0].covers
+
+
+def test_a_floor_that_is_too_small_is_found(found: list[calibrate.Sample]) -> None:
+    silent = [dataclasses.replace(sample, noise=0.0) for sample in found]
+    small = dataclasses.replace(RULES["float32"], floor=0)
+    assert not any(row.covers for row in calibrate.rows("float32", silent, small))
+
+
+def test_a_session_with_a_small_constant_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    sample = calibrate.Sample(error=5.0, noise=1.0, ulp=0.0)
+    monkeypatch.setattr(calibrate, "measure", lambda *_: [sample])
+    monkeypatch.setattr("sys.argv", ["calibrate"])
+    assert calibrate.main() == 1
+    monkeypatch.setattr(calibrate, "measure", lambda *_: [dataclasses.replace(sample, error=1.0)])
+    assert calibrate.main() == 0
+
+
+def test_noise_that_is_no_number_is_an_infinite_budget() -> None:
+    def run(arrays: dict[str, np.ndarray], tap: object) -> None:
+        value = arrays["x"]
+        tap("x", value * np.nan if value.dtype == np.float32 else value)  # type: ignore[operator]
+
+    assert Oracle(run, {"x": np.ones(3)}).budget("x", "float32") == np.inf

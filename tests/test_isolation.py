@@ -17,7 +17,9 @@ import pytest
 from transparity.config import TransformerConfig
 from transparity_conformance import check, cli
 from transparity_conformance.capabilities.stranger import PortError, PortProcessError, has_method
+from transparity_conformance.ports.isolation import checked_timeout
 from transparity_conformance.ports.loading import load_port
+from transparity_conformance.ports.systems import UsageError
 from transparity_numpy.port import build as numpy_build
 
 RIGHT = """
@@ -191,6 +193,12 @@ def test_check_isolates_a_function_that_can_be_imported(tmp_path: Path) -> None:
     build = load_port(f"{file}:build")
     with pytest.raises(PortProcessError, match="ended with the exit code 0"):
         check(build, preset="notes-lm", isolated=True)
+
+
+@pytest.mark.parametrize("seconds", ["nan", "inf", "1e300"])
+def test_a_timeout_that_never_ends_is_refused(seconds: str) -> None:
+    with pytest.raises(UsageError, match=r"expected seconds above 0, at most 1e\+06"):
+        checked_timeout(float(seconds))
 
 
 def test_check_says_that_it_cannot_isolate_a_lambda() -> None:

@@ -11,7 +11,7 @@ from transparity.errors import TransparityError
 from transparity_conformance.diagnosis.judge import Progress
 from transparity_conformance.ports.check import check
 from transparity_conformance.ports.command import check_command
-from transparity_conformance.ports.isolation import TIMEOUT, isolated_build
+from transparity_conformance.ports.isolation import checked_timeout, isolated_build
 from transparity_conformance.ports.systems import System, UsageError
 from transparity_conformance.report.report import Report
 from transparity_conformance.report.text import reason
@@ -46,7 +46,7 @@ def checker(
         options: dict[str, Any] = {
             "dtype": dtype,
             "logits_only": logits_only,
-            "timeout": timeout or TIMEOUT,
+            "timeout": checked_timeout(timeout),
             "sections": sections,
             "budget": budget,
         }
@@ -55,7 +55,7 @@ def checker(
         flags = " and ".join(f"--{name}" for name in sections)
         raise UsageError(f"{flags} asks for more in a bundle, for --command; a PORT is compared in all that it offers.")
     assert port is not None
-    return _PortCheck(port, timeout or TIMEOUT, {"dtype": dtype, "logits_only": logits_only, "budget": budget})
+    return _PortCheck(port, checked_timeout(timeout), {"dtype": dtype, "logits_only": logits_only, "budget": budget})
 
 
 class _PortCheck:

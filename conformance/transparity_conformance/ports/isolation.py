@@ -28,10 +28,23 @@ from transparity_conformance.capabilities.stranger import PortCallError, PortErr
 from transparity_conformance.capabilities.table import ATTRIBUTES, CAPABILITIES
 from transparity_conformance.ports.loading import LoadError
 from transparity_conformance.ports.running import MISSHAPEN
+from transparity_conformance.ports.systems import UsageError
 from transparity_conformance.ports.wire import Closed, Handle, largest_answer, receive_answer, send_request
 
 TIMEOUT = 300.0
 """Seconds that a port has for the answer to one call, or a program for all of its work."""
+
+LONGEST = 1e6
+"""Eleven days: sockets wait for at most 2³¹ milliseconds."""
+
+
+def checked_timeout(seconds: float | None) -> float:
+    """A timeout, or the default for None; raises `UsageError` for one that never ends, such as NaN."""
+    if seconds is None:
+        return TIMEOUT
+    if not 0 < seconds <= LONGEST:
+        raise UsageError(f"The timeout is {seconds:g}; expected seconds above 0, at most {LONGEST:g}.")
+    return seconds
 
 
 @contextlib.contextmanager
@@ -51,7 +64,7 @@ def isolated_build(spec: str, timeout: float = TIMEOUT) -> IsolatedBuild:
     calls raise `PortCallError` for what the port raises, and `PortProcessError` if its process ends, or gives no
     answer within `timeout` seconds.
     """
-    return IsolatedBuild(_Process(spec, timeout))
+    return IsolatedBuild(_Process(spec, checked_timeout(timeout)))
 
 
 def spec_of(build: Callable[..., Any]) -> str:

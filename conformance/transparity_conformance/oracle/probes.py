@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
 from transparity.presets import preset
-from transparity_conformance.oracle.budgets import NEIGHBOURS
+from transparity_conformance.oracle.budgets import HALF, NEIGHBOURS
 from transparity_conformance.oracle.memory import check_memory
 from transparity_conformance.oracle.oracle import Arrays, Oracle, forward_oracle
 from transparity_conformance.oracle.texts import text_inputs
@@ -49,6 +50,11 @@ class Probe:
         """The parameters in float64."""
         return {name: value.astype(np.float64) for name, value in self.parameters.items()}
 
+    @functools.cached_property
+    def visible_changes(self) -> dict[tuple[str, str], bool]:
+        """The changes of the configuration that were tried in the reference, and whether they show (`features`)."""
+        return {}
+
     @property
     def is_large(self) -> bool:
         """Whether every forward pass takes long."""
@@ -60,9 +66,15 @@ class Probe:
         return 1 if self.is_large else NEIGHBOURS
 
 
-def probe_parameters(config: TransformerConfig, seed: int = 0, embedding: float = 1.0) -> Arrays:
+HOT_SPREAD = 40.0
+"""The spread of hot scores: exp of the largest is more than float32 holds (88.7), and of the smallest is 0."""
+
+
+def probe_parameters(
+    config: TransformerConfig, seed: int = 0, embedding: float = 1.0, spread: float = SCORE_SPREAD
+) -> Arrays:
     """Weights that show faults, float32; token embeddings and positions have the spread `embedding`, and where that
-    is small no bias drowns them."""
+    is small no bias drowns them; scores have `spread`."""
     random = np.random.default_rng(seed)
     parameters = {}
     for name, shape in parameter_shapes(config).items():
@@ -71,6 +83,8 @@ def probe_parameters(config: TransformerConfig, seed: int = 0, embedding: float 
             value = np.exp(value * WEIGHT_SPREAD)
         elif name.endswith("norm.weight"):
             value = (config.norm_gain == "weight") + WEIGHT_SPREAD * value
+            if spread > SCORE_SPREAD and name.endswith(("query_norm.weight", "key_norm.weight")):
+                value = _heated(config, value, spread)
         elif name.endswith("relative_bias.weight"):
             pass  # added to scores, which spread as much
         elif name.endswith(("bias", "running_mean")):
@@ -80,7 +94,7 @@ def probe_parameters(config: TransformerConfig, seed: int = 0, embedding: float 
         elif name.endswith("embedding.weight"):
             value = value * embedding
         else:
-            value = value * _gain(config, name) / shape[1] ** 0.5
+            value = value * _gain(config, name, spread) / shape[1] ** 0.5
         parameters[name] = value.astype(np.float32)
     return parameters
 
@@ -91,11 +105,18 @@ def scoped_parameters(parameters: Arrays, scope: str) -> Arrays:
     return {name.removeprefix(scope): value for name, value in parameters.items() if name.startswith(scope)}
 
 
-def _gain(config: TransformerConfig, name: str) -> float:
-    """For inputs of spread 1, query · key has the spread gain² · √head_dim before the scale: this makes it 2 behind."""
+def _gain(config: TransformerConfig, name: str, spread: float) -> float:
+    """For inputs of spread 1, query · key has the spread gain² · √head_dim before the scale: this makes it `spread`
+    behind."""
     if not name.endswith(("query.weight", "key.weight")):
         return 1.0
-    return float((SCORE_SPREAD / config.score_scale / config.head_dim**0.5) ** 0.5)
+    return float((spread / config.score_scale / config.head_dim**0.5) ** 0.5)
+
+
+def _heated(config: TransformerConfig, gain: np.ndarray, spread: float) -> np.ndarray:
+    """The gain of a norm of queries or keys, by which alone their size is set, for scores of `spread`."""
+    offset = float(config.norm_gain != "weight")
+    return (gain + offset) * (spread / config.score_scale / config.head_dim**0.5) ** 0.5 - offset
 
 
 ROWS = (
@@ -182,7 +203,7 @@ def probes_of(config: TransformerConfig, case: str) -> dict[str, Probe]:
         ("tiny", "activations beside which eps is large", config, probe_parameters(config, 3, 1e-3), mixed),
     ]
     if not is_large(ordinary):
-        hot = probe_parameters(config, 4, 30.0)
+        hot = probe_parameters(config, 4, spread=HOT_SPREAD)
         made.append(("hot", "scores that overflow a careless softmax", config, hot, mixed))
         if longest <= LONGEST:
             made.append(("longest", "max_length", config, ordinary, mixed_inputs(config, 2, longest, longest)))
@@ -201,6 +222,18 @@ def probes_of(config: TransformerConfig, case: str) -> dict[str, Probe]:
         name: Probe(case, name, purpose, config, parameters, inputs)
         for name, purpose, config, parameters, inputs in made
     }
+
+
+def probes_left_out(config: TransformerConfig, made: Collection[str], dtype: str) -> list[str]:
+    """A line for each probe that a configuration does not have, with the reason."""
+    longest = f"max_length is {config.max_length}; of long calls the logits are compared"
+    reasons = {
+        "text": f"a vocabulary has fewer than {TEXT_TOKENS} tokens",
+        "hot": f"scores above 100 leave too few digits in {dtype}" if dtype in HALF else "the model is large",
+        "longest": longest if config.max_length > LONGEST else "the model is large",
+        "square": "the model is large",
+    }
+    return [f"probe {name}: {reason}" for name, reason in reasons.items() if name not in made]
 
 
 TEXT_OF_A_CHECKPOINT = 48

@@ -6,8 +6,8 @@ through it (`walk`), and every segment that is wrong by itself is explained (`ca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import dataclasses
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -22,12 +22,15 @@ from transparity_conformance.diagnosis.judge import Actual, Progress, judge, sil
 from transparity_conformance.diagnosis.search.clock import BUDGET
 from transparity_conformance.oracle.budgets import HALF
 from transparity_conformance.oracle.oracle import Arrays
-from transparity_conformance.oracle.probes import Probe, probes_of, probes_with
+from transparity_conformance.oracle.probes import Probe, probes_left_out, probes_of, probes_with
 from transparity_conformance.oracle.probes import probes as probes_of_preset
+from transparity_conformance.oracle.reach.models import reach_of, reach_of_preset
 from transparity_conformance.ports import isolation
 from transparity_conformance.ports.histories import compare_history
 from transparity_conformance.ports.isolation import TIMEOUT
-from transparity_conformance.ports.running import Port, built, run, told_dtype
+from transparity_conformance.ports.reach.calls import Ran, reach, run_all
+from transparity_conformance.ports.reach.verdict import coverage_of, with_reach
+from transparity_conformance.ports.running import Port, run, told_dtype
 from transparity_conformance.report.capability_result import not_compared, with_capabilities
 from transparity_conformance.report.comparison import gap, share
 from transparity_conformance.report.report import ClaimResult, Report, known_so_far
@@ -81,20 +84,22 @@ def check(
                 progress=progress,
                 budget=budget,
             )
-    probes = _probes(preset, config, parameters)
-    if dtype in HALF:  # of a score of some thousands, nothing is left behind its point
-        probes = {key: probe for key, probe in probes.items() if key != "hot"}
+    asked = _probes(preset, config, parameters)
+    probes = {key: probe for key, probe in asked.items() if key != "hot" or dtype not in HALF}
     name, build, progress = preset or "config", told_dtype(build, dtype), progress or silent
-    actual, forward = _run_all(build, probes, progress, logits_only=logits_only)
+    ran = run_all(build, probes, progress, logits_only=logits_only)
+    probes = {key: probes[key] for key in ran.actual}
     first = next(iter(probes.values()))
-    repeated = _repeated(first, actual[first.name], run(forward, first, logits_only=logits_only), dtype)
+    repeated = _repeated(first, ran.actual[first.name], run(ran.forward, first, logits_only=logits_only), dtype)
     options: dict[str, Any] = {"dtype": dtype, "logits_only": logits_only, "progress": progress, "budget": budget}
-    report = judge(name, probes, actual, repeated=repeated, **options)
+    report = judge(name, probes, ran.actual, repeated=repeated, **options)
+    report = _with_reach(report, build, ran, probes, preset if config is None else None, parameters, progress)
     sharing = {key: probe for key, probe in probes.items() if probe.parameters is first.parameters}
-    logits = {key: taps["logits"] for key, taps in actual.items()}
-    port, passed = BuiltPort(build, forward), ForwardPass(sharing, logits, dtype)
+    logits = {key: taps["logits"] for key, taps in ran.actual.items()}
+    port, passed = BuiltPort(build, ran.forward), ForwardPass(sharing, logits, dtype)
     with known_so_far(report.verdict, report.first_divergence):
         if parameters is None:
+            report = with_capabilities(report, not_compared(*probes_left_out(first.config, asked, dtype)))
             return _with_capabilities(report, port, passed)
         found = not_compared(f"{', '.join(ATTRIBUTES)}: {FORWARD_ALONE}")
         return with_capabilities(
@@ -102,18 +107,25 @@ def check(
         )
 
 
-def _run_all(
-    build: Port, probes: Mapping[str, Probe], progress: Progress, *, logits_only: bool
-) -> tuple[dict[str, dict[str, np.ndarray]], Callable[..., Any]]:
-    """The activations of every probe, by probe and tap; and the port that was built for the first."""
-    actual: dict[str, dict[str, np.ndarray]] = {}
-    forwards: dict[int, Callable[..., Any]] = {}
-    for done, (key, probe) in enumerate(probes.items()):
-        progress("running the port", done, len(probes))
-        if id(probe.parameters) not in forwards:
-            forwards[id(probe.parameters)] = built(build, probe)
-        actual[key] = run(forwards[id(probe.parameters)], probe, logits_only=logits_only)
-    return actual, next(iter(forwards.values()))
+def _with_reach(
+    report: Report,
+    build: Port,
+    ran: Ran,
+    probes: Mapping[str, Probe],
+    preset: str | None,
+    parameters: Arrays | None,
+    progress: Progress,
+) -> Report:
+    """Call a port that agrees at other sizes, too; the report says how far it reaches."""
+    first = next(iter(probes.values()))
+    if report.verdict != "agrees":
+        return dataclasses.replace(report, coverage=coverage_of(probes.values()))
+    if preset is not None:
+        models = reach_of_preset(preset)
+    else:
+        models = reach_of(first.config, first.parameters, is_drawn=parameters is None)
+    reached = reach(build, ran.forward, models, report.dtype, progress, ran.reached)
+    return with_reach(report, reached, first.config, probes.values())
 
 
 def _probes(preset: str | None, config: TransformerConfig | None, parameters: Arrays | None) -> Mapping[str, Probe]:

@@ -1,0 +1,153 @@
+"""Features: the fields of a configuration that calls exercise, found by changing each field in the reference.
+
+A field is active if a change of it shows in the logits of a small model whose thresholds are all crossed. It is
+exercised if such a change shows, by more than rounding, in one of the calls that were compared. No list is kept of
+what a feature is: a new field of the configuration is covered as soon as the reference reads it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, get_args, get_origin
+
+import numpy as np
+
+from transparity.config import FIELD_TYPES, TransformerConfig
+from transparity.errors import ConfigError
+from transparity.parameters import parameter_shapes
+from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.oracle.probes import Probe, mixed_inputs, probe_parameters
+from transparity_conformance.oracle.reach.models import small_system
+from transparity_numpy.transformer import transformer
+
+DTYPE = "float32"
+"""A call exercises a field if its change is more than rounding in this precision, whatever the port computes in."""
+
+SHOWS = 1e-5
+"""A change that moves a small model's logits by less than this share of the largest is no other behaviour: float32
+does not see it."""
+
+Change = tuple[str, str]
+"""A field, and its change: `=` and another choice, `off`, or an operation on a number such as `*10`."""
+
+OPERATIONS: dict[str, Callable[[Any], Any]] = {
+    "off": lambda value: None,
+    "zero": lambda value: 0,
+    "*10": lambda value: value * 10,
+    "/10": lambda value: value // 10 if isinstance(value, int) else value / 10,
+    "*2": lambda value: value * 2,
+    "/2": lambda value: value // 2 if isinstance(value, int) else value / 2,
+    "+1": lambda value: value + 1,
+    "-1": lambda value: value - 1,
+}
+
+
+def is_choice(name: str) -> bool:
+    """Whether the values of a field are a list of words."""
+    return get_origin(FIELD_TYPES[name]) is Literal
+
+
+def changes(config: TransformerConfig, name: str) -> list[Change]:
+    """The changes of a field that is not off: every other choice, or every operation on a number."""
+    value, kind = getattr(config, name), FIELD_TYPES[name]
+    if value is None or get_origin(kind) is tuple:
+        return []
+    if is_choice(name):
+        return [(name, f"={choice}") for choice in get_args(kind) if choice != value]
+    return [(name, "not")] if kind is bool else [(name, operation) for operation in OPERATIONS]
+
+
+def changed(config: TransformerConfig, change: Change) -> TransformerConfig | None:
+    """The configuration with a field changed; None if that is impossible, or needs parameters that it has not."""
+    name, how = change
+    value = getattr(config, name)
+    if how == "not":
+        value = not value
+    elif how.startswith("="):
+        value = how[1:]
+    elif value is not None:
+        value = OPERATIONS[how](value)
+    try:
+        other = dataclasses.replace(config, **{name: value})
+    except ConfigError:
+        return None
+    return other if other != config and parameter_shapes(other).items() <= parameter_shapes(config).items() else None
+
+
+def logits_with(config: TransformerConfig, parameters: Arrays, inputs: Mapping[str, Any]) -> np.ndarray | None:
+    """The logits in float64 of a configuration that may lack some of the parameters and inputs."""
+    held = {name: parameters[name].astype(np.float64) for name in parameter_shapes(config)}
+    names = (*config.input_names, *config.further_inputs)
+    if any(name not in inputs for name in names):
+        return None
+    try:
+        with np.errstate(all="ignore"):
+            return transformer(config, held, **{name: inputs[name] for name in names})
+    except (IndexError, ValueError):  # such as more tokens than a shorter table of positions has
+        return None
+
+
+def _differs(expected: np.ndarray, other: np.ndarray | None, tolerance: float) -> bool:
+    if other is None or other.shape != expected.shape:
+        return False
+    return not float(np.abs(other - expected).max(initial=0.0)) <= tolerance
+
+
+@functools.lru_cache(maxsize=64)
+def active_changes(config: TransformerConfig) -> tuple[Change, ...]:
+    """The changes of single fields that show in the logits of a small model of the system."""
+    small = small_system(config)
+    models = [(probe_parameters(small), mixed_inputs(small)), (probe_parameters(small, 3, 1e-3), mixed_inputs(small))]
+    expected = [logits_with(small, *model) for model in models]
+    found = []
+    for change in (change for field in dataclasses.fields(config) for change in changes(config, field.name)):
+        other = changed(small, change)
+        if other is None or changed(config, change) is None:
+            continue
+        for model, logits in zip(models, expected, strict=True):
+            assert logits is not None
+            if _differs(logits, logits_with(other, *model), SHOWS * float(np.abs(logits).max())):
+                found.append(change)
+                break
+    return tuple(found)
+
+
+def exercised(config: TransformerConfig, probes: Sequence[Probe]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The active fields of a system that the calls exercise, and those that none does.
+
+    Every other choice of a field has to show; of a number, one change is enough.
+    """
+    results: dict[str, list[bool]] = {}
+    for change in active_changes(config):
+        of_field = results.setdefault(change[0], [])
+        if is_choice(change[0]) or not any(of_field):
+            of_field.append(any(is_visible(probe, change) for probe in probes))
+    seen = {name: (all if is_choice(name) else any)(of_field) for name, of_field in results.items()}
+    return tuple(name for name in seen if seen[name]), tuple(name for name in seen if not seen[name])
+
+
+def is_visible(probe: Probe, change: Change) -> bool:
+    """Whether the reference with a field changed answers otherwise on a probe, by more than rounding."""
+    known: dict[Change, bool] = probe.visible_changes
+    if change not in known:
+        other = changed(probe.config, change)
+        logits = None if other is None else logits_with(other, probe.parameters, probe.inputs)
+        oracle = probe.oracle
+        known[change] = _differs(oracle.expected["logits"], logits, oracle.budget("logits", DTYPE))
+    return known[change]
+
+
+def covered_sizes(configs: Iterable[TransformerConfig]) -> dict[str, list[int]]:
+    """The sizes of the models, by name."""
+    every = list(configs)
+    vocabularies = [
+        config.stack_vocab_size(config.input_stack(name)) for config in every for name in config.input_names
+    ]
+    return {
+        "heads": [config.num_heads for config in every],
+        "head_dim": [config.head_dim for config in every],
+        "embed_dim": [config.embed_dim for config in every],
+        "vocabulary": vocabularies,
+    }

@@ -1,0 +1,269 @@
+"""Reach: calls of many lengths, batches and widths, of which the logits alone are compared.
+
+The probes of `probes` find faults with every activation of a small model. These say how far agreement reaches: few
+rows of models whose sizes cross the thresholds of a configuration, cheap enough to try dozens.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity.presets import preset
+from transparity.probe_sizes import PROBE_SIZES
+from transparity.taps import Tap, identity
+from transparity_conformance.oracle.budgets import HALF, RULES, epsilon, rounded
+from transparity_conformance.oracle.oracle import Arrays, Oracle
+from transparity_conformance.oracle.probes import Probe, is_large, probe_parameters
+from transparity_conformance.oracle.reach.thresholds import (
+    BATCHES,
+    LONGEST,
+    LONGEST_THRESHOLD,
+    SHORT,
+    edge_tokens,
+    lengths_up_to,
+    longest_length,
+    thresholds,
+)
+from transparity_numpy.transformer import transformer
+
+VOCABULARY = 2**16 + 3
+"""More tokens than 16 bits can tell apart."""
+
+AFFORDABLE = 2e8
+"""Parameters × tokens of one call; a longer sequence is tried with a narrower model. It takes about 0.2 s."""
+
+WITHOUT_LIMIT = 12
+"""The calls of a model that are made however long they take; the rest are left out when the time is over."""
+
+
+PURPOSE = "behaviour that depends on sizes"
+
+
+class LogitsOracle(Oracle):
+    """The logits of one call, computed without keeping any other activation."""
+
+    def __init__(self, config: TransformerConfig, parameters: Arrays, inputs: Mapping[str, Any]) -> None:
+        self.kind, given = "", dict(inputs)
+
+        def run(arrays: Arrays, tap: Tap) -> None:
+            # without a tap the reference attends in blocks, which is less memory and another order of sums
+            inner = (lambda name, value: rounded(value, self.kind)) if self.kind in HALF else identity
+            tap("logits", transformer(config, arrays, **given, tap=inner))
+
+        super().__init__(run, parameters, neighbours=1)
+
+    def _evaluate(self, arrays: Arrays, dtype: str, index: int = 0) -> Arrays:
+        given, _, computed = dtype.partition(":")
+        self.kind = computed or given
+        return super()._evaluate(arrays, dtype, index)
+
+
+@dataclass(frozen=True, eq=False)
+class ReachProbe(Probe):
+    """One call, of which the logits are compared."""
+
+    model: ReachModel = field(kw_only=True)
+
+    @functools.cached_property
+    def oracle(self) -> Oracle:
+        return LogitsOracle(self.config, self.parameters, self.inputs)
+
+    @property
+    def batch(self) -> int:
+        return len(self.inputs[self.config.input_names[0]])
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The length of each input."""
+        return tuple(self.inputs[name].shape[1] for name in self.config.input_names)
+
+    def budget(self, dtype: str) -> float:
+        """The budget of the logits: the reference's own error at one point may be small by luck, so it is at least
+        that of the model's short calls."""
+        noise = max(self.oracle.noise(dtype)["logits"], self.model.typical_noise(dtype))
+        scale = np.abs(self.oracle.expected["logits"]).max(initial=0.0)
+        return RULES[dtype].budget(noise, epsilon(dtype), scale)
+
+
+@dataclass(eq=False)
+class ReachModel:
+    """A model, and the calls that are tried with it."""
+
+    name: str
+    """`the model itself`, `long`, `wide` or `vocabulary`."""
+    config: TransformerConfig
+    parameters: Arrays
+    calls: list[tuple[int, tuple[int, ...]]]
+    """The batch and the length of each input."""
+    is_asked: bool = False
+    """Whether it is the model that was asked for, and not derived from it."""
+
+    @functools.cached_property
+    def probes(self) -> list[ReachProbe]:
+        """The calls, the most telling first."""
+        return [self.probe(batch, lengths) for batch, lengths in self.calls]
+
+    def probe(self, batch: int, lengths: tuple[int, ...]) -> ReachProbe:
+        """The probe of one call."""
+        inputs = reach_inputs(self.config, batch, lengths)
+        said = f"length {lengths[0]}" if len(set(lengths)) == 1 else f"lengths {' and '.join(map(str, lengths))}"
+        model = "" if self.is_asked else f"{self.name}, "
+        return ReachProbe(
+            self.name, f"{model}{said}, batch {batch}", PURPOSE, self.config, self.parameters, inputs, model=self
+        )
+
+    def typical_noise(self, dtype: str) -> float:
+        """The largest error of the reference in the logits of short calls."""
+        if dtype not in self._noise:
+            short = [probe for probe in self.probes if max(probe.lengths) <= SHORT][:6]
+            self._noise[dtype] = max((probe.oracle.noise(dtype)["logits"] for probe in short), default=0.0)
+        return self._noise[dtype]
+
+    @functools.cached_property
+    def _noise(self) -> dict[str, float]:
+        return {}
+
+
+def reach_inputs(config: TransformerConfig, batch: int, lengths: tuple[int, ...]) -> Arrays:
+    """Random tokens among which are the edges of the vocabulary; padding on the right of odd lengths and odd rows,
+    inside other rows, and never at the first position."""
+    random = np.random.default_rng([batch, *lengths])
+    inputs: Arrays = {}
+    for name, length in zip(config.input_names, lengths, strict=True):
+        size = config.stack_vocab_size(config.input_stack(name))
+        tokens = random.integers(0, size, (batch, length))
+        if config.pad_id is not None and size > 1:
+            tokens[tokens == config.pad_id] = (config.pad_id + 1) % size
+        edges = edge_tokens(config, size)
+        if edges:
+            places = tokens[:, ::2]
+            places[...] = np.resize(np.roll(edges, -length), places.shape)
+        _pad(config, tokens)
+        inputs[name] = tokens
+    return inputs | _further(config, inputs, random)
+
+
+def _pad(config: TransformerConfig, tokens: np.ndarray) -> None:
+    """Write padding into rows of tokens; a run is shorter than a sliding window, so that every query sees a token."""
+    (batch, length), window = tokens.shape, config.sliding_window or LONGEST_THRESHOLD
+    if config.pad_id is None or length < 3 or window < 2:
+        return
+    run, middle = min(max(1, length // 4), window - 1), length // 2
+    for row in range(batch):
+        inside = slice(middle, middle + min(row, run))
+        tokens[row, slice(length - run, None) if (row + length) % 2 else inside] = config.pad_id
+
+
+def _further(config: TransformerConfig, inputs: Arrays, random: np.random.Generator) -> Arrays:
+    """The attention mask, which hides padding and one real token, and token types."""
+    tokens = inputs[config.input_names[0]]
+    further: Arrays = {}
+    if "attention_mask" in config.further_inputs:
+        mask = tokens != (-1 if config.pad_id is None else config.pad_id)
+        mask[:, 1 + tokens.shape[1] // 3 : 2 + tokens.shape[1] // 3] = False
+        further["attention_mask"] = mask.astype(np.int64)
+    if config.num_token_types:
+        further["token_types"] = random.integers(0, config.num_token_types, tokens.shape)
+    return further
+
+
+@functools.cache
+def reach_of_preset(name: str) -> tuple[ReachModel, ...]:
+    """The models of a preset: long, wide, and of many tokens; its own sizes are those of its document."""
+    config = preset(name)
+    few: dict[str, Any] = {"max_length": SHORT + 3, "num_encoder_layers": 1, "num_decoder_layers": 1}
+    wide = config.resized(num_heads=9, embed_dim=306, **few)
+    many = config.resized(embed_dim=6, source_vocab_size=VOCABULARY, target_vocab_size=VOCABULARY, **few)
+    return (
+        _model("long", narrow(config, LONGEST)),
+        ReachModel("wide", wide, probe_parameters(wide, 7), _few_calls(wide)),
+        ReachModel("vocabulary", many, probe_parameters(many, 8), _few_calls(many)),
+    )
+
+
+def reach_of(config: TransformerConfig, parameters: Arrays, *, is_drawn: bool = True) -> tuple[ReachModel, ...]:
+    """The models of a configuration: itself, and a narrower one for sequences that are too long for it.
+
+    Of a model with given parameters, there is no narrower one.
+    """
+    size = sum(value.size for value in parameters.values())
+    longest, affordable = longest_length(config), max(1, int(AFFORDABLE / size))
+    calls = _few_calls(config) if is_large(parameters) else list(_calls(config, min(longest, affordable)))
+    itself = ReachModel("the model itself", config, parameters, calls, is_asked=True)
+    if not is_drawn or (longest <= affordable and not is_large(parameters)):
+        return (itself,)
+    return itself, _model("long", narrow(config, longest))
+
+
+def _model(name: str, config: TransformerConfig) -> ReachModel:
+    return ReachModel(name, config, probe_parameters(config, 6), list(_calls(config, config.max_length)))
+
+
+def small_system(config: TransformerConfig, **sizes: Any) -> TransformerConfig:
+    """The system at the size of a probe, with as many tokens as its special ones need, and `sizes` replaced."""
+    special = [token + 2 for token in (config.pad_id, config.bos_id, config.eos_id) if token is not None]
+    vocabularies: dict[str, Any] = {}
+    for name in ("source_vocab_size", "target_vocab_size"):
+        if (size := getattr(config, name)) is not None:
+            vocabularies[name] = min(size, max([PROBE_SIZES[name], *special]))
+    if config.shared_embedding:
+        vocabularies["source_vocab_size"] = vocabularies["target_vocab_size"]
+    return config.resized(**(vocabularies | sizes))
+
+
+def narrow(config: TransformerConfig, longest: int) -> TransformerConfig:
+    """The system with few features and layers, `longest` tokens, and every threshold as it is.
+
+    Angles depend on the features of a head, so rotary heads keep theirs.
+    """
+    sizes: dict[str, Any] = {"max_length": longest, "sliding_window": config.sliding_window}
+    for name in ("rotary_original_length", "relative_buckets", "relative_max_distance"):
+        sizes[name] = getattr(config, name)
+    layers = 1 if config.full_attention_every is None else 2
+    for name in ("num_encoder_layers", "num_decoder_layers"):
+        sizes[name] = min(layers, getattr(config, name))
+    if config.positions == "rotary":
+        sizes |= _real_heads(config)
+    return small_system(config, **sizes)
+
+
+def _real_heads(config: TransformerConfig) -> dict[str, Any]:
+    heads = {config.num_heads: 2, 1: 2}.get(config.key_value_heads, 4)
+    is_whole = config.attention_head_dim is None or config.attention_dim == config.embed_dim
+    sizes: dict[str, Any] = {"num_heads": heads, "rotary_dim": config.rotary_dim}
+    if is_whole:
+        return sizes | {"embed_dim": heads * config.head_dim, "attention_head_dim": None}
+    return sizes | {"attention_head_dim": config.head_dim}
+
+
+def _few_calls(config: TransformerConfig) -> list[tuple[int, tuple[int, ...]]]:
+    """Two calls: one row, and two."""
+    pairs = [(1, (SHORT, 9)), (2, (6, 7))]
+    sides, longest = len(config.input_names), config.max_length
+    return [(batch, tuple(min(length, longest) for length in lengths[:sides])) for batch, lengths in pairs]
+
+
+def _calls(config: TransformerConfig, longest: int) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """The calls up to a length: first those just beyond a threshold or a power of two, then the others."""
+    lengths, crossed = lengths_up_to(longest, config), {1 + value for value in thresholds(config).values()}
+    long = [length for length in reversed(lengths) if length > SHORT]
+    short = [length for length in lengths if length <= SHORT]
+    first = [length for length in long if length in crossed or length == lengths[-1] or not length - 1 & length - 2]
+    of_short = [(BATCHES[i % len(BATCHES)], _sides(config, length, short[-1 - i])) for i, length in enumerate(short)]
+    yield from of_short[: len(BATCHES)]
+    yield from ((1, _sides(config, length, length)) for length in first)
+    yield from of_short[len(BATCHES) :]
+    for i, length in enumerate(length for length in long if length not in first):
+        source, target = (length, length // 2 + 1) if i % 2 else (length // 2 + 1, length)
+        lone = len(config.input_names) == 1
+        yield 1 + (length < 100), _sides(config, length if lone else source, target)
+
+
+def _sides(config: TransformerConfig, source: int, target: int) -> tuple[int, ...]:
+    return (source, target)[: len(config.input_names)]

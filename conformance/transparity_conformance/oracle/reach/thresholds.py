@@ -1,0 +1,59 @@
+"""Thresholds: numbers at which a model, or a typical port of it, may begin to behave in another way.
+
+Lengths are 1 to 17, powers of two and their neighbours, and the neighbours of every threshold of a configuration;
+tokens are the first, the last, the special ones, and those around the largest of each kind of integer.
+"""
+
+from __future__ import annotations
+
+from transparity.config import TransformerConfig
+
+LONGEST = 1025
+"""The longest sequence, unless a threshold is beyond it."""
+
+LARGEST_POWER = 9
+"""Of the powers of two up to this one both neighbours are tried; of 2¹⁰, the longest length is one."""
+
+LONGEST_THRESHOLD = 4097
+"""A sequence up to this length is tried where a threshold asks for it: its scores take 0.13 GB for each head."""
+
+SHORT = 17
+"""All lengths up to this one are tried."""
+
+BATCHES = (1, 2, 3, 5, 13, 8)
+"""Rows of the short calls, in turn: none, few, primes, a power of two."""
+
+
+def thresholds(config: TransformerConfig) -> dict[str, int]:
+    """The distances and lengths at which a field begins to matter, by field."""
+    found = {}
+    if config.sliding_window is not None:
+        found["sliding_window"] = config.sliding_window
+    if config.positions == "relative":
+        found["relative_buckets"] = config.relative_buckets // 2
+        found["relative_max_distance"] = config.relative_max_distance
+    if config.positions == "rotary" and config.rotary_scaling != "none":
+        found["rotary_original_length"] = config.rotary_original_length
+    return found
+
+
+def longest_length(config: TransformerConfig) -> int:
+    """The longest sequence that is tried with `config`."""
+    reached = [value + 1 for value in thresholds(config).values() if value < LONGEST_THRESHOLD]
+    return min(config.max_length, max([LONGEST, *reached]))
+
+
+def lengths_up_to(longest: int, config: TransformerConfig) -> list[int]:
+    """The lengths to try, in order."""
+    around = [2**power for power in range(5, LARGEST_POWER + 1)]
+    around += [*thresholds(config).values()]
+    near = {number + step for number in around for step in (-1, 0, 1)}
+    return sorted({length for length in (*range(1, SHORT + 1), *near, longest) if 1 <= length <= longest})
+
+
+def edge_tokens(config: TransformerConfig, size: int) -> list[int]:
+    """Tokens at which an integer of some kind ends, the first and last, and the special ones; padding left out."""
+    ends = [2**power + step for power in (7, 8, 15, 16) for step in (-1, 0, 1)]
+    special = [token for token in (config.bos_id, config.eos_id) if token is not None]
+    chosen = dict.fromkeys([size - 1, 0, 1, *special, size - 2, *reversed(ends)])
+    return [token for token in chosen if 0 <= token < size and token != config.pad_id]

@@ -1,0 +1,152 @@
+"""Calls of a port at many sizes: one that agrees on every probe is called at many lengths, batches and widths.
+
+A derived model that the port refuses to build narrows the range that is stated; one that it builds and then fails on
+leaves the verdict open.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from transparity_conformance.capabilities.stranger import PortError, PortProcessError
+from transparity_conformance.diagnosis.judge import Progress
+from transparity_conformance.diagnosis.probe_result import error_profile
+from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.oracle.reach.models import WITHOUT_LIMIT, ReachModel, ReachProbe
+from transparity_conformance.ports.running import Port, built, run
+from transparity_conformance.report.comparison import difference, share
+
+SECONDS = 3.0
+"""Seconds of the port's own time, after which only the calls that tell most are made."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One call, compared."""
+
+    probe: ReachProbe
+    error: float
+    budget: float
+    profile: Mapping[str, Any]
+
+    @property
+    def is_wrong(self) -> bool:
+        return share(self.error, self.budget) > 1
+
+
+@dataclass
+class Reached:
+    """The calls that were compared, and those that were not, with the reasons."""
+
+    compared: list[Comparison] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    left_out: list[ReachProbe] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def wrong(self) -> list[Comparison]:
+        return [comparison for comparison in self.compared if comparison.is_wrong]
+
+
+def reach(
+    build: Port,
+    forward: Callable[..., Any],
+    models: Sequence[ReachModel],
+    dtype: str,
+    progress: Progress,
+    reached: Reached,
+) -> Reached:
+    """Call a port on every probe of `models`; `forward` is the port that was built for the model itself."""
+    calls = sum(len(model.calls) for model in models)
+    for model in models:
+        function: Callable[..., Any] | None = forward
+        if not model.is_asked:
+            function = build_model(build, model.probes[0], f"{model.name} model", reached, is_derived=True)
+        if function is None:
+            continue
+        for number, probe in enumerate(model.probes):
+            progress("calling the port at other sizes", len(reached.compared), calls)
+            if reached.seconds > SECONDS and number >= WITHOUT_LIMIT:
+                reached.left_out.append(probe)
+                continue
+            taps = call_model(function, probe, reached, not model.is_asked, logits_only=True)
+            if taps is None:
+                break
+            reached.compared.append(compare(probe, taps["logits"], dtype))
+    return reached
+
+
+def build_model(
+    build: Port, probe: Probe, name: str, reached: Reached, *, is_derived: bool
+) -> Callable[..., Any] | None:
+    """Build a port; None, with a note, if it refuses a model of derived sizes."""
+    try:
+        return built(build, probe)
+    except PortProcessError:
+        raise
+    except PortError as error:
+        if not is_derived:
+            raise
+        reached.refused.append(f"{name}: {error}")
+        return None
+
+
+def call_model(
+    function: Callable[..., Any], probe: Probe, reached: Reached, is_derived: bool, *, logits_only: bool
+) -> dict[str, np.ndarray] | None:
+    """Run a port on a probe; None, with a note, if it fails on a model of derived sizes that it built."""
+    began = time.monotonic()
+    try:
+        return run(function, probe, logits_only=logits_only)
+    except PortProcessError:
+        raise
+    except PortError as error:
+        if not is_derived:
+            raise
+        reached.failed.append(f"probe {probe.name}: {error}")
+        return None
+    finally:
+        reached.seconds += time.monotonic() - began
+
+
+def compare(probe: ReachProbe, logits: np.ndarray, dtype: str) -> Comparison:
+    """Compare logits with the reference's."""
+    with np.errstate(all="ignore"):
+        expected, budget = probe.oracle.expected["logits"], probe.budget(dtype)
+        error = difference(logits, expected)
+        wrong = share(error, budget) > 1 and logits.shape == expected.shape
+        return Comparison(probe, error, budget, error_profile(logits, expected) if wrong else {})
+
+
+@dataclass
+class Ran:
+    """The activations of every probe that ran, by probe and tap, and the port that was built for the first."""
+
+    actual: dict[str, dict[str, np.ndarray]]
+    forward: Callable[..., Any]
+    reached: Reached
+
+
+def run_all(build: Port, probes: Mapping[str, Probe], progress: Progress, *, logits_only: bool) -> Ran:
+    """Run a port on every probe; a model of other sizes than the first probe's may be refused."""
+    first = next(iter(probes.values()))
+    forwards = {id(first.parameters): built(build, first)}
+    ran = Ran({}, forwards[id(first.parameters)], Reached())
+    for done, (key, probe) in enumerate(probes.items()):
+        progress("running the port", done, len(probes))
+        is_derived = probe.config != first.config
+        if id(probe.parameters) not in forwards:
+            made = build_model(build, probe, f"probe {key}", ran.reached, is_derived=is_derived)
+            if made is None:
+                continue
+            forwards[id(probe.parameters)] = made
+        taps = call_model(forwards[id(probe.parameters)], probe, ran.reached, is_derived, logits_only=logits_only)
+        if taps is not None:
+            ran.actual[key] = taps
+    return ran

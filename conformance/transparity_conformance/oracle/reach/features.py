@@ -52,7 +52,7 @@ def is_choice(name: str) -> bool:
 def changes(config: TransformerConfig, name: str) -> list[Change]:
     """The changes of a field that is not off: every other choice, or every operation on a number."""
     value, kind = getattr(config, name), FIELD_TYPES[name]
-    if value is None or get_origin(kind) is tuple:
+    if value is None or value is False or get_origin(kind) is tuple:
         return []
     if is_choice(name):
         return [(name, f"={choice}") for choice in get_args(kind) if choice != value]

@@ -30,6 +30,7 @@ from transparity_conformance.oracle.reach.thresholds import (
     longest_length,
     thresholds,
 )
+from transparity_conformance.oracle.tables import FORMULAS
 from transparity_numpy.transformer import transformer
 
 VOCABULARY = 2**16 + 3
@@ -50,6 +51,8 @@ class LogitsOracle(Oracle):
 
     def __init__(self, config: TransformerConfig, parameters: Arrays, inputs: Mapping[str, Any]) -> None:
         self.kind, given = "", dict(inputs)
+        # far positions err by their tables, each formula differently
+        self.has_tables = config.positions in ("rotary", "sinusoidal")
 
         def run(arrays: Arrays, tap: Tap) -> None:
             # without a tap the reference attends in blocks, which is less memory and another order of sums
@@ -62,6 +65,13 @@ class LogitsOracle(Oracle):
         given, _, computed = dtype.partition(":")
         self.kind = computed or given
         return super()._evaluate(arrays, dtype, index)
+
+    def _measure(self, dtype: str) -> dict[str, float]:
+        if dtype == "float64" or not self.has_tables:
+            return super()._measure(dtype)
+        results = (self._evaluate(self.arrays, dtype, index)["logits"] for index in range(len(FORMULAS)))
+        expected = self.expected["logits"]
+        return {"logits": max(float(np.abs(each.astype(np.float64) - expected).max(initial=0)) for each in results)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,7 +187,7 @@ def _further(config: TransformerConfig, inputs: Arrays, random: np.random.Genera
 def reach_of_preset(name: str) -> tuple[ReachModel, ...]:
     """The models of a preset: long, wide, and of many tokens; its own sizes are those of its document."""
     config = preset(name)
-    few: dict[str, Any] = {"max_length": SHORT + 3, "num_encoder_layers": 1, "num_decoder_layers": 1}
+    few: dict[str, Any] = {"max_length": SHORT + 3}
     wide = config.resized(num_heads=9, embed_dim=306, **few)
     many = config.resized(embed_dim=6, source_vocab_size=VOCABULARY, target_vocab_size=VOCABULARY, **few)
     return (
@@ -225,9 +235,8 @@ def narrow(config: TransformerConfig, longest: int) -> TransformerConfig:
     sizes: dict[str, Any] = {"max_length": longest, "sliding_window": config.sliding_window}
     for name in ("rotary_original_length", "relative_buckets", "relative_max_distance"):
         sizes[name] = getattr(config, name)
-    layers = 1 if config.full_attention_every is None else 2
     for name in ("num_encoder_layers", "num_decoder_layers"):
-        sizes[name] = min(layers, getattr(config, name))
+        sizes[name] = min(PROBE_SIZES[name], getattr(config, name))
     if config.positions == "rotary":
         sizes |= _real_heads(config)
     return small_system(config, **sizes)
@@ -255,7 +264,10 @@ def _calls(config: TransformerConfig, longest: int) -> Iterator[tuple[int, tuple
     long = [length for length in reversed(lengths) if length > SHORT]
     short = [length for length in lengths if length <= SHORT]
     first = [length for length in long if length in crossed or length == lengths[-1] or not length - 1 & length - 2]
-    of_short = [(BATCHES[i % len(BATCHES)], _sides(config, length, short[-1 - i])) for i, length in enumerate(short)]
+    pairs = [(length, length if length <= SHORT // 2 else SHORT + 1 - length) for length in short]
+    if len(config.input_names) > 1:
+        pairs += [(target, source) for source, target in pairs if source != target]
+    of_short = [(BATCHES[i % len(BATCHES)], _sides(config, *pair)) for i, pair in enumerate(pairs)]
     yield from of_short[: len(BATCHES)]
     yield from ((1, _sides(config, length, length)) for length in first)
     yield from of_short[len(BATCHES) :]

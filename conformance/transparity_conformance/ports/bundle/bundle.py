@@ -24,6 +24,7 @@ from transparity_conformance.oracle.budgets import RULES
 from transparity_conformance.oracle.probes import Probe, probes_of
 from transparity_conformance.ports.bundle.judge import judge_sections
 from transparity_conformance.ports.bundle.sections import LONGEST, Section
+from transparity_conformance.ports.reach.verdict import covered
 from transparity_conformance.report.capability_result import with_capabilities
 from transparity_conformance.report.report import Report
 
@@ -121,6 +122,7 @@ def judge_bundle(
         report = judge(
             name, bundle.probes, taps, dtype=dtype, logits_only=logits_only, progress=progress, budget=budget
         )
+        report = covered(report, bundle.config, [bundle.probes[probe] for probe in taps])
         logits = {probe: tensors["logits"] for probe, tensors in taps.items() if "logits" in tensors}
         forward = ForwardPass(bundle.probes, logits, dtype)
         answers = {name: flat[name] for name in bundle.asked if name in flat}

@@ -21,7 +21,7 @@ from transparity_conformance.oracle.reach.models import WITHOUT_LIMIT, ReachMode
 from transparity_conformance.ports.running import Port, built, run
 from transparity_conformance.report.comparison import difference, share
 
-SECONDS = 3.0
+SECONDS = 2.0
 """Seconds of the port's own time, after which only the calls that tell most are made."""
 
 
@@ -79,7 +79,24 @@ def reach(
             if taps is None:
                 break
             reached.compared.append(compare(probe, taps["logits"], dtype))
+        _bisect(function, model, reached, dtype)
     return reached
+
+
+def _bisect(function: Callable[..., Any], model: ReachModel, reached: Reached, dtype: str) -> None:
+    """Find the first wrong length of a model that is right up to some length and wrong beyond."""
+    of_model = [each for each in reached.compared if each.probe.model is model]
+    right = max((max(each.probe.lengths) for each in of_model if not each.is_wrong), default=0)
+    wrong = min((max(each.probe.lengths) for each in of_model if each.is_wrong), default=0)
+    sides = len(model.config.input_names)
+    while 0 < right < wrong - 1:
+        middle = (right + wrong) // 2
+        probe = model.probe(1, (middle,) * sides)
+        taps = call_model(function, probe, reached, not model.is_asked, logits_only=True)
+        if taps is None:
+            return
+        reached.compared.append(compare(probe, taps["logits"], dtype))
+        right, wrong = (right, middle) if reached.compared[-1].is_wrong else (middle, wrong)
 
 
 def build_model(

@@ -63,6 +63,8 @@ def covered(
     report: Report, config: TransformerConfig, probes: Sequence[Probe], reached: Reached | None = None
 ) -> Report:
     """The report with the coverage of calls that agree; one with something untested is inconclusive."""
+    if report.verdict != "agrees":
+        return dataclasses.replace(report, coverage=coverage_of(probes))
     reached = reached or Reached()
     seen, unseen = exercised(config, sorted(affordable(config, probes), key=_cost))
     untested = tuple(f"{name} = {getattr(config, name)}" for name in unseen) + tuple(reached.failed)
@@ -76,7 +78,7 @@ def covered(
         lengths = sorted({max(probe.lengths) for probe in reached.left_out})
         listed = ", ".join(map(str, lengths[:12])) + (", …" if lengths[12:] else "")
         missing.append(f"{len(reached.left_out)} calls of lengths {listed}: the port takes too long for all of them")
-    verdict = "inconclusive" if untested and report.verdict == "agrees" else report.verdict
+    verdict = "inconclusive" if untested else report.verdict
     return dataclasses.replace(
         report, verdict=verdict, claims=claims, not_compared=(*report.not_compared, *missing), coverage=coverage
     )
@@ -102,6 +104,8 @@ def _cost(probe: Probe) -> int:
 def coverage_of(probes: Iterable[Probe]) -> Coverage:
     """The lengths that every input had, and the batches and sizes."""
     every = list(probes)
+    if not every:
+        return Coverage()
     lengths = [{probe.inputs[name].shape[1] for probe in every} for name in every[0].config.input_names]
     batches = {len(probe.inputs[probe.config.input_names[0]]) for probe in every}
     sizes = covered_sizes(probe.config for probe in every)

@@ -1,0 +1,275 @@
+"""The check: it calls a port at the sizes that follow from its configuration, and says how far agreement reaches."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import transparity_pytorch.attention
+import transparity_pytorch.transformer
+from transparity.config import TransformerConfig
+from transparity.presets import PRESETS, preset
+from transparity_conformance import check
+from transparity_conformance.oracle.cases import CASES
+from transparity_conformance.oracle.probes import probes, probes_of
+from transparity_conformance.oracle.reach.features import active_changes, exercised
+from transparity_conformance.oracle.reach.models import ReachProbe, reach_of, reach_of_preset
+from transparity_conformance.report.check.terminal import as_text
+from transparity_conformance.report.report import Report
+from transparity_numpy.port import build as numpy_build
+from transparity_pytorch.port import build as pytorch_build
+
+Arrays = dict[str, np.ndarray]
+
+UNEXERCISED = {
+    # parameters have their shapes, or there is nothing to compare without them
+    *("architecture", "source_vocab_size", "target_vocab_size", "max_length", "embed_dim", "feed_forward_dim"),
+    *("num_heads", "num_key_value_heads", "attention_head_dim", "projection", "position_offset", "num_token_types"),
+    "relative_buckets",
+    # off, or with parameters less than with another value
+    *("feed_forward_bias", "qkv_bias", "output_bias", "head_bias", "tied_head", "shared_embedding", "norm", "head"),
+    # seen by training and generation alone
+    *("dropout", "dropout_at", "bos_id", "eos_id"),
+    # masked scores of −1e20 weigh 0 on either side of the scale
+    "mask_order",
+}
+"""Fields of presets and families that no single change in the forward pass can show."""
+
+
+def wrong_when(condition: Callable[[TransformerConfig, Arrays], Any]) -> Callable[..., Any]:
+    """A port whose logits are off by 1 % where `condition` of its configuration and tokens is true."""
+
+    def build(config: TransformerConfig, parameters: Arrays) -> Callable[..., Any]:
+        forward = numpy_build(config, parameters)
+
+        def answer(**tokens: Any) -> Any:
+            logits = forward.logits(**tokens)
+            return logits * 1.01 if condition(config, tokens) else logits
+
+        return answer
+
+    return build
+
+
+def as_integers(dtype: Any) -> Callable[..., Any]:
+    """A port that keeps its tokens in integers of another kind."""
+
+    def build(config: TransformerConfig, parameters: Arrays) -> Callable[..., Any]:
+        forward, size = numpy_build(config, parameters), config.vocab_size
+
+        def answer(**tokens: Any) -> Any:
+            return forward.logits(**{name: ids.astype(dtype).astype(int) % size for name, ids in tokens.items()})
+
+        return answer
+
+    return build
+
+
+def other_config(**fields: Any) -> Callable[..., Any]:
+    """A port that takes some fields of its configuration to be others."""
+
+    def build(config: TransformerConfig, parameters: Arrays) -> Callable[..., Any]:
+        return numpy_build(dataclasses.replace(config, **fields), parameters).logits
+
+    return build
+
+
+def logits_only(config: TransformerConfig, parameters: Arrays) -> Callable[..., Any]:
+    return pytorch_build(config, parameters).logits
+
+
+def length(tokens: Arrays) -> int:
+    return max(ids.shape[1] for ids in tokens.values())
+
+
+def batch(tokens: Arrays) -> int:
+    return len(next(iter(tokens.values())))
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_scores_of_the_hot_probe_are_above_a_hundred(name: str) -> None:
+    expected = probes(name)["hot"].oracle.expected
+    for tap in (tap for tap in expected if tap.endswith("layers.0.self_attention.scores")):
+        assert expected[tap].max() > 100
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_softmax_that_overflows_diverges(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def careless(scores: Any, mask: Any, masked_score: float) -> Any:
+        weights = scores.masked_fill(~mask, max(masked_score, -1e30)).exp()
+        return weights / weights.sum(-1, keepdim=True)
+
+    monkeypatch.setattr(transparity_pytorch.attention, "attention_weights", careless)
+    assert check(pytorch_build, name, budget=0).verdict == "diverges"
+
+
+def test_a_batch_of_one_that_loses_its_mask_diverges(monkeypatch: pytest.MonkeyPatch) -> None:
+    visible = transparity_pytorch.transformer.visible_keys
+
+    def careless(tokens: Any, *args: Any) -> Any:
+        return torch.ones_like(tokens, dtype=torch.bool) if len(tokens) == 1 else visible(tokens, *args)
+
+    monkeypatch.setattr(transparity_pytorch.transformer, "visible_keys", careless)
+    report = check(pytorch_build, "translation")
+    assert report.verdict == "diverges" and "batch 1" in report.faults[0].probe
+
+
+def test_keys_beyond_64_that_are_never_seen_diverge_and_the_first_wrong_length_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mask = transparity_pytorch.transformer.target_mask
+
+    def careless(*args: Any) -> Any:
+        seen = mask(*args).clone()
+        seen[..., 64:] = False
+        return seen
+
+    monkeypatch.setattr(transparity_pytorch.transformer, "target_mask", careless)
+    report = check(logits_only, "notes-lm")
+    assert report.verdict == "diverges" and "length 65" in report.faults[0].probe
+    assert any("right up to length 64, wrong from length 65 on" in note for note in report.notes)
+
+
+@pytest.mark.parametrize("name", ["notes-lm", "translation"])
+@pytest.mark.parametrize(
+    "condition",
+    [
+        *[lambda config, tokens, n=n: length(tokens) == n for n in (4, 16, 17, 33, 129)],
+        lambda config, tokens: length(tokens) > 512,
+        *[lambda config, tokens, n=n: batch(tokens) == n for n in (1, 2, 3, 5, 13)],
+        lambda config, tokens: config.head_dim > 16,
+        lambda config, tokens: config.num_heads > 8,
+        lambda config, tokens: config.embed_dim % 4,
+        lambda config, tokens: any((ids == config.vocab_size - 1).any() for ids in tokens.values()),
+    ],
+)
+def test_behaviour_that_depends_on_sizes_diverges(name: str, condition: Callable[..., Any]) -> None:
+    report = check(wrong_when(condition), name, budget=0)
+    assert report.verdict == "diverges"
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint16])
+def test_tokens_in_narrow_integers_diverge(dtype: Any) -> None:
+    report = check(as_integers(dtype), "notes-lm")
+    assert report.verdict == "diverges" and "vocabulary" in report.faults[0].probe
+
+
+def test_a_first_wrong_length_between_powers_of_two_is_found() -> None:
+    report = check(wrong_when(lambda config, tokens: length(tokens) >= 100), "notes-lm")
+    assert any("right up to length 99, wrong from length 100 on" in note for note in report.notes)
+
+
+LONG = {
+    "window": (dataclasses.replace(CASES["qwen"], max_length=200, sliding_window=70), {"sliding_window": None}),
+    "off by one": (dataclasses.replace(CASES["qwen"], max_length=200, sliding_window=70), {"sliding_window": 71}),
+    "buckets": (
+        dataclasses.replace(CASES["t5"], max_length=300, relative_buckets=32, relative_max_distance=128),
+        {"relative_max_distance": 64},
+    ),
+    "original length": (
+        dataclasses.replace(CASES["llama"], max_length=300, rotary_original_length=256),
+        {"rotary_scaling": "none"},
+    ),
+    "max_length": (dataclasses.replace(CASES["gpt-j"], max_length=300), {}),
+}
+
+
+@pytest.mark.parametrize("name", ["window", "off by one", "buckets", "original length"])
+def test_a_threshold_of_the_asked_configuration_is_crossed(name: str) -> None:
+    config, fields = LONG[name]
+    assert check(other_config(**fields), config=config, budget=0).verdict == "diverges"
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_a_right_port_agrees_at_its_thresholds(name: str) -> None:
+    config, _ = LONG[name]
+    report = check(logits_only, config=config)
+    assert report.verdict == "agrees", as_text([report])
+    assert report.coverage.lengths[-1] == config.max_length and report.coverage.batches[:3] == (1, 2, 3)
+
+
+def test_a_window_that_no_call_reaches_is_inconclusive_and_named() -> None:
+    config = dataclasses.replace(CASES["qwen"], max_length=9000, sliding_window=6000)
+    report = check(logits_only, config=config)
+    assert report.verdict == "inconclusive"
+    assert report.coverage.untested == ("sliding_window = 6000",)
+    assert "sliding_window = 6000" in as_text([report])
+
+
+def of_fixed_sizes(refuse: bool) -> Callable[..., Any]:
+    """A port for no more than 24 features or 31 tokens, which it says at once, or when it is called."""
+
+    def build(config: TransformerConfig, parameters: Arrays) -> Callable[..., Any]:
+        fits = config.embed_dim == 24 and config.num_heads == 3
+        if refuse and not fits:
+            raise ValueError("24 features and 3 heads, please")
+        forward = numpy_build(config, parameters)
+
+        def answer(**tokens: Any) -> Any:
+            if not fits:
+                raise ValueError("24 features and 3 heads, please")
+            return forward.logits(**tokens)
+
+        return answer
+
+    return build
+
+
+def test_a_port_that_refuses_other_sizes_agrees_within_its_own() -> None:
+    report = check(of_fixed_sizes(refuse=True), "notes-lm")
+    assert report.verdict == "agrees"
+    assert any("wide model" in line for line in report.not_compared)
+    assert any("probe square" in line for line in report.not_compared)
+    assert "head_dim 8" in report.coverage.sizes
+
+
+def test_a_port_that_fails_on_sizes_that_it_built_is_inconclusive() -> None:
+    report = check(of_fixed_sizes(refuse=False), "notes-lm")
+    assert report.verdict == "inconclusive"
+    assert any("wide" in line and "please" in line for line in report.coverage.untested)
+
+
+@pytest.mark.parametrize("name", [*PRESETS, *CASES])
+def test_every_active_field_of_presets_and_families_is_exercised(name: str) -> None:
+    config = preset(name) if name in PRESETS else CASES[name]
+    tried = probes(name) if name in PRESETS else probes_of(config, name)
+    seen, unseen = exercised(config, list(tried.values()))
+    assert not unseen
+    fields = TransformerConfig.__dataclass_fields__
+    chosen = {field for field in fields if getattr(config, field) not in (fields[field].default, False)}
+    assert chosen - UNEXERCISED <= set(seen)
+
+
+def test_a_field_that_the_reference_does_not_read_is_not_active() -> None:
+    active = {name for name, _ in active_changes(preset("notes-lm"))}
+    assert not active & {"pad_id", "rope_theta", "rotary_factor", "relative_buckets", "mask_order", "norm_momentum"}
+
+
+def test_the_budget_of_a_call_is_finite_and_far_below_its_logits() -> None:
+    for model in (
+        *reach_of_preset("pre-norm"),
+        *reach_of(LONG["window"][0], probes_of(LONG["window"][0], "")["mixed"].parameters),
+    ):
+        for probe in model.probes:
+            assert 0 < probe.budget("float32") < 1e-3 * np.abs(probe.oracle.expected["logits"]).max()
+
+
+def test_no_query_of_a_call_sees_nothing() -> None:
+    probe: ReachProbe
+    for probe in reach_of_preset("pre-norm")[0].probes:
+        for ids in probe.inputs.values():
+            assert (ids[:, 0] != probe.config.pad_id).all()
+
+
+def test_coverage_is_in_every_form_of_a_report() -> None:
+    report: Report = check(logits_only, "notes-lm")
+    assert "lengths 1 to 1,025, batches 1 to 13" in " ".join(as_text([report]).split())
+    found = report.as_dict()["coverage"]
+    assert found["lengths"][:17] == list(range(1, 18)) and {33, 65, 129, 257, 513} <= set(found["lengths"])
+    assert {1, 2, 3, 5, 8, 13} <= set(found["batches"])
+    assert "attention_scale" in found["features"] and not found["untested"]

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import transparity_pytorch.attention
+import transparity_pytorch.masks
 import transparity_pytorch.transformer
 from transparity.config import TransformerConfig
 from transparity.presets import PRESETS, preset
@@ -109,7 +110,7 @@ def test_a_softmax_that_overflows_diverges(name: str, monkeypatch: pytest.Monkey
 
 
 def test_a_batch_of_one_that_loses_its_mask_diverges(monkeypatch: pytest.MonkeyPatch) -> None:
-    visible = transparity_pytorch.transformer.visible_keys
+    visible = transparity_pytorch.masks.visible_keys
 
     def careless(tokens: Any, *args: Any) -> Any:
         return torch.ones_like(tokens, dtype=torch.bool) if len(tokens) == 1 else visible(tokens, *args)
@@ -122,7 +123,7 @@ def test_a_batch_of_one_that_loses_its_mask_diverges(monkeypatch: pytest.MonkeyP
 def test_keys_beyond_64_that_are_never_seen_diverge_and_the_first_wrong_length_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    mask = transparity_pytorch.transformer.target_mask
+    mask = transparity_pytorch.masks.target_mask
 
     def careless(*args: Any) -> Any:
         seen = mask(*args).clone()
@@ -164,7 +165,7 @@ def test_a_first_wrong_length_between_powers_of_two_is_found() -> None:
     assert any("right up to length 99, wrong from length 100 on" in note for note in report.notes)
 
 
-LONG = {
+LONG: dict[str, tuple[TransformerConfig, dict[str, Any]]] = {
     "window": (dataclasses.replace(CASES["qwen"], max_length=200, sliding_window=70), {"sliding_window": None}),
     "off by one": (dataclasses.replace(CASES["qwen"], max_length=200, sliding_window=70), {"sliding_window": 71}),
     "buckets": (

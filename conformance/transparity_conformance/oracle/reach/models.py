@@ -193,7 +193,8 @@ def reach_of_preset(name: str) -> tuple[ReachModel, ...]:
     return (
         _model("long", narrow(config, LONGEST)),
         ReachModel("wide", wide, probe_parameters(wide, 7), _few_calls(wide)),
-        ReachModel("vocabulary", many, probe_parameters(many, 8), _few_calls(many)),
+        # each position has 0.5 MB of logits, which stay in memory
+        ReachModel("vocabulary", many, probe_parameters(many, 8), [(1, _sides(many, 9, 8)), (2, _sides(many, 2, 3))]),
     )
 
 

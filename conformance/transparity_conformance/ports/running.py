@@ -71,19 +71,16 @@ def run(forward: Callable[..., Any], probe: Probe, *, logits_only: bool = False)
 
 
 def _array(name: str, value: Any, most: int) -> np.ndarray:
+    """A tap in float64; a view of one number may have any shape, so that its size is checked before it is copied."""
     try:
-        return call_stranger(_numbers, value, most)
+        array = call_stranger(as_numbers, value)
     except PortCallError as error:
         raise PortError(f"{name} is {shown(value)}, no array of numbers ({error}).") from None
-
-
-def _numbers(value: Any, most: int) -> np.ndarray:
-    array = as_numbers(value)
     if array.dtype.kind not in "fiu":
-        raise TypeError(f"its dtype is {array.dtype}")
-    if array.size > most:  # a view of one number may have any shape, and is copied below
-        raise ValueError(f"it has {array.size:,} numbers, more than all taps")
-    return array.astype(np.float64)
+        raise PortError(f"{name} is {shown(value)}, no array of numbers: its dtype is {safe(array.dtype, VALUE)}.")
+    if array.size > most:
+        raise PortError(f"{name} has {array.size:,} numbers, more than all taps of this probe together.")
+    return np.array(array, np.float64)
 
 
 def _taps(returned: Any) -> dict[Any, Any]:

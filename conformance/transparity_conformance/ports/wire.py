@@ -149,6 +149,7 @@ def _encoded(value: Any, arrays: list[np.ndarray], keep: Callable[[Any], int], r
         if array.dtype.kind in "fiub":
             arrays.append(array.astype(array.dtype.newbyteorder("<")))
             return {"array": [array.dtype.str.lstrip("<>=|"), list(array.shape)]}
+        return {"handle": [keep(value), f"{type(value).__name__[:60]} of {str(array.dtype)[:60]}"]}
     return {"handle": [keep(value), type(value).__name__[:60]]}
 
 

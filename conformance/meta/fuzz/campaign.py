@@ -51,13 +51,18 @@ KINDS: dict[Callable[[Random, Path], str], int] = {
 TOTAL = sum(KINDS.values())
 
 
+def share(count: int, inputs: int) -> int:
+    """Return the inputs of a kind among `inputs`, rounded up: each kind has at least one."""
+    return -(-inputs * count // TOTAL)
+
+
 def campaign(inputs: int, seed: int = 0, only: str = "") -> Iterator[Outcome]:
-    """Run `inputs` inputs, of each kind its share and at least one, or of the kind `only` alone."""
+    """Run `inputs` inputs, of each kind its share, or of the kind `only` alone."""
     for name in installed():
         model(name)  # importing a framework is not a part of an input
     for kind, count in KINDS.items():
         if only in ("", kind.__name__):
-            for index in range(max(1, round(inputs * count / TOTAL))):
+            for index in range(share(count, inputs)):
                 yield one_input(kind, index, seed)
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from random import Random
 
-import numpy as np
 import pytest
 
-from meta.fuzz.campaign import KINDS, TOTAL, campaign
-from meta.fuzz.outcome import SECONDS, TooLong, outcome
+from meta.fuzz.campaign import KINDS, TOTAL, campaign, share
+from meta.fuzz.outcome import MEGABYTES, SECONDS, TooLong, outcome
 from transparity.errors import TransparityError
 
-SAMPLE = 303
+SAMPLE = 300
 
 
 @pytest.mark.parametrize("kind", [kind.__name__ for kind in KINDS])
@@ -22,12 +21,7 @@ def test_every_input_is_a_verdict_or_a_sentence(kind: str) -> None:
 
 def test_there_are_twenty_thousand_inputs() -> None:
     assert TOTAL == 20_000
-    assert sum(max(1, round(SAMPLE * count / TOTAL)) for count in KINDS.values()) >= SAMPLE
-
-
-def fill(random: Random) -> str:
-    """Take more memory than an input may."""
-    return str(np.ones(2 * 10**8).sum())
+    assert sum(share(count, SAMPLE) for count in KINDS.values()) >= SAMPLE
 
 
 @pytest.mark.parametrize(
@@ -48,8 +42,10 @@ def test_what_no_input_is_owed_is_found(error: BaseException, violation: str) ->
     assert outcome("test", 0, run).violation.startswith(violation)
 
 
-def test_memory_is_found() -> None:
-    assert outcome("test", 0, fill).violation.startswith("the memory grew by")
+def test_memory_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    peaks = iter([200.0, 200.0 + MEGABYTES + 1])
+    monkeypatch.setattr("meta.fuzz.outcome.peak", lambda: next(peaks))
+    assert outcome("test", 0, lambda random: "").violation == "the memory grew by 1001 MB"
 
 
 def test_the_same_numbers_give_the_same_input() -> None:

@@ -14,6 +14,7 @@ from transparity.errors import shown
 from transparity.taps import tap_shapes
 from transparity_conformance.capabilities.table import CAPABILITIES
 from transparity_conformance.checkpoints.files import LARGEST_JSON, BundleError, parse_json, read_bytes
+from transparity_conformance.report.text import VALUE
 
 FORMAT = 2
 FILES = ("config.json", "parameters.safetensors", "inputs.safetensors", "expected.safetensors")
@@ -59,7 +60,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not 1 <= len(manifest["probes"]) <= MOST_PROBES:
         raise BundleError(f"{path} has {len(manifest['probes'])} probes; expected 1 to {MOST_PROBES}.")
     for name, said in manifest["probes"].items():
-        if not (name.isascii() and name.isidentifier()):
+        if not (name.isascii() and name.isidentifier() and len(name) <= VALUE):
             raise BundleError(f"{path} has a probe {shown(name)}; a probe's name should be one word.")
         _check_fields(path, f"the probe {name}", said, {"for": str, "inputs": dict, "taps": dict})
         if not said["for"].isprintable():

@@ -96,7 +96,9 @@ def _end(path: Path, entries: Collection[Entry]) -> int:
     end = 0
     for entry in sorted(entries, key=lambda entry: (entry.begin, entry.end)):
         if entry.begin != end:
-            raise _unreadable(path, f"{shown(entry.name)} begins at {entry.begin}, not where the one before it ends")
+            raise _unreadable(
+                path, f"{shown(entry.name)} begins at {shown(entry.begin)}, not where the one before it ends"
+            )
         end = entry.end
     return end
 
@@ -158,7 +160,9 @@ def _entry(path: Path, name: str, fields: Any, expected: Shapes, dtypes: Collect
     begin, end = offsets
     kind, count = DTYPES[dtype], math.prod(expected[name])
     if begin < 0 or end - begin != count * kind.itemsize:
-        raise _unreadable(path, f"{name!r} goes from {begin} to {end}, and its shape asks for {count * kind.itemsize}")
+        raise _unreadable(
+            path, f"{name!r} goes from {shown(begin)} to {shown(end)}, not over {count * kind.itemsize} bytes"
+        )
     return Entry(name, kind, expected[name], begin, end)
 
 

@@ -33,13 +33,16 @@ def faulty_segments(results: Results, dtype: str) -> tuple[list[str], list[str]]
     """List the segments that are wrong, and those that only differ in form, each in order.
 
     A tap differs in form if it is inside a sublayer, the sublayer's end is right, and one map leads from our value
-    to the port's (`equivalence`).
+    to the port's (`equivalence`). The result of a norm differs in form, too, if its gain and bias are folded into the
+    weights behind it: then everything that the port shows behind it is right, the logits included.
     """
     faulty: dict[str, None] = {}
     equivalent: dict[str, None] = {}
     order = list(dict.fromkeys(tap for result in results.values() for tap in result.order))
     suspects = {tap for result in results.values() for tap in result.wrong if is_internal(tap)}
     healed = _healed(results, suspects, dtype) if suspects else set()
+    if norms := _wrong_norms(results):
+        healed |= _healed(results, suspects | norms, dtype)
     for key, result in results.items():
         for tap in result.wrong:
             (equivalent if (key, tap) in healed else faulty)[tap] = None
@@ -47,21 +50,27 @@ def faulty_segments(results: Results, dtype: str) -> tuple[list[str], list[str]]
     return sorted(faulty, key=order.index), sorted(only_equivalent, key=order.index)
 
 
+def _wrong_norms(results: Results) -> set[str]:
+    return {tap for result in results.values() for tap in result.wrong if is_norm(result.probe.config, tap)}
+
+
 def _healed(results: Results, suspects: set[str], dtype: str) -> set[tuple[str, str]]:
     """The probes and taps where the sublayer's end is right and the port's values are an equivalent form."""
     pairs: dict[tuple[str, int], list[Pair]] = {}
     right_end: dict[tuple[str, str], int] = {}
     for key, result in results.items():
-        outer = {tap: value for tap, value in result.recorded.items() if not is_internal(tap)}
+        outer = {tap: result.recorded[tap] for tap in result.recorded if not is_internal(tap) and tap not in suspects}
         ours = walk(result.probe, outer)
         neighbours = 1 if result.probe.is_large else NEIGHBOURS_OF_DRAWN  # near a tie of hot scores one is luck
         budgets = segment_budgets(result.probe, outer, dtype, neighbours=neighbours)
         model = id(result.probe.parameters)
+        right = {
+            tap: judged_gap(result.probe, tap, value, ours[tap]) <= max(budgets[tap], result.budgets[tap])
+            for tap, value in outer.items()
+        }
         for tap in suspects & set(result.recorded):
-            end = _sublayer_end(tap, result)
-            if end and judged_gap(result.probe, end, result.recorded[end], ours[end]) <= max(
-                budgets[end], result.budgets[end]
-            ):
+            end = next((name for name in _behind(tap, result) if name in outer), None)
+            if end and (right[end] if is_internal(tap) else all(right.values())):
                 right_end[key, tap] = model
             rows = ~_depends_on_convention(result.probe, tap)
             pairs.setdefault((tap, model), []).append((_comparable(result, tap, ours)[rows], ours[tap][rows]))
@@ -79,10 +88,9 @@ def _depends_on_convention(probe: Probe, tap: str) -> np.ndarray:
     return np.zeros(rows, bool) if free is None else np.any(free.reshape(rows, -1), axis=1)
 
 
-def _sublayer_end(tap: str, result: ProbeResult) -> str | None:
-    """The first recorded tap behind the sublayer that `tap` is inside of."""
-    later = result.order[result.order.index(tap) + 1 :]
-    return next((name for name in later if name in result.recorded and not is_internal(name)), None)
+def _behind(tap: str, result: ProbeResult) -> list[str]:
+    """The taps behind `tap`, in order."""
+    return result.order[result.order.index(tap) + 1 :]
 
 
 def _comparable(result: ProbeResult, tap: str, ours: Mapping[str, np.ndarray]) -> np.ndarray:

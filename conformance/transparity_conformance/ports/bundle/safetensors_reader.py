@@ -83,7 +83,7 @@ def read_entries(
     end = _end(path, entries)
     available = size - 8 - length
     if available != end and not (cut and available < end):
-        raise _unreadable(path, f"its header speaks of {end} bytes of data, and it has {available}")
+        raise _unreadable(path, f"its header speaks of {shown(end)} bytes of data, and it has {available}")
     return [
         Entry(entry.name, entry.dtype, entry.shape, 8 + length + entry.begin, 8 + length + entry.end)
         for entry in entries

@@ -26,6 +26,7 @@ from transparity_conformance.checkpoints.importing import import_checkpoint
 from transparity_conformance.checkpoints.reading import CheckpointError
 from transparity_conformance.oracle.probes import LONGEST, probes_of
 from transparity_conformance.ports.bundle.writing import export_bundle
+from transparity_conformance.ports.check import check
 
 SECONDS, MEGABYTES = 5.0, 300
 
@@ -226,3 +227,16 @@ def test_data_that_no_machine_has_memory_for(tmp_path: Path) -> None:
         file.truncate(path.stat().st_size + terabytes)
     assert "8.8 TB" in refusal_at_once(TransparityError, lambda: load_parameters(path))
     assert math.isfinite(available_memory())
+
+
+@pytest.mark.parametrize(("heads", "shared", "expected"), [(1, None, None), (2, None, None), (2, 1, 1), (4, 2, 2)])
+def test_another_number_of_heads_shares_keys_as_the_model_does(
+    heads: int, shared: int | None, expected: int | None
+) -> None:
+    config = dataclasses.replace(TINY, num_heads=heads, num_key_value_heads=shared)
+    assert probes_of(config, "config")["square"].config.num_key_value_heads == expected
+
+
+def test_a_port_of_one_head_that_is_wrong_diverges() -> None:
+    report = check(lambda config, parameters: lambda tokens: np.zeros((*tokens.shape, 8)), config=TINY, budget=2.0)
+    assert report.verdict == "diverges"

@@ -211,7 +211,8 @@ def probes_of(config: TransformerConfig, case: str) -> dict[str, Probe]:
             text = text_inputs(config, source, target)
             text |= further_inputs(config, text, np.random.default_rng(0))
             made.insert(1, ("text", "real text, as people feed it", config, ordinary, text))
-        shared = {config.num_heads: None, 1: 1}.get(config.key_value_heads, 2)
+        # the one head of a model with one is no head that others share: its entry comes last
+        shared = {1: 1, config.num_heads: None}.get(config.key_value_heads, 2)
         heads: dict[str, Any] = {"num_heads": 4, "num_key_value_heads": shared, "attention_head_dim": None}
         turned = None if config.rotary_dim is None else 2
         square = dataclasses.replace(config, embed_dim=16, feed_forward_dim=16, rotary_dim=turned, **heads)

@@ -94,8 +94,10 @@ def test_a_port_that_hangs_is_stopped_with_its_children(tmp_path: Path) -> None:
     "source",
     [
         "os.close(1); os.close(2); sys.stdout = sys.stderr = None",
-        "print('DIVERGES')\nimport warnings; warnings.simplefilter('error')\n"
-        "np.seterr(divide='raise', invalid='raise'); os.environ.clear(); os.chdir('/')",
+        (
+            "print('DIVERGES')\nimport warnings; warnings.simplefilter('error')\n"
+            "np.seterr(divide='raise', invalid='raise'); os.environ.clear(); os.chdir('/')"
+        ),
     ],
 )
 def test_changes_of_its_own_process_do_not_reach_the_verdict(tmp_path: Path, source: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from transparity_conformance.diagnosis.explain import Explanation, explain
 from transparity_conformance.diagnosis.fault import Fault
@@ -12,6 +12,7 @@ from transparity_conformance.diagnosis.faults.wholly_hidden import judged
 from transparity_conformance.diagnosis.locate import candidate_sites
 from transparity_conformance.diagnosis.probe_result import Results, error_profile, logits_error, still_wrong
 from transparity_conformance.diagnosis.search.clock import Clock
+from transparity_conformance.diagnosis.search.departures import departures
 from transparity_conformance.diagnosis.segment import Combination, Segment
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.report.comparison import gap, share
@@ -55,6 +56,25 @@ def explain_all(
         if found.remains:
             divergences.append(_remaining(segment, known))
     return tuple(_exchanged(divergence, explanations) for divergence in divergences)
+
+
+def departures_note(results: Results, divergences: Sequence[Divergence], dtype: str) -> list[str]:
+    """A remark on the fields that differ, where the logits alone are known and nothing explains them."""
+    segment = _segment(results, "logits", dtype)
+    if any(divergence.causes or divergence.is_misshapen for divergence in divergences) or not segment.is_whole_model:
+        return []
+    probe = max(segment.probes, key=lambda probe: segment.share(probe, ()))
+    if probe.is_large:  # hundreds of walks, each of which takes long
+        return []
+    fields, left = departures(probe.config, lambda hypothesis: segment.rms(probe, (hypothesis,)))
+    if left > 0.5:  # what leaves more than half of the difference explains nothing
+        return []
+    changed = " and ".join(f"{name} {value}" for name, value in fields.items())
+    says = (
+        f"nothing in the catalogue explains the logits; with {changed} in the configuration, {left:.1%} of the "
+        f"difference is left on the probe {probe.name}: the port may be of another configuration"
+    )
+    return [says]
 
 
 def _segment(results: Results, tap: str, dtype: str) -> Segment:

@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from transparity_conformance.diagnosis.divergences import Progress, explain_all
+from transparity_conformance.diagnosis.divergences import Progress, departures_note, explain_all
 from transparity_conformance.diagnosis.explain import tap_kind
 from transparity_conformance.diagnosis.faults.wholly_hidden import judged
 from transparity_conformance.diagnosis.locate import faulty_segments, wrong_at_tokens
@@ -132,7 +132,7 @@ def _verdict(
     clock = Clock(budget)
     with known_so_far("diverges", first):
         divergences = explain_all(results, faulty or ["logits"], dtype, progress, clock)
-    notes += [clock.note] * clock.ran_out
+    notes += [*[clock.note] * clock.ran_out, *departures_note(results, divergences, dtype)]
     return report("diverges", first, with_impact(results, divergences, dtype), notes=tuple(notes))
 
 

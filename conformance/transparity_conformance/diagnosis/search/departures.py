@@ -1,0 +1,65 @@
+"""Fields of the configuration that, changed together, shrink a difference that no fault of the catalogue explains."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from itertools import combinations
+
+from transparity.config import TransformerConfig
+from transparity.errors import ConfigError
+from transparity.parameters import parameter_shapes
+from transparity_conformance.diagnosis.fault import Fault, Hypothesis
+
+ALTERNATIVES: dict[str, tuple[object, ...]] = {
+    "norm": ("layer", "layer-unbiased", "rms"),
+    "norm_position": ("pre", "post"),
+    "norm_gain": ("weight", "one-plus-weight"),
+    "final_norm": (False,),
+    "positions": ("sinusoidal", "rotary", "alibi"),
+    "rope_layout": ("interleaved", "halves"),
+    "activation": ("relu", "gelu", "gelu-tanh", "silu"),
+    "attention_scale": ("head_dim", "embed_dim", "none"),
+    "embedding_scale": ("none", "embed_dim"),
+    "target_mask": ("causal", "causal-and-padding"),
+}
+"""Values of fields in which families differ; those are tried that the port's parameters suffice for."""
+
+
+MOST = 3
+"""Fields that are changed together."""
+
+
+def departures(config: TransformerConfig, left: Callable[[Hypothesis], float]) -> tuple[dict[str, object], float]:
+    """Find the few fields whose change leaves least of the difference.
+
+    Args:
+        left: The difference that is left with a fault.
+
+    Returns: the changed fields, and the share of the difference that is left with them.
+    """
+    before = left(_with({}))
+    tried = [(left(_with(change)), index, change) for index, change in enumerate(_changes(config))]
+    least, _, fields = min(tried, default=(before, 0, {}))
+    return fields, least / before if before else 1.0
+
+
+def _with(fields: dict[str, object]) -> Hypothesis:
+    return Hypothesis(Fault("several-fields", "", "", fields=fields))
+
+
+def _changes(config: TransformerConfig) -> Iterator[dict[str, object]]:
+    """Every change of up to `MOST` fields that needs no parameter that the model does not have, the fewest first."""
+    shapes = parameter_shapes(config)
+    single = [(name, value) for name in ALTERNATIVES for value in ALTERNATIVES[name] if value != getattr(config, name)]
+    for size in range(1, MOST + 1):
+        for chosen in combinations(single, size):
+            change = dict(chosen)
+            if len(change) < size:
+                continue
+            try:
+                needed = parameter_shapes(dataclasses.replace(config, **change))  # type: ignore[arg-type]
+            except ConfigError:
+                continue
+            if all(shapes.get(parameter) == shape for parameter, shape in needed.items()):
+                yield change

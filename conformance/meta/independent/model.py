@@ -59,7 +59,9 @@ class Model:
         return self.tap("logits", self.head(x))
 
     def tap(self, name: str, x: Tensor) -> Tensor:
-        self.heard[name] = x
+        """Keep a value by its name; parts of a value, which are no tap, have a ~ in theirs."""
+        if "~" not in name:
+            self.heard[name] = x
         return x
 
     def encode(self, ids: Tensor, mask: Any = None, types: Any = None) -> tuple[Tensor, Tensor]:
@@ -78,8 +80,9 @@ class Model:
             real = past["real"] = torch.cat([past["real"], real], 1)
             past["length"] += ids.shape[1]
         where = torch.arange(begin, begin + ids.shape[1])[None]
+        keep = self.causal(where, real.shape[1]) if past is None else self.cached(where, real.shape[1])
+        where = where if past is None else self.continued(where)
         x = self.embed("decoder", ids, where, real)
-        keep = self.causal(where, real.shape[1])
         if self.c.target_mask == "causal-and-padding" or (self.c.padding == "attention-mask" and memory is None):
             keep = keep & self.padding(real)
         return self.layers("decoder", x, where, keep, memory, seen, past)
@@ -95,6 +98,14 @@ class Model:
     def causal(self, where: Tensor, keys: int) -> Tensor:
         return (torch.arange(keys) <= where[..., None])[:, None]
 
+    def cached(self, where: Tensor, keys: int) -> Tensor:
+        """The mask of new tokens at `where` over everything in the cache."""
+        return self.causal(where, keys)
+
+    def continued(self, where: Tensor) -> Tensor:
+        """The positions of new tokens, of which the cache gives the first."""
+        return where
+
     def embed(self, name: str, ids: Tensor, where: Tensor, real: Tensor, types: Any = None) -> Tensor:
         c = self.c
         x = self.lookup(self.table(name), ids)
@@ -105,7 +116,7 @@ class Model:
         if c.positions == "learned":
             x = x + self.p[f"{name}.position_embedding.weight"][self.position_rows(where, real)]
         elif c.positions == "sinusoidal":
-            x = x + self.sinusoids(real.shape[1])[where[0]].to(self.dtype)
+            x = x + self.sinusoids(max(real.shape[1], int(where.max()) + 1))[where[0]].to(self.dtype)
         x = self.tap(f"{name}.embedding", x)
         return self.norm(f"{name}.embedding_norm", x, tap=True) if c.embedding_norm else x
 
@@ -253,7 +264,7 @@ class Model:
         return x
 
     def rotated(self, x: Tensor, where: Tensor) -> Tensor:
-        return rotate(x, where, inverse_frequencies(self.c, self.head_dim), self.c.rope_layout)
+        return rotate(x, where, self.frequencies(), self.c.rope_layout)
 
     def scale(self) -> float:
         """Factor of the scores."""
@@ -274,10 +285,19 @@ class Model:
         return weights @ value
 
     def scores(self, query: Tensor, key: Tensor, bias: Any) -> Tensor:
-        scores = query @ key.transpose(-2, -1) * self.scale()
-        if cap := self.c.attention_softcap:
-            scores = cap * torch.tanh(scores / cap)
+        scores = self.capped(query @ key.transpose(-2, -1) * self.scale())
         return scores if bias is None else scores + bias
+
+    def capped(self, scores: Tensor) -> Tensor:
+        cap = self.c.attention_softcap
+        return scores if cap is None else cap * torch.tanh(scores / cap)
+
+    def wide(self) -> torch.dtype:
+        """The precision of sums: at least float32."""
+        return torch.float32 if self.dtype == torch.bfloat16 else self.dtype
+
+    def frequencies(self) -> Tensor:
+        return inverse_frequencies(self.c, self.head_dim)
 
     def masked(self, scores: Tensor, keep: Tensor) -> Tensor:
         return scores.masked_fill(~keep, self.masked_score())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,6 +11,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from meta.independent.model import Cache, Model, tokens
+
+
+class Beam(NamedTuple):
+    """A continuation: its log probability, the tokens added, and the ids; `seen` are those in its cache."""
+
+    score: float
+    added: int
+    ended: bool
+    ids: list[int]
+    seen: list[int]
 
 
 class Port(Model):
@@ -21,9 +31,17 @@ class Port(Model):
 
     def mean_loss(self, targets: Any, **inputs: Any) -> Tensor:
         """Mean cross-entropy of the targets that are no padding."""
-        ignored = -100 if self.c.pad_id is None else self.c.pad_id
-        logits = self.logits(**inputs)
-        return F.cross_entropy(logits.flatten(0, 1), tokens(targets).flatten(), ignore_index=ignored)
+        logits, wanted = self.aligned(self.logits(**inputs), tokens(targets))
+        each = F.cross_entropy(logits.transpose(1, 2), wanted, reduction="none")
+        real = torch.ones_like(wanted) if self.c.pad_id is None else wanted != self.c.pad_id
+        return self.reduced(each, real)
+
+    def aligned(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits and the tokens that they predict."""
+        return logits, targets
+
+    def reduced(self, each: Tensor, real: Tensor) -> Tensor:
+        return (each * real).sum() / real.sum()
 
     def loss(self, targets: Any, **inputs: Any) -> float:
         with torch.no_grad():
@@ -61,12 +79,21 @@ class Port(Model):
 
     def next_logits(self, ids: Tensor, lengths: Tensor, source: Any) -> Tensor:
         """Logits after the last token of each row, of the last `max_length` tokens."""
-        longest = self.c.max_length
-        begin = (lengths - longest).clamp(min=0)
-        window = begin[:, None] + torch.arange(min(longest, int(lengths.max())))
-        context = ids.gather(1, window)
+        begin = self.cropped(lengths)
+        window = begin[:, None] + torch.arange(min(self.c.max_length, int((lengths - begin).max())))
+        return self.read(self.rerun(ids.gather(1, window), source), lengths - begin)
+
+    def cropped(self, lengths: Tensor) -> Tensor:
+        """The first token of each row that the model still sees."""
+        return (lengths - self.c.max_length).clamp(min=0)
+
+    def rerun(self, context: Tensor, source: Any) -> Tensor:
         inputs = {"tokens": context} if source is None else {"source": source, "target": context}
-        return self.logits(**inputs)[torch.arange(len(ids)), lengths - begin - 1]
+        return self.logits(**inputs)
+
+    def read(self, logits: Tensor, lengths: Tensor) -> Tensor:
+        """The logits after the last token of each row."""
+        return logits[torch.arange(len(logits)), lengths - 1]
 
     def filler(self) -> int:
         known = [token for token in (self.c.pad_id, self.c.eos_id) if token is not None]
@@ -90,19 +117,31 @@ class Port(Model):
     ) -> np.ndarray:
         with torch.no_grad():
             ids, long = self.starting(prompt, lengths, max_new_tokens)
-            total = tokens(prompt).shape[1]
+            total, begin = tokens(prompt).shape[1], long
             ended = torch.zeros(len(ids), dtype=torch.bool)
             for i in range(max_new_tokens):
                 logits = self.next_logits(ids, long, source)
                 numbers = None if uniforms is None else torch.as_tensor(np.asarray(uniforms))[:, i]
-                token = self.choose(logits, numbers, sampling)
-                token = torch.where(ended, self.filler(), token)
+                token = self.filled(self.choose(logits, numbers, sampling), ended)
                 ids[torch.arange(len(ids)), long] = token
-                ended = ended | (token == (-1 if self.c.eos_id is None else self.c.eos_id))
+                ended = ended | self.ends(token)
                 long, total = long + 1, total + 1
-                if ended.all():
+                if self.is_over(ended):
                     break
-            return ids[:, :total].numpy()
+            return self.result(ids[:, :total], begin, tokens(prompt).shape[1]).numpy()
+
+    def filled(self, token: Tensor, ended: Tensor) -> Tensor:
+        return torch.where(ended, self.filler(), token)
+
+    def ends(self, token: Tensor) -> Tensor:
+        return token == (-1 if self.c.eos_id is None else self.c.eos_id)
+
+    def is_over(self, ended: Tensor) -> bool:
+        return bool(ended.all())
+
+    def result(self, ids: Tensor, begin: Tensor, prompt: int) -> Tensor:
+        """What is returned, of rows that begin to be new at `begin` after a prompt of so many tokens."""
+        return ids
 
     def choose(self, logits: Tensor, uniforms: Any, sampling: Any) -> Tensor:
         return logits.argmax(-1) if uniforms is None else self.drawn(self.filtered(logits, sampling), uniforms)
@@ -111,14 +150,25 @@ class Port(Model):
         """Temperature, top-k and top-p."""
         if sampling is None:
             return logits
-        logits = logits.double() / sampling.temperature
+        logits = self.cooled(logits.double(), sampling)
         ranked, order = torch.sort(logits, dim=-1, descending=True, stable=True)
         if sampling.top_k is not None:
-            ranked[:, sampling.top_k :] = -torch.inf
+            ranked[:, self.likeliest(sampling.top_k) :] = -torch.inf
         if sampling.top_p < 1:
             share = ranked.softmax(-1)
-            ranked[share.cumsum(-1) - share >= sampling.top_p] = -torch.inf
+            ranked[self.beyond(share, sampling.top_p)] = -torch.inf
         return torch.zeros_like(logits).scatter(-1, order, ranked)
+
+    def cooled(self, logits: Tensor, sampling: Any) -> Tensor:
+        return logits / sampling.temperature
+
+    def likeliest(self, top_k: int) -> int:
+        """How many tokens top-k keeps."""
+        return top_k
+
+    def beyond(self, share: Tensor, top_p: float) -> Tensor:
+        """The ranks that top-p drops, of falling shares."""
+        return share.cumsum(-1) - share >= top_p
 
     def drawn(self, logits: Tensor, uniforms: Tensor) -> Tensor:
         """The first token whose cumulative probability exceeds the number."""
@@ -139,29 +189,49 @@ class Port(Model):
         return np.array(filled), np.array([score for score, _ in rows], np.float32)
 
     def best(self, prompt: Tensor, steps: int, beams: int, penalty: float, source: Any) -> tuple[float, list[int]]:
-        alive: list[tuple[float, int, bool, list[int]]] = [(0.0, 0, False, prompt.tolist())]
+        alive = self.first_beams(prompt.tolist(), beams)
+        self.begun = len(prompt)
         with torch.no_grad():
             for _ in range(steps):
-                if all(ended for _, _, ended, _ in alive):
+                if all(beam.ended for beam in alive):
                     break
                 alive = self.extended(alive, beams, penalty, source)
-        score, added, _, ids = max(alive, key=lambda beam: beam[0] / self.penalty(beam[1], penalty))
-        return score / self.penalty(added, penalty), ids
+        found = max(alive, key=lambda beam: self.rank(beam, penalty, last=True))
+        return self.rank(found, penalty, last=True), found.ids
 
-    def extended(self, alive: list[Any], beams: int, penalty: float, source: Any) -> list[Any]:
-        """The best continuations by one token; an ended beam stays as it is."""
-        found = []
-        for score, added, ended, ids in alive:
-            if ended:
-                found.append((score, added, True, [*ids, self.filler()]))
-                continue
-            lengths = torch.tensor([len(ids)])
-            following = self.next_logits(torch.tensor([ids]), lengths, source).double().log_softmax(-1)[0]
-            for token in range(len(following)):
-                stops = token == self.c.eos_id
-                found.append((score + float(following[token]), added + 1, stops, [*ids, token]))
-        found.sort(key=lambda beam: -beam[0] / self.penalty(beam[1], penalty))
-        return found[:beams]
+    def first_beams(self, prompt: list[int], beams: int) -> list[Beam]:
+        return [Beam(0.0, 0, False, prompt, prompt)]
+
+    def extended(self, alive: list[Beam], beams: int, penalty: float, source: Any) -> list[Beam]:
+        """The best continuations by one token."""
+        found = [each for beam in alive for each in self.continuations(beam, source)]
+        found.sort(key=lambda beam: -self.rank(beam, penalty))
+        return self.reordered(found[:beams], alive)
+
+    def continuations(self, beam: Beam, source: Any) -> list[Beam]:
+        """A beam with every token behind it; one that has ended stays as it is."""
+        if beam.ended:
+            return self.stay(beam)
+        logits = self.next_logits(torch.tensor([beam.seen]), torch.tensor([len(beam.seen)]), source)
+        gains = self.gains(logits.double())[0].tolist()
+        ends = self.ends(torch.arange(len(gains))).tolist()
+        return [
+            Beam(beam.score + gain, beam.added + 1, ends[token], [*beam.ids, token], [*beam.seen, token])
+            for token, gain in enumerate(gains)
+        ]
+
+    def stay(self, beam: Beam) -> list[Beam]:
+        return [beam._replace(ids=[*beam.ids, self.filler()], seen=[*beam.seen, self.filler()])]
+
+    def gains(self, logits: Tensor) -> Tensor:
+        return logits.log_softmax(-1)
+
+    def reordered(self, kept: list[Beam], alive: list[Beam]) -> list[Beam]:
+        """The beams that go on, each with the cache of the one that it continues."""
+        return kept
+
+    def rank(self, beam: Beam, penalty: float, *, last: bool = False) -> float:
+        return beam.score / self.penalty(beam.added, penalty)
 
     def penalty(self, added: int, power: float) -> float:
         return float(((5 + added) / 6) ** power)
@@ -201,12 +271,22 @@ class Port(Model):
 
     def adam(self, value: Tensor, gradient: Tensor, state: Any, training: Any, rate: float, step: int) -> Tensor:
         first, second, name = state
-        one, two = training.betas
+        one, two = self.betas(training)
         first[name] = one * first.get(name, torch.zeros_like(gradient)) + (1 - one) * gradient
         second[name] = two * second.get(name, torch.zeros_like(gradient)) + (1 - two) * gradient**2
-        mean, spread = first[name] / (1 - one**step), second[name] / (1 - two**step)
-        decay = training.weight_decay if training.optimizer == "adamw" else 0.0
-        return value - rate * decay * value - rate * mean / (spread.sqrt() + training.eps)
+        mean, root = first[name] / (1 - one**step), self.root(second[name], 1 - two**step, training.eps)
+        decay = self.decay(value, training) if training.optimizer == "adamw" else 0.0
+        return value - rate * decay * value - rate * mean / root
+
+    def betas(self, training: Any) -> tuple[float, float]:
+        one, two = training.betas
+        return one, two
+
+    def root(self, second: Tensor, correction: float, eps: float) -> Tensor:
+        return (second / correction).sqrt() + eps
+
+    def decay(self, value: Tensor, training: Any) -> float:
+        return float(training.weight_decay)
 
 
 def as_numpy(value: Tensor) -> np.ndarray:

@@ -31,6 +31,10 @@ LIMIT = 120
 """Seconds after which a program counts as one that hangs."""
 
 
+SEARCH = 3.0
+"""Seconds for the search for causes: what counts here is the verdict."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """The checker's answer to an attack."""
@@ -58,7 +62,7 @@ def outcome(attack: Attack) -> Outcome:
     began, why = time.perf_counter(), ""
     verdict = "refused"
     try:
-        report = check(attack.build, dtype=attack.dtype, **subject(attack))
+        report = check(attack.build, dtype=attack.dtype, budget=SEARCH, **subject(attack))
         verdict, why = str(report.verdict), "; ".join(_causes(report))
     except TransparityError as error:
         why = str(error)[:200]

@@ -43,7 +43,17 @@ def right_ports(configs: Mapping[str, Any], number: int, seed: int = 0) -> Itera
         config = dataclasses.replace(configs[name], max_length=random_.choice(LENGTHS))
         styles = fitting(config)
         alone = [style for style in wanted if style in styles]
-        chosen = alone[:1] or random_.sample(styles, random_.randint(2, 4))
+        chosen = alone[:1] or compatible(random_.sample(styles, random_.randint(2, 4)))
         wanted = [style for style in wanted if style not in chosen]
         dtype = "bfloat16" if random_.random() < 0.3 else "float32"
         yield RightPort(name, config, tuple(chosen), dtype, taps=i % 3 == 0)
+
+
+def compatible(styles: list[type]) -> list[type]:
+    """The first of the styles, and those of the others that replace no method of an earlier one."""
+    chosen: list[type] = []
+    for style in styles:
+        taken = {name for each in chosen for name in vars(each) if not name.startswith("__")} - {"prepare", "fits"}
+        if not taken & set(vars(style)):
+            chosen.append(style)
+    return chosen

@@ -1,0 +1,97 @@
+"""The checker on a port that shares nothing with it: right styles agree, and faults are named by their own ids."""
+
+from __future__ import annotations
+
+import ast
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meta.independent import model
+from meta.independent.capability_faults import FAULTS, CapabilityFault
+from meta.independent.measure import CONFIGS, capability_trial, changes_nothing, left_out, right_trial
+from meta.independent.measure import uncatalogued_trial as unknown
+from meta.independent.port import Port, build_with
+from meta.independent.right_ports import RightPort, right_ports
+from meta.independent.styles import STYLES
+from meta.independent.uncatalogued import UncataloguedFault, uncatalogued_faults
+from transparity_conformance import check
+from transparity_conformance.capabilities.faults.beams import BEAM_FAULTS
+from transparity_conformance.capabilities.faults.cache import CACHE_FAULTS
+from transparity_conformance.capabilities.faults.generation import GREEDY_FAULTS, RAGGED_FAULTS
+from transparity_conformance.capabilities.faults.loss import LOSS_FAULTS
+from transparity_conformance.capabilities.faults.optimization import OPTIMIZER_FAULTS
+from transparity_conformance.capabilities.faults.sampling import SAMPLING_FAULTS
+
+CATALOGUE = (
+    *LOSS_FAULTS,
+    *GREEDY_FAULTS,
+    *RAGGED_FAULTS,
+    *SAMPLING_FAULTS,
+    *BEAM_FAULTS,
+    *CACHE_FAULTS,
+    *OPTIMIZER_FAULTS,
+)
+OURS = ("transparity", "meta.attacks", "meta.independent.measure")
+
+
+def sampled(of: Any, count: int) -> list[Any]:
+    return random.Random(0).sample(list(of), count)
+
+
+def test_the_port_imports_nothing_that_it_is_compared_with() -> None:
+    folder = Path(model.__file__).parent
+    for path in (each for each in folder.glob("*.py") if each.stem not in ("measure", "test_independent")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [each.name for each in node.names] if isinstance(node, ast.Import) else []
+            assert not [name for name in names if name.startswith(OURS)], path.name
+
+
+def test_every_catalogued_fault_of_a_capability_is_made() -> None:
+    assert Counter(fault.id for fault in FAULTS) == Counter(fault.id for fault in CATALOGUE)
+
+
+@pytest.mark.parametrize("preset", ["notes-lm", "translation"])
+def test_the_right_port_agrees_with_all_that_it_offers(preset: str) -> None:
+    report = check(build_with(base=Port), preset=preset)
+    assert report.verdict == "agrees"
+    assert [says for says in report.not_compared if "taps" not in says] == []
+
+
+@pytest.mark.parametrize("fault", sampled(FAULTS, 12), ids=str)
+def test_a_fault_of_a_capability_is_named(fault: CapabilityFault) -> None:
+    trial = capability_trial(fault, "pre-norm" if fault.needs == "padding" else "translation")
+    report = trial.run()
+    assert trial.is_right(report), report.faults
+
+
+def test_what_is_left_out_changes_nothing() -> None:
+    assert [f"{name}: {fault}" for name, fault in left_out() if not changes_nothing(name, fault)] == []
+
+
+def test_what_acts_changes_something() -> None:
+    """The comparison that finds no-ops sees a fault where there is one."""
+    acting = [fault for fault in FAULTS if fault.needs in ("padding", "source")]
+    assert acting
+    assert not any(changes_nothing("pre-norm", fault) for fault in acting)
+
+
+def test_there_are_thirty_styles() -> None:
+    assert len(STYLES) >= 30
+
+
+@pytest.mark.parametrize("port", sampled(right_ports(CONFIGS, 500), 6), ids=str)
+def test_a_right_port_agrees(port: RightPort) -> None:
+    report = right_trial(port).run()
+    assert report.verdict == "agrees", report.faults
+
+
+@pytest.mark.parametrize("fault", sampled(uncatalogued_faults(CONFIGS, 300), 3), ids=str)
+def test_an_uncatalogued_fault_is_found_and_not_named(fault: UncataloguedFault) -> None:
+    trial = unknown(fault)
+    report = trial.run()
+    assert trial.is_right(report), report.faults

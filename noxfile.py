@@ -108,10 +108,13 @@ def equivalents(session: nox.Session) -> None:
 
 @nox.session
 def power(session: nox.Session) -> None:
-    """Measure how often the checker judges a port correctly."""
+    """Measure how often the checker judges a port correctly: simulated ports, an independent port, and attacks."""
     install(session, "test")
     environment = SINGLE_THREADED | {"PYTHONPATH": "conformance"}
     session.run("python", "-m", "meta.power", "--jobs", "2", *session.posargs, env=environment)
+    if not session.posargs:
+        session.run("python", "-m", "meta.independent.measure", env=environment)
+        session.run("python", "-m", "meta.attacks.run", env=environment)
 
 
 @nox.session

@@ -21,6 +21,7 @@ import meta.attacks.precision
 import meta.attacks.shapes  # noqa: F401 - importing them registers their attacks
 from meta.attacks import process
 from meta.attacks.attack import ATTACKS, Attack
+from meta.attacks.limits import LET_THROUGH
 from transparity.errors import TransparityError
 from transparity.presets import PRESETS
 from transparity_conformance import check
@@ -118,17 +119,18 @@ def outcomes(kind: str | None = None, only: str = "") -> Iterator[Outcome]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print every outcome; 1 if an attack is let through."""
+    """Print every outcome; 1 if an attack is let through that `LET_THROUGH` lacks, or caught that it has."""
     parser = argparse.ArgumentParser(description="Offer wrong ports to the checker.")
     parser.add_argument("--kind")
     parser.add_argument("--only", default="")
     options = parser.parse_args(arguments)
-    let_through, number = 0, 0
+    let_through, number, surprises = 0, 0, list[str]()
     for found in outcomes(options.kind, options.only):
         print(found, flush=True)  # noqa: T201 - its answer
         let_through, number = let_through + found.let_through, number + 1
-    print(f"{number} attacks, {let_through} let through")  # noqa: T201
-    return int(let_through > 0)
+        surprises += [found.id] * (found.let_through != (found.id in LET_THROUGH))
+    print(f"{number} attacks, {let_through} let through; not as listed: {', '.join(surprises) or 'none'}")  # noqa: T201
+    return int(bool(surprises))
 
 
 if __name__ == "__main__":

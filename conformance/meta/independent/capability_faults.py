@@ -42,8 +42,24 @@ class CapabilityFault:
     def build(self) -> Callable[..., Any]:
         return build_with(self.part, base=Port)
 
+    @property
+    def build_alone(self) -> Callable[..., Any]:
+        """The port, which offers nothing but the capability that shows the fault."""
+        return lambda *given, **named: Alone(self.build(*given, **named), self.shows.partition(".")[0])
+
     def __str__(self) -> str:
         return f"{self.id}: {self.says}"
+
+
+class Alone:
+    """A port's forward pass and one of its capabilities."""
+
+    def __init__(self, port: Any, name: str) -> None:
+        self.port = port
+        setattr(self, name, getattr(port, name))
+
+    def __call__(self, **inputs: Any) -> Any:
+        return self.port(**inputs)
 
 
 FAULTS: list[CapabilityFault] = []

@@ -57,7 +57,7 @@ def capability_trials() -> Iterator[Trial]:
 def capability_trial(fault: CapabilityFault, name: str) -> Trial:
     def run() -> Report:
         which: dict[str, Any] = {"preset": name} if name in PRESETS else {"config": CONFIGS[name]}
-        return check(fault.build, **which)
+        return check(fault.build_alone, **which)
 
     return Trial("faults of capabilities named", f"{name}: {fault}", run, lambda report: is_named(report, fault))
 

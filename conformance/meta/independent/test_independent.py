@@ -64,7 +64,8 @@ def test_the_right_port_agrees_with_all_that_it_offers(preset: str) -> None:
 
 @pytest.mark.parametrize("fault", sampled(FAULTS, 12), ids=str)
 def test_a_fault_of_a_capability_is_named(fault: CapabilityFault) -> None:
-    trial = capability_trial(fault, "pre-norm" if fault.needs == "padding" else "translation")
+    needed = {"": "notes-lm", "padding": "pre-norm", "end": "translation", "source": "translation"}
+    trial = capability_trial(fault, needed[fault.needs])
     report = trial.run()
     assert trial.is_right(report), report.faults
 

@@ -1,0 +1,42 @@
+"""No attack agrees, but those that a page says are let through."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from meta.attacks import process
+from meta.attacks.attack import ATTACKS, Attack
+from meta.attacks.limits import LET_THROUGH
+from meta.attacks.run import outcome
+
+HELD = [attack for attack in ATTACKS if attack.id not in LET_THROUGH]
+
+
+def test_there_are_sixty_attacks_and_each_says_what_is_wrong() -> None:
+    assert len(ATTACKS) + len(process.PROGRAMS) >= 60
+    assert len({attack.id for attack in ATTACKS} | set(process.PROGRAMS)) == len(ATTACKS) + len(process.PROGRAMS)
+    assert all(attack.says for attack in ATTACKS)
+
+
+def test_what_is_let_through_is_an_attack_and_has_a_reason() -> None:
+    assert set(LET_THROUGH) <= {attack.id for attack in ATTACKS}
+    assert all(LET_THROUGH.values())
+
+
+def test_attacks_import_nothing_of_the_checker() -> None:
+    folder = Path(process.__file__).parent
+    for path in folder.glob("*.py"):
+        if path.stem not in ("run", "test_attacks"):
+            assert "import transparity" not in path.read_text() and "from transparity" not in path.read_text(), (
+                path.name
+            )
+
+
+@pytest.mark.parametrize("attack", random.Random(0).sample(HELD, 8), ids=str)
+def test_an_attack_is_caught(attack: Attack) -> None:
+    """A sample; `nox -s power` runs all, and holds those that are let through to their list."""
+    found = outcome(attack)
+    assert not found.let_through, found

@@ -40,6 +40,7 @@ REASONS = {
         "gradients-clipped",
         "loss-of-hot-logits",
         "logits-clamped",
+        "residual-clamped",
     ),
     "a budget that overflows is compared with": ("infinite-logits",),
     "below the budget of bfloat16": (
@@ -48,7 +49,6 @@ REASONS = {
         "shifted-by-half-a-logit",
         "eps-in-declared-bfloat16",
     ),
-    "no call is longer than 256 tokens": ("positions-in-bfloat16", "positions-in-declared-bfloat16"),
     "calls at other sizes have a time limit, a batch limit and few rows": (
         "powers-of-two",
         "rows-from-sixteen-on",

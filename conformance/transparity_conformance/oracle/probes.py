@@ -229,7 +229,7 @@ def probes_left_out(config: TransformerConfig, made: Collection[str], dtype: str
     """A line for each probe that a configuration does not have, with the reason."""
     longest = f"max_length is {config.max_length}; of long calls the logits are compared"
     reasons = {
-        "text": f"a vocabulary has fewer than {TEXT_TOKENS} tokens",
+        "text": "the model is large" if "square" not in made else f"a vocabulary has fewer than {TEXT_TOKENS} tokens",
         "hot": f"scores above 100 leave too few digits in {dtype}" if dtype in HALF else "the model is large",
         "longest": longest if config.max_length > LONGEST else "the model is large",
         "square": "the model is large",

@@ -53,16 +53,9 @@ REASONS = {
         "powers-of-two",
         "rows-from-sixteen-on",
         "rows-sorted",
-        "nothing-to-hide",
-        "blocks-without-correction",
-        "tiles-on-the-diagonal",
         "padded-to-eight",
     ),
-    "a preset is checked at the size of probes, with few layers, heads and features": (
-        "features-beyond-two-hundred-fifty-six",
-        "layers-from-four-on",
-        "heads-from-four-on",
-    ),
+    "a preset is checked at the size of probes, with few layers": ("layers-from-four-on",),
 }
 
 LET_THROUGH: dict[str, str] = {id: reason for reason, ids in REASONS.items() for id in ids}

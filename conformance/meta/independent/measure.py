@@ -80,7 +80,7 @@ def right_trial(port: RightPort) -> Trial:
 
 def uncatalogued_trial(fault: UncataloguedFault) -> Trial:
     def run() -> Report:
-        return check(fault.build, config=fault.config)
+        return check(fault.build, config=fault.config, budget=8.0)
 
     return Trial("uncatalogued faults found, and not named with certainty", str(fault), run, is_unnamed)
 

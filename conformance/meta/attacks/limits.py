@@ -42,7 +42,6 @@ REASONS = {
         "logits-clamped",
         "residual-clamped",
     ),
-    "a budget that overflows is compared with": ("infinite-logits",),
     "below the budget of bfloat16": (
         "scale-in-declared-bfloat16",
         "bias-in-declared-bfloat16",

@@ -257,3 +257,21 @@ def test_a_capability_that_raises_when_it_is_looked_up_is_offered() -> None:
 
     assert has_method(Port(), "step")
     assert not has_method(Port(), "generate")
+
+
+def test_a_port_does_not_outlive_a_checker_that_was_killed(tmp_path: Path) -> None:
+    file, started = tmp_path / "port.py", tmp_path / "started"
+    file.write_text(RIGHT + failing(f"open({str(started)!r}, 'w').write(str(os.getpid())); time.sleep(60)"))
+    command = [sys.executable, "-m", "transparity_conformance", "check", f"{file}:build", "--preset", "notes-lm"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not (started.exists() and started.read_text()):
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    for _ in range(100):
+        try:
+            os.kill(int(started.read_text()), 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.1)
+    raise AssertionError("the port's process is still there")

@@ -12,10 +12,12 @@ from transparity_conformance.diagnosis.explain import tap_kind
 from transparity_conformance.diagnosis.faults.wholly_hidden import judged
 from transparity_conformance.diagnosis.locate import faulty_segments, wrong_at_tokens
 from transparity_conformance.diagnosis.probe_result import ProbeResult, Results, compare_segments, error_profile
+from transparity_conformance.diagnosis.reach.coherent import coherent_error
 from transparity_conformance.diagnosis.reach.conventions import convention_notes, other_convention
 from transparity_conformance.diagnosis.reach.impact import with_impact
-from transparity_conformance.diagnosis.reduced_precision import find_rounding, how_to_declare
+from transparity_conformance.diagnosis.reduced_precision import declared_by, find_rounding, how_to_declare
 from transparity_conformance.diagnosis.search.clock import BUDGET, Clock
+from transparity_conformance.oracle.budgets import HALF
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.report.comparison import difference, share
 from transparity_conformance.report.report import (
@@ -117,6 +119,8 @@ def _verdict(
         wrong = wrong_at_tokens(results, faulty, dtype)
         if not wrong:
             notes += [f"{tap} differs from the reference's at padding alone, which no logit shows" for tap in faulty]
+            if hidden := _hidden_in_rounding(results, measured, dtype, notes):
+                return report("diverges", "logits", with_impact(results, hidden, dtype), notes=tuple(notes))
             return report("agrees" if complete else "inconclusive", None, notes=tuple(notes))
     else:
         wrong = []
@@ -125,7 +129,8 @@ def _verdict(
         where, profile = first or "logits", worst.profile
         divergence = Divergence(where, worst.error, worst.budget, (rounding,), probe=worst.probe, profile=profile)
         notes.append(f"the port was asked for {dtype}; {how_to_declare(rounding)}, and smaller differences can be seen")
-        return report("diverges", where, with_impact(results, [divergence], dtype), notes=tuple(notes))
+        found = [*_hidden_in_rounding(results, measured, declared_by(rounding), notes), divergence]
+        return report("diverges", where, with_impact(results, found, dtype), notes=tuple(notes))
     if wrong:
         faulty = wrong
         notes.append("the logits agree: what is wrong here makes no difference to them")
@@ -134,6 +139,19 @@ def _verdict(
         divergences = explain_all(results, faulty or ["logits"], dtype, progress, clock)
     notes += [*[clock.note] * clock.ran_out, *departures_note(results, divergences, dtype)]
     return report("diverges", first, with_impact(results, divergences, dtype), notes=tuple(notes))
+
+
+def _hidden_in_rounding(
+    results: Results, measured: Iterable[Measured], dtype: str | None, notes: list[str]
+) -> list[Divergence]:
+    """Look for a fault whose effect is within the wide budgets of half precision; add a note if there is one."""
+    coherent = coherent_error(results, dtype) if dtype in HALF else None
+    if coherent is None:
+        return []
+    notes.append(coherent.says)
+    worst = max((item for item in measured if item.tap == "logits"), key=lambda item: item.share)
+    causes = (coherent.cause,) if coherent.cause else ()
+    return [Divergence("logits", worst.error, worst.budget, causes, probe=worst.probe, profile=worst.profile)]
 
 
 def _random_divergence(repeated: ClaimResult, probe: str) -> Divergence:

@@ -43,10 +43,14 @@ def find_rounding(results: Results, dtype: str) -> Cause | None:
     return _rounded_weights(results, dtype) or _rounded_arithmetic(results, dtype) or _rounded_products(results)
 
 
+def declared_by(rounding: Cause) -> str | None:
+    """The half precision that declares a rounding, if one does."""
+    return next((kind for kind in HALF if kind in rounding.says), None)
+
+
 def how_to_declare(rounding: Cause) -> str:
     """The advice for a port that rounds more than it was asked to, in one clause."""
-    declared = next((kind for kind in HALF if kind in rounding.says), None)
-    if declared:
+    if declared := declared_by(rounding):
         return f'declare the precision with --dtype {declared} (dtype="{declared}"), or compute without it'
     return "switch this rounding off (in PyTorch: torch.backends.cuda.matmul.allow_tf32 = False)"
 

@@ -14,7 +14,7 @@ from transparity.taps import Tap
 from transparity.training import Training
 from transparity_conformance.oracle.budgets import NEIGHBOURS, RULES, epsilon, rounded
 from transparity_conformance.oracle.tables import built_in_float32
-from transparity_conformance.report.comparison import gap
+from transparity_conformance.report.comparison import gap, less
 from transparity_numpy.harness import function as reference_function
 from transparity_numpy.optimization import train
 from transparity_numpy.transformer import transformer
@@ -54,6 +54,14 @@ class Oracle:
         if dtype not in self._noise:
             self._noise[dtype] = self._measure(dtype)
         return self._noise[dtype]
+
+    def rounding(self, name: str, dtype: str, index: int) -> np.ndarray:
+        """The reference's own error in `dtype` at the `index`-th neighbouring point, elementwise."""
+        measured = "float32" if dtype == "float64" else dtype
+        arrays = neighbour(self.arrays, index)
+        truth = self._evaluate(arrays, "float64") if index else self.expected
+        error = less(self._evaluate(arrays, measured, index)[name], truth[name])
+        return error * (epsilon(dtype) / epsilon(measured))
 
     def _measure(self, dtype: str) -> dict[str, float]:
         if dtype == "float64":

@@ -33,7 +33,12 @@ from transparity_conformance.capabilities.generation import (
     why_not_coarse,
     why_not_generated,
 )
-from transparity_conformance.capabilities.requests import Request, beam_requests, penalty_requests
+from transparity_conformance.capabilities.requests import (
+    Request,
+    beam_requests,
+    further_beam_requests,
+    penalty_requests,
+)
 from transparity_conformance.capabilities.teacher_forcing import judged_beams, true_scores
 from transparity_conformance.report.capability_result import CapabilityResult
 from transparity_conformance.report.comparison import as_numbers, share
@@ -103,7 +108,13 @@ BEAMS = Capability(
     purpose="tokens as in generation, and the score (batch,) of each row: the sum of log softmax(logits) at its new "
     "tokens up to the end token, divided by ((5 + their number) / 6)^length_penalty",
     ways=(
-        Way("beam_search", numbered("beam_search", beam_requests), BEAM_FAULTS, why_not=why_not_coarse),
+        Way(
+            "beam_search",
+            numbered("beam_search", beam_requests),
+            BEAM_FAULTS,
+            why_not=why_not_coarse,
+            further=numbered("beam_search.further", further_beam_requests),
+        ),
         Way(
             "beam_search.length_penalty",
             numbered("beam_search.length_penalty", penalty_requests),

@@ -110,6 +110,13 @@ class Way:
     """The reason why it is not compared for a probe and a dtype, whatever the port does; empty if it is."""
     is_comparable: Callable[[str, ForwardPass], bool] = lambda key, forward: True
     """Whether the request of this name can be judged, given the port's forward pass."""
+    further: Callable[[Probes], Requests] = lambda probes: {}
+    """Requests that no bundle has: other batches, lengths and orders of calls."""
+
+    def all_requests(self, forward: ForwardPass) -> Requests:
+        """All requests that can be judged, for a port that can be called as often as one likes."""
+        requests = {**self.requests(forward.probes), **self.further(forward.probes)}
+        return {key: request for key, request in requests.items() if self.is_comparable(key, forward)}
 
 
 @dataclass(frozen=True)

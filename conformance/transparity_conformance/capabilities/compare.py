@@ -73,9 +73,7 @@ def _not_taken(forward: Any, row: Capability, way: Way) -> str:
 
 
 def _compare_way(row: Capability, way: Way, port: BuiltPort, forward: ForwardPass) -> CapabilityResult:
-    requests = {
-        key: request for key, request in way.requests(forward.probes).items() if way.is_comparable(key, forward)
-    }
+    requests = way.all_requests(forward)
     answers: dict[str, Any] = {}
     for key, request in requests.items():
         try:

@@ -28,6 +28,10 @@ from transparity_conformance.capabilities.faults.sampling import SAMPLING_FAULTS
 from transparity_conformance.capabilities.requests import (
     Request,
     drawing_requests,
+    further_drawing_requests,
+    further_greedy_requests,
+    further_ragged_requests,
+    further_sampling_requests,
     greedy_requests,
     ragged_requests,
     sampling_requests,
@@ -164,7 +168,12 @@ GENERATION = Capability(
     purpose="tokens (batch, length): the prompt and its continuation, with columns of -1 after the last one; a request "
     "has parameters of its own in place of some of the model's, and its own end token",
     ways=(
-        Way("generate", numbered("generate", greedy_requests), GREEDY_FAULTS),
+        Way(
+            "generate",
+            numbered("generate", greedy_requests),
+            GREEDY_FAULTS,
+            further=numbered("generate.further", further_greedy_requests),
+        ),
         Way(
             "generate.uniforms",
             numbered("generate.uniforms", drawing_requests),
@@ -172,6 +181,7 @@ GENERATION = Capability(
             ("uniforms",),
             "generate",
             why_not_coarse,
+            further=numbered("generate.uniforms.further", further_drawing_requests),
         ),
         Way(
             "generate.sampling",
@@ -180,6 +190,7 @@ GENERATION = Capability(
             ("uniforms", "sampling"),
             "generate",
             why_not_coarse,
+            further=numbered("generate.sampling.further", further_sampling_requests),
         ),
         Way(
             "generate.lengths",
@@ -188,6 +199,7 @@ GENERATION = Capability(
             ("lengths",),
             "generate",
             _why_not_ragged,
+            further=numbered("generate.lengths.further", further_ragged_requests),
         ),
     ),
     ask=_ask,

@@ -149,6 +149,68 @@ def penalty_requests(probe: Probe) -> tuple[Request, ...]:
     )
 
 
+# Colder and with more tokens than any of `SAMPLINGS`, and with one option alone.
+FURTHER_SAMPLINGS = (Sampling(0.25), Sampling(1.5, top_p=0.9))
+
+EXTREMES = (0.0, 2**-24, 0.9995, 1 - 2**-24)
+"""Numbers to draw by, float32: the first token that may be drawn, and the last."""
+
+
+@kept_in(0)
+def further_greedy_requests(probe: Probe) -> tuple[Request, ...]:
+    """Return requests of a single row, of one new token, and with the end token in a prompt, to the probe's own
+    model."""
+    config, length = probe.config, min(2 * PROMPT, probe.config.max_length)
+    prompt = _prompt(config, 11, 2, length)
+    if config.eos_id is not None and length > 2:
+        prompt[1, 1] = config.eos_id
+    source = probe.inputs["source"][:2] if config.has_encoder else None
+    several = Request("an end token in the prompt", config, probe.parameters, prompt, 3, source)
+    own = None if source is None else probe.inputs["source"][1:2]
+    one = dataclasses.replace(several, name="one row", prompt=prompt[:1], source=own)
+    return one, dataclasses.replace(several, name="one new token", steps=1), several
+
+
+@kept_in(0)
+def further_drawing_requests(probe: Probe) -> tuple[Request, ...]:
+    """Return a request that draws by the smallest and the largest numbers."""
+    (drawn,) = drawing_requests(probe)
+    uniforms = np.repeat(np.array(EXTREMES)[:, None], drawn.steps, axis=1)
+    return (dataclasses.replace(drawn, name="drawn by extreme numbers", uniforms=uniforms),)
+
+
+@kept_in(0)
+def further_sampling_requests(probe: Probe) -> tuple[Request, ...]:
+    """Return requests with one option alone, and with a top-k of most of the vocabulary."""
+    (drawn,) = drawing_requests(probe)
+    samplings = (*FURTHER_SAMPLINGS, Sampling(1.0, top_k=max(1, probe.config.vocab_size * 3 // 4)))
+    return tuple(dataclasses.replace(drawn, name=f"drawn with {sampling}", sampling=sampling) for sampling in samplings)
+
+
+@kept_in(0)
+def further_ragged_requests(probe: Probe) -> tuple[Request, ...]:
+    """Return a request with prompts of one to five tokens."""
+    (beyond, *_) = greedy_requests(probe)
+    width = min(5, probe.config.max_length)
+    lengths = np.array([width, 1, min(3, width), width])
+    prompt = np.where(
+        np.arange(width) < lengths[:, None], _prompt(probe.config, 12, ROWS, width), probe.config.filling_id
+    )
+    name = f"prompts of 1 to {width} tokens"
+    return (dataclasses.replace(beyond, name=name, prompt=prompt, lengths=lengths, steps=3),)
+
+
+@kept_in(0)
+def further_beam_requests(probe: Probe) -> tuple[Request, ...]:
+    """Return requests for a single row, and for a single beam."""
+    (request,) = beam_requests(probe)
+    prompt = _prompt(request.config, 13, 2, min(PROMPT + 1, request.config.max_length))
+    sources = None if request.source is None else request.source[:2]
+    own = None if request.source is None else request.source[1:2]
+    one = dataclasses.replace(request, name="beams of one row", prompt=prompt[:1], source=own)
+    return one, dataclasses.replace(request, name="one beam", prompt=prompt, source=sources, beams=1)
+
+
 def _prompt(config: TransformerConfig, seed: int, rows: int, length: int) -> np.ndarray:
     prompt = np.random.default_rng(seed).integers(1, config.vocab_size, (rows, length))
     if config.bos_id is not None:

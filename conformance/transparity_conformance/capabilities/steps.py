@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,10 +37,17 @@ class StepRequest:
     name: str
     probe: Probe
     sizes: tuple[int, ...]
+    parts: tuple[slice, ...] = (slice(None),)
+    """Rows that are decoded as a batch of their own, each with its cache, in turns; together they are the answer."""
 
     @property
     def tokens(self) -> np.ndarray:
         return np.array(self.probe.inputs[self.probe.config.input_names[-1]], np.int64)
+
+    @property
+    def rows(self) -> np.ndarray:
+        """The rows of the probe that are decoded."""
+        return np.concatenate([np.arange(len(self.tokens))[part] for part in self.parts])
 
 
 def step_requests(probes: Probes) -> dict[str, StepRequest]:
@@ -52,6 +60,23 @@ def step_requests(probes: Probes) -> dict[str, StepRequest]:
     return {f"{key}/step.{name.replace(' ', '_')}": StepRequest(name, probe, sizes[name]) for name in sizes}
 
 
+def _further_requests(probes: Probes) -> dict[str, StepRequest]:
+    """Decode in large chunks, a single row, two batches in turns, and the longest probe after a long first chunk."""
+    _, probe = first_of(probes)
+    length = probe.inputs[probe.config.input_names[-1]].shape[1]
+    made = []
+    if length > 3:
+        made.append(StepRequest("two batches in turns", probe, (length - 1, 1), (slice(0, 4), slice(4, None))))
+        made.append(StepRequest("one token, then all others", probe, (1, length - 1)))
+        made.append(StepRequest("one row", probe, (2, length - 3, 1), (slice(1, 2),)))
+    if longest := probes.get("longest"):
+        half, more = divmod(longest.inputs[longest.config.input_names[-1]].shape[1], 2)
+        sizes = tuple(size for size in (half, 1, 1, half + more - 2) if size > 0)
+        if sum(sizes) == 2 * half + more:
+            made.append(StepRequest("the longest", longest, sizes, (slice(0, 1),)))
+    return {f"{each.probe.name}/step.{each.name.replace(' ', '_')}": each for each in made}
+
+
 def _why_no_steps(probe: Probe, dtype: str) -> str:
     if not probe.config.mask_is_exact:
         return "this mask hides nothing, so what is cached is never right"
@@ -59,32 +84,38 @@ def _why_no_steps(probe: Probe, dtype: str) -> str:
 
 
 def _shapes(key: str, request: StepRequest) -> Shapes:
-    rows, vocab = len(request.tokens), request.probe.config.vocab_size
+    rows, vocab = len(request.rows), request.probe.config.vocab_size
     return {f"{key}.{index}": (rows, size, vocab) for index, size in enumerate(request.sizes)}
 
 
 def ask_steps(port: BuiltPort, way: Way, key: str, request: StepRequest) -> Answers:
     """Return the logits of a port's steps. Raises any error of the port, and `TypeError` unless it returns `(logits,
     cache)`."""
-    probe, tokens = request.probe, request.tokens
-    source = {"source": np.array(probe.inputs["source"], np.int64)} if "source" in probe.inputs else {}
-    masks = {name: np.array(probe.inputs[name], np.int64) for name in probe.config.further_inputs}
     answers: dict[str, np.ndarray] = {}
-    cache, begin = None, 0
-    for name, shape in _shapes(key, request).items():
-        chunk = slice(begin, begin + shape[1])
-        if probe.config.has_encoder:
-            named = source | masks if source and begin == 0 else {}
-        else:
-            named = {name: mask[:, chunk].copy() for name, mask in masks.items()}
-        logits, cache = _step(port.forward.step, tokens[:, chunk].copy(), cache, named)
-        array = as_numbers(logits)
-        if array.shape != shape or array.dtype.kind != "f":
-            raise TypeError(
-                f"logits of the shape {array.shape} and dtype {array.dtype}, expected {shape} floats, {request.name}"
-            )
-        answers[name], begin = array, begin + shape[1]
+    caches: list[Any] = [None] * len(request.parts)
+    begin = 0
+    for name, (_, size, vocab) in _shapes(key, request).items():
+        chunk, logits = slice(begin, begin + size), []
+        for index, part in enumerate(request.parts):
+            tokens = request.tokens[part, chunk].copy()
+            answer, caches[index] = _step(port.forward.step, tokens, caches[index], _named(request.probe, part, chunk))
+            logits.append(as_numbers(answer))
+            shape, dtype = (len(tokens), size, vocab), logits[-1].dtype
+            if logits[-1].shape != shape or dtype.kind != "f":
+                given = f"logits of the shape {logits[-1].shape} and dtype {dtype}"
+                raise TypeError(f"{given}, expected {shape} floats, {request.name}")
+        answers[name], begin = logits[0] if len(logits) == 1 else np.concatenate(logits), begin + size
     return answers
+
+
+def _named(probe: Probe, part: slice, chunk: slice) -> dict[str, np.ndarray]:
+    """The inputs of a step besides its tokens: those of an encoder are given with the first chunk."""
+    further = {name: np.array(probe.inputs[name][part], np.int64) for name in probe.config.further_inputs}
+    if not probe.config.has_encoder:
+        return {name: value[:, chunk].copy() for name, value in further.items()}
+    if chunk.start or "source" not in probe.inputs:
+        return {}
+    return {"source": np.array(probe.inputs["source"][part], np.int64)} | further
 
 
 def _step(step: Any, tokens: np.ndarray, cache: Any, named: dict[str, np.ndarray]) -> Sequence[Any]:
@@ -97,22 +128,33 @@ def _step(step: Any, tokens: np.ndarray, cache: Any, named: dict[str, np.ndarray
 @np.errstate(all="ignore")  # a port may return any number
 def judge_steps(way: Way, requests: Requests, answers: Answers, forward: ForwardPass) -> CapabilityResult:
     """Compare the logits of steps with those of the full pass."""
-    probe = next(iter(requests.values())).probe
-    where = sees_something(probe.config, probe.inputs)
-    expected, budget = probe.oracle.expected["logits"][where], probe.oracle.budget("logits", forward.dtype)
-    logits = {request: _joined(key, request, answers)[where] for key, request in requests.items()}
-    errors = {request: gap(value, expected) for request, value in logits.items()}
-    worst = max(errors, key=lambda request: errors[request])
-    error = errors[worst]
+    logits = {request: _joined(key, request, answers) for key, request in requests.items()}
+    budgets = {request: request.probe.oracle.budget("logits", forward.dtype) for request in logits}
+
+    def beyond(request: StepRequest, expected: np.ndarray) -> float:
+        where = sees_something(request.probe.config, request.probe.inputs)[request.rows]
+        return gap(logits[request][where], expected[request.rows][where])
+
+    errors = {request: beyond(request, request.probe.oracle.expected["logits"]) for request in logits}
+    worst = max(errors, key=lambda request: share(errors[request], budgets[request]))
+    error, budget, probe = errors[worst], budgets[worst], worst.probe
     if share(error, budget) <= 1:
         return CapabilityResult((ClaimResult("step", "agrees", error, budget, worst.name),))
-    left = {
-        fault: max(gap(value, _simulated(probe, request.sizes, fault)[where]) for request, value in logits.items())
-        for fault in CACHE_FAULTS
-    }
+
+    def left(fault: SimulatedFault) -> float:
+        """The largest remainder; the first request that is not explained ends the search."""
+        found = 0.0
+        for request in sorted(logits, key=lambda request: request is not worst):
+            remains = beyond(request, _simulated(request.probe, request.sizes, fault))
+            found = max(found, remains * budget / budgets[request])
+            if share(remains, budgets[request]) > 1:
+                return math.inf
+        return found
+
     # A fault without effect here explains nothing; the budget is that of the right logits, of the same size.
-    explaining = [fault for fault in CACHE_FAULTS if share(left[fault], budget) <= 1]
-    causes = tuple(Cause(how.id, how.says, None, left[how], 1 - left[how] / error) for how in explaining[:1])
+    remaining = {fault: left(fault) for fault in CACHE_FAULTS}
+    explaining = [fault for fault in CACHE_FAULTS if math.isfinite(remaining[fault])]
+    causes = tuple(Cause(how.id, how.says, None, remaining[how], 1 - remaining[how] / error) for how in explaining[:1])
     claim = ClaimResult("step", "diverges", error, budget, worst.name)
     return CapabilityResult(
         (claim,), (Divergence("step", error, budget, causes, alternatives(explaining), probe=probe.name),)
@@ -134,7 +176,7 @@ STEPS = Capability(
     signature="step(tokens, cache, source=…) → logits (batch, length, vocab) and the cache; it is None at first",
     help="Add chunks to the bundle that a port with a cache decodes.",
     purpose="the logits of the first probe, decoded with a cache in chunks of these sizes from the first token on",
-    ways=(Way("step", step_requests, CACHE_FAULTS),),
+    ways=(Way("step", step_requests, CACHE_FAULTS, further=_further_requests),),
     ask=ask_steps,
     shapes=_shapes,
     judge=judge_steps,

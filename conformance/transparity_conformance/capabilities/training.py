@@ -36,7 +36,7 @@ from transparity_conformance.report.capability_result import CapabilityResult, a
 from transparity_conformance.report.comparison import as_numbers, gap, share
 from transparity_conformance.report.report import Cause, ClaimResult, Divergence
 
-STEPS, ROWS = 3, 3
+STEPS, ROWS, TOKENS = 3, 3, 6
 
 CONFIGURATIONS = 16
 """Trainings are kept for so many configurations, more than there are presets, which are checked over and over."""
@@ -45,11 +45,12 @@ NEAREST = 3
 """Number of faults tried with their own budgets if none explains all within those of the right training: longer steps
 and smaller divisors round by more."""
 
-# The gradients exceed `max_norm` in one of them only; `eps` is large enough for its absence to show.
+# The gradients exceed `max_norm` in one of them only; `eps` is large enough for its absence to show. The last step is
+# the first behind the warm-up: more steps would cost as much time again, and Adam's rounding grows with every step.
 TRAININGS = {
     "sgd with momentum, clipped": Training("sgd", learning_rate=0.05, momentum=0.9, max_norm=0.5),
     "adamw, warmed up": Training(
-        "adamw", learning_rate=0.1, eps=1e-3, weight_decay=0.1, max_norm=1000.0, warmup_steps=3
+        "adamw", learning_rate=0.1, eps=1e-3, weight_decay=0.1, max_norm=1000.0, warmup_steps=2
     ),
 }
 
@@ -59,11 +60,20 @@ def tiny(config: TransformerConfig) -> TransformerConfig:
     sizes: dict[str, Any] = {"embed_dim": 4, "num_heads": 2, "feed_forward_dim": 2, "max_length": 4}
     sizes |= {"num_key_value_heads": 1 if config.key_value_heads < config.num_heads else None}
     sizes |= {"attention_head_dim": None, "rotary_dim": None}
-    tokens = 1 + max(token for token in (config.pad_id, config.bos_id, config.eos_id, 3) if token is not None)
+    sizes |= _special_tokens(config)
     for stack, has in (("encoder", config.has_encoder), ("decoder", config.has_decoder)):
         vocabulary = "source_vocab_size" if stack == "encoder" else "target_vocab_size"
-        sizes |= {f"num_{stack}_layers": 1, vocabulary: max(6, tokens)} if has else {}
+        sizes |= {f"num_{stack}_layers": 1, vocabulary: TOKENS} if has else {}
     return dataclasses.replace(config, **sizes)
+
+
+def _special_tokens(config: TransformerConfig) -> dict[str, int | None]:
+    """The special tokens in a vocabulary of `TOKENS`: small ones stay, large ones are counted from its end."""
+    given = {name: getattr(config, name) for name in ("pad_id", "bos_id", "eos_id")}
+    used = sorted({token for token in given.values() if token is not None})
+    free = [token for token in reversed(range(TOKENS)) if token not in used]
+    becomes = {token: token if token < TOKENS else free.pop(0) for token in used}
+    return {name: None if token is None else becomes[token] for name, token in given.items()}
 
 
 @functools.lru_cache(maxsize=CONFIGURATIONS)
@@ -126,7 +136,13 @@ def _ask(port: BuiltPort, way: Way, key: str, request: TrainingRequest) -> Answe
         raise TypeError(f"no {missing[0]} and {len(missing) - 1} more" if missing[1:] else f"no {missing[0]}")
     answers["losses"] = np.array([float(as_numbers(loss).reshape(())) for loss in losses])
     for name, value in answers.items():
-        expected = (STEPS,) if name == "losses" else parameters[name].shape if name in parameters else value.shape
+        expected = (
+            (len(request.batches),)
+            if name == "losses"
+            else parameters[name].shape
+            if name in parameters
+            else value.shape
+        )
         if value.shape != expected:
             raise TypeError(f"{name} of the shape {value.shape}, expected {expected}")
     return {f"{key}/{name}": value for name, value in answers.items()}

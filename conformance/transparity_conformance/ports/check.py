@@ -97,7 +97,8 @@ def check(
     report = _with_reach(report, build, ran, probes, preset if config is None else None, parameters, progress)
     sharing = {key: probe for key, probe in probes.items() if probe.parameters is first.parameters}
     logits = {key: taps["logits"] for key, taps in ran.actual.items()}
-    port, passed = BuiltPort(build, ran.forward), ForwardPass(sharing, logits, dtype)
+    port = BuiltPort(build, ran.forward, {(first.config, id(first.parameters)): (first.parameters, ran.forward)})
+    passed = ForwardPass(sharing, logits, dtype)
     with known_so_far(report.verdict, report.first_divergence):
         if parameters is None:
             report = with_capabilities(report, not_compared(*probes_left_out(first.config, asked, dtype)))

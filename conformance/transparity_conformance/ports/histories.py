@@ -74,10 +74,7 @@ def _afterwards(port: BuiltPort, forward: ForwardPass) -> CapabilityResult | Non
 def _asked(port: BuiltPort, forward: ForwardPass, first: CapabilityResult) -> list[_Asked]:
     agreeing = {claim.id for claim in first.claims if claim.verdict == "agrees"}
     ways = ((row, way) for row in offered_by(port.forward) for way in row.ways if way.claim in agreeing)
-    comparable = (
-        (row, way, {key: r for key, r in way.requests(forward.probes).items() if way.is_comparable(key, forward)})
-        for row, way in ways
-    )
+    comparable = ((row, way, way.all_requests(forward)) for row, way in ways)
     return [_Asked(row, way, requests) for row, way, requests in comparable if requests]
 
 

@@ -214,7 +214,7 @@ def test_a_second_best_token_has_no_name() -> None:
 
         def said(prompt: np.ndarray, max_new_tokens: int, source: np.ndarray | None = None) -> np.ndarray:
             tokens = simulate_generation(config, parameters, prompt, max_new_tokens, source=source)
-            tokens[1, 5] = (tokens[1, 5] + 1) % config.vocab_size
+            tokens[-1:, 5:6] = (tokens[-1:, 5:6] + 1) % config.vocab_size
             return tokens
 
         return Offering(forward, generate=said)

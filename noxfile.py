@@ -108,7 +108,7 @@ def equivalents(session: nox.Session) -> None:
 
 @nox.session
 def power(session: nox.Session) -> None:
-    """Measure how often the checker judges a port correctly: simulated ports, an independent port, and attacks."""
+    """Measure how often the checker is right: of simulated ports, an independent port, and attacks."""
     install(session, "test")
     environment = SINGLE_THREADED | {"PYTHONPATH": "conformance"}
     session.run("python", "-m", "meta.power", "--jobs", "2", *session.posargs, env=environment)

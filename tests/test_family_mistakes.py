@@ -72,7 +72,7 @@ def answers() -> list[Judgement]:
 def test_the_checker_reaches_its_targets(answers: list[Judgement], measure: Measure) -> None:
     counted = sum(measure.counts(answer.port) for answer in answers)
     failures = wrong(measure, answers)
-    assert counted > 8
+    assert counted >= 8
     assert 1 - len(failures) / counted >= measure.target, [f"{each.port} → {each}" for each in failures]
 
 

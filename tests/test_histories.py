@@ -145,7 +145,7 @@ def test_a_generation_that_goes_on_where_it_ended_diverges() -> None:
 def test_a_right_history_bounds_the_rate_of_wrong_calls() -> None:
     coverage = checked(lambda state, forward, **tokens: forward(**tokens)).coverage
     assert coverage.calls == 120
-    assert coverage.rate == pytest.approx(1 / 40, abs=0.001)
+    assert 40 <= 1 / coverage.rate <= 41
 
 
 def test_a_model_with_two_end_tokens_is_built_for_each() -> None:

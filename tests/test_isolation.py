@@ -178,7 +178,10 @@ def test_ctrl_c_is_one_sentence_and_exit_code_2(tmp_path: Path, number: signal.S
     file = tmp_path / "port.py"
     file.write_text(RIGHT + failing(f"open({str(tmp_path / 'runs')!r}, 'w').close(); time.sleep(60)"))
     command = [sys.executable, "-m", "transparity_conformance", "check", f"{file}:build", "--preset", "notes-lm"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    # a job in the background of a shell, as this test may be, ignores Ctrl-C, and so do its children
+    restored = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(command, text=True, **pipes, **restored)  # type: ignore[call-overload]
     while not (tmp_path / "runs").exists():
         time.sleep(0.05)
     process.send_signal(number)
@@ -243,10 +246,13 @@ def test_a_port_that_swallows_ctrl_c_does_not_keep_it_from_the_user() -> None:
             pass
         return np.zeros(1)
 
-    before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt):
-        check(lambda config, parameters: forward, preset="notes-lm")
-    assert signal.getsignal(signal.SIGINT) is before
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            check(lambda config, parameters: forward, preset="notes-lm")
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_capability_that_raises_when_it_is_looked_up_is_offered() -> None:

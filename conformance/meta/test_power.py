@@ -182,22 +182,9 @@ def test_every_tap_has_a_mistake_that_shows_there() -> None:
     } <= shown
 
 
-UNNAMED = (
-    "pre-norm, logits: attention-scale (one feature more in decoder.layers.0.cross_attention) and position-frequency "
-    "(base 1000)"
-)
-"""The one pair of sixty that is found and not named by logits alone: all measures allow for some, a sample does not."""
-
-
 @pytest.fixture(scope="module")
 def answers() -> list[Judgement]:
-    return [
-        judged(trial) for trial in sampled([each for each in plain_ports() if str(each) != UNNAMED], SAMPLE, seed=1)
-    ]
-
-
-def test_what_is_left_out_of_the_sample_is_a_trial() -> None:
-    assert UNNAMED in map(str, plain_ports())
+    return [judged(trial) for trial in sampled(plain_ports(), SAMPLE, seed=1)]
 
 
 @pytest.mark.slow

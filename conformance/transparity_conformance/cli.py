@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -275,7 +276,7 @@ def main() -> None:
     try:
         for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C, so that no process of a port is left behind
             if signal.getsignal(number) is signal.SIG_DFL:
-                signal.signal(number, lambda number, frame: signal.raise_signal(signal.SIGINT))
+                signal.signal(number, _interrupt)
         ended = int(app(standalone_mode=False) or 0)
         if ended not in EXIT_CODES:
             raise KeyboardInterrupt  # typer's own code for it is 130
@@ -290,6 +291,13 @@ def main() -> None:
         _complain_of_ours(error)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.exit(code if _flushed() else BAD_INPUT)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """End as Ctrl-C does, which a shell lets its background jobs ignore."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.raise_signal(signal.SIGINT)
 
 
 def _complain_of_ours(error: BaseException) -> None:

@@ -6,6 +6,7 @@ leaves the verdict open.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -49,10 +50,14 @@ class Reached:
     failed: list[str] = field(default_factory=list)
     left_out: list[ReachProbe] = field(default_factory=list)
     seconds: float = 0.0
+    is_history: bool = False
+    """Whether the first wrong call is right for an object that was built for it alone."""
 
     @property
     def wrong(self) -> list[Comparison]:
-        return [comparison for comparison in self.compared if comparison.is_wrong]
+        """The wrong calls, the shortest first."""
+        wrong = [comparison for comparison in self.compared if comparison.is_wrong]
+        return sorted(wrong, key=lambda each: (max(each.probe.lengths), each.probe.batch))
 
 
 def reach(
@@ -81,6 +86,11 @@ def reach(
                 break
             reached.compared.append(compare(probe, taps["logits"], dtype))
         _bisect(function, model, reached, dtype)
+    if reached.wrong:
+        probe = reached.wrong[0].probe
+        with contextlib.suppress(PortError):  # then it is wrong alone, too
+            alone = run(built(build, probe), probe, logits_only=True)
+            reached.is_history = not compare(probe, alone["logits"], dtype).is_wrong
     return reached
 
 

@@ -14,7 +14,7 @@ from transparity_conformance.oracle.reach.models import ReachModel, narrow
 from transparity_conformance.ports.reach.calls import Reached
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.coverage import Coverage, range_of
-from transparity_conformance.report.report import ClaimResult, Divergence, Report
+from transparity_conformance.report.report import Cause, ClaimResult, Divergence, Report
 
 CLAIM = "forward.reach"
 
@@ -24,11 +24,13 @@ def with_reach(report: Report, reached: Reached, config: TransformerConfig, prob
     if not reached.wrong:
         return covered(report, config, [*probes, *(each.probe for each in reached.compared)], reached)
     worst = max(reached.wrong, key=lambda each: share(each.error, each.budget))
-    first = min(reached.wrong, key=lambda each: (max(each.probe.lengths), each.probe.batch))
+    first = reached.wrong[0]
+    says = "an object that is built for this call alone is right: something is kept between calls"
     fault = Divergence(
         "logits",
         first.error,
         first.budget,
+        (Cause("history", says, None, 0.0, 1.0),) if reached.is_history else (),
         probe=first.probe.name,
         profile=dict(first.profile),
         is_misshapen=first.error == np.inf and not first.profile,
@@ -48,7 +50,7 @@ def with_reach(report: Report, reached: Reached, config: TransformerConfig, prob
 
 def boundary(reached: Reached) -> str:
     """The calls on which a port is wrong, in one sentence."""
-    wrong = sorted(reached.wrong, key=lambda each: (max(each.probe.lengths), each.probe.batch))
+    wrong = reached.wrong
     names = [each.probe.name for each in wrong]
     lengths = {max(each.probe.lengths) for each in wrong}
     right = {max(each.probe.lengths) for each in reached.compared if not each.is_wrong}

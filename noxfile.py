@@ -119,7 +119,7 @@ def power(session: nox.Session) -> None:
 
 @nox.session
 def fuzz(session: nox.Session) -> None:
-    """Give 20,000 inputs that nobody would write: each is a verdict or one sentence, soon and within memory."""
+    """Try 20,000 inputs that nobody would write: each ends in a verdict or one sentence, soon."""
     install(session, "test")
     environment = SINGLE_THREADED | compiled(session)
     environment |= {"PYTHONPATH": "conformance", "XLA_FLAGS": " ".join(COMPILE_QUICKLY)}

@@ -177,11 +177,12 @@ def build(config, parameters):
 def test_ctrl_c_is_one_sentence_and_exit_code_2(tmp_path: Path, number: signal.Signals) -> None:
     file = tmp_path / "port.py"
     file.write_text(RIGHT + failing(f"open({str(tmp_path / 'runs')!r}, 'w').close(); time.sleep(60)"))
-    command = [sys.executable, "-m", "transparity_conformance", "check", f"{file}:build", "--preset", "notes-lm"]
     # a job in the background of a shell, as this test may be, ignores Ctrl-C, and so do its children
-    restored = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = subprocess.Popen(command, text=True, **pipes, **restored)  # type: ignore[call-overload]
+    restore = "import os, signal, sys; signal.signal(2, signal.SIG_DFL); os.execv(sys.executable, sys.argv[1:])"
+    command = [sys.executable, "-m", "transparity_conformance", "check", f"{file}:build", "--preset", "notes-lm"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", restore, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     while not (tmp_path / "runs").exists():
         time.sleep(0.05)
     process.send_signal(number)

@@ -17,10 +17,11 @@ import numpy as np
 from transparity_conformance.capabilities.capability import BuiltPort, Capability, ForwardPass, Way
 from transparity_conformance.capabilities.stranger import PortError, PortProcessError, call_stranger
 from transparity_conformance.capabilities.table import offered_by
+from transparity_conformance.diagnosis.faults.wholly_hidden import judged_gap
 from transparity_conformance.oracle.probes import Probe, mixed_inputs
 from transparity_conformance.ports.running import run
 from transparity_conformance.report.capability_result import CapabilityResult
-from transparity_conformance.report.comparison import gap, share
+from transparity_conformance.report.comparison import share
 from transparity_conformance.report.report import Cause, ClaimResult, Divergence
 
 CALLS = 120
@@ -102,7 +103,7 @@ def _followed(port: BuiltPort, forward: ForwardPass, order: list[Any]) -> Capabi
 def _error(function: Callable[..., Any], probe: Probe, expected: np.ndarray) -> float:
     """The largest difference of the logits from those expected; infinite if the port fails now."""
     try:
-        return gap(run(function, probe, logits_only=True)["logits"], expected)
+        return judged_gap(probe, "logits", run(function, probe, logits_only=True)["logits"], expected)
     except PortProcessError:
         raise
     except PortError:

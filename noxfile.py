@@ -103,7 +103,7 @@ def equivalents(session: nox.Session) -> None:
     """Plant every line that mutation testing leaves out, and show that it computes the same."""
     install(session, "test")
     environment = SINGLE_THREADED | {"PYTHONPATH": "conformance"}
-    session.run("python", "-m", "meta.equivalents", *session.posargs, env=environment)
+    session.run("python", "-m", "meta.mutation.equivalents", *session.posargs, env=environment)
 
 
 @nox.session
@@ -111,7 +111,7 @@ def power(session: nox.Session) -> None:
     """Measure how often the checker is right: of simulated ports, an independent port, and attacks."""
     install(session, "test")
     environment = SINGLE_THREADED | {"PYTHONPATH": "conformance"}
-    session.run("python", "-m", "meta.power", "--jobs", "2", *session.posargs, env=environment)
+    session.run("python", "-m", "meta.power.run", "--jobs", "2", *session.posargs, env=environment)
     if not session.posargs:
         session.run("python", "-m", "meta.independent.measure", env=environment)
         session.run("python", "-m", "meta.attacks.run", env=environment)

@@ -18,7 +18,7 @@ from transparity_conformance.oracle.backends import backend
 from transparity_conformance.oracle.budgets import NEIGHBOURS, RULES, epsilon, rounded
 from transparity_conformance.oracle.oracle import neighbour
 from transparity_conformance.report.comparison import as_numbers, difference, share
-from transparity_numpy.generation import generate
+from transparity_numpy.decoding.generation import generate
 from transparity_numpy.transformer import transformer
 
 CHUNK = 64

@@ -3,7 +3,7 @@
     nox -s tests
     python docs/agreement.py reports/agreement.json
 
-The run's cells are kept in docs/agreement.json; tests/test_documentation.py holds both pages to them.
+The run's cells are kept in docs/agreement.json; tests/project/test_documentation.py holds both pages to them.
 """
 
 from __future__ import annotations

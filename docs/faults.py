@@ -1,6 +1,6 @@
 """Write docs/faults.md: every fault of the catalogue with an example.
 
-`python docs/faults.py` writes the page; tests/test_pages.py holds it to the catalogue.
+`python docs/faults.py` writes the page; tests/project/test_pages.py holds it to the catalogue.
 """
 
 from __future__ import annotations

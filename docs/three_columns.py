@@ -1,6 +1,6 @@
 """Draw docs/three-columns.svg: attention in NumPy, PyTorch and JAX side by side, cut from the columns' sources.
 
-`python docs/three_columns.py` writes the picture; tests/test_documentation.py holds it to the sources.
+`python docs/three_columns.py` writes the picture; tests/project/test_documentation.py holds it to the sources.
 """
 
 from __future__ import annotations

@@ -27,10 +27,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-import transparity_flax.optimization
 import transparity_flax.port
-import transparity_pytorch.optimization
+import transparity_flax.training.optimization
 import transparity_pytorch.port
+import transparity_pytorch.training.optimization
 from transparity.config import TransformerConfig
 from transparity.parameters import initialize_parameters
 from transparity.presets import preset
@@ -57,8 +57,8 @@ class Column:
     tensor: Callable[[np.ndarray], Any]
 
 
-PYTORCH = Column(transparity_pytorch.port.build, transparity_pytorch.optimization.train, torch.as_tensor)
-JAX = Column(transparity_flax.port.build, transparity_flax.optimization.train, jnp.asarray)
+PYTORCH = Column(transparity_pytorch.port.build, transparity_pytorch.training.optimization.train, torch.as_tensor)
+JAX = Column(transparity_flax.port.build, transparity_flax.training.optimization.train, jnp.asarray)
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ from jaxtyping import Bool, Float
 
 from transparity.config import Projection, TransformerConfig
 from transparity.taps import Tap, identity
-from transparity_flax import fused
-from transparity_flax.cache import Cache, update
-from transparity_flax.context import LayerContext
+from transparity_flax.arithmetic import fused
+from transparity_flax.arithmetic.precision import upcast
+from transparity_flax.arithmetic.softcap import apply_softcap
 from transparity_flax.normalization import HeadNorm
 from transparity_flax.positions import RotaryTables, rotate
-from transparity_flax.precision import upcast
-from transparity_flax.softcap import apply_softcap
+from transparity_flax.state.cache import Cache, update
+from transparity_flax.state.context import LayerContext
 
 
 def split_heads(

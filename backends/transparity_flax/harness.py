@@ -18,10 +18,10 @@ from flax import nnx
 from transparity.config import TransformerConfig
 from transparity.protocol import Arrays
 from transparity.taps import recording
-from transparity_flax.context import LayerContext
 from transparity_flax.layers import Layer
-from transparity_flax.parameters import State, dump, rounded, to_numpy
 from transparity_flax.port import Graph, build, loaded, x64_for
+from transparity_flax.state.context import LayerContext
+from transparity_flax.state.parameters import State, dump, rounded, to_numpy
 
 
 class FlaxModule:
@@ -116,7 +116,7 @@ LAYERS: dict[str, Callable[..., Any]] = {"layers.EncoderLayer": Layer, "layers.D
 def _named(name: str) -> Callable[..., Any]:
     if name in LAYERS:
         return LAYERS[name]
-    file, attribute = name.split(".")
+    file, _, attribute = name.rpartition(".")
     found: Callable[..., Any] = getattr(importlib.import_module(f"transparity_flax.{file}"), attribute)
     return found
 

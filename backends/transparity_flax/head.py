@@ -8,7 +8,7 @@ from jax import Array
 from jaxtyping import Float
 
 from transparity.config import TransformerConfig
-from transparity_flax.softcap import apply_softcap
+from transparity_flax.arithmetic.softcap import apply_softcap
 
 
 def head(

@@ -9,10 +9,10 @@ from jaxtyping import Float
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity, scoped
 from transparity_flax.attention import CrossAttention, SelfAttention, project_key_value
-from transparity_flax.cache import Cache
-from transparity_flax.context import LayerContext
 from transparity_flax.feed_forward import FeedForward
 from transparity_flax.normalization import Norm
+from transparity_flax.state.cache import Cache
+from transparity_flax.state.context import LayerContext
 
 
 def normalize(

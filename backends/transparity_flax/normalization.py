@@ -9,7 +9,7 @@ from jaxtyping import Float
 
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity
-from transparity_flax.precision import upcast
+from transparity_flax.arithmetic.precision import upcast
 
 
 def layer_norm(

@@ -17,18 +17,18 @@ from transparity.protocol import Arrays
 from transparity.sampling import Sampling
 from transparity.taps import Tap, chained, identity, recording, tap_shapes
 from transparity.training import Training
-from transparity_flax.beams import beam_search
-from transparity_flax.cache import Cache
-from transparity_flax.decoding import prefill, step
-from transparity_flax.differentiation import loss_and_gradients
-from transparity_flax.dropout import dropping
-from transparity_flax.fast_linear import SplitModel, for_training, packed
-from transparity_flax.generation import generate
-from transparity_flax.loss import cross_entropy
-from transparity_flax.optimization import train
-from transparity_flax.parameters import State, load, rounded, to_numpy
-from transparity_flax.rounding import rounding
-from transparity_flax.sharding import can_shard, replicate, shard
+from transparity_flax.arithmetic.dropout import dropping
+from transparity_flax.arithmetic.rounding import rounding
+from transparity_flax.decoding.beams import beam_search
+from transparity_flax.decoding.generation import generate
+from transparity_flax.decoding.steps import prefill, step
+from transparity_flax.fast.fast_linear import SplitModel, for_training, packed
+from transparity_flax.fast.sharding import can_shard, replicate, shard
+from transparity_flax.state.cache import Cache
+from transparity_flax.state.parameters import State, load, rounded, to_numpy
+from transparity_flax.training.differentiation import loss_and_gradients
+from transparity_flax.training.loss import cross_entropy
+from transparity_flax.training.optimization import train
 from transparity_flax.transformer import Transformer
 
 Graph = nnx.GraphDef[Transformer]

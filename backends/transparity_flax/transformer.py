@@ -9,14 +9,14 @@ from jaxtyping import Bool, Float, Int
 
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity, scoped
-from transparity_flax.cache import Cache
-from transparity_flax.context import LayerContext
 from transparity_flax.embeddings import embed
 from transparity_flax.head import head
 from transparity_flax.layers import Layer, normalize
 from transparity_flax.masks import padding_mask, target_mask, visible_keys, window_mask
 from transparity_flax.normalization import Norm
 from transparity_flax.positions import rotary_tables, score_bias
+from transparity_flax.state.cache import Cache
+from transparity_flax.state.context import LayerContext
 
 
 class Stack(nnx.Module):

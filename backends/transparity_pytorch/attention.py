@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 from transparity.config import Projection, TransformerConfig
 from transparity.taps import Tap, identity
-from transparity_pytorch import fused
-from transparity_pytorch.cache import Cache, update
-from transparity_pytorch.context import LayerContext
+from transparity_pytorch.arithmetic import fused
+from transparity_pytorch.arithmetic.softcap import apply_softcap
 from transparity_pytorch.normalization import HeadNorm
 from transparity_pytorch.positions import RotaryTables, rotate
-from transparity_pytorch.softcap import apply_softcap
+from transparity_pytorch.state.cache import Cache, update
+from transparity_pytorch.state.context import LayerContext
 
 
 def split_heads(

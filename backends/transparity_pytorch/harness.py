@@ -14,10 +14,10 @@ from torch import nn
 from transparity.config import TransformerConfig
 from transparity.protocol import Arrays
 from transparity.taps import recording
-from transparity_pytorch.context import LayerContext
 from transparity_pytorch.layers import Layer
-from transparity_pytorch.parameters import dump, to_numpy
 from transparity_pytorch.port import build, loaded, tensor
+from transparity_pytorch.state.context import LayerContext
+from transparity_pytorch.state.parameters import dump, to_numpy
 
 
 class PytorchModule:
@@ -103,7 +103,7 @@ LAYERS: dict[str, Callable[..., Any]] = {"layers.EncoderLayer": Layer, "layers.D
 def _named(name: str) -> Callable[..., Any]:
     if name in LAYERS:
         return LAYERS[name]
-    file, attribute = name.split(".")
+    file, _, attribute = name.rpartition(".")
     found: Callable[..., Any] = getattr(importlib.import_module(f"transparity_pytorch.{file}"), attribute)
     return found
 

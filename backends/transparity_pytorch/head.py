@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from transparity.config import TransformerConfig
-from transparity_pytorch.softcap import apply_softcap
+from transparity_pytorch.arithmetic.softcap import apply_softcap
 
 
 def head(

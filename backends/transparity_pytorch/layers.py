@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity, scoped
 from transparity_pytorch.attention import CrossAttention, SelfAttention, project_key_value
-from transparity_pytorch.cache import Cache
-from transparity_pytorch.context import LayerContext
 from transparity_pytorch.feed_forward import FeedForward
 from transparity_pytorch.normalization import Norm
+from transparity_pytorch.state.cache import Cache
+from transparity_pytorch.state.context import LayerContext
 
 
 def normalize(

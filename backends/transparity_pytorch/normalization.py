@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity
-from transparity_pytorch.precision import upcast
+from transparity_pytorch.arithmetic.precision import upcast
 
 
 def layer_norm(

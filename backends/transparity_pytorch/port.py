@@ -17,16 +17,16 @@ from transparity.protocol import Arrays
 from transparity.sampling import Sampling
 from transparity.taps import chained, identity, recording
 from transparity.training import Training
-from transparity_pytorch.beams import beam_search
-from transparity_pytorch.decoding import Step, prefill, step
-from transparity_pytorch.differentiation import loss_and_gradients
-from transparity_pytorch.dropout import dropping
-from transparity_pytorch.fast_linear import can_be_packed, compiled_for_one_row, for_training, packed
-from transparity_pytorch.generation import generate
-from transparity_pytorch.loss import cross_entropy
-from transparity_pytorch.optimization import train
-from transparity_pytorch.parameters import load, to_numpy
-from transparity_pytorch.rounding import rounding
+from transparity_pytorch.arithmetic.dropout import dropping
+from transparity_pytorch.arithmetic.rounding import rounding
+from transparity_pytorch.decoding.beams import beam_search
+from transparity_pytorch.decoding.generation import generate
+from transparity_pytorch.decoding.steps import Step, prefill, step
+from transparity_pytorch.fast.fast_linear import can_be_packed, compiled_for_one_row, for_training, packed
+from transparity_pytorch.state.parameters import load, to_numpy
+from transparity_pytorch.training.differentiation import loss_and_gradients
+from transparity_pytorch.training.loss import cross_entropy
+from transparity_pytorch.training.optimization import train
 from transparity_pytorch.transformer import Transformer
 
 

@@ -8,14 +8,14 @@ from torch import Tensor, nn
 
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity, scoped
-from transparity_pytorch.cache import Cache
-from transparity_pytorch.context import LayerContext
 from transparity_pytorch.embeddings import embed
 from transparity_pytorch.head import head
 from transparity_pytorch.layers import Layer, normalize
 from transparity_pytorch.masks import padding_mask, target_mask, visible_keys, window_mask
 from transparity_pytorch.normalization import Norm
 from transparity_pytorch.positions import rotary_tables, score_bias
+from transparity_pytorch.state.cache import Cache
+from transparity_pytorch.state.context import LayerContext
 
 
 class Stack(nn.Module):

@@ -189,7 +189,8 @@ def check(
     """Check a port: at the probe size of every preset, or of those that are named."""
     with _one_sentence():
         from transparity_conformance.ports.checking import check_all, checker
-        from transparity_conformance.ports.systems import UsageError, systems
+        from transparity_conformance.ports.loading import UsageError
+        from transparity_conformance.ports.systems import systems
         from transparity_conformance.report.files import check_writable
         from transparity_conformance.report.terminal import progress_bar
 

@@ -1,6 +1,6 @@
 """transparity: a transformer in three frameworks that provably agree. This package is their shared contract.
 
-The model: `config` (with `fields`, `validation`, `probe_sizes`), `presets`, `parameters`, `taps`, `axes`.
+The model: `config`, `presets`, `parameters`, `taps`, `axes`.
 Its inputs: `inputs`, `sampling`, `training`, `errors`. Interfaces: `protocol`, and `checked` to implement them.
 """
 

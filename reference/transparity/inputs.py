@@ -10,7 +10,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.errors import InputError, as_array, is_finite, is_whole, shown
-from transparity.memory import check_fits
+from transparity.limits.memory import check_fits
 from transparity.text import listed
 from transparity.training import dropout_shapes
 

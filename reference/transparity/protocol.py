@@ -48,7 +48,7 @@ class Forward(Protocol):
             masks: dropout masks by tap (`transparity.training.dropout_masks`); None: nothing is dropped.
             tokens: the inputs by name.
 
-        The NumPy column does not offer it; `transparity_numpy.differentiation` has numerical derivatives.
+        The NumPy column does not offer it; `transparity_numpy.training.differentiation` has numerical derivatives.
         """
 
     def train(

@@ -11,13 +11,13 @@ from numpy import ndarray as Array
 
 from transparity.config import Projection, TransformerConfig
 from transparity.taps import Tap, identity
-from transparity_numpy import fused
-from transparity_numpy.cache import Cache, update
-from transparity_numpy.context import LayerContext
-from transparity_numpy.functional import linear, softmax
+from transparity_numpy.arithmetic import fused
+from transparity_numpy.arithmetic.functional import linear, softmax
+from transparity_numpy.arithmetic.softcap import apply_softcap
 from transparity_numpy.normalization import head_norm
 from transparity_numpy.positions import RotaryTables, rotate
-from transparity_numpy.softcap import apply_softcap
+from transparity_numpy.state.cache import Cache, update
+from transparity_numpy.state.context import LayerContext
 
 
 def split_heads(

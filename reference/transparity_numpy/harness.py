@@ -15,10 +15,10 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.protocol import Arrays
 from transparity.taps import recording
-from transparity_numpy.context import LayerContext
-from transparity_numpy.functional import nest
+from transparity_numpy.arithmetic.functional import nest
 from transparity_numpy.layers import layer
 from transparity_numpy.port import build
+from transparity_numpy.state.context import LayerContext
 from transparity_numpy.transformer import transformer
 
 
@@ -96,7 +96,7 @@ def _named(name: str) -> Callable[..., Any]:
     """`attention.SelfAttention` is `attention.self_attention` here: a module without its weights is a function."""
     if name in LAYERS:
         return layer
-    file, attribute = name.split(".")
+    file, _, attribute = name.rpartition(".")
     snake_case = re.sub(r"(?<!^)(?=[A-Z])", "_", attribute).lower()
     found: Callable[..., Any] = getattr(importlib.import_module(f"transparity_numpy.{file}"), snake_case)
     return found

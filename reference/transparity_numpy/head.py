@@ -10,8 +10,8 @@ from jaxtyping import Inexact
 from numpy import ndarray as Array
 
 from transparity.config import TransformerConfig
-from transparity_numpy.functional import linear
-from transparity_numpy.softcap import apply_softcap
+from transparity_numpy.arithmetic.functional import linear
+from transparity_numpy.arithmetic.softcap import apply_softcap
 
 
 def head(

@@ -11,10 +11,10 @@ from numpy import ndarray as Array
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity, scoped
 from transparity_numpy.attention import cross_attention, project_key_value, self_attention
-from transparity_numpy.cache import Cache
-from transparity_numpy.context import LayerContext
 from transparity_numpy.feed_forward import feed_forward
 from transparity_numpy.normalization import norm
+from transparity_numpy.state.cache import Cache
+from transparity_numpy.state.context import LayerContext
 
 
 def normalize(

@@ -10,7 +10,7 @@ from numpy import ndarray as Array
 
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity
-from transparity_numpy.precision import upcast
+from transparity_numpy.arithmetic.precision import upcast
 
 
 def layer_norm(

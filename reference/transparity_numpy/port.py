@@ -14,13 +14,13 @@ from transparity.protocol import Arrays
 from transparity.sampling import Sampling
 from transparity.taps import chained, identity, recording
 from transparity.training import Training
-from transparity_numpy.beams import beam_search
-from transparity_numpy.decoding import prefill, step
-from transparity_numpy.generation import generate
-from transparity_numpy.loss import cross_entropy
-from transparity_numpy.optimization import train
-from transparity_numpy.rounding import rounding
-from transparity_numpy.threads import can_split, split_batch
+from transparity_numpy.arithmetic.rounding import rounding
+from transparity_numpy.decoding.beams import beam_search
+from transparity_numpy.decoding.generation import generate
+from transparity_numpy.decoding.steps import prefill, step
+from transparity_numpy.fast.threads import can_split, split_batch
+from transparity_numpy.training.loss import cross_entropy
+from transparity_numpy.training.optimization import train
 from transparity_numpy.transformer import transformer
 
 

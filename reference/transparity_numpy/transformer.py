@@ -12,15 +12,15 @@ from numpy import ndarray as Array
 from transparity.config import TransformerConfig
 from transparity.parameters import shared
 from transparity.taps import Tap, identity, scoped
-from transparity_numpy.cache import Cache
-from transparity_numpy.context import LayerContext
+from transparity_numpy.arithmetic.functional import nest
 from transparity_numpy.embeddings import embed
-from transparity_numpy.functional import nest
 from transparity_numpy.head import head
 from transparity_numpy.layers import layer, normalize
 from transparity_numpy.masks import padding_mask, target_mask, visible_keys, window_mask
 from transparity_numpy.normalization import norm
 from transparity_numpy.positions import rotary_tables, score_bias
+from transparity_numpy.state.cache import Cache
+from transparity_numpy.state.context import LayerContext
 
 
 def stack(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meta.plain_port import PlainFault, build_port
+from meta.power.plain_port import PlainFault, build_port
 from transparity.config import TransformerConfig
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import probes

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meta.plain_port import PlainFault, build_port
+from meta.power.plain_port import PlainFault, build_port
 from transparity_conformance.ports.check import check
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "report.schema.json").read_text(encoding="utf-8"))

@@ -17,7 +17,7 @@ from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import probes
 from transparity_conformance.ports.check import check
 from transparity_conformance.report.report import Report
-from transparity_numpy.functional import softmax
+from transparity_numpy.arithmetic.functional import softmax
 from transparity_numpy.transformer import transformer
 
 Weigh = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]

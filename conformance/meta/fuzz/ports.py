@@ -21,7 +21,7 @@ from transparity_conformance.ports.bundle.reading import read_actual
 from transparity_conformance.ports.check import check
 from transparity_conformance.ports.command import run_command
 from transparity_conformance.ports.loading import load_port
-from transparity_conformance.ports.running import built, run
+from transparity_conformance.ports.process.running import built, run
 from transparity_numpy.port import build as right_port
 
 SEARCH = 2.0

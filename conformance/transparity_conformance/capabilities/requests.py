@@ -15,7 +15,7 @@ from transparity_conformance.capabilities.capability import kept_in
 from transparity_conformance.capabilities.faults.generation import simulate_generation
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import BATCH, LONGEST, Probe
-from transparity_numpy.decoding import next_logits
+from transparity_numpy.decoding.steps import next_logits
 from transparity_numpy.transformer import transformer
 
 ROWS = 4

@@ -6,14 +6,14 @@ row is a section of a bundle and an option of the command line.
 
 from __future__ import annotations
 
-from transparity_conformance.capabilities.beams import BEAMS
 from transparity_conformance.capabilities.capability import Capability
-from transparity_conformance.capabilities.generation import GENERATION
-from transparity_conformance.capabilities.gradients import GRADIENTS
-from transparity_conformance.capabilities.loss import LOSS
-from transparity_conformance.capabilities.steps import STEPS
+from transparity_conformance.capabilities.decoding.beams import BEAMS
+from transparity_conformance.capabilities.decoding.generation import GENERATION
+from transparity_conformance.capabilities.decoding.steps import STEPS
+from transparity_conformance.capabilities.learning.gradients import GRADIENTS
+from transparity_conformance.capabilities.learning.loss import LOSS
+from transparity_conformance.capabilities.learning.training import TRAINING
 from transparity_conformance.capabilities.stranger import has_method
-from transparity_conformance.capabilities.training import TRAINING
 
 CAPABILITIES = {row.name: row for row in (LOSS, GRADIENTS, GENERATION, BEAMS, STEPS, TRAINING)}
 

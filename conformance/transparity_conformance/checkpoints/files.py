@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from transparity import files
 from transparity.errors import TransparityError
+from transparity.limits import files
 from transparity_conformance.report.text import reason
 
 LARGEST_JSON = 16 * 2**20

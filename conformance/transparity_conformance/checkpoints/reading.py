@@ -13,8 +13,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from transparity.errors import TransparityError, shown
-from transparity.files import check_header, is_file, is_folder
-from transparity.memory import check_fits
+from transparity.limits.files import check_header, is_file, is_folder
+from transparity.limits.memory import check_fits
 from transparity_conformance.checkpoints.files import LARGEST_JSON, parse_json, read_bytes
 from transparity_conformance.report.text import VALUE, reason, safe
 

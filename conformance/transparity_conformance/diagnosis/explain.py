@@ -6,6 +6,7 @@ is within the budget on every probe.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -63,10 +64,10 @@ def explain(
         candidates += whole_model(screen.config)
     unexplained = any(tap_kind(tap) == tap_kind(segment.tap) and not each.causes for tap, each in earlier.items())
     search = Search(segment, known, screen, candidates, clock)
-    try:
+    found: list[Combination] = []
+    remains = False
+    with contextlib.suppress(OutOfTime):
         found, remains = _search(search, screen, sites, with_pairs=not unexplained)
-    except OutOfTime:
-        return Explanation()
     if not found:
         return Explanation()
     chosen, *rest = found

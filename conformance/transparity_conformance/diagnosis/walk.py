@@ -75,15 +75,13 @@ def walk(
     model = _apply(hypotheses, probe.config, right)
     start = _start(model.config, recorded, until, base, model.touched, model.downstream)
     exact = probe.exact if dtype == "float64" and index == 0 and not probe.is_large else {}
-    unchanged = {name: value for name, value in exact.items() if model.parameters[name] is right[name]}
-    cast = {
-        name: value if start.skips(name) else rounded(value, dtype)
-        for name, value in model.parameters.items()
-        if name not in unchanged
-    }
+    parameters = {name: value for name, value in exact.items() if model.parameters[name] is right[name]}
+    for name, value in model.parameters.items():
+        if name not in parameters:
+            parameters[name] = value if start.skips(name) else rounded(value, dtype)
     if taps is None:
         taps = {name: rounded(value, dtype) for name, value in start.given.items()} if start.skipped else {}
-    state = WalkState(model.config, unchanged | cast, probe.inputs, taps)
+    state = WalkState(model.config, parameters, probe.inputs, taps)
     computed: Arrays = {} if base is None else dict(base.computed)
     tap = start.tap(_walking(state, computed, recorded, hypotheses, dtype, until))
     tokens: dict[str, Any] = dict(probe.inputs)

@@ -17,9 +17,9 @@ from transparity.config import TransformerConfig
 from transparity.parameters import is_learned
 from transparity.taps import Tap, identity
 from transparity_conformance.oracle.oracle import Arrays, Oracle
-from transparity_numpy.dropout import dropping
-from transparity_numpy.functional import derivative
-from transparity_numpy.loss import cross_entropy
+from transparity_numpy.arithmetic.dropout import dropping
+from transparity_numpy.arithmetic.functional import derivative
+from transparity_numpy.training.loss import cross_entropy
 from transparity_numpy.transformer import transformer
 
 AT_LEAST = 16

@@ -6,7 +6,7 @@ import math
 
 from transparity.config import TransformerConfig
 from transparity.errors import ConfigError
-from transparity.memory import check_fits
+from transparity.limits.memory import check_fits
 from transparity.parameters import parameter_shapes
 from transparity.taps import tap_shapes
 

@@ -16,7 +16,7 @@ from transparity_conformance.oracle.budgets import NEIGHBOURS, RULES, epsilon, r
 from transparity_conformance.oracle.tables import built_in_float32
 from transparity_conformance.report.comparison import gap, less
 from transparity_numpy.harness import function as reference_function
-from transparity_numpy.optimization import train
+from transparity_numpy.training.optimization import train
 from transparity_numpy.transformer import transformer
 
 Arrays = dict[str, np.ndarray]

@@ -6,8 +6,10 @@ through it (`walk`), and every segment that is wrong by itself is explained (`ca
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,12 +28,12 @@ from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, probes_left_out, probes_of, probes_with
 from transparity_conformance.oracle.probes import probes as probes_of_preset
 from transparity_conformance.oracle.reach.models import reach_of, reach_of_preset
-from transparity_conformance.ports import isolation
 from transparity_conformance.ports.histories import compare_history
-from transparity_conformance.ports.isolation import TIMEOUT
+from transparity_conformance.ports.process import isolation
+from transparity_conformance.ports.process.isolation import TIMEOUT
+from transparity_conformance.ports.process.running import Port, run, told_dtype
 from transparity_conformance.ports.reach.calls import Ran, reach, run_all
 from transparity_conformance.ports.reach.verdict import coverage_of, with_reach
-from transparity_conformance.ports.running import Port, run, told_dtype
 from transparity_conformance.report.capability_result import not_compared, with_capabilities
 from transparity_conformance.report.comparison import gap, share
 from transparity_conformance.report.report import ClaimResult, Report, known_so_far
@@ -73,35 +75,44 @@ def check(
     Raises `PortError` if the port raises, returns no array, or ends its process; `ConfigError` for an unknown preset;
     `ParameterError` for parameters that are not those of `config`.
     """
-    if isolated:
-        with isolation.isolated(isolation.spec_of(build), timeout) as build:
-            return check(
-                build,
-                preset,
-                config=config,
-                parameters=parameters,
-                dtype=dtype,
-                logits_only=logits_only,
-                progress=progress,
-                budget=budget,
-            )
-    asked = _probes(preset, config, parameters)
-    probes = {key: probe for key, probe in asked.items() if key != "hot" or dtype not in HALF}
-    name, build, progress = preset or "config", told_dtype(build, dtype), progress or silent
+    asked = Asked(preset, config, parameters, dtype, logits_only, budget)
+    apart = isolation.isolated(isolation.spec_of(build), timeout) if isolated else contextlib.nullcontext(build)
+    with apart as port:
+        return _checked(told_dtype(port, dtype), asked, progress or silent)
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """A check as it was asked for: the arguments of `check`."""
+
+    preset: str | None
+    config: TransformerConfig | None
+    parameters: Arrays | None
+    dtype: str
+    logits_only: bool
+    budget: float
+
+
+def _checked(build: Port, asked: Asked, progress: Progress) -> Report:
+    """The report of the forward pass, how far it reaches, capabilities and histories."""
+    dtype, logits_only = asked.dtype, asked.logits_only
+    wanted = _probes(asked.preset, asked.config, asked.parameters)
+    probes = {key: probe for key, probe in wanted.items() if key != "hot" or dtype not in HALF}
     ran = run_all(build, probes, progress, logits_only=logits_only)
     probes = {key: probes[key] for key in ran.actual}
     first = next(iter(probes.values()))
     repeated = _repeated(first, ran.actual[first.name], run(ran.forward, first, logits_only=logits_only), dtype)
-    options: dict[str, Any] = {"dtype": dtype, "logits_only": logits_only, "progress": progress, "budget": budget}
-    report = judge(name, probes, ran.actual, repeated=repeated, **options)
-    report = _with_reach(report, build, ran, probes, preset if config is None else None, parameters, progress)
+    options: dict[str, Any] = {"dtype": dtype, "logits_only": logits_only, "progress": progress, "budget": asked.budget}
+    report = judge(asked.preset or "config", probes, ran.actual, repeated=repeated, **options)
+    preset = asked.preset if asked.config is None else None
+    report = _with_reach(report, build, ran, probes, preset, asked.parameters, progress)
     sharing = {key: probe for key, probe in probes.items() if probe.parameters is first.parameters}
     logits = {key: taps["logits"] for key, taps in ran.actual.items()}
     port = BuiltPort(build, ran.forward, {(first.config, id(first.parameters)): (first.parameters, ran.forward)})
     passed = ForwardPass(sharing, logits, dtype)
     with known_so_far(report.verdict, report.first_divergence):
-        if parameters is None:
-            report = with_capabilities(report, not_compared(*probes_left_out(first.config, asked, dtype)))
+        if asked.parameters is None:
+            report = with_capabilities(report, not_compared(*probes_left_out(first.config, wanted, dtype)))
             return _with_capabilities(report, port, passed)
         found = not_compared(f"{', '.join(ATTRIBUTES)}: {FORWARD_ALONE}")
         return with_capabilities(

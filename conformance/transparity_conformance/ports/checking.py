@@ -11,8 +11,9 @@ from transparity.errors import TransparityError
 from transparity_conformance.diagnosis.judge import Progress
 from transparity_conformance.ports.check import check
 from transparity_conformance.ports.command import check_command
-from transparity_conformance.ports.isolation import checked_timeout, isolated_build
-from transparity_conformance.ports.systems import System, UsageError
+from transparity_conformance.ports.loading import UsageError
+from transparity_conformance.ports.process.isolation import checked_timeout, isolated_build
+from transparity_conformance.ports.systems import System
 from transparity_conformance.report.report import Report
 from transparity_conformance.report.text import reason
 

@@ -24,7 +24,7 @@ from transparity_conformance.diagnosis.search.clock import BUDGET
 from transparity_conformance.ports.bundle.bundle import ACTUAL, Bundle, judge_bundle
 from transparity_conformance.ports.bundle.reading import read_actual
 from transparity_conformance.ports.bundle.writing import export_bundle
-from transparity_conformance.ports.isolation import TIMEOUT, signal_name, stop_group
+from transparity_conformance.ports.process.isolation import TIMEOUT, signal_name, stop_group
 from transparity_conformance.report.report import Report
 from transparity_conformance.report.text import reason
 

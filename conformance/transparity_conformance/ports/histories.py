@@ -19,7 +19,7 @@ from transparity_conformance.capabilities.stranger import PortError, PortProcess
 from transparity_conformance.capabilities.table import offered_by
 from transparity_conformance.diagnosis.faults.wholly_hidden import judged_gap
 from transparity_conformance.oracle.probes import Probe, mixed_inputs
-from transparity_conformance.ports.running import run
+from transparity_conformance.ports.process.running import run
 from transparity_conformance.report.capability_result import CapabilityResult
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.report import Cause, ClaimResult, Divergence

@@ -10,11 +10,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from transparity.errors import shown
-from transparity.files import file_size, is_file
+from transparity.errors import TransparityError, shown
+from transparity.limits.files import file_size, is_file
 from transparity_conformance.capabilities.stranger import PortCallError, PortError, call_stranger
 from transparity_conformance.checkpoints.files import LARGEST_JSON
 from transparity_conformance.report.text import VALUE, safe
+
+
+class UsageError(TransparityError):
+    """Arguments of a command contradict each other, or are in the wrong place."""
 
 
 class LoadError(PortError):

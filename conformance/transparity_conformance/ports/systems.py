@@ -7,14 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from transparity.config import TransformerConfig
-from transparity.errors import TransparityError
-from transparity.files import is_file, is_folder
+from transparity.limits.files import is_file, is_folder
 from transparity.presets import PRESETS, preset
 from transparity_conformance.oracle.oracle import Arrays
-
-
-class UsageError(TransparityError):
-    """Arguments of a command contradict each other, or are in the wrong place."""
+from transparity_conformance.ports.loading import UsageError
 
 
 @dataclass(frozen=True, eq=False)

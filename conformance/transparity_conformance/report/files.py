@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from transparity.errors import TransparityError
-from transparity.files import is_folder
+from transparity.limits.files import is_folder
 from transparity_conformance.report.report import Report
 from transparity_conformance.report.text import reason
 

@@ -12,9 +12,9 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity_conformance.capabilities.faults import SimulatedFault
 from transparity_conformance.oracle.oracle import Arrays
-from transparity_numpy.decoding import next_logits
-from transparity_numpy.functional import log_softmax
-from transparity_numpy.generation import allocate
+from transparity_numpy.arithmetic.functional import log_softmax
+from transparity_numpy.decoding.generation import allocate
+from transparity_numpy.decoding.steps import next_logits
 
 Penalty = Callable[[np.ndarray, int, float], np.ndarray]
 """The divisor of scores, given the number of tokens added (batch, beams), the length of the prompt and the power."""

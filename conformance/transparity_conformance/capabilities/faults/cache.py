@@ -13,14 +13,14 @@ from transparity.config import TransformerConfig
 from transparity.parameters import shared
 from transparity_conformance.capabilities.faults import SimulatedFault
 from transparity_conformance.oracle.oracle import Arrays
-from transparity_numpy.cache import mark_valid, next_positions
-from transparity_numpy.context import LayerContext
-from transparity_numpy.decoding import prefill
+from transparity_numpy.arithmetic.functional import nest
+from transparity_numpy.decoding.steps import prefill
 from transparity_numpy.embeddings import embed
-from transparity_numpy.functional import nest
 from transparity_numpy.head import head
 from transparity_numpy.masks import causal_mask, padding_mask, visible_keys
 from transparity_numpy.positions import rotary_tables, score_bias
+from transparity_numpy.state.cache import mark_valid, next_positions
+from transparity_numpy.state.context import LayerContext
 from transparity_numpy.transformer import stack
 
 Positions = Callable[[np.ndarray], np.ndarray]

@@ -13,8 +13,8 @@ from transparity.config import TransformerConfig
 from transparity.sampling import Sampling
 from transparity_conformance.capabilities.faults import SimulatedFault
 from transparity_conformance.oracle.oracle import Arrays
-from transparity_numpy.decoding import next_logits
-from transparity_numpy.generation import allocate, filter_logits, sampled_tokens
+from transparity_numpy.decoding.generation import allocate, filter_logits, sampled_tokens
+from transparity_numpy.decoding.steps import next_logits
 from transparity_numpy.transformer import transformer
 
 Read = Callable[[TransformerConfig, Arrays, np.ndarray, np.ndarray, np.ndarray | None], np.ndarray]

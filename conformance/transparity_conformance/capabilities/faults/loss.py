@@ -7,8 +7,8 @@ import math
 import numpy as np
 
 from transparity_conformance.capabilities.faults import SimulatedFault
-from transparity_numpy.functional import log_softmax, softmax
-from transparity_numpy.loss import cross_entropy
+from transparity_numpy.arithmetic.functional import log_softmax, softmax
+from transparity_numpy.training.loss import cross_entropy
 
 
 def _surprises(logits: np.ndarray, targets: np.ndarray, pad_id: int | None) -> tuple[np.ndarray, np.ndarray]:

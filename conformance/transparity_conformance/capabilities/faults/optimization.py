@@ -15,8 +15,8 @@ from transparity.parameters import is_learned
 from transparity.training import Training
 from transparity_conformance.capabilities.faults import SimulatedFault
 from transparity_conformance.oracle.oracle import Arrays
-from transparity_numpy.differentiation import loss_and_gradients
-from transparity_numpy.optimization import clip_by_global_norm
+from transparity_numpy.training.differentiation import loss_and_gradients
+from transparity_numpy.training.optimization import clip_by_global_norm
 
 Clip = Callable[[Arrays, float], Arrays]
 """Clips gradients, given the largest norm."""

@@ -12,8 +12,8 @@ import numpy as np
 from transparity.sampling import Sampling
 from transparity_conformance.capabilities.faults import SimulatedFault
 from transparity_conformance.capabilities.faults.generation import simulate_generation
-from transparity_numpy.functional import softmax
-from transparity_numpy.generation import filter_logits
+from transparity_numpy.arithmetic.functional import softmax
+from transparity_numpy.decoding.generation import filter_logits
 
 Cut = Callable[[np.ndarray, Sampling], np.ndarray]
 """The logits (batch, vocab) that remain; −inf for a token that may not be drawn."""

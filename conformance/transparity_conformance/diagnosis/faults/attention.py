@@ -19,13 +19,13 @@ from transparity_conformance.diagnosis.faults.sites import (
     split,
     sublayer_input,
 )
+from transparity_numpy.arithmetic.softcap import apply_softcap
 from transparity_numpy.attention import (
     attention_scores,
     attention_weights,
     merge_heads,
     repeat_heads,
 )
-from transparity_numpy.softcap import apply_softcap
 
 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:

@@ -12,8 +12,8 @@ import numpy as np
 from transparity.config import MaskOrder, TransformerConfig
 from transparity_conformance.diagnosis.fault import Fault, Patch, WalkState
 from transparity_conformance.diagnosis.faults.sites import Value, given_mask, keys_of, padding_at, split
+from transparity_numpy.arithmetic.functional import softmax
 from transparity_numpy.attention import attention_weights, repeat_heads
-from transparity_numpy.functional import softmax
 from transparity_numpy.masks import window_mask
 
 Mask = np.ndarray

@@ -14,7 +14,7 @@ from transparity.parameters import shared
 from transparity_conformance.diagnosis.fault import Fault, NumericFault, WalkState
 from transparity_conformance.diagnosis.faults.attention import KNOWN_CAPS
 from transparity_conformance.diagnosis.faults.sites import Value, apply_linear, padding_at
-from transparity_numpy.functional import nest
+from transparity_numpy.arithmetic.functional import nest
 from transparity_numpy.head import head
 
 

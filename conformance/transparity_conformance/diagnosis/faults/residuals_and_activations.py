@@ -22,7 +22,7 @@ from transparity_conformance.diagnosis.faults.sites import (
 )
 from transparity_conformance.oracle.budgets import rounded_to
 from transparity_conformance.oracle.oracle import Arrays
-from transparity_numpy.functional import log_softmax
+from transparity_numpy.arithmetic.functional import log_softmax
 
 
 def whole_model_faults(config: TransformerConfig) -> Iterator[Fault]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity_conformance.diagnosis.fault import WalkState
-from transparity_numpy.functional import linear
+from transparity_numpy.arithmetic.functional import linear
 from transparity_numpy.masks import padding_mask, visible_keys
 from transparity_numpy.positions import distances
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
+from transparity.config.probe_sizes import PROBE_SIZES
 from transparity.presets import preset
-from transparity.probe_sizes import PROBE_SIZES
 from transparity.taps import Tap, identity
 from transparity_conformance.oracle.budgets import HALF, RULES, epsilon, rounded
 from transparity_conformance.oracle.oracle import Arrays, Oracle

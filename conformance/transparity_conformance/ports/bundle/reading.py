@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity.files import is_folder
 from transparity.inputs import check_inputs
+from transparity.limits.files import is_folder
 from transparity.parameters import check_parameters, parameter_shapes
 from transparity_conformance.checkpoints.files import BundleError, file_size, read_bytes
 from transparity_conformance.oracle.probes import Probe

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from transparity.config import TransformerConfig
-from transparity.files import is_file
+from transparity.limits.files import is_file
 from transparity_conformance.capabilities.table import CAPABILITIES
 from transparity_conformance.checkpoints.files import BundleError
 from transparity_conformance.oracle.oracle import Arrays

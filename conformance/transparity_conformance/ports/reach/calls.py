@@ -19,7 +19,7 @@ from transparity_conformance.diagnosis.judge import Progress
 from transparity_conformance.diagnosis.probe_result import error_profile
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.oracle.reach.models import WITHOUT_LIMIT, ReachModel, ReachProbe
-from transparity_conformance.ports.running import Port, built, run
+from transparity_conformance.ports.process.running import Port, built, run
 from transparity_conformance.report.comparison import difference, share
 
 SECONDS = 10.0

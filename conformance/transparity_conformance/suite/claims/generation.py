@@ -12,8 +12,8 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.presets import PRESETS
 from transparity.sampling import Sampling
+from transparity_conformance.capabilities.decoding.teacher_forcing import behind, misplaced, true_scores
 from transparity_conformance.capabilities.requests import Request
-from transparity_conformance.capabilities.teacher_forcing import behind, misplaced, true_scores
 from transparity_conformance.oracle.backends import REFERENCE, backend
 from transparity_conformance.oracle.budgets import WIDE, epsilon
 from transparity_conformance.oracle.oracle import Arrays
@@ -97,14 +97,14 @@ def sampled_tokens(bench: Bench) -> Iterator[Evidence]:
     truth = [
         next(i for i, total in enumerate(row) if total > draw) for row, draw in zip(cumulative, uniforms, strict=True)
     ]
-    tokens = bench.function("generation.sampled_tokens")(logits, uniforms)
+    tokens = bench.function("decoding.generation.sampled_tokens")(logits, uniforms)
     record = bench.evidence("generation.sampled_tokens", "drawn logits")
     yield record.exactly("tokens", tokens, truth)
     highest = np.full(len(logits), np.nextafter(1, 0))  # which float32 rounds to 1
-    tokens = bench.function("generation.sampled_tokens")(logits, highest)
+    tokens = bench.function("decoding.generation.sampled_tokens")(logits, highest)
     yield record.exactly("tokens of the highest draw", tokens, np.full(len(logits), logits.shape[1] - 1))
     ties = np.array([[0, 5, 5, 1], [2, 2, 2, 2]], np.float32)
-    yield record.exactly("the first of equals", bench.function("generation.greedy_tokens")(ties), [1, 0])
+    yield record.exactly("the first of equals", bench.function("decoding.generation.greedy_tokens")(ties), [1, 0])
 
 
 @claim(dtypes=("float64",), cases=("notes-lm",), all_cases=PRESETS, all_in=("float64",))
@@ -150,7 +150,7 @@ def drawable(bench: Bench) -> Iterator[Evidence]:
     logits[9, [2, 5]] = 0  # of two equally likely tokens, the first alone reaches a `top_p` of a half
     for name, sampling in SAMPLINGS.items():
         expected = np.array([_drawable(row, sampling) for row in logits.astype(float).tolist()])
-        result = as_numbers(bench.function("generation.filter_logits")(logits, sampling))
+        result = as_numbers(bench.function("decoding.generation.filter_logits")(logits, sampling))
         record = bench.evidence("generation.drawable", name)
         yield record.exactly("tokens", np.isfinite(result), np.isfinite(expected))
         left = np.where(np.isfinite(expected), expected, 0)

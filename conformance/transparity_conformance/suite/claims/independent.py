@@ -229,7 +229,7 @@ def torch_cross_entropy(bench: Bench) -> Iterator[Evidence]:
 
     random = np.random.default_rng(11)
     logits, targets = (3 * random.normal(size=(4, 6, 9))).astype(np.float32), random.integers(0, 4, (4, 6))
-    oracle = function_oracle("loss.cross_entropy", {"logits": logits, "targets": targets}, pad_id=2)
+    oracle = function_oracle("training.loss.cross_entropy", {"logits": logits, "targets": targets}, pad_id=2)
     theirs = functional.cross_entropy(_tensor(logits).flatten(0, 1), _tensor(targets).flatten(), ignore_index=2)
     yield _held(bench, "torch_cross_entropy", "padded targets", oracle, theirs)
 

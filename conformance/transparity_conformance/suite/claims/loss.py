@@ -28,17 +28,17 @@ def cross_entropy(bench: Bench) -> Iterator[Evidence]:
             for row, token in zip(logits.reshape(-1, 7).tolist(), targets.flatten().tolist(), strict=True)
             if token != pad_id
         ]
-        oracle = function_oracle("loss.cross_entropy", {"logits": logits, "targets": targets}, pad_id=pad_id)
+        oracle = function_oracle("training.loss.cross_entropy", {"logits": logits, "targets": targets}, pad_id=pad_id)
         budget = oracle.budget("result", bench.subject.dtype)
-        result = bench.function("loss.cross_entropy")(logits, targets, pad_id)
+        result = bench.function("training.loss.cross_entropy")(logits, targets, pad_id)
         record = bench.evidence("loss.cross_entropy", f"pad_id {pad_id}")
         yield record.within("loss", result, sum(surprises) / len(surprises), budget)
     # Frameworks mark ignored targets by a number of their own, -100 or 100: no token may be confused with it.
     logits, targets = np.zeros((1, 2, 128), np.float32), np.array([[100, 127]])
     logits[0, 0, 100] = 3
     expected = math.log(127 + math.exp(3)) / 2 - 3 / 2 + math.log(128) / 2
-    oracle = function_oracle("loss.cross_entropy", {"logits": logits, "targets": targets}, pad_id=None)
-    result = bench.function("loss.cross_entropy")(logits, targets, None)
+    oracle = function_oracle("training.loss.cross_entropy", {"logits": logits, "targets": targets}, pad_id=None)
+    result = bench.function("training.loss.cross_entropy")(logits, targets, None)
     record = bench.evidence("loss.cross_entropy", "128 tokens")
     yield record.within("loss", result, expected, oracle.budget("result", bench.subject.dtype))
 
@@ -56,8 +56,8 @@ def label_smoothing(bench: Bench) -> Iterator[Evidence]:
             whole = math.log(sum(math.exp(x) for x in row))
             surprises += [sum(aim * (whole - x) for aim, x in zip(aims, row, strict=True))] * (token != 0)
         named = {"pad_id": 0, "label_smoothing": share}
-        oracle = function_oracle("loss.cross_entropy", {"logits": logits, "targets": targets}, **named)
-        result = bench.function("loss.cross_entropy")(logits, targets, **named)
+        oracle = function_oracle("training.loss.cross_entropy", {"logits": logits, "targets": targets}, **named)
+        result = bench.function("training.loss.cross_entropy")(logits, targets, **named)
         budget = oracle.budget("result", bench.subject.dtype)
         record = bench.evidence("loss.label_smoothing", f"label_smoothing {share}")
         yield record.within("loss", result, sum(surprises) / len(surprises), budget)
@@ -70,7 +70,7 @@ def model_loss(bench: Bench) -> Iterator[Evidence]:
         probe = probes(case)["mixed"]
         targets = np.roll(probe.inputs[probe.config.input_names[-1]], -1, axis=1)
         logits = probe.oracle
-        loss = reference_function("loss.cross_entropy")
+        loss = reference_function("training.loss.cross_entropy")
         expected = loss(logits.expected["logits"], targets, probe.config.pad_id)
         # A mean of differences of logits has at most the error of two logits.
         budget = 2 * logits.budget("logits", bench.subject.dtype)

@@ -1,0 +1,72 @@
+"""Attention without its intermediate values, for inference and training: blocks of queries, fused by XLA. NumPy and
+PyTorch have a `fused` of the same names."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, DTypeLike, Float
+
+from transparity.config import EXACT_MASK_BELOW
+from transparity.taps import Tap, identity
+from transparity_flax.arithmetic.precision import upcast
+
+DTYPES = (jnp.float32, jnp.float64, jnp.bfloat16)
+"""XLA's CPU has no product of float16 that is summed in float32."""
+
+BLOCK = 128
+"""Queries per block, each of which is multiplied with the keys up to its last query."""
+
+
+def applies(tap: Tap, masked_score: float, softcap: float | None, dtype: DTypeLike) -> bool:
+    """Return whether the result is that of the explicit path: nothing is tapped, masked keys weigh 0, scores
+    are not capped, and XLA has the products."""
+    return tap is identity and masked_score < EXACT_MASK_BELOW and softcap is None and dtype in DTYPES
+
+
+def attention(
+    query: Float[Array, "batch heads queries head_dim"],
+    key: Float[Array, "batch heads keys head_dim"],
+    value: Float[Array, "batch heads keys head_dim"],
+    mask: Bool[Array, "#batch 1 #queries keys"],
+    *,
+    scale: float,
+    bias: Float[Array, "#batch heads #queries keys"] | None = None,
+) -> Float[Array, "batch heads queries head_dim"]:
+    """softmax(query · keyᵀ · scale) · value, in blocks of queries if the mask hides the future, which is decided at
+    run time."""
+    length = mask.shape[2]
+    if length <= BLOCK or length != mask.shape[3]:
+        return _one_block(query, key, value, mask, scale, bias)
+
+    def in_blocks() -> Array:
+        blocks = []
+        for begin in range(0, length, BLOCK):
+            queries, keys = slice(begin, begin + BLOCK), slice(begin + BLOCK)
+            near = None if bias is None else bias[:, :, queries, keys]
+            given = query[:, :, queries], key[:, :, keys], value[:, :, keys], mask[:, :, queries, keys]
+            blocks.append(_one_block(*given, scale, near))
+        return jnp.concatenate(blocks, axis=2)
+
+    hides_the_future = mask.any(axis=-1).all() & ~jnp.triu(mask, 1).any()
+    context: Array = jax.lax.cond(hides_the_future, in_blocks, lambda: _one_block(query, key, value, mask, scale, bias))
+    return context
+
+
+def _one_block(
+    query: Float[Array, "batch heads queries head_dim"],
+    key: Float[Array, "batch heads keys head_dim"],
+    value: Float[Array, "batch heads keys head_dim"],
+    mask: Bool[Array, "#batch 1 #queries keys"],
+    scale: float,
+    bias: Float[Array, "#batch heads #queries keys"] | None,
+) -> Float[Array, "batch heads queries head_dim"]:
+    """Attention that divides by the sum of weights after summing the values, which is fewer divisions. A query with
+    every key masked weighs all keys alike, as in the explicit path."""
+    scores = query @ key.swapaxes(-2, -1) * scale
+    scores = upcast(scores if bias is None else scores + bias)
+    shown = jnp.where(mask, scores, jnp.finfo(scores.dtype).min / 2)
+    weights = jnp.exp(shown - jax.lax.stop_gradient(shown.max(axis=-1, keepdims=True)))
+    context = jnp.matmul(weights.astype(value.dtype), value, preferred_element_type=scores.dtype)
+    return (context / weights.sum(axis=-1, keepdims=True)).astype(value.dtype)

@@ -1,0 +1,92 @@
+"""Beam search: the most likely continuation as a whole."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Float, Int
+
+from transparity.config import TransformerConfig
+from transparity_flax.arithmetic.precision import upcast
+from transparity_flax.decoding.generation import allocate
+from transparity_flax.decoding.steps import cache_for, next_logits
+from transparity_flax.fast.fast_linear import SplitModel
+from transparity_flax.state.cache import select_rows
+
+
+class BeamState(NamedTuple):
+    """Scores, numbers of tokens added, and ends of the beams of each row."""
+
+    score: Float[Array, "batch beams"]
+    added: Int[Array, "batch beams"]
+    ended: Bool[Array, "batch beams"]
+
+
+def extend_beams(
+    config: TransformerConfig, state: BeamState, following: Float[Array, "batch beams vocab"], length_penalty: float
+) -> tuple[BeamState, Int[Array, "batch beams"], Int[Array, "batch beams"]]:
+    """Extend every beam by one token and keep the best: their state, the beams that they extend, and their tokens.
+
+    `following` are log probabilities of the next token. An ended beam is extended by `filling_id` alone, at no cost.
+    """
+    score, added, ended = state
+    batch, beams, vocab_size = following.shape
+    staying = jnp.where(jnp.arange(vocab_size) == config.filling_id, 0.0, -jnp.inf)
+    scores = score[:, :, None] + jnp.where(ended[:, :, None], staying, following)
+    added = added + ~ended
+    ranked = (scores / _penalty(added, length_penalty)[:, :, None]).reshape(batch, -1)
+    best = jnp.argsort(-ranked, axis=-1, stable=True)[:, :beams]
+    beam, token = best // vocab_size, best % vocab_size
+    score = jnp.take_along_axis(scores.reshape(batch, -1), best, axis=-1)
+    added = jnp.take_along_axis(added, beam, axis=-1)
+    ended = jnp.take_along_axis(ended, beam, axis=-1) | (token == config.ending_id)
+    return BeamState(score, added, ended), beam, token
+
+
+def beam_search(
+    split: SplitModel,
+    prompt: Int[Array, "batch length"],
+    max_new_tokens: int,
+    beams: int,
+    *,
+    length_penalty: float = 0.0,
+    lengths: Int[Array, " batch"] | None = None,
+    source: Int[Array, "batch keys"] | None = None,
+) -> tuple[Int[Array, "batch total_length"], Float[Array, " batch"]]:
+    """Continue each row of `prompt` by the best of `beams` continuations; return it with its score, log P / ((5 +
+    tokens added) / 6)^length_penalty (Wu et al. 2016, eq. 14), by which continuations are ranked.
+
+    Ended continuations stay among the beams. Of equal scores the better beam wins, then the lower token. `lengths` and
+    `source` are those of `generate`.
+    """
+    (config, _, _), batch = split, len(prompt)
+    tokens, lengths = allocate(config, prompt, lengths, max_new_tokens)
+    each = jnp.repeat(jnp.arange(batch), beams)
+    tokens, lengths, source = tokens[each], lengths[each], None if source is None else source[each]
+    longest = prompt.shape[1]
+    cache, new = cache_for(split, tokens, longest, source), longest
+    # All beams of a row start equal: only the first counts until they differ.
+    score = jnp.where(jnp.arange(beams) == 0, 0.0, -jnp.inf) * jnp.ones((batch, 1))
+    state = BeamState(score, jnp.zeros((batch, beams), int), jnp.zeros((batch, beams), bool))
+    for _ in range(max_new_tokens):
+        cache = cache if longest <= config.max_length else None
+        logits = next_logits(split, tokens, lengths, cache, source, new)
+        following = jax.nn.log_softmax(upcast(logits), axis=-1).reshape(batch, beams, -1)
+        state, beam, token = extend_beams(config, state, following, length_penalty)
+        kept = (jnp.arange(batch)[:, None] * beams + beam).reshape(-1)
+        tokens, cache = tokens[kept], None if cache is None else select_rows(cache, kept)
+        tokens = tokens.at[jnp.arange(len(tokens)), lengths].set(token.reshape(-1))
+        lengths, longest, new = lengths + 1, longest + 1, 1
+        if state.ended.all():
+            break
+    final = state.score / _penalty(state.added, length_penalty)
+    best = final.argmax(axis=-1)
+    return tokens[jnp.arange(batch) * beams + best, :longest], jnp.take_along_axis(final, best[:, None], axis=-1)[:, 0]
+
+
+def _penalty(added: Int[Array, "batch beams"], power: float) -> Float[Array, "batch beams"]:
+    """Divisor of the score of a continuation by `added` tokens (Wu et al. 2016, eq. 14)."""
+    return ((5 + added) / 6) ** power

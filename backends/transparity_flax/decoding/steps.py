@@ -1,0 +1,142 @@
+"""Decoding with a cache: logits of new tokens without recomputing earlier ones."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Float, Int
+
+from transparity.taps import Tap, identity, scoped
+from transparity_flax.fast.fast_linear import ModelStructure, SplitModel
+from transparity_flax.layers import cross_attention_cache
+from transparity_flax.masks import padding_mask, visible_keys
+from transparity_flax.state.cache import Cache, empty_cache, mark_valid, next_positions
+from transparity_flax.state.parameters import State
+from transparity_flax.transformer import Transformer
+
+
+def prefill(
+    model: Transformer,
+    batch: int,
+    capacity: int,
+    *,
+    source: Int[Array, "batch keys"] | None = None,
+    attention_mask: Bool[Array, "batch keys"] | Int[Array, "batch keys"] | None = None,
+) -> Cache:
+    """Cache for `batch` rows of up to `capacity` tokens, with the encoder run on `source` and every decoder layer's
+    keys and values of its output. An `attention_mask` applies to the source."""
+    config = model.config
+    cache = empty_cache(config, batch, capacity, model.token_embedding.embedding.dtype)
+    if source is not None:
+        visible = visible_keys(source, config.pad_id, attention_mask)
+        cache["memory_mask"] = padding_mask(visible)
+        memory = model.encoder(source, visible)
+        for layer, kept in zip(model.decoder.layers, cache["layers"], strict=True):
+            kept["cross_attention"] = cross_attention_cache(layer, memory)
+    return cache
+
+
+def step(
+    model: Transformer,
+    tokens: Int[Array, "batch queries"],
+    cache: Cache,
+    *,
+    counts: Int[Array, " batch"] | None = None,
+    attention_mask: Bool[Array, "batch queries"] | Int[Array, "batch queries"] | None = None,
+    tap: Tap = identity,
+) -> Float[Array, "batch queries vocab"]:
+    """Logits after each of the next `tokens`, as the full forward pass gives them; updates `cache`.
+
+    Padding with every key masked weighs all keys alike, so its own logits depend on the capacity of the cache.
+
+    Args:
+        counts: Number of valid tokens in each row; None: all. The rest are fillers, which no token sees and the next
+            step overwrites.
+        attention_mask: 0 at padding of the tokens.
+    """
+    config = model.config
+    positions = next_positions(cache, tokens.shape[1])
+    visible = mark_valid(cache, visible_keys(tokens, config.pad_id, attention_mask), positions)
+    scope, layers, memory_mask = scoped(tap, "decoder"), cache["layers"], cache.get("memory_mask")
+    table = model.token_embedding
+    x = model.decoder(
+        tokens, visible, scope, token_embedding=table, positions=positions, memory_mask=memory_mask, cache=layers
+    )
+    cache["lengths"] = cache["lengths"] + (tokens.shape[1] if counts is None else counts)
+    return tap("logits", model.apply_head(x))
+
+
+def cache_for(
+    split: SplitModel,
+    tokens: Int[Array, "batch total_length"],
+    longest: int,
+    source: Int[Array, "batch keys"] | None,
+) -> Cache | None:
+    """Cache for the tokens; None where earlier tokens depend on later ones, or exceed `max_length`."""
+    config, structure, state = split
+    if not config.mask_is_exact or longest > config.max_length:
+        return None
+    return _prefill(structure, state, len(tokens), min(tokens.shape[1], config.max_length), source)
+
+
+def next_logits(
+    split: SplitModel,
+    tokens: Int[Array, "batch total_length"],
+    lengths: Int[Array, " batch"],
+    cache: Cache | None,
+    source: Int[Array, "batch keys"] | None,
+    new: int,
+) -> Float[Array, "batch vocab"]:
+    """Logits after the first `lengths` tokens of each row, of which up to `new` are not in the cache yet. Without a
+    cache the model runs on the last `max_length` of them (document 001)."""
+    config, structure, state = split
+    if cache is not None:
+        logits, held = _next_with(structure, state, tokens, lengths, cache, new)
+        cache.update(held)
+        return logits
+    # A constant width lets one compiled program serve every step: fillers are in the future, so they are masked.
+    # A mask that does not hide them exactly (walkthrough's) needs a program per length.
+    most = tokens.shape[1] if config.mask_is_exact else int(lengths.max())
+    return _next_without(structure, state, tokens, lengths, source, min(config.max_length, most))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 2, 3))
+def _prefill(
+    structure: ModelStructure, state: State, batch: int, capacity: int, source: Int[Array, "batch keys"] | None
+) -> Cache:
+    return prefill(structure.model(state), batch, capacity, source=source)
+
+
+# The given cache is donated: the new one takes its memory.
+@functools.partial(jax.jit, static_argnums=(0, 5), donate_argnums=4)
+def _next_with(
+    structure: ModelStructure,
+    state: State,
+    tokens: Int[Array, "batch total_length"],
+    lengths: Int[Array, " batch"],
+    cache: Cache,
+    new: int,
+) -> tuple[Float[Array, "batch vocab"], Cache]:
+    counts = lengths - cache["lengths"]
+    chunk = jnp.take_along_axis(tokens, next_positions(cache, new), axis=1)
+    logits = step(structure.model(state), chunk, cache, counts=counts)[jnp.arange(len(tokens)), counts - 1]
+    return logits, cache
+
+
+@functools.partial(jax.jit, static_argnums=(0, 5))
+def _next_without(
+    structure: ModelStructure,
+    state: State,
+    tokens: Int[Array, "batch total_length"],
+    lengths: Int[Array, " batch"],
+    source: Int[Array, "batch keys"] | None,
+    width: int,
+) -> Float[Array, "batch vocab"]:
+    begin = jnp.maximum(lengths - width, 0)
+    context = jnp.take_along_axis(tokens, begin[:, None] + jnp.arange(width), axis=1)
+    inputs: dict[str, Any] = {"tokens": context} if source is None else {"source": source, "target": context}
+    return structure.model(state)(**inputs)[jnp.arange(len(tokens)), lengths - begin - 1]

@@ -1,0 +1,85 @@
+"""Fast linear maps for XLA's CPU: the weight as the left factor for decoding, the rows as one axis for training.
+
+With few rows, a product takes as long as reading its weight, which is fastest in the order (out, in); Flax stores (in,
+out). With many rows, gradients are fastest if the rows are one axis.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+from jaxtyping import Float
+
+from transparity.config import TransformerConfig
+from transparity_flax.state.parameters import State
+from transparity_flax.transformer import Transformer
+
+
+class ModelStructure:
+    """Structure of a model without its arrays, hashed once.
+
+    JAX looks up compiled programs by it at every call, and hashing Flax's graph takes a millisecond for twelve layers.
+    """
+
+    def __init__(self, model: Transformer) -> None:
+        self.graph = nnx.graphdef(model)
+        self.hash = hash(self.graph)
+
+    def __hash__(self) -> int:
+        return self.hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ModelStructure) and self.graph == other.graph
+
+    def model(self, state: State) -> Transformer:
+        """Return the model with the arrays in `state`."""
+        return nnx.merge(self.graph, state)
+
+
+SplitModel = tuple[TransformerConfig, ModelStructure, State]
+"""A model split once instead of at every token: its configuration, structure and arrays."""
+
+
+def packed(model: Transformer) -> SplitModel:
+    """Split `model` for `generate` and `beam_search`, with a second, transposed copy of its kernels."""
+    twin = nnx.clone(model)
+    for linear in _linears(twin):
+        kernel = linear.kernel.get_value()
+        linear.kernel.set_value(jax.device_put(np.ascontiguousarray(np.asarray(kernel).T), kernel.sharding))
+        linear.dot_general = _weight_in_front
+    return model.config, ModelStructure(twin), nnx.state(twin)
+
+
+def for_training(model: Transformer) -> Transformer:
+    """Twin of `model` with linears whose gradients are faster; it shares its parameters."""
+    twin = nnx.merge(*nnx.split(model))
+    for linear in _linears(twin):
+        linear.dot_general = _rows_in_one_axis
+    return twin
+
+
+def _linears(model: Transformer) -> list[nnx.Linear]:
+    modules = (module for _, module in nnx.iter_graph(model) if isinstance(module, nnx.Linear))
+    return [linear for linear in modules if hasattr(linear, "kernel")]  # a tied head has none
+
+
+def _weight_in_front(
+    x: Float[Array, "*batch features_in"], weight: Float[Array, "features_out features_in"], _: Any, **named: Any
+) -> Float[Array, "*batch features_out"]:
+    """(W xᵀ)ᵀ = x Wᵀ. The arguments are those that `nnx.Linear` passes to `dot_general`, whose kernel is Wᵀ."""
+    product = jax.lax.dot_general(weight, x, (((1,), (x.ndim - 1,)), ((), ())), **named)
+    return jnp.moveaxis(product, 0, -1)
+
+
+def _rows_in_one_axis(
+    x: Float[Array, "*batch features_in"], kernel: Float[Array, "features_in features_out"], _: Any, **named: Any
+) -> Float[Array, "*batch features_out"]:
+    """x W as a product of matrices. The gradient by W sums over all rows; over two axes, XLA would first transpose an
+    operand."""
+    product = jax.lax.dot_general(x.reshape(-1, x.shape[-1]), kernel, (((1,), (0,)), ((), ())), **named)
+    return product.reshape(*x.shape[:-1], kernel.shape[1])

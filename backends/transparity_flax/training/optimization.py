@@ -1,0 +1,85 @@
+"""Optimization: gradient clipping, and SGD, Adam and AdamW by Optax."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jax import Array
+from jaxtyping import Float
+
+from transparity.training import Training
+from transparity_flax.state.parameters import State, named
+from transparity_flax.training.differentiation import loss_of
+from transparity_flax.transformer import Transformer
+
+
+def clip_by_global_norm(gradients: State, max_norm: float) -> State:
+    """Scale all gradients by one factor so that their joint norm is at most `max_norm` (Pascanu et al. 2013)."""
+    clip = optax.clip_by_global_norm(max_norm)
+    clipped, _ = clip.update(gradients, clip.init(gradients))
+    return clipped
+
+
+def train(
+    model: Transformer, batches: Sequence[Mapping[str, Array]], training: Training
+) -> tuple[list[float], dict[str, np.ndarray]]:
+    """Take one step per batch (`targets` and tokens); return the loss before each and the final learned parameters.
+
+    A batch norm normalizes by the batch; its running statistics do not change.
+    """
+    graph, *states = nnx.split(model, nnx.Param, ...)
+    parameters, statistics = states
+    # A table: the schedule is Python code, which cannot compare traced values.
+    rates = jnp.array([training.rate(step, model.config.embed_dim) for step in range(1, len(batches) + 1)])
+    # On the parameters' devices, as after a step; otherwise the step would be compiled twice.
+    home = jax.tree.leaves(parameters)[0].sharding
+    state, losses = jax.device_put(_start(training, rates, parameters), home), []
+    for batch in batches:
+        loss, parameters, state = _step(graph, training, rates, parameters, statistics, state, batch)
+        losses.append(float(loss))  # waits: pending steps hold memory
+    return losses, named(jax.device_get(parameters))  # NumPy transposes without a copy
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _start(training: Training, rates: Float[Array, " steps"], parameters: State) -> optax.OptState:
+    return _optimizer(training, rates).init(parameters)
+
+
+# No donation: donated arguments cannot serve as scratch memory, so the step would allocate it anew each time. This
+# takes more memory and less time.
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _step(
+    graph: nnx.GraphDef[Transformer],
+    training: Training,
+    rates: Float[Array, " steps"],
+    parameters: State,
+    statistics: State,
+    state: optax.OptState,
+    batch: Mapping[str, Array],
+) -> tuple[Array, State, optax.OptState]:
+    def loss_at(parameters: State) -> Array:
+        return loss_of(nnx.merge(graph, parameters, statistics, copy=True), **batch)
+
+    loss, gradients = jax.value_and_grad(loss_at)(parameters)
+    if training.max_norm is not None:
+        gradients = clip_by_global_norm(gradients, training.max_norm)
+    updates, state = _optimizer(training, rates).update(gradients, state, parameters)
+    return loss, optax.apply_updates(parameters, updates), state
+
+
+def _optimizer(training: Training, rates: Float[Array, " steps"]) -> optax.GradientTransformation:
+    def rate(count: Array) -> Array:
+        return rates[count]
+
+    (beta1, beta2), eps = training.betas, training.eps
+    return {
+        "sgd": lambda: optax.sgd(rate, momentum=training.momentum),
+        "adam": lambda: optax.adam(rate, beta1, beta2, eps),
+        "adamw": lambda: optax.adamw(rate, beta1, beta2, eps, weight_decay=training.weight_decay),
+    }[training.optimizer]()

@@ -1,0 +1,93 @@
+"""Beam search: the most likely continuation as a whole."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from transparity.config import TransformerConfig
+from transparity_pytorch.decoding.generation import allocate
+from transparity_pytorch.decoding.steps import Step, cache_for, next_logits, step
+from transparity_pytorch.state.cache import select_rows
+from transparity_pytorch.transformer import Transformer
+
+
+class BeamState(NamedTuple):
+    """Scores, numbers of tokens added, and ends of the beams of each row."""
+
+    score: Float[Tensor, "batch beams"]
+    added: Int[Tensor, "batch beams"]
+    ended: Bool[Tensor, "batch beams"]
+
+
+def extend_beams(
+    config: TransformerConfig, state: BeamState, following: Float[Tensor, "batch beams vocab"], length_penalty: float
+) -> tuple[BeamState, Int[Tensor, "batch beams"], Int[Tensor, "batch beams"]]:
+    """Extend every beam by one token and keep the best: their state, the beams that they extend, and their tokens.
+
+    `following` are log probabilities of the next token. An ended beam is extended by `filling_id` alone, at no cost.
+    """
+    score, added, ended = state
+    batch, beams, vocab_size = following.shape
+    vocabulary = torch.arange(vocab_size, device=following.device)
+    staying = torch.where(vocabulary == config.filling_id, 0.0, -torch.inf).to(score.dtype)
+    scores = score[:, :, None] + torch.where(ended[:, :, None], staying, following)
+    added = added + ~ended
+    ranked = (scores / _penalty(added, length_penalty)[:, :, None]).reshape(batch, -1)
+    best = ranked.argsort(dim=-1, descending=True, stable=True)[:, :beams]
+    beam, token = best // vocab_size, best % vocab_size
+    score = scores.reshape(batch, -1).gather(-1, best)
+    added = added.gather(-1, beam)
+    ended = ended.gather(-1, beam) | (token == config.ending_id)
+    return BeamState(score, added, ended), beam, token
+
+
+@torch.no_grad()
+def beam_search(
+    model: Transformer,
+    prompt: Int[Tensor, "batch length"],
+    max_new_tokens: int,
+    beams: int,
+    *,
+    length_penalty: float = 0.0,
+    lengths: Int[Tensor, " batch"] | None = None,
+    source: Int[Tensor, "batch keys"] | None = None,
+    step: Step = step,
+) -> tuple[Int[Tensor, "batch total_length"], Float[Tensor, " batch"]]:
+    """Continue each row of `prompt` by the best of `beams` continuations; return it with its score, log P / ((5 +
+    tokens added) / 6)^length_penalty (Wu et al. 2016, eq. 14), by which continuations are ranked.
+
+    Ended continuations stay among the beams. Of equal scores the better beam wins, then the lower token. `lengths` and
+    `source` are those of `generate`.
+    """
+    config, batch, device = model.config, len(prompt), prompt.device
+    tokens, lengths = allocate(config, prompt, lengths, max_new_tokens)
+    each = torch.arange(batch, device=device).repeat_interleave(beams)
+    tokens, lengths, source = tokens[each], lengths[each], None if source is None else source[each]
+    longest = prompt.shape[1]
+    cache, new = cache_for(model, tokens, longest, source), longest
+    # All beams of a row start equal: only the first counts until they differ.
+    begin = torch.where(torch.arange(beams, device=device) == 0, 0.0, -torch.inf).expand(batch, beams)
+    score = begin.to(torch.promote_types(model.token_embedding.weight.dtype, torch.float32))
+    state = BeamState(score, torch.zeros_like(score, dtype=torch.long), torch.zeros_like(score, dtype=torch.bool))
+    for _ in range(max_new_tokens):
+        cache = cache if longest <= config.max_length else None
+        logits = next_logits(model, tokens, lengths, cache, source, new, step)
+        following = logits.log_softmax(dim=-1, dtype=score.dtype).reshape(batch, beams, -1)
+        state, beam, token = extend_beams(config, state, following, length_penalty)
+        kept = (torch.arange(batch, device=device)[:, None] * beams + beam).reshape(-1)
+        tokens, cache = tokens[kept], None if cache is None else select_rows(cache, kept)
+        tokens[torch.arange(len(tokens), device=device), lengths] = token.reshape(-1)
+        lengths, longest, new = lengths + 1, longest + 1, 1
+        if state.ended.all():
+            break
+    final, best = (state.score / _penalty(state.added, length_penalty)).max(dim=-1)
+    return tokens[torch.arange(batch, device=device) * beams + best, :longest], final
+
+
+def _penalty(added: Int[Tensor, "batch beams"], power: float) -> Float[Tensor, "batch beams"]:
+    """Divisor of the score of a continuation by `added` tokens (Wu et al. 2016, eq. 14)."""
+    return ((5 + added.double()) / 6) ** power

@@ -1,0 +1,114 @@
+"""Generation: one token after another, greedily or sampled."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from transparity.config import TransformerConfig
+from transparity.sampling import Sampling
+from transparity_pytorch.arithmetic.precision import upcast
+from transparity_pytorch.decoding.steps import Step, cache_for, next_logits, step
+from transparity_pytorch.transformer import Transformer
+
+
+def greedy_tokens(logits: Float[Tensor, "batch vocab"]) -> Int[Tensor, " batch"]:
+    """Most likely token of each row (document 004); the first of equals."""
+    return logits.argmax(dim=-1)
+
+
+def filter_logits(logits: Float[Tensor, "batch vocab"], sampling: Sampling) -> Float[Tensor, "batch vocab"]:
+    """Apply temperature, top-k and top-p; filtered tokens become −inf. The largest logit is 0, the dtype at least
+    float32."""
+    logits = upcast(logits)
+    logits = (logits - logits.amax(dim=-1, keepdim=True)) / sampling.temperature
+    ranked, order = logits.sort(dim=-1, descending=True, stable=True)
+    if sampling.top_k is not None:
+        ranked[:, sampling.top_k :] = -torch.inf
+    if sampling.top_p < 1:
+        probability = ranked.softmax(dim=-1)
+        before = probability.cumsum(dim=-1) - probability
+        ranked = ranked.masked_fill(before >= sampling.top_p, -torch.inf)
+    return ranked.gather(-1, order.argsort(dim=-1))
+
+
+def sampled_tokens(logits: Float[Tensor, "batch vocab"], uniforms: Float[Tensor, " batch"]) -> Int[Tensor, " batch"]:
+    """Sample a token of each row from softmax(logits) (document 001): the first whose cumulative probability exceeds
+    the row's uniform number in [0, 1)."""
+    cumulative = upcast(logits).softmax(dim=-1).cumsum(dim=-1)
+    total = cumulative[:, -1:]
+    # A uniform number next to 1 may be rounded to 1; tokens that add nothing to the total must not be drawn even so.
+    passed = (cumulative <= uniforms.to(cumulative.dtype)[:, None] * total) & (cumulative < total)
+    return passed.sum(dim=-1)
+
+
+def allocate(
+    config: TransformerConfig, prompt: Int[Tensor, "batch length"], lengths: Int[Tensor, " batch"] | None, more: int
+) -> tuple[Int[Tensor, "batch total_length"], Int[Tensor, " batch"]]:
+    """Right-pad the prompt by `more` tokens; return it with the length of each row."""
+    batch, length = prompt.shape
+    lengths = torch.full((batch,), length, device=prompt.device) if lengths is None else lengths
+    tokens = F.pad(prompt, (0, more))
+    nothing = torch.arange(length + more, device=prompt.device) >= lengths[:, None]
+    return tokens.masked_fill(nothing, config.filling_id), lengths
+
+
+def append_token(
+    config: TransformerConfig,
+    logits: Float[Tensor, "batch vocab"],
+    tokens: Int[Tensor, "batch total_length"],
+    lengths: Int[Tensor, " batch"],
+    ended: Bool[Tensor, " batch"],
+    uniforms: Float[Tensor, " batch"] | None,
+    sampling: Sampling,
+) -> tuple[Int[Tensor, "batch total_length"], Int[Tensor, " batch"], Bool[Tensor, " batch"]]:
+    """Append the next token of each row, greedily or sampled by `uniforms`; rows that had ended get `filling_id`.
+
+    Returns the tokens, their lengths, and which rows have ended.
+    """
+    token = greedy_tokens(logits) if uniforms is None else sampled_tokens(filter_logits(logits, sampling), uniforms)
+    token = token.masked_fill(ended, config.filling_id)
+    ended = ended | (token == config.ending_id)
+    tokens[torch.arange(len(tokens), device=tokens.device), lengths] = token
+    return tokens, lengths + 1, ended
+
+
+@torch.no_grad()
+def generate(
+    model: Transformer,
+    prompt: Int[Tensor, "batch length"],
+    max_new_tokens: int,
+    *,
+    lengths: Int[Tensor, " batch"] | None = None,
+    source: Int[Tensor, "batch keys"] | None = None,
+    uniforms: Float[Tensor, "batch new_tokens"] | None = None,
+    sampling: Sampling | None = None,
+    step: Step = step,
+) -> Int[Tensor, "batch total_length"]:
+    """Continue each row of `prompt` by up to `max_new_tokens`, greedily or sampled by `uniforms`.
+
+    The model sees the last `max_length` tokens (document 001). A row that has reached `eos_id` is filled with
+    `filling_id`, as are rows with shorter prompts; generation stops when all rows have ended (document 004).
+
+    Args:
+        lengths: Number of valid tokens of each row of `prompt`; None: all.
+        source: Tokens of the encoder.
+        uniforms: Numbers in [0, 1), one per new token; None: greedy.
+        sampling: Temperature, top-k and top-p.
+    """
+    config = model.config
+    tokens, lengths = allocate(config, prompt, lengths, max_new_tokens)
+    longest = prompt.shape[1]
+    cache, new = cache_for(model, tokens, longest, source), longest
+    ended = torch.zeros(len(prompt), dtype=torch.bool, device=prompt.device)
+    for i in range(max_new_tokens):
+        cache = cache if longest <= config.max_length else None
+        logits = next_logits(model, tokens, lengths, cache, source, new, step)
+        drawn = None if uniforms is None else uniforms[:, i]
+        tokens, lengths, ended = append_token(config, logits, tokens, lengths, ended, drawn, sampling or Sampling())
+        longest, new = longest + 1, 1
+        if config.eos_id is not None and ended.all():
+            break
+    return tokens[:, :longest]

@@ -1,0 +1,108 @@
+"""Decoding with a cache: logits of new tokens without recomputing earlier ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from transparity.taps import Tap, identity, scoped
+from transparity_pytorch.layers import Layer, cross_attention_cache
+from transparity_pytorch.masks import padding_mask, visible_keys
+from transparity_pytorch.state.cache import Cache, empty_cache, mark_valid, next_positions
+from transparity_pytorch.transformer import Transformer
+
+Step = Callable[..., Tensor]
+"""`step` below, or its compiled form."""
+
+
+def prefill(
+    model: Transformer,
+    batch: int,
+    capacity: int,
+    *,
+    source: Int[Tensor, "batch keys"] | None = None,
+    attention_mask: Bool[Tensor, "batch keys"] | Int[Tensor, "batch keys"] | None = None,
+) -> Cache:
+    """Cache for `batch` rows of up to `capacity` tokens, with the encoder run on `source` and every decoder layer's
+    keys and values of its output. An `attention_mask` applies to the source."""
+    config = model.config
+    table = model.token_embedding.weight
+    cache = empty_cache(config, batch, capacity, table.dtype, table.device)
+    if source is not None:
+        visible = visible_keys(source, config.pad_id, attention_mask)
+        cache["memory_mask"] = padding_mask(visible)
+        memory = model.encoder(source, visible)
+        for layer, kept in zip(model.decoder.layers, cache["layers"], strict=True):
+            assert isinstance(layer, Layer)
+            kept["cross_attention"] = cross_attention_cache(layer, memory)
+    return cache
+
+
+def step(
+    model: Transformer,
+    tokens: Int[Tensor, "batch queries"],
+    cache: Cache,
+    *,
+    counts: Int[Tensor, " batch"] | None = None,
+    attention_mask: Bool[Tensor, "batch queries"] | Int[Tensor, "batch queries"] | None = None,
+    tap: Tap = identity,
+) -> Float[Tensor, "batch queries vocab"]:
+    """Logits after each of the next `tokens`, as the full forward pass gives them; updates `cache`.
+
+    Padding with every key masked weighs all keys alike, so its own logits depend on the capacity of the cache.
+
+    Args:
+        counts: Number of valid tokens in each row; None: all. The rest are fillers, which no token sees and the next
+            step overwrites.
+        attention_mask: 0 at padding of the tokens.
+    """
+    config = model.config
+    positions = next_positions(cache, tokens.shape[1])
+    visible = mark_valid(cache, visible_keys(tokens, config.pad_id, attention_mask), positions)
+    scope, layers, memory_mask = scoped(tap, "decoder"), cache["layers"], cache.get("memory_mask")
+    table = model.token_embedding
+    x = model.decoder(
+        tokens, visible, scope, token_embedding=table, positions=positions, memory_mask=memory_mask, cache=layers
+    )
+    cache["lengths"] = cache["lengths"] + (tokens.shape[1] if counts is None else counts)
+    return tap("logits", model.apply_head(x))
+
+
+def cache_for(
+    model: Transformer,
+    tokens: Int[Tensor, "batch total_length"],
+    longest: int,
+    source: Int[Tensor, "batch keys"] | None,
+) -> Cache | None:
+    """Cache for the tokens; None where earlier tokens depend on later ones, or exceed `max_length`."""
+    config = model.config
+    if not config.mask_is_exact or longest > config.max_length:
+        return None
+    return prefill(model, len(tokens), min(tokens.shape[1], config.max_length), source=source)
+
+
+def next_logits(
+    model: Transformer,
+    tokens: Int[Tensor, "batch total_length"],
+    lengths: Int[Tensor, " batch"],
+    cache: Cache | None,
+    source: Int[Tensor, "batch keys"] | None,
+    new: int,
+    step: Step = step,
+) -> Float[Tensor, "batch vocab"]:
+    """Logits after the first `lengths` tokens of each row, of which up to `new` are not in the cache yet. Without a
+    cache the model runs on the last `max_length` of them (document 001)."""
+    config = model.config
+    rows = torch.arange(len(tokens), device=tokens.device)
+    if cache is not None:
+        counts = lengths - cache["lengths"]
+        chunk = tokens.take_along_dim(next_positions(cache, new), dim=1)
+        return step(model, chunk, cache, counts=counts)[rows, counts - 1]
+    begin = (lengths - config.max_length).clamp(min=0)
+    window = begin[:, None] + torch.arange(min(config.max_length, int(lengths.max())), device=tokens.device)
+    context = tokens.take_along_dim(window, dim=1)
+    inputs = {"tokens": context} if source is None else {"source": source, "target": context}
+    return model(**inputs)[rows, lengths - begin - 1]

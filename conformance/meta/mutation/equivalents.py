@@ -1,0 +1,177 @@
+"""Lines of the columns that mutation changes and that compute the same, each tried by `python -m
+meta.mutation.equivalents`.
+
+`equivalents.toml` lists them with the reason. Every entry is planted and has to answer as the right column does, on
+every preset: taps, logits, loss, gradients, generated tokens and beams. Then the claims about its file are made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import tomllib
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from meta.mutation.mutants import Mutant, mutants
+from meta.planting.planted import REFERENCE_COLUMN, as_reference, caught, file_path, harness_beside, planted, topic
+from transparity.presets import PRESETS
+from transparity.protocol import Backend
+from transparity.training import dropout_masks
+from transparity_conformance.capabilities.decoding.teacher_forcing import true_scores
+from transparity_conformance.capabilities.requests import Request
+from transparity_conformance.oracle.backends import REFERENCE, backend
+from transparity_conformance.oracle.probes import probes
+from transparity_conformance.report.comparison import as_numbers, difference
+from transparity_conformance.suite.claims import all_claims
+from transparity_conformance.suite.claims.generation import NEW, ROWS, SAMPLINGS, prompted
+
+LIST = Path(__file__).with_name("equivalents.toml")
+SEARCHES = ((2, 0.0), (3, 0.8))
+"""Numbers of beams, each with a length penalty."""
+
+
+@dataclass(frozen=True)
+class Equivalent:
+    """A line of a column as mutation makes it, and why it computes the same."""
+
+    column: str
+    file: str
+    becomes: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.column}/{self.file}.py: {self.becomes}"
+
+
+@functools.cache
+def equivalents() -> tuple[Equivalent, ...]:
+    """Every entry of the list, in its order."""
+    listed = tomllib.loads(LIST.read_text())["equivalent"]
+    return tuple(Equivalent(it["column"], it["file"], line, it["why"]) for it in listed for line in it["becomes"])
+
+
+def mutants_of(entry: Equivalent) -> list[Mutant]:
+    """The mutants of the column's file, as it is now, that make the line what the entry says."""
+    return [mutant for mutant in _mutants_of(entry.column, entry.file) if mutant.becomes == entry.becomes]
+
+
+@functools.cache
+def _mutants_of(column: str, file: str) -> tuple[Mutant, ...]:
+    made = mutants(file, file_path(column, file).read_text())
+    return tuple({mutant.source: mutant for mutant in made}.values())
+
+
+def difference_made(entry: Equivalent) -> str:
+    """Answers that a mutant of the entry changes; empty if there are none."""
+    made = mutants_of(entry)
+    return next(filter(None, (_difference(entry.column, mutant) for mutant in made)), "") if made else "no such mutant"
+
+
+def _difference(column: str, mutant: Mutant) -> str:
+    near = {name: claim for name, claim in all_claims().items() if name.startswith(f"{topic(mutant.file)}.")}
+    with ExitStack() as stack:
+        build = stack.enter_context(planted(column, mutant.file, mutant.source))
+        for case in PRESETS:
+            if place := _first_other_answer(build, case):
+                return f"{case}: {place}"
+        subjects: list[Backend] = [build]
+        if column == REFERENCE_COLUMN:
+            stack.enter_context(as_reference(build))
+            subjects.append(backend("pytorch"))
+        for subject in subjects:
+            for name, claim in near.items():
+                is_made = claim.quick and (claim.of_reference or subject.name != REFERENCE)
+                if is_made and caught(name, subject):
+                    return name
+    return ""
+
+
+def _first_other_answer(build: Backend, case: str) -> str:
+    """The name of the first answer that differs from the right column's by more than rounding in float64 explains."""
+    found, allowed = answers(build, case), budgets(case)
+    for name, right in right_answers(build.name, case).items():
+        if not difference(found.get(name, np.empty(0)), right) <= allowed.get(name, 0.0):
+            return name
+    return ""
+
+
+@functools.cache
+def budgets(case: str) -> dict[str, float]:
+    """Budgets in float64 of the answers that are sums; all others are exact."""
+    oracle = probes(case)["mixed"].oracle
+    found = {name: oracle.budget(name, "float64") for name in oracle.expected}
+    found |= {"logits by the fast path": found["logits"], "loss": 2 * found["logits"]}
+    config, parameters, prompt, source = prompted(case)
+    for beams, power in SEARCHES:
+        asked = Request("beams", config, parameters, prompt, NEW, source, beams=beams, length_penalty=power)
+        tokens = right_answers(REFERENCE, case)[f"tokens of {beams} beams"]
+        found[f"scores of {beams} beams"] = true_scores(asked, tokens).budget("scores", "float64")
+    return found
+
+
+@functools.cache
+def right_answers(name: str, case: str) -> dict[str, np.ndarray]:
+    """The answers of a backend as it is installed."""
+    return answers(backend(name), case)
+
+
+def answers(build: Backend, case: str) -> dict[str, np.ndarray]:
+    """Everything that a backend computes of a preset, in float64, by name."""
+    probe = probes(case)["mixed"]
+    config, inputs = probe.config, dict[str, Any](probe.inputs)
+    with harness_beside(build).pinned():
+        forward = build(config, probe.parameters, dtype="float64", mode="eager")
+        found = {name: as_numbers(value) for name, value in forward(**inputs).items()}
+        found["logits by the fast path"] = as_numbers(forward.logits(**inputs))
+        targets = np.roll(inputs[config.input_names[-1]], -1, axis=1)
+        found["loss"] = np.asarray(forward.loss(targets, **inputs))
+        if hasattr(forward, "loss_and_gradients"):
+            lengths = {name: tokens.shape[1] for name, tokens in inputs.items()}
+            masks = dropout_masks(config, np.random.default_rng(0), len(targets), **lengths)
+            gradients = forward.loss_and_gradients(targets, masks=masks, **inputs)[1]
+            found |= {f"gradient of {name}": value for name, value in gradients.items()}
+        return found | dict(_generated(build, case))
+
+
+def _generated(build: Backend, case: str) -> Iterator[tuple[str, np.ndarray]]:
+    config, parameters, prompt, source = prompted(case)
+    forward = build(config, parameters, dtype="float64", mode="eager")
+    uniforms = np.random.default_rng(5).random((ROWS, NEW))
+    yield "tokens, greedily", forward.generate(prompt, NEW, source=source)
+    for name, sampling in SAMPLINGS.items():
+        drawn = forward.generate(prompt, NEW, source=source, uniforms=uniforms, sampling=sampling)
+        yield f"tokens, {name}", drawn
+    if config.mask_is_exact:
+        ragged = np.random.default_rng(8).integers(3, config.vocab_size, (ROWS, 3))
+        yield "tokens, ragged", forward.generate(ragged, NEW, lengths=[1, 3, 2], source=source)
+    for beams, power in SEARCHES:
+        tokens, scores = forward.beam_search(prompt, NEW, beams, length_penalty=power, source=source)
+        yield f"tokens of {beams} beams", tokens
+        yield f"scores of {beams} beams", scores
+
+
+def main() -> int:
+    """Try every entry; 1 if one computes something else."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--column", help="only the entries of this column")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="every N-th entry alone")
+    options = parser.parse_args()
+    console, wrong = Console(), 0
+    tried = [entry for entry in equivalents()[:: options.every] if options.column in (None, entry.column)]
+    for entry in tried:
+        if place := difference_made(entry):
+            wrong += 1
+            console.print(f"{entry}\n  differs: {place}", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"{len(tried) - wrong} of {len(tried)} entries compute the same")
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,48 @@
+"""Mutation testing itself: its mutants, and those that it leaves out because they compute the same."""
+
+from __future__ import annotations
+
+import pytest
+
+from meta.mutation.equivalents import Equivalent, difference_made, equivalents, mutants_of
+from meta.mutation.mutants import mutants
+from meta.planting.planted import file_path, files
+
+COLUMNS = ("transparity_pytorch", "transparity_flax", "transparity_numpy")
+EVERY = 16
+"""Of the entries of `equivalents.toml`, every so many is tried here; `nox -s equivalents` tries all."""
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_an_entry_is_a_line_that_mutation_makes(column: str) -> None:
+    entries = [entry for entry in equivalents() if entry.column == column]
+    assert entries and all(entry.why for entry in entries)
+    assert [entry for entry in entries if not mutants_of(entry)] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("entry", equivalents()[::EVERY], ids=str)
+def test_an_entry_computes_the_same(entry: Equivalent) -> None:
+    assert difference_made(entry) == ""
+
+
+def test_a_line_that_computes_something_else_is_no_entry() -> None:
+    """NumPy's decoding without a cache where the mask is exact: only `walkthrough`, whose mask is not, can tell."""
+    line = "if +config.mask_is_exact or longest > config.max_length:"
+    entry = Equivalent("transparity_numpy", "decoding.steps", line, "")
+    assert difference_made(entry).startswith("walkthrough: tokens")
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_every_file_of_a_column_is_mutated(column: str) -> None:
+    for file in {"port", "state.parameters", "arithmetic.functional"} & set(files(column)):
+        assert list(mutants(file, file_path(column, file).read_text()))
+
+
+def test_a_mutant_is_one_line_made_wrong() -> None:
+    made = [(mutant.line, mutant.becomes) for mutant in mutants("file", "def f(x: int) -> int:\n    return x + 1\n")]
+    assert sorted(set(made)) == [(2, "return x"), (2, "return x + 2"), (2, "return x - 1")]
+
+
+def test_what_means_the_same_is_no_mutant() -> None:
+    assert list(mutants("file", "def f(x, y):\n    z: int\n    return clip(x, y)\n")) == []

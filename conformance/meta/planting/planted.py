@@ -1,0 +1,165 @@
+"""Plant a fault: one file of a column with its text changed, in a backend beside the right one."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import types
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from unittest.mock import patch
+
+from hypothesis import HealthCheck, Phase, given, settings
+
+from transparity.config import TransformerConfig
+from transparity.protocol import Backend, Harness
+from transparity_conformance.oracle.backends import REFERENCE, backend
+from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.oracle.strategies import models
+from transparity_conformance.report.comparison import Subject
+from transparity_conformance.suite.bench import Bench
+from transparity_conformance.suite.claims import all_claims
+from transparity_conformance.suite.test_drawn import EXAMPLES, drawn_evidence
+
+REFERENCE_COLUMN = "transparity_numpy"
+DRAWN = "drawn.configurations"
+
+
+def column_path(column: str) -> Path:
+    """The folder of a column."""
+    spec = importlib.util.find_spec(column)
+    assert spec is not None and spec.origin is not None
+    return Path(spec.origin).parent
+
+
+def file_path(column: str, file: str) -> Path:
+    """The path of a column's file: `attention`, or `state.cache` in a folder of its own."""
+    return column_path(column).joinpath(*file.split(".")).with_suffix(".py")
+
+
+def files(column: str) -> tuple[str, ...]:
+    """The names of a column's files, `__init__` left out."""
+    top = column_path(column)
+    paths = (path.relative_to(top).with_suffix("") for path in top.rglob("*.py") if path.stem != "__init__")
+    return tuple(sorted(".".join(path.parts) for path in paths))
+
+
+def _belongs(column: str, module: str) -> bool:
+    """Return whether a module is the column's own, not the contract, which every column shares."""
+    return module.partition(".")[0] == column
+
+
+@contextmanager
+def planted(column: str, file: str, source: str) -> Iterator[Backend]:
+    """The backend of `column` with the text of one `file` replaced by `source`; the right one is back afterwards."""
+    right = {name: module for name, module in sys.modules.items() if _belongs(column, name)}
+    for name in right:
+        del sys.modules[name]
+    try:
+        importlib.import_module(column)
+        module = types.ModuleType(f"{column}.{file}")
+        sys.modules[module.__name__] = module
+        # Imported by the file itself, what it imports in turn must find this module, not the right one.
+        exec(compile(source, str(file_path(column, file)), "exec"), module.__dict__)
+        build: Backend = importlib.import_module(f"{column}.port").build
+        yield build
+    finally:
+        for name in [name for name in sys.modules if _belongs(column, name)]:
+            del sys.modules[name]
+        sys.modules.update(right)
+
+
+def harness_beside(build: Backend) -> Harness:
+    """The harness of the column that `build` belongs to; of a planted one, within `planted`."""
+    column = type(build).__module__.rpartition(".")[0]
+    parts: Harness = importlib.import_module(f"{column}.harness")
+    return parts
+
+
+@contextmanager
+def as_reference(build: Backend) -> Iterator[None]:
+    """While it is entered, `build` is the reference of the whole suite: the backend that every oracle asks, and
+    whatever the suite took from the column's modules by itself."""
+
+    def found(name: str) -> Backend:
+        return build if name == REFERENCE else backend(name)
+
+    with ExitStack() as stack:
+        for module in _suite():
+            for name, value in list(vars(module).items()):
+                if value is backend:
+                    stack.enter_context(patch.object(module, name, found))
+                elif _belongs(REFERENCE_COLUMN, home := getattr(value, "__module__", None) or ""):
+                    stack.enter_context(
+                        patch.object(module, name, getattr(importlib.import_module(home), value.__name__))
+                    )
+        stack.callback(_forget)
+        _forget()
+        yield
+
+
+def _suite() -> list[types.ModuleType]:
+    return [module for name, module in sys.modules.items() if name.startswith("transparity_conformance")]
+
+
+def _forget() -> None:
+    """Clear what the suite caches of oracles."""
+    for module in _suite():
+        for kept in vars(module).values():
+            if callable(forget := getattr(kept, "cache_clear", None)):
+                forget()
+
+
+def caught(name: str, build: Backend, dtype: str | None = None, *, in_full: bool = False) -> bool:
+    """Return whether the claim `name` fails for `build`, by its evidence or by an error; by default in float32.
+
+    Models are not compiled: a planted file would be compiled anew, which takes a minute.
+    """
+    if name == DRAWN:
+        return drawn_catches(build)
+    claim = all_claims()[name]
+    if in_full:
+        assert claim.full is not None
+        claim = claim.full
+    if dtype is None:
+        dtype = "float32" if "float32" in claim.dtypes and build.name != "numpy" else claim.dtypes[0]
+    try:
+        parts = harness_beside(build)
+        with parts.pinned():
+            return not all(item.agrees for item in claim.check(Bench(Subject(build.name, dtype), build, parts)))
+    except Exception:  # noqa: BLE001 - whatever a mistake raises, the claim's test fails
+        return True
+
+
+def drawn_catches(build: Backend) -> bool:
+    """Return whether some drawn configuration shows a disagreement."""
+
+    @settings(
+        max_examples=EXAMPLES.get(build.name, (60, 200))[1],
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(models())
+    def agree(model: tuple[TransformerConfig, int, Arrays]) -> None:
+        assert all(item.agrees for item in drawn_evidence(build, *model, mode="eager"))
+
+    try:
+        agree()
+    except Exception:  # noqa: BLE001
+        return True
+    return False
+
+
+ABOUT = {"head": "families", "rounding": "precision", "cache": "decoding", "steps": "decoding", "beams": "generation"}
+"""The topic of the claims about a file, where it has another name; `forward` where no topic has the file's name."""
+
+
+def topic(file: str) -> str:
+    """The topic of the claims about a file, which are made first."""
+    topics, name = {name.partition(".")[0] for name in all_claims()}, file.rpartition(".")[2]
+    return ABOUT.get(name, name if name in topics else "forward")

@@ -1,0 +1,726 @@
+"""Mistakes in the parts that the presets lack, as a port of a family makes them: another field, other parameters, other
+inputs, or one function of the NumPy column exchanged while the port runs.
+
+Nothing here knows how the checker imitates a mistake: what is said in both places was thought of twice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+from unittest.mock import patch
+
+import ml_dtypes
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity.taps import recording
+from transparity_conformance.oracle.cases import CASES
+from transparity_numpy import attention, embeddings, feed_forward, layers, normalization, positions
+from transparity_numpy.arithmetic import functional
+from transparity_numpy.arithmetic.functional import linear
+from transparity_numpy.attention import split_heads
+from transparity_numpy.positions import RotaryTables
+from transparity_numpy.state.context import LayerContext
+from transparity_numpy.transformer import transformer
+
+Arrays = dict[str, np.ndarray]
+Config = TransformerConfig
+Wrong = Callable[[Config], Any]
+"""Replacement of a function or another value in a port, given its configuration."""
+Acts = Callable[[Config], bool]
+"""Condition on a configuration under which the fault changes something."""
+
+SCORES, WEIGHTS, HIDDEN, LOGITS = r".*\.scores", r".*\.weights", r".*\.hidden", r"logits"
+ROTATED, EMBEDDING = r".*\.(query|key)_rotated", r"\w+\.embedding"
+NORMS = r".*_norm|\w+\.output"
+
+
+@dataclass(frozen=True)
+class FamilyFault:
+    """One mistake: what it is called, the form it takes, where it shows, and how a port comes to make it."""
+
+    ids: tuple[str, ...]
+    """Names that are right: more than one where nothing tells them apart, none for what no catalogue has."""
+    variant: str
+    place: str
+    """Pattern of the taps at which the fault may be found."""
+    acts: Acts
+    """In which configurations it is one."""
+    fields: Callable[[Config], dict[str, Any]] = lambda config: {}
+    parameters: Callable[[Config, Arrays], Arrays] = lambda config, parameters: parameters
+    inputs: Callable[[Config, Arrays], Arrays] = lambda config, inputs: inputs
+    exchanged: Mapping[str, Wrong] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.ids[0]} ({self.variant})" if self.ids else self.variant
+
+
+def build_port(fault: FamilyFault | None, dtype: str = "float32") -> Callable[[Config, Arrays], Callable[..., Arrays]]:
+    """`build(config, parameters)` of a port that makes the mistake, or none."""
+
+    def build(config: Config, parameters: Arrays) -> Callable[..., Arrays]:
+        changed = dataclasses.replace(config, **fault.fields(config)) if fault else config
+        given = fault.parameters(config, dict(parameters)) if fault else parameters
+        cast = {name: value.astype(dtype) for name, value in given.items()}
+
+        def forward(**inputs: np.ndarray) -> Arrays:
+            taps: Arrays = {}
+            shown: Any = fault.inputs(config, dict(inputs)) if fault else inputs
+            with ExitStack() as stack:
+                for name, wrong in fault.exchanged.items() if fault else ():
+                    # The configuration is the contract's; all else that is replaced is the column's.
+                    package = "transparity" if name.startswith("config.") else "transparity_numpy"
+                    stack.enter_context(patch(f"{package}.{name}", wrong(config)))
+                transformer(changed, cast, **shown, tap=recording(taps))
+            return taps
+
+        return forward
+
+    return build
+
+
+def together(one: FamilyFault, other: FamilyFault) -> FamilyFault:
+    """Both mistakes, made in one port. What they exchange has to be different."""
+    assert not set(one.exchanged) & set(other.exchanged)
+    return FamilyFault(
+        (*one.ids, *other.ids),
+        f"{one.variant} and {other.variant}",
+        f"{one.place}|{other.place}",
+        _both(one.acts, other.acts),
+        lambda config: one.fields(config) | other.fields(config),
+        lambda config, parameters: other.parameters(config, one.parameters(config, parameters)),
+        lambda config, inputs: other.inputs(config, one.inputs(config, inputs)),
+        {**one.exchanged, **other.exchanged},
+    )
+
+
+def acting(case: str) -> list[FamilyFault]:
+    """Every mistake that acts in a case."""
+    return [fault for fault in FAULTS if fault.acts(CASES[case])]
+
+
+def _any(config: Config) -> bool:
+    return True
+
+
+def _is(**fields: Any) -> Acts:
+    """Configurations with these fields."""
+    return lambda config: all(getattr(config, name) == value for name, value in fields.items())
+
+
+def _has(*fields: str) -> Acts:
+    """Configurations in which these are not None, 0 or false."""
+    return lambda config: all(getattr(config, name) for name in fields)
+
+
+def _both(*acts: Acts) -> Acts:
+    return lambda config: all(each(config) for each in acts)
+
+
+def _not(acts: Acts) -> Acts:
+    return lambda config: not acts(config)
+
+
+def _to(**fields: Any) -> Callable[[Config], dict[str, Any]]:
+    """Fields that a port takes to be these."""
+    return lambda config: fields
+
+
+def _other(name: str, *choices: Any) -> Callable[[Config], dict[str, Any]]:
+    """The other of two choices of a field."""
+    return lambda config: {name: choices[getattr(config, name) == choices[0]]}
+
+
+_ROTARY = _is(positions="rotary")
+_SCALED = _both(_ROTARY, _not(_is(rotary_scaling="none")))
+_IS_LONE = _not(_is(architecture="encoder-decoder"))
+_UNTIED = _both(_is(head="logits"), _not(_is(tied_head=True)))
+
+
+def _partly_turned(config: Config) -> bool:
+    return _ROTARY(config) and config.rotated_dim < config.head_dim
+
+
+def _wholly_turned(config: Config) -> bool:
+    return _ROTARY(config) and config.rotated_dim == config.head_dim == 8
+
+
+def _grouped(config: Config) -> bool:
+    return 1 < config.key_value_heads < config.num_heads
+
+
+def _packs(config: Config) -> bool:
+    inside = config.architecture == "decoder" and config.positions in ("rotary", "alibi")
+    return inside and config.key_value_heads == config.num_heads
+
+
+def _window(change: Callable[[int], int]) -> Callable[[Config], dict[str, Any]]:
+    return lambda config: {"sliding_window": change(config.sliding_window or 0)}
+
+
+def _replaced(change: Callable[[str, np.ndarray], np.ndarray]) -> Callable[[Config, Arrays], Arrays]:
+    """Every parameter as `change(name, value)` leaves it."""
+    return lambda config, parameters: {name: change(name, value) for name, value in parameters.items()}
+
+
+def _swapped(one: str, other: str) -> Callable[[Config, Arrays], Arrays]:
+    """The parameters of two parts exchanged, wherever both are."""
+
+    def exchanged(config: Config, parameters: Arrays) -> Arrays:
+        names = {name: name.replace(f".{one}.", f".{other}.") for name in parameters if f".{one}." in name}
+        both = names | {new: name for name, new in names.items()}
+        return {name: parameters[both.get(name, name)] for name in parameters}
+
+    return exchanged
+
+
+def _rotated_by(change: Callable[[Config, str, RotaryTables], RotaryTables]) -> dict[str, Wrong]:
+    """Queries or keys rotated by other tables."""
+
+    def wrong(_: Config) -> Callable[..., Any]:
+        right = attention.normalize_and_rotate
+
+        def changed(config: Config, parameters: Any, name: str, x: Any, rotary: RotaryTables | None, tap: Any) -> Any:
+            tables = None if rotary is None else change(config, name, rotary)
+            return right(config, parameters, name, x, tables, tap)
+
+        return changed
+
+    return {"attention.normalize_and_rotate": wrong}
+
+
+def _unturned(*roles: str) -> dict[str, Wrong]:
+    def change(config: Config, name: str, rotary: RotaryTables) -> RotaryTables:
+        return (np.ones_like(rotary[0]), np.zeros_like(rotary[1])) if name in roles else rotary
+
+    return _rotated_by(change)
+
+
+def _turned_back(*roles: str) -> dict[str, Wrong]:
+    def change(config: Config, name: str, rotary: RotaryTables) -> RotaryTables:
+        return (rotary[0], -rotary[1]) if name in roles else rotary
+
+    return _rotated_by(change)
+
+
+def _one_later(role: str, by: int) -> dict[str, Wrong]:
+    def change(config: Config, name: str, rotary: RotaryTables) -> RotaryTables:
+        cosine, sine = rotary
+        step = by * positions.rotary_frequencies(config)
+        more, most = np.cos(step), np.sin(step)
+        moved = (cosine * more - sine * most, sine * more + cosine * most)
+        return (moved[0].astype(cosine.dtype), moved[1].astype(sine.dtype)) if name == role else rotary
+
+    return _rotated_by(change)
+
+
+def _frequencies_of_all(_: Config) -> Callable[..., Any]:
+    return lambda config: np.array(
+        [config.rope_theta ** (-2 * pair / config.head_dim) for pair in range(config.rotated_dim // 2)]
+    )
+
+
+def _in_half(kind: Any, part: str) -> dict[str, Wrong]:
+    """Queries and keys turned as one who computes that `part` of the angles in `kind` turns them."""
+
+    def rotary_tables(config: Config, at: Any, dtype: Any) -> RotaryTables:
+        steps = positions.rotary_frequencies(config)
+        if part != "tables":
+            steps = steps.astype(kind)
+        if part == "frequencies":
+            steps = steps.astype(np.float64)
+        angles = (at.astype(steps.dtype)[..., None] * steps)[:, None]
+        tables = [function(angles.astype(np.float64)) for function in (np.cos, np.sin)]
+        if part in ("tables", "everything"):
+            tables = [table.astype(kind) for table in tables]
+        return tables[0].astype(dtype), tables[1].astype(dtype)
+
+    return {"transformer.rotary_tables": lambda _: rotary_tables}
+
+
+def _norm_last(_: Config) -> Callable[..., Any]:
+    def changed(config: Config, parameters: Any, name: str, x: Any, rotary: RotaryTables, tap: Any) -> Any:
+        turned = positions.rotate(x, rotary, config.rope_layout)
+        return tap(f"{name}_rotated", normalization.head_norm(config, parameters[f"{name}_norm"], turned))
+
+    return changed
+
+
+def _all_heads(_: Config) -> Callable[..., Any]:
+    def head_norm(config: Config, parameters: Any, x: Any) -> Any:
+        size = np.square(x).mean(axis=1, keepdims=True).mean(axis=3, keepdims=True)
+        return x / np.sqrt(size + x.dtype.type(config.norm_eps)) * parameters["weight"]
+
+    return head_norm
+
+
+def _tiled(_: Config) -> Callable[..., Any]:
+    return lambda x, num_heads: np.concatenate([x] * (num_heads // x.shape[1]), axis=1)
+
+
+def _backwards(_: Config) -> Callable[..., Any]:
+    return lambda x, num_heads: np.repeat(x, num_heads // x.shape[1], axis=1)[:, ::-1]
+
+
+def _rms(change: Callable[[Any, float], Any]) -> dict[str, Wrong]:
+    """Another RMS norm, in front of its gain."""
+    return {"normalization.rms_norm": lambda _: lambda x, weight, eps: change(x, eps).astype(x.dtype) * weight}
+
+
+def _fed(change: Callable[[Callable[[Any], Any], Any, Any], Any]) -> dict[str, Wrong]:
+    """Replace the combination of activation, gate and up."""
+
+    def wrong(config: Config) -> Callable[..., Any]:
+        function = feed_forward.ACTIVATIONS[config.activation]
+
+        def fed(config: Config, parameters: Any, x: Any, tap: Any) -> Any:
+            gate, up = linear(parameters["gate"], x), linear(parameters["up"], x)
+            return tap("output", linear(parameters["down"], tap("hidden", change(function, gate, up))))
+
+        return fed
+
+    return {"layers.feed_forward": wrong}
+
+
+def _activations(change: Callable[[Any], Any]) -> dict[str, Wrong]:
+    return {"feed_forward.ACTIVATIONS": lambda config: {config.activation: change}}
+
+
+def _windows(window: Callable[[Config, int], int | None]) -> dict[str, Wrong]:
+    return {"config.TransformerConfig.layer_window": lambda _: window}
+
+
+def _buckets(wrong: Callable[..., Any]) -> dict[str, Wrong]:
+    return {"positions.relative_buckets": lambda _: functools.partial(wrong, positions.relative_buckets)}
+
+
+def _ceiled(right: Any, distances: Any, buckets: int, most: int, *, both: bool) -> Any:
+    """Bucket by bucket, as a loop would find it, the shared ones rounded up."""
+
+    def bucket(distance: int) -> int:
+        count, first = (buckets // 2, buckets // 2 * (distance > 0)) if both else (buckets, 0)
+        far = abs(distance) if both else max(0, -distance)
+        if far < count // 2:
+            return first + far
+        part = math.log(far / (count // 2)) / math.log(most / (count // 2)) * (count - count // 2)
+        return first + min(count - 1, count // 2 + math.ceil(part))
+
+    return np.vectorize(bucket)(distances)
+
+
+def _exact(right: Any, distances: Any, buckets: int, most: int, *, both: bool) -> Any:
+    half = buckets // 2 if both else buckets
+    far = np.abs(distances) if both else np.where(distances < 0, -distances, 0)
+    return np.where(far < half, far, half - 1) + (half * (distances > 0) if both else 0)
+
+
+def _first_layer_alone(stack: str) -> dict[str, Wrong]:
+    """The bias is added to scores in the first layer of a stack only."""
+
+    def wrong(config: Config) -> Callable[..., Any]:
+        right, calls = layers.layer, iter(range(10_000))
+
+        def layer(config: Config, parameters: Any, x: Any, context: LayerContext, *others: Any) -> Any:
+            is_other = stack != ("decoder" if context.memory_mask is not None else "encoder")
+            kept = context if is_other or next(calls) == 0 else context._replace(bias=None)
+            return right(config, parameters, x, kept, *others)
+
+        return layer
+
+    return {"transformer.layer": wrong}
+
+
+def _slopes(wrong: Callable[[Config, Any], Any]) -> dict[str, Wrong]:
+    def changed(config: Config) -> Callable[..., Any]:
+        right = positions.alibi_slopes(config.num_heads)
+        return lambda heads: np.asarray(wrong(config, right))
+
+    return {"positions.alibi_slopes": changed}
+
+
+def _scores(wrong: Callable[..., Any]) -> dict[str, Wrong]:
+    return {"attention.attention_scores": lambda _: wrong}
+
+
+def _plus(scores: Any, bias: Any) -> Any:
+    return scores if bias is None else scores + bias
+
+
+def _weights(wrong: Callable[..., Any]) -> dict[str, Wrong]:
+    def changed(config: Config) -> Callable[..., Any]:
+        return functools.partial(wrong, config, attention.attention_weights)
+
+    return {"attention.attention_weights": changed}
+
+
+def _heads(wrong: Callable[[Config, Any, Any], Any]) -> dict[str, Wrong]:
+    return {"transformer.head": lambda _: wrong}
+
+
+def _ids(change: Callable[[Any, Any], Any]) -> dict[str, Wrong]:
+    def changed(_: Config) -> Callable[..., Any]:
+        right = embeddings.position_ids
+        return lambda config, visible, at: change(right(config, visible, at), visible)
+
+    return {"embeddings.position_ids": changed}
+
+
+def _packed(read_by_head: bool) -> Callable[[Config, Arrays], Arrays]:
+    """One matrix of queries, keys and values, laid one behind the other and read head by head, or the reverse."""
+
+    def changed(config: Config, parameters: Arrays) -> Arrays:
+        found = dict(parameters)
+        for name in parameters:
+            if ".self_attention.query." in name:
+                names = [name.replace(".query.", f".{role}.") for role in ("query", "key", "value")]
+                rows = np.concatenate([parameters[each] for each in names])
+                # Which row of those one behind the other stands in each place, if they stand head by head.
+                order = np.arange(len(rows)).reshape(3, config.num_heads, -1).swapaxes(0, 1).ravel()
+                read = np.argsort(order) if read_by_head else order
+                found |= zip(names, np.split(rows[read], 3), strict=True)
+        return found
+
+    return changed
+
+
+def _table(name: str) -> bool:
+    return name.endswith("token_embedding.weight")
+
+
+def _zero_padding(config: Config, parameters: Arrays) -> Arrays:
+    found = {name: value.copy() for name, value in parameters.items()}
+    for name in found:
+        if _table(name):
+            found[name][config.pad_id] = 0
+    return found
+
+
+def _no_types(config: Config, inputs: Arrays) -> Arrays:
+    return {name: value for name, value in inputs.items() if name != "token_types"}
+
+
+def _norm_first() -> dict[str, Wrong]:
+    """Token embeddings are normalised, then positions are added."""
+    right, normalized = embeddings.embed, normalization.norm
+    added: dict[str, Any] = {}
+
+    def embedded(config: Config, parameters: Any, tokens: Any, *given: Any, **named: Any) -> Any:
+        table = parameters["position_embedding"]["weight"]
+        without = parameters | {"position_embedding": {"weight": np.zeros_like(table)}}
+        x = right(config, parameters, tokens, *given, **named)
+        added["positions"] = x - right(config, without, tokens, *given, **named)
+        return x
+
+    def normalize(config: Config, parameters: Any, name: str, x: Any, tap: Any, **named: Any) -> Any:
+        return tap(name, normalized(config, parameters[name], x - added["positions"]) + added["positions"])
+
+    return {"transformer.embed": lambda _: embedded, "transformer.normalize": lambda _: normalize}
+
+
+def _zero_where_looked_up() -> dict[str, Wrong]:
+    right = embeddings.embed
+
+    def embedded(config: Config, parameters: Any, *given: Any, **named: Any) -> Any:
+        table = parameters["token_embedding"]["weight"].copy()
+        table[config.pad_id] = 0
+        return right(config, parameters | {"token_embedding": {"weight": table}}, *given, **named)
+
+    return {"transformer.embed": lambda _: embedded}
+
+
+def _given(name: str, change: Callable[[Config, Arrays], Any]) -> Callable[[Config, Arrays], Arrays]:
+    return lambda config, inputs: inputs | {name: change(config, inputs)}
+
+
+def _exchanged_inputs(config: Config, inputs: Arrays) -> Arrays:
+    return inputs | {"attention_mask": inputs["token_types"], "token_types": inputs["attention_mask"]}
+
+
+def _reshown(config: Config, inputs: Arrays) -> np.ndarray:
+    return (inputs[config.input_names[0]] != config.pad_id).astype(np.int64)
+
+
+def _project(parameters: Any, x: Any) -> Any:
+    return np.tanh(x @ parameters["pooler"]["weight"].T + parameters["pooler"]["bias"])
+
+
+def _root(x: Any) -> Any:
+    return np.sqrt(np.mean(x * x, axis=-1, keepdims=True))
+
+
+def _head_of_table(config: Config, parameters: Arrays) -> Arrays:
+    return parameters | {"head.weight": next(value for name, value in parameters.items() if _table(name))}
+
+
+def _faults() -> Iterator[FamilyFault]:
+    yield from _rotary_faults()
+    yield from _attention_faults()
+    yield from _window_faults()
+    yield from _distance_faults()
+    yield from _norm_faults()
+    yield from _feed_forward_faults()
+    yield from _embedding_faults()
+    yield from _further_faults()
+    yield from _head_faults()
+    yield from _usual_faults()
+
+
+def _rotary_faults() -> Iterator[FamilyFault]:
+    pairs = _other("rope_layout", "halves", "interleaved")
+    yield FamilyFault(("rotary-layout",), "other", ROTATED, _ROTARY, pairs)
+    for base in (10_000.0, 1e6, 500_000.0, 7321.0, 77.0):
+        acts = _both(_ROTARY, _not(_is(rope_theta=base)))
+        yield FamilyFault(("rotary-base",), f"{base:g}", ROTATED, acts, _to(rope_theta=base))
+    for name, fields in (
+        ("none", _to(rotary_scaling="none")),
+        ("the other", _other("rotary_scaling", "linear", "llama3")),
+        ("factor 3.3", _to(rotary_factor=3.3)),
+        ("inverted", lambda config: {"rotary_factor": 1 / config.rotary_factor}),
+    ):
+        yield FamilyFault(("rotary-scaling",), name, ROTATED, _SCALED, fields)
+    yield FamilyFault(("rotary-partial",), "all", ROTATED, _partly_turned, _to(rotary_dim=None))
+    wrong = {"positions.rotary_frequencies": _frequencies_of_all}
+    yield FamilyFault(("rotary-partial",), "angles of all", ROTATED, _partly_turned, exchanged=wrong)
+    yield FamilyFault(("rotary-partial",), "half", ROTATED, _wholly_turned, _to(rotary_dim=4))
+    for roles in (("query",), ("key",), ("query", "key")):
+        name = " and ".join(roles)
+        yield FamilyFault(("rotary-missing",), name, ROTATED, _ROTARY, exchanged=_unturned(*roles))
+        yield FamilyFault(("rotary-direction",), name, ROTATED, _ROTARY, exchanged=_turned_back(*roles))
+    for role in ("query", "key"):
+        for by in (1, -1):
+            yield FamilyFault(("rotary-position",), f"{role} {by:+d}", ROTATED, _ROTARY, exchanged=_one_later(role, by))
+    for kind in (ml_dtypes.bfloat16, np.float16):
+        for part in ("frequencies", "angles", "tables", "everything"):
+            variant = f"{part} in {np.dtype(kind)}"
+            yield FamilyFault(("rotary-precision",), variant, ROTATED, _ROTARY, exchanged=_in_half(kind, part))
+
+
+def _attention_faults() -> Iterator[FamilyFault]:
+    normed, heads = _has("query_key_norm"), r".*\.(query|key)_(norm|rotated)"
+    yield FamilyFault(("norm-missing",), "query and key", heads, normed, _to(query_key_norm=False))
+    wrong = {"attention.normalize_and_rotate": _norm_last}
+    yield FamilyFault(("query-key-norm",), "behind the rotation", heads, normed, exchanged=wrong)
+    yield FamilyFault(
+        ("query-key-norm",), "heads together", heads, normed, exchanged={"attention.head_norm": _all_heads}
+    )
+    yield FamilyFault(("norm-swapped",), "query and key", heads, normed, parameters=_swapped("query_norm", "key_norm"))
+    tiled = {"attention.repeat_heads": _tiled}
+    yield FamilyFault(("head-grouping",), "tiled", r".*\.(scores|context)", _grouped, exchanged=tiled)
+    capped = _has("attention_softcap")
+    for cap in (None, 50.0, 7.3):
+        yield FamilyFault(("attention-cap",), f"{cap}", SCORES, capped, _to(attention_softcap=cap))
+    early = _scores(
+        lambda query, key, scale, cap, bias: _plus(np.tanh(query @ key.swapaxes(-2, -1) / cap) * cap * scale, bias)
+    )
+    yield FamilyFault(("attention-cap",), "before the scale", SCORES, capped, exchanged=early)
+    cut = _scores(
+        lambda query, key, scale, cap, bias: _plus(np.clip(query @ key.swapaxes(-2, -1) * scale, -cap, cap), bias)
+    )
+    yield FamilyFault(("attention-cap",), "clipped", SCORES, capped, exchanged=cut)
+    behind = _weights(lambda config, right, scores, mask, hidden: right(scores, mask, -config.attention_softcap))
+    yield FamilyFault(("attention-cap", "mask-value"), "behind the mask", WEIGHTS, capped, exchanged=behind)
+
+
+def _window_faults() -> Iterator[FamilyFault]:
+    windowed, alternates = _has("sliding_window"), _has("full_attention_every")
+    yield FamilyFault(("window-size",), "+1", WEIGHTS, windowed, _window(lambda window: window + 1))
+    yield FamilyFault(("window-size",), "-1", WEIGHTS, windowed, _window(lambda window: window - 1))
+    yield FamilyFault(("window-missing",), "missing", WEIGHTS, windowed, _to(sliding_window=None))
+    lone = _both(windowed, _is(architecture="encoder"))
+    yield FamilyFault(("window-size",), "half", WEIGHTS, lone, _window(lambda window: window // 2 + 1))
+    yield FamilyFault(("window-layers",), "all", WEIGHTS, alternates, _to(full_attention_every=None))
+    other = _windows(
+        lambda config, layer: None if (layer + 1) % (config.full_attention_every or 1) else config.sliding_window
+    )
+    yield FamilyFault(("window-layers", "window-missing"), "exchanged", WEIGHTS, alternates, exchanged=other)
+
+
+def _distance_faults() -> Iterator[FamilyFault]:
+    relative, alibi = _is(positions="relative"), _is(positions="alibi")
+    for name, wrong in (
+        ("the other", lambda right, at, count, most, *, both: right(at, count, most, both=not both)),
+        ("all exact", _exact),
+        ("rounded up", _ceiled),
+    ):
+        yield FamilyFault(("relative-buckets",), name, SCORES, relative, exchanged=_buckets(wrong))
+    turned = _buckets(lambda right, at, count, most, *, both: right(-at, count, most, both=both))
+    yield FamilyFault(("relative-direction",), "turned", SCORES, relative, exchanged=turned)
+    yield FamilyFault(("relative-buckets",), "up to 128", SCORES, relative, _to(relative_max_distance=128))
+    yield FamilyFault(("relative-missing",), "missing", SCORES, relative, _to(positions="none"))
+    for stack in ("encoder", "decoder"):
+        alone = _first_layer_alone(stack)
+        yield FamilyFault(("relative-missing",), f"first {stack} layer alone", SCORES, relative, exchanged=alone)
+    negative = _replaced(lambda name, value: -value if name.endswith("relative_bias.weight") else value)
+    yield FamilyFault(("relative-sign",), "taken off", SCORES, relative, parameters=negative)
+    for name, slopes in (
+        ("naive", lambda c, right: [2 ** (-8 * (head + 1) / c.num_heads) for head in range(c.num_heads)]),
+        ("from 0", lambda c, right: [2 ** (-8 * head / c.num_heads) for head in range(c.num_heads)]),
+        ("in order", lambda c, right: sorted(right, reverse=True)),
+        ("of eight", lambda c, right: [2.0 ** -(head + 1) for head in range(c.num_heads)]),
+    ):
+        yield FamilyFault(("alibi-slopes",), name, SCORES, alibi, exchanged=_slopes(slopes))
+    yield FamilyFault(("alibi-sign",), "added", SCORES, alibi, exchanged=_slopes(lambda c, right: -right))
+    yield FamilyFault(("alibi-missing",), "missing", SCORES, alibi, _to(positions="none"))
+    scaled = _slopes(lambda c, right: right / math.sqrt(c.head_dim))
+    yield FamilyFault(("alibi-scaled",), "scaled", SCORES, alibi, exchanged=scaled)
+
+
+def _norm_faults() -> Iterator[FamilyFault]:
+    rms, both = _is(norm="rms"), _is(norm_position="both")
+    yield FamilyFault(("norm-gain",), "the other", NORMS, rms, _other("norm_gain", "weight", "one-plus-weight"))
+    yield FamilyFault(("norm-eps",), "1e-3", NORMS, rms, _to(norm_eps=1e-3))
+    yield FamilyFault(("norm-eps",), "3e-6", NORMS, rms, _to(norm_eps=3e-6))
+    outside = _rms(lambda x, eps: x / (_root(x) + eps))
+    yield FamilyFault(("norm-eps-placement",), "outside", NORMS, rms, exchanged=outside)
+    centred = _rms(lambda x, eps: (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + eps))
+    yield FamilyFault(("norm-kind",), "layer norm", NORMS, rms, exchanged=centred)
+    unbiased = _rms(lambda x, eps: x / np.sqrt(np.square(x).sum(-1, keepdims=True) / (x.shape[-1] - 1) + eps))
+    yield FamilyFault(("norm-variance",), "n - 1", NORMS, rms, exchanged=unbiased)
+    anywhere = r".*(_norm|\.output)"
+    yield FamilyFault(("norm-placement",), "pre", anywhere, both, _to(norm_position="pre"))
+    swapped = _swapped("self_attention_norm", "self_attention_post_norm")
+    yield FamilyFault(("norm-swapped",), "before and behind", NORMS, both, parameters=swapped)
+    swapped = _swapped("self_attention_norm", "feed_forward_norm")
+    yield FamilyFault(("norm-swapped",), "two sublayers", NORMS, _any, parameters=swapped)
+    first = r"\w+\.(embedding_norm|layers\.0\..*)"
+    yield FamilyFault(("norm-missing",), "embedding", first, _has("embedding_norm"), _to(embedding_norm=False))
+
+
+def _feed_forward_faults() -> Iterator[FamilyFault]:
+    gated = _has("gated")
+    yield FamilyFault(("gate-swapped",), "swapped", HIDDEN, gated, parameters=_swapped("gate", "up"))
+    yield FamilyFault(("gate-missing",), "without gate", HIDDEN, gated, _to(gated=False))
+    for name, variant, change in (
+        ("gate-missing", "gate alone", lambda function, gate, up: function(gate)),
+        ("gate-activation", "both", lambda function, gate, up: function(gate) * function(up)),
+        ("gate-activation", "product", lambda function, gate, up: function(gate * up)),
+        ("activation", "none", lambda function, gate, up: gate * up),
+    ):
+        yield FamilyFault((name,), variant, HIDDEN, gated, exchanged=_fed(change))
+    for kind in ("relu", "gelu", "gelu-tanh", "gelu-quick", "silu"):
+        yield FamilyFault(("activation",), kind, HIDDEN, _not(_is(activation=kind)), _to(activation=kind))
+    yield FamilyFault(("activation",), "sigmoid", HIDDEN, _any, exchanged=_activations(functional.sigmoid))
+
+
+def _embedding_faults() -> Iterator[FamilyFault]:
+    scale = _other("embedding_scale", "none", "embed_dim")
+    yield FamilyFault(("embedding-scale",), "the other", EMBEDDING, _any, scale)
+    offset, counts = _has("position_offset"), _is(position_count="visible")
+    moved = _ids(lambda ids, visible: np.maximum(ids - 1, 0))
+    yield FamilyFault(("position-offset",), "-1", EMBEDDING, offset, exchanged=moved)
+    moved = _ids(lambda ids, visible: np.maximum(ids - 2, 0))
+    yield FamilyFault(("position-offset",), "-2", EMBEDDING, offset, exchanged=moved)
+    count = _other("position_count", "all", "visible")
+    yield FamilyFault(("position-count",), "the other", EMBEDDING, offset, count)
+    on = _ids(lambda ids, visible: np.cumsum(visible, axis=1) + 1)
+    yield FamilyFault(("position-count",), "padding goes on", EMBEDDING, counts, exchanged=on)
+    waves = _is(positions="sinusoidal")
+    yield FamilyFault(("position-layout",), "interleaved", EMBEDDING, waves, _to(rope_layout="interleaved"))
+    yield FamilyFault(("position-frequency",), "base 1234", EMBEDDING, waves, _to(rope_theta=1234.0))
+    tied = _both(_has("tied_head"), _not(_ROTARY))
+    yield FamilyFault(("padding-row",), "zeroed", rf"{EMBEDDING}|{LOGITS}", tied, parameters=_zero_padding)
+    yield FamilyFault(("padding-row",), "zeroed where looked up", EMBEDDING, tied, exchanged=_zero_where_looked_up())
+    learned = _both(_has("embedding_norm"), _is(positions="learned"))
+    place = r"\w+\.embedding_norm"
+    yield FamilyFault(("norm-placement",), "before the positions", place, learned, exchanged=_norm_first())
+
+
+def _further_faults() -> Iterator[FamilyFault]:
+    typed, masked = _has("num_token_types"), _is(padding="attention-mask")
+    yield FamilyFault(("token-types",), "ignored", EMBEDDING, typed, inputs=_no_types)
+    for name, change in (
+        ("zeros", lambda c, given: np.zeros_like(given["token_types"])),
+        ("ones", lambda c, given: np.ones_like(given["token_types"])),
+        ("turned", lambda c, given: 1 - given["token_types"]),
+    ):
+        yield FamilyFault(("token-types",), name, EMBEDDING, typed, inputs=_given("token_types", change))
+    place = rf"{EMBEDDING}|{WEIGHTS}"
+    yield FamilyFault(("attention-mask",), "exchanged", place, _both(masked, typed), inputs=_exchanged_inputs)
+    yield FamilyFault(("attention-mask",), "by token", place, masked, inputs=_given("attention_mask", _reshown))
+    ones = _given("attention_mask", lambda c, given: np.ones_like(given["attention_mask"]))
+    yield FamilyFault(("attention-mask", "padding-ignored"), "ignored", place, masked, inputs=ones)
+    inverse = _given("attention_mask", lambda c, given: 1 - given["attention_mask"])
+    yield FamilyFault(("attention-mask", "mask-polarity"), "inverted", place, masked, inputs=inverse)
+
+
+def _head_faults() -> Iterator[FamilyFault]:
+    scale, pooled = _other("head_scale", "none", "embed_dim"), _is(head="pooled")
+    yield FamilyFault(("head-scale",), "the other", LOGITS, _has("tied_head"), scale)
+    for cap in (None, 30.0, 5.5):
+        yield FamilyFault(("logit-cap",), f"{cap}", LOGITS, _has("final_softcap"), _to(final_softcap=cap))
+    yield FamilyFault(("head-tied",), "tied", LOGITS, _UNTIED, parameters=_head_of_table)
+    for name, wrong in (
+        ("last", lambda c, p, x: _project(p, x[:, -1])),
+        ("mean", lambda c, p, x: _project(p, x.mean(axis=1))),
+        ("without tanh", lambda c, p, x: x[:, 0] @ p["pooler"]["weight"].T + p["pooler"]["bias"]),
+        ("unprojected", lambda c, p, x: x[:, 0]),
+    ):
+        yield FamilyFault(("pooling",), name, LOGITS, pooled, exchanged=_heads(wrong))
+    pooler = _replaced(lambda name, value: value.T if name == "pooler.weight" else value)
+    yield FamilyFault(("weight-transpose",), "pooler", LOGITS, pooled, parameters=pooler)
+
+
+def _usual_faults() -> Iterator[FamilyFault]:
+    """Mistakes of the presets' catalogue, in parts that are otherwise here."""
+    scale = _other("attention_scale", "head_dim", "embed_dim")
+    yield FamilyFault(("attention-scale",), "the other", SCORES, _any, scale)
+    yield FamilyFault(("attention-scale",), "1.37 times", SCORES, _any, _to(attention_multiplier=1.37))
+    causal = _is(architecture="decoder")
+    unmasked = {"masks.causal_mask": lambda _: lambda at, keys: np.ones((1, 1, at.shape[1], keys), bool)}
+    yield FamilyFault(("causal-missing",), "missing", WEIGHTS, causal, exchanged=unmasked)
+    parts, roles = r".*\.(key|value)", r".*\.(query|key|value)"
+    yield FamilyFault(("weight-swapped",), "key and value", parts, _any, parameters=_swapped("key", "value"))
+    values = _replaced(lambda name, x: x * 0 if name.endswith("value.bias") else x)
+    yield FamilyFault(("bias-dropped",), "value", r".*\.value", _has("qkv_bias"), parameters=values)
+    downs = _replaced(lambda name, x: x * 0 if name.endswith("down.bias") else x)
+    place = r".*feed_forward\.output"
+    yield FamilyFault(("bias-dropped",), "down", place, _has("feed_forward_bias"), parameters=downs)
+    yield FamilyFault(("packed-order",), "read by head", roles, _packs, parameters=_packed(True))
+    yield FamilyFault(("packed-order",), "laid by head", roles, _packs, parameters=_packed(False))
+
+    def interleaved(_: Config) -> Callable[..., Any]:
+        return lambda x, heads: split_heads(x.reshape(*x.shape[:2], -1, heads).swapaxes(2, 3).reshape(x.shape), heads)
+
+    yield FamilyFault(("head-order",), "interleaved", roles, _any, exchanged={"attention.split_heads": interleaved})
+
+
+FAULTS = tuple(_faults())
+
+
+def _uncatalogued() -> Iterator[FamilyFault]:
+    """Faults outside the catalogue: they have to be found and placed, and not named."""
+
+    def fault(says: str, place: str, acts: Acts, **made: Any) -> FamilyFault:
+        return FamilyFault((), says, place, acts, **made)
+
+    def turned_backwards(_: Config) -> Callable[..., Any]:
+        right = positions.rotary_frequencies
+        return lambda config: right(config)[::-1]
+
+    wrong = {"positions.rotary_frequencies": turned_backwards}
+    yield fault("the slowest pair first", ROTATED, _ROTARY, exchanged=wrong)
+    mean = _rms(lambda x, eps: x / (np.abs(x).mean(-1, keepdims=True) + eps))
+    yield fault("mean magnitude instead of root mean square", NORMS, _is(norm="rms"), exchanged=mean)
+    squared = _fed(lambda function, gate, up: function(gate) ** 2 * up)
+    yield fault("the gate is squared", HIDDEN, _has("gated"), exchanged=squared)
+    bent = _scores(
+        lambda query, key, scale, cap, bias: _plus(np.arctan(query @ key.swapaxes(-2, -1) * scale / cap) * cap, bias)
+    )
+    yield fault("the cap is an arc tangent", SCORES, _has("attention_softcap"), exchanged=bent)
+    doubled = _buckets(lambda right, at, count, most, *, both: right(2 * at, count, most, both=both))
+    yield fault("distances are doubled", SCORES, _is(positions="relative"), exchanged=doubled)
+    squared = _slopes(lambda config, right: right**2)
+    yield fault("slopes are squared", SCORES, _is(positions="alibi"), exchanged=squared)
+    place = r".*\.(scores|context)"
+    yield fault("groups in the opposite order", place, _grouped, exchanged={"attention.repeat_heads": _backwards})
+    typed = _replaced(lambda name, value: value[::-1] * 2 if name.endswith("token_type_embedding.weight") else value)
+    yield fault("types exchanged and doubled", EMBEDDING, _has("num_token_types"), parameters=typed)
+
+
+UNCATALOGUED = tuple(_uncatalogued())

@@ -1,0 +1,212 @@
+"""Simulated ports that the checker is tried on: with faults, with pairs of faults, or correct in some style.
+
+Each is a port, a configuration, and what the checker sees of it: its taps, or its logits alone. Nothing here depends on
+how the checker imitates a fault.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import random
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from meta.power import family_faults, plain_faults
+from meta.power.family_faults import FamilyFault
+from meta.power.plain_faults import styles, uncatalogued
+from meta.power.plain_port import PLAIN, PlainFault, Style
+from meta.power.plain_port import build_port as build_plain
+from transparity.config import TransformerConfig
+from transparity.presets import PRESETS, preset
+from transparity.taps import tap_shapes
+from transparity_conformance.oracle.cases import CASES as FAMILIES
+from transparity_conformance.oracle.probes import Probe, probes_of
+
+Build = Callable[..., Callable[..., dict[str, np.ndarray]]]
+"""`build(config, parameters)` of a port."""
+
+Fault = PlainFault | FamilyFault
+
+FURTHER = {
+    "batch-norm": dataclasses.replace(preset("notes-attention"), norm="batch").resized(),
+    "weak-mask": dataclasses.replace(
+        preset("translation"), mask_value=-3.0, target_mask="causal-and-padding"
+    ).resized(),
+    "lone-encoder": dataclasses.replace(
+        preset("translation"), architecture="encoder", target_vocab_size=None, final_norm=True, mask_order="after-scale"
+    ).resized(),
+}
+"""Configurations for what no preset has: batch statistics, a mask whose order matters, an encoder alone."""
+
+CASES: dict[str, TransformerConfig] = {name: preset(name).resized() for name in PRESETS} | FURTHER
+"""The configurations that the plain port serves; `FAMILIES` has the others."""
+
+PAIRS, FAMILY_PAIRS = 60, 40
+
+
+@dataclass(frozen=True)
+class SimulatedPort:
+    """One port to be checked, and how."""
+
+    kind: str
+    """`fault`, `pair`, `uncatalogued`, or `style` for a correct port."""
+    case: str
+    faults: tuple[Fault, ...] = ()
+    style: Style = PLAIN
+    logits_only: bool = False
+
+    @property
+    def config(self) -> TransformerConfig:
+        return CASES[self.case] if self.case in CASES else FAMILIES[self.case]
+
+    @property
+    def build(self) -> Build:
+        """The port, in float32 or in the precision of its style."""
+        return build_of(self.faults, self.style)
+
+    def __str__(self) -> str:
+        made = " and ".join(map(str, self.faults)) or str(self.style)
+        return f"{self.case}, {'logits' if self.logits_only else 'taps'}: {made}"
+
+
+def build_of(faults: Sequence[Fault], style: Style = PLAIN, dtype: str = "float32") -> Build:
+    """The port with all of these faults."""
+    of_family = [fault for fault in faults if isinstance(fault, FamilyFault)]
+    if of_family:
+        return family_faults.build_port(functools.reduce(family_faults.together, of_family), dtype)
+    return build_plain([fault for fault in faults if isinstance(fault, PlainFault)], style, dtype=dtype)
+
+
+def shows_at(fault: Fault, config: TransformerConfig, tap: str) -> bool:
+    """Return whether a divergence at `tap` is rightly placed."""
+    if isinstance(fault, PlainFault):
+        return plain_faults.placed_at(fault, config, tap)
+    return re.fullmatch(fault.place, tap) is not None
+
+
+def taps_of(fault: Fault, config: TransformerConfig) -> frozenset[str]:
+    """Every tap of `config` at which the fault may show."""
+    names = tap_shapes(config, 1, **dict.fromkeys(config.input_names, 1))
+    return frozenset(name for name in names if shows_at(fault, config, name))
+
+
+@functools.cache
+def case_probes(case: str) -> Mapping[str, Probe]:
+    """The probes that a check of the case uses."""
+    return plain_faults.probes_for(CASES[case]) if case in CASES else probes_of(FAMILIES[case], case)
+
+
+@functools.cache
+def plain_ports(cases: tuple[str, ...] = tuple(CASES), seed: int = 0) -> tuple[SimulatedPort, ...]:
+    """Every port of the presets."""
+    ports: list[SimulatedPort] = []
+    for case in cases:
+        config = CASES[case]
+        for alone in (False, True):
+            acting = plain_faults.acting(config)
+            ports += [SimulatedPort("fault", case, (fault,), logits_only=alone) for fault in acting]
+            unknown = uncatalogued(config)
+            ports += [SimulatedPort("uncatalogued", case, (fault,), logits_only=alone) for fault in unknown]
+        ports += [SimulatedPort("style", case, style=style) for style in styles(config)]
+    return (*ports, *_of_pairs(cases, PAIRS, seed))
+
+
+def family_ports(cases: Sequence[str] = tuple(FAMILIES)) -> list[SimulatedPort]:
+    """Every port of the families with one catalogued fault."""
+    single = [(case, fault) for case in cases for fault in family_faults.acting(case)]
+    return [SimulatedPort("fault", *_one(each), logits_only=alone) for each in single for alone in (False, True)]
+
+
+def further_family_ports(
+    cases: Sequence[str] = tuple(FAMILIES), pairs: int = FAMILY_PAIRS, seed: int = 0
+) -> list[SimulatedPort]:
+    """Every port of the families with a fault that no catalogue has, and pairs of catalogued faults."""
+    unknown = [(case, fault) for case in cases for fault in family_faults.UNCATALOGUED if fault.acts(FAMILIES[case])]
+    found = [
+        SimulatedPort("uncatalogued", *_one(each), logits_only=alone) for each in unknown for alone in (False, True)
+    ]
+    return found + _of_pairs(cases, pairs, seed)
+
+
+def _one(single: tuple[str, Fault]) -> tuple[str, tuple[Fault]]:
+    return single[0], (single[1],)
+
+
+def _of_pairs(cases: Sequence[str], pairs: int, seed: int) -> list[SimulatedPort]:
+    drawn = itertools.islice(_pairs(cases, seed), pairs if cases else 0)
+    return [SimulatedPort("pair", case, pair, logits_only=alone) for case, pair in drawn for alone in (False, True)]
+
+
+def _pairs(cases: Sequence[str], seed: int) -> Iterator[tuple[str, tuple[Fault, Fault]]]:
+    """Two faults at different taps, each of which shows beside the other, drawn at random without end."""
+    draw = random.Random(seed)
+    while True:
+        case = draw.choice(cases)
+        one, other = draw.sample(_pairable(case), 2)
+        if _are_apart(case, one, other) and _both_act(case, one, other):
+            yield case, (one, other)
+
+
+def _pairable(case: str) -> Sequence[Fault]:
+    if case in FAMILIES:
+        return family_faults.acting(case)
+    acting = plain_faults.acting(CASES[case])
+    return [fault for fault in acting if fault.id not in ("low-precision", "dropout-active")]
+
+
+def _are_apart(case: str, one: Fault, other: Fault) -> bool:
+    if isinstance(one, FamilyFault) and isinstance(other, FamilyFault):
+        distinct = not set(one.exchanged) & set(other.exchanged)
+    else:
+        distinct = one.ids != other.ids
+    config = CASES[case] if case in CASES else FAMILIES[case]
+    return distinct and not taps_of(one, config) & taps_of(other, config)
+
+
+def _both_act(case: str, one: Fault, other: Fault) -> bool:
+    ports = [build_of(made, dtype="float64") for made in ((one, other), (one,), (other,))]
+    return neither_hides(case_probes(case).values(), *ports)
+
+
+def neither_hides(probes: Iterable[Probe], both: Build, *single: Build) -> bool:
+    """Return whether no fault of the `single` ports hides another from the logits of the port with `both`."""
+    seen = set()
+    for probe in probes:
+        with np.errstate(all="ignore"):
+            together, *alone = (
+                build(probe.config, probe.parameters)(**probe.inputs)["logits"] for build in (both, *single)
+            )
+        budget = probe.oracle.budget("logits", "float32")
+        seen |= {index for index, logits in enumerate(alone) if (np.abs(together - logits) > budget).any()}
+    return len(seen) == len(single)
+
+
+def not_acting() -> set[str]:
+    """Plain faults that act nowhere, on which every measure would be silent."""
+    made = {fault.id for config in CASES.values() for fault in plain_faults.faults(config)}
+    return made - {fault.id for config in CASES.values() for fault in plain_faults.acting(config)}
+
+
+def sampled(ports: Sequence[SimulatedPort], size: int, seed: int = 0) -> list[SimulatedPort]:
+    """At most `size` of each kind and view, every fault and every configuration as often as the next."""
+    shuffled = random.Random(seed).sample(ports, len(ports))
+    seen: dict[object, int] = {}
+    ranked = []
+    for port in shuffled:
+        first = port.faults[0] if port.faults else None
+        names = [first.ids[0] if first.ids and port.kind != "uncatalogued" else first.variant] if first else []
+        group = (port.kind, port.logits_only)
+        keys = (" ".join([*names, port.style.kind]), port.case)
+        rank = tuple(seen.get((*group, key), 0) for key in keys)
+        seen |= {(*group, key): count + 1 for key, count in zip(keys, rank, strict=True)}
+        ranked.append((rank, group, port))
+    chosen: list[SimulatedPort] = []
+    for group in sorted({group for _, group, _ in ranked}):
+        of_group = sorted((item for item in ranked if item[1] == group), key=lambda item: item[0])
+        chosen += [port for _, _, port in of_group[:size]]
+    return chosen

@@ -1,0 +1,194 @@
+"""The checker reaches its measures, on a sample; and what measures it is right itself.
+
+`nox -s power` tries everything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from meta.power.judgement import (
+    MEASURES,
+    Judgement,
+    Measure,
+    is_named,
+    is_placed,
+    judged,
+    one_named,
+    scores,
+)
+from meta.power.plain_faults import probes_for, styles
+from meta.power.plain_port import PlainFault, Style, build_port
+from meta.power.simulated import CASES, Fault, SimulatedPort, not_acting, plain_ports, sampled
+from transparity.config import TransformerConfig
+from transparity.taps import tap_shapes
+from transparity_conformance.diagnosis.faults.wholly_hidden import judged as where_no_convention_decides
+from transparity_conformance.oracle.budgets import neighbours_of_drawn
+from transparity_conformance.oracle.oracle import Arrays, forward_oracle
+from transparity_conformance.oracle.probes import probe_parameters
+from transparity_conformance.oracle.strategies import models
+from transparity_conformance.report.comparison import difference
+from transparity_conformance.report.report import Cause, Divergence, Report
+
+SAMPLE = 1
+"""Trials of each measure."""
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_port_without_a_mistake_is_right_at_every_tap(case: str) -> None:
+    for probe in probes_for(CASES[case]).values():
+        heard = build_port()(probe.config, probe.parameters)(**probe.inputs)
+        assert set(heard) == set(probe.oracle.expected)
+        for name, expected in probe.oracle.expected.items():
+            assert difference(heard[name], expected) <= probe.oracle.budget(name, "float32"), (probe.name, name)
+
+
+USUAL = {
+    "activation": "relu",
+    "norm": "layer",
+    "norm_position": "pre",
+    "attention_scale": "head_dim",
+    "positions": "learned",
+}
+"""Defaults for choices that no document makes."""
+
+DOCUMENTED = {"layer", "layer-unbiased", "batch", "pre", "post", "head_dim", "embed_dim", "learned", "sinusoidal"}
+
+PLAIN = {
+    *("architecture", "source_vocab_size", "target_vocab_size", "max_length", "embed_dim", "num_heads"),
+    *("num_encoder_layers", "num_decoder_layers", "feed_forward_dim", "norm_eps", "norm_momentum", "final_norm"),
+    *("memory_norm", "projection", "qkv_bias", "output_bias", "mask_value", "mask_order", "target_mask"),
+    *("embedding_scale", "dropout", "dropout_at", "pad_id", "bos_id", "eos_id"),
+}
+"""The fields in which the documents differ; the plain port has no others."""
+
+
+def of_the_documents(config: TransformerConfig) -> TransformerConfig:
+    """The same configuration with nothing that no document has."""
+    fields = {name: value for name, value in dataclasses.asdict(config).items() if name in PLAIN}
+    for name, usual in USUAL.items():
+        value = getattr(config, name)
+        fields[name] = value if value in DOCUMENTED else usual
+    return TransformerConfig(**fields)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(models())
+def test_the_port_serves_every_configuration(model: tuple[TransformerConfig, int, Arrays]) -> None:
+    drawn, seed, inputs = model
+    config = of_the_documents(drawn)
+    inputs = {name: inputs[name] for name in config.input_names}
+    parameters = probe_parameters(config, seed)
+    oracle = forward_oracle(config, parameters, inputs, neighbours=neighbours_of_drawn(inputs))
+    heard = build_port()(config, parameters)(**inputs)
+    assert list(heard) != [] and set(heard) == set(oracle.expected)
+    for name, expected in oracle.expected.items():
+        assert difference(heard[name], expected) <= oracle.budget(name, "float32"), name
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_style_is_right(case: str) -> None:
+    """By the oracle's budget, not by the checker: else an alarm might not be a false one."""
+    for style in styles(CASES[case], seeds=2):
+        dtype = "bfloat16" if style.kind == "bfloat16" else "float32"
+        for probe in probes_for(CASES[case]).values():
+            logits = build_port(style=style)(probe.config, probe.parameters)(**probe.inputs)["logits"]
+            expected = probe.oracle.expected["logits"]
+            error = difference(where_no_convention_decides(probe, "logits", logits, expected), expected)
+            assert error <= probe.oracle.budget("logits", dtype), (str(style), probe.name)
+
+
+def test_every_mistake_acts_in_some_configuration() -> None:
+    assert not_acting() == set(), "conformance/meta/power/plain_port.py does not make these faults anywhere"
+
+
+def test_there_are_as_many_trials_as_promised() -> None:
+    of_measure = [trial.kind for trial in plain_ports()]
+    assert of_measure.count("pair") == 2 * 60
+    assert sum(len(styles(config)) for config in CASES.values()) >= 300
+    assert {measure.kind for measure in MEASURES} == set(of_measure)
+
+
+def test_a_tap_is_no_other_dtype_than_declared() -> None:
+    probe = probes_for(CASES["translation"])["mixed"]
+    for style in (Style(), Style("float64"), Style("permuted sums", 1)):
+        heard = build_port(style=style)(probe.config, probe.parameters)(**probe.inputs)
+        assert {np.asarray(value).dtype for value in heard.values()} == {np.dtype("float32")}
+
+
+def test_a_sample_tries_as_many_mistakes_as_it_can() -> None:
+    trials = [trial for trial in plain_ports() if (trial.case, trial.kind) == ("translation", "fault")]
+    chosen = sampled(trials, 20)
+    assert len(chosen) == 40
+    assert len({trial.faults[0].ids[0] for trial in chosen if trial.logits_only}) == 20
+
+
+SCALE, BIAS = PlainFault("attention-scale", "none"), PlainFault("bias-dropped", "up", "decoder.layers.1")
+
+
+def answer(*places: tuple[str, str], made: tuple[Fault, ...] = (SCALE,), tied: tuple[str, ...] = ()) -> Judgement:
+    """A judgement with divergences, each a place and the cause named first (or none), and what is tied with it."""
+    divergences = tuple(
+        Divergence(where, 1.0, 0.1, (Cause(name, name, None, 0.0, 1.0),) if name else (), tied)
+        for where, name in places
+    )
+    port = SimulatedPort("fault" if len(made) == 1 else "pair", "translation", made, logits_only=len(made) > 1)
+    return Judgement(port, Report("translation", "diverges", "", divergences), 1.0)
+
+
+def test_a_wrong_place_and_a_wrong_name_are_wrong() -> None:
+    scores_tap, output = "encoder.layers.0.self_attention.scores", "encoder.layers.0.output"
+    right = answer((scores_tap, "attention-scale"))
+    assert is_placed(right) and is_named(right)
+    assert not is_placed(answer((scores_tap, "attention-scale"), (output, "")))
+    assert not is_placed(answer())
+    assert not is_named(answer((scores_tap, "weight-transpose")))
+    assert not is_named(answer((scores_tap, "")))
+    assert is_named(answer((scores_tap, "weight-transpose"), tied=("attention-scale",)))
+
+
+def test_one_of_two_mistakes_is_named_only_if_the_other_is_not_denied() -> None:
+    pair = (SCALE, BIAS)
+    assert one_named(answer(("logits", "attention-scale"), ("logits", "bias-dropped"), made=pair))
+    assert one_named(answer(("logits", "attention-scale"), ("logits", ""), made=pair))
+    assert not one_named(answer(("logits", "attention-scale"), made=pair))
+    assert not one_named(answer(("logits", ""), made=pair))
+
+
+def test_a_checker_that_always_agrees_reaches_no_target_but_one() -> None:
+    trials = sampled([trial for trial in plain_ports() if trial.case == "translation"], 5)
+    found = scores([Judgement(trial, Report(trial.case, "agrees", None), 0.0) for trial in trials])
+    assert [score["measure"] for score in found if score["reached"]] == ["no false alarm"]
+
+
+def test_every_tap_has_a_mistake_that_shows_there() -> None:
+    config = CASES["pre-norm"]
+    trials = [trial for trial in plain_ports() if (trial.case, trial.kind) == ("pre-norm", "fault")]
+    shown = {
+        name
+        for name in tap_shapes(config, 1, source=1, target=1)
+        for trial in trials
+        if trial.faults[0].ids[0] != "low-precision" and is_placed(answer((name, ""), made=trial.faults))
+    }
+    assert {
+        "decoder.layers.1.cross_attention.weights",
+        "decoder.embedding",
+        "logits",
+        "encoder.layers.0.output",
+    } <= shown
+
+
+@pytest.fixture(scope="module")
+def answers() -> list[Judgement]:
+    return [judged(trial) for trial in sampled(plain_ports(), SAMPLE, seed=1)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("measure", MEASURES, ids=lambda measure: measure.title.replace(" ", "-"))
+def test_the_checker_reaches_its_targets(measure: Measure, answers: list[Judgement]) -> None:
+    (score,) = (score for score in scores(answers) if score["measure"] == measure.title)
+    assert score["reached"], score["failures"]

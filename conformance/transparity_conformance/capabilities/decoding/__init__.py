@@ -1,0 +1,1 @@
+"""Capabilities of a model that writes: generation, beams and cached decoding."""

@@ -1,0 +1,194 @@
+"""Teacher forcing: the tokens of a port, compared with the reference's logits given the port's own tokens before them.
+
+A token is right if rounding could explain it, so a wrong token does not make all later ones wrong.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from transparity.sampling import Sampling
+from transparity.taps import Tap
+from transparity_conformance.capabilities.capability import kept_in
+from transparity_conformance.capabilities.faults.beams import length_penalty, simulate_beam_search
+from transparity_conformance.capabilities.requests import Request, following
+from transparity_conformance.oracle.oracle import Arrays, Oracle
+from transparity_conformance.report.comparison import share
+from transparity_numpy.arithmetic.functional import log_softmax, softmax
+from transparity_numpy.decoding.beams import beam_search
+from transparity_numpy.decoding.generation import filter_logits
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The error of an answer, its budget, its place, and ties to within rounding."""
+
+    error: float
+    budget: float
+    where: str
+    near: tuple[str, ...] = ()
+
+    @property
+    def share(self) -> float:
+        return share(self.error, self.budget)
+
+
+def new_tokens(request: Request, tokens: np.ndarray) -> np.ndarray:
+    """Return the new tokens (batch, steps) of each row, up to those of the longest."""
+    steps = max(0, min(request.steps, tokens.shape[1] - request.prompt.shape[1]))
+    return np.take_along_axis(tokens, request.begins[:, None] + np.arange(steps), axis=1)
+
+
+def counted(request: Request, new: np.ndarray) -> np.ndarray:
+    """Return the mask (batch, steps) of new tokens that count: all up to the end token."""
+    ends = new == request.config.ending_id
+    return np.cumsum(ends, axis=1) - ends == 0
+
+
+def misplaced(request: Request, tokens: np.ndarray) -> str:
+    """Describe tokens that are wrong whatever the logits are, and where; empty if none are."""
+    config, prompt, begins = request.config, request.prompt, request.begins
+    width = prompt.shape[1]
+    given = np.arange(width) < begins[:, None]
+    if len(tokens) != len(prompt) or tokens.shape[1] < width or (tokens[:, :width] != prompt)[given].any():
+        return f"the prompt, {request.name}"
+    if tokens.min() < 0 or tokens.max() >= config.vocab_size:
+        return f"a token outside the vocabulary, {request.name}"
+    new = new_tokens(request, tokens)
+    counts, all_ended = counted(request, new).sum(axis=1), bool((new == config.ending_id).any(axis=1).all())
+    end = width + (int(counts.max()) if all_ended else request.steps)
+    # Other beams may be longer than the best.
+    longest = end if request.beams == 1 else width + request.steps
+    if tokens.shape[1] > longest and all_ended:
+        return f"token {longest}, {request.name}: behind the end of every row"
+    if not end <= tokens.shape[1] <= longest:
+        return f"the length, {request.name}"
+    filling = np.arange(tokens.shape[1]) >= (begins + counts)[:, None]
+    wrong = np.flatnonzero((filling & (tokens != config.filling_id)).any(axis=0))
+    return f"token {wrong[0]}, {request.name}: no padding behind the end of a row" if wrong.size else ""
+
+
+def judged(request: Request, tokens: np.ndarray, dtype: str) -> Judged:
+    """Return the judgement of the first wrong token, or of the one that uses most of its budget; the error is infinite
+    if the prompt, the padding or the length differs."""
+    if where := misplaced(request, tokens):
+        return Judged(np.inf, 0.0, where)
+    errors, budget = (behind if request.uniforms is None else outside)(request, tokens, dtype)
+    worst = errors.max(axis=0)
+    places = [f"token {request.prompt.shape[1] + step}, {request.name}" for step in range(len(worst))]
+    ties = [place for place, error in zip(places, worst, strict=True) if 0 < error <= budget]
+    near = tuple(f"{place} is a tie to within rounding" for place in ties)
+    over = np.flatnonzero(worst > budget)
+    step = int(over[0]) if over.size else int(worst.argmax())
+    return Judged(float(worst[step]), budget, places[step], near)
+
+
+def behind(request: Request, tokens: np.ndarray, dtype: str) -> tuple[np.ndarray, float]:
+    """Return the distance (batch, steps) of each new token's logit from the largest, and the budget of both."""
+    new = new_tokens(request, tokens)
+
+    def run(parameters: Arrays, tap: Tap) -> None:
+        tap("logits", following(request, parameters, tokens, new.shape[1]))
+
+    oracle = Oracle(run, request.parameters, neighbours=1)
+    logits = oracle.expected["logits"]
+    errors = logits.max(axis=-1) - _of(logits, new)
+    return np.where(counted(request, new), errors, 0.0), 2 * oracle.budget("logits", dtype)
+
+
+def outside(request: Request, tokens: np.ndarray, dtype: str) -> tuple[np.ndarray, float]:
+    """Return the distance (batch, steps) of each uniform number from the interval of the drawn token, and its budget.
+
+    It is infinite for a token that may not be drawn. If a cut is a tie to within rounding, tokens may be drawn from
+    either set, and distances are at most the budget.
+    """
+    assert request.uniforms is not None
+    new, sampling = new_tokens(request, tokens), request.sampling or Sampling()
+    steps = new.shape[1]
+    logits = following(request, request.exact, tokens, steps)
+    may = np.isfinite(filter_logits(logits.reshape(-1, logits.shape[-1]), sampling)).reshape(logits.shape)
+
+    def run(parameters: Arrays, tap: Tap) -> None:
+        logits = following(request, parameters, tokens, steps)
+        logits = logits / logits.dtype.type(sampling.temperature)
+        ranked = tap("ranked", -np.sort(-logits, axis=-1))
+        tap("reached", softmax(ranked[..., : sampling.top_k]).cumsum(axis=-1))
+        # The set of tokens is that of float64, so that the budget covers rounding and no other cut.
+        tap("cumulative", softmax(np.where(may, logits, -np.inf)).cumsum(axis=-1))
+
+    oracle = Oracle(run, request.parameters, neighbours=1)
+    budget, cumulative = oracle.budget("cumulative", dtype), oracle.expected["cumulative"]
+    begins = np.concatenate([np.zeros_like(cumulative[..., :1]), cumulative[..., :-1]], axis=-1)
+    uniforms = request.uniforms[:, :steps]
+    errors = np.maximum(0.0, np.maximum(_of(begins, new) - uniforms, uniforms - _of(cumulative, new)))
+    errors = np.where(_of(may, new), errors, np.inf)
+    errors = np.where(_cut_is_a_tie(oracle, sampling, dtype), np.minimum(errors, budget), errors)
+    return np.where(counted(request, new), errors, 0.0), budget
+
+
+def _cut_is_a_tie(oracle: Oracle, sampling: Sampling, dtype: str) -> np.ndarray:
+    """Return the mask (batch, steps) of places where rounding could change the set of tokens that may be drawn."""
+    ranked, reached = oracle.expected["ranked"], oracle.expected["reached"]
+    tie = np.zeros(ranked.shape[:-1], bool)
+    if sampling.top_k is not None and sampling.top_k < ranked.shape[-1]:
+        last, next_one = ranked[..., sampling.top_k - 1], ranked[..., sampling.top_k]
+        tie |= last - next_one <= 2 * oracle.budget("ranked", dtype)
+    if sampling.top_p < 1:
+        tie |= (np.abs(reached - sampling.top_p) <= oracle.budget("reached", dtype)).any(axis=-1)
+    return tie
+
+
+def judged_beams(request: Request, tokens: np.ndarray, scores: np.ndarray, dtype: str) -> Judged:
+    """Judge the scores (batch,) by those of the same tokens, and the tokens by the scores that the reference finds."""
+    if where := misplaced(request, tokens):
+        return Judged(np.inf, 0.0, where)
+    oracle = true_scores(request, tokens)
+    true, budget = oracle.expected["scores"], oracle.budget("scores", dtype)
+    of_scores = Judged(float(np.abs(scores - true).max()), budget, f"the scores, {request.name}")
+    # Either of two scores may be off by the budget.
+    worse = np.maximum(0.0, best_scores(request) - true)
+    tied = worse
+    if (worse > 2 * budget).any():
+        tied = np.where(margins(request) <= 2 * budget, np.minimum(worse, 2 * budget), worse)
+    place = f"the tokens, {request.name}"
+    # Scores of the same tokens differ by float64's rounding only.
+    others = tied > 2 * oracle.budget("scores", "float64")
+    near = (f"{place} are a tie to within rounding",) if (others & (tied <= 2 * budget)).any() else ()
+    return max(Judged(float(tied.max()), 2 * budget, place, near), of_scores, key=lambda item: item.share)
+
+
+def true_scores(request: Request, tokens: np.ndarray) -> Oracle:
+    """The `scores` (batch,) of these tokens: log P / ((5 + tokens added) / 6)^length_penalty."""
+    new = new_tokens(request, tokens)
+    counts = counted(request, new)
+    penalty = length_penalty(counts.sum(axis=1), 0, request.length_penalty)
+
+    def run(parameters: Arrays, tap: Tap) -> None:
+        chosen = _of(log_softmax(following(request, parameters, tokens, new.shape[1])), new)
+        tap("scores", np.where(counts, chosen, 0).sum(axis=1) / penalty.astype(chosen.dtype))
+
+    return Oracle(run, request.parameters, neighbours=1)
+
+
+@kept_in(0)
+def best_scores(request: Request) -> np.ndarray:
+    """The scores (batch,) of the beams that the reference finds."""
+    given = (request.config, request.exact, request.prompt, request.steps, request.beams)
+    return beam_search(*given, length_penalty=request.length_penalty, source=request.source)[1]
+
+
+@kept_in(0)
+def margins(request: Request) -> np.ndarray:
+    """The margin (batch,) between everything that the reference keeps and everything that it drops.
+
+    If that is a tie to within rounding, a port may keep another beam, and end with a worse one.
+    """
+    given = (request.config, request.exact, request.prompt, request.steps, request.beams)
+    return simulate_beam_search(*given, length_penalty=request.length_penalty, source=request.source)[2]
+
+
+def _of(values: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """The entries of `values` (batch, steps, vocab) at the tokens (batch, steps)."""
+    return np.take_along_axis(values, tokens[..., None], axis=-1)[..., 0]

@@ -1,0 +1,1 @@
+"""Capabilities of a model that learns: its loss, gradients and training."""

@@ -1,0 +1,169 @@
+"""The capability `gradients`, compared with derivatives by the complex step if the forward pass is right."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from transparity.parameters import is_learned
+from transparity_conformance.capabilities.capability import (
+    Answers,
+    BuiltPort,
+    Capability,
+    ForwardPass,
+    Probes,
+    Requests,
+    Shapes,
+    Way,
+    first_of,
+    kept_in,
+)
+from transparity_conformance.capabilities.learning.loss import (
+    as_loss,
+    has_a_loss,
+    judge_losses,
+    loss_inputs,
+    why_no_loss,
+)
+from transparity_conformance.oracle.budgets import WIDE
+from transparity_conformance.oracle.derivatives import Derivatives, Loss
+from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.report.capability_result import CapabilityResult, not_compared
+from transparity_conformance.report.comparison import as_numbers, gap, share
+from transparity_conformance.report.report import Cause, ClaimResult, Divergence
+from transparity_conformance.report.text import describe_error
+from transparity_numpy.training.loss import cross_entropy
+
+Gradients = Mapping[str, np.ndarray]
+"""By the name of the parameter, and of its shape."""
+
+
+def _why_no_gradients(probe: Probe, dtype: str) -> str:
+    too_long = "a forward pass for each parameter would take too long in a model of this size"
+    return why_no_loss(probe, dtype) or (too_long if probe.is_large else "")
+
+
+@np.errstate(all="ignore")  # a port may return any number
+def judge_gradients(gradients: Gradients, probe: Probe, loss: Loss, dtype: str) -> CapabilityResult:
+    """Compare the gradients of `loss` with the reference's; a missing one or one of the wrong shape is wrong."""
+    ours = _derivatives(probe, loss)
+    actual = ours.along(gradients)
+    budgets = {name: ours.budget(name, dtype) for name in ours.expected}
+    errors = {name: gap(actual.get(name, np.empty(0)), expected) for name, expected in ours.expected.items()}
+    shares = {name: share(errors[name], budgets[name]) for name in errors}
+    worst = max(shares, key=lambda name: shares[name])
+    wrong = [name for name in shares if shares[name] > 1]
+    if not wrong:
+        return CapabilityResult((ClaimResult("gradients", "agrees", errors[worst], budgets[worst], worst),))
+    # Gradients flow backwards: of the wrong ones, the last in the forward pass went wrong first.
+    first = wrong[-1]
+    causes = tuple(_causes(ours, actual, gradients, budgets, wrong))[:1]
+    says = f"gradients: {len(wrong)} of {len(shares)} are wrong; {first} is the first of them on the way back"
+    return CapabilityResult(
+        claims=(ClaimResult("gradients", "diverges", errors[worst], budgets[worst], worst),),
+        faults=(Divergence(f"gradient.{first}", errors[first], budgets[first], causes, probe=probe.name),),
+        notes=(says,),
+    )
+
+
+@kept_in(0)
+def _derivatives(probe: Probe, loss: Loss) -> Derivatives:
+    return Derivatives(probe.config, probe.parameters, probe.inputs, loss=loss)
+
+
+def _causes(
+    ours: Derivatives,
+    actual: Mapping[str, np.ndarray],
+    gradients: Gradients,
+    budgets: Mapping[str, float],
+    wrong: list[str],
+) -> Iterator[Cause]:
+    absent = [name for name in wrong if name not in gradients or not gradients[name].any()]
+    if absent == wrong:
+        none = f"no gradient reaches {wrong[-1]}" + (f" and {len(wrong) - 1} more" if wrong[1:] else "")
+        yield Cause("gradient-missing", none, None, 0.0, 1.0)
+    if set(actual) == set(ours.expected):
+        said = np.concatenate([actual[name] for name in ours.expected])
+        right = np.concatenate([ours.expected[name] for name in ours.expected])
+        factor = float(said @ right / (right @ right))
+        left = {name: gap(actual[name], factor * ours.expected[name]) for name in ours.expected}
+        if math.isfinite(factor) and all(left[name] <= max(1.0, abs(factor)) * budgets[name] for name in left):
+            of_what = _named_factor(ours, factor)
+            says = f"your gradients are {factor:.6g} × ours{of_what}"
+            explained = 1 - float(np.abs(said - factor * right).max() / np.abs(said - right).max())
+            yield Cause("gradient-scale", says, factor, max(left.values()), explained)
+
+
+def _named_factor(ours: Derivatives, factor: float) -> str:
+    targets, pad_id = ours.targets, ours.config.pad_id
+    counted = int((targets != pad_id).sum()) if pad_id is not None else targets.size
+    names = {
+        counted: "the sum over the targets, not their mean",
+        targets.size: "the number of positions",
+        len(targets): "the number of rows",
+        counted / targets.size: "divided by all positions, padding included",
+        -1: "the sign is flipped",
+    }
+    return next((f": {says}" for number, says in names.items() if abs(factor / number - 1) < 1e-3), "")
+
+
+def _requests(probes: Probes) -> Requests:
+    return dict([first_of(probes)])
+
+
+def _shapes(key: str, probe: Probe) -> Shapes:
+    return {f"{key}/gradient.{name}": value.shape for name, value in probe.parameters.items() if is_learned(name)}
+
+
+def _ask(port: BuiltPort, way: Way, key: str, probe: Probe) -> Answers:
+    targets, tokens = loss_inputs(probe)
+    loss, gradients = port.forward.loss_and_gradients(targets, **tokens)
+    named = {f"{key}/gradient.{name}": as_numbers(value).astype(np.float64) for name, value in dict(gradients).items()}
+    return named | {f"{key}/loss_and_gradients": as_numbers(loss)}
+
+
+def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass) -> CapabilityResult:
+    """Judge the gradients; in this process the loss comes with them, and is a claim, while a bundle has a section for
+    losses."""
+    ((key, probe),) = requests.items()
+    found, loss = CapabilityResult(), None
+    if f"{key}/loss_and_gradients" in answers:
+        found, loss = _judge_loss(key, answers, forward)
+    else:
+        written = [key for key in forward.probes if f"{key}/loss" in answers and has_a_loss(key, forward)]
+        _, loss = judge_losses("loss", {key: float(answers[f"{key}/loss"]) for key in written}, forward)
+    begins = f"{key}/gradient."
+    gradients = {name.removeprefix(begins): value for name, value in answers.items() if name.startswith(begins)}
+    return found + judge_gradients(gradients, probe, loss or cross_entropy, forward.dtype)
+
+
+def _judge_loss(key: str, answers: Answers, forward: ForwardPass) -> tuple[CapabilityResult, Loss | None]:
+    """The result for the loss that came with the gradients; a wrong form of it leaves the gradients compared."""
+    claim = "loss_and_gradients"
+    if not has_a_loss(key, forward):
+        return judge_losses(claim, {}, forward)
+    try:
+        return judge_losses(claim, {key: float(as_loss(answers[f"{key}/{claim}"]))}, forward)
+    except TypeError as error:
+        return not_compared(f"{claim}: raised {describe_error(error)} on the probe {key}"), None
+
+
+GRADIENTS = Capability(
+    name="gradients",
+    attribute="loss_and_gradients",
+    signature="loss_and_gradients(targets, **tokens) → the loss, and a dict of arrays by parameter name",
+    help="Add names for the gradients of the first loss to the bundle.",
+    purpose="the gradients are those of the first probe's loss by every parameter",
+    ways=(Way("gradients", _requests),),
+    ask=_ask,
+    shapes=_shapes,
+    judge=_judge,
+    why_not=_why_no_gradients,
+    dtypes=WIDE,
+    not_in="gradients are compared in float32 and float64, not in {}",
+    if_forward_diverges="the forward pass diverges, so its gradients are another function's",
+    needs=("loss",),
+    missing_is_wrong=True,
+)

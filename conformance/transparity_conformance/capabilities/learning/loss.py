@@ -1,0 +1,173 @@
+"""The capability `loss`, compared with the cross-entropy of the port's own logits, so that wrong logits are not counted
+as a wrong loss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from transparity_conformance.capabilities.capability import (
+    Answers,
+    BuiltPort,
+    Capability,
+    ForwardPass,
+    Requests,
+    Way,
+)
+from transparity_conformance.capabilities.faults import SimulatedFault
+from transparity_conformance.capabilities.faults.loss import LOSS_FAULTS, smoothed
+from transparity_conformance.oracle.derivatives import Loss, targets_of
+from transparity_conformance.oracle.oracle import function_oracle
+from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.report.capability_result import CapabilityResult, alternatives, not_compared
+from transparity_conformance.report.comparison import as_numbers, gap, share
+from transparity_conformance.report.report import Cause, ClaimResult, Divergence
+from transparity_numpy.training.loss import cross_entropy
+
+Numbers = Mapping[str, np.float64]
+"""By probe; NumPy's numbers, for which an overflow or a division by 0 raises nothing."""
+
+
+def why_no_loss(probe: Probe, dtype: str) -> str:
+    """Return the reason why a model has no loss; empty if it has one."""
+    head = probe.config.head
+    return "" if head == "logits" else f"the head is {head!r}, which has no loss"
+
+
+def has_a_loss(key: str, forward: ForwardPass) -> bool:
+    """Return whether the loss of a probe can be compared: with logits of the right shape, and a target that counts."""
+    probe, logits = forward.probes[key], forward.logits.get(key)
+    return logits is not None and logits.shape == probe.oracle.expected["logits"].shape and _counts(probe)
+
+
+def loss_inputs(probe: Probe) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Return copies of the targets and the tokens of a probe, as a port receives them."""
+    targets = targets_of(probe.config, probe.inputs).astype(np.int64)
+    return targets, {name: np.array(tokens, np.int64) for name, tokens in probe.inputs.items()}
+
+
+def as_loss(value: Any) -> np.ndarray:
+    """The one number that a port returned; raises `TypeError` for anything else."""
+    array = as_numbers(value)
+    if array.size != 1 or array.dtype.kind not in "fiu":
+        raise TypeError(f"a loss of the shape {array.shape} and dtype {array.dtype}, expected one number")
+    return array.reshape(()).astype(np.float64)
+
+
+@np.errstate(all="ignore")  # a port may return any number
+def judge_losses(name: str, losses: Mapping[str, float], forward: ForwardPass) -> tuple[CapabilityResult, Loss | None]:
+    """Compare losses with the reference's.
+
+    Args:
+        name: the claim.
+        losses: by probe; those that `has_a_loss`.
+        forward: the logits of the same port.
+
+    Returns:
+        The findings, and the loss function that the port computes, or None if it is unknown.
+    """
+    if not losses:
+        return not_compared(f"{name}: no probe has logits and a target that counts"), None
+    probes, logits = forward.probes, forward.logits
+    given = {key: np.float64(loss) for key, loss in losses.items()}
+    budgets = {key: _budget(probes[key], logits[key], forward.dtype) for key in given}
+
+    def exact(loss: Loss) -> dict[str, np.float64]:
+        return {key: np.float64(_exactly(loss, probes[key], logits[key])) for key in given}
+
+    def errors(loss: Loss) -> dict[str, float]:
+        return {key: gap(np.array(given[key]), np.array(value)) for key, value in exact(loss).items()}
+
+    off = errors(cross_entropy)
+    worst = max(given, key=lambda key: share(off[key], budgets[key]))
+    if share(off[worst], budgets[worst]) <= 1:
+        return CapabilityResult((ClaimResult(name, "agrees", off[worst], budgets[worst], worst),)), cross_entropy
+
+    right = exact(cross_entropy)
+    explaining, left = _explaining(errors, given, right, budgets)
+    causes: tuple[Cause, ...]
+    if explaining:
+        first, residual = explaining[0], left[explaining[0]][worst]
+        causes = (Cause(first.id, first.says, None, residual, 1 - residual / off[worst]),)
+    else:
+        causes = tuple(_fitted(given, right, exact(smoothed), budgets, worst))[:1]
+    claim = ClaimResult(name, "diverges", off[worst], budgets[worst], worst)
+    fault = Divergence(name, off[worst], budgets[worst], causes, alternatives(explaining), probe=worst)
+    return CapabilityResult((claim,), (fault,)), explaining[0].simulate if explaining else None
+
+
+def _explaining(
+    errors: Callable[[Loss], dict[str, float]], given: Numbers, right: Numbers, budgets: Mapping[str, float]
+) -> tuple[list[SimulatedFault], dict[SimulatedFault, dict[str, float]]]:
+    """Return the faults that explain all losses, and the errors that each fault leaves."""
+    # Rounding is relative to the loss: a sum rounds by more than a mean.
+    sizes = {key: abs(float(given[key] / right[key])) for key in given}
+    grown = {key: max(1.0, size if math.isfinite(size) else 1.0) * budgets[key] for key, size in sizes.items()}
+    left = {fault: errors(fault.simulate) for fault in LOSS_FAULTS}
+    return [fault for fault in LOSS_FAULTS if all(share(left[fault][key], grown[key]) <= 1 for key in given)], left
+
+
+def _fitted(given: Numbers, right: Numbers, even: Numbers, budgets: Mapping[str, float], worst: str) -> Iterator[Cause]:
+    """Fit one factor, or one share of label smoothing, to all probes; one probe alone would not tell. `even` are the
+    losses for uniform targets."""
+    if len(given) < 2:
+        return
+    before = abs(given[worst] - right[worst])
+    toward = {key: even[key] - right[key] for key in given}
+    smoothing = sum((given[key] - right[key]) * toward[key] for key in given) / sum(toward[key] ** 2 for key in given)
+    left = {key: float(abs(given[key] - right[key] - smoothing * toward[key])) for key in given}
+    if all(left[key] <= budgets[key] for key in given):
+        says = f"the targets are smoothed by {smoothing:.4g} (label smoothing)"
+        yield Cause("loss-smoothing", says, float(smoothing), left[worst], float(1 - left[worst] / before))
+    factor = sum(given[key] * right[key] for key in given) / sum(right[key] ** 2 for key in given)
+    left = {key: float(abs(given[key] - factor * right[key])) for key in given}
+    if all(left[key] <= max(1.0, abs(factor)) * budgets[key] for key in given):
+        says = f"your losses are {factor:.6g} × ours"
+        yield Cause("loss-scale", says, float(factor), left[worst], float(1 - left[worst] / before))
+
+
+def _counts(probe: Probe) -> bool:
+    targets, pad_id = targets_of(probe.config, probe.inputs), probe.config.pad_id
+    return pad_id is None or bool((targets != pad_id).any())
+
+
+def _exactly(loss: Loss, probe: Probe, logits: np.ndarray) -> np.ndarray:
+    targets = targets_of(probe.config, probe.inputs).astype(np.int64)
+    return np.asarray(loss(logits.astype(np.float64), targets, probe.config.pad_id))
+
+
+def _budget(probe: Probe, logits: np.ndarray, dtype: str) -> float:
+    """Return the budget of a loss that may come from logits before they were rounded."""
+    targets: np.ndarray = targets_of(probe.config, probe.inputs).astype(np.int64)
+    arrays = {"logits": logits.astype(np.float32), "targets": targets}
+    oracle = function_oracle("training.loss.cross_entropy", arrays, pad_id=probe.config.pad_id)
+    # A mean of differences of logits has at most the error of two logits.
+    return oracle.budget("result", dtype) + 2 * probe.oracle.budget("logits", dtype)
+
+
+def _ask(port: BuiltPort, way: Way, key: str, probe: Probe) -> Answers:
+    targets, tokens = loss_inputs(probe)
+    return {f"{key}/loss": as_loss(port.forward.loss(targets, **tokens))}
+
+
+def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass) -> CapabilityResult:
+    return judge_losses("loss", {key: float(answers[f"{key}/loss"]) for key in requests}, forward)[0]
+
+
+LOSS = Capability(
+    name="loss",
+    attribute="loss",
+    signature="loss(targets, **tokens) → number",
+    help="Add targets to the bundle, and names for the losses of all probes.",
+    purpose="the loss is the mean of -log softmax(logits)[target] over all targets that are not pad_id",
+    ways=(Way("loss", dict, LOSS_FAULTS, is_comparable=has_a_loss),),
+    ask=_ask,
+    shapes=lambda key, probe: {f"{key}/loss": ()},
+    judge=_judge,
+    why_not=why_no_loss,
+    file="targets.safetensors",
+    tensors=lambda probe, _: {"targets": targets_of(probe.config, probe.inputs)},
+)

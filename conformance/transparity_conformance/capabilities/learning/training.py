@@ -1,0 +1,237 @@
+"""The capability `train`: some steps of a tiny model, from the same weights on the same batches as the reference."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity.parameters import check_parameters, is_learned
+from transparity.training import Training
+from transparity_conformance.capabilities.capability import (
+    Answers,
+    BuiltPort,
+    Capability,
+    ForwardPass,
+    Probes,
+    Requests,
+    Shapes,
+    Way,
+    first_of,
+    kept_in,
+)
+from transparity_conformance.capabilities.faults import SimulatedFault
+from transparity_conformance.capabilities.faults.optimization import OPTIMIZER_FAULTS
+from transparity_conformance.capabilities.learning.loss import why_no_loss
+from transparity_conformance.oracle.budgets import WIDE
+from transparity_conformance.oracle.oracle import Arrays, Oracle, training_oracle
+from transparity_conformance.oracle.probes import Probe, further_inputs, probe_parameters
+from transparity_conformance.report.capability_result import CapabilityResult, alternatives
+from transparity_conformance.report.comparison import as_numbers, gap, share
+from transparity_conformance.report.report import Cause, ClaimResult, Divergence
+
+STEPS, ROWS, TOKENS = 3, 3, 6
+
+CONFIGURATIONS = 16
+"""Trainings are kept for so many configurations, more than there are presets, which are checked over and over."""
+
+NEAREST = 3
+"""Number of faults tried with their own budgets if none explains all within those of the right training: longer steps
+and smaller divisors round by more."""
+
+# The gradients exceed `max_norm` in one of them only; `eps` is large enough for its absence to show. The last step is
+# the first behind the warm-up: more steps would cost as much time again, and Adam's rounding grows with every step.
+TRAININGS = {
+    "sgd with momentum, clipped": Training("sgd", learning_rate=0.05, momentum=0.9, max_norm=0.5),
+    "adamw, warmed up": Training(
+        "adamw", learning_rate=0.1, eps=1e-3, weight_decay=0.1, max_norm=1000.0, warmup_steps=2
+    ),
+}
+
+
+def tiny(config: TransformerConfig) -> TransformerConfig:
+    """Return the same system with few parameters, as the reference differentiates by a forward pass for each."""
+    sizes: dict[str, Any] = {"embed_dim": 4, "num_heads": 2, "feed_forward_dim": 2, "max_length": 4}
+    sizes |= {"num_key_value_heads": 1 if config.key_value_heads < config.num_heads else None}
+    sizes |= {"attention_head_dim": None, "rotary_dim": None}
+    sizes |= _special_tokens(config)
+    for stack, has in (("encoder", config.has_encoder), ("decoder", config.has_decoder)):
+        vocabulary = "source_vocab_size" if stack == "encoder" else "target_vocab_size"
+        sizes |= {f"num_{stack}_layers": 1, vocabulary: TOKENS} if has else {}
+    return dataclasses.replace(config, **sizes)
+
+
+def _special_tokens(config: TransformerConfig) -> dict[str, int | None]:
+    """The special tokens in a vocabulary of `TOKENS`: small ones stay, large ones are counted from its end."""
+    given = {name: getattr(config, name) for name in ("pad_id", "bos_id", "eos_id")}
+    used = sorted({token for token in given.values() if token is not None})
+    free = [token for token in reversed(range(TOKENS)) if token not in used]
+    becomes = {token: token if token < TOKENS else free.pop(0) for token in used}
+    return {name: None if token is None else becomes[token] for name, token in given.items()}
+
+
+@functools.lru_cache(maxsize=CONFIGURATIONS)
+def batches(config: TransformerConfig) -> tuple[Arrays, ...]:
+    """Return the batches of all steps; targets are the next tokens."""
+    random = np.random.default_rng(3)
+    made = []
+    for _ in range(STEPS):
+        batch: Arrays = {}
+        for name in config.input_names:
+            size = config.stack_vocab_size(config.input_stack(name))
+            drawn = random.integers(0, size, (ROWS, config.max_length + 1))
+            batch |= {name: drawn[:, :-1], "targets": drawn[:, 1:]}
+        made.append(batch | further_inputs(config, batch, random))
+    return tuple(made)
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingRequest:
+    """A model to train on `batches`."""
+
+    name: str
+    config: TransformerConfig
+    parameters: Arrays
+    batches: tuple[Arrays, ...]
+    training: Training
+
+    @kept_in(0)
+    def oracle(self, fault: SimulatedFault | None = None) -> Oracle:
+        """Return the losses and the learned parameters of the right training, or of one with a fault."""
+        by = fault.simulate if fault else None
+        return training_oracle(self.config, self.parameters, self.batches, self.training, by)
+
+
+@functools.lru_cache(maxsize=CONFIGURATIONS)
+def training_requests(config: TransformerConfig) -> dict[str, TrainingRequest]:
+    """The trainings of a tiny model of the system."""
+    small = tiny(config)
+    given = (small, probe_parameters(small, 6), batches(small))
+    return {f"train.{index}": TrainingRequest(name, *given, TRAININGS[name]) for index, name in enumerate(TRAININGS)}
+
+
+def _requests(probes: Probes) -> Requests:
+    return training_requests(first_of(probes)[1].config)
+
+
+def _shapes(key: str, request: TrainingRequest) -> Shapes:
+    learned = {name: value.shape for name, value in request.parameters.items() if is_learned(name)}
+    return {f"{key}/{name}": shape for name, shape in {"losses": (len(request.batches),), **learned}.items()}
+
+
+def _ask(port: BuiltPort, way: Way, key: str, request: TrainingRequest) -> Answers:
+    """Return the losses and the parameters. Raises any error of the port, and `TypeError` for a wrong shape or name."""
+    parameters = request.parameters
+    copied = [{name: tokens.astype(np.int64) for name, tokens in batch.items()} for batch in request.batches]
+    losses, became = port.built_for(request.config, parameters).train(copied, request.training)
+    answers = {str(name): as_numbers(value).astype(np.float64) for name, value in dict(became).items()}
+    missing = [name for name in parameters if is_learned(name) and name not in answers]
+    if missing:
+        raise TypeError(f"no {missing[0]} and {len(missing) - 1} more" if missing[1:] else f"no {missing[0]}")
+    answers["losses"] = np.array([float(as_numbers(loss).reshape(())) for loss in losses])
+    for name, value in answers.items():
+        expected = (
+            (len(request.batches),)
+            if name == "losses"
+            else parameters[name].shape
+            if name in parameters
+            else value.shape
+        )
+        if value.shape != expected:
+            raise TypeError(f"{name} of the shape {value.shape}, expected {expected}")
+    return {f"{key}/{name}": value for name, value in answers.items()}
+
+
+@np.errstate(all="ignore")  # a port may return any number
+def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass) -> CapabilityResult:
+    became = {
+        request: {name.removeprefix(f"{key}/"): answers[name].astype(np.float64) for name in _shapes(key, request)}
+        for key, request in requests.items()
+    }
+    dtype = forward.dtype
+    errors = {request: _off(became[request], request.oracle(), dtype) for request in became}
+    worst = max(errors, key=lambda request: share(*errors[request][:2]))
+    error, budget, where = errors[worst]
+    place = f"{where}, {worst.name}"
+    if share(error, budget) <= 1:
+        return CapabilityResult((ClaimResult("train", "agrees", error, budget, place),))
+    explaining = _explaining(became, dtype)
+    causes = []
+    for fault in explaining[:1]:
+        left = _off(became[worst], worst.oracle(fault), dtype)[0]
+        causes.append(Cause(fault.id, fault.says, None, left, 1 - left / error))
+    divergence = Divergence("train", error, budget, tuple(causes), alternatives(explaining))
+    return CapabilityResult((ClaimResult("train", "diverges", error, budget, place),), (divergence,))
+
+
+def _explaining(became: Mapping[TrainingRequest, Arrays], dtype: str) -> list[SimulatedFault]:
+    def beyond(fault: SimulatedFault) -> int:
+        """The number of tensors that differ from the wrong training by more than budgets of the right one allow."""
+        return sum(
+            share(gap(became[request][name], expected), request.oracle().budget(name, dtype)) > 1
+            for request in became
+            for name, expected in request.oracle(fault).expected.items()
+        )
+
+    left = {fault: beyond(fault) for fault in OPTIMIZER_FAULTS}
+    if explaining := [fault for fault in OPTIMIZER_FAULTS if not left[fault]]:
+        return explaining
+    nearest = sorted(OPTIMIZER_FAULTS, key=lambda fault: left[fault])[:NEAREST]
+    by_their_own = [
+        fault
+        for fault in nearest
+        if all(share(*_off(became[request], request.oracle(fault), dtype)[:2]) <= 1 for request in became)
+    ]
+    return by_their_own[:1]
+
+
+def _off(became: Arrays, oracle: Oracle, dtype: str) -> tuple[float, float, str]:
+    """The error that is the largest share of its budget, the budget, and the name of the tensor."""
+    off = [
+        (gap(became[name], expected), oracle.budget(name, dtype), name) for name, expected in oracle.expected.items()
+    ]
+    return max(off, key=lambda item: share(item[0], item[1]))
+
+
+def _tensors(request: TrainingRequest, probe: Probe) -> Arrays:
+    parameters = {f"parameters/{name}": value for name, value in request.parameters.items()}
+    numbered = enumerate(request.batches)
+    return parameters | {f"batches/{index}/{name}": value for index, batch in numbered for name, value in batch.items()}
+
+
+def _received(request: TrainingRequest, fields: Mapping[str, Any], tensors: Answers) -> TrainingRequest:
+    parameters = {name: tensors[f"parameters/{name}"] for name in request.parameters}
+    check_parameters(request.config, parameters)
+    return dataclasses.replace(request, parameters=parameters)
+
+
+def _describe(request: TrainingRequest) -> dict[str, Any]:
+    training = dataclasses.asdict(request.training)
+    return {"name": request.name, "config": json.loads(request.config.to_json()), "training": training}
+
+
+TRAINING = Capability(
+    name="training",
+    attribute="train",
+    signature="train(batches, training) → the losses before each step, and a dict of the learned parameters",
+    help="Add a tiny model and batches to the bundle, to train with SGD and AdamW.",
+    purpose="a tiny model, trained one step on each batch; the losses before each step, and the learned parameters",
+    ways=(Way("train", _requests, OPTIMIZER_FAULTS),),
+    ask=_ask,
+    shapes=_shapes,
+    judge=_judge,
+    why_not=why_no_loss,
+    dtypes=WIDE,
+    not_in="training is compared in float32 and float64, not in {}",
+    if_forward_diverges="the forward pass diverges, and its gradients with it",
+    describe=_describe,
+    file="training.safetensors",
+    tensors=_tensors,
+    received=_received,
+)

@@ -1,0 +1,262 @@
+"""A port in a process of its own, which owes an answer to every call.
+
+Exits, signals, closed streams and patched globals of the port stay in its process. It is stopped, with all processes
+that it started, if it gives no answer in time and when the check ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity.taps import tap_shapes
+from transparity_conformance.capabilities.stranger import PortCallError, PortError, PortProcessError
+from transparity_conformance.capabilities.table import ATTRIBUTES, CAPABILITIES
+from transparity_conformance.ports.loading import LoadError, UsageError
+from transparity_conformance.ports.process.running import MISSHAPEN
+from transparity_conformance.ports.process.wire import Closed, Handle, largest_answer, receive_answer, send_request
+
+TIMEOUT = 300.0
+"""Seconds that a port has for the answer to one call, or a program for all of its work."""
+
+LONGEST = 1e6
+"""Eleven days: sockets wait for at most 2³¹ milliseconds."""
+
+
+def checked_timeout(seconds: float | None) -> float:
+    """A timeout, or the default for None; raises `UsageError` for one that never ends, such as NaN."""
+    if seconds is None:
+        return TIMEOUT
+    if not 0 < seconds <= LONGEST:
+        raise UsageError(f"The timeout is {seconds:g}; expected seconds above 0, at most {LONGEST:g}.")
+    return seconds
+
+
+@contextlib.contextmanager
+def isolated(spec: str, timeout: float = TIMEOUT) -> Iterator[Callable[..., Any]]:
+    """Yield the `build` of a port in a process that ends with the context; as `isolated_build`."""
+    build = isolated_build(spec, timeout)
+    try:
+        yield build
+    finally:
+        build.process.stop()
+
+
+def isolated_build(spec: str, timeout: float = TIMEOUT) -> IsolatedBuild:
+    """Start a process for the port `spec` (`file.py:build` or `module:build`); return its `build`.
+
+    The process loads the port while the checker goes on. The first use raises `LoadError` if there is no such port;
+    calls raise `PortCallError` for what the port raises, and `PortProcessError` if its process ends, or gives no
+    answer within `timeout` seconds.
+    """
+    return IsolatedBuild(_Process(spec, checked_timeout(timeout)))
+
+
+def spec_of(build: Callable[..., Any]) -> str:
+    """The name under which another process can import a function; raises `PortError` if there is none."""
+    name, module = getattr(build, "__qualname__", ""), getattr(build, "__module__", "") or ""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if not name.isidentifier() or file is None:
+        raise PortError(
+            f"isolated=True was given {name or type(build).__name__}, which another process cannot import; expected a "
+            "function at the top of a file: move it there, or leave out isolated=True."
+        )
+    return f"{os.path.realpath(file)}:{name}"
+
+
+class _Process:
+    """The port's process, and its calls."""
+
+    def __init__(self, spec: str, timeout: float) -> None:
+        self.timeout = timeout
+        self.released: list[int] = []
+        self._loaded: tuple[int, Any] | None = None
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self.connection = ours
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "transparity_conformance.ports.process.worker", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        self.stop = weakref.finalize(self, _end, self.process, self.connection)
+        self._send(largest_answer(), "load", spec)
+
+    @property
+    def is_running(self) -> bool:
+        return self.process.poll() is None
+
+    def loaded(self) -> tuple[int, Any]:
+        """The number of the port's function and its signature; raises `LoadError` if there is none."""
+        if self._loaded is None:
+            try:
+                number, signature = self._received("loading the port")
+            except PortCallError as error:
+                raise LoadError(f"The port cannot be loaded: it raised {error}.") from None
+            self._loaded = number, signature
+        return self._loaded
+
+    def answer(self, what: str, name: str, *arguments: Any, largest: int | None = None) -> Any:
+        """The port's answer to a request, of at most `largest` bytes; `what` names the request in messages."""
+        self.loaded()
+        numbers = [self.released.pop() for _ in range(len(self.released))]
+        if numbers:
+            self._send(0, "release", numbers)
+            self._received(what)
+        self._send(min(largest or largest_answer(), largest_answer()), name, *arguments)
+        return self._received(what)
+
+    def _send(self, largest: int, name: str, *arguments: Any) -> None:
+        try:
+            self.connection.settimeout(self.timeout)
+            send_request(self.connection, (name, arguments, largest))
+        except OSError:  # the process has ended or does not read: reading its answer tells which
+            pass
+
+    def _received(self, what: str) -> Any:
+        try:
+            deadline = time.monotonic() + self.timeout
+            kind, *content = receive_answer(self.connection, deadline, largest_answer(), lambda: self.is_running)
+        except TimeoutError:
+            self.stop()
+            raise PortProcessError(
+                f"The port gave no answer to {what} within {self.timeout:g} s and was stopped; --timeout gives it more."
+            ) from None
+        except (OSError, Closed):
+            raise self._died(what) from None
+        except (ValueError, TypeError, AttributeError, LookupError, RecursionError, MemoryError) as error:
+            self.stop()
+            raise PortProcessError(f"The port's process answered {what} with what is no answer: {error}.") from None
+        if kind == "returned":
+            return content[0]
+        if kind == "raised":
+            raise PortCallError(str(content[0]))
+        self.stop()
+        raise LoadError(str(content[0]))
+
+    def _died(self, what: str) -> PortProcessError:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(5)
+        code = self.process.returncode
+        self.stop()
+        if code is None:
+            how = "closed its connection to the checker"
+        else:
+            how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with the exit code {code}"
+        return PortProcessError(f"The port's process {how} at {what}; expected an answer.")
+
+    def handle(self, number: int) -> Handle:
+        return self.forgotten_with(Handle(number, "port"))
+
+    def forgotten_with(self, handle: Handle) -> Handle:
+        """Let the process forget an object when the checker does."""
+        weakref.finalize(handle, self.released.append, handle.number)
+        return handle
+
+
+def _end(process: subprocess.Popen[bytes], connection: socket.socket) -> None:
+    connection.close()
+    stop_group(process)
+
+
+class _Remote:
+    """A function in another process, with its signature."""
+
+    def __init__(self, call: Callable[..., Any], described: Callable[[], Any]) -> None:
+        self._call, self._described = call, described
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return _signature(self._described())
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        return self._call(*args, **named)
+
+
+class IsolatedBuild(_Remote):
+    """`build` of a port in another process."""
+
+    def __init__(self, process: _Process) -> None:
+        super().__init__(self._built, lambda: process.loaded()[1])
+        self.process = process
+
+    def _built(self, *args: Any, **named: Any) -> _Remote:
+        process = self.process
+        number, _ = process.loaded()
+        answer = process.answer("build(config, parameters)", "build", number, args, named, list(ATTRIBUTES))
+        number, signature, offered = answer
+        if number is None:
+            raise PortError(f"build(config, parameters) returned {signature}; expected a function forward(**tokens).")
+        handle = process.handle(number)
+        forward = _Remote(functools.partial(_forward, process, handle, args[0]), lambda: signature)
+        for name in [name for name in ATTRIBUTES if name in offered]:
+            method, described = functools.partial(_called, process, handle, name), offered[name]
+            setattr(forward, name, _Remote(method, lambda described=described: described))  # type: ignore[misc]
+        return forward
+
+
+def _forward(process: _Process, handle: Handle, config: TransformerConfig, **tokens: np.ndarray) -> Any:
+    """Call a built port, whose answer is at most as large as all of its taps."""
+    lengths = {name: array.shape[1] for name, array in tokens.items()}
+    shapes = tap_shapes(config, len(next(iter(tokens.values()))), **lengths)
+    largest = 8 * sum(math.prod(shape) for shape in shapes.values()) + MISSHAPEN
+    return process.answer("forward", "call", handle.number, "", (), tokens, None, largest=largest)
+
+
+def _called(process: _Process, handle: Handle, name: str, *args: Any, **named: Any) -> Any:
+    """Call a method of a built port."""
+    stays = next((row.stays for row in CAPABILITIES.values() if row.attribute == name), None)
+    value = process.answer(name, "call", handle.number, name, args, named, stays)
+    for item in value if isinstance(value, tuple | list) else [value]:
+        if isinstance(item, Handle):
+            process.forgotten_with(item)
+    return value
+
+
+def _signature(described: Any) -> inspect.Signature:
+    """The signature that the port's process described; raises `TypeError` if the function has none."""
+    if described is None:
+        raise TypeError("a function without a signature")
+    empty = inspect.Parameter.empty
+    return inspect.Signature(
+        [
+            inspect.Parameter(
+                name, inspect._ParameterKind(kind), annotation=note or empty, default=default[0] if default else empty
+            )
+            for name, kind, note, default in described
+        ]
+    )
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL`, or `the signal 40` for a number without a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"the signal {number}"
+
+
+def stop_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process and all processes that it started: one that lives on could still be writing."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        if hasattr(os, "killpg"):
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            process.kill()
+    process.wait()

@@ -1,0 +1,138 @@
+"""The process of a port: `python -m transparity_conformance.ports.process.worker DESCRIPTOR`, started by `isolation`.
+
+It loads the port, calls it as the checker asks, and sends what it returns. It judges nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from transparity_conformance.capabilities.stranger import (
+    PortCallError,
+    call_stranger,
+    describe_raised,
+    has_method,
+    signature_of,
+)
+from transparity_conformance.ports.loading import LoadError, load_port
+from transparity_conformance.ports.process.wire import Closed, Handle, Kept, encoded, receive_request, send_answer
+from transparity_conformance.report.text import safe, shown
+
+
+class Worker:
+    """The port's objects by number, and the calls that the checker may ask for."""
+
+    def __init__(self) -> None:
+        self.objects: dict[int, Any] = {}
+        self.number = 0
+
+    def keep(self, value: Any) -> int:
+        """Store an object, and return its number."""
+        self.number += 1
+        self.objects[self.number] = value
+        return self.number
+
+    def load(self, spec: str) -> Any:
+        """Load the function that `spec` names; return its number and its signature."""
+        build = load_port(spec)
+        return self.keep(build), described_signature(build)
+
+    def call(self, number: int, attribute: str, args: Any, named: Any, stays: int | None = None) -> Any:
+        """Call an object, or its method `attribute`; the item `stays` of a sequence that it returns stays here."""
+        function = self.objects[number]
+        result = (getattr(function, attribute) if attribute else function)(*self._given(args), **self._given(named))
+        if stays is None or not isinstance(result, tuple | list):
+            return result
+        return [Kept(item) if index == stays else item for index, item in enumerate(result)]
+
+    def build(self, number: int, args: Any, named: Any, attributes: list[str]) -> Any:
+        """Build a port; return its number, its signature, and the signatures of the methods it offers."""
+        forward = self.call(number, "", args, named)
+        if not callable(forward):
+            return None, shown(forward), {}
+        offered = {name: _described_method(forward, name) for name in attributes if has_method(forward, name)}
+        return self.keep(forward), described_signature(forward), offered
+
+    def release(self, numbers: list[int]) -> None:
+        """Forget objects that the checker no longer has."""
+        for number in numbers:
+            self.objects.pop(number, None)
+
+    def _given(self, value: Any) -> Any:
+        if isinstance(value, Handle):
+            return self.objects[value.number]
+        if isinstance(value, dict):
+            return {name: self._given(item) for name, item in value.items()}
+        if isinstance(value, tuple | list):
+            return type(value)(self._given(item) for item in value)
+        return value
+
+
+def described_signature(function: Callable[..., Any]) -> Any:
+    """The parameters of a function as lists of name, kind, text of the annotation, and default; None if it has none."""
+    signature = signature_of(function)
+    if signature is None:
+        return None
+    return [
+        [
+            each.name,
+            int(each.kind),
+            "" if each.annotation is each.empty else safe(each.annotation),
+            None if each.default is each.empty else [each.default if isinstance(each.default, str) else None],
+        ]
+        for each in signature.parameters.values()
+    ]
+
+
+def _described_method(forward: Any, name: str) -> Any:
+    try:
+        return described_signature(call_stranger(getattr, forward, name))
+    except PortCallError:  # the call will raise it, too
+        return None
+
+
+def serve(connection: socket.socket) -> None:
+    """Answer the checker's requests until it closes the connection."""
+    worker = Worker()
+    while True:
+        try:
+            name, arguments, largest = receive_request(connection)
+        except Closed:
+            return
+        try:
+            answer = ("returned", getattr(worker, name)(*arguments))
+            parts = encoded(answer, worker.keep, largest)
+        except LoadError as error:
+            parts = encoded(("refused", str(error)), worker.keep, largest)
+        except BaseException as error:  # noqa: BLE001 - whatever a port raises, exits included, is its answer
+            parts = encoded(("raised", describe_raised(error)), worker.keep, largest)
+        send_answer(connection, *parts)
+
+
+def _end_with(checker: int) -> None:
+    """End this process once the checker is gone, whatever the port does by then: no signal tells that it was killed."""
+    while os.getppid() == checker:
+        time.sleep(1)
+    os._exit(0)
+
+
+def main() -> None:
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    threading.Thread(target=_end_with, args=[os.getppid()], daemon=True).start()
+    os.dup2(2, 1)  # what a port prints is not the checker's report
+    try:
+        serve(connection)
+    except OSError:  # the checker has gone
+        pass
+    finally:
+        os._exit(0)  # threads and exit handlers of the port have nothing left to do
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,408 @@
+"""One frozen description of a transformer: every difference between two systems is one field.
+
+The fields come first, in sections, then their consequences, then JSON. Beside this file, `fields` has the ranges of
+numbers, `validation` the checks, and `probe_sizes` the sizes of probes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, Literal, get_args, get_type_hints
+
+from transparity.config.fields import NOT_NEGATIVE, NOT_POSITIVE, POSITIVE, PROBABILITY, SHARE, number, whole
+from transparity.config.probe_sizes import probe_sizes
+from transparity.config.validation import check_together, checked
+from transparity.errors import ConfigError, shown
+from transparity.text import VALUE, listed, reason, safe
+
+Architecture = Literal["encoder-decoder", "decoder", "encoder"]
+Activation = Literal["relu", "gelu", "gelu-tanh", "gelu-quick", "silu"]
+NormKind = Literal["layer", "layer-unbiased", "batch", "rms"]
+NormGain = Literal["weight", "one-plus-weight"]
+NormPosition = Literal["pre", "post", "both"]
+Projection = Literal["full", "shared-per-head"]
+AttentionScale = Literal["head_dim", "embed_dim", "none"]
+MaskOrder = Literal["before-scale", "after-scale"]
+TargetMask = Literal["causal", "causal-and-padding"]
+Padding = Literal["token", "attention-mask"]
+Positions = Literal["learned", "sinusoidal", "rotary", "relative", "alibi", "none"]
+PositionCount = Literal["all", "visible"]
+RopeLayout = Literal["interleaved", "halves"]
+RotaryScaling = Literal["none", "linear", "llama3"]
+EmbeddingScale = Literal["none", "embed_dim"]
+Head = Literal["logits", "hidden", "pooled"]
+HeadScale = Literal["none", "embed_dim"]
+DropoutPlace = Literal[
+    "embedding",
+    "attention.weights",
+    "attention.output",
+    "attention_norm",
+    "feed_forward.hidden",
+    "feed_forward.output",
+    "feed_forward_norm",
+]
+"""Suffixes of the taps that dropout may apply to."""
+
+EXACT_MASK_BELOW = -1e6
+"""Below this, the weight of a masked key underflows to exactly 0 in every precision, so that leaving the key out is the
+same as replacing its score; above it (document 000's −1e-20) it is not, and only the explicit path is correct."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerConfig:
+    """A transformer, described by one orthogonal field for each difference between two systems.
+
+    Raises `ConfigError` for an impossible configuration, with the field, its value and a valid one.
+    Fields of a stack that the architecture lacks (a decoder's `source_vocab_size`) are not read.
+    """
+
+    # Sizes
+
+    architecture: Architecture
+    """`encoder-decoder`, or one stack alone: `decoder` (causal) or `encoder` (bidirectional)."""
+    source_vocab_size: int | None = None
+    """Size of the encoder's vocabulary."""
+    target_vocab_size: int | None = None
+    """Size of the decoder's vocabulary."""
+    max_length: int = 100
+    """The longest sequence, in tokens."""
+    embed_dim: int = 512
+    """Features of a token; a multiple of `num_heads`, unless `attention_head_dim` sets the width of a head."""
+    num_heads: int = 8
+    """Attention heads of the queries."""
+    num_key_value_heads: int | None = None
+    """Heads of keys and values, each shared by as many consecutive query heads as divide evenly (Ainslie et al. 2023);
+    None: as many as queries have. 1: one for all (Shazeer 2019)."""
+    attention_head_dim: int | None = None
+    """Features of a head; None: embed_dim / num_heads."""
+    num_encoder_layers: int = whole(6, least=0, most=10_000)
+    """Layers of the encoder."""
+    num_decoder_layers: int = whole(6, least=0, most=10_000)
+    """Layers of the decoder."""
+
+    # Feed-forward
+
+    feed_forward_dim: int = 2048
+    """Features inside the feed-forward."""
+    feed_forward_bias: bool = True
+    """Whether the linear maps of the feed-forward have biases."""
+    gated: bool = False
+    """Apply the activation to a third projection, the gate, which multiplies the up projection (Shazeer 2020)."""
+    activation: Activation = "relu"
+    """`gelu`: x · Φ(x) (Hendrycks and Gimpel 2016); `gelu-tanh` and `gelu-quick`: its approximations by a tanh and by
+    x · σ(1.702 x). `silu`: x · σ(x)."""
+
+    # Normalization
+
+    norm: NormKind = "layer"
+    """`layer`: (x − mean) / √(variance + eps). `layer-unbiased`: (x − mean) / (deviation over n − 1, + eps).
+    `batch`: over the batch and the positions, with running statistics. `rms`: x / √(mean of x² + eps), without a bias
+    (Zhang and Sennrich 2019)."""
+    norm_gain: NormGain = "weight"
+    """Factor of a norm: its weight, or 1 + its weight (Gemma)."""
+    norm_eps: float = number(1e-5, NOT_NEGATIVE, 1e-5, 1e-2, 1e-12)
+    """Added to the variance under the root, or to the deviation (`layer-unbiased`)."""
+    norm_momentum: float = number(0.1, SHARE)
+    """Share of a new batch in `batch`'s running statistics (PyTorch's convention; Flax counts the rest)."""
+    norm_position: NormPosition = "post"
+    """`post`: norm(x + f(x)). `pre`: x + f(norm(x)). `both`: x + norm(f(norm(x))) (Gemma 2)."""
+    final_norm: bool = False
+    """One more norm at the end of each stack."""
+    memory_norm: bool = False
+    """Each decoder layer normalises the encoder's output before cross-attention."""
+
+    # Attention
+
+    projection: Projection = "full"
+    """`full`: embed_dim → embed_dim, then split. `shared-per-head`: split, then head_dim → head_dim, one for all."""
+    qkv_bias: bool = True
+    """Whether the projections of queries, keys and values have biases."""
+    output_bias: bool = True
+    """Whether the attention's output projection has a bias."""
+    query_key_norm: bool = False
+    """Normalise queries and keys, each head by itself, by an RMS norm (Qwen 3)."""
+    attention_scale: AttentionScale = "head_dim"
+    """Scores are divided by the square root of this."""
+    attention_multiplier: float = number(1.0, POSITIVE, 1.0, 0.5)
+    """A further factor of the scores."""
+    attention_softcap: float | None = number(None, POSITIVE, None, 1.5)
+    """Bound scores by cap · tanh(scores / cap), before the mask (Gemma 2); None: no bound."""
+    sliding_window: int | None = whole(None, None, 1, 2, 3)
+    """A position attends only to positions less than this far away (Beltagy et al. 2020); None: to all."""
+    full_attention_every: int | None = whole(None, None, 1, 2)
+    """Every n-th layer ignores the `sliding_window`; None: no layer does."""
+    mask_value: float = number(-math.inf, NOT_POSITIVE, -math.inf, -1e20, -1e9, -100.0, -3.0, -1e-20, 0.0)
+    """Replacement of a masked score. −inf means the lowest number of the dtype: the same weights, and a row that is
+    masked entirely weighs all its keys alike, as with every other value, instead of being NaN."""
+    mask_order: MaskOrder = "after-scale"
+    """Whether masked scores are replaced before the division by the scale or after it."""
+    target_mask: TargetMask = "causal"
+    """Mask of the decoder's self-attention: the future, or the future and the padding."""
+    padding: Padding = "token"
+    """How padding is marked in a lone stack's tokens, or in the source: by `pad_id` among the tokens, or by an
+    `attention_mask` given with them. A decoder masks tokens marked by `pad_id` only if `target_mask` is
+    `causal-and-padding`; an `attention_mask` always applies."""
+
+    # Positions
+
+    positions: Positions = "learned"
+    """`learned` and `sinusoidal` are added to the embeddings. `rotary` rotates queries and keys (Su et al. 2021).
+    `relative`: a learned bias of the scores for each head and bucket of distances (Raffel et al. 2020).
+    `alibi`: a share of the distance, one for each head, is subtracted from the scores (Press et al. 2022)."""
+    position_offset: int = whole(0, least=0)
+    """Row of the first token in the learned table, which has as many additional rows."""
+    position_count: PositionCount = "all"
+    """Tokens that positions count: `all`, or only the `visible` ones; padding has the position before the first
+    (RoBERTa, OPT)."""
+    rope_layout: RopeLayout = "interleaved"
+    """Pairs of features that share an angle, sinusoidal or rotary: neighbours, or features half the width apart."""
+    rope_theta: float = number(10_000.0, POSITIVE, 10_000.0, 5.0)
+    """Angles are position / theta^(2 i / features)."""
+    rotary_dim: int | None = whole(None, None, 2)
+    """Number of features to rotate, from the first of each head; None: all."""
+    rotary_scaling: RotaryScaling = "none"
+    """`linear`: positions are divided by `rotary_factor`. `llama3`: only for slow angles, with a transition to the
+    unscaled fast ones (Llama 3.1)."""
+    rotary_factor: float = number(1.0, POSITIVE, 1.0, 3.0)
+    """Divisor of scaled positions."""
+    rotary_low_frequency: float = number(1.0, POSITIVE)
+    """Slow angles make fewer turns than this in `rotary_original_length`."""
+    rotary_high_frequency: float = number(4.0, POSITIVE)
+    """Fast angles make more turns than this in `rotary_original_length`."""
+    rotary_original_length: int = whole(8192, 8, 64)
+    """The longest sequence, in tokens, before positions were scaled."""
+    relative_buckets: int = 32
+    """Buckets of distances; half of them for each direction if both are visible."""
+    relative_max_distance: int = 128
+    """The last bucket holds this distance and all beyond."""
+
+    # Embedding and head
+
+    num_token_types: int = whole(0, least=0)
+    """Token types (BERT's sentences A and B), each with an embedding that is added; 0: none."""
+    embedding_scale: EmbeddingScale = "none"
+    """`embed_dim`: token embeddings are multiplied by √embed_dim before the positions are added."""
+    embedding_norm: bool = False
+    """Normalise the sum of the embeddings (BERT, BART)."""
+    shared_embedding: bool = False
+    """The decoder embeds its tokens with the encoder's table."""
+    head: Head = "logits"
+    """Output of the model: `logits` over the vocabulary; `hidden`, the output of the last layer; `pooled`: its first
+    position, through a linear map and tanh (BERT)."""
+    tied_head: bool = False
+    """The head multiplies by the token embeddings instead of a weight of its own (Press and Wolf 2017)."""
+    head_bias: bool = True
+    """Whether the head has a bias."""
+    head_scale: HeadScale = "none"
+    """`embed_dim`: the input of the head is divided by √embed_dim (T5)."""
+    final_softcap: float | None = number(None, POSITIVE, None, 2.0)
+    """Bound logits by cap · tanh(logits / cap) (Gemma 2); None: no bound."""
+
+    # Dropout
+
+    dropout: float = number(0.0, PROBABILITY)
+    """Probability that training drops a feature; evaluation drops nothing."""
+    dropout_at: tuple[DropoutPlace, ...] = ("embedding", "attention.output", "feed_forward.output")
+    """Taps that dropout applies to; by default as in Vaswani et al. 2017, §5.4."""
+
+    # Tokens
+
+    pad_id: int | None = whole(0, 0, 1, None, least=0)
+    """The token that pads short sequences; None: no padding."""
+    bos_id: int | None = whole(None, least=0)
+    """The token that generation starts from."""
+    eos_id: int | None = whole(None, least=0)
+    """The token that generation ends with."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            object.__setattr__(self, field.name, _checked(field.name, getattr(self, field.name)))
+        check_together(self)
+
+    @property
+    def has_encoder(self) -> bool:
+        return self.architecture != "decoder"
+
+    @property
+    def has_decoder(self) -> bool:
+        return self.architecture != "encoder"
+
+    @property
+    def mask_is_exact(self) -> bool:
+        """Whether masked keys weigh exactly 0 (`EXACT_MASK_BELOW`), so that no token depends on later ones, except
+        in a row that is masked entirely: its keys all weigh alike."""
+        return self.masked_score < EXACT_MASK_BELOW
+
+    @property
+    def score_scale(self) -> float:
+        """Factor of the scores: head_dim^−½ (Vaswani et al. 2017, eq. 1), embed_dim^−½ (001, 002, 004) or 1 (T5), times
+        `attention_multiplier`."""
+        features = {"head_dim": self.head_dim, "embed_dim": self.embed_dim, "none": 1}[self.attention_scale]
+        return float(features**-0.5) * self.attention_multiplier
+
+    @property
+    def masked_score(self) -> float:
+        """Replacement of a masked score after scaling; masking before the scale scales `mask_value` too."""
+        return self.mask_value * self.score_scale if self.mask_order == "before-scale" else self.mask_value
+
+    @property
+    def filling_id(self) -> int:
+        """Filler token: pad, else EOS, else 0."""
+        return next((token for token in (self.pad_id, self.eos_id) if token is not None), 0)
+
+    @property
+    def ending_id(self) -> int:
+        """EOS, or −1, which equals no token."""
+        return -1 if self.eos_id is None else self.eos_id
+
+    @property
+    def head_dim(self) -> int:
+        """Features of a head."""
+        return self.attention_head_dim or self.embed_dim // self.num_heads
+
+    @property
+    def key_value_heads(self) -> int:
+        """Heads of keys and of values."""
+        return self.num_key_value_heads or self.num_heads
+
+    @property
+    def attention_dim(self) -> int:
+        """Features of all heads together."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def rotated_dim(self) -> int:
+        """Features of a head that rotary positions rotate."""
+        return self.rotary_dim or self.head_dim
+
+    @property
+    def num_positions(self) -> int:
+        """Rows of the table of learned positions."""
+        return self.max_length + self.position_offset
+
+    def layer_window(self, layer: int) -> int | None:
+        """The sliding window of a layer (the first is 0); None: it attends to all positions."""
+        is_full = self.full_attention_every is not None and (layer + 1) % self.full_attention_every == 0
+        return None if is_full else self.sliding_window
+
+    @property
+    def vocab_size(self) -> int:
+        """Size of the vocabulary of the logits: the decoder's, or a lone encoder's."""
+        return self.stack_vocab_size("decoder" if self.has_decoder else "encoder")
+
+    @property
+    def stacks(self) -> tuple[str, ...]:
+        """The stacks of the model, of `encoder` and `decoder`."""
+        return ("encoder",) * self.has_encoder + ("decoder",) * self.has_decoder
+
+    def stack_num_layers(self, stack: str) -> int:
+        """The layers of `stack` (`encoder` or `decoder`)."""
+        return self.num_encoder_layers if stack == "encoder" else self.num_decoder_layers
+
+    def stack_vocab_size(self, stack: str) -> int:
+        """Size of the vocabulary of `stack` (`encoder` or `decoder`)."""
+        size = self.source_vocab_size if stack == "encoder" else self.target_vocab_size
+        assert size is not None  # held on construction
+        return size
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """Names of the tokens that `forward` takes: `source` and `target`, or `tokens`."""
+        return ("source", "target") if self.architecture == "encoder-decoder" else ("tokens",)
+
+    @property
+    def decoder_mask(self) -> TargetMask:
+        """Mask of the decoder's self-attention: `target_mask`, and padding wherever an `attention_mask` is given."""
+        masked = self.padding == "attention-mask" and self.architecture == "decoder"
+        return "causal-and-padding" if masked else self.target_mask
+
+    @property
+    def further_inputs(self) -> tuple[str, ...]:
+        """Further inputs of `forward`, in the shape of the first of `input_names`."""
+        masked, typed = self.padding == "attention-mask", self.num_token_types > 0
+        return ("attention_mask",) * masked + ("token_types",) * typed
+
+    def input_stack(self, name: str) -> str:
+        """The stack that reads the input `name`."""
+        if name == "tokens":
+            return "decoder" if self.has_decoder else "encoder"
+        return "encoder" if name == "source" else "decoder"
+
+    def resized(self, **sizes: Any) -> TransformerConfig:
+        """Return the same system at another size: small enough for a probe, and with `sizes` replaced.
+
+        The feed-forward keeps its proportion to `embed_dim` unless `feed_forward_dim` is given; sizes of a stack that
+        the architecture lacks are left out, so that one call serves every preset.
+        """
+        unknown = set(sizes) - {field.name for field in dataclasses.fields(self)}
+        if unknown:
+            raise ConfigError(f"resized() was given {listed(sorted(unknown))}, which no configuration has.")
+        sizes = probe_sizes(self) | sizes
+        for stack, names in (
+            (self.has_encoder, ("source_vocab_size", "num_encoder_layers")),
+            (self.has_decoder, ("target_vocab_size", "num_decoder_layers")),
+        ):
+            if not stack:
+                sizes = {name: value for name, value in sizes.items() if name not in names}
+        embed_dim = _checked("embed_dim", sizes["embed_dim"])
+        sizes.setdefault("feed_forward_dim", max(1, self.feed_forward_dim * embed_dim // self.embed_dim))
+        return dataclasses.replace(self, **sizes)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON values; −inf, which JSON lacks, is the string `"-inf"`."""
+        fields = dataclasses.asdict(self)
+        lowest = "-inf" if self.mask_value == -math.inf else self.mask_value
+        return fields | {"mask_value": lowest, "dropout_at": list(self.dropout_at)}
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> TransformerConfig:
+        """Read the result of `as_dict`; raises `ConfigError` for a field that is unknown or missing."""
+        if not isinstance(fields, dict):
+            raise ConfigError(f"A configuration is an object of fields, but {type(fields).__name__} was given.")
+        known = [field.name for field in dataclasses.fields(cls)]
+        for name in fields:
+            if name not in known:
+                hub = "; a hub's config.json is imported with its checkpoint" if "model_type" in fields else ""
+                close = difflib.get_close_matches(safe(name, VALUE), known, 1)
+                nearest = f"the nearest is {close[0]}" if close else "expected those of TransformerConfig"
+                raise ConfigError(f"A configuration has no field {shown(name)}{hub}; {nearest}.")
+        if "architecture" not in fields:
+            raise ConfigError(f"architecture is missing; it should be one of {', '.join(get_args(Architecture))}.")
+        lowest = fields.get("mask_value")
+        if isinstance(lowest, str) and lowest == "-inf":
+            fields = fields | {"mask_value": -math.inf}
+        return cls(**fields)
+
+    def to_json(self) -> str:
+        return json.dumps(self.as_dict(), indent=2, allow_nan=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> TransformerConfig:
+        """Read the result of `to_json`; raises `ConfigError` if `text` is not JSON."""
+        try:
+            fields = json.loads(text, object_pairs_hook=_without_repetition)
+        except (ValueError, RecursionError, TypeError) as error:
+            raise ConfigError(f"The configuration is not JSON: {reason(error)}.") from None
+        return cls.from_dict(fields)
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object; raise `ValueError` for repeated fields, of which `json` would keep the last."""
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        counts = Counter(name for name, _ in pairs)
+        raise ValueError(f"a field is repeated: {listed([name for name in counts if counts[name] > 1])}")
+    return fields
+
+
+def _checked(name: str, value: Any) -> Any:
+    return checked(TransformerConfig.__dataclass_fields__[name], FIELD_TYPES[name], value)
+
+
+FIELD_TYPES = get_type_hints(TransformerConfig)
+"""The type of each field by name."""

@@ -1,0 +1,167 @@
+"""Checks of a configuration: single fields, then combinations of fields."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from typing import Any, Literal, get_args, get_origin
+
+from transparity.config.fields import COUNT
+from transparity.errors import ConfigError, shown
+
+
+def checked(field: dataclasses.Field[Any], kind: Any, value: Any) -> Any:
+    """Return `value` as the plain Python type `kind` of `field`; raise `ConfigError` if the field cannot have it."""
+    name, optional = field.name, type(None) in get_args(kind)
+    if value is None and optional:
+        return None
+    if get_origin(kind) is Literal:
+        return _choice(name, value, get_args(kind))
+    if get_origin(kind) is tuple:
+        return _choices(name, value, get_args(get_args(kind)[0]))
+    if kind is bool:
+        return _switch(name, value)
+    plain = _number if float in (kind, *get_args(kind)) else _whole_number
+    return plain(field, value)
+
+
+def _choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
+    if not isinstance(value, str) or value not in choices:
+        raise ConfigError(f"{name} is {shown(value)}; it should be one of {', '.join(choices)}.")
+    return str(value)
+
+
+def _choices(name: str, value: Any, choices: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the chosen `choices` in their order, so that two configurations with the same ones are equal."""
+    given = list(value) if isinstance(value, list | tuple) else [None]
+    for choice in given:
+        if not isinstance(choice, str) or choice not in choices:
+            raise ConfigError(f"{name} is {shown(value)}; it should list some of {', '.join(choices)}.")
+    return tuple(choice for choice in choices if choice in given)
+
+
+def _switch(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} is {shown(value)}; it should be true or false.")
+    return value
+
+
+def _whole_number(field: dataclasses.Field[Any], value: Any) -> int:
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        number = operator.index(value)
+    except Exception:  # noqa: BLE001 - `__index__` of any object may raise anything
+        raise ConfigError(f"{field.name} is {shown(value)}; it should be a whole number.") from None
+    limits = field.metadata.get("range", COUNT)
+    if not limits.holds(number):
+        raise ConfigError(f"{field.name} is {shown(number)}; it should be {limits.text}.")
+    return number
+
+
+def _number(field: dataclasses.Field[Any], value: Any) -> float:
+    limits = field.metadata.get("range")
+    assert limits is not None, f"define {field.name} by `number` in config.py, with its range"
+    try:
+        if isinstance(value, bool | str):
+            raise TypeError
+        number = float(value)
+    except Exception:  # noqa: BLE001 - `__float__` of any object may raise anything
+        raise ConfigError(f"{field.name} is {shown(value)}; it should be a number, {limits.text}.") from None
+    if not limits.holds(number):
+        raise ConfigError(f"{field.name} is {number}; it should be {limits.text}.")
+    return number
+
+
+def check_together(config: Any) -> None:
+    """Raise `ConfigError` if the fields of a `TransformerConfig` (whose file imports this one) do not fit together."""
+    for check in (_check_vocabularies, _check_heads, _check_positions, _check_relative, _check_ends, _check_tokens):
+        check(config)
+
+
+def _check_vocabularies(config: Any) -> None:
+    needed = [("source_vocab_size", config.has_encoder), ("target_vocab_size", config.has_decoder)]
+    for name, used in needed:
+        if used and getattr(config, name) is None:
+            raise ConfigError(f"{name} is missing: the architecture {config.architecture!r} needs it.")
+
+
+def _check_heads(config: Any) -> None:
+    if config.attention_head_dim is None and config.embed_dim % config.num_heads:
+        raise ConfigError(
+            f"embed_dim is {config.embed_dim}, which {config.num_heads} heads (num_heads) do not divide evenly; "
+            f"{config.embed_dim // config.num_heads * config.num_heads or config.num_heads} would be right."
+        )
+    if config.num_heads % config.key_value_heads:
+        raise ConfigError(
+            f"num_key_value_heads is {config.num_key_value_heads}, which does not divide the {config.num_heads} heads "
+            "(num_heads) evenly; a divisor of it would be right."
+        )
+    whole = (config.key_value_heads, config.attention_dim) == (config.num_heads, config.embed_dim)
+    if config.projection == "shared-per-head" and not whole:
+        raise ConfigError(
+            "projection is shared-per-head, which cuts embed_dim into heads: num_key_value_heads and "
+            "attention_head_dim should be absent."
+        )
+
+
+def _check_positions(config: Any) -> None:
+    if config.positions == "rotary" and (config.rotated_dim % 2 or config.rotated_dim > config.head_dim):
+        name = "head_dim" if config.rotary_dim is None else "rotary_dim"
+        raise ConfigError(
+            f"{name} is {config.rotated_dim}, but rotary positions turn pairs of a head's {config.head_dim} features: "
+            f"an even number up to that would be right."
+        )
+    if config.position_count == "visible" and not config.position_offset:
+        raise ConfigError(
+            "position_count is 'visible', which puts padding in front of the first position, but position_offset is 0: "
+            "1 or more would be right."
+        )
+    if not config.rotary_low_frequency < config.rotary_high_frequency:
+        raise ConfigError(
+            f"rotary_low_frequency is {config.rotary_low_frequency}; it should be less than rotary_high_frequency, "
+            f"{config.rotary_high_frequency}."
+        )
+    if config.positions == "sinusoidal" and config.embed_dim % 2:
+        raise ConfigError(
+            f"embed_dim is {config.embed_dim}, but sinusoidal positions pair each sine with a cosine: "
+            f"{config.embed_dim + 1} would be right."
+        )
+
+
+def _check_relative(config: Any) -> None:
+    # An encoder has half its buckets for each direction; half of those of one direction are for one distance each.
+    least = 4 if config.has_encoder else 2
+    exact = max(config.relative_buckets, least) // (2 if config.has_decoder else 4)
+    enough = config.relative_buckets >= least and config.relative_max_distance > exact
+    if config.positions == "relative" and not enough:
+        raise ConfigError(
+            f"relative_buckets is {config.relative_buckets} and relative_max_distance {config.relative_max_distance}; "
+            f"there should be {least} buckets at least, and the distance greater than {exact}."
+        )
+
+
+def _check_ends(config: Any) -> None:
+    """Check embeddings, norms and the head."""
+    both = config.architecture == "encoder-decoder" and config.source_vocab_size == config.target_vocab_size
+    if config.shared_embedding and not both:
+        raise ConfigError(
+            f"shared_embedding is true, but source_vocab_size is {config.source_vocab_size} and target_vocab_size "
+            f"{config.target_vocab_size}; an encoder-decoder with as many tokens on both sides would be right."
+        )
+    for name, given in (("num_token_types", config.num_token_types), ("head", config.head != "logits")):
+        if given and config.architecture != "encoder":
+            raise ConfigError(
+                f"{name} is {getattr(config, name)!r}, which only a lone encoder has a place for, and architecture is "
+                f"{config.architecture!r}."
+            )
+    if config.norm == "layer-unbiased" and config.embed_dim == 1:
+        raise ConfigError("embed_dim is 1, but the unbiased deviation divides by embed_dim − 1: 2 would be right.")
+
+
+def _check_tokens(config: Any) -> None:
+    vocabularies = [config.stack_vocab_size(config.input_stack(name)) for name in config.input_names]
+    for name, sizes in (("pad_id", vocabularies), ("bos_id", vocabularies[-1:]), ("eos_id", vocabularies[-1:])):
+        token = getattr(config, name)
+        if token is not None and token >= min(sizes):
+            raise ConfigError(f"{name} is {token}, outside the vocabulary of {min(sizes)} tokens.")

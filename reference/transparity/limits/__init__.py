@@ -1,0 +1,1 @@
+"""What fits in memory, and what may be read from a file."""

@@ -1,0 +1,108 @@
+"""The functions of `torch.nn.functional` and `jax.nn` that NumPy lacks.
+
+Every function returns the dtype that it is given. Complex numbers are supported, because derivatives are taken along
+the imaginary axis (the complex step), so no function takes an absolute value or compares complex numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from jaxtyping import Inexact
+from numpy import ndarray as Array
+
+from transparity_numpy.fast import fast_linear
+
+STEP = 1e-20
+"""The error is of the order of its square: below the rounding of any precision."""
+
+
+def linear(
+    parameters: Mapping[str, Array], x: Inexact[Array, "*batch features_in"]
+) -> Inexact[Array, "*batch features_out"]:
+    """x Wᵀ + b; `bias` may be absent."""
+    if fast_linear.applies(x):
+        return fast_linear.linear(parameters, x)
+    product = x @ parameters["weight"].T
+    return product + parameters["bias"] if "bias" in parameters else product
+
+
+def softmax(scores: Inexact[Array, "*batch keys"]) -> Inexact[Array, "*batch keys"]:
+    """exp(scores) / Σ exp(scores) over the last axis, shifted by the largest score so that nothing overflows."""
+    exponentials = np.exp(scores - scores.real.max(axis=-1, keepdims=True))
+    return exponentials / exponentials.sum(axis=-1, keepdims=True)
+
+
+def log_softmax(scores: Inexact[Array, "*batch keys"]) -> Inexact[Array, "*batch keys"]:
+    """Logarithm of the softmax, computed without the logarithm of a number that underflowed."""
+    shifted = scores - scores.real.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+def relu(x: Inexact[Array, "*batch"]) -> Inexact[Array, "*batch"]:
+    """max(x, 0), by the sign of the real part; NaN stays NaN."""
+    zero = x.dtype.type(0)
+    return np.where(x.real <= 0, zero, x) if np.iscomplexobj(x) else np.maximum(x, zero)
+
+
+def gelu(x: Inexact[Array, "*batch"]) -> Inexact[Array, "*batch"]:
+    """x · Φ(x), with Φ the normal distribution function (Hendrycks and Gimpel 2016). NumPy has no error function, so
+    Python's is applied to each number; a complex x is continued by the derivative."""
+    real = x.real / math.sqrt(2)
+    phi = (1 + np.vectorize(math.erf, [float])(real).astype(real.dtype)) / 2
+    if np.iscomplexobj(x):
+        phi = phi + 1j * x.imag * np.exp(-real * real) / math.sqrt(2 * math.pi)
+    return (x * phi).astype(x.dtype, copy=False)
+
+
+def gelu_tanh(x: Inexact[Array, "*batch"]) -> Inexact[Array, "*batch"]:
+    """x/2 · (1 + tanh(√(2/π) · (x + 0.044715 x³))): the tanh approximation of GELU (Hendrycks and Gimpel 2016, §2)."""
+    number = x.dtype.type
+    return x * (1 + np.tanh(number(math.sqrt(2 / math.pi)) * (x + number(0.044715) * x * x * x))) / 2
+
+
+def gelu_quick(x: Inexact[Array, "*batch"]) -> Inexact[Array, "*batch"]:
+    """x · σ(1.702 x): the sigmoid approximation of GELU (Hendrycks and Gimpel 2016, §2)."""
+    return x * sigmoid(x * x.dtype.type(1.702))
+
+
+def silu(x: Inexact[Array, "*batch"]) -> Inexact[Array, "*batch"]:
+    """x · σ(x) (Hendrycks and Gimpel 2016, §4)."""
+    return x * sigmoid(x)
+
+
+def sigmoid(x: Inexact[Array, "*batch"]) -> Inexact[Array, "*batch"]:
+    """1 / (1 + e^−x), computed from whichever of e^x and e^−x does not overflow."""
+    positive = x.real > 0
+    power = np.exp(np.where(positive, -x, x))
+    return np.where(positive, x.dtype.type(1), power) / (1 + power)
+
+
+def derivative(
+    function: Callable[[Mapping[str, Array]], Array],
+    parameters: Mapping[str, Array],
+    direction: Mapping[str, Array],
+) -> Inexact[Array, "*batch"]:
+    """Derivative of `function` at `parameters` along `direction`: Im f(p + i·h·v) / h (Squire and Trapp 1998).
+
+    No difference is taken, so it is as exact as the function itself. `direction` maps names of parameters to arrays of
+    their shapes; other parameters stay fixed.
+    """
+    moved = {name: parameters[name] + 1j * STEP * toward for name, toward in direction.items()}
+    value = function({**parameters, **moved})
+    return value.imag / value.real.dtype.type(STEP)
+
+
+def nest(parameters: Mapping[str, Array]) -> dict[str, Any]:
+    """Flat names as a tree: `tree["encoder"]["layers"]["0"]`."""
+    tree: dict[str, Any] = {}
+    for name, value in parameters.items():
+        *scopes, leaf = name.split(".")
+        branch = tree
+        for scope in scopes:
+            branch = branch.setdefault(scope, {})
+        branch[leaf] = value
+    return tree

@@ -1,0 +1,64 @@
+"""Attention without its intermediate values, for inference: blocks of queries whose scores stay in the processor's
+cache, computed in place. PyTorch and JAX have a `fused` of the same names."""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Bool, Inexact
+from numpy import ndarray as Array
+
+from transparity.config import EXACT_MASK_BELOW
+from transparity.taps import Tap, identity
+from transparity_numpy.arithmetic.softcap import apply_softcap
+
+BLOCK = 128
+"""Queries per block: their scores fit the processor's cache."""
+
+
+def applies(tap: Tap, masked_score: float) -> bool:
+    """Return whether the result is that of the explicit path: nothing is tapped and masked keys weigh 0."""
+    return tap is identity and masked_score < EXACT_MASK_BELOW
+
+
+def attention(
+    query: Inexact[Array, "batch heads queries head_dim"],
+    key: Inexact[Array, "batch heads keys head_dim"],
+    value: Inexact[Array, "batch heads keys head_dim"],
+    mask: Bool[Array, "#batch 1 #queries keys"],
+    *,
+    scale: float,
+    softcap: float | None = None,
+    bias: Inexact[Array, "#batch heads #queries keys"] | None = None,
+) -> Inexact[Array, "batch heads queries head_dim"]:
+    """softmax(query · keyᵀ · scale) · value in blocks of queries, each up to the last key that any of them sees.
+
+    Values are summed before they are divided by the sum of weights, which is fewer divisions. A query with every key
+    masked weighs all keys alike, so a block with such a query keeps them all.
+    """
+    given = [query, key, value] if bias is None else [query, key, value, bias]
+    result = np.empty((*query.shape[:-1], value.shape[-1]), np.result_type(*given))
+    for begin in range(0, query.shape[2], BLOCK):
+        queries = slice(begin, begin + BLOCK)
+        seen = mask[:, :, queries] if mask.shape[2] > 1 else mask
+        keys = slice(np.flatnonzero(seen.any(axis=(0, 1, 2)))[-1] + 1 if seen.any(axis=-1).all() else seen.shape[-1])
+        near = None if bias is None else bias[:, :, queries, keys]
+        weights = _exponentials(query[:, :, queries], key[:, :, keys], seen[..., keys], scale, softcap, near)
+        context = np.matmul(weights, value[:, :, keys], out=result[:, :, queries])
+        context /= weights.sum(axis=-1, keepdims=True)
+    return result
+
+
+def _exponentials(
+    query: Array, key: Array, mask: Array, scale: float, softcap: float | None, bias: Array | None
+) -> Inexact[Array, "batch heads queries keys"]:
+    """exp(scores − their largest), in the memory of the scores."""
+    scores = query @ key.swapaxes(-2, -1)
+    scores *= scores.dtype.type(scale)
+    if softcap is not None:
+        scores = apply_softcap(scores, softcap)
+    if bias is not None:
+        scores = scores + bias
+    if not mask.all():
+        np.copyto(scores, scores.dtype.type(np.finfo(scores.dtype).min / 2), where=~mask)
+    scores -= scores.real.max(axis=-1, keepdims=True)
+    return np.exp(scores, out=scores)

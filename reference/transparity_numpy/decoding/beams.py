@@ -1,0 +1,93 @@
+"""Beam search: the most likely continuation as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Inexact, Int
+from numpy import ndarray as Array
+
+from transparity.config import TransformerConfig
+from transparity_numpy.arithmetic.functional import log_softmax
+from transparity_numpy.arithmetic.precision import upcast
+from transparity_numpy.decoding.generation import allocate
+from transparity_numpy.decoding.steps import cache_for, next_logits
+from transparity_numpy.state.cache import select_rows
+
+
+class BeamState(NamedTuple):
+    """Scores, numbers of tokens added, and ends of the beams of each row."""
+
+    score: Inexact[Array, "batch beams"]
+    added: Int[Array, "batch beams"]
+    ended: Bool[Array, "batch beams"]
+
+
+def extend_beams(
+    config: TransformerConfig, state: BeamState, following: Inexact[Array, "batch beams vocab"], length_penalty: float
+) -> tuple[BeamState, Int[Array, "batch beams"], Int[Array, "batch beams"]]:
+    """Extend every beam by one token and keep the best: their state, the beams that they extend, and their tokens.
+
+    `following` are log probabilities of the next token. An ended beam is extended by `filling_id` alone, at no cost.
+    """
+    score, added, ended = state
+    batch, beams, vocab_size = following.shape
+    staying = np.where(np.arange(vocab_size) == config.filling_id, 0.0, -np.inf)
+    scores = score[:, :, None] + np.where(ended[:, :, None], staying, following)
+    added = added + ~ended
+    ranked = (scores / _penalty(added, length_penalty)[:, :, None]).reshape(batch, -1)
+    best = np.argsort(-ranked, axis=-1, kind="stable")[:, :beams]
+    beam, token = best // vocab_size, best % vocab_size
+    score = np.take_along_axis(scores.reshape(batch, -1), best, axis=-1)
+    added = np.take_along_axis(added, beam, axis=-1)
+    ended = np.take_along_axis(ended, beam, axis=-1) | (token == config.ending_id)
+    return BeamState(score, added, ended), beam, token
+
+
+def beam_search(
+    config: TransformerConfig,
+    parameters: Mapping[str, Array],
+    prompt: Int[Array, "batch length"],
+    max_new_tokens: int,
+    beams: int,
+    *,
+    length_penalty: float = 0.0,
+    lengths: Int[Array, " batch"] | None = None,
+    source: Int[Array, "batch keys"] | None = None,
+) -> tuple[Int[Array, "batch total_length"], Inexact[Array, " batch"]]:
+    """Continue each row of `prompt` by the best of `beams` continuations; return it with its score, log P / ((5 +
+    tokens added) / 6)^length_penalty (Wu et al. 2016, eq. 14), by which continuations are ranked.
+
+    Ended continuations stay among the beams. Of equal scores the better beam wins, then the lower token. `lengths` and
+    `source` are those of `generate`.
+    """
+    batch = len(prompt)
+    tokens, lengths = allocate(config, prompt, lengths, max_new_tokens)
+    each = np.repeat(np.arange(batch), beams)
+    tokens, lengths, source = tokens[each], lengths[each], None if source is None else source[each]
+    longest = prompt.shape[1]
+    cache, new = cache_for(config, parameters, tokens, longest, source), longest
+    # All beams of a row start equal: only the first counts until they differ.
+    score = np.where(np.arange(beams) == 0, 0.0, -np.inf) * np.ones((batch, 1))
+    state = BeamState(score, np.zeros((batch, beams), int), np.zeros((batch, beams), bool))
+    for _ in range(max_new_tokens):
+        cache = cache if longest <= config.max_length else None
+        logits = next_logits(config, parameters, tokens, lengths, cache, source, new)
+        following = log_softmax(upcast(logits)).reshape(batch, beams, -1)
+        state, beam, token = extend_beams(config, state, following, length_penalty)
+        kept = (np.arange(batch)[:, None] * beams + beam).reshape(-1)
+        tokens, cache = tokens[kept], None if cache is None else select_rows(cache, kept)
+        tokens[np.arange(len(tokens)), lengths] = token.reshape(-1)
+        lengths, longest, new = lengths + 1, longest + 1, 1
+        if state.ended.all():
+            break
+    final = state.score / _penalty(state.added, length_penalty)
+    best = final.argmax(axis=-1)
+    return tokens[np.arange(batch) * beams + best, :longest], np.take_along_axis(final, best[:, None], axis=-1)[:, 0]
+
+
+def _penalty(added: Int[Array, "batch beams"], power: float) -> Float[Array, "batch beams"]:
+    """Divisor of the score of a continuation by `added` tokens (Wu et al. 2016, eq. 14)."""
+    return ((5 + added) / 6) ** power

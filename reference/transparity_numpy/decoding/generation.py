@@ -1,0 +1,113 @@
+"""Generation: one token after another, greedily or sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from jaxtyping import Bool, Float, Inexact, Int
+from numpy import ndarray as Array
+
+from transparity.config import TransformerConfig
+from transparity.sampling import Sampling
+from transparity_numpy.arithmetic.functional import softmax
+from transparity_numpy.arithmetic.precision import upcast
+from transparity_numpy.decoding.steps import cache_for, next_logits
+
+
+def greedy_tokens(logits: Inexact[Array, "batch vocab"]) -> Int[Array, " batch"]:
+    """Most likely token of each row (document 004); the first of equals."""
+    return logits.real.argmax(axis=-1)
+
+
+def filter_logits(logits: Float[Array, "batch vocab"], sampling: Sampling) -> Float[Array, "batch vocab"]:
+    """Apply temperature, top-k and top-p; filtered tokens become −inf. The largest logit is 0, the dtype at least
+    float32."""
+    logits = upcast(logits)
+    logits = (logits - logits.max(axis=-1, keepdims=True)) / logits.dtype.type(sampling.temperature)
+    order = np.argsort(-logits, axis=-1, kind="stable")
+    ranked = np.take_along_axis(logits, order, axis=-1)
+    if sampling.top_k is not None:
+        ranked[:, sampling.top_k :] = -np.inf
+    if sampling.top_p < 1:
+        probability = softmax(ranked)
+        before = np.cumsum(probability, axis=-1) - probability
+        ranked = np.where(before < sampling.top_p, ranked, -np.inf)
+    return np.take_along_axis(ranked, np.argsort(order, axis=-1), axis=-1)
+
+
+def sampled_tokens(logits: Inexact[Array, "batch vocab"], uniforms: Float[Array, " batch"]) -> Int[Array, " batch"]:
+    """Sample a token of each row from softmax(logits) (document 001): the first whose cumulative probability exceeds
+    the row's uniform number in [0, 1)."""
+    cumulative = softmax(upcast(logits)).cumsum(axis=-1)
+    total = cumulative[:, -1:]
+    # A uniform number next to 1 may be rounded to 1; tokens that add nothing to the total must not be drawn even so.
+    passed = (cumulative <= uniforms.astype(cumulative.dtype)[:, None] * total) & (cumulative < total)
+    return passed.sum(axis=-1)
+
+
+def allocate(
+    config: TransformerConfig, prompt: Int[Array, "batch length"], lengths: Int[Array, " batch"] | None, more: int
+) -> tuple[Int[Array, "batch total_length"], Int[Array, " batch"]]:
+    """Right-pad the prompt by `more` tokens; return it with the length of each row."""
+    batch, length = prompt.shape
+    lengths = np.full(batch, length) if lengths is None else lengths
+    tokens = np.pad(prompt, ((0, 0), (0, more)))
+    return np.where(np.arange(length + more) < lengths[:, None], tokens, config.filling_id), lengths
+
+
+def append_token(
+    config: TransformerConfig,
+    logits: Float[Array, "batch vocab"],
+    tokens: Int[Array, "batch total_length"],
+    lengths: Int[Array, " batch"],
+    ended: Bool[Array, " batch"],
+    uniforms: Float[Array, " batch"] | None,
+    sampling: Sampling,
+) -> tuple[Int[Array, "batch total_length"], Int[Array, " batch"], Bool[Array, " batch"]]:
+    """Append the next token of each row, greedily or sampled by `uniforms`; rows that had ended get `filling_id`.
+
+    Returns the tokens, their lengths, and which rows have ended.
+    """
+    token = greedy_tokens(logits) if uniforms is None else sampled_tokens(filter_logits(logits, sampling), uniforms)
+    token = np.where(ended, config.filling_id, token)
+    ended = ended | (token == config.ending_id)
+    tokens[np.arange(len(tokens)), lengths] = token
+    return tokens, lengths + 1, ended
+
+
+def generate(
+    config: TransformerConfig,
+    parameters: Mapping[str, Array],
+    prompt: Int[Array, "batch length"],
+    max_new_tokens: int,
+    *,
+    lengths: Int[Array, " batch"] | None = None,
+    source: Int[Array, "batch keys"] | None = None,
+    uniforms: Float[Array, "batch new_tokens"] | None = None,
+    sampling: Sampling | None = None,
+) -> Int[Array, "batch total_length"]:
+    """Continue each row of `prompt` by up to `max_new_tokens`, greedily or sampled by `uniforms`.
+
+    The model sees the last `max_length` tokens (document 001). A row that has reached `eos_id` is filled with
+    `filling_id`, as are rows with shorter prompts; generation stops when all rows have ended (document 004).
+
+    Args:
+        lengths: Number of valid tokens of each row of `prompt`; None: all.
+        source: Tokens of the encoder.
+        uniforms: Numbers in [0, 1), one per new token; None: greedy.
+        sampling: Temperature, top-k and top-p.
+    """
+    tokens, lengths = allocate(config, prompt, lengths, max_new_tokens)
+    longest = prompt.shape[1]
+    cache, new = cache_for(config, parameters, tokens, longest, source), longest
+    ended = np.zeros(len(prompt), bool)
+    for i in range(max_new_tokens):
+        cache = cache if longest <= config.max_length else None
+        logits = next_logits(config, parameters, tokens, lengths, cache, source, new)
+        drawn = None if uniforms is None else uniforms[:, i]
+        tokens, lengths, ended = append_token(config, logits, tokens, lengths, ended, drawn, sampling or Sampling())
+        longest, new = longest + 1, 1
+        if config.eos_id is not None and ended.all():
+            break
+    return tokens[:, :longest]

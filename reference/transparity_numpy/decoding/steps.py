@@ -1,0 +1,109 @@
+"""Decoding with a cache: logits of new tokens without recomputing earlier ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Inexact, Int
+from numpy import ndarray as Array
+
+from transparity.config import TransformerConfig
+from transparity.parameters import shared
+from transparity.taps import Tap, identity, scoped
+from transparity_numpy.arithmetic.functional import nest
+from transparity_numpy.head import head
+from transparity_numpy.layers import cross_attention_cache
+from transparity_numpy.masks import padding_mask, visible_keys
+from transparity_numpy.state.cache import Cache, empty_cache, mark_valid, next_positions
+from transparity_numpy.transformer import decoder, encoder, transformer
+
+
+def prefill(
+    config: TransformerConfig,
+    parameters: Mapping[str, Array],
+    batch: int,
+    capacity: int,
+    *,
+    source: Int[Array, "batch keys"] | None = None,
+    attention_mask: Bool[Array, "batch keys"] | Int[Array, "batch keys"] | None = None,
+) -> Cache:
+    """Cache for `batch` rows of up to `capacity` tokens, with the encoder run on `source` and every decoder layer's
+    keys and values of its output. An `attention_mask` applies to the source."""
+    tree = nest(shared(config, parameters))
+    cache = empty_cache(config, batch, capacity, tree["decoder"]["token_embedding"]["weight"].dtype)
+    if source is not None:
+        visible = visible_keys(source, config.pad_id, attention_mask)
+        cache["memory_mask"] = padding_mask(visible)
+        memory = encoder(config, tree["encoder"], source, visible)
+        for i in range(config.num_decoder_layers):
+            layer = tree["decoder"]["layers"][str(i)]
+            cache["layers"][i]["cross_attention"] = cross_attention_cache(config, layer, memory)
+    return cache
+
+
+def step(
+    config: TransformerConfig,
+    parameters: Mapping[str, Array],
+    tokens: Int[Array, "batch queries"],
+    cache: Cache,
+    *,
+    counts: Int[Array, " batch"] | None = None,
+    attention_mask: Bool[Array, "batch queries"] | Int[Array, "batch queries"] | None = None,
+    tap: Tap = identity,
+) -> Inexact[Array, "batch queries vocab"]:
+    """Logits after each of the next `tokens`, as the full forward pass gives them; updates `cache`.
+
+    Padding with every key masked weighs all keys alike, so its own logits depend on the capacity of the cache.
+
+    Args:
+        counts: Number of valid tokens in each row; None: all. The rest are fillers, which no token sees and the next
+            step overwrites.
+        attention_mask: 0 at padding of the tokens.
+    """
+    tree = nest(shared(config, parameters))
+    positions = next_positions(cache, tokens.shape[1])
+    visible = mark_valid(cache, visible_keys(tokens, config.pad_id, attention_mask), positions)
+    scope, layers, memory_mask = scoped(tap, "decoder"), cache["layers"], cache.get("memory_mask")
+    x = decoder(
+        config, tree["decoder"], tokens, visible, scope, positions=positions, memory_mask=memory_mask, cache=layers
+    )
+    cache["lengths"] = cache["lengths"] + (tokens.shape[1] if counts is None else counts)
+    return tap("logits", head(config, tree, x))
+
+
+def cache_for(
+    config: TransformerConfig,
+    parameters: Mapping[str, Array],
+    tokens: Int[Array, "batch total_length"],
+    longest: int,
+    source: Int[Array, "batch keys"] | None,
+) -> Cache | None:
+    """Cache for the tokens; None where earlier tokens depend on later ones, or exceed `max_length`."""
+    if not config.mask_is_exact or longest > config.max_length:
+        return None
+    return prefill(config, parameters, len(tokens), min(tokens.shape[1], config.max_length), source=source)
+
+
+def next_logits(
+    config: TransformerConfig,
+    parameters: Mapping[str, Array],
+    tokens: Int[Array, "batch total_length"],
+    lengths: Int[Array, " batch"],
+    cache: Cache | None,
+    source: Int[Array, "batch keys"] | None,
+    new: int,
+) -> Inexact[Array, "batch vocab"]:
+    """Logits after the first `lengths` tokens of each row, of which up to `new` are not in the cache yet. Without a
+    cache the model runs on the last `max_length` of them (document 001)."""
+    rows = np.arange(len(tokens))
+    if cache is not None:
+        counts = lengths - cache["lengths"]
+        chunk = np.take_along_axis(tokens, next_positions(cache, new), axis=1)
+        return step(config, parameters, chunk, cache, counts=counts)[rows, counts - 1]
+    begin = np.maximum(lengths - config.max_length, 0)
+    window = begin[:, None] + np.arange(min(config.max_length, lengths.max()))
+    context = np.take_along_axis(tokens, window, axis=1)
+    inputs: dict[str, Any] = {"tokens": context} if source is None else {"source": source, "target": context}
+    return transformer(config, parameters, **inputs)[rows, lengths - begin - 1]

@@ -1,0 +1,1 @@
+"""The loss, its gradients, and the step of an optimizer."""

@@ -1,0 +1,53 @@
+"""Differentiation: gradients of the loss by the complex step, from the forward pass alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from jaxtyping import Inexact, Int
+from numpy import ndarray as Array
+
+from transparity.config import TransformerConfig
+from transparity.parameters import is_learned
+from transparity_numpy.arithmetic.functional import derivative
+from transparity_numpy.training.loss import cross_entropy
+from transparity_numpy.transformer import transformer
+
+Parameters = Mapping[str, Array]
+
+
+def loss_of(
+    config: TransformerConfig,
+    parameters: Parameters,
+    targets: Int[Array, "batch length"],
+    *,
+    training: bool = False,
+    **tokens: Any,
+) -> Inexact[Array, ""]:
+    """Loss of a model as a function of its parameters; in training, a batch norm normalizes by the batch."""
+    logits = transformer(config, parameters, **tokens, training=training)
+    return cross_entropy(logits, targets, config.pad_id)
+
+
+def loss_and_gradients(
+    config: TransformerConfig,
+    parameters: Parameters,
+    targets: Int[Array, "batch length"],
+    *,
+    training: bool = False,
+    **tokens: Any,
+) -> tuple[Inexact[Array, ""], dict[str, Array]]:
+    """Loss, and its gradient by every learned parameter: one forward pass per number in the parameters."""
+
+    def loss(parameters: Parameters) -> Array:
+        return loss_of(config, parameters, targets, training=training, **tokens)
+
+    gradients = {name: np.zeros_like(value) for name, value in parameters.items() if is_learned(name)}
+    for name, gradient in gradients.items():
+        for index in np.ndindex(gradient.shape):
+            toward = np.zeros_like(gradient)
+            toward[index] = 1
+            gradient[index] = derivative(loss, parameters, {name: toward})
+    return loss(parameters), gradients

@@ -1,0 +1,72 @@
+"""`pytest --benchmark` runs the benchmarks, and nothing else does; what needs real weights runs where it is named."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CHECKPOINTS = "tests/checkpoints"
+FOLDERS = ("benchmarks", "conformance", "tests", CHECKPOINTS)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A project with this one's conftest and settings, one benchmark, and one test of each kind."""
+    for name in ("conftest.py", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    for folder in FOLDERS:
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"test_in_{Path(folder).name}.py").write_text("def test_it() -> None:\n    pass\n")
+    return tmp_path
+
+
+def run(project: Path, *arguments: str, where: str = ".") -> tuple[set[str], str]:
+    """The folders whose tests passed, and all that pytest said."""
+    command = [sys.executable, "-m", "pytest", "-rA", "-p", "no:cacheprovider", "-p", "no:transparity", *arguments]
+    process = subprocess.run(command, cwd=project / where, capture_output=True, text=True, check=False)
+    said = process.stdout + process.stderr
+    return {folder for folder in FOLDERS if f"test_in_{Path(folder).name}.py::test_it" in said}, said
+
+
+def test_without_it_benchmarks_are_not_collected(project: Path) -> None:
+    assert run(project)[0] == {"conformance", "tests"}
+
+
+def test_without_it_benchmarks_are_not_collected_by_name_either(project: Path) -> None:
+    assert run(project, "benchmarks")[0] == set()
+
+
+def test_with_it_benchmarks_alone_are_collected(project: Path) -> None:
+    assert run(project, "--benchmark")[0] == {"benchmarks"}
+
+
+def test_with_it_what_is_named_is_collected(project: Path) -> None:
+    assert run(project, "--benchmark", "tests", "benchmarks")[0] == {"benchmarks", "tests"}
+
+
+def test_real_weights_are_tried_where_they_are_named(project: Path) -> None:
+    assert run(project, "conformance", "tests")[0] == {"conformance", "tests"}
+    assert run(project, CHECKPOINTS)[0] == {CHECKPOINTS}
+    assert run(project, f"{CHECKPOINTS}/test_in_checkpoints.py::test_it")[0] == {CHECKPOINTS}
+    assert run(project, "test_in_checkpoints.py", where=CHECKPOINTS)[0] == {CHECKPOINTS}
+    assert run(project, CHECKPOINTS, "-n", "1")[0] == {CHECKPOINTS}
+
+
+def test_options_of_pytest_benchmark_are_still_its_own(project: Path) -> None:
+    assert run(project, "--benchmark", "--benchmark-disable")[0] == {"benchmarks"}
+    assert run(project, "--benchmark-disable")[0] == {"conformance", "tests"}
+
+
+def test_without_pytest_benchmark_one_sentence_says_what_to_install(project: Path) -> None:
+    passed, said = run(project, "--benchmark", "-p", "no:benchmark")
+    assert passed == set()
+    assert said.strip() == "ERROR: --benchmark needs pytest-benchmark: python -m pip install pytest-benchmark"
+
+
+def test_without_pytest_benchmark_all_else_works(project: Path) -> None:
+    assert run(project, "-p", "no:benchmark")[0] == {"conformance", "tests"}

@@ -1,0 +1,594 @@
+"""Capabilities through a bundle: the answers of a port in any language are judged like those of a port in Python."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import shlex
+import shutil
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+from tests.capabilities.test_offers import cache_faults
+from typer.testing import CliRunner
+
+from transparity.config import TransformerConfig
+from transparity.presets import preset
+from transparity.sampling import Sampling
+from transparity.training import Training
+from transparity_conformance.capabilities.faults import SimulatedFault
+from transparity_conformance.capabilities.faults.loss import LOSS_FAULTS
+from transparity_conformance.capabilities.table import CAPABILITIES
+from transparity_conformance.checkpoints.files import BundleError
+from transparity_conformance.cli import app
+from transparity_conformance.ports.bundle.bundle import Bundle, judge_bundle
+from transparity_conformance.ports.bundle.manifest import SECTIONS, digest, own_digest
+from transparity_conformance.ports.bundle.reading import read_actual, read_bundle
+from transparity_conformance.ports.bundle.writing import export_bundle
+from transparity_conformance.ports.command import check_command
+from transparity_conformance.report.comparison import as_numbers
+from transparity_conformance.report.report import Divergence, Report
+from transparity_pytorch.port import build
+
+Refused = Callable[..., AbstractContextManager[None]]
+Tensors = dict[str, np.ndarray]
+
+SMALL = preset("translation").resized(embed_dim=6, num_heads=2, num_encoder_layers=1, num_decoder_layers=1)
+
+
+TARGETS = "targets.safetensors"
+
+
+def requests_of(folder: Path, section: str) -> dict[str, tuple[dict[str, Any], Tensors]]:
+    """The requests of a section, as its files have them: the fields and the tensors of each."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    tensors = load_file(folder / f"{section}.safetensors") if manifest[section]["inputs"] else {}
+    return {
+        key: (fields, {name.removeprefix(f"{key}/"): value for name, value in tensors.items() if f"{key}/" in name})
+        for key, fields in manifest[section]["requests"].items()
+    }
+
+
+def answer(folder: Path) -> Tensors:
+    """The tensors that a right port writes; it reads the files of a bundle, and nothing else."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    config = TransformerConfig.from_json((folder / "config.json").read_text())
+    parameters, inputs = load_file(folder / "parameters.safetensors"), load_file(folder / "inputs.safetensors")
+    asked = {
+        name: shape for section in SECTIONS for name, shape in manifest.get(section, {"actual": {}})["actual"].items()
+    }
+    forward = build(config, parameters)
+    said: dict[str, Any] = {}
+    targets = load_file(folder / TARGETS) if "loss" in manifest else {}
+    for probe in manifest["probes"]:
+        tokens: dict[str, Any] = {name: inputs[f"{probe}/{name}"] for name in config.input_names}
+        said[f"{probe}/logits"] = forward.logits(**tokens)
+        if f"{probe}/loss" in asked:
+            loss, gradients = forward.loss_and_gradients(targets[f"{probe}/targets"], **tokens)
+            found = {f"{probe}/gradient.{name}": value for name, value in gradients.items()}
+            said |= {f"{probe}/loss": loss} | {name: value for name, value in found.items() if name in asked}
+        if "steps" in manifest:
+            said |= steps(forward, probe, tokens, config, requests_of(folder, "steps"))
+    for section in ("generation", "beams"):
+        for key, (fields, own) in requests_of(folder, section).items() if section in manifest else ():
+            said |= generate(config, parameters, key, fields, own)
+    for key, (fields, own) in requests_of(folder, "training").items() if "training" in manifest else ():
+        said |= trained(key, fields, own)
+    arrays = {name: as_numbers(value) for name, value in said.items()}
+    return {
+        name: widened(value, asked[name]) if name.endswith("/tokens") else value.astype(np.float32)
+        for name, value in arrays.items()
+    }
+
+
+def steps(forward: Any, probe: str, tokens: dict[str, Any], config: TransformerConfig, requests: Any) -> dict[str, Any]:
+    """The logits of every chunk of the probe that is decoded with a cache."""
+    said: dict[str, Any] = {}
+    source = {name: value for name, value in tokens.items() if name == "source"}
+    for key, (fields, _) in requests.items():
+        cache, begin, given = None, 0, source
+        for index, size in enumerate(fields["sizes"] if key.startswith(f"{probe}/") else ()):
+            chunk = tokens[config.input_names[-1]][:, begin : begin + size]
+            said[f"{key}.{index}"], cache = forward.step(chunk, cache, **given)
+            begin, given = begin + size, {}
+    return said
+
+
+def generate(
+    config: TransformerConfig, parameters: Tensors, key: str, fields: dict[str, Any], own: Tensors
+) -> dict[str, Any]:
+    """The tokens of a request, and their scores if it has beams."""
+    changed = {name.removeprefix("parameters/"): value for name, value in own.items() if "parameters/" in name}
+    forward = build(dataclasses.replace(config, eos_id=fields["eos_id"]), parameters | changed)
+    named: dict[str, Any] = {name: own[name] for name in ("source", "lengths", "uniforms") if name in own}
+    named |= {"sampling": Sampling(**fields["sampling"])} if "sampling" in fields else {}
+    if "beams" not in fields:
+        return {f"{key}/tokens": forward.generate(own["prompt"], fields["max_new_tokens"], **named)}
+    named["length_penalty"] = fields["length_penalty"]
+    tokens, scores = forward.beam_search(own["prompt"], fields["max_new_tokens"], fields["beams"], **named)
+    return {f"{key}/tokens": tokens, f"{key}/scores": scores}
+
+
+def trained(key: str, fields: dict[str, Any], own: Tensors) -> dict[str, Any]:
+    """The losses and the parameters that come of a training."""
+    config = TransformerConfig.from_json(json.dumps(fields["config"]))
+    training = Training(**fields["training"] | {"betas": tuple(fields["training"]["betas"])})
+    begins = "parameters/"
+    parameters = {name.removeprefix(begins): value for name, value in own.items() if name.startswith(begins)}
+    batches: dict[str, Tensors] = {}
+    for name, value in own.items():
+        if name.startswith("batches/"):
+            _, index, of = name.split("/")
+            batches.setdefault(index, {})[of] = value
+    losses, became = build(config, parameters).train([batches[index] for index in sorted(batches)], training)
+    return {f"{key}/losses": np.array([float(loss) for loss in losses])} | {
+        f"{key}/{name}": value for name, value in became.items()
+    }
+
+
+def widened(tokens: np.ndarray, shape: list[int]) -> np.ndarray:
+    """Tokens with columns of -1 after the last one, as int32."""
+    return np.pad(tokens.astype(np.int32), ((0, 0), (0, shape[1] - tokens.shape[1])), constant_values=-1)
+
+
+@functools.cache
+def _exported(folder: Path, name: str) -> tuple[Bundle, Tensors]:
+    export_bundle(preset(name).resized(), folder / name, name=name, sections=SECTIONS)
+    return read_bundle(folder / name), answer(folder / name)
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Bundle, Tensors]]:
+    """A bundle of a preset with all sections, read back; and the tensors that a right port writes."""
+    return functools.partial(_exported, tmp_path_factory.mktemp("exported"))
+
+
+@pytest.fixture
+def judged(tmp_path: Path) -> Callable[..., Report]:
+    """The verdict on tensors, by way of a file."""
+
+    def judge(bundle: Bundle, tensors: Tensors, **how: Any) -> Report:
+        save_file(tensors, tmp_path / "actual.safetensors")
+        return judge_bundle(bundle, read_actual(tmp_path / "actual.safetensors", bundle), **how)
+
+    return judge
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("small") / "bundle"
+    export_bundle(SMALL, folder, name="translation", sections=SECTIONS)
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path, small: Path) -> Path:
+    """A bundle with all sections, to change."""
+    return Path(shutil.copytree(small, tmp_path / "bundle"))
+
+
+def held(report: Report) -> dict[str, str]:
+    return {claim.id: claim.verdict for claim in report.claims}
+
+
+def the_fault(report: Report) -> Divergence:
+    (fault,) = report.faults
+    assert (report.verdict, report.first_divergence) == ("diverges", fault.where)
+    return fault
+
+
+def test_a_section_adds_to_the_manifest_and_changes_no_file_that_was_there(tmp_path: Path, small: Path) -> None:
+    export_bundle(SMALL, tmp_path / "plain", name="translation")
+    plain, more = (json.loads((folder / "manifest.json").read_text()) for folder in (tmp_path / "plain", small))
+    assert list(plain) == ["format", "preset", "dtype", "probes", "sha256"]
+    assert set(more) - set(plain) == set(SECTIONS)
+    more_files = {path.name for path in small.iterdir()} - {path.name for path in (tmp_path / "plain").iterdir()}
+    assert more_files == {row.file for row in CAPABILITIES.values() if row.file}
+    assert len(more_files) == 4
+    for path in (tmp_path / "plain").iterdir():
+        if path.name != "manifest.json":
+            assert path.read_bytes() == (small / path.name).read_bytes()
+    for field in ("format", "preset", "dtype", "probes"):
+        assert more[field] == plain[field]
+
+
+def test_a_bundle_that_is_written_again_without_a_section_has_none(folder: Path) -> None:
+    export_bundle(SMALL, folder, name="translation")
+    assert not (folder / TARGETS).exists()
+    assert read_bundle(folder).sections == ()
+
+
+@pytest.mark.parametrize("sections", [(), ("loss",), ("gradients", "loss"), ("steps",), ("training", "beams")], ids=str)
+def test_sections_come_back_and_what_is_asked_for_has_its_shape_in_the_manifest(
+    tmp_path: Path, sections: tuple[str, ...]
+) -> None:
+    export_bundle(SMALL, tmp_path, sections=sections)
+    bundle = read_bundle(tmp_path)
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert set(bundle.sections) == set(sections)
+    said = {name: tuple(shape) for section in sections for name, shape in manifest[section]["actual"].items()}
+    assert said == bundle.asked
+    assert set(said) == {name for name in answer(tmp_path) if not name.endswith("/logits")}
+
+
+@pytest.mark.parametrize("name", ["translation", "pre-norm", "notes-lm"])
+def test_a_right_port_agrees(name: str, exported: Callable[..., Any], judged: Callable[..., Report]) -> None:
+    bundle, tensors = exported(name)
+    report = judged(bundle, tensors)
+    assert report.verdict == "agrees"
+    claims = held(report)
+    assert {way.claim for row in CAPABILITIES.values() for way in row.ways} <= set(claims)
+    assert set(claims.values()) == {"agrees"}
+    (unsaid,) = report.not_compared
+    assert "taps: the port does not show them" in unsaid
+
+
+@pytest.mark.parametrize("mistake", LOSS_FAULTS, ids=lambda mistake: mistake.says)
+def test_a_wrong_loss_is_named(
+    mistake: SimulatedFault, exported: Callable[..., Any], judged: Callable[..., Report]
+) -> None:
+    bundle, tensors = exported("translation")
+    losses = {
+        f"{key}/loss": np.array(
+            mistake.simulate(tensors[f"{key}/logits"], np.roll(probe.inputs["target"], -1, 1), bundle.config.pad_id)
+        )
+        for key, probe in bundle.probes.items()
+    }
+    logits = {name: value for name, value in tensors.items() if name.endswith("/logits")}
+    fault = the_fault(judged(bundle, logits | losses))
+    assert (fault.where, [cause.says for cause in fault.causes]) == ("loss", [mistake.says])
+
+
+def gradients_of(tensors: Tensors, change: Callable[[np.ndarray], np.ndarray], part: str = "gradient.") -> Tensors:
+    """The tensors, with the gradients whose name has `part` changed."""
+    return {name: change(value) if "/gradient." in name and part in name else value for name, value in tensors.items()}
+
+
+def without(tensors: Tensors, part: str) -> Tensors:
+    """The tensors without those that have `part` in their name; `$` is the end of a name."""
+    return {name: value for name, value in tensors.items() if part not in f"{name}$"}
+
+
+def with_a_wrong_number(tensors: Tensors) -> Tensors:
+    changed = tensors["mixed/gradient.encoder.layers.0.feed_forward.up.weight"].copy()
+    changed[2, 1] += 1e-3
+    return tensors | {"mixed/gradient.encoder.layers.0.feed_forward.up.weight": changed}
+
+
+@pytest.mark.parametrize(
+    ("change", "where", "cause"),
+    [
+        (lambda all_: gradients_of(all_, lambda value: 3 * value), "head.bias", "gradient-scale"),
+        (
+            lambda all_: gradients_of(all_, np.zeros_like, "cross_attention.key"),
+            "decoder.layers.1.cross_attention.key.weight",
+            "gradient-missing",
+        ),
+        (
+            lambda all_: without(all_, "gradient.encoder"),
+            "encoder.layers.1.feed_forward_norm.bias",
+            "gradient-missing",
+        ),
+        (with_a_wrong_number, "encoder.layers.0.feed_forward.up.weight", None),
+        (lambda all_: gradients_of(all_, lambda value: value * np.nan), "head.bias", None),
+        (lambda all_: gradients_of(all_, lambda value: value + np.inf), "head.bias", None),
+    ],
+)
+def test_a_wrong_gradient_is_placed_where_a_port_here_is(
+    change: Callable[[Tensors], Tensors],
+    where: str,
+    cause: str | None,
+    exported: Callable[..., Any],
+    judged: Callable[..., Report],
+) -> None:
+    bundle, tensors = exported("translation")
+    fault = the_fault(judged(bundle, change(tensors)))
+    assert fault.where == f"gradient.{where}"
+    assert [found.mistake for found in fault.causes] == [cause] * (cause is not None)
+
+
+def test_the_gradients_of_a_wrong_loss_are_held_to_that_loss(
+    exported: Callable[..., Any], judged: Callable[..., Report]
+) -> None:
+    bundle, tensors = exported("notes-lm")
+    counted = {key: int((probe.inputs["tokens"] != bundle.config.pad_id).sum()) for key, probe in bundle.probes.items()}
+    summed = gradients_of(tensors, lambda value: value * np.float32(counted["mixed"]))
+    summed |= {f"{key}/loss": np.asarray(tensors[f"{key}/loss"] * counted[key]) for key in counted}
+    report = judged(bundle, summed)
+    assert the_fault(report).causes[0].says == "the loss is a sum over the targets, not their mean"
+    assert held(report)["gradients"] == "agrees"
+
+
+def chunks(bundle: Bundle, how: SimulatedFault) -> Tensors:
+    """Answers of a port that decodes in these steps."""
+    probe, said = bundle.probes["mixed"], dict[str, np.ndarray]()
+    for way, sizes in sizes_of(bundle).items():
+        logits = how.simulate(probe.config, probe.exact, probe.inputs, sizes)
+        pieces = np.split(logits, np.cumsum(sizes)[:-1], axis=1)
+        said |= {f"mixed/step.{way}.{index}": np.ascontiguousarray(piece) for index, piece in enumerate(pieces)}
+    return said
+
+
+def sizes_of(bundle: Bundle) -> dict[str, list[int]]:
+    """The chunks of each way, by the shapes of what is asked for."""
+    ways: dict[str, list[int]] = {}
+    for name, shape in bundle.asked.items():
+        if "/step." in name:
+            ways.setdefault(name.split(".")[1], []).append(shape[1])
+    return ways
+
+
+@pytest.mark.parametrize(("how", "name"), cache_faults(["translation", "pre-norm", "notes-lm"]))
+def test_a_wrong_cache_is_named(
+    how: SimulatedFault, name: str, exported: Callable[..., Any], judged: Callable[..., Report]
+) -> None:
+    bundle, tensors = exported(name)
+    fault = the_fault(judged(bundle, tensors | chunks(bundle, how)))
+    assert (fault.where, [cause.says for cause in fault.causes]) == ("step", [how.says])
+
+
+def test_a_step_that_is_not_a_number_diverges(exported: Callable[..., Any], judged: Callable[..., Report]) -> None:
+    bundle, tensors = exported("notes-lm")
+    name = "mixed/step.in_uneven_chunks.1"
+    fault = the_fault(judged(bundle, tensors | {name: tensors[name] * np.nan}))
+    assert (fault.where, fault.causes) == ("step", ())
+
+
+@pytest.mark.parametrize(
+    ("left_out", "says"),
+    [
+        ("/loss$", ["loss: the port did not write it"]),
+        ("text/loss$", ["loss: the port did not write it for text"]),
+        ("generate.0/", ["generate: the port did not write it for beyond max_length"]),
+        ("generate.uniforms.0/", ["generate.uniforms: the port did not write it"]),
+        ("beam_search.0/scores", ["beam_search: the port did not write 1 of 2 (scores)"]),
+        ("train.1/", ["train: adamw, warmed up, the port did not write any"]),
+        ("/gradient.", ["gradients: the port did not write any"]),
+        ("/step.", ["step: the port did not write any"]),
+        ("/step.in_uneven", ["step: in uneven chunks, the port did not write any"]),
+        (
+            "/step.one_by_one.3",
+            ["step: one by one, the port did not write 1 of 7 (step.one_by_one.3)"],
+        ),
+        (
+            "mixed/logits",
+            [
+                *(
+                    f"{claim}: too little of the forward pass was compared"
+                    for claim in ("gradients", "generate", "beam_search", "step", "train")
+                ),
+                "probe mixed: no logits",
+            ],
+        ),
+    ],
+)
+def test_what_was_not_written_is_listed_as_not_compared(
+    left_out: str, says: list[str], exported: Callable[..., Any], judged: Callable[..., Report]
+) -> None:
+    bundle, tensors = exported("translation")
+    report = judged(bundle, without(tensors, left_out))
+    assert report.verdict == ("inconclusive" if "logits" in left_out else "agrees")
+    assert list(report.not_compared[:-1]) == says
+
+
+def test_a_gradient_that_a_stopped_port_did_not_write_is_no_fault(
+    exported: Callable[..., Any], judged: Callable[..., Report]
+) -> None:
+    bundle, tensors = exported("notes-lm")
+    report = judged(bundle, without(tensors, "gradient.head"), stopped=True)
+    assert (report.verdict, report.faults) == ("agrees", ())
+    says = "gradients: the port did not write 2 of "
+    assert any(line.startswith(says) and "(gradient.head.weight" in line for line in report.not_compared)
+    whole = judged(bundle, without(tensors, "gradient.head"))
+    assert the_fault(whole).causes[0].mistake == "gradient-missing"
+    assert any(line.startswith(says) for line in whole.not_compared)
+
+
+def test_a_wrong_forward_pass_has_no_gradients_and_no_steps(
+    exported: Callable[..., Any], judged: Callable[..., Report]
+) -> None:
+    bundle, tensors = exported("notes-lm")
+    report = judged(bundle, tensors | {"one/logits": tensors["one/logits"] + 1})
+    assert report.verdict == "diverges"
+    assert report.not_compared[:5] == (
+        "gradients: the forward pass diverges, so its gradients are another function's",
+        "generate: the forward pass diverges, and its tokens with it",
+        "beam_search: the forward pass diverges, and its tokens with it",
+        "step: the forward pass diverges, and what is cached with it",
+        "train: the forward pass diverges, and its gradients with it",
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "dtype", "says"),
+    [
+        ("walkthrough", preset("walkthrough").resized(), "float32", "step: this mask hides nothing"),
+        (
+            "walkthrough",
+            preset("walkthrough").resized(),
+            "float32",
+            "generate.lengths: this mask hides nothing",
+        ),
+        (
+            "config",
+            TransformerConfig(
+                architecture="encoder", source_vocab_size=5, embed_dim=4, num_heads=1, num_encoder_layers=1
+            ),
+            "float32",
+            "step: a lone encoder generates nothing",
+        ),
+        ("translation", SMALL, "bfloat16", "gradients: gradients are compared in float32 and float64, not in bfloat16"),
+        ("translation", SMALL, "bfloat16", "train: training is compared in float32 and float64, not in bfloat16"),
+        ("translation", SMALL, "bfloat16", "beam_search: coarse rounding makes too many ties"),
+    ],
+)
+def test_nothing_is_asked_for_that_cannot_be_compared(
+    tmp_path: Path, name: str, config: TransformerConfig, dtype: str, says: str
+) -> None:
+    export_bundle(config, tmp_path, name=name, dtype=dtype, sections=SECTIONS)
+    bundle = read_bundle(tmp_path)
+    claim = says.split(":")[0]
+    assert not [name for name in bundle.asked if f"/{claim.rstrip('s')}." in name or name.startswith(f"{claim}.")]
+    report = judge_bundle(bundle, read_actual(tmp_path / "expected.safetensors", bundle))
+    assert report.verdict == "agrees"
+    assert any(line.startswith(says) for line in report.not_compared)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("mixed/loss", np.zeros(1), "'mixed/loss' of {} has the shape [1]; expected []."),
+        ("mixed/loss", np.array(1), "'mixed/loss' of {} has the dtype 'I64'; expected F64 or F32 or F16 or BF16."),
+        ("mixed/gradient.head.weight", np.zeros((6, 31)), "has the shape [6, 31]; expected [31, 6]."),
+        ("mixed/gradient.head.wait", np.zeros(3), "does not belong there; the nearest name is"),
+        ("one/gradient.head.bias", np.zeros(31), "does not belong there; the nearest name is"),
+        ("mixed/step.one_by_one.7", np.zeros((8, 1, 31)), "does not belong there; the nearest name is"),
+        ("generate.0/tokens", np.zeros((4, 15), np.float32), "has the dtype 'F32'; expected I32 or I64."),
+        ("generate.0/tokens", np.zeros((4, 16), np.int32), "has the shape [4, 16]; expected [4, 15]."),
+        ("beam_search.0/scores", np.zeros(8, np.int32), "has the dtype 'I32'; expected F64 or F32 or F16 or BF16."),
+        ("train.0/head.wait", np.zeros(3), "does not belong there; the nearest name is"),
+        ("mixed/step.in_uneven_chunks.0", np.zeros((8, 1, 31)), "has the shape [8, 1, 31]; expected [8, 2, 31]."),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_sentence(folder: Path, name: str, value: np.ndarray, says: str) -> None:
+    actual = folder / "actual.safetensors"
+    save_file(answer(folder) | {name: value}, actual)
+    result = CliRunner().invoke(app, ["compare", str(folder), str(actual)])
+    assert result.exit_code == 2
+    assert says.format(actual) in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""
+
+
+def test_without_a_section_its_tensors_do_not_belong_there(tmp_path: Path, refused: Refused) -> None:
+    export_bundle(SMALL, tmp_path)
+    actual = tmp_path / "actual.safetensors"
+    save_file(answer(tmp_path) | {"mixed/loss": np.array(1.0)}, actual)
+    with refused(BundleError, f"{actual} has a tensor 'mixed/loss', which does not belong there"):
+        read_actual(actual, read_bundle(tmp_path))
+    with refused(
+        BundleError,
+        "There is no section 'caches' of a bundle; the sections are loss, gradients, generation, beams, steps",
+    ):
+        export_bundle(SMALL, tmp_path, sections=["caches"])
+
+
+def forge(folder: Path, **changes: Any) -> None:
+    """Change fields of the manifest, None for none, and put every digest right."""
+    path = folder / "manifest.json"
+    manifest = {name: value for name, value in (json.loads(path.read_text()) | changes).items() if value is not None}
+    manifest["sha256"] |= {name: digest(folder / name) for name in manifest["sha256"] if name != "manifest.json"}
+    manifest["sha256"]["manifest.json"] = own_digest(manifest)
+    path.write_text(json.dumps(manifest))
+
+
+def is_refused(folder: Path, says: str) -> None:
+    with pytest.raises(BundleError) as caught:
+        read_bundle(folder)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"for": 5}, "is for is 5"),
+        ({"for": "\x1b[2J"}, "is for is "),
+        ({"actual": {}}, "is not that of the configuration and the probes"),
+        ({"actual": {"mixed/loss": [2**40]}}, "is not that of the configuration and the probes"),
+        ({"more": 1}, "is not that of the configuration and the probes"),
+        (
+            {"requests": {"mixed/step.one_by_one": {"sizes": [2**40]}}},
+            "is not that of the configuration and the probes",
+        ),
+        ({"inputs": {"one/targets": [True, 1]}}, "is not that of the configuration and the probes"),
+    ],
+    ids=str,
+)
+def test_a_section_that_was_forged(folder: Path, section: str, changes: dict[str, Any], says: str) -> None:
+    said = json.loads((folder / "manifest.json").read_text())[section]
+    forge(folder, **{section: said | changes})
+    is_refused(folder, says)
+
+
+@pytest.mark.parametrize("section", [None, [], 5, "x"], ids=repr)
+def test_a_section_that_is_none(folder: Path, section: Any) -> None:
+    forge(folder, loss=section)
+    is_refused(folder, "manifest.json is not right")
+
+
+def test_targets_that_were_forged(folder: Path) -> None:
+    tensors = load_file(folder / TARGETS)
+    save_file(tensors | {"one/targets": tensors["one/targets"] ^ 1}, folder / TARGETS)
+    is_refused(folder, "was changed: it does not have the sha256")
+    forge(folder)
+    is_refused(folder, f"{TARGETS} is not right: one/targets is not that of the configuration and the probes")
+    (folder / TARGETS).unlink()
+    is_refused(folder, f"There is no file {folder / TARGETS}")
+
+
+PROGRAM = f"""
+import pathlib, sys
+sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[2])!r}]
+from test_bundle_sections import answer, without
+from safetensors.numpy import save_file
+bundle, actual = map(pathlib.Path, sys.argv[1:])
+tensors = answer(bundle)
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Callable[[str], str]:
+    """The command of a program in Python that starts with `PROGRAM`."""
+
+    def command(rest: str) -> str:
+        (tmp_path / "port.py").write_text(PROGRAM + rest)
+        return shlex.join([sys.executable, str(tmp_path / "port.py")])
+
+    return command
+
+
+def test_a_program_is_asked_for_its_gradients_and_steps(program: Callable[[str], str], tmp_path: Path) -> None:
+    answers = tmp_path / "answers.json"
+    arguments = ["check", "--preset", "notes-lm", "--gradients", "--steps", "--json", str(answers), "--command"]
+    result = CliRunner().invoke(app, [*arguments, program("save_file(tensors, actual)")])
+    assert result.exit_code == 0, result.output
+    (report,) = json.loads(answers.read_text())
+    assert {"loss", "gradients", "step"} <= {claim["id"] for claim in report["claims"]}
+    wrong = program("tensors['mixed/gradient.head.bias'] *= -1\nsave_file(tensors, actual)")
+    assert CliRunner().invoke(app, [*arguments, wrong]).exit_code == 1
+    (report,) = json.loads(answers.read_text())
+    assert report["first_divergence"] == "gradient.head.bias"
+
+
+def test_what_a_program_that_crashed_did_not_write_is_no_fault(program: Callable[[str], str]) -> None:
+    config = preset("notes-lm").resized(embed_dim=6, num_heads=2, num_decoder_layers=1)
+    crashes = program("save_file(without(tensors, 'gradient.head'), actual)\nsys.exit('no more')")
+    report = check_command(crashes, "notes-lm", config, sections=["gradients"])
+    assert (report.verdict, report.faults) == ("inconclusive", ())
+
+
+def test_a_port_here_is_not_asked_for_sections() -> None:
+    result = CliRunner().invoke(app, ["check", "transparity_numpy.port:build", "--gradients"])
+    assert result.exit_code == 2
+    assert (
+        result.stderr
+        == "--gradients asks for more in a bundle, for --command; a PORT is compared in all that it offers.\n"
+    )
+
+
+def test_export_says_what_the_sections_are_for(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["export", "walkthrough", str(tmp_path / "bundle"), "--gradients", "--steps"])
+    assert result.exit_code == 0
+    said = " ".join(result.stdout.split())
+    assert "loss: the loss is the mean of -log softmax(logits)[target]" in said
+    assert "gradients: the gradients are those of the first probe's loss" in said
+    assert "steps: this mask hides nothing" in said

@@ -1,0 +1,42 @@
+"""The table of capabilities: the command line and the pages have every row of it."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import pytest
+
+from transparity_conformance.capabilities.capability import Capability
+from transparity_conformance.capabilities.table import CAPABILITIES
+from transparity_conformance.cli import check, export
+
+DOCS = Path(__file__).parents[2] / "docs"
+ROWS = pytest.mark.parametrize("row", CAPABILITIES.values(), ids=lambda row: row.name)
+
+
+def rows_of(page: str, begins: str) -> list[str]:
+    """The rows of the tables of a page whose first cell begins so."""
+    return [line for line in (DOCS / page).read_text().splitlines() if line.startswith(f"| `{begins}")]
+
+
+@ROWS
+def test_the_command_line_has_an_option_for_it(row: Capability) -> None:
+    for command in (check, export):
+        assert row.name in inspect.signature(command).parameters
+
+
+@ROWS
+def test_the_pages_have_a_row_for_it(row: Capability) -> None:
+    (offered,) = rows_of("capabilities.md", f"{row.attribute}(")
+    assert row.signature.partition("(")[0] == row.attribute
+    assert f"`{row.signature.partition(')')[0]})`" in offered
+    (written,) = rows_of("bundles.md", f"--{row.name}`")
+    assert row.file in written
+
+
+def test_no_way_and_no_file_comes_twice() -> None:
+    claims = [way.claim for row in CAPABILITIES.values() for way in row.ways]
+    files = [row.file for row in CAPABILITIES.values() if row.file]
+    assert len(set(claims)) == len(claims)
+    assert len(set(files)) == len(files)

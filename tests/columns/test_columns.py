@@ -1,0 +1,74 @@
+"""The three columns mirror each other: a reader lays the same file of each side by side and reads across."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+COLUMNS = {
+    "numpy": ROOT / "reference/transparity_numpy",
+    "pytorch": ROOT / "backends/transparity_pytorch",
+    "flax": ROOT / "backends/transparity_flax",
+}
+MIRRORED = [
+    "arithmetic.softcap",
+    "masks",
+    "embeddings",
+    "positions",
+    "normalization",
+    "state.context",
+    "arithmetic.fused",
+    "attention",
+    "feed_forward",
+    "layers",
+    "head",
+    "arithmetic.precision",
+    "transformer",
+    "training.loss",
+    "arithmetic.dropout",
+    "arithmetic.rounding",
+    "training.differentiation",
+    "training.optimization",
+    "state.cache",
+    "decoding.steps",
+    "decoding.generation",
+    "decoding.beams",
+]
+OWN_CONTENTS = {"fast.fast_linear", "port", "harness"}
+"""Files that every column has, each with what its framework needs."""
+
+WITHOUT_TWIN = {
+    "numpy": {
+        "arithmetic.functional",
+        "fast.threads",
+    },  # the frameworks' functions that NumPy lacks; one batch over several threads
+    "pytorch": {"state.parameters"},  # names and orientations of the framework
+    "flax": {"state.parameters", "fast.sharding"},  # the same; one batch over several devices
+}
+
+
+def names(column: str, file: str) -> list[str]:
+    """The public functions and classes of a file, in order. A part with weights is a class in the frameworks and a
+    function in NumPy: `SelfAttention` is `self_attention` there."""
+    tree = ast.parse(COLUMNS[column].joinpath(*file.split(".")).with_suffix(".py").read_text())
+    defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    return [re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower() for name in defined if not name.startswith("_")]
+
+
+@pytest.mark.parametrize("file", MIRRORED)
+@pytest.mark.parametrize("column", ["pytorch", "flax"])
+def test_a_file_holds_the_same_names_in_the_same_order(column: str, file: str) -> None:
+    specified = names("numpy", file)
+    assert specified, f"{file}.py of the reference defines nothing"
+    assert names(column, file) == specified
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_a_column_holds_the_mirrored_files_and_no_others(column: str) -> None:
+    paths = [file.relative_to(COLUMNS[column]).with_suffix("") for file in COLUMNS[column].rglob("*.py")]
+    files = [".".join(path.parts) for path in paths if path.name != "__init__"]
+    assert set(files) == {*MIRRORED, *OWN_CONTENTS} | WITHOUT_TWIN[column]

@@ -1,0 +1,121 @@
+"""Derivatives along the imaginary axis: the reference lets complex numbers through, and f(x + ih) = f(x) + ih f′(x)."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from transparity import PRESETS, TransformerConfig, initialize_parameters, preset
+from transparity.parameters import is_learned
+from transparity.taps import Tap
+from transparity_conformance.oracle.oracle import Arrays, Oracle
+from transparity_conformance.report.comparison import difference
+from transparity_numpy.arithmetic.functional import derivative
+from transparity_numpy.training.differentiation import loss_and_gradients, loss_of
+from transparity_numpy.training.loss import cross_entropy
+from transparity_numpy.transformer import transformer
+
+CONFIGS = {name: preset(name).resized(num_encoder_layers=1, num_decoder_layers=1) for name in PRESETS}
+CONFIGS["batch norm"] = dataclasses.replace(CONFIGS["notes-lm"], norm="batch")
+CONFIGS["lone encoder"] = dataclasses.replace(CONFIGS["translation"], architecture="encoder")
+
+IMAGINARY_STEP = 1e-30
+# (f(x + h) − f(x − h)) / 2h errs by h²/6 · f‴ of the function and by ε/h · |f| of rounding.
+REAL_STEP = 1e-5
+
+Parameters = Mapping[str, np.ndarray]
+
+
+def drawn(config: TransformerConfig) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Parameters and a direction to go from them, with no zeros: at a kink of the ReLU there is no derivative."""
+    random = np.random.default_rng(11)
+    begin = initialize_parameters(config)
+    parameters = {name: value + random.normal(0, 0.1, value.shape) for name, value in begin.items()}
+    direction = {name: random.normal(0, 0.1, value.shape) for name, value in begin.items()}
+    variances = {name: np.abs(value) + 0.5 for name, value in parameters.items() if name.endswith("running_var")}
+    return parameters | variances, direction
+
+
+def loss(config: TransformerConfig, parameters: Parameters) -> np.ndarray:
+    """Of a batch with padding in it, so that masks are differentiated through."""
+    tokens = np.array([[3, 4, 5, 6, 7], [8, 9, 3, 0, 0]])
+    inputs: dict[str, Any] = {name: tokens[:, : 5 - i] for i, name in enumerate(config.input_names)}
+    logits = transformer(config, parameters, **inputs)
+    return cross_entropy(logits, inputs[config.input_names[-1]], config.pad_id)
+
+
+def loss_oracle(config: TransformerConfig, parameters: Arrays) -> Oracle:
+    """The oracle of the `loss` above."""
+
+    def run(arrays: Arrays, tap: Tap) -> None:
+        tap("loss", np.asarray(loss(config, arrays)))
+
+    return Oracle(run, parameters)
+
+
+def moved(parameters: Parameters, direction: Parameters, step: complex) -> dict[str, np.ndarray]:
+    return {name: value + step * direction[name] for name, value in parameters.items()}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_complex_step_is_the_derivative(name: str) -> None:
+    config = CONFIGS[name]
+    parameters, direction = drawn(config)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # above all NumPy's ComplexWarning: an imaginary part thrown away
+        complex_step = loss(config, moved(parameters, direction, IMAGINARY_STEP * 1j)).imag / IMAGINARY_STEP
+
+    steps = (-2, -1, 0, 1, 2)
+    at = {step: float(loss(config, moved(parameters, direction, step * REAL_STEP))) for step in steps}
+    slope = (at[1] - at[-1]) / (2 * REAL_STEP)
+    third_difference = at[2] - 2 * at[1] + 2 * at[-1] - at[-2]  # 2h³ · f‴
+    truncated = abs(third_difference) / (12 * REAL_STEP)
+    rounded = loss_oracle(config, parameters).budget("loss", "float64") / REAL_STEP  # of two losses, over 2h
+    assert abs(complex_step - slope) <= truncated + rounded
+    assert abs(slope) > truncated + rounded, "nothing was differentiated"
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_complex_loss_is_the_real_loss(name: str) -> None:
+    config = CONFIGS[name]
+    parameters, direction = drawn(config)
+    real, stepped = loss(config, parameters), loss(config, moved(parameters, direction, IMAGINARY_STEP * 1j))
+    assert stepped.dtype == np.complex128
+    assert difference(stepped.real, real) <= loss_oracle(config, parameters).budget("loss", "float64")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex128"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_parameters_give_the_dtype(name: str, dtype: str) -> None:
+    parameters, _ = drawn(CONFIGS[name])
+    result = loss(CONFIGS[name], {parameter: value.astype(dtype) for parameter, value in parameters.items()})
+    assert result.dtype == ("float32" if dtype == "float16" else dtype), "half precision is summed in more"
+
+
+@pytest.mark.parametrize("name", ["notes-lm", "batch norm"])
+def test_the_gradient_is_the_derivative_in_every_direction(name: str) -> None:
+    config = CONFIGS[name].resized(
+        num_decoder_layers=1, target_vocab_size=10, feed_forward_dim=3, embed_dim=4, num_heads=2
+    )
+    parameters, direction = drawn(config)
+    tokens = np.array([[3, 4, 5, 6], [8, 9, 3, 0]])
+    value, gradients = loss_and_gradients(config, parameters, tokens, training=True, tokens=tokens)
+    learned = {name: toward for name, toward in direction.items() if is_learned(name)}
+    assert set(gradients) == set(learned)
+    along = sum(float((gradients[name] * toward).sum()) for name, toward in learned.items())
+
+    def trained(parameters: Parameters) -> np.ndarray:
+        return loss_of(config, parameters, tokens, training=True, tokens=tokens)
+
+    def run(arrays: Arrays, tap: Tap) -> None:
+        moving = {name: toward.astype(arrays[name].dtype) for name, toward in learned.items()}
+        tap("along", np.asarray(derivative(trained, arrays, moving)))
+
+    oracle = Oracle(run, parameters)
+    assert difference(along, oracle.expected["along"]) <= oracle.budget("along", "float64")
+    assert value == trained(parameters)

@@ -1,0 +1,130 @@
+"""Dropout: where each document puts it, and what its masks do."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from transparity.config import TransformerConfig
+from transparity.errors import ConfigError, InputError
+from transparity.presets import preset
+from transparity.taps import Tap, recording
+from transparity.training import dropout_masks
+from transparity_conformance.oracle.backends import REFERENCE, backend, installed
+from transparity_conformance.oracle.oracle import Arrays, Oracle
+from transparity_conformance.oracle.probes import mixed_inputs, probe_parameters
+from transparity_conformance.report.comparison import difference
+from transparity_numpy.arithmetic.dropout import dropping
+from transparity_numpy.training.loss import cross_entropy
+from transparity_numpy.transformer import transformer
+
+PLACES = {
+    "walkthrough": """encoder.embedding encoder.layers.0.self_attention_norm decoder.embedding
+        decoder.layers.0.self_attention_norm decoder.layers.0.cross_attention_norm""",
+    "notes-lm": """decoder.layers.0.self_attention.weights decoder.layers.0.self_attention.output
+        decoder.layers.0.feed_forward.output""",
+    "notes-attention": """decoder.layers.0.self_attention.weights decoder.layers.0.self_attention.output
+        decoder.layers.0.feed_forward.output""",
+    "shared-heads": """encoder.embedding encoder.layers.0.self_attention_norm encoder.layers.0.feed_forward_norm
+        decoder.embedding decoder.layers.0.self_attention_norm decoder.layers.0.cross_attention_norm
+        decoder.layers.0.feed_forward_norm""",
+    "pre-norm": """encoder.embedding encoder.layers.0.self_attention.weights encoder.layers.0.self_attention.output
+        encoder.layers.0.feed_forward.hidden encoder.layers.0.feed_forward.output decoder.embedding
+        decoder.layers.0.self_attention.weights decoder.layers.0.self_attention.output
+        decoder.layers.0.cross_attention.weights decoder.layers.0.cross_attention.output
+        decoder.layers.0.feed_forward.hidden decoder.layers.0.feed_forward.output""",
+}
+PLACES["translation"] = PLACES["shared-heads"]
+BACKENDS = [name for name in installed() if name != REFERENCE]
+
+
+def small(case: str) -> TransformerConfig:
+    return preset(case).resized(num_encoder_layers=1, num_decoder_layers=1)
+
+
+def masks_of(config: TransformerConfig) -> dict[str, np.ndarray]:
+    lengths = dict.fromkeys(config.input_names, 9) | ({"target": 7} if config.has_encoder else {})
+    return dropout_masks(config, np.random.default_rng(0), 8, **lengths)
+
+
+@pytest.mark.parametrize("case", PLACES)
+def test_a_preset_drops_where_its_document_does(case: str) -> None:
+    assert sorted(masks_of(small(case))) == sorted(PLACES[case].split())
+
+
+def test_masks_keep_their_share() -> None:
+    config = dataclasses.replace(small("pre-norm"), dropout=0.25)
+    kept = np.concatenate([mask.reshape(-1) for mask in masks_of(config).values()])
+    deviation = np.sqrt(0.25 * 0.75 / kept.size)
+    assert abs(kept.mean() - 0.75) < 5 * deviation
+
+
+def test_what_is_dropped_is_zero_and_what_is_kept_grows() -> None:
+    config = dataclasses.replace(small("pre-norm"), dropout=0.5)
+    masks, parameters = masks_of(config), probe_parameters(config)
+    heard: dict[str, Any] = {}
+    tokens: dict[str, Any] = dict(mixed_inputs(config))
+    transformer(config, parameters, tap=recording(heard), **tokens)
+    drop = dropping(masks, config.dropout)
+    for name, mask in masks.items():
+        dropped = drop(name, heard[name])
+        assert (dropped[~mask] == 0).all() and (dropped[mask] == 2 * heard[name][mask]).all()
+    assert drop("logits", heard["logits"]) is heard["logits"]
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_masks_that_keep_all_change_nothing_but_by_the_rate(name: str) -> None:
+    config = dataclasses.replace(small("notes-lm"), dropout=0.0)
+    forward = backend(name)(config, probe_parameters(config))
+    tokens: dict[str, Any] = dict(mixed_inputs(config))
+    targets = np.roll(tokens["tokens"], -1, 1)
+    all_kept = {place: np.ones_like(mask) for place, mask in masks_of(config).items()}
+    loss, _ = forward.loss_and_gradients(targets, masks=all_kept, **tokens)
+    oracle = loss_oracle(config, probe_parameters(config), targets, tokens)
+    budget = oracle.budget("loss", "float32")
+    assert difference(loss, oracle.expected["loss"]) <= budget
+    assert difference(forward.loss(targets, **tokens), oracle.expected["loss"]) <= budget
+
+
+def loss_oracle(config: TransformerConfig, parameters: Arrays, targets: np.ndarray, tokens: dict[str, Any]) -> Oracle:
+    """The oracle of the `loss` of a model on one batch."""
+
+    def run(arrays: Arrays, tap: Tap) -> None:
+        logits = transformer(config, arrays, **tokens)
+        tap("loss", np.asarray(cross_entropy(logits, targets, config.pad_id)))
+
+    return Oracle(run, parameters)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"logits": np.ones((8, 9, 31), bool)}, "masks has 'logits'; dropout_at is attention.weights"),
+        ({"decoder.layers.9.feed_forward.output": np.ones((8, 9, 24), bool)}, "at taps there are"),
+        ({"decoder.layers.0.feed_forward.output": np.ones((8, 9), bool)}, "expected (8, 9, 24) bool"),
+        ({"decoder.layers.0.feed_forward.output": np.ones((8, 9, 24))}, "dtype float64; expected"),
+    ],
+)
+def test_a_mask_that_fits_nothing_is_refused(name: str, change: dict[str, np.ndarray], says: str) -> None:
+    config = small("notes-lm")
+    forward = backend(name)(config, probe_parameters(config))
+    tokens: dict[str, Any] = dict(mixed_inputs(config))
+    with pytest.raises(InputError) as raised:
+        forward.loss_and_gradients(tokens["tokens"], masks=change, **tokens)
+    assert says in str(raised.value) and "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("value", ["embedding", ["scores"], [None], 3, [["embedding"]]])
+def test_a_place_that_is_none_is_refused(value: Any) -> None:
+    with pytest.raises(ConfigError, match=r"dropout_at is .*; it should list some of embedding, attention\.weights"):
+        dataclasses.replace(small("notes-lm"), dropout_at=value)
+
+
+def test_places_have_no_order() -> None:
+    one = dataclasses.replace(small("notes-lm"), dropout_at=("feed_forward.output", "embedding"))
+    other = dataclasses.replace(small("notes-lm"), dropout_at=["embedding", "feed_forward.output"])  # type: ignore[arg-type]
+    assert one == other == TransformerConfig.from_json(one.to_json())

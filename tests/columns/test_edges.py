@@ -1,0 +1,158 @@
+"""At the edges of arithmetic, in every backend: draws next to 1, half precision, numbers too small or too large for it,
+and distances at which a bucket begins."""
+
+from __future__ import annotations
+
+import dataclasses
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+
+from transparity.config import TransformerConfig
+from transparity.errors import InputError, TransparityError
+from transparity.parameters import initialize_parameters
+from transparity.protocol import Backend, Harness
+from transparity.sampling import Sampling
+from transparity.training import Training
+from transparity_conformance.oracle.budgets import epsilon
+from transparity_conformance.report.comparison import as_numbers
+
+LOWEST = 2.0**-24
+"""The smallest number of float16 above zero."""
+
+
+@pytest.mark.parametrize("uniform", [0.999, 0.9999, 1 - 1e-9, 1 - 2**-53])
+def test_what_may_not_be_drawn_is_not_drawn_by_a_number_next_to_1(
+    backend: Backend, harness: Harness, uniform: float
+) -> None:
+    for dtype in backend.dtypes:
+        filter_logits = harness.function("decoding.generation.filter_logits", dtype=dtype)
+        sampled = harness.function("decoding.generation.sampled_tokens", dtype=dtype)
+        logits = filter_logits(np.array([[3.0, 2.0, 1.0, 0.0]]), Sampling(top_k=1))
+        assert as_numbers(sampled(logits, np.array([uniform]))).tolist() == [0], dtype
+        assert as_numbers(sampled(np.array([[3.0, -np.inf, -np.inf]]), np.array([uniform]))).tolist() == [0], dtype
+
+
+def test_what_may_be_drawn_is_told_as_finely_in_half_precision(backend: Backend, harness: Harness) -> None:
+    for dtype in set(backend.dtypes) & {"bfloat16", "float16"}:
+        filter_logits = harness.function("decoding.generation.filter_logits", dtype=dtype)
+        equal = filter_logits(np.zeros((1, 1000)), Sampling(top_p=0.5))
+        assert np.isfinite(as_numbers(equal)).sum() in (499, 500, 501), dtype
+
+
+@pytest.mark.parametrize(("dtype", "temperature"), [("float32", 1e-30), ("float32", 1e-4), ("float16", 1e-4)])
+def test_a_low_temperature_draws_the_likeliest(harness: Harness, dtype: str, temperature: float) -> None:
+    filter_logits, sampled = (
+        harness.function(f"generation.{name}", dtype=dtype) for name in ("filter_logits", "sampled_tokens")
+    )
+    logits = filter_logits(np.array([[3.0, 7.0, 1.0]]), Sampling(temperature=temperature))
+    assert as_numbers(sampled(logits, np.array([0.5]))).tolist() == [1]
+
+
+def test_a_temperature_that_no_float32_divides_by_is_refused() -> None:
+    with pytest.raises(TransparityError, match=r"^temperature is 1e-40; it should be"):
+        Sampling(temperature=1e-40)
+
+
+def bucket(distance: int, buckets: int, most: int, both: bool) -> int:
+    """By whole numbers alone: bucket exact + j begins where (distance / exact)^(n − exact) is (most / exact)^j."""
+    first, count = (buckets // 2 * (distance > 0), buckets // 2) if both else (0, buckets)
+    away, exact = abs(distance) if both else max(0, -distance), count // 2
+    if away < exact:
+        return first + away
+    steps = count - exact
+    begun = [j for j in range(steps) if Fraction(away, exact) ** steps >= Fraction(most, exact) ** j]
+    return first + exact + begun[-1]
+
+
+@pytest.mark.parametrize(
+    ("buckets", "most"), [(4, 200), (16, 288), (32, 25), (8, 400), (10, 160), (12, 17), (32, 128)], ids=str
+)
+@pytest.mark.parametrize("both", [False, True])
+def test_a_bucket_begins_where_it_should(harness: Harness, buckets: int, most: int, both: bool) -> None:
+    distances = np.arange(-most - 30, most + 31)
+    found = as_numbers(harness.function("positions.relative_buckets")(distances, buckets, most, both=both))
+    assert found.tolist() == [bucket(int(distance), buckets, most, both) for distance in distances]
+
+
+def test_rounding_keeps_the_smallest_numbers(backend: Backend) -> None:
+    config, parameters = small(num_decoder_layers=0, tied_head=True)
+    parameters = {name: (3e-5 * value).astype(np.float32) for name, value in parameters.items()}
+    forward = backend(config, parameters, dtype="float32", activations="float16")
+    shown = as_numbers(forward(tokens=np.array([[1, 2, 3]]))["decoder.embedding"])
+    assert np.count_nonzero(shown) == shown.size
+    assert np.array_equal(shown / LOWEST, np.round(shown / LOWEST))
+
+
+def small(**fields: Any) -> tuple[TransformerConfig, dict[str, np.ndarray]]:
+    """A decoder of a few numbers, and its parameters."""
+    config = TransformerConfig(
+        architecture="decoder",
+        target_vocab_size=7,
+        max_length=6,
+        embed_dim=4,
+        num_heads=2,
+        num_decoder_layers=1,
+        feed_forward_dim=5,
+        pad_id=0,
+    )
+    config = dataclasses.replace(config, **fields)
+    return config, initialize_parameters(config, 3)
+
+
+def test_a_loss_of_many_tokens_is_finite_in_half_precision(harness: Harness) -> None:
+    loss = harness.function("training.loss.cross_entropy", dtype="float16")
+    logits = np.zeros((8, 1024, 3))
+    logits[..., 0] = 10
+    expected = np.log(np.exp(10) + 2)
+    assert abs(float(loss(logits, np.ones((8, 1024), int), None)) - expected) <= expected * epsilon("float16")
+
+
+def test_a_cap_beyond_half_precision_caps_nothing(harness: Harness) -> None:
+    apply_softcap = harness.function("arithmetic.softcap.apply_softcap", dtype="float16")
+    assert as_numbers(apply_softcap(np.array([0.0, 1.0, -300.0]), 1e5)).tolist() == [0, 1, -300]
+
+
+def test_a_batch_norm_without_variance_is_finite_in_half_precision(harness: Harness) -> None:
+    norm = harness.function("normalization.batch_norm", dtype="float16")
+    zero, one = np.zeros(3), np.ones(3)
+    assert as_numbers(norm(np.zeros((1, 2, 3)), one, one, zero, zero, 1e-8)).tolist() == [[[1, 1, 1], [1, 1, 1]]]
+
+
+@pytest.mark.parametrize("name", ["pytorch", "flax"])
+def test_a_model_without_a_norm_learns(name: str) -> None:
+    backend = pytest.importorskip(f"transparity_{name}.port").build
+    config, parameters = small(num_decoder_layers=0)
+    forward = backend(config, parameters)
+    tokens, targets = np.array([[1, 2, 3]]), np.array([[2, 3, 4]])
+    loss, gradients = forward.loss_and_gradients(targets, tokens=tokens)
+    assert set(gradients) == set(parameters) and np.isfinite(loss)
+    assert len(forward.train([{"tokens": tokens, "targets": targets}], Training(optimizer="sgd"))[0]) == 1
+
+
+def test_a_prompt_of_which_nothing_is_seen_is_refused(backend: Backend) -> None:
+    config, parameters = small(target_mask="causal-and-padding")
+    forward = backend(config, parameters)
+    with pytest.raises(InputError, match=r"^prompt has nothing but padding \(0\) in row 1, .*\.$"):
+        forward.generate(np.array([[1, 2], [0, 0]]), 2)
+    with pytest.raises(InputError, match="row 0"):
+        forward.generate(np.array([[0, 2], [1, 2]]), 2, lengths=np.array([1, 2]))
+    assert forward.generate(np.array([[0, 2]]), 2).shape == (1, 4)
+
+
+@pytest.mark.parametrize("name", ["pytorch", "flax"])
+def test_a_part_takes_no_parameters_that_it_does_not_have(name: str) -> None:
+    harness = pytest.importorskip(f"transparity_{name}.harness")
+    config, parameters = small()
+    prefix = "decoder.layers.0."
+    given = {key.removeprefix(prefix): value for key, value in parameters.items() if key.startswith(prefix)}
+    harness.module("layers.DecoderLayer", config, given)
+    with pytest.raises(TransparityError, match=r"^typo\.weight: the model has no such parameters$"):
+        harness.module("layers.DecoderLayer", config, given | {"typo.weight": np.ones(3)})
+
+
+def test_a_function_has_no_precision_that_the_backend_lacks(harness: Harness) -> None:
+    with pytest.raises(TransparityError, match="dtype is 'float8'"):
+        harness.function("decoding.generation.sampled_tokens", dtype="float8")

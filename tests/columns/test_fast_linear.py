@@ -1,0 +1,192 @@
+"""Fast linear maps multiply by packed weights: the same numbers, in another order."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+from torch import nn
+
+from transparity.parameters import initialize_parameters
+from transparity.presets import PRESETS
+from transparity.taps import Tap
+from transparity_conformance.oracle.oracle import Arrays, Oracle
+from transparity_conformance.oracle.probes import Probe, probes
+from transparity_conformance.report.comparison import difference
+from transparity_flax.fast import fast_linear as flax_fast_linear
+from transparity_flax.port import build as build_flax
+from transparity_flax.state.parameters import dump
+from transparity_pytorch.fast.fast_linear import (
+    LearningLinear,
+    PackedLinear,
+    can_be_packed,
+    for_training,
+    multiplied_by_one_row,
+)
+from transparity_pytorch.port import build
+
+
+def linears(model: nn.Module) -> set[type]:
+    return {type(module) for module in model.modules() if isinstance(module, nn.Linear)}
+
+
+@pytest.mark.parametrize("many_by_mkl", [False, True])
+@pytest.mark.parametrize("case", PRESETS)
+def test_a_packed_model_says_what_the_model_says(case: str, many_by_mkl: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transparity_pytorch.fast.fast_linear.MANY_BY_MKL", many_by_mkl)
+    monkeypatch.setattr("transparity_pytorch.fast.fast_linear.ROWS", 1)
+    probe = probes(case)["mixed"]
+    forward = build(probe.config, probe.parameters)
+    if not can_be_packed(forward.model.head.weight.dtype, "cpu"):
+        pytest.skip("oneDNN is not there")
+    assert linears(forward.fastest) == {PackedLinear}
+    fast = np.asarray(forward.logits(**probe.inputs))
+    forward.fastest = forward.model
+    plain = np.asarray(forward.logits(**probe.inputs))
+    np.testing.assert_allclose(fast, plain, rtol=0, atol=probe.oracle.budget("logits", "float32"))
+
+
+def test_its_parameters_are_the_models_own() -> None:
+    probe = probes("translation")["mixed"]
+    forward = build(probe.config, probe.parameters)
+    own, packed = (dict(model.named_parameters()) for model in (forward.model, forward.fastest))
+    assert own.keys() == packed.keys()
+    assert all(packed[name] is parameter for name, parameter in own.items())
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16"])
+def test_what_cannot_be_packed_stays_as_it_is(dtype: str) -> None:
+    probe = probes("notes-lm")["mixed"]
+    forward = build(probe.config, probe.parameters, dtype=dtype)
+    assert linears(forward.fastest) == {nn.Linear}
+    assert forward._by_onednn(forward.model, for_training) is forward.model
+
+
+def test_what_is_looked_into_is_not_packed() -> None:
+    probe = probes("notes-lm")["mixed"]
+    forward = build(probe.config, probe.parameters)
+    forward.logits(**probe.inputs)
+    assert linears(forward.model) == {nn.Linear}
+
+
+def test_what_learns_by_onednn_has_the_models_own_parameters() -> None:
+    """Its gradients are held to the oracle by the claims about them, which ask for them as anybody does."""
+    probe = probes("translation")["mixed"]
+    forward = build(probe.config, probe.parameters)
+    if not can_be_packed(forward.model.token_embedding.weight.dtype, "cpu"):
+        pytest.skip("oneDNN is not there")
+    model = forward._by_onednn(forward.model, for_training)
+    assert linears(model) == {LearningLinear}
+    assert linears(forward.model) == {nn.Linear}
+    own, others = (dict(each.named_parameters()) for each in (forward.model, model))
+    assert own.keys() == others.keys()
+    assert all(others[name] is parameter for name, parameter in own.items())
+
+
+def test_what_is_compiled_outlives_a_module_that_is_imported_anew() -> None:
+    probe = probes("notes-lm")["mixed"]
+    forward = build(probe.config, probe.parameters, mode="compile")
+    before = sys.modules.pop("transparity_pytorch.fast.fast_linear")
+    try:
+        importlib.import_module("transparity_pytorch.fast.fast_linear")
+        logits = np.asarray(forward.logits(**probe.inputs))
+    finally:
+        sys.modules["transparity_pytorch.fast.fast_linear"] = before
+    budget = probe.oracle.budget("logits", "float32")
+    np.testing.assert_allclose(logits, probe.oracle.expected["logits"], rtol=0, atol=budget)
+
+
+@pytest.mark.parametrize("activation", ["none", "relu"])
+@pytest.mark.parametrize("bias", [False, True])
+def test_one_row_is_multiplied_as_several_are(bias: bool, activation: str) -> None:
+    torch.manual_seed(0)
+    linear, row = nn.Linear(7, 5, bias=bias), torch.randn(1, 1, 7)
+    with torch.no_grad():
+        product = multiplied_by_one_row(row, linear.weight, linear.bias, activation)
+        added = linear.bias.numpy() if bias else np.zeros(5, np.float32)
+        oracle = linear_oracle(row.numpy(), linear.weight.numpy(), added, activation)
+    assert difference(product.numpy(), oracle.expected["result"]) <= oracle.budget("result", "float32")
+
+
+def test_one_row_is_decoded_by_what_was_compiled_for_it() -> None:
+    """Several rows are not, nor a prompt of several tokens."""
+    probe = probes("notes-lm")["mixed"]
+    forward, eager = (build(probe.config, probe.parameters, mode=mode) for mode in ("compile", "eager"))
+    counted = torch._dynamo.utils.counters["stats"]
+    before = counted["unique_graphs"]
+    forward.generate(np.array([[1, 2], [3, 4]]), 3)
+    assert counted["unique_graphs"] == before
+    one = forward.generate(np.array([[1, 2]]), 3)
+    assert counted["unique_graphs"] > before
+    np.testing.assert_array_equal(one, eager.generate(np.array([[1, 2]]), 3))
+
+
+def test_flax_decodes_with_its_kernels_the_other_way_around() -> None:
+    probe = probes("translation")["mixed"]
+    forward = build_flax(probe.config, probe.parameters)
+    _, form, state = forward.split
+    turned = {path: value for path, value in nnx.to_flat_state(state) if path[-1] == "kernel"}
+    own = {path: value for path, value in nnx.to_flat_state(forward.state) if path[-1] == "kernel"}
+    assert turned and turned.keys() == own.keys()
+    assert all(np.array_equal(turned[path][...], own[path][...].T) for path in own)
+    rows = jax.random.normal(jax.random.key(0), (2, 3, probe.config.embed_dim))
+    head = form.model(state).head
+    assert_linear(head(rows), "head", probe, rows)
+    assert_linear(forward.model.head(rows), "head", probe, rows)
+    kept = dump(forward.model)
+    assert all(np.array_equal(kept[name], value.astype(np.float32)) for name, value in probe.parameters.items())
+
+
+def test_flax_learns_by_products_of_matrices() -> None:
+    """Its gradients are held to the oracle by the claims about them, as PyTorch's are."""
+    probe = probes("translation")["mixed"]
+    model = build_flax(probe.config, probe.parameters).model
+    learner = flax_fast_linear.for_training(model)
+    own, others = (dict(nnx.to_flat_state(nnx.state(each))) for each in (model, learner))
+    assert own.keys() == others.keys()
+    assert all(others[path].get_value() is variable.get_value() for path, variable in own.items())
+    rows = jax.random.normal(jax.random.key(0), (2, 3, probe.config.embed_dim))
+    assert_linear(learner.head(rows), "head", probe, rows)
+    assert_linear(model.head(rows), "head", probe, rows)
+    assert axes_multiplied(learner.head, rows) == {2}
+    assert axes_multiplied(model.head, rows) == {2, 3}
+
+
+def assert_linear(actual: Any, name: str, probe: Probe, rows: Any) -> None:
+    """Hold a product in float32 to x Wᵀ + b of the layer `name`."""
+    weight, bias = (probe.parameters[f"{name}.{part}"] for part in ("weight", "bias"))
+    oracle = linear_oracle(np.asarray(rows), weight, bias)
+    assert difference(np.asarray(actual), oracle.expected["result"]) <= oracle.budget("result", "float32")
+
+
+def linear_oracle(rows: np.ndarray, weight: np.ndarray, bias: np.ndarray, activation: str = "none") -> Oracle:
+    """The oracle of x Wᵀ + b, and of a ReLU behind it if `activation` is `relu`."""
+
+    def run(arrays: Arrays, tap: Tap) -> None:
+        result = arrays["rows"] @ arrays["weight"].T + arrays["bias"]
+        tap("result", np.maximum(result, 0) if activation == "relu" else result)
+
+    return Oracle(run, {"rows": rows, "weight": weight, "bias": bias})
+
+
+def axes_multiplied(linear: nnx.Linear, rows: jax.Array) -> set[int]:
+    """Numbers of axes of the operands in the products of its gradient."""
+    graph, state = nnx.split(linear)
+    program = jax.make_jaxpr(jax.grad(lambda state: nnx.merge(graph, state)(rows).sum()))(state)
+    products = [step for step in program.eqns if step.primitive.name == "dot_general"]
+    return {len(operand.aval.shape) for step in products for operand in step.invars}
+
+
+def test_two_flax_models_of_one_configuration_are_decoded_by_one_program() -> None:
+    config = probes("notes-lm")["mixed"].config
+    one, other = (build_flax(config, initialize_parameters(config, seed)).split[1] for seed in (0, 1))
+    assert one is not other
+    assert one == other and hash(one) == hash(other)
+    wider = probes("translation")["mixed"]
+    assert one != build_flax(wider.config, wider.parameters).split[1]

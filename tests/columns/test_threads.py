@@ -1,0 +1,91 @@
+"""Fast paths distribute a batch: JAX over the CPU's devices, if a user asked for several, NumPy over threads."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+SPREAD = """
+import jax
+import numpy as np
+from transparity_numpy.port import build as numpy_build
+from transparity_conformance.oracle.probes import probes
+from transparity_flax.port import build
+
+assert len(jax.devices("cpu")) == 2
+for case, name, axis in [("translation", "mixed", 0), ("notes-lm", "mixed", 0), ("notes-lm", "longest", 1)]:
+    probe = probes(case)[name]
+    given = probe.inputs.items()
+    even = {what: value[:2] if axis == 0 else value[:1, : len(value[0]) // 2 * 2] for what, value in given}
+    odd = {what: value[:3] if axis == 0 else value[:1, :3] for what, value in given}
+    forward, reference = build(probe.config, probe.parameters), numpy_build(probe.config, probe.parameters)
+    for inputs, devices in ((even, 2), (odd, 1)):
+        logits, expected = forward.logits(**inputs), reference.logits(**inputs)
+        assert len(logits.sharding.device_set) == devices, (case, logits.sharding)
+        targets = next(reversed(inputs.values()))
+        budget = probe.oracle.budget("logits", "float32")
+        np.testing.assert_allclose(logits, expected, rtol=0, atol=budget)
+        # A loss changes by at most twice what its logits change by.
+        assert abs(forward.loss(targets, **inputs) - reference.loss(targets, **inputs)) <= 2 * budget
+"""
+
+
+THREADS = """
+import os
+from concurrent.futures import ThreadPoolExecutor
+import numpy as np
+from transparity_numpy.fast import threads
+from transparity_numpy.port import build
+from transparity_conformance.oracle.probes import probes
+
+assert threads.threads() == 2
+split, seen = threads.split_batch, []
+import transparity_numpy.port
+transparity_numpy.port.split_batch = lambda *given: seen.append(given) or split(*given)
+for case in ("translation", "notes-lm"):
+    probe = probes(case)["mixed"]
+    forward, expected = build(probe.config, probe.parameters, dtype="float32"), probe.oracle.expected["logits"]
+    for rows, calls in ((3, 1), (2, 2), (1, 2)):
+        logits = forward.logits(**{name: value[:rows] for name, value in probe.inputs.items()})
+        assert len(seen) == calls, (case, rows, len(seen))
+        np.testing.assert_allclose(logits, expected[:rows], rtol=0, atol=probe.oracle.budget("logits", "float32"))
+    seen.clear()
+
+tokens = {"tokens": np.arange(12).reshape(4, 3)}
+
+def square(tokens):
+    assert threads.threads() == 1
+    return tokens**2
+
+with ThreadPoolExecutor(4) as callers:  # a second caller does not restore the first one's limit
+    for result in callers.map(lambda _: split(square, tokens), range(50)):
+        np.testing.assert_array_equal(result, tokens["tokens"] ** 2)
+assert threads.threads() == 2
+
+if hasattr(os, "fork"):
+    child = os.fork()
+    if child == 0:
+        split(square, tokens)
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+"""
+
+
+def test_two_devices_say_what_one_says() -> None:
+    pytest.importorskip("flax")
+    says(SPREAD, {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"})
+
+
+def test_two_threads_say_what_one_says() -> None:
+    says(THREADS, {"OPENBLAS_NUM_THREADS": "2", "OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"})
+
+
+def says(script: str, environment: dict[str, str]) -> None:
+    """Run the assertions of `script` in a process of its own, in which libraries start afresh."""
+    process = subprocess.run(
+        [sys.executable, "-c", script], env=os.environ | environment, capture_output=True, text=True, check=False
+    )
+    assert process.returncode == 0, process.stderr

@@ -1,0 +1,162 @@
+"""A field of the configuration is complete: documented, drawn, read by every column, and with a fault to its name.
+
+Each failure names the file that was forgotten. CONTRIBUTING has the recipe.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import re
+from collections import defaultdict
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from transparity.config import FIELD_TYPES, TransformerConfig
+from transparity.config import transformer_config as config_file
+from transparity.presets import PRESETS
+from transparity_conformance.oracle.cases import CASES
+from transparity_conformance.oracle.strategies import NOT_DRAWN, configs
+from transparity_conformance.suite.claims import all_claims
+
+ROOT = Path(__file__).parents[2]
+CONFIG = "reference/transparity/config/transformer_config.py"
+STRATEGIES = "conformance/transparity_conformance/oracle/strategies.py"
+CONTRACT = "reference/transparity"
+COLUMNS = ("reference/transparity_numpy", "backends/transparity_pytorch", "backends/transparity_flax")
+FAULTS = (
+    "conformance/transparity_conformance/diagnosis/faults",
+    "conformance/transparity_conformance/capabilities/faults",
+)
+
+READ_FOR_ALL = ("inputs.py", "training.py")
+"""Files of the contract that read a field for every column."""
+
+NO_FAULT = {
+    "feed_forward_dim": "a size: no weight fits a port with another",
+    "feed_forward_bias": "`bias-dropped` goes by the parameters, which a bias brings",
+    "qkv_bias": "`bias-dropped` goes by the parameters, which a bias brings",
+    "output_bias": "`bias-dropped` goes by the parameters, which a bias brings",
+    "norm_momentum": "verdicts are about evaluation, which takes the running statistics as they are",
+    "rotary_low_frequency": "`rotary-scaling` mistakes the kind and the factor, not yet a limit",
+    "rotary_high_frequency": "`rotary-scaling` mistakes the kind and the factor, not yet a limit",
+    "rotary_original_length": "`rotary-scaling` mistakes the kind and the factor, not yet a limit",
+    "dropout": "`dropout-active` is found by repetition (diagnosis/judge.py), not in the catalogue",
+    "dropout_at": "`dropout-active` is found by repetition (diagnosis/judge.py), not in the catalogue",
+    "bos_id": "generation is compared from prompts that begin with it",
+}
+"""Fields about which the catalogue has no fault, with the reason."""
+
+CASES_FILE = "conformance/transparity_conformance/oracle/cases.py"
+CONFIGURATIONS = [*(preset.config for preset in PRESETS.values()), *CASES.values()]
+
+IN_NO_CASE = {
+    "norm_eps": "every case has its faults; drawn configurations vary it",
+    "norm_momentum": "it is read in training alone, which drawn configurations vary",
+    "rotary_low_frequency": "it has no fault; drawn configurations vary it",
+    "rotary_high_frequency": "it has no fault; drawn configurations vary it",
+}
+"""Fields that have their default in every preset and case, with the reason."""
+
+each_field = pytest.mark.parametrize("field", FIELD_TYPES)
+
+
+@cache
+def class_body() -> list[ast.stmt]:
+    tree = ast.parse(inspect.getsource(config_file))
+    return next(node.body for node in tree.body if isinstance(node, ast.ClassDef))
+
+
+@cache
+def words_for(field: str) -> frozenset[str]:
+    """The field's name, and those of the properties and methods of the configuration that read it."""
+    reads = {
+        node.name: {part.attr for part in ast.walk(node) if isinstance(part, ast.Attribute)}
+        for node in class_body()
+        if isinstance(node, ast.FunctionDef) and node.name not in ("resized", "as_dict", "from_dict")
+    }
+    words = {field}
+    while more := {name for name, read in reads.items() if read & words} - words:
+        words |= more
+    return frozenset(words)
+
+
+@cache
+def text_of(folder: str, *names: str) -> str:
+    """The Python files of a folder, or those called `names`."""
+    files = [ROOT / folder / name for name in names] or sorted((ROOT / folder).rglob("*.py"))
+    assert files, f"{folder} has no Python files"
+    return "\n".join(file.read_text() for file in files)
+
+
+def mentions(text: str, field: str) -> bool:
+    return any(re.search(rf"\.{word}\b|[\"']{word}[\"']|\b{word}=", text) for word in words_for(field))
+
+
+@each_field
+def test_a_field_is_documented(field: str) -> None:
+    body = class_body()
+    (place,) = (
+        index
+        for index, node in enumerate(body)
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == field
+    )
+    below = body[place + 1]
+    documented = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+    assert documented, f"{CONFIG}: {field} has no docstring"
+
+
+@pytest.fixture(scope="module")
+def drawn() -> dict[str, set[object]]:
+    """The values of every field in configurations as the suite draws them."""
+    values: defaultdict[str, set[object]] = defaultdict(set)
+
+    @settings(max_examples=300, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @given(configs())
+    def draw(config: TransformerConfig) -> None:
+        for field in FIELD_TYPES:
+            values[field].add(getattr(config, field))
+
+    draw()
+    return values
+
+
+@each_field
+def test_a_field_is_drawn_or_held_by_a_claim(field: str, drawn: dict[str, set[object]]) -> None:
+    if field in NOT_DRAWN:
+        assert NOT_DRAWN[field] in all_claims(), f"{STRATEGIES}: there is no claim {NOT_DRAWN[field]} for {field}"
+        assert len(drawn[field]) == 1, f"{STRATEGIES}: {field} is drawn, and in NOT_DRAWN"
+    else:
+        forgotten = f"{CONFIG}: give {field} values to draw, or name a claim in NOT_DRAWN of {STRATEGIES}"
+        assert len(drawn[field]) > 1, forgotten
+
+
+@each_field
+@pytest.mark.parametrize("column", COLUMNS)
+def test_a_column_reads_every_field(column: str, field: str) -> None:
+    # NumPy's functions go by the parameters that there are, the frameworks' modules make them.
+    contract = (*READ_FOR_ALL, "parameters.py") if column.endswith("numpy") else READ_FOR_ALL
+    text = text_of(column) + text_of(CONTRACT, *contract)
+    assert mentions(text, field), f"{column}/SUBJECT.py: no file reads {field}"
+
+
+@each_field
+def test_a_field_has_another_value_in_a_preset_or_a_case(field: str) -> None:
+    default = next(each.default for each in dataclasses.fields(TransformerConfig) if each.name == field)
+    others = [config for config in CONFIGURATIONS if getattr(config, field) != default]
+    if field in IN_NO_CASE:
+        assert not others, f"{field} has another value in a case, and is in IN_NO_CASE"
+    else:
+        assert others, f"{CASES_FILE}: give {field} another value than {default!r} in a case, for its faults"
+
+
+@each_field
+def test_a_field_has_a_fault(field: str) -> None:
+    if mentions("".join(map(text_of, FAULTS)), field):
+        assert field not in NO_FAULT, f"{field} has a fault, and is in NO_FAULT"
+    else:
+        assert field in NO_FAULT, f"{FAULTS[0]}: add a fault of {field}, or to NO_FAULT the reason why there is none"

@@ -1,0 +1,139 @@
+"""One table of shapes: what is initialised, saved, loaded, and what the frameworks hold, all agree with it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from transparity import (
+    PRESETS,
+    TransformerConfig,
+    check_parameters,
+    initialize_parameters,
+    load_parameters,
+    parameter_shapes,
+    preset,
+    save_parameters,
+    tap_shapes,
+)
+from transparity.protocol import Backend, Harness
+from transparity_conformance.report.comparison import as_numbers
+
+CONFIGS = {name: preset(name).resized() for name in PRESETS}
+CONFIGS["lone encoder"] = dataclasses.replace(CONFIGS["translation"], architecture="encoder")
+CONFIGS["batch norm"] = dataclasses.replace(CONFIGS["notes-lm"], norm="batch")
+
+each_config = pytest.mark.parametrize("config", [pytest.param(value, id=name) for name, value in CONFIGS.items()])
+
+
+def numbered(config: TransformerConfig) -> dict[str, np.ndarray]:
+    """Parameters that are all different, so that no two can be taken for each other."""
+    random = np.random.default_rng(7)
+    return {name: random.random(shape, np.float32) for name, shape in parameter_shapes(config).items()}
+
+
+@each_config
+def test_initialised_parameters_are_those_of_the_configuration(config: TransformerConfig) -> None:
+    parameters = initialize_parameters(config)
+    check_parameters(config, parameters)
+    assert list(parameters) == list(parameter_shapes(config))
+    assert {value.dtype for value in parameters.values()} == {np.dtype(np.float32)}
+
+
+def test_a_seed_is_a_model() -> None:
+    first, again, other = (initialize_parameters(CONFIGS["notes-lm"], seed) for seed in (1, 1, 2))
+    assert all(np.array_equal(first[name], again[name]) for name in first)
+    assert not np.array_equal(first["head.weight"], other["head.weight"])
+
+
+def test_gains_and_variances_begin_at_one_and_shifts_at_zero() -> None:
+    parameters = initialize_parameters(CONFIGS["batch norm"])
+    ones = {name for name, value in parameters.items() if (value == 1).all()}
+    zeros = {name for name, value in parameters.items() if (value == 0).all()}
+    assert ones == {name for name in parameters if name.endswith(("norm.weight", "running_var"))}
+    assert zeros == {name for name in parameters if name.endswith(("bias", "running_mean"))}
+
+
+@each_config
+def test_a_file_gives_back_the_same_parameters(config: TransformerConfig, tmp_path: Path) -> None:
+    parameters = numbered(config)
+    save_parameters(tmp_path / "parameters.safetensors", parameters)
+    loaded = load_parameters(tmp_path / "parameters.safetensors", config)
+    assert set(loaded) == set(parameters)
+    assert all(np.array_equal(loaded[name], value) for name, value in parameters.items())
+
+
+def test_a_file_keeps_the_orientation_of_a_transposed_view(tmp_path: Path) -> None:
+    parameters = numbered(CONFIGS["notes-lm"])
+    parameters["head.weight"] = np.asfortranarray(parameters["head.weight"])
+    save_parameters(tmp_path / "parameters.safetensors", parameters)
+    loaded = load_parameters(tmp_path / "parameters.safetensors", CONFIGS["notes-lm"])
+    assert np.array_equal(loaded["head.weight"], parameters["head.weight"])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_a_file_keeps_the_dtype(dtype: str, tmp_path: Path) -> None:
+    parameters = {name: value.astype(dtype) for name, value in numbered(CONFIGS["notes-lm"]).items()}
+    save_parameters(tmp_path / "parameters.safetensors", parameters)
+    loaded = load_parameters(tmp_path / "parameters.safetensors")
+    assert {value.dtype for value in loaded.values()} == {np.dtype(dtype)}
+
+
+@each_config
+def test_pytorch_has_the_same_names_shapes_and_order(config: TransformerConfig) -> None:
+    from transparity_pytorch.transformer import Transformer
+
+    state = Transformer(config).state_dict()
+    assert {name: tuple(value.shape) for name, value in state.items()} == parameter_shapes(config)
+
+
+@each_config
+def test_flax_has_the_same_names_and_shapes(config: TransformerConfig) -> None:
+    from flax import nnx
+
+    from transparity_flax.state.parameters import dump
+    from transparity_flax.transformer import Transformer
+
+    dumped = dump(Transformer(config, rngs=nnx.Rngs(0)))
+    assert {name: value.shape for name, value in dumped.items()} == parameter_shapes(config)
+
+
+@each_config
+def test_a_backend_gives_back_what_it_was_given(harness: Harness, config: TransformerConfig) -> None:
+    parameters = numbered(config)
+    held = harness.module("transformer.Transformer", config, parameters, dtype="float32").parameters()
+    assert set(held) == set(parameters)
+    assert all(np.array_equal(held[name], value) for name, value in parameters.items())
+
+
+def _aligned(array: np.ndarray) -> np.ndarray:
+    """`array` where XLA would read it in place, without a copy."""
+    memory = np.empty(array.nbytes + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    copy = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_model_stays_as_it_is_when_what_it_was_given_is_written_to(backend: Backend, dtype: str) -> None:
+    config = CONFIGS["notes-lm"]
+    parameters = {name: _aligned(value.astype(dtype)) for name, value in numbered(config).items()}
+    forward = backend(config, parameters, dtype=dtype)
+    before = {name: as_numbers(value) for name, value in forward(tokens=[[1, 2, 3]]).items()}
+    for value in parameters.values():
+        value[...] = 0.5
+    after = forward(tokens=[[1, 2, 3]])
+    assert all(np.array_equal(as_numbers(after[name]), value) for name, value in before.items())
+
+
+@each_config
+def test_the_taps_have_the_shapes_that_they_are_said_to_have(config: TransformerConfig, backend: Backend) -> None:
+    lengths = dict(zip(config.input_names, (7, 5), strict=False))
+    tokens = {name: np.full((2, length), 3) for name, length in lengths.items()}
+    taps = backend(config, numbered(config), mode="eager")(**tokens)
+    shapes = tap_shapes(config, 2, **lengths)
+    assert [(name, tuple(value.shape)) for name, value in taps.items()] == list(shapes.items())

@@ -1,0 +1,242 @@
+"""Sizes that no machine has, in configurations and in files: one sentence at once, with the size and the limit."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import resource
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from transparity import TransformerConfig, initialize_parameters, load_parameters, preset
+from transparity.errors import ConfigError, TransparityError
+from transparity.limits import memory as memory_of_the_machine
+from transparity.limits.memory import available_memory, check_fits, in_bytes
+from transparity.text import SENTENCE
+from transparity_conformance.capabilities.requests import greedy_requests
+from transparity_conformance.checkpoints.importing import import_checkpoint
+from transparity_conformance.checkpoints.reading import CheckpointError
+from transparity_conformance.oracle.probes import LONGEST, probes_of
+from transparity_conformance.ports.bundle.writing import export_bundle
+from transparity_conformance.ports.check import check
+
+SECONDS, MEGABYTES = 5.0, 300
+
+TINY = TransformerConfig(
+    architecture="decoder",
+    target_vocab_size=8,
+    max_length=8,
+    embed_dim=4,
+    num_heads=1,
+    num_decoder_layers=1,
+    feed_forward_dim=4,
+)
+
+LARGEST = 2**31 - 1
+
+
+def refusal_at_once(error: type[TransparityError], read: Callable[[], object]) -> str:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    began = time.perf_counter()
+    with pytest.raises(error) as caught:
+        read()
+    assert time.perf_counter() - began < SECONDS
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024 < MEGABYTES
+    message = str(caught.value)
+    assert message.isprintable()
+    assert message.endswith(".")
+    assert len(message) < SENTENCE
+    return message
+
+
+TOO_LARGE: dict[str, dict[str, Any]] = {
+    "vocabulary": {"target_vocab_size": LARGEST},
+    "width": {"embed_dim": 2**20},
+    "feed-forward": {"feed_forward_dim": LARGEST},
+    "heads": {"num_heads": 2**24, "attention_head_dim": 1},
+    "learned positions": {"max_length": LARGEST},
+    "a cache": {"max_length": LARGEST, "positions": "rotary"},
+    "position offset": {"position_offset": LARGEST},
+    "buckets": {"positions": "relative", "relative_buckets": 2**30, "relative_max_distance": LARGEST},
+    "layers": {"num_decoder_layers": 10_000, "feed_forward_dim": 2**20},
+}
+
+
+@pytest.mark.parametrize("fields", TOO_LARGE.values(), ids=TOO_LARGE)
+def test_a_check_that_no_machine_has_memory_for(tmp_path: Path, fields: dict[str, Any]) -> None:
+    config = dataclasses.replace(TINY, **fields)
+    says = refusal_at_once(ConfigError, lambda: probes_of(config, "config"))
+    assert "needs at least" in says and "are free" in says
+    refusal_at_once(ConfigError, lambda: export_bundle(config, tmp_path / "bundle"))
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_initial_parameters_that_no_machine_has_memory_for() -> None:
+    says = refusal_at_once(
+        ConfigError, lambda: initialize_parameters(dataclasses.replace(TINY, target_vocab_size=LARGEST))
+    )
+    assert says.startswith("The model needs at least 77.3 GB of memory, and ") or available_memory() > 77.4e9
+
+
+def test_the_limit_is_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 0 < available_memory() < 2**50
+    monkeypatch.setattr(memory_of_the_machine, "available_memory", lambda: 999)
+    with pytest.raises(ConfigError, match=r"^It needs at least 1 kB of memory, and 999 bytes are free; choose"):
+        check_fits("It", 1000, ConfigError)
+    check_fits("It", 999, ConfigError)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 bytes"), (999, "999 bytes"), (1000, "1 kB"), (23_456_789, "23.5 MB"), (10**30, "1e+06 YB")],
+)
+def test_bytes_as_text(count: int, text: str) -> None:
+    assert in_bytes(count) == text
+
+
+@pytest.mark.parametrize("preset_name", ["walkthrough", "translation", "notes-lm"])
+def test_what_is_usual_fits(preset_name: str) -> None:
+    assert probes_of(preset(preset_name).resized(), preset_name)
+
+
+def test_generation_does_not_go_to_the_end_of_a_long_context() -> None:
+    config = dataclasses.replace(TINY, positions="rotary", max_length=10**6)
+    (request, *_) = greedy_requests(probes_of(config, "config")["mixed"])
+    assert request.steps == LONGEST + 2
+    assert request.name == "far from max_length"
+
+
+GPT2: dict[str, Any] = {
+    "model_type": "gpt2",
+    "vocab_size": 11,
+    "n_positions": 8,
+    "n_embd": 8,
+    "n_head": 2,
+    "n_layer": 1,
+}
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 11,
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 1,
+    "max_position_embeddings": 8,
+}
+
+
+def checkpoint(folder: Path, fields: dict[str, Any] | str, **tensors: np.ndarray) -> Path:
+    text = fields if isinstance(fields, str) else json.dumps(fields)
+    (folder / "config.json").write_text(text)
+    save_file(tensors or {"one": np.zeros(1, np.float32)}, folder / "model.safetensors")
+    return folder
+
+
+NUMBERS = {
+    "rope_theta": 10**400,
+    "rms_norm_eps": 10**400,
+    "vocab_size": 2**31,
+    "hidden_size": 10**400,
+    "num_hidden_layers": 10**6,
+    "max_position_embeddings": 2**63,
+    "num_attention_heads": 10**30,
+    "head_dim": -(10**400),
+}
+
+
+@pytest.mark.parametrize("field", NUMBERS)
+def test_an_absurd_number_in_a_checkpoint(tmp_path: Path, field: str) -> None:
+    folder = checkpoint(tmp_path, LLAMA | {field: NUMBERS[field]})
+    refusal_at_once(CheckpointError, lambda: import_checkpoint(folder))
+
+
+@pytest.mark.parametrize("number", ["1e400", "-1e400", "NaN", "Infinity", "1" * 5000, "1" * 4000, '"1"', "true", "[1]"])
+@pytest.mark.parametrize("field", ["rope_theta", "hidden_size"])
+def test_a_number_that_is_none(tmp_path: Path, field: str, number: str) -> None:
+    text = json.dumps(LLAMA | {field: "HERE"}).replace('"HERE"', number)
+    refusal_at_once(TransparityError, lambda: import_checkpoint(checkpoint(tmp_path, text)))
+    ours = json.dumps(TINY.as_dict() | {"rope_theta": "HERE"}).replace('"HERE"', number)
+    refusal_at_once(ConfigError, lambda: TransformerConfig.from_json(ours))
+
+
+def header(fields: dict[str, Any] | bytes, data: bytes = b"") -> bytes:
+    text = fields if isinstance(fields, bytes) else json.dumps(fields).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def entry(shape: Any, begin: int = 0, end: int = 8, dtype: Any = "F32") -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+LIES: dict[str, bytes] = {
+    "overlapping": header({"a": entry([2]), "b": entry([2], 4, 12)}, bytes(12)),
+    "a gap": header({"a": entry([2]), "b": entry([2], 12, 20)}, bytes(20)),
+    "endless header": struct.pack("<Q", 2**62) + b"{}",
+    "large header": struct.pack("<Q", 2**25) + bytes(2**25),
+    "negative size": header({"a": entry([-2])}, bytes(8)),
+    "negative offset": header({"a": entry([2], -8, 0)}, bytes(8)),
+    "another product": header({"a": entry([3])}, bytes(8)),
+    "overflow": header({"a": entry([2**63, 2**63])}, bytes(8)),
+    "empty and huge": header({"wte.weight": entry([0, 2**62], 0, 0)}),
+    "many axes": header({"wte.weight": entry([1] * 100 + [2])}, bytes(8)),
+    "a million axes": header({"wte.weight": entry([1] * 10**6 + [2])}, bytes(8)),
+    "a number for a dtype": header({"a": entry([2], dtype=3)}, bytes(8)),
+    "deep": header(b"[" * 10**5),
+    "a deep remark": header(b'{"__metadata__":' + b'{"a":' * 10**5 + b"1" + b"}" * 10**5 + b"}"),
+    "not a number": header(b'{"a": NaN}'),
+    "a million tensors": header({f"h.{i}.ln_1.weight": entry([0], 0, 0) for i in range(300_000)}),
+}
+
+
+@pytest.mark.parametrize("content", LIES.values(), ids=LIES)
+def test_a_header_that_lies(tmp_path: Path, content: bytes) -> None:
+    checkpoint(tmp_path, GPT2)
+    (tmp_path / "model.safetensors").write_bytes(content)
+    refusal_at_once(TransparityError, lambda: load_parameters(tmp_path / "model.safetensors"))
+    refusal_at_once(TransparityError, lambda: import_checkpoint(tmp_path))
+
+
+@pytest.mark.parametrize("shape", [[], [0], [1, 1, 88], [88], [8, 11], [0, 11, 8]], ids=str)
+def test_a_tensor_of_another_shape(tmp_path: Path, shape: list[int]) -> None:
+    checkpoint(tmp_path, GPT2, **{"wte.weight": np.zeros(shape, np.float32)})
+    refusal_at_once(CheckpointError, lambda: import_checkpoint(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["n" * 10**7, "h." + "1" * 10**6 + ".ln_1.weight", "\x1b[2J\u202e", "", "\0"], ids=len)
+def test_a_tensor_of_any_name(tmp_path: Path, name: str) -> None:
+    checkpoint(tmp_path, GPT2, **{name: np.zeros(2, np.float32)})
+    config = preset("notes-lm").resized()
+    refusal_at_once(TransparityError, lambda: load_parameters(tmp_path / "model.safetensors", config))
+    refusal_at_once(TransparityError, lambda: import_checkpoint(tmp_path))
+
+
+def test_data_that_no_machine_has_memory_for(tmp_path: Path) -> None:
+    terabytes = 8 << 40
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(header({"wte.weight": entry([terabytes // 4], 0, terabytes)}))
+    with path.open("ab") as file:
+        file.truncate(path.stat().st_size + terabytes)
+    assert "8.8 TB" in refusal_at_once(TransparityError, lambda: load_parameters(path))
+    assert math.isfinite(available_memory())
+
+
+@pytest.mark.parametrize(("heads", "shared", "expected"), [(1, None, None), (2, None, None), (2, 1, 1), (4, 2, 2)])
+def test_another_number_of_heads_shares_keys_as_the_model_does(
+    heads: int, shared: int | None, expected: int | None
+) -> None:
+    config = dataclasses.replace(TINY, num_heads=heads, num_key_value_heads=shared)
+    assert probes_of(config, "config")["square"].config.num_key_value_heads == expected
+
+
+def test_a_port_of_one_head_that_is_wrong_diverges() -> None:
+    report = check(lambda config, parameters: lambda tokens: np.zeros((*tokens.shape, 8)), config=TINY, budget=2.0)
+    assert report.verdict == "diverges"

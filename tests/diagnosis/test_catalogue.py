@@ -1,0 +1,45 @@
+"""Every file of faults is in the catalogue, and no two faults share a name."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections import Counter
+
+import pytest
+
+from meta.power.family_faults import FAULTS
+from meta.power.plain_faults import VARIANTS
+from transparity.presets import PRESETS, preset
+from transparity.taps import tap_shapes
+from transparity_conformance.diagnosis import faults
+from transparity_conformance.oracle.cases import CASES
+
+HELPERS = {"scopes", "sites", "wholly_hidden"}
+
+
+def test_every_file_of_faults_is_in_the_catalogue() -> None:
+    names = {module.name for module in pkgutil.iter_modules(faults.__path__)} - HELPERS
+    forgotten = [name for name in names if importlib.import_module(f"{faults.__name__}.{name}") not in faults.SUBJECTS]
+    assert not forgotten, f"add {forgotten} to SUBJECTS in diagnosis/faults/__init__.py"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_fault_has_a_name_of_its_own_and_changes_something(case: str) -> None:
+    config = CASES[case]
+    for site in tap_shapes(config, 1, **dict.fromkeys(config.input_names, 3)):
+        found = list(faults.faults_at(config, site))
+        shared = [name for name, count in Counter((fault.id, fault.variant) for fault in found).items() if count > 1]
+        assert not shared, f"{site}: several faults are called {shared}"
+        idle = [fault for fault in found if not (fault.fields or fault.alter or fault.patch or fault.downstream)]
+        assert not idle, f"{site}: {[fault.id for fault in idle]} change nothing"
+
+
+def test_every_fault_is_simulated() -> None:
+    configs = {case: preset(case).resized() for case in PRESETS} | CASES
+    simulated = {*VARIANTS, *(name for fault in FAULTS for name in fault.ids)}
+    for case, config in configs.items():
+        sites = tap_shapes(config, 1, **dict.fromkeys(config.input_names, 3))
+        known = {fault.id for site in sites for fault in faults.faults_at(config, site)}
+        forgotten = known - simulated
+        assert not forgotten, f"{case}: simulate {sorted(forgotten)} in conformance/meta"

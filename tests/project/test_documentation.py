@@ -1,0 +1,177 @@
+"""README.md, docs/ and CONTRIBUTING.md: every code block runs, and every output is real."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import json
+import re
+import shlex
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from transparity_conformance.cli import app
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+WITH_CODE = [page for page in PAGES if "```" in page.read_text(encoding="utf-8")]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+SESSIONS = set(re.findall(r"(?m)^@nox\.session\ndef (\w+)", (ROOT / "noxfile.py").read_text()))
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: its language and its content."""
+
+    kind: str
+    text: str
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    """Yield the fenced blocks of a page, their indentation removed."""
+    for match in re.finditer(r"(?ms)^( *)```(\w*)\n(.*?)^\1```$", page.read_text(encoding="utf-8")):
+        yield Block(match[2], re.sub(f"(?m)^{match[1]}", "", match[3]))
+
+
+def hold(printed: str, expected: str) -> None:
+    """Assert that `printed` is `expected`, in which a last line `…` means that more follows."""
+    begin, more, _ = without_figures(expected).partition("\n…")
+    printed = without_figures(printed)
+    assert (printed[: len(begin)] if more else printed) == begin
+
+
+def without_figures(text: str) -> str:
+    """Return an output without what differs from one processor to the next: figures, and the probe with the worst."""
+    lines = (line.rstrip() for line in re.sub(r"probe\s+\w+\)", "probe #)", text.strip()).splitlines())
+    return re.sub(r"\d+(\.\d+)?(e-?\d+| %)", "#", "\n".join(lines))
+
+
+def run_python(block: Block, namespace: dict[str, Any]) -> str:
+    """Run a block and return what it prints; it is also the file that its first line names."""
+    if file := re.match(r"# (\w+\.py)\n", block.text):
+        Path(file[1]).write_text(block.text, encoding="utf-8")
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(compile(block.text, "<block>", "exec"), namespace)
+    return printed.getvalue()
+
+
+def run_console(text: str) -> None:
+    """Run each `$ transparity …` of a block and hold its output to the lines below it."""
+    for session in re.split(r"(?m)^\$ ", text)[1:]:
+        command, _, expected = session.partition("\n")
+        program, *arguments = shlex.split(command)
+        assert program == "transparity", f"{program!r} cannot be run here; give it a sh block"
+        hold(CliRunner(env={"COLUMNS": "80"}).invoke(app, arguments).output, expected)
+
+
+@pytest.mark.parametrize("page", WITH_CODE, ids=name_of)
+def test_the_code_of_a_page_runs_and_prints_what_the_page_shows(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "page", ModuleType("page"))
+    namespace: dict[str, Any] = {"__name__": "page"}
+    printed: str | None = None
+    for block in blocks(page):
+        if block.kind == "text":
+            assert printed is not None, "a text block is the output of the python block before it"
+            hold(printed, block.text)
+        elif block.kind != "python":
+            CHECKS[block.kind](block.text)
+        printed = run_python(block, namespace) if block.kind == "python" else None
+
+
+def check_shell(text: str) -> None:
+    """Check the commands of a `sh` block, which would take too long to run, or need a network."""
+    for line in text.splitlines():
+        if words := shlex.split(line, comments=True):
+            program, *arguments = words
+            SHELL[Path(program).name](arguments)
+
+
+def check_nox(arguments: list[str]) -> None:
+    option, *asked = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    assert option in ("-s", "-l")
+    assert set(asked) <= SESSIONS
+
+
+def check_python(arguments: list[str]) -> None:
+    option, *rest = arguments
+    if option == "-c":
+        compile(rest[0], "<block>", "exec")
+    elif option != "-m":
+        assert (ROOT / option).exists(), f"there is no {option}"
+    elif rest[0] == "pip":
+        extras = {extra for word in rest for group in re.findall(r"\[([\w,]+)\]", word) for extra in group.split(",")}
+        assert extras <= PYPROJECT["project"]["optional-dependencies"].keys()
+    elif rest[0] not in ("venv", "build", "twine"):
+        assert importlib.util.find_spec(rest[0]), f"there is no module {rest[0]}"
+
+
+def check_transparity(arguments: list[str]) -> None:
+    commands: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    options = {option for parameter in commands[arguments[0]].params for option in parameter.opts}
+    options |= {option for parameter in commands[arguments[0]].params for option in parameter.secondary_opts}
+    assert {word for word in arguments if word.startswith("--")} <= options
+
+
+def check_pytest(arguments: list[str]) -> None:
+    paths = [word for word in arguments if "/" in word]
+    assert [path for path in paths if not (ROOT / path.partition("::")[0]).exists()] == []
+
+
+def not_ours(arguments: list[str]) -> None:
+    """Accept what other programs are called with."""
+
+
+SHELL: dict[str, Callable[[list[str]], None]] = {
+    "nox": check_nox,
+    "python": check_python,
+    "transparity": check_transparity,
+    "pytest": check_pytest,
+    **dict.fromkeys(("cd", "git", "lint-imports", "mypy", "port", "pre-commit", "ruff"), not_ours),
+}
+CHECKS: dict[str, Callable[[str], Any]] = {
+    "console": run_console,
+    "sh": check_shell,
+    "toml": tomllib.loads,
+    "json": json.loads,
+}
+
+
+def test_an_output_is_held_to_the_page_but_for_measured_figures() -> None:
+    hold("agrees to 6e-07\nand more\n", "agrees to 7e-08\n…")
+    with pytest.raises(AssertionError):
+        hold("agrees to 6e-07\nand more\n", "agrees to 6e-07\n")
+    with pytest.raises(AssertionError):
+        hold("diverges", "agrees")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "nox -s no_session",
+        "python no/file.py",
+        'python -m pip install ".[no_extra]"',
+        "python -m no_module",
+        "transparity check port.py:build --no-option",
+        "pytest tests/no_test.py",
+    ],
+)
+def test_a_command_that_does_not_exist_is_found(command: str) -> None:
+    with pytest.raises(AssertionError):
+        check_shell(command)

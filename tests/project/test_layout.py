@@ -1,0 +1,43 @@
+"""The house is kept in order: no folder has more files than one can name, no function is longer than a screen."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CODE = ("reference", "backends", "conformance", "benchmarks", "examples", "docs")
+MOST_FILES, LONGEST = 12, 40
+
+LISTS = {"conformance/transparity_conformance/suite/claims", "conformance/transparity_conformance/diagnosis/faults"}
+"""Folders with one file for each subject of a list, which may have more."""
+
+
+def python_files() -> list[Path]:
+    """Every Python file of the project that is no one's own: those of git, or, in an archive, those that there are."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    return [Path(name) for name in listed if (ROOT / name).is_file()]
+
+
+def long_functions(text: str) -> list[str]:
+    """Functions with more lines than fit a screen, by name."""
+    functions = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef))
+    return [node.name for node in functions if (node.end_lineno or 0) - node.lineno + 1 > LONGEST]
+
+
+def test_no_folder_has_more_files_than_one_can_name() -> None:
+    counted = Counter(path.parent.as_posix() for path in python_files())
+    assert counted, "no files were found"
+    assert {folder: count for folder, count in counted.items() if count > MOST_FILES and folder not in LISTS} == {}
+
+
+@pytest.mark.parametrize("folder", CODE)
+def test_no_function_is_longer_than_a_screen(folder: str) -> None:
+    paths = [path for path in python_files() if path.parts[0] == folder]
+    assert paths, f"{folder} has no files"
+    assert {path.as_posix(): names for path in paths if (names := long_functions((ROOT / path).read_text()))} == {}

@@ -1,0 +1,109 @@
+"""The wheel has the five packages, with their types and templates, and nothing else."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+
+import transparity
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = {
+    "transparity": ROOT / "reference",
+    "transparity_numpy": ROOT / "reference",
+    "transparity_pytorch": ROOT / "backends",
+    "transparity_flax": ROOT / "backends",
+    "transparity_conformance": ROOT / "conformance",
+}
+TEMPLATES = ROOT / "conformance/transparity_conformance/report/templates"
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The names of the files in a wheel of the project, its metadata left out."""
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    (path,) = folder.glob("transparity-*.whl")
+    with zipfile.ZipFile(path) as archive:
+        return [name for name in archive.namelist() if ".dist-info/" not in name]
+
+
+@pytest.mark.slow
+def test_a_wheel_has_the_five_packages_alone(wheel: list[str]) -> None:
+    assert {name.split("/")[0] for name in wheel} == set(PACKAGES)
+
+
+@pytest.mark.slow
+def test_a_wheel_has_every_module_and_no_cache(wheel: list[str]) -> None:
+    modules = {
+        path.relative_to(folder).as_posix()
+        for package, folder in PACKAGES.items()
+        for path in (folder / package).rglob("*.py")
+    }
+    assert {name for name in wheel if name.endswith(".py")} == modules
+    assert [name for name in wheel if "__pycache__" in name] == []
+
+
+@pytest.mark.slow
+def test_a_wheel_says_that_it_is_typed(wheel: list[str]) -> None:
+    assert {f"{package}/py.typed" for package in PACKAGES} <= set(wheel)
+
+
+@pytest.mark.slow
+def test_a_wheel_has_the_templates_of_the_report(wheel: list[str]) -> None:
+    templates = {path.relative_to(ROOT / "conformance").as_posix() for path in TEMPLATES.rglob("*.jinja")}
+    assert templates, "there are no templates"
+    assert templates <= set(wheel)
+
+
+def test_the_version_is_said_once() -> None:
+    assert PYPROJECT["project"]["dynamic"] == ["version"]
+    assert f"## {transparity.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_our_backends_come_through_the_door_that_everyone_uses() -> None:
+    found = {entry_point.name: entry_point.value for entry_point in entry_points(group="transparity.backends")}
+    ours = PYPROJECT["project"]["entry-points"]["transparity.backends"]
+    assert ours.items() <= found.items()
+
+
+def test_every_range_has_a_tested_version() -> None:
+    pins = [line.split("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line]
+    tested = {name.lower().replace("_", "-") for name in pins}
+    groups = [*PYPROJECT["project"]["optional-dependencies"].values(), *PYPROJECT["dependency-groups"].values()]
+    groups.append(PYPROJECT["project"]["dependencies"])
+    asked = {entry.split(">=")[0] for group in groups for entry in group if isinstance(entry, str)}
+    assert {name for name in asked if not name.startswith("transparity[")} <= tested
+
+
+def test_the_citation_has_the_version() -> None:
+    assert f"\nversion: {transparity.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_the_workflow_runs_everything_on_every_version_of_python() -> None:
+    workflow = (ROOT / ".github/workflows/ci.yml").read_text()
+    versions = [entry.rpartition(" ")[2] for entry in PYPROJECT["project"]["classifiers"] if ":: 3." in entry]
+    assert f"python: {json.dumps(versions)}" in workflow
+    assert "run: .ci/run" in workflow
+    assert PYPROJECT["project"]["requires-python"] == f">={versions[0]}"
+
+
+def test_every_session_has_one_plain_line_of_help() -> None:
+    tree = ast.parse((ROOT / "noxfile.py").read_text())
+    sessions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.decorator_list]
+    assert sessions
+    for session in sessions:
+        first = (ast.get_docstring(session) or "").split("\n")[0]
+        assert re.fullmatch(r"[A-Z][a-z]+ .+\.", first), f"{session.name}: {first}"
+        assert len(first) <= 100

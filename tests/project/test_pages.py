@@ -1,0 +1,158 @@
+"""README.md, docs/ and CONTRIBUTING.md: every file, module and link exists, and what is generated is up to date."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from transparity.config import FIELD_TYPES, TransformerConfig
+from transparity.presets import PRESETS
+from transparity_conformance.capabilities.table import ATTRIBUTES
+from transparity_conformance.checkpoints.importing import FILES
+from transparity_conformance.suite.claims import all_claims
+
+ROOT = Path(__file__).parents[2]
+PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
+FOLDERS = r"(?:reference|backends|conformance|benchmarks|docs|examples|tests|\.github|\.ci)"
+PLACEHOLDER = r"/[^/]*(?:NAME|TOPIC|SUBJECT|FAMILY)[^/]*/?$"
+"""A file's name that the reader replaces; its folder exists."""
+
+
+def read(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def prose(page: str) -> str:
+    """Return a page without its fenced blocks."""
+    return re.sub(r"(?ms)^( *)```.*?^\1```$", "", read(page))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_files_that_a_page_names_exist(page: str) -> None:
+    named = re.findall(rf"`({FOLDERS}/[\w./-]*)`", prose(page))
+    assert [name for name in named if not (ROOT / re.sub(PLACEHOLDER, "", name)).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_modules_and_functions_that_a_page_names_exist(page: str) -> None:
+    for name in re.findall(r"`(transparity(?:_\w+)?(?:\.\w+)+)`", prose(page)):
+        assert name in ("transparity.backends", "transparity.harnesses") or resolved(name) is not None
+
+
+def resolved(name: str) -> Any:
+    """Return the module that a dotted name means, or an attribute of one."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError:
+        module, _, attribute = name.rpartition(".")
+        return getattr(resolved(module), attribute)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_links_of_a_page_lead_somewhere(page: str) -> None:
+    for target in re.findall(r"\]\((?!https?://)([^)\s]+)\)", prose(page)):
+        file, _, anchor = target.partition("#")
+        path = (ROOT / page).parent / file if file else ROOT / page
+        assert path.exists(), f"there is no {target}"
+        assert not anchor or anchor in anchors(path.read_text(encoding="utf-8")), f"there is no heading {target}"
+
+
+def anchors(text: str) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"(?m)^#+ (.+)$", text)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = read("docs/README.md")
+    pages = [page.removeprefix("docs/") for page in PAGES if page.startswith("docs/") and page != "docs/README.md"]
+    assert [page for page in pages if f"]({page})" not in index] == []
+
+
+def test_the_readme_is_short_and_the_check_is_on_its_first_screen() -> None:
+    lines = read("README.md").splitlines()
+    assert len(lines) <= 150
+    assert lines.index("## Check a port") < 15
+
+
+def script(name: str) -> ModuleType:
+    """Return docs/NAME.py as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"docs/{name}.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_picture_is_of_the_current_sources() -> None:
+    drawing = script("three_columns")
+    assert read("docs/three-columns.svg") == drawing.picture(), "run python docs/three_columns.py"
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/agreement.md"])
+def test_the_agreement_is_that_of_the_run_that_is_kept(page: str) -> None:
+    agreement = script("agreement")
+    name, render = agreement.PAGES[page]
+    text = render(json.loads(read("docs/agreement.json")))
+    assert text in read(page)
+    assert agreement.written(read(page), name, text) == read(page)
+
+
+def test_the_agreement_has_every_quick_claim() -> None:
+    kept = json.loads(read("docs/agreement.json"))
+    quick = {name for name, claim in all_claims().items() if claim.quick}
+    assert set(kept["cells"]) == quick | {"drawn.configurations"}, "run nox -s conformance, then docs/agreement.py"
+    assert kept["summary"].startswith(f"{len(kept['cells'])} claims, ")
+
+
+def test_the_speed_of_the_readme_is_that_of_the_performance_page() -> None:
+    measured = read("docs/performance.md").partition("## Results")[2].partition("<details>")[0]
+    fastest: dict[str, dict[str, tuple[float, str]]] = {}
+    workload = ""
+    for name, mode, time, ratio in re.findall(r"(?m)^\| *(\S*) \| (.+?) \| ([\d,]+) \| .+? \| (.+?) \|$", measured):
+        workload, column = name or workload, mode.split()[0]
+        row = float(time.replace(",", "")), ratio
+        fastest.setdefault(workload, {})[column] = min(row, fastest.get(workload, {}).get(column, row))
+    assert fastest
+    for workload, ratios in fastest.items():
+        cells = [ratios.get(column, (0.0, "–"))[1] for column in ("pytorch", "flax", "numpy")]
+        assert f"| {workload} | {' | '.join(cells)} |" in read("README.md").splitlines()
+
+
+def test_the_page_of_faults_has_the_whole_catalogue() -> None:
+    listed = re.findall(r"(?m)^\| `([\w-]+)` \|", read("docs/faults.md"))
+    known = [name for examples in script("faults").catalogue().values() for name in examples]
+    assert sorted(listed) == sorted(known), "run python docs/faults.py"
+
+
+def test_every_preset_and_every_family_is_on_its_page() -> None:
+    documents = re.findall(r"(?m)^\| `([\w-]+)` \|", read("docs/documents.md"))
+    assert documents == list(PRESETS), f"docs/documents.md: {sorted({*documents} ^ {*PRESETS})}"
+    listed = re.search(r"(?s)These families are read: (.+?)\. ", read("docs/families.md"))
+    assert listed
+    families = re.findall(r"`(\w+)`", listed[1])
+    assert sorted(families) == sorted(FILES), f"docs/families.md: {sorted({*families} ^ {*FILES})}"
+
+
+def test_every_capability_is_on_its_page() -> None:
+    listed = re.findall(r"(?m)^\| `(\w+)\(", read("docs/capabilities.md"))
+    assert sorted(listed) == sorted(ATTRIBUTES)
+
+
+def test_the_new_names_of_the_changelog_exist() -> None:
+    renamed = re.findall(r"(?m)^  \| `.+ \| (.+) \|$", read("CHANGELOG.md"))
+    names = [name for cell in renamed for name in re.findall(r"`(?:python -m )?(transparity[\w.]+)`", cell)]
+    assert names
+    for name in names:
+        assert name == "transparity.harnesses" or resolved(name) is not None
+    fields = re.findall(r"(?m)^  \| `TransformerConfig\.(?:.+) \| (.+) \|$", read("CHANGELOG.md"))
+    for name in re.findall(r"`(\w+)`", " ".join(fields)):
+        assert hasattr(TransformerConfig, name) or name in FIELD_TYPES

@@ -1,0 +1,75 @@
+"""No tolerance is typed into a test: budgets are measured, by the oracle of what is compared."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted([*(ROOT / "tests").rglob("*.py"), *(ROOT / "conformance/meta").rglob("test_*.py")])
+
+COMPARING = {"approx", "allclose", "assert_allclose", "isclose", "assert_close", "assert_array_almost_equal"}
+"""Functions with a tolerance, which each has a default for."""
+
+ORDERINGS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+TOLERANCES = {"rtol", "atol", "rel", "abs", "rel_tol", "abs_tol", "decimal"}
+SMALL = 1e-3
+"""A number below it that something is compared with is a tolerance."""
+
+FIGURES = {"test_race.py", "test_benchmarks.py", "test_tap_cost.py"}
+"""Tests of seconds and their ratios, which have no oracle."""
+
+
+def typed_tolerances(text: str) -> Iterator[int]:
+    """The lines of calls with a typed or a default tolerance, and of comparisons with a small number."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in COMPARING:
+            given = [keyword.value for keyword in node.keywords if keyword.arg in TOLERANCES]
+            if not given or any(map(_has_number, given)):
+                yield node.lineno
+        if isinstance(node, ast.Compare) and any(isinstance(op, ORDERINGS) for op in node.ops) and _has_small(node):
+            yield node.lineno
+
+
+def _numbers(node: ast.AST) -> list[float]:
+    found = (part.value for part in ast.walk(node) if isinstance(part, ast.Constant))
+    return [value for value in found if isinstance(value, int | float)]
+
+
+def _has_number(node: ast.AST) -> bool:
+    return any(_numbers(node))
+
+
+def _has_small(node: ast.AST) -> bool:
+    return any(0 < number <= SMALL for number in _numbers(node))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_no_tolerance_is_typed_into_a_test(path: Path) -> None:
+    if path.name not in FIGURES:
+        assert list(typed_tolerances(path.read_text())) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)",
+        "torch.testing.assert_close(a, b)",
+        "assert a == pytest.approx(b, rel=100 * ROUNDING)",
+        "assert a == pytest.approx(b)",
+        "assert abs(a - b) < 1e-12",
+        "assert a >= b - 1e-12",
+    ],
+)
+def test_a_typed_tolerance_is_found(line: str) -> None:
+    assert list(typed_tolerances(line)) == [1]
+
+
+@pytest.mark.parametrize(
+    "line", ["np.testing.assert_allclose(a, b, rtol=0, atol=oracle.budget('logits', 'float32'))", "assert share <= 1"]
+)
+def test_a_budget_is_no_typed_tolerance(line: str) -> None:
+    assert list(typed_tolerances(line)) == []

@@ -69,6 +69,8 @@ def planted(column: str, file: str, source: str) -> Iterator[Backend]:
         for name in [name for name in sys.modules if _belongs(column, name)]:
             del sys.modules[name]
         sys.modules.update(right)
+        if jax := sys.modules.get("jax"):
+            jax.clear_caches()  # or each planted column's compiled programs stay for ever: 60 MB a fault
 
 
 def harness_beside(build: Backend) -> Harness:

@@ -13,7 +13,7 @@ from transparity.presets import PRESETS
 from transparity.protocol import Backend, Forward, Harness, Module
 from transparity_conformance.oracle.backends import backend, harness
 from transparity_conformance.oracle.oracle import Arrays, Oracle
-from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.oracle.probes import Probe, is_large
 from transparity_conformance.report.comparison import Evidence, Expectation, Subject, as_numbers, difference
 
 
@@ -35,11 +35,13 @@ class Bench:
 
     def forward(self, config: TransformerConfig, parameters: Arrays, **held: str | None) -> Forward:
         """The backend's model, with `weights` and `activations` held in other precisions if given; built once for the
-        same `parameters` (the same object, kept alive here)."""
+        same `parameters` (the same object, kept alive here), unless they are so many that keeping them costs more."""
+        subject = self.subject
+        how: dict[str, Any] = {"dtype": subject.dtype, "device": subject.device, "mode": subject.mode, **held}
+        if is_large(parameters):
+            return self.backend(config, parameters, **how)
         key = id(parameters), *held.items()
         if key not in self._forwards:
-            subject = self.subject
-            how: dict[str, Any] = {"dtype": subject.dtype, "device": subject.device, "mode": subject.mode, **held}
             self._forwards[key] = parameters, self.backend(config, parameters, **how)
         return self._forwards[key][1]
 

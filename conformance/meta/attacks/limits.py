@@ -6,36 +6,8 @@ The runner fails on one that is caught after all, so that the list gets no longe
 from __future__ import annotations
 
 REASONS = {
-    "no call of a history has the same shape and the same key with other tokens": (
-        "memoised-by-sum",
-        "memoised-by-first-token",
-        "memory-by-first-row",
-    ),
-    "the order of calls that shows it is not tried": ("smaller-batch-after-a-larger", "step-after-generate"),
-    "a result is read before the next call, and inputs are copies": (
-        "one-buffer-for-every-result",
-        "targets-prepared-in-place",
-        "tokens-changed-in-place",
-    ),
-    "two sequences are never decoded by turns": ("one-cache-for-all",),
-    "a batch of one is not requested": (
-        "beams-raise-for-a-row",
-        "step-of-one-row",
-        "generation-of-one-row",
-        "loss-of-one-row",
-        "source-of-one-row",
-    ),
-    "no request of the capability has this size or setting": (
-        "chunks-of-four",
-        "chunks-after-the-first",
-        "one-new-token",
-        "many-likeliest",
-        "cold-temperature",
-        "numbers-near-one",
-        "end-in-the-prompt",
-        "after-the-warm-up",
-        "moments-of-five-steps",
-    ),
+    "a result is read before the next call": ("one-buffer-for-every-result",),
+    "no request of the capability has this setting": ("moments-of-five-steps",),
     "drawn weights give no gradient, loss or logit of this size": (
         "gradients-clipped",
         "loss-of-hot-logits",

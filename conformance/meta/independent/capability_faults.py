@@ -1,6 +1,6 @@
 """Every catalogued fault of a capability, in the line of the port where it is made.
 
-The ids are those of the catalogue's page; the code was written from its sentences, not from the checker's simulators.
+The ids and sentences are those of the catalogue's page. Nothing is imported from the checker, whose authors wrote this, too.
 """
 
 from __future__ import annotations

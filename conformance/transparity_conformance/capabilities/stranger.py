@@ -16,7 +16,7 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,10 @@ class PortCallError(PortError):
     """The port raised an exception, which the message describes in one clause."""
 
 
+class ChangedInPlaceError(Exception):
+    """The port wrote into the tokens that it was given."""
+
+
 def call_stranger(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
     """Call a port's function and return its result.
 
@@ -45,7 +49,7 @@ def call_stranger(function: Callable[..., Any], *args: Any, **named: Any) -> Any
     """
     with _interrupts() as interrupts:
         try:
-            with _shared_state_kept():
+            with _shared_state_kept(), tokens_kept(args, named):
                 return function(*args, **named)
         except PortError:
             raise
@@ -78,6 +82,20 @@ def describe_raised(error: BaseException) -> str:
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")]
     where = f" ({frames[-1].filename.rpartition('/')[2]}, line {frames[-1].lineno})" if len(frames) > 1 else ""
     return describe_error(error) + where
+
+
+@contextlib.contextmanager
+def tokens_kept(args: Sequence[Any], named: Mapping[str, Any]) -> Iterator[None]:
+    """Raise `ChangedInPlaceError` if a call changes an array of integers among its arguments, which is its caller's."""
+    given = {f"argument {index}": value for index, value in enumerate(args, 1)} | dict(named)
+    arrays = {
+        name: value for name, value in given.items() if isinstance(value, np.ndarray) and value.dtype.kind in "iu"
+    }
+    before = {name: value.tobytes() for name, value in arrays.items()}
+    yield
+    for name, value in arrays.items():
+        if value.tobytes() != before[name]:
+            raise ChangedInPlaceError(f"it changed {name} in place, which is its caller's; copy it before writing")
 
 
 @contextlib.contextmanager

@@ -66,6 +66,24 @@ class Probe:
         return 1 if self.is_large else NEIGHBOURS
 
 
+def single_row(probe: Probe) -> Probe:
+    """The first row of `probe` that has padding, or its first, as a batch of one."""
+    tokens, pad = probe.inputs[probe.config.input_names[-1]], probe.config.pad_id
+    padded = np.zeros(len(tokens), bool) if pad is None else (tokens == pad).any(1) & (tokens != pad).any(1)
+    row = int(padded.argmax())
+    inputs = {name: value[row : row + 1] for name, value in probe.inputs.items()}
+    return Probe(probe.case, "single", "a batch of one", probe.config, probe.parameters, inputs)
+
+
+def twin(probe: Probe) -> Probe:
+    """`probe` with other tokens that share its shape, their sum, the first token of each row, and the first row."""
+    inputs = dict(probe.inputs)
+    for name in probe.config.input_names:
+        inputs[name] = inputs[name].copy()
+        inputs[name][1:, 1:] = np.roll(inputs[name][1:, 1:], 1, axis=1)
+    return Probe(probe.case, "twin", "the same under a careless key", probe.config, probe.parameters, inputs)
+
+
 HOT_SPREAD = 40.0
 """The spread of hot scores: exp of the largest is more than float32 holds (88.7), and of the smallest is 0."""
 

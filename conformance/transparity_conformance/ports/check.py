@@ -25,7 +25,7 @@ from transparity_conformance.diagnosis.judge import Actual, Progress, judge, sil
 from transparity_conformance.diagnosis.search.clock import BUDGET
 from transparity_conformance.oracle.budgets import HALF
 from transparity_conformance.oracle.oracle import Arrays
-from transparity_conformance.oracle.probes import Probe, probes_left_out, probes_of, probes_with
+from transparity_conformance.oracle.probes import Probe, probes_left_out, probes_of, probes_with, single_row
 from transparity_conformance.oracle.probes import probes as probes_of_preset
 from transparity_conformance.oracle.reach.models import reach_of, reach_of_preset
 from transparity_conformance.ports.histories import compare_history
@@ -108,6 +108,9 @@ def _checked(build: Port, asked: Asked, progress: Progress) -> Report:
     report = _with_reach(report, build, ran, probes, preset, asked.parameters, progress)
     sharing = {key: probe for key, probe in probes.items() if probe.parameters is first.parameters}
     logits = {key: taps["logits"] for key, taps in ran.actual.items()}
+    if not first.is_large:
+        sharing["single"] = single_row(first)
+        logits["single"] = run(ran.forward, sharing["single"], logits_only=True)["logits"]
     port = BuiltPort(build, ran.forward, {(first.config, id(first.parameters)): (first.parameters, ran.forward)})
     passed = ForwardPass(sharing, logits, dtype)
     with known_so_far(report.verdict, report.first_divergence):

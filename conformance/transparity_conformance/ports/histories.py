@@ -18,7 +18,7 @@ from transparity_conformance.capabilities.capability import BuiltPort, Capabilit
 from transparity_conformance.capabilities.stranger import PortError, PortProcessError, call_stranger
 from transparity_conformance.capabilities.table import offered_by
 from transparity_conformance.diagnosis.faults.wholly_hidden import judged_gap
-from transparity_conformance.oracle.probes import Probe, mixed_inputs
+from transparity_conformance.oracle.probes import Probe, mixed_inputs, twin
 from transparity_conformance.ports.process.running import run
 from transparity_conformance.report.capability_result import CapabilityResult
 from transparity_conformance.report.comparison import share
@@ -51,9 +51,10 @@ def compare_history(port: BuiltPort, forward: ForwardPass, first: CapabilityResu
         first: the result of its capabilities; those that agree are asked again.
     """
     random = np.random.default_rng(0)
-    keys = sorted(forward.probes)
     is_large = any(probe.is_large for probe in forward.probes.values())
     asked = [] if is_large else _asked(port, forward, first)
+    forward = forward if is_large else _with_twin(forward)
+    keys = sorted(forward.probes)
     order: list[Any] = [keys[index] for index in random.integers(len(keys), size=CALLS_OF_LARGE if is_large else CALLS)]
     for each in asked:
         order.insert(int(random.integers(1, len(order))), each)
@@ -70,6 +71,13 @@ def _afterwards(port: BuiltPort, forward: ForwardPass) -> CapabilityResult | Non
         if share(error, budget) > 1:
             return _diverges(error, budget, probe.name, probe, "a model that was trained or has generated differs")
     return None
+
+
+def _with_twin(forward: ForwardPass) -> ForwardPass:
+    """`forward` and the twin of its first probe, whose answer a port with a careless cache would take for its own."""
+    added = twin(next(iter(forward.probes.values())))
+    logits = added.oracle.expected["logits"]
+    return ForwardPass({**forward.probes, added.name: added}, {**forward.logits, added.name: logits}, forward.dtype)
 
 
 def _asked(port: BuiltPort, forward: ForwardPass, first: CapabilityResult) -> list[_Asked]:

@@ -40,13 +40,14 @@ from transparity_conformance.capabilities.requests import (
     further_beam_requests,
     penalty_requests,
 )
+from transparity_conformance.capabilities.stranger import call_stranger
 from transparity_conformance.report.capability_result import CapabilityResult
 from transparity_conformance.report.comparison import as_numbers, share
 
 
 def _ask(port: BuiltPort, way: Way, key: str, request: Request) -> Answers:
     given = (request.prompt.astype(np.int64), request.steps, request.beams)
-    answer = built_for(port, request).beam_search(*given, **request.named(*way.keywords))
+    answer = call_stranger(built_for(port, request).beam_search, *given, **request.named(*way.keywords))
     if not isinstance(answer, tuple) or len(answer) != 2:
         raise TypeError("a result that is no pair, expected (tokens, scores)")
     scores = as_numbers(answer[1])

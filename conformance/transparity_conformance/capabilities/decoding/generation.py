@@ -37,6 +37,7 @@ from transparity_conformance.capabilities.requests import (
     ragged_requests,
     sampling_requests,
 )
+from transparity_conformance.capabilities.stranger import call_stranger
 from transparity_conformance.oracle.budgets import WIDE
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
@@ -111,7 +112,7 @@ def result_of(
 
 def _ask(port: BuiltPort, way: Way, key: str, request: Request) -> Answers:
     given = (request.prompt.astype(np.int64), request.steps)
-    tokens = built_for(port, request).generate(*given, **request.named(*way.keywords))
+    tokens = call_stranger(built_for(port, request).generate, *given, **request.named(*way.keywords))
     return {f"{key}/tokens": as_tokens(tokens)}
 
 

@@ -24,6 +24,7 @@ from transparity_conformance.capabilities.capability import (
 )
 from transparity_conformance.capabilities.faults import SimulatedFault
 from transparity_conformance.capabilities.faults.cache import CACHE_FAULTS
+from transparity_conformance.capabilities.stranger import call_stranger
 from transparity_conformance.oracle.probes import Probe, sees_something
 from transparity_conformance.report.capability_result import CapabilityResult, alternatives
 from transparity_conformance.report.comparison import as_numbers, gap, share
@@ -119,7 +120,7 @@ def _named(probe: Probe, part: slice, chunk: slice) -> dict[str, np.ndarray]:
 
 
 def _step(step: Any, tokens: np.ndarray, cache: Any, named: dict[str, np.ndarray]) -> Sequence[Any]:
-    result = step(tokens, cache, **named)
+    result = call_stranger(step, tokens, cache, **named)
     if not isinstance(result, tuple | list) or len(result) != 2:
         raise TypeError(f"{shown(result)}, expected the pair (logits, cache)")
     return result

@@ -27,6 +27,7 @@ from transparity_conformance.capabilities.learning.loss import (
     loss_inputs,
     why_no_loss,
 )
+from transparity_conformance.capabilities.stranger import call_stranger
 from transparity_conformance.oracle.budgets import WIDE
 from transparity_conformance.oracle.derivatives import Derivatives, Loss
 from transparity_conformance.oracle.probes import Probe
@@ -119,7 +120,7 @@ def _shapes(key: str, probe: Probe) -> Shapes:
 
 def _ask(port: BuiltPort, way: Way, key: str, probe: Probe) -> Answers:
     targets, tokens = loss_inputs(probe)
-    loss, gradients = port.forward.loss_and_gradients(targets, **tokens)
+    loss, gradients = call_stranger(port.forward.loss_and_gradients, targets, **tokens)
     named = {f"{key}/gradient.{name}": as_numbers(value).astype(np.float64) for name, value in dict(gradients).items()}
     return named | {f"{key}/loss_and_gradients": as_numbers(loss)}
 

@@ -19,6 +19,7 @@ from transparity_conformance.capabilities.capability import (
 )
 from transparity_conformance.capabilities.faults import SimulatedFault
 from transparity_conformance.capabilities.faults.loss import LOSS_FAULTS, smoothed
+from transparity_conformance.capabilities.stranger import call_stranger
 from transparity_conformance.oracle.derivatives import Loss, targets_of
 from transparity_conformance.oracle.oracle import function_oracle
 from transparity_conformance.oracle.probes import Probe
@@ -150,7 +151,7 @@ def _budget(probe: Probe, logits: np.ndarray, dtype: str) -> float:
 
 def _ask(port: BuiltPort, way: Way, key: str, probe: Probe) -> Answers:
     targets, tokens = loss_inputs(probe)
-    return {f"{key}/loss": as_loss(port.forward.loss(targets, **tokens))}
+    return {f"{key}/loss": as_loss(call_stranger(port.forward.loss, targets, **tokens))}
 
 
 def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass) -> CapabilityResult:

@@ -19,6 +19,7 @@ from transparity_conformance.capabilities.stranger import (
     describe_raised,
     has_method,
     signature_of,
+    tokens_kept,
 )
 from transparity_conformance.ports.loading import LoadError, load_port
 from transparity_conformance.ports.process.wire import Closed, Handle, Kept, encoded, receive_request, send_answer
@@ -46,7 +47,9 @@ class Worker:
     def call(self, number: int, attribute: str, args: Any, named: Any, stays: int | None = None) -> Any:
         """Call an object, or its method `attribute`; the item `stays` of a sequence that it returns stays here."""
         function = self.objects[number]
-        result = (getattr(function, attribute) if attribute else function)(*self._given(args), **self._given(named))
+        args, named = self._given(args), self._given(named)
+        with tokens_kept(args, named):
+            result = (getattr(function, attribute) if attribute else function)(*args, **named)
         if stays is None or not isinstance(result, tuple | list):
             return result
         return [Kept(item) if index == stays else item for index, item in enumerate(result)]

@@ -45,7 +45,7 @@ def test_what_may_be_drawn_is_told_as_finely_in_half_precision(backend: Backend,
 @pytest.mark.parametrize(("dtype", "temperature"), [("float32", 1e-30), ("float32", 1e-4), ("float16", 1e-4)])
 def test_a_low_temperature_draws_the_likeliest(harness: Harness, dtype: str, temperature: float) -> None:
     filter_logits, sampled = (
-        harness.function(f"generation.{name}", dtype=dtype) for name in ("filter_logits", "sampled_tokens")
+        harness.function(f"decoding.generation.{name}", dtype=dtype) for name in ("filter_logits", "sampled_tokens")
     )
     logits = filter_logits(np.array([[3.0, 7.0, 1.0]]), Sampling(temperature=temperature))
     assert as_numbers(sampled(logits, np.array([0.5]))).tolist() == [1]

@@ -1,6 +1,6 @@
 """Every catalogued fault of a capability, in the line of the port where it is made.
 
-The ids and sentences are those of the catalogue's page. Nothing is imported from the checker, whose authors wrote this, too.
+The ids and sentences are those of the catalogue's page. Nothing is imported from the checker; its authors wrote this.
 """
 
 from __future__ import annotations

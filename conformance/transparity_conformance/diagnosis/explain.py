@@ -64,10 +64,7 @@ def explain(
         candidates += whole_model(screen.config)
     unexplained = any(tap_kind(tap) == tap_kind(segment.tap) and not each.causes for tap, each in earlier.items())
     search = Search(segment, known, screen, candidates, clock)
-    found: list[Combination] = []
-    remains = False
-    with contextlib.suppress(OutOfTime):
-        found, remains = _search(search, screen, sites, with_pairs=not unexplained)
+    found, remains = _search(search, screen, sites, with_pairs=not unexplained)
     if not found:
         return Explanation()
     chosen, *rest = found
@@ -83,16 +80,18 @@ def explain(
 
 
 def _search(search: Search, screen: Probe, sites: list[str], *, with_pairs: bool) -> tuple[list[Combination], bool]:
-    """Return equally good combinations, the preferred first, and whether something remains."""
-    found, remains = search.singles(), False
-    if not found:
-        found, remains = search.fitted(screen.config, sites)
-    if not found and with_pairs:
-        found, remains = search.pairs()
-        if not found or remains:
-            with_numbers = search.pairs_with_a_number(screen.config, sites)
-            found, remains = with_numbers if with_numbers[0] else (found, remains)
-    return (found, remains) if found else (search.partial(), True)
+    """Return equally good combinations, the preferred first, and whether something remains; none once time is over."""
+    with contextlib.suppress(OutOfTime):
+        found, remains = search.singles(), False
+        if not found:
+            found, remains = search.fitted(screen.config, sites)
+        if not found and with_pairs:
+            found, remains = search.pairs()
+            if not found or remains:
+                with_numbers = search.pairs_with_a_number(screen.config, sites)
+                found, remains = with_numbers if with_numbers[0] else (found, remains)
+        return (found, remains) if found else (search.partial(), True)
+    return [], False
 
 
 def _screen(segment: Segment, known: Combination) -> Probe:

@@ -13,6 +13,7 @@ from transparity_conformance import check
 from transparity_conformance.capabilities.capability import BuiltPort, ForwardPass
 from transparity_conformance.capabilities.compare import compare_capability
 from transparity_conformance.capabilities.decoding.generation import GENERATION
+from transparity_conformance.capabilities.stranger import PortError
 from transparity_conformance.oracle.cases import CASES
 from transparity_conformance.oracle.probes import probes_of
 from transparity_conformance.report.report import Report
@@ -86,6 +87,16 @@ def after_a_longer_input(state: dict[str, Any], forward: Callable[..., Any], **t
     return nudged(forward(**tokens)) if seen[-2:] == [11, 1] else forward(**tokens)
 
 
+def kept_by_sum(state: dict[str, Any], forward: Callable[..., Any], **tokens: Any) -> Any:
+    (given,) = tokens.values()
+    return state.setdefault((given.shape, int(given.sum())), forward(**tokens))
+
+
+def kept_by_first_tokens(state: dict[str, Any], forward: Callable[..., Any], **tokens: Any) -> Any:
+    (given,) = tokens.values()
+    return state.setdefault((given.shape, given[:, 0].tobytes()), forward(**tokens))
+
+
 def raises_later(state: dict[str, Any], forward: Callable[..., Any], **tokens: Any) -> Any:
     if state["calls"] > 50:
         raise RuntimeError("out of slots")
@@ -99,6 +110,8 @@ def raises_later(state: dict[str, Any], forward: Callable[..., Any], **tokens: A
         in_one_call_of_twenty,
         the_answer_of_an_earlier_input,
         after_a_longer_input,
+        kept_by_sum,
+        kept_by_first_tokens,
         raises_later,
     ],
 )
@@ -121,6 +134,36 @@ def adds_up(state: dict[str, Any], method: Callable[..., Any], *args: Any, **tok
     held = state.setdefault(key, {name: np.zeros_like(value) for name, value in gradients.items()})
     state[key] = {name: held[name] + value for name, value in gradients.items()}
     return loss, state[key]
+
+
+def test_tokens_that_are_changed_in_place_are_refused() -> None:
+    def wrong(state: dict[str, Any], forward: Callable[..., Any], tokens: np.ndarray) -> Any:
+        logits = forward(tokens=tokens.copy())
+        tokens[:, -1] = 0
+        return logits
+
+    with pytest.raises(PortError, match="it changed tokens in place, which is its caller's"):
+        checked(wrong)
+
+
+def test_targets_that_are_changed_in_place_diverge() -> None:
+    def wrong(state: dict[str, Any], loss: Callable[..., Any], targets: np.ndarray, **tokens: Any) -> Any:
+        found = loss(targets.copy(), **tokens)
+        targets[targets == 0] = -100
+        return found
+
+    report = checked(wrong, "loss", "loss")
+    assert report.verdict == "diverges"
+    assert report.faults[0].where == "loss"
+
+
+def test_a_loss_that_is_wrong_for_one_row_diverges() -> None:
+    def wrong(state: dict[str, Any], loss: Callable[..., Any], targets: np.ndarray, **tokens: Any) -> Any:
+        return loss(targets, **tokens) * (1.01 if len(targets) == 1 else 1.0)
+
+    report = checked(wrong, "loss", "loss")
+    assert report.verdict == "diverges"
+    assert report.faults[0].where == "loss"
 
 
 def test_gradients_that_add_up_diverge() -> None:

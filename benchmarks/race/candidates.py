@@ -51,7 +51,7 @@ class Candidate:
 
     @property
     def held(self) -> bool:
-        """Whether its result is compared with the oracle."""
+        """Return whether its result is compared with the oracle."""
         return not (self.is_limit or self.own_weights)
 
     def why_missing(self) -> str | None:

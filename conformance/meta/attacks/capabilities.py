@@ -1,4 +1,4 @@
-"""What a port offers besides its forward pass, beyond the requests that everybody tries."""
+"""Attacks on what a port offers besides its forward pass, beyond the requests that everybody tries."""
 
 from __future__ import annotations
 

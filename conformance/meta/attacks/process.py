@@ -1,4 +1,4 @@
-"""What a port does to the process that runs it; each is a program of its own, checked from the command line.
+"""Harm that a port does to the process that runs it; each is a program of its own, checked from the command line.
 
 Every port here answers zeros, or nothing: no exit code may be 0.
 """

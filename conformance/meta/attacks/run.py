@@ -50,7 +50,7 @@ class Outcome:
 
     @property
     def let_through(self) -> bool:
-        """Whether somebody who looks at the verdict, or at the exit code alone, takes the port for right."""
+        """Return whether somebody who looks at the verdict, or at the exit code alone, takes the port for right."""
         return self.code not in (1, 2, 3)
 
     def __str__(self) -> str:

@@ -53,7 +53,7 @@ def configuration_object(random: Random, folder: Path) -> str:
 
 
 def _used(config: TransformerConfig) -> str:
-    """Whether it can be checked is known at once; JSON brings it back."""
+    """Return whether it can be checked is known at once; JSON brings it back."""
     assert TransformerConfig.from_json(config.to_json()) == config
     check_memory(config, 8, source=min(9, config.max_length), target=1, tokens=min(9, config.max_length))
     return ACCEPTED

@@ -19,15 +19,15 @@ from transparity.errors import TransparityError
 from transparity.text import SENTENCE
 
 SECONDS, MEGABYTES = 10.0, 1000
-"""What an input may take: the promise of the campaign."""
+"""The time and memory that an input may take: the promise of the campaign."""
 
 ACCEPTED = "accepted"
-"""What was read is valid."""
+"""The input was read, and is valid."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one input."""
+    """The outcome of one input."""
 
     kind: str
     index: int

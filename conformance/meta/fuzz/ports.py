@@ -41,7 +41,7 @@ class Surprising(dict[str, Any]):
 
 
 def answer(random: Random, right: dict[str, Any]) -> Any:
-    """What a port may return instead of the right taps."""
+    """Values that a port may return instead of the right taps."""
     logits = right["logits"]
     ways: tuple[Callable[[], Any], ...] = (
         lambda: wild_object(random),

@@ -27,10 +27,10 @@ class CapabilityFault:
     says: str
     part: type
     needs: str
-    """What a configuration must have for the fault to act: `end`, `padding`, `source`, or nothing."""
+    """The part that a configuration must have for the fault to act: `end`, `padding`, `source`, or nothing."""
 
     def acts(self, config: Any) -> bool:
-        """Whether the fault changes anything in this configuration."""
+        """Return whether the fault changes anything in this configuration."""
         return {
             "": True,
             "end": config.eos_id is not None,

@@ -63,7 +63,7 @@ def capability_trial(fault: CapabilityFault, name: str) -> Trial:
 
 
 def is_named(report: Report, fault: CapabilityFault) -> bool:
-    """Whether the capability that shows the fault diverges, named by its own id or a listed tie."""
+    """Return whether the capability that shows the fault diverges, named by its own id or a listed tie."""
     return report.verdict == "diverges" and any(
         fault.id in (*(cause.mistake for cause in divergence.causes[:1]), *divergence.indistinguishable)
         for divergence in report.faults
@@ -86,7 +86,7 @@ def uncatalogued_trial(fault: UncataloguedFault) -> Trial:
 
 
 def is_unnamed(report: Report) -> bool:
-    """Whether the port diverges, and every cause is one of several, or leaves something to explain."""
+    """Return whether the port diverges, and every cause is one of several, or leaves something to explain."""
     certain = [each for each in report.faults if each.causes and not each.indistinguishable]
     return report.verdict == "diverges" and not any(each.causes[0].residual <= each.budget for each in certain)
 
@@ -104,7 +104,7 @@ def left_out() -> list[tuple[str, CapabilityFault]]:
 
 
 def changes_nothing(name: str, fault: CapabilityFault) -> bool:
-    """Whether a port with the fault answers in float64 what the right one does, to the last bit."""
+    """Return whether a port with the fault answers in float64 what the right one does, to the last bit."""
     config = CONFIGS[name]
     random_ = np.random.default_rng(7)
     shapes = parameter_shapes(config)

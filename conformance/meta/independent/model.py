@@ -175,7 +175,7 @@ class Model:
         return ((torch.arange(keys) - where[..., None]).abs() < window)[:, None]
 
     def bias(self, name: str, where: Tensor, keys: int) -> Any:
-        """What distances add to the scores, if anything."""
+        """The bias that distances add to the scores, if any."""
         distance = torch.arange(keys) - where[..., None]
         if self.c.positions == "relative":
             found = bucket(distance, self.c.relative_buckets, self.c.relative_max_distance, both=name == "encoder")

@@ -140,7 +140,7 @@ class Port(Model):
         return bool(ended.all())
 
     def result(self, ids: Tensor, begin: Tensor, prompt: int) -> Tensor:
-        """What is returned, of rows that begin to be new at `begin` after a prompt of so many tokens."""
+        """The tokens returned, of rows that begin to be new at `begin` after a prompt of so many tokens."""
         return ids
 
     def choose(self, logits: Tensor, uniforms: Any, sampling: Any) -> Tensor:
@@ -163,7 +163,7 @@ class Port(Model):
         return logits / sampling.temperature
 
     def likeliest(self, top_k: int) -> int:
-        """How many tokens top-k keeps."""
+        """The number of tokens that top-k keeps."""
         return top_k
 
     def beyond(self, share: Tensor, top_p: float) -> Tensor:

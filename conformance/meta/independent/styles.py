@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def exact(c: Any) -> bool:
-    """Whether what is masked weighs nothing."""
+    """Return whether what is masked weighs nothing."""
     return c.mask_value * (0.01 if c.mask_order == "before-scale" else 1) < -1e6
 
 

@@ -70,7 +70,7 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
 
 
 def has_method(port: Any, name: str) -> bool:
-    """Whether a port offers the method `name`; one that raises when it is looked up is offered, and fails."""
+    """Return whether a port offers the method `name`; one that raises when it is looked up is offered, and fails."""
     try:
         return callable(call_stranger(getattr, port, name, None))
     except PortCallError:

@@ -37,7 +37,7 @@ class Segment:
 
     @property
     def is_whole_model(self) -> bool:
-        """Whether the port shows nothing else."""
+        """Return whether the port shows nothing else."""
         return all(len(recorded) == 1 for recorded in self.recorded.values())
 
     @functools.cached_property

@@ -131,7 +131,7 @@ class Sample:
     """The distance between numbers at the largest expected value."""
 
     def ratio(self, floor: float) -> float:
-        """What is over the floor, over the noise."""
+        """The error above the floor, over the noise."""
         over = max(0.0, self.error - floor * self.ulp)
         return over / self.noise if self.noise else (0.0 if over == 0 else math.inf)
 

@@ -57,7 +57,7 @@ class Probe:
 
     @property
     def is_large(self) -> bool:
-        """Whether every forward pass takes long."""
+        """Return whether every forward pass takes long."""
         return is_large(self.parameters)
 
     @property

@@ -89,7 +89,7 @@ def _importable_from(folder: Path) -> None:
 
 
 def _describe(error: PortCallError) -> str:
-    """What an import raised in one clause, with the line that raised it."""
+    """The exception of an import in one clause, with the line that raised it."""
     raised = error.__cause__
     if isinstance(raised, SyntaxError):
         return f"SyntaxError: {safe(raised.msg, VALUE)} (line {raised.lineno})"

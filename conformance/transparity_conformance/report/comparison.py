@@ -53,7 +53,7 @@ class Evidence:
 
     @property
     def agrees(self) -> bool:
-        """Whether the expectation is met."""
+        """Return whether the expectation is met."""
         return (self.share <= 1) == (self.expectation == "holds")
 
     def __str__(self) -> str:

@@ -81,7 +81,7 @@ class Bench:
 
     @property
     def _usual(self) -> bool:
-        """Whether nothing is compiled, or what a user compiles without asking for anything."""
+        """Return whether nothing is compiled, or what a user compiles without asking for anything."""
         usual = (self.backend.dtypes[0], self.backend.modes[0])
         return self.subject.mode == "eager" or (self.subject.dtype, self.subject.mode) == usual
 

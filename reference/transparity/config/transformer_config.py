@@ -144,7 +144,7 @@ class TransformerConfig:
     target_mask: TargetMask = "causal"
     """Mask of the decoder's self-attention: the future, or the future and the padding."""
     padding: Padding = "token"
-    """How padding is marked in a lone stack's tokens, or in the source: by `pad_id` among the tokens, or by an
+    """The mark of padding in a lone stack's tokens, or in the source: by `pad_id` among the tokens, or by an
     `attention_mask` given with them. A decoder masks tokens marked by `pad_id` only if `target_mask` is
     `causal-and-padding`; an `attention_mask` always applies."""
 
@@ -234,8 +234,10 @@ class TransformerConfig:
 
     @property
     def mask_is_exact(self) -> bool:
-        """Whether masked keys weigh exactly 0 (`EXACT_MASK_BELOW`), so that no token depends on later ones, except
-        in a row that is masked entirely: its keys all weigh alike."""
+        """Return whether masked keys weigh exactly 0 (`EXACT_MASK_BELOW`), so that no token depends on later ones.
+
+        A row that is masked entirely is the exception: its keys all weigh alike.
+        """
         return self.masked_score < EXACT_MASK_BELOW
 
     @property

@@ -1,1 +1,1 @@
-"""What fits in memory, and what may be read from a file."""
+"""Limits: the memory that is free, and the files that may be read."""

@@ -1,1 +1,1 @@
-"""How far a difference reaches: to which positions, tokens and predictions."""
+"""The reach of a difference: to which positions, tokens and predictions."""

@@ -54,7 +54,7 @@ class Coherent:
     coefficient: float
     """1 if the port has the whole fault."""
     excess: float
-    """How far it lies along the effect, over the most that rounding does."""
+    """Its length along the effect, over the most that rounding has there."""
     cause: Cause | None
     """The fault, if nothing coherent is left with it in the reference."""
 

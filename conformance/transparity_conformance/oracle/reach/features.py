@@ -45,7 +45,7 @@ OPERATIONS: dict[str, Callable[[Any], Any]] = {
 
 
 def is_choice(name: str) -> bool:
-    """Whether the values of a field are a list of words."""
+    """Return whether the values of a field are a list of words."""
     return get_origin(FIELD_TYPES[name]) is Literal
 
 
@@ -130,7 +130,7 @@ def exercised(config: TransformerConfig, probes: Sequence[Probe]) -> tuple[tuple
 
 
 def is_visible(probe: Probe, change: Change) -> bool:
-    """Whether the reference with a field changed answers otherwise on a probe, by more than rounding."""
+    """Return whether the reference with a field changed answers otherwise on a probe, by more than rounding."""
     known: dict[Change, bool] = probe.visible_changes
     if change not in known:
         other = changed(probe.config, change)

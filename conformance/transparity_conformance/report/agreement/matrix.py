@@ -49,7 +49,7 @@ class Group:
 
     @property
     def breaks(self) -> bool:
-        """Whether the claim is asserted to break here."""
+        """Return whether the claim is asserted to break here."""
         return self.worst.expectation == "breaks"
 
     def as_dict(self) -> dict[str, Any]:
@@ -84,7 +84,7 @@ class Cell:
 
     @property
     def exact(self) -> bool:
-        """Whether rounding was allowed nowhere."""
+        """Return whether rounding was allowed nowhere."""
         return self.worst is not None and all(group.exact for group in self.groups if not group.breaks)
 
     @property
@@ -108,7 +108,7 @@ class Footnote:
 
     @property
     def agrees(self) -> bool:
-        """Whether every claim broke that had to."""
+        """Return whether every claim broke that had to."""
         return all(group.agrees for group in self.groups)
 
     def __str__(self) -> str:

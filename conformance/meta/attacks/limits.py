@@ -15,15 +15,11 @@ REASONS = {
         "residual-clamped",
     ),
     "below the budget of bfloat16": (
-        "scale-in-declared-bfloat16",
-        "bias-in-declared-bfloat16",
         "shifted-by-half-a-logit",
         "eps-in-declared-bfloat16",
     ),
     "calls at other sizes have a time limit, a batch limit and few rows": (
-        "powers-of-two",
         "rows-from-sixteen-on",
-        "rows-sorted",
         "padded-to-eight",
     ),
     "a preset is checked at the size of probes, with few layers": ("layers-from-four-on",),

@@ -218,7 +218,7 @@ def _hidden_row(name: str, description: str, patch: Patch) -> Fault:
 
 
 def conventions(config: TransformerConfig, site: str) -> Iterator[Fault]:
-    """The values that ports return where every key of a row is masked; faults only where masked keys weigh something."""
+    """The values that ports return where a row has no visible key; faults only where masked keys weigh something."""
     _, sublayer, tap = split(site)
     if tap == "context" and sublayer.endswith("attention"):
         yield _hidden_row("zero context", "returns zeros", _zero_context)

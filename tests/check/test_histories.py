@@ -87,12 +87,12 @@ def after_a_longer_input(state: dict[str, Any], forward: Callable[..., Any], **t
     return nudged(forward(**tokens)) if seen[-2:] == [11, 1] else forward(**tokens)
 
 
-def kept_by_sum(state: dict[str, Any], forward: Callable[..., Any], **tokens: Any) -> Any:
+def kept_by_sum(state: dict[Any, Any], forward: Callable[..., Any], **tokens: Any) -> Any:
     (given,) = tokens.values()
     return state.setdefault((given.shape, int(given.sum())), forward(**tokens))
 
 
-def kept_by_first_tokens(state: dict[str, Any], forward: Callable[..., Any], **tokens: Any) -> Any:
+def kept_by_first_tokens(state: dict[Any, Any], forward: Callable[..., Any], **tokens: Any) -> Any:
     (given,) = tokens.values()
     return state.setdefault((given.shape, given[:, 0].tobytes()), forward(**tokens))
 

@@ -68,6 +68,10 @@ class Online:
             context, most = context * correction + weights @ values, larger
         return (context / total).to(query.dtype)
 
+    def masked(self: Any, scores: Tensor, keep: Tensor) -> Tensor:
+        """Masked scores are finite: −∞ less −∞ is no number."""
+        return scores.masked_fill(~keep, self.masked_score())
+
 
 class QueriesInChunks:
     """Queries are read in chunks of five."""
@@ -324,9 +328,9 @@ class FoldedScale:
 
     def prepare(self: Any) -> None:
         factor = super().scale()  # type: ignore[misc]
-        super().prepare()  # type: ignore[misc]
         for name in [name for name in self.p if "attention.query." in name]:
             self.p[name] = self.p[name] * factor
+        super().prepare()  # type: ignore[misc] # behind it a projection may be fused or transposed
 
     def tap(self: Any, name: str, x: Tensor) -> Tensor:
         return x if ".query" in name else super().tap(name, x)  # type: ignore[misc]

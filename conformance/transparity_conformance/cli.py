@@ -381,9 +381,7 @@ def _export_hub(family: str | None, folder: Path | None, *, is_bundle: bool) -> 
     from transparity_conformance.report.terminal import print_line
 
     if family is None or folder is None or is_bundle:
-        raise UsageError(
-            "--family and --as-hub go together, and alone: transparity export --family llama --as-hub DIR."
-        )
+        raise UsageError("--family NAME and --as-hub DIR go together, without PRESET; give both of them alone.")
     config = example_config(family)
     parameters = probe_parameters(config)
     export_checkpoint(family, config, parameters, folder)

@@ -12,7 +12,7 @@ from transparity.config import TransformerConfig
 from transparity_conformance.checkpoints.importing import configuration, family_called
 
 _SIZES = {"vocab_size": 37, "hidden_size": 24, "num_hidden_layers": 2, "max_position_embeddings": 29}
-_LLAMA = _SIZES | {"intermediate_size": 40, "num_attention_heads": 4, "num_key_value_heads": 2}
+_LLAMA = _SIZES | {"intermediate_size": 44, "num_attention_heads": 4, "num_key_value_heads": 2}
 _LLAMA |= {"bos_token_id": 1, "eos_token_id": 2}
 _WIDE = _LLAMA | {"head_dim": 10}
 _BERT = _SIZES | {"num_attention_heads": 3, "intermediate_size": 40}

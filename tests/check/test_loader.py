@@ -29,6 +29,7 @@ from transparity_conformance.ports.loader.answers import taps_in
 from transparity_conformance.ports.loader.hub import as_build
 from transparity_conformance.ports.loader.inputs import framework_of
 from transparity_conformance.ports.loading import load_port
+from transparity_conformance.ports.testing import assert_conforms
 from transparity_conformance.report.report import Report
 
 FILE = Path(__file__).parent / "hand_written_llama.py"
@@ -63,6 +64,10 @@ def test_a_fault_of_the_loader_diverges_by_its_cause(name: str, cause: str) -> N
     report = check(of(name), family="llama")
     assert report.verdict == "diverges"
     assert causes(report) == {cause}
+
+
+def test_a_test_takes_a_loader_in_one_line() -> None:
+    assert assert_conforms(of("load"), family="llama", logits_only=True).preset == "llama"
 
 
 def test_a_size_that_cannot_be_loaded_is_not_compared() -> None:

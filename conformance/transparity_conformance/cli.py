@@ -64,15 +64,38 @@ def _print_version(is_asked: bool) -> None:
 
 Port = Annotated[
     str | None,
-    typer.Argument(metavar="PORT", help="path/to/file.py:build or package.module:build.", show_default=False),
+    typer.Argument(
+        metavar="PORT",
+        help="path/to/file.py:build or package.module:build; with --family, or with --checkpoint if it takes one "
+        "argument, the port's own loader: file.py:load.",
+        show_default=False,
+    ),
 ]
 Preset = Annotated[str, typer.Argument(metavar="PRESET", help="Its name, or a JSON file.")]
+ExportedPreset = Annotated[
+    str | None, typer.Argument(metavar="PRESET", help="Its name, or a JSON file.", show_default=False)
+]
 Presets = Annotated[
     list[str] | None, typer.Option("--preset", metavar="NAME", help="Repeat it for several; default: all presets.")
 ]
 Config = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Any other configuration, as JSON.")]
 CheckpointFolder = Annotated[
-    Path | None, typer.Option("--checkpoint", metavar="FOLDER", help="A checkpoint from a hub, with its own weights.")
+    Path | None,
+    typer.Option(
+        "--checkpoint",
+        metavar="FOLDER",
+        help="A checkpoint from a hub, with its own weights; a PORT that takes one argument, load(folder), is given "
+        "them as a folder, and drawn weights at probe size.",
+    ),
+]
+Families = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--family",
+        metavar="NAME",
+        help="llama, gpt2, bert …: PORT is load(folder), which is given a small model of that family as a hub keeps "
+        "it, and returns a model that takes token ids. Repeat it for several.",
+    ),
 ]
 Command = Annotated[
     str | None,
@@ -176,6 +199,7 @@ def check(
     preset: Presets = None,
     config: Config = None,
     checkpoint: CheckpointFolder = None,
+    family: Families = None,
     head: HeadChoice = None,
     taps: Taps = True,
     dtype: Precision = Dtype.float32,
@@ -188,21 +212,17 @@ def check(
 ) -> None:
     """Check a port: at the probe size of every preset, or of those that are named."""
     with _one_sentence():
-        from transparity_conformance.ports.checking import check_all, checker
-        from transparity_conformance.ports.loading import UsageError
-        from transparity_conformance.ports.systems import systems
+        from transparity_conformance.ports.checking import check_all, check_goes_together, checker, chosen_systems
         from transparity_conformance.report.files import check_writable
         from transparity_conformance.report.terminal import progress_bar
 
-        if checkpoint is not None and (preset or config is not None or command is not None):
-            raise UsageError("--checkpoint goes with a PORT alone; leave out --preset, --config and --command.")
-        if head is not None and checkpoint is None:
-            raise UsageError("--head is for --checkpoint; a configuration has a field `head` of its own.")
+        check_goes_together(preset or [], config, checkpoint, family or [], command, head)
         asked = [name for name in sections if sections[name]]
         options: dict[str, Any] = {"dtype": dtype, "timeout": timeout, "budget": budget, "sections": asked}
         run = checker(port, command, logits_only=not taps, **options)
         check_writable(json_file, html_file)
-        chosen = list(systems(preset or [], config)) if checkpoint is None else [_imported(checkpoint, head)]
+        imported = None if checkpoint is None else _imported(checkpoint, head)
+        chosen = list(chosen_systems(run, preset or [], config, family or [], imported))
     announced = _announced(chosen, port or command or "", dtype)
     reports, errors = check_all(run, announced, progress_bar, _show)
     for message, names in errors.items():
@@ -213,17 +233,35 @@ def check(
 @app.command()
 @_with_capabilities
 def export(
-    preset: Preset,
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or an empty folder, or a bundle.")],
+    preset: ExportedPreset = None,
+    folder: Annotated[
+        Path | None,
+        typer.Argument(metavar="DIR", help="A new or an empty folder, or a bundle.", show_default=False),
+    ] = None,
+    family: Annotated[
+        str | None, typer.Option("--family", metavar="NAME", help="Instead of PRESET: llama, gpt2, bert …")
+    ] = None,
+    as_hub: Annotated[
+        Path | None,
+        typer.Option(
+            "--as-hub", metavar="DIR", help="With --family: write a small model, as a hub keeps it, with drawn weights."
+        ),
+    ] = None,
     dtype: Precision = Dtype.float32,
     **sections: bool,
 ) -> None:
     """Write a bundle: the check of a preset at its probe size, for a port in any language."""
     with _one_sentence():
+        if family is not None or as_hub is not None:
+            _export_hub(family, as_hub, is_bundle=bool(preset or folder or any(sections.values())))
+            return
         from transparity_conformance.ports.bundle.writing import export_bundle
+        from transparity_conformance.ports.loading import UsageError
         from transparity_conformance.ports.systems import label, named_config
         from transparity_conformance.report.terminal import print_line
 
+        if preset is None or folder is None:
+            raise UsageError("export takes a PRESET and a DIR, or --family and --as-hub; give one of the two pairs.")
         config = named_config(preset, resized=True)
         asked = [name for name in sections if sections[name]]
         bundle = export_bundle(config, folder, name=label(preset), dtype=dtype, sections=asked)
@@ -326,13 +364,29 @@ def _flushed() -> bool:
     return complete
 
 
-def _imported(folder: Path, head: str | None) -> System:
+def _imported(folder: Path, head: str | None) -> Checkpoint:
     from transparity_conformance.checkpoints.importing import import_checkpoint
-    from transparity_conformance.ports.systems import System
 
     checkpoint = import_checkpoint(folder, head)
     _print_imported(checkpoint, folder)
-    return System(checkpoint.model_type, checkpoint.config, checkpoint.parameters)
+    return checkpoint
+
+
+def _export_hub(family: str | None, folder: Path | None, *, is_bundle: bool) -> None:
+    """Write the small model of a family, with the weights of probes, as a hub keeps one."""
+    from transparity_conformance.checkpoints.examples import example_config
+    from transparity_conformance.checkpoints.exporting import export_checkpoint
+    from transparity_conformance.oracle.probes import probe_parameters
+    from transparity_conformance.ports.loading import UsageError
+    from transparity_conformance.report.terminal import print_line
+
+    if family is None or folder is None or is_bundle:
+        raise UsageError("--family NAME and --as-hub DIR go together, without PRESET; give both of them alone.")
+    config = example_config(family)
+    parameters = probe_parameters(config)
+    export_checkpoint(family, config, parameters, folder)
+    count = sum(value.size for value in parameters.values())
+    print_line(f"{folder}: {family}, {config.architecture}, {count:,} parameters")
 
 
 def _print_imported(checkpoint: Checkpoint, folder: Path) -> None:

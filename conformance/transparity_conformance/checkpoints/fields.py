@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from transparity.config import TransformerConfig
 from transparity.errors import is_number, is_whole
 from transparity_conformance.checkpoints.naming import Table
 from transparity_conformance.checkpoints.reading import CheckpointError, as_json
@@ -16,6 +17,13 @@ Fields = Mapping[str, Any]
 
 Configure = Callable[[Fields, Collection[str]], dict[str, Any]]
 """Computes fields of ours from those of config.json and the names of the tensors."""
+
+Write = Callable[[TransformerConfig], dict[str, Any]]
+"""Computes fields of config.json from a configuration: the inverse of `Configure`, for what it can express."""
+
+
+def _nothing(config: TransformerConfig) -> Collection[str]:
+    return ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +36,12 @@ class Family:
     """Fields of config.json by name, and the fields of ours that they are."""
     configure: Configure
     """Fields of ours that are computed."""
+    write: Write
+    """Fields of config.json that are computed."""
+    model: str
+    """The class of transformers that reads the written folder, the first of `architectures` in config.json."""
+    absent: Callable[[TransformerConfig], Collection[str]] = _nothing
+    """Names in the table that the file of a configuration does not have, though it has what they hold."""
     reads: Collection[str]
     """The fields of config.json that `configure` reads."""
     defaults: Mapping[str, Any]
@@ -102,6 +116,11 @@ def activation(fields: Fields, name: str) -> str:
     if not isinstance(found, str) or found not in ACTIVATIONS:
         raise wrong(name, found, f"one of {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[found]
+
+
+def activation_name(config: TransformerConfig) -> str:
+    """The first of transformers' names of an activation."""
+    return next(theirs for theirs, ours in ACTIVATIONS.items() if ours == config.activation)
 
 
 def whole(fields: Fields, name: str) -> int:
@@ -192,6 +211,21 @@ def rotary(fields: Fields) -> dict[str, Any]:
     }
 
 
+def rotary_fields(config: TransformerConfig) -> dict[str, Any]:
+    """Rotary positions as both transformers 4 and 5 write them; published files have one of the two forms."""
+    scaling: dict[str, Any] = {"rope_type": "default" if config.rotary_scaling == "none" else config.rotary_scaling}
+    ours: dict[str, Any] = {"factor": config.rotary_factor, "low_freq_factor": config.rotary_low_frequency}
+    ours |= {"high_freq_factor": config.rotary_high_frequency}
+    ours |= {"original_max_position_embeddings": config.rotary_original_length}
+    scaling |= {key: ours[key] for key in ROTARY_KEYS[scaling["rope_type"]]}
+    return {
+        "rope_theta": config.rope_theta,
+        "rope_scaling": None if config.rotary_scaling == "none" else scaling,
+        "rope_parameters": {"rope_theta": config.rope_theta} | scaling,
+        "head_dim": config.head_dim,
+    }
+
+
 def _rotary_given(fields: Fields) -> tuple[str, str, dict[str, Any]]:
     """The name of the field with the scaling, its kind, and its content with `rope_theta`."""
     name = "rope_parameters" if fields.get("rope_parameters") else "rope_scaling"
@@ -209,6 +243,11 @@ def _rotary_given(fields: Fields) -> tuple[str, str, dict[str, Any]]:
 
 
 SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+def layer_kinds(config: TransformerConfig) -> list[str]:
+    """The field `layer_types`: the kind of attention of each layer of a decoder."""
+    return [FULL if config.layer_window(i) is None else SLIDING for i in range(config.num_decoder_layers)]
 
 
 def windows(layer_types: Any, window: Any, count: int) -> dict[str, Any]:

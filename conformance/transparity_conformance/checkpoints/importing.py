@@ -104,8 +104,15 @@ def family_of(folder: Path, given: Fields) -> Family:
             f"{folder / CONFIG} has the model_type {as_json(kind)}; expected one of {', '.join(FILES)}: no other can "
             "be imported."
         )
-    families: dict[str, Family] = importlib.import_module(f"{__package__}.families.{FILES[kind]}").FAMILIES
-    return families[kind]
+    return family_called(kind)
+
+
+def family_called(model_type: str) -> Family:
+    """The family of a `model_type`; raises `CheckpointError` for one that cannot be imported."""
+    if model_type not in FILES:
+        raise CheckpointError(f"There is no family {shown(model_type)}; expected one of {', '.join(FILES)}.")
+    families: dict[str, Family] = importlib.import_module(f"{__package__}.families.{FILES[model_type]}").FAMILIES
+    return families[model_type]
 
 
 def configuration(family: Family, given: Fields, names: Collection[str], head: str | None = None) -> TransformerConfig:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,22 +14,35 @@ Convert = Callable[[np.ndarray], np.ndarray]
 Part = tuple[str, Convert]
 """A parameter, and the function that computes it from a tensor."""
 
-Table = Mapping[str, str | tuple[Part, ...]]
+Join = Callable[[Sequence[np.ndarray]], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor that is stored in another form than ours."""
+
+    parts: tuple[Part, ...]
+    """The parameters in it, each with its conversion."""
+    join: Join
+    """The tensor from its parameters: the inverse of all conversions together."""
+
+
+Table = Mapping[str, str | Stored]
 """The hub's names, with `{i}` for the number of a layer, and ours: one parameter, or the parts that a tensor is split
-into. Two names of one parameter have to hold the same numbers."""
+into. Two names of one parameter have to hold the same numbers; the first is the one that is written."""
 
 
-def transposed(name: str) -> tuple[Part, ...]:
+def transposed(name: str) -> Stored:
     """A matrix that is stored as (in, out)."""
-    return ((name, np.transpose),)
+    return Stored(((name, np.transpose),), lambda parts: np.transpose(parts[0]))
 
 
-def flat(name: str) -> tuple[Part, ...]:
+def flat(name: str) -> Stored:
     """A vector that is stored as a matrix of one row."""
-    return ((name, np.ravel),)
+    return Stored(((name, np.ravel),), lambda parts: parts[0][np.newaxis])
 
 
-def linears(pairs: Mapping[str, str]) -> dict[str, str | tuple[Part, ...]]:
+def linears(pairs: Mapping[str, str]) -> dict[str, str | Stored]:
     """The names of the `weight` and the `bias` of each linear map or norm."""
     return {f"{theirs}.{leaf}": f"{ours}.{leaf}" for theirs, ours in pairs.items() for leaf in ("weight", "bias")}
 
@@ -57,16 +72,41 @@ def is_any_of(name: str, patterns: Collection[str], prefixes: Sequence[str]) -> 
 
 def called(parameter: str, table: Table) -> str:
     """The hub's name of a parameter of ours, the first of several."""
+    found = _entry(parameter, table)
+    return parameter if found is None else found[0].replace("{i}", found[1])
+
+
+def tensors_of(parameters: Mapping[str, np.ndarray], table: Table) -> dict[str, np.ndarray]:
+    """The tensors of the hub that hold `parameters`, under the first of several names, without a prefix.
+
+    The inverse of `parts_of`: a tensor has the dtype of its parameters. Parameters that have no name are left out.
+    """
+    entries = {ours: found for ours in parameters if (found := _entry(ours, table)) is not None}
+    tensors = {}
+    for theirs, layer in dict.fromkeys(entries.values()):
+        stored = table[theirs]
+        names = [ours.replace("{i}", layer) for ours, _ in _as_parts(stored)]
+        if any(name not in parameters for name in names):
+            continue
+        parts = [parameters[name] for name in names]
+        tensor = parts[0] if isinstance(stored, str) else stored.join(parts)
+        tensors[theirs.replace("{i}", layer)] = np.ascontiguousarray(tensor)
+    return tensors
+
+
+def _entry(parameter: str, table: Table) -> tuple[str, str] | None:
+    """The first name in the table for a parameter of ours, and the number of its layer; None if there is none."""
     for theirs, ours in table.items():
         for name, _ in _as_parts(ours):
             if match := _pattern(name).fullmatch(parameter):
-                return theirs.replace("{i}", match.groupdict().get("i", ""))
-    return parameter
+                return theirs, match.groupdict().get("i", "")
+    return None
 
 
-def _as_parts(ours: str | tuple[Part, ...]) -> tuple[Part, ...]:
-    return ((ours, np.asarray),) if isinstance(ours, str) else ours
+def _as_parts(ours: str | Stored) -> tuple[Part, ...]:
+    return ((ours, np.asarray),) if isinstance(ours, str) else ours.parts
 
 
+@functools.cache
 def _pattern(name: str) -> re.Pattern[str]:
     return re.compile(re.escape(name).replace(r"\{i\}", r"(?P<i>\d+)"))

@@ -21,6 +21,7 @@ from transparity_conformance.capabilities.capability import BuiltPort, ForwardPa
 from transparity_conformance.capabilities.compare import compare_capabilities
 from transparity_conformance.capabilities.stranger import PortError
 from transparity_conformance.capabilities.table import ATTRIBUTES, offered_by
+from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.diagnosis.judge import Actual, Progress, judge, silent
 from transparity_conformance.diagnosis.search.clock import BUDGET
 from transparity_conformance.oracle.budgets import HALF
@@ -29,6 +30,7 @@ from transparity_conformance.oracle.probes import Probe, probes_left_out, probes
 from transparity_conformance.oracle.probes import probes as probes_of_preset
 from transparity_conformance.oracle.reach.models import reach_of, reach_of_preset
 from transparity_conformance.ports.histories import compare_history
+from transparity_conformance.ports.loader.hub import loaded_here
 from transparity_conformance.ports.process import isolation
 from transparity_conformance.ports.process.isolation import TIMEOUT
 from transparity_conformance.ports.process.running import Port, run, told_dtype
@@ -48,6 +50,7 @@ def check(
     build: Port,
     preset: str | None = None,
     *,
+    family: str | None = None,
     config: TransformerConfig | None = None,
     parameters: Arrays | None = None,
     dtype: str = "float32",
@@ -60,8 +63,11 @@ def check(
     """Check a port against the reference.
 
     Args:
-        build: the port, `build(config, parameters)` → `forward(**tokens)`.
+        build: the port, `build(config, parameters)` → `forward(**tokens)`; with a `family`, its loader, `load(folder)`
+            → a model that is called with token ids.
         preset: a preset, which is checked at its probe size; or the name of a `config` in the report.
+        family: a family of models (`llama`, `bert` …): the port reads folders as a hub keeps them, with drawn weights
+            or with `parameters`; the family's small model without a `config`.
         config: any other configuration.
         parameters: those of a checkpoint, with `config`; drawn without them.
         dtype: the precision of the port; `build` is told it if it takes `dtype="…"`.
@@ -73,12 +79,20 @@ def check(
         budget: seconds for the search for causes; when they are over, what has no cause yet is unexplained.
 
     Raises `PortError` if the port raises, returns no array, or ends its process; `ConfigError` for an unknown preset;
-    `ParameterError` for parameters that are not those of `config`.
+    `ParameterError` for parameters that are not those of `config`; `CheckpointError` for an unknown family.
     """
+    if family is not None:
+        preset, config = preset or family, config or example_config(family)
     asked = Asked(preset, config, parameters, dtype, logits_only, budget)
-    apart = isolation.isolated(isolation.spec_of(build), timeout) if isolated else contextlib.nullcontext(build)
-    with apart as port:
+    with _built_by(build, family, timeout if isolated else None) as port:
         return _checked(told_dtype(port, dtype), asked, progress or silent)
+
+
+def _built_by(build: Port, family: str | None, timeout: float | None) -> contextlib.AbstractContextManager[Port]:
+    """The port as a `build`, from its loader with a `family`; in a process of its own with a `timeout`."""
+    if timeout is not None:
+        return isolation.isolated(isolation.spec_of(build), timeout, family)
+    return contextlib.nullcontext(build) if family is None else loaded_here(build, family)
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 from transparity.errors import TransparityError
+from transparity_conformance.capabilities.stranger import signature_of
+from transparity_conformance.checkpoints.importing import Checkpoint
 from transparity_conformance.diagnosis.judge import Progress
 from transparity_conformance.ports.check import check
 from transparity_conformance.ports.command import check_command
+from transparity_conformance.ports.loader.hub import required_arguments
 from transparity_conformance.ports.loading import UsageError
 from transparity_conformance.ports.process.isolation import checked_timeout, isolated_build
-from transparity_conformance.ports.systems import System
+from transparity_conformance.ports.systems import System, checkpoint_systems, family_systems, systems
 from transparity_conformance.report.report import Report
-from transparity_conformance.report.text import reason
+from transparity_conformance.report.text import reason, safe
 
 Check = Callable[[System, Progress], Report]
 
@@ -56,24 +60,80 @@ def checker(
         flags = " and ".join(f"--{name}" for name in sections)
         raise UsageError(f"{flags} asks for more in a bundle, for --command; a PORT is compared in all that it offers.")
     assert port is not None
-    return _PortCheck(port, checked_timeout(timeout), {"dtype": dtype, "logits_only": logits_only, "budget": budget})
+    return PortCheck(port, checked_timeout(timeout), {"dtype": dtype, "logits_only": logits_only, "budget": budget})
 
 
-class _PortCheck:
+class PortCheck:
     """The check of a port in a process of its own, which serves all systems until it ends."""
 
     def __init__(self, spec: str, timeout: float, options: dict[str, Any]) -> None:
+        self.spec = spec
         self.start = functools.partial(isolated_build, spec, timeout)
         self.build, self.options = self.start(), options
 
     def __call__(self, system: System, progress: Progress) -> Report:
         if not self.build.process.is_running:
             self.build = self.start()
-        is_preset = system.parameters is None and system.name != "config"
+        build, is_drawn = self.build.loading(system.model_type), system.parameters is None
+        is_preset = is_drawn and system.model_type is None and system.name != "config"
         config = None if is_preset else system.config
-        return check(
-            self.build, system.name, config=config, parameters=system.parameters, progress=progress, **self.options
-        )
+        return check(build, system.name, config=config, parameters=system.parameters, progress=progress, **self.options)
+
+    def is_loader(self) -> bool:
+        """Return whether the port is a loader, `load(folder)`, by its signature.
+
+        Raises `UsageError` if it is neither that nor a `build`, and `LoadError` if there is no such port.
+        """
+        count = required_arguments(signature_of(self.build))
+        if count not in (1, 2, None):
+            raise UsageError(
+                f"{safe(self.spec)} takes {count} arguments; expected load(folder), with one, or build(config, "
+                "parameters), with two."
+            )
+        return count == 1
+
+    def must_be_loader(self) -> None:
+        """Raise `UsageError` for a port that is no loader."""
+        if not self.is_loader():
+            raise UsageError(
+                f"--family was given {safe(self.spec)}, which takes no folder alone; expected load(folder): check a "
+                "build(config, parameters) by --preset, --config or --checkpoint."
+            )
+
+
+def check_goes_together(
+    names: Sequence[str],
+    config: Path | None,
+    checkpoint: Path | None,
+    families: Sequence[str],
+    command: str | None,
+    head: str | None,
+) -> None:
+    """Raise `UsageError` for options of a command that exclude each other."""
+    besides = bool(names) or config is not None or command is not None
+    if checkpoint is not None and (besides or families):
+        raise UsageError("--checkpoint goes with a PORT alone; leave out --preset, --config, --family and --command.")
+    if families and besides:
+        raise UsageError("--family goes with a PORT alone; leave out --preset, --config and --command.")
+    if head is not None and checkpoint is None:
+        raise UsageError("--head is for --checkpoint; a configuration has a field `head` of its own.")
+
+
+def chosen_systems(
+    check: Check, names: Sequence[str], config: Path | None, families: Sequence[str], checkpoint: Checkpoint | None
+) -> Iterator[System]:
+    """The systems that a command asks for: presets and a configuration, families, or a checkpoint.
+
+    Raises `UsageError` for a port of another kind than they need.
+    """
+    if checkpoint is not None:
+        yield from checkpoint_systems(checkpoint, for_loader=isinstance(check, PortCheck) and check.is_loader())
+    elif families:
+        if isinstance(check, PortCheck):
+            check.must_be_loader()
+        yield from family_systems(families)
+    else:
+        yield from systems(names, config)
 
 
 def one_sentence(error: BaseException) -> str:

@@ -9,7 +9,10 @@ from pathlib import Path
 from transparity.config import TransformerConfig
 from transparity.limits.files import is_file, is_folder
 from transparity.presets import PRESETS, preset
+from transparity_conformance.checkpoints.examples import example_config
+from transparity_conformance.checkpoints.importing import Checkpoint
 from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.oracle.reach.models import small_system
 from transparity_conformance.ports.loading import UsageError
 
 
@@ -20,6 +23,8 @@ class System:
     name: str
     config: TransformerConfig
     parameters: Arrays | None = None
+    model_type: str | None = None
+    """The family of the folders that a loader is given; None: the port is a `build`."""
 
 
 def systems(names: Sequence[str], config: Path | None) -> Iterator[System]:
@@ -31,6 +36,20 @@ def systems(names: Sequence[str], config: Path | None) -> Iterator[System]:
         yield System(name, preset(name).resized())
     if config is not None:
         yield System("config", _config_in(config))
+
+
+def family_systems(names: Sequence[str]) -> Iterator[System]:
+    """The small model of each named family, with drawn weights."""
+    for name in dict.fromkeys(names):
+        yield System(name, example_config(name), model_type=name)
+
+
+def checkpoint_systems(checkpoint: Checkpoint, *, for_loader: bool) -> Iterator[System]:
+    """A checkpoint with its own weights and, for a loader, its configuration at probe size with drawn ones."""
+    name, config = checkpoint.model_type, checkpoint.config
+    yield System(name, config, checkpoint.parameters, name if for_loader else None)
+    if for_loader:
+        yield System(f"{name} at probe size", small_system(config), model_type=name)
 
 
 def named_config(name: str, *, resized: bool) -> TransformerConfig:

@@ -12,11 +12,13 @@ from transparity_conformance.report.report import Report
 def assert_conforms(build: Port, preset: str | None = None, **options: Any) -> Report:
     """Fail with a table of what is wrong, where and why, unless the port agrees.
 
-    Inconclusive is not agreement. Without a `config`, the preset is `translation`; `options` are those of `check`.
+    Inconclusive is not agreement. Without a `config` or a `family`, the preset is `translation`; `options` are those of
+    `check`.
     """
     # pytest leaves this frame out of the traceback: the error is in the port, not here
     __tracebackhide__ = True
-    named = preset or (None if options.get("config") is not None else "translation")
+    is_chosen = any(options.get(name) is not None for name in ("config", "family"))
+    named = preset or (None if is_chosen else "translation")
     report = check(build, named, **options)
     if report.verdict != "agrees":
         raise AssertionError("\n" + as_text([report]))

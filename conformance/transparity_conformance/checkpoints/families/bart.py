@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Collection
 from typing import Any
 
-from transparity_conformance.checkpoints.fields import Family, Fields, activation, flag, same
+from transparity.config import TransformerConfig
+from transparity_conformance.checkpoints.fields import Family, Fields, activation, activation_name, flag, same
 from transparity_conformance.checkpoints.naming import Table, flat, linears
 
 
@@ -94,10 +95,32 @@ def _marian(fields: Fields, names: Collection[str]) -> dict[str, Any]:
     return _common(fields, names) | {"shared_embedding": shares, "target_vocab_size": size}
 
 
+def _write_bart(config: TransformerConfig) -> dict[str, Any]:
+    both = {"attention_heads": config.num_heads, "ffn_dim": config.feed_forward_dim}
+    return {f"{stack}_{name}": value for name, value in both.items() for stack in ("encoder", "decoder")} | {
+        "activation_function": activation_name(config),
+        "scale_embedding": config.embedding_scale == "embed_dim",
+    }
+
+
+def _write_marian(config: TransformerConfig) -> dict[str, Any]:
+    return _write_bart(config) | {
+        "share_encoder_decoder_embeddings": config.shared_embedding,
+        "decoder_vocab_size": config.target_vocab_size,
+        "static_position_embeddings": True,
+    }
+
+
+def _absent(config: TransformerConfig) -> Collection[str]:
+    return () if config.shared_embedding else ("shared.weight",)
+
+
 BART = Family(
     always=ALWAYS | {"positions": "learned", "position_offset": 2, "embedding_norm": True, "shared_embedding": True},
     fields=FIELDS,
     configure=_bart,
+    write=_write_bart,
+    model="BartForConditionalGeneration",
     reads=READS,
     defaults=DEFAULTS | {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2},
     only=ONLY | {"normalize_embedding": (True,), "static_position_embeddings": (False,)},
@@ -111,6 +134,9 @@ MARIAN = dataclasses.replace(
     BART,
     always=ALWAYS | {"positions": "sinusoidal", "rope_layout": "halves"},
     configure=_marian,
+    write=_write_marian,
+    model="MarianMTModel",
+    absent=_absent,
     reads=(*READS, "share_encoder_decoder_embeddings", "decoder_vocab_size"),
     defaults=DEFAULTS
     | {

@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Collection
 from typing import Any
 
-from transparity_conformance.checkpoints.fields import Family, Fields, activation, whole, wrong
+from transparity.config import TransformerConfig
+from transparity_conformance.checkpoints.fields import Family, Fields, activation, activation_name, whole, wrong
 from transparity_conformance.checkpoints.naming import Table, linears
 
 LAYER = "encoder.layers.{i}"
@@ -50,6 +51,14 @@ def _roberta(fields: Fields, names: Collection[str]) -> dict[str, Any]:
     return _bert(fields, names) | counted | {"max_length": whole(fields, "max_position_embeddings") - pad - 1}
 
 
+def _write_bert(config: TransformerConfig) -> dict[str, Any]:
+    return {"max_position_embeddings": config.max_length, "hidden_act": activation_name(config)}
+
+
+def _write_roberta(config: TransformerConfig) -> dict[str, Any]:
+    return _write_bert(config) | {"max_position_embeddings": config.num_positions}
+
+
 BERT = Family(
     always={
         "architecture": "encoder",
@@ -68,6 +77,8 @@ BERT = Family(
         "type_vocab_size": "num_token_types",
     },
     configure=_bert,
+    write=_write_bert,
+    model="BertModel",
     reads=("max_position_embeddings", "hidden_act"),
     defaults={
         "max_position_embeddings": 512,
@@ -90,6 +101,8 @@ BERT = Family(
 ROBERTA = dataclasses.replace(
     BERT,
     configure=_roberta,
+    write=_write_roberta,
+    model="RobertaModel",
     defaults={**BERT.defaults, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2},
     prefixes=("roberta.",),
 )

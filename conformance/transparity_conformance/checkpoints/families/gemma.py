@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Collection
 from typing import Any
 
+from transparity.config import TransformerConfig
 from transparity_conformance.checkpoints.families import llama
 from transparity_conformance.checkpoints.fields import (
     FULL,
@@ -13,7 +15,9 @@ from transparity_conformance.checkpoints.fields import (
     SLIDING,
     Fields,
     activation,
+    activation_name,
     head_width,
+    layer_kinds,
     layers,
     number,
     rotary,
@@ -70,10 +74,32 @@ def _gemma2(fields: Fields, names: Collection[str]) -> dict[str, Any]:
     )
 
 
+def _write(config: TransformerConfig) -> dict[str, Any]:
+    name = "gelu_pytorch_tanh" if config.activation == "gelu-tanh" else activation_name(config)
+    return llama.write_common(config) | {"hidden_act": name, "hidden_activation": name}
+
+
+def _write_gemma2(config: TransformerConfig) -> dict[str, Any]:
+    return _write(config) | {
+        "query_pre_attn_scalar": _scalar(config.attention_multiplier),
+        "sliding_window": config.sliding_window,
+        "layer_types": layer_kinds(config),
+    }
+
+
+def _scalar(multiplier: float) -> float:
+    """The number whose power −½ is exactly `multiplier`, whole if one is; rounding may leave a neighbour of it."""
+    found = multiplier**-2
+    candidates = (round(found), found, math.nextafter(found, 0), math.nextafter(found, math.inf))
+    return next((each for each in candidates if each and each**-0.5 == multiplier), found)
+
+
 GEMMA = dataclasses.replace(
     llama.LLAMA,
     always=ALWAYS,
     configure=_gemma,
+    write=_write,
+    model="GemmaForCausalLM",
     reads=(*ROTARY, "head_dim", "attention_bias", "hidden_act", "hidden_activation"),
     defaults=DEFAULTS | {"num_key_value_heads": 16, "hidden_act": "gelu_pytorch_tanh"},
     only={"use_bidirectional_attention": (False,)},
@@ -84,6 +110,8 @@ GEMMA2 = dataclasses.replace(
     always=ALWAYS | {"norm_position": "both", "attention_scale": "none"},
     fields=llama.FIELDS | {"attn_logit_softcapping": "attention_softcap", "final_logit_softcapping": "final_softcap"},
     configure=_gemma2,
+    write=_write_gemma2,
+    model="Gemma2ForCausalLM",
     reads=(
         *(*ROTARY, "head_dim", "attention_bias", "hidden_activation"),
         *("query_pre_attn_scalar", "layer_types", "sliding_window"),

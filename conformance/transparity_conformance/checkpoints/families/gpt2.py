@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from transparity_conformance.checkpoints.fields import Family, Fields, activation, flag, whole
-from transparity_conformance.checkpoints.naming import Part, Table, linears, transposed
+from transparity.config import TransformerConfig
+from transparity_conformance.checkpoints.fields import Family, Fields, activation, activation_name, flag, whole
+from transparity_conformance.checkpoints.naming import Stored, Table, linears, transposed
 
 LAYER = "decoder.layers.{i}"
 ROLES = ("query", "key", "value")
@@ -20,9 +21,11 @@ def _third(packed: np.ndarray, index: int) -> np.ndarray:
     return np.split(packed, 3, axis=-1)[index].T
 
 
-def _packed(leaf: str) -> tuple[Part, ...]:
+def _packed(leaf: str) -> Stored:
     """Query, key and value side by side."""
-    return tuple((f"{LAYER}.self_attention.{role}.{leaf}", partial(_third, index=i)) for i, role in enumerate(ROLES))
+    names = [f"{LAYER}.self_attention.{role}.{leaf}" for role in ROLES]
+    parts = tuple((name, partial(_third, index=i)) for i, name in enumerate(names))
+    return Stored(parts, lambda thirds: np.concatenate([third.T for third in thirds], axis=-1))
 
 
 NAMES: Table = {
@@ -56,6 +59,15 @@ def _configure(fields: Fields, names: Collection[str]) -> dict[str, Any]:
     }
 
 
+def _write(config: TransformerConfig) -> dict[str, Any]:
+    inner = config.feed_forward_dim
+    return {
+        "n_inner": None if inner == 4 * config.embed_dim else inner,
+        "activation_function": activation_name(config),
+        "scale_attn_weights": config.attention_scale == "head_dim",
+    }
+
+
 GPT2 = Family(
     always={
         "architecture": "decoder",
@@ -75,6 +87,8 @@ GPT2 = Family(
         "tie_word_embeddings": "tied_head",
     },
     configure=_configure,
+    write=_write,
+    model="GPT2LMHeadModel",
     reads=("n_inner", "activation_function", "scale_attn_weights"),
     defaults={
         "n_positions": 1024,

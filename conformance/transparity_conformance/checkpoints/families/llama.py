@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Collection
 from typing import Any
 
+from transparity.config import TransformerConfig
 from transparity.errors import is_whole
 from transparity_conformance.checkpoints.fields import (
     FULL,
@@ -14,10 +15,13 @@ from transparity_conformance.checkpoints.fields import (
     Family,
     Fields,
     activation,
+    activation_name,
     flag,
     head_width,
+    layer_kinds,
     layers,
     rotary,
+    rotary_fields,
     windows,
     wrong,
 )
@@ -120,6 +124,42 @@ def _windows(fields: Fields) -> dict[str, Any]:
     return windows(kinds, window, count)
 
 
+def write_common(config: TransformerConfig) -> dict[str, Any]:
+    """The fields of all models built like Llama; key-value heads are a number, as in published files."""
+    heads = {"num_key_value_heads": config.key_value_heads, "hidden_act": activation_name(config)}
+    return rotary_fields(config) | heads | {"attention_bias": config.qkv_bias}
+
+
+def _write_llama(config: TransformerConfig) -> dict[str, Any]:
+    return write_common(config) | {"mlp_bias": config.feed_forward_bias}
+
+
+def _write_mistral(config: TransformerConfig) -> dict[str, Any]:
+    return _without_bias(config) | {"sliding_window": config.sliding_window}
+
+
+def _write_qwen2(config: TransformerConfig) -> dict[str, Any]:
+    return _without_bias(config) | _written_windows(config)
+
+
+def _write_qwen3(config: TransformerConfig) -> dict[str, Any]:
+    return write_common(config) | _written_windows(config)
+
+
+def _without_bias(config: TransformerConfig) -> dict[str, Any]:
+    return {name: value for name, value in write_common(config).items() if name != "attention_bias"}
+
+
+def _written_windows(config: TransformerConfig) -> dict[str, Any]:
+    window = config.sliding_window
+    return {
+        "use_sliding_window": window is not None,
+        "sliding_window": window,
+        "max_window_layers": config.num_decoder_layers if window is None else 0,
+        "layer_types": layer_kinds(config),
+    }
+
+
 WINDOWS: dict[str, Any] = {
     "use_sliding_window": False,
     "sliding_window": 4096,
@@ -131,6 +171,8 @@ LLAMA = Family(
     always=ALWAYS,
     fields=FIELDS,
     configure=_llama,
+    write=_write_llama,
+    model="LlamaForCausalLM",
     reads=(*READS, "attention_bias", "mlp_bias"),
     defaults=DEFAULTS | {"attention_bias": False, "mlp_bias": False},
     unneeded=("attention_dropout",),
@@ -143,6 +185,8 @@ MISTRAL = dataclasses.replace(
     LLAMA,
     always=ALWAYS | {"qkv_bias": False, "output_bias": False, "feed_forward_bias": False},
     configure=_mistral,
+    write=_write_mistral,
+    model="MistralForCausalLM",
     reads=(*READS, "sliding_window"),
     defaults=DEFAULTS | {"max_position_embeddings": 131_072, "num_key_value_heads": 8, "sliding_window": 4096},
 )
@@ -151,6 +195,8 @@ QWEN2 = dataclasses.replace(
     LLAMA,
     always=ALWAYS | {"qkv_bias": True, "output_bias": False, "feed_forward_bias": False},
     configure=_qwen2,
+    write=_write_qwen2,
+    model="Qwen2ForCausalLM",
     reads=(*READS, *WINDOWS),
     defaults=DEFAULTS | WINDOWS | {"max_position_embeddings": 32_768, "num_key_value_heads": 32},
 )
@@ -159,6 +205,8 @@ QWEN3 = dataclasses.replace(
     LLAMA,
     always=ALWAYS | {"query_key_norm": True, "feed_forward_bias": False},
     configure=_qwen3,
+    write=_write_qwen3,
+    model="Qwen3ForCausalLM",
     reads=(*READS, *WINDOWS, "attention_bias"),
     defaults={**QWEN2.defaults, "head_dim": 128, "attention_bias": False},
 )

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from transparity.config import TransformerConfig
 from transparity_conformance.checkpoints.families import bart
-from transparity_conformance.checkpoints.fields import Family, Fields, activation, flag, same
+from transparity_conformance.checkpoints.fields import Family, Fields, activation, activation_name, flag, same
 from transparity_conformance.checkpoints.naming import linears
 
 READS: dict[str, Any] = {
@@ -29,6 +30,17 @@ def _configure(fields: Fields, names: Collection[str]) -> dict[str, Any]:
     }
 
 
+def _write(config: TransformerConfig) -> dict[str, Any]:
+    before = config.norm_position == "pre"
+    return {
+        "activation_function": activation_name(config),
+        "do_layer_norm_before": before,
+        "_remove_final_layer_norm": before and not config.final_norm,
+        "enable_bias": config.qkv_bias,
+        "word_embed_proj_dim": config.embed_dim,
+    }
+
+
 # transformers hides and counts positions by an attention mask; here `pad_id` does, like a tokenizer's mask.
 OPT = Family(
     always={"architecture": "decoder", "target_mask": "causal-and-padding", "norm": "layer", "head_bias": False}
@@ -43,6 +55,8 @@ OPT = Family(
         "tie_word_embeddings": "tied_head",
     },
     configure=_configure,
+    write=_write,
+    model="OPTForCausalLM",
     reads=READS,
     defaults=READS
     | {"max_position_embeddings": 2048, "tie_word_embeddings": True}

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from transparity_conformance.checkpoints.fields import Family, Fields, activation, flag, head_width, wrong
+from transparity.config import TransformerConfig
+from transparity_conformance.checkpoints.fields import (
+    Family,
+    Fields,
+    activation,
+    activation_name,
+    flag,
+    head_width,
+    wrong,
+)
 from transparity_conformance.checkpoints.naming import Table
 
 GATED = "gated-"
@@ -79,6 +88,25 @@ def _head(fields: Fields, names: Collection[str]) -> dict[str, Any]:
     }
 
 
+def _write(config: TransformerConfig) -> dict[str, Any]:
+    name = "gelu" if config.gated and config.activation == "gelu-tanh" else activation_name(config)
+    found = {"d_kv": config.head_dim, "feed_forward_proj": GATED * config.gated + name}
+    if not config.has_decoder:
+        return found | {"architectures": ["T5EncoderModel"]}
+    is_scaled = config.head_scale == "embed_dim"
+    tying = {"tie_word_embeddings": config.tied_head}
+    if config.tied_head != is_scaled:  # which transformers 4 cannot express
+        tying = {"tie_word_embeddings": True, "scale_decoder_outputs": is_scaled}
+    return found | tying | {"num_decoder_layers": config.num_decoder_layers}
+
+
+def _absent(config: TransformerConfig) -> Collection[str]:
+    return [
+        f"{stack}.block.{{i}}.layer.{last}.DenseReluDense.{'wi' if config.gated else 'wi_1'}.weight"
+        for stack, last in (("encoder", 1), ("decoder", 2))
+    ]
+
+
 T5 = Family(
     always={
         "norm": "rms",
@@ -103,6 +131,9 @@ T5 = Family(
         "relative_attention_max_distance": "relative_max_distance",
     },
     configure=_configure,
+    write=_write,
+    model="T5ForConditionalGeneration",
+    absent=_absent,
     reads=("d_kv", "num_decoder_layers", "feed_forward_proj", "tie_word_embeddings", "scale_decoder_outputs"),
     defaults={
         "n_positions": 512,  # of the training; T5 has no limit

@@ -11,10 +11,12 @@ import functools
 import inspect
 import math
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -47,9 +49,12 @@ def checked_timeout(seconds: float | None) -> float:
 
 
 @contextlib.contextmanager
-def isolated(spec: str, timeout: float = TIMEOUT) -> Iterator[Callable[..., Any]]:
-    """Yield the `build` of a port in a process that ends with the context; as `isolated_build`."""
-    build = isolated_build(spec, timeout)
+def isolated(spec: str, timeout: float = TIMEOUT, model_type: str | None = None) -> Iterator[Callable[..., Any]]:
+    """Yield the `build` of a port in a process that ends with the context; as `isolated_build`.
+
+    With a `model_type`, the port is a loader of hub folders of that family.
+    """
+    build = isolated_build(spec, timeout).loading(model_type)
     try:
         yield build
     finally:
@@ -95,7 +100,8 @@ class _Process:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
-        self.stop = weakref.finalize(self, _end, self.process, self.connection)
+        self.folders: list[str] = []
+        self.stop = weakref.finalize(self, _end, self.process, self.connection, self.folders)
         self._send(largest_answer(), "load", spec)
 
     @property
@@ -161,6 +167,12 @@ class _Process:
             how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with the exit code {code}"
         return PortProcessError(f"The port's process {how} at {what}; expected an answer.")
 
+    def folder(self) -> str:
+        """A folder for files that the process reads; it is removed after the process has ended."""
+        if not self.folders:
+            self.folders.append(tempfile.mkdtemp(prefix="transparity-"))
+        return self.folders[0]
+
     def handle(self, number: int) -> Handle:
         return self.forgotten_with(Handle(number, "port"))
 
@@ -170,9 +182,11 @@ class _Process:
         return handle
 
 
-def _end(process: subprocess.Popen[bytes], connection: socket.socket) -> None:
+def _end(process: subprocess.Popen[bytes], connection: socket.socket, folders: list[str]) -> None:
     connection.close()
     stop_group(process)
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class _Remote:
@@ -190,17 +204,24 @@ class _Remote:
 
 
 class IsolatedBuild(_Remote):
-    """`build` of a port in another process."""
+    """`build` of a port in another process; with a `model_type`, the port is a loader of folders of that family."""
 
-    def __init__(self, process: _Process) -> None:
+    def __init__(self, process: _Process, model_type: str | None = None) -> None:
         super().__init__(self._built, lambda: process.loaded()[1])
-        self.process = process
+        self.process, self.model_type = process, model_type
+
+    def loading(self, model_type: str | None) -> IsolatedBuild:
+        """The same port as a loader of folders of the family, or as a `build` for None."""
+        return IsolatedBuild(self.process, model_type)
 
     def _built(self, *args: Any, **named: Any) -> _Remote:
         process = self.process
         number, _ = process.loaded()
-        answer = process.answer("build(config, parameters)", "build", number, args, named, list(ATTRIBUTES))
-        number, signature, offered = answer
+        family = None if self.model_type is None else (self.model_type, process.folder())
+        what = "build(config, parameters)" if family is None else "load(folder)"
+        number, signature, offered = process.answer(what, "build", number, args, named, list(ATTRIBUTES), family)
+        if number is None and family is not None:
+            raise PortError(str(signature))
         if number is None:
             raise PortError(f"build(config, parameters) returned {signature}; expected a function forward(**tokens).")
         handle = process.handle(number)

@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from transparity.config import TransformerConfig
 from transparity.errors import shown
 from transparity.taps import tap_shapes
 from transparity_conformance.capabilities.stranger import PortCallError, PortError, call_stranger, signature_of
 from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.ports.loader.answers import taps_in
 from transparity_conformance.report.comparison import as_numbers
 from transparity_conformance.report.text import VALUE, listed, safe
 
@@ -55,7 +57,7 @@ def run(forward: Callable[..., Any], probe: Probe, *, logits_only: bool = False)
         raise PortError(
             f"forward({', '.join(f'{name}=…' for name in inputs)}) raised {error} on the probe {key!r}{takes}."
         ) from error.__cause__
-    taps = _taps(returned)
+    taps = _taps(returned, probe.config)
     lengths = {name: tokens.shape[1] for name, tokens in inputs.items()}
     known = tap_shapes(probe.config, len(next(iter(inputs.values()))), **lengths)
     most = sum(math.prod(shape) for shape in known.values()) + MISSHAPEN // 8
@@ -83,9 +85,10 @@ def _array(name: str, value: Any, most: int) -> np.ndarray:
     return np.array(array, np.float64)
 
 
-def _taps(returned: Any) -> dict[Any, Any]:
+def _taps(returned: Any, config: TransformerConfig) -> dict[Any, Any]:
     try:
-        return call_stranger(lambda: dict(returned) if isinstance(returned, Mapping) else {"logits": returned})
+        taps: dict[Any, Any] = call_stranger(taps_in, returned, config)
+        return taps
     except PortCallError as error:
         raise PortError(f"forward returned {shown(returned)}, which cannot be read: it raised {error}.") from None
 

@@ -15,12 +15,15 @@ from typing import Any
 
 from transparity_conformance.capabilities.stranger import (
     PortCallError,
+    PortError,
     call_stranger,
     describe_raised,
     has_method,
     signature_of,
     tokens_kept,
 )
+from transparity_conformance.ports.loader.answers import taps_in
+from transparity_conformance.ports.loader.hub import as_build
 from transparity_conformance.ports.loading import LoadError, load_port
 from transparity_conformance.ports.process.wire import Closed, Handle, Kept, encoded, receive_request, send_answer
 from transparity_conformance.report.text import safe, shown
@@ -31,6 +34,7 @@ class Worker:
 
     def __init__(self) -> None:
         self.objects: dict[int, Any] = {}
+        self.configs: dict[int, Any] = {}
         self.number = 0
 
     def keep(self, value: Any) -> int:
@@ -50,22 +54,39 @@ class Worker:
         args, named = self._given(args), self._given(named)
         with tokens_kept(args, named):
             result = (getattr(function, attribute) if attribute else function)(*args, **named)
+        if not attribute and number in self.configs:  # a forward pass: what it returns may hold more than its taps
+            return taps_in(result, self.configs[number])
         if stays is None or not isinstance(result, tuple | list):
             return result
         return [Kept(item) if index == stays else item for index, item in enumerate(result)]
 
-    def build(self, number: int, args: Any, named: Any, attributes: list[str]) -> Any:
-        """Build a port; return its number, its signature, and the signatures of the methods it offers."""
-        forward = self.call(number, "", args, named)
+    def build(
+        self, number: int, args: Any, named: Any, attributes: list[str], family: tuple[str, str] | None = None
+    ) -> Any:
+        """Build a port; return its number, its signature, and the signatures of the methods it offers.
+
+        With a `family` and a folder for temporary files, the object `number` is the loader of hub folders. There is no
+        number but a reason if nothing was built.
+        """
+        if family is None:
+            forward = self.call(number, "", args, named)
+        else:
+            try:
+                forward = as_build(self.objects[number], *family)(*args, **named)
+            except PortError as error:
+                return None, safe(error), {}
         if not callable(forward):
             return None, shown(forward), {}
         offered = {name: _described_method(forward, name) for name in attributes if has_method(forward, name)}
-        return self.keep(forward), described_signature(forward), offered
+        kept = self.keep(forward)
+        self.configs[kept] = args[0]
+        return kept, described_signature(forward), offered
 
     def release(self, numbers: list[int]) -> None:
         """Forget objects that the checker no longer has."""
         for number in numbers:
             self.objects.pop(number, None)
+            self.configs.pop(number, None)
 
     def _given(self, value: Any) -> Any:
         if isinstance(value, Handle):

@@ -1,0 +1,48 @@
+"""A small model of each family, as the fields of its config.json.
+
+All sizes differ, so that no two axes can be taken for each other; a ratio that ports of a family fix (GPT-2's
+4 × n_embd, a head's width of Llama) is kept.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transparity.config import TransformerConfig
+from transparity_conformance.checkpoints.importing import configuration, family_called
+
+_SIZES = {"vocab_size": 37, "hidden_size": 24, "num_hidden_layers": 2, "max_position_embeddings": 29}
+_LLAMA = _SIZES | {"intermediate_size": 44, "num_attention_heads": 4, "num_key_value_heads": 2}
+_LLAMA |= {"bos_token_id": 1, "eos_token_id": 2}
+_WIDE = _LLAMA | {"head_dim": 10}
+_BERT = _SIZES | {"num_attention_heads": 3, "intermediate_size": 40}
+_BART: dict[str, Any] = {"vocab_size": 37, "d_model": 24, "encoder_layers": 2, "decoder_layers": 3}
+_BART |= {"encoder_attention_heads": 3, "decoder_attention_heads": 3, "max_position_embeddings": 29}
+_BART |= {"encoder_ffn_dim": 40, "decoder_ffn_dim": 40}
+
+EXAMPLES: dict[str, dict[str, Any]] = {
+    "bart": _BART,
+    "bert": _BERT,
+    "gemma": _WIDE | {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 1},
+    "gemma2": _WIDE | {"sliding_window": 5, "query_pre_attn_scalar": 7, "attn_logit_softcapping": 3.0},
+    "gpt2": {"vocab_size": 37, "n_positions": 29, "n_embd": 24, "n_layer": 2, "n_head": 3},
+    "llama": _LLAMA | {"rope_theta": 10_000.0, "rms_norm_eps": 1e-5},
+    "marian": _BART
+    | {"activation_function": "swish", "scale_embedding": True}
+    | {"pad_token_id": 36, "eos_token_id": 0, "decoder_start_token_id": 36},
+    "mistral": _LLAMA | {"sliding_window": 5},
+    "opt": _SIZES | {"ffn_dim": 96, "num_attention_heads": 3},
+    "qwen2": _LLAMA | {"tie_word_embeddings": True},
+    "qwen3": _WIDE,
+    "roberta": _BERT | {"max_position_embeddings": 31, "type_vocab_size": 1},
+    "t5": {"vocab_size": 37, "d_model": 24, "d_kv": 10, "d_ff": 40, "num_layers": 2, "num_decoder_layers": 3}
+    | {"num_heads": 3, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 17}
+    | {"n_positions": 29, "decoder_start_token_id": 0},
+}
+"""The fields of each `model_type`; the others are those that transformers takes for missing ones."""
+
+
+def example_config(model_type: str) -> TransformerConfig:
+    """The small model of a family; raises `CheckpointError` for a family that cannot be imported."""
+    family = family_called(model_type)
+    return configuration(family, EXAMPLES[model_type], family.names)

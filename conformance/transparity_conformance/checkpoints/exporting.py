@@ -1,0 +1,113 @@
+"""Writing a hub folder of a family: config.json and model.safetensors, by the tables of importing read backwards."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity.errors import TransparityError
+from transparity.parameters import check_parameters, save_parameters
+from transparity_conformance.checkpoints.fields import Family, Fields
+from transparity_conformance.checkpoints.importing import Checkpoint, family_called, import_checkpoint
+from transparity_conformance.checkpoints.naming import tensors_of
+from transparity_conformance.checkpoints.reading import CONFIG, WEIGHTS, CheckpointError
+from transparity_conformance.report.text import listed, reason, shown
+
+
+def export_checkpoint(
+    model_type: str, config: TransformerConfig, parameters: Mapping[str, np.ndarray], folder: str | Path
+) -> None:
+    """Write a model as a hub keeps one of its family, in float32, and import it again to hold that it is the same.
+
+    Args:
+        model_type: the family, one of `importing.FILES`.
+        config: a configuration that the family can express.
+        parameters: those of `config`, by name; every number has to be one of float32.
+        folder: a new or an empty folder.
+
+    Raises `CheckpointError` if the family cannot express the configuration, naming the fields, or if `folder` has files
+    in it or cannot be written; `ParameterError` for parameters that are not those of `config`.
+    """
+    family, folder = family_called(model_type), Path(folder)
+    check_parameters(config, parameters)
+    fields, tensors = fields_of(model_type, family, config), tensors_in(family, config, parameters)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise CheckpointError(f"{folder} has files in it; expected an empty folder, or a new one.")
+        (folder / CONFIG).write_text(json.dumps(fields, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise CheckpointError(f"{folder} cannot be written: {reason(error)}.") from None
+    save_parameters(folder / WEIGHTS, tensors)
+    _check_same(model_type, config, parameters, _imported(model_type, folder))
+
+
+def fields_of(model_type: str, family: Family, config: TransformerConfig) -> dict[str, Any]:
+    """The fields of config.json for a configuration of the family."""
+    direct = {theirs: getattr(config, ours) for theirs, ours in family.fields.items()}
+    return {
+        "model_type": model_type,
+        "architectures": [family.model],
+        "dtype": "float32",
+        "is_encoder_decoder": config.architecture == "encoder-decoder",
+        **{name: value for name, value in family.defaults.items() if value is not None},
+        **direct,
+        **_token_fields(config),
+        **family.write(config),
+    }
+
+
+def _token_fields(config: TransformerConfig) -> Fields:
+    found = {"pad_token_id": config.pad_id, "eos_token_id": config.eos_id, "bos_token_id": config.bos_id}
+    return found | ({"decoder_start_token_id": config.bos_id} if config.architecture == "encoder-decoder" else {})
+
+
+def tensors_in(
+    family: Family, config: TransformerConfig, parameters: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """The tensors of model.safetensors by the names that transformers writes, in float32."""
+    absent = set(family.absent(config))
+    table = {theirs: ours for theirs, ours in family.names.items() if theirs not in absent}
+    exact = {name: np.asarray(value, np.float32) for name, value in parameters.items()}
+    heads = tensors_of({name: exact[name] for name in exact if name.startswith("head.")}, table)
+    others = tensors_of({name: exact[name] for name in exact if not name.startswith("head.")}, table)
+    # a model with a head keeps the rest under a name of its own
+    prefix = next(iter(family.prefixes), "") if config.head == "logits" else ""
+    return {f"{prefix}{name}": value for name, value in others.items()} | heads
+
+
+def _imported(model_type: str, folder: Path) -> Checkpoint:
+    try:
+        return import_checkpoint(folder)
+    except TransparityError as error:
+        raise CheckpointError(f"A {model_type} cannot express this configuration: {str(error).rstrip('.')}.") from None
+
+
+def _check_same(
+    model_type: str, config: TransformerConfig, parameters: Mapping[str, np.ndarray], again: Checkpoint
+) -> None:
+    """Raise `CheckpointError` unless the written folder has the same configuration and the same bits."""
+    asked, found = _explicit(config), _explicit(again.config)
+    if names := [name for name, value in asked.items() if found[name] != value]:
+        fields = listed([f"{name} {shown(asked[name])} (it has {shown(found[name])})" for name in names])
+        raise CheckpointError(f"A {model_type} cannot express {fields}; expected a configuration of that family.")
+    for name, value in parameters.items():
+        if not np.array_equal(np.asarray(value), again.parameters[name]):
+            raise CheckpointError(
+                f"The parameter {name} is not the same after {model_type} was written and read; expected numbers that "
+                "float32 holds."
+            )
+
+
+def _explicit(config: TransformerConfig) -> dict[str, Any]:
+    """The fields of a configuration, with the numbers that None stands for."""
+    return dataclasses.asdict(config) | {
+        "num_key_value_heads": config.key_value_heads,
+        "attention_head_dim": config.head_dim,
+    }

@@ -1,0 +1,42 @@
+"""The answer of a forward pass, in any of the forms that models return."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+
+OUTPUTS = {
+    "logits": ("logits",),
+    "hidden": ("last_hidden_state", "logits"),
+    "pooled": ("pooler_output", "logits"),
+}
+"""The attributes of an output object by the head of the model, the first that it has counts."""
+
+
+def taps_in(returned: Any, config: TransformerConfig) -> dict[Any, Any]:
+    """The taps that a forward pass returned, by name; values are not read.
+
+    Args:
+        returned: an object with `.logits` (`.last_hidden_state`, `.pooler_output` for a model without logits), a dict
+            of taps, a tuple or a list whose first item is the logits, or the logits, as an array of any framework.
+        config: the model's; its head decides which output of an object counts.
+    """
+    for name in OUTPUTS[config.head]:
+        found = getattr(returned, name, None)
+        if found is not None and not callable(found):
+            return {"logits": found}
+    if isinstance(returned, Mapping):
+        return dict(returned)
+    if isinstance(returned, tuple | list) and returned and _is_sequence_of_outputs(returned, config):
+        return {"logits": returned[0]}
+    return {"logits": returned}
+
+
+def _is_sequence_of_outputs(returned: tuple[Any, ...] | list[Any], config: TransformerConfig) -> bool:
+    """Return whether the first item is the whole answer, and not its first row."""
+    axes = 2 if config.head == "pooled" else 3
+    return len(np.shape(returned[0]) if isinstance(returned[0], list) else getattr(returned[0], "shape", ())) == axes

@@ -1,0 +1,86 @@
+"""A port's own loader, `load(folder)`, in the form `build(config, parameters)`.
+
+A folder as a hub keeps it (config.json, model.safetensors) is written for every model that is checked, the loader reads
+it, and the model is called with token ids in the arrays of its own framework. Nothing in the port is adapted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity.errors import TransparityError, shown
+from transparity_conformance.capabilities.stranger import PortCallError, PortError, call_stranger, signature_of
+from transparity_conformance.checkpoints.exporting import export_checkpoint
+from transparity_conformance.ports.loader.answers import taps_in
+from transparity_conformance.ports.loader.inputs import arguments, arrays, framework_of, is_instance, with_mask
+
+
+def as_build(load: Callable[..., Any], model_type: str, root: str) -> Callable[..., Callable[..., Any]]:
+    """Return `build(config, parameters)` for a port's `load(folder)`; it takes what else `load` takes, by name.
+
+    Args:
+        load: reads a folder with config.json and model.safetensors, and returns a model.
+        model_type: the family of the folders that are written.
+        root: the folder that they are written into; each is removed with its model, and `root` by the caller.
+    """
+
+    @functools.wraps(load)
+    def build(config: TransformerConfig, parameters: Mapping[str, np.ndarray], **options: Any) -> Callable[..., Any]:
+        folder = Path(tempfile.mkdtemp(dir=root))
+        try:
+            export_checkpoint(model_type, config, parameters, folder)
+        except TransparityError as error:
+            raise PortError(f"No folder can be written for load(folder): {error}") from None
+        try:
+            forward = _loaded(call_stranger(load, str(folder), **options), config)
+        except PortCallError as error:
+            raise PortError(f"load(folder) raised {error}.") from error.__cause__
+        weakref.finalize(forward, shutil.rmtree, folder, ignore_errors=True)  # weights may be memory-mapped until then
+        return forward
+
+    return build
+
+
+@contextlib.contextmanager
+def loaded_here(load: Callable[..., Any], model_type: str) -> Iterator[Callable[..., Callable[..., Any]]]:
+    """Yield `as_build` in this process, with a temporary folder that is removed with the context."""
+    with tempfile.TemporaryDirectory(prefix="transparity-") as root:
+        yield as_build(load, model_type, root)
+
+
+def required_arguments(signature: inspect.Signature | None) -> int | None:
+    """The number of arguments that a function needs by position: 1 for a loader, 2 for a `build`; None if unknown."""
+    if signature is None or any(each.kind is each.VAR_POSITIONAL for each in signature.parameters.values()):
+        return None
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(each.kind in positional and each.default is each.empty for each in signature.parameters.values())
+
+
+def _loaded(model: Any, config: TransformerConfig) -> Callable[..., Any]:
+    """The forward pass `forward(**inputs)` of a loaded model, in evaluation mode and without gradients."""
+    if not callable(model):
+        raise PortError(f"load(folder) returned {shown(model)}; expected a model, or a function of token ids.")
+    is_torch = is_instance(model, "torch.nn", "Module")
+    if is_torch or is_instance(model, "flax.nnx", "Module"):
+        call_stranger(model.eval)
+    array, without_gradients = call_stranger(arrays, model, call_stranger(framework_of, model))
+    takes = signature_of(model.forward if is_torch else model)
+    names = frozenset() if takes is None else frozenset(takes.parameters)
+
+    def forward(**inputs: np.ndarray) -> dict[Any, Any]:
+        args, named = arguments(with_mask(inputs, config), config, names)
+        with without_gradients():
+            return taps_in(model(*map(array, args), **{name: array(value) for name, value in named.items()}), config)
+
+    return forward

@@ -1,0 +1,100 @@
+"""Inputs of a model as its caller gives them: names, arrays of its framework, and the mask that goes with tokens."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+
+Array = Callable[[np.ndarray], Any]
+
+NAMES = {
+    "tokens": ("input_ids", "tokens"),
+    "source": ("input_ids",),
+    "target": ("decoder_input_ids",),
+    "attention_mask": ("attention_mask",),
+    "token_types": ("token_type_ids", "token_types"),
+}
+"""The names under which a model may take each input of ours."""
+
+
+def with_mask(inputs: Mapping[str, np.ndarray], config: TransformerConfig) -> dict[str, np.ndarray]:
+    """The inputs and, where padding is masked by its token, the mask that a tokenizer would give with them."""
+    is_masked = config.has_encoder or config.decoder_mask == "causal-and-padding"
+    if "attention_mask" in inputs or config.pad_id is None or not is_masked:
+        return dict(inputs)
+    is_token = inputs[config.input_names[0]] != config.pad_id
+    return {**inputs, "attention_mask": is_token.astype(np.int64)}
+
+
+def arguments(
+    inputs: Mapping[str, np.ndarray], config: TransformerConfig, names: frozenset[str]
+) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
+    """The inputs for a function with the parameters `names`: token ids by name or in order, the others by name."""
+    called = {ours: next((name for name in NAMES[ours] if name in names), None) for ours in inputs}
+    by_name = all(called[ours] is not None for ours in config.input_names)
+    args = [] if by_name else [inputs[ours] for ours in config.input_names]
+    given = [ours for ours in inputs if by_name or ours not in config.input_names]
+    return args, {name: inputs[ours] for ours in given if (name := called[ours]) is not None}
+
+
+def framework_of(model: Any) -> str:
+    """`torch`, `jax` or `numpy`: the framework whose arrays a model takes.
+
+    A module of PyTorch, nnx or Equinox tells by itself; of any other callable, what its function holds and then the
+    names of its file tell, the first of torch (transformers) and jax (flax, equinox). Without either it is NumPy.
+    """
+    if is_instance(model, "torch.nn", "Module"):
+        return "torch"
+    if is_instance(model, "flax.nnx", "Module") or is_instance(model, "equinox", "Module"):
+        return "jax"
+    found = (FRAMEWORKS[package] for package in _packages_of(model) if package in FRAMEWORKS)
+    return next(found, "numpy")
+
+
+FRAMEWORKS = {"torch": "torch", "transformers": "torch"} | dict.fromkeys(("jax", "jaxlib", "flax", "equinox"), "jax")
+"""The framework of the arrays that a file with this package uses."""
+
+
+def is_instance(model: Any, package: str, name: str) -> bool:
+    """Return whether `model` is an instance of a framework's class, which is not imported for it."""
+    kind = getattr(sys.modules.get(package), name, None)
+    return isinstance(kind, type) and isinstance(model, kind)
+
+
+def _packages_of(model: Any) -> Iterator[str]:
+    """The packages of what a function (a method, or the class of an object) holds, and of the names of its file."""
+    while isinstance(model, functools.partial):
+        model = model.func
+    function = getattr(inspect.unwrap(model), "__func__", inspect.unwrap(model))
+    if not hasattr(function, "__globals__"):
+        function = type(model).__call__
+    cells = getattr(function, "__closure__", None) or ()
+    for value in [cell.cell_contents for cell in cells]:
+        yield type(value).__module__.partition(".")[0]
+    for value in getattr(function, "__globals__", {}).values():
+        name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+        yield name.partition(".")[0] if isinstance(name, str) else ""
+
+
+def arrays(model: Any, framework: str) -> tuple[Array, Callable[[], contextlib.AbstractContextManager[Any]]]:
+    """The conversion of token ids for a framework, and the context of a call without gradients."""
+    if framework == "torch":
+        import torch
+
+        weights = model.parameters() if isinstance(model, torch.nn.Module) else iter(())
+        device = next((weight.device for weight in weights), torch.device("cpu"))
+        return lambda value: torch.from_numpy(np.array(value, np.int64)).to(device), torch.no_grad
+    if framework == "jax":
+        import jax.numpy as jnp
+
+        return lambda value: jnp.asarray(value, jnp.int32), contextlib.nullcontext
+    return np.array, contextlib.nullcontext

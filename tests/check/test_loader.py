@@ -1,0 +1,165 @@
+"""A port by its own loader: what is written is loaded, called as its user calls it, and judged."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+from typer.testing import CliRunner, Result
+
+from transparity_conformance.capabilities.stranger import PortError
+from transparity_conformance.checkpoints.examples import example_config
+from transparity_conformance.checkpoints.exporting import export_checkpoint
+from transparity_conformance.checkpoints.importing import import_checkpoint
+from transparity_conformance.cli import app
+from transparity_conformance.oracle.probes import probe_parameters
+from transparity_conformance.ports.check import check
+from transparity_conformance.ports.loader.answers import taps_in
+from transparity_conformance.ports.loader.hub import as_build
+from transparity_conformance.ports.loader.inputs import framework_of
+from transparity_conformance.ports.loading import load_port
+from transparity_conformance.ports.testing import assert_conforms
+from transparity_conformance.report.report import Report
+
+FILE = Path(__file__).parent / "hand_written_llama.py"
+
+Refusal = Callable[..., AbstractContextManager[None]]
+
+
+def of(name: str) -> Callable[..., Any]:
+    """A function of the file of a stranger."""
+    return load_port(f"{FILE}:{name}")
+
+
+def causes(report: Report) -> set[str]:
+    return {cause.mistake for fault in report.faults for cause in fault.causes}
+
+
+def invoke(*arguments: Any) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.mark.parametrize("name", ["load", "load_a_tuple", "load_an_object", "load_in_training"])
+def test_a_right_loader_agrees_whatever_form_its_answers_have(name: str) -> None:
+    report = check(of(name), family="llama")
+    assert (report.preset, report.verdict) == ("llama", "agrees")
+    assert not [line for line in report.not_compared if "probe" in line]
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"), [("load_without_theta", "rotary-base"), ("load_with_o_transposed", "weight-transpose")]
+)
+def test_a_fault_of_the_loader_diverges_by_its_cause(name: str, cause: str) -> None:
+    report = check(of(name), family="llama")
+    assert report.verdict == "diverges"
+    assert causes(report) == {cause}
+
+
+def test_a_test_takes_a_loader_in_one_line() -> None:
+    assert assert_conforms(of("load"), family="llama", logits_only=True).preset == "llama"
+
+
+def test_a_size_that_cannot_be_loaded_is_not_compared() -> None:
+    report = check(of("load_only_groups"), family="llama")
+    (line,) = [line for line in report.not_compared if "square" in line]
+    assert "load(folder) raised ValueError: this model is 24 wide" in line
+    assert report.verdict == "agrees"
+
+
+def test_on_the_command_line_a_loader_runs_apart_and_leaves_no_files(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "transparity_conformance", "check", f"{FILE}:load_an_object", "--family", "llama"]
+    ended = subprocess.run(
+        command, env=os.environ | {"TMPDIR": str(tmp_path)}, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "llama (float32) AGREES" in ended.stdout
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith("transparity-")]
+
+
+def test_a_checkpoint_is_given_to_a_loader_with_its_weights_and_with_others(tmp_path: Path) -> None:
+    config = example_config("llama")
+    export_checkpoint("llama", config, probe_parameters(config, 9), tmp_path)
+    result = invoke("check", f"{FILE}:load", "--checkpoint", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert "llama (float32) AGREES" in result.stdout
+    assert "llama at probe size (float32) AGREES" in result.stdout
+    result = invoke("check", f"{FILE}:build", "--checkpoint", tmp_path)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("build(config, parameters) raised RuntimeError: not asked for")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["load", "--family", "gpt7"], "There is no family 'gpt7'; expected one of bart, bert"),
+        (["load", "--family", "llama", "--preset", "translation"], "--family goes with a PORT alone"),
+        (["build", "--family", "llama"], "--family was given"),
+        (["neither", "--family", "llama"], f"{FILE}:neither takes 3 arguments; expected load(folder), with one, or"),
+        (["load_nothing", "--family", "llama"], "load(folder) returned None; expected a model, or a function"),
+        (["load_what_is_not_there", "--family", "llama"], "load(folder) raised FileNotFoundError"),
+    ],
+)
+def test_wrong_usage_is_one_sentence(arguments: list[str], message: str) -> None:
+    result = invoke("check", f"{FILE}:{arguments[0]}", *arguments[1:])
+    assert result.exit_code == 2, result.output
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith(message)
+
+
+def test_a_model_that_the_family_cannot_express_is_refused(tmp_path: Path, refused: Refusal) -> None:
+    config = example_config("gpt2")
+    with refused(PortError, "No folder can be written for load(folder): A llama cannot express"):
+        as_build(of("load"), "llama", str(tmp_path))(config, probe_parameters(config))
+
+
+def test_a_folder_lives_as_long_as_its_model(tmp_path: Path) -> None:
+    config = example_config("llama")
+    forward = as_build(of("load"), "llama", str(tmp_path))(config, probe_parameters(config))
+    (folder,) = tmp_path.iterdir()
+    assert import_checkpoint(folder).config.embed_dim == config.embed_dim
+    del forward
+    assert list(tmp_path.iterdir()) == []
+
+
+class Double(nnx.Module):
+    def __call__(self, tokens: Any) -> Any:
+        return tokens * 2
+
+
+def test_tokens_are_arrays_of_the_framework_of_the_model() -> None:
+    assert framework_of(torch.nn.Linear(1, 1)) == "torch"
+    assert framework_of(Double()) == "jax"
+    assert framework_of(functools.partial(of("rope"), theta=1.0)) == "torch"
+    file: dict[str, Any] = {"np": np}
+    exec("def plain(tokens): return tokens", file)
+    assert framework_of(file["plain"]) == "numpy"
+    exec("import jax\ndef plain(tokens): return tokens", file)
+    assert framework_of(file["plain"]) == "jax"
+    exec("def hold(model): return lambda tokens: model(tokens)", {"np": np}, file)
+    assert framework_of(file["hold"](torch.nn.Linear(1, 1))) == "torch"
+
+
+ONE = np.zeros((2, 3, 5))
+
+
+@pytest.mark.parametrize(
+    "returned", [ONE, (ONE, "cache"), [ONE, ONE], {"logits": ONE}, SimpleNamespace(logits=ONE), list(ONE), ONE.tolist()]
+)
+def test_logits_are_found_in_every_form(returned: Any) -> None:
+    assert np.array_equal(np.asarray(taps_in(returned, example_config("llama"))["logits"]), ONE)
+
+
+def test_an_encoder_answers_with_the_output_that_its_head_has() -> None:
+    pooled = SimpleNamespace(last_hidden_state=ONE, pooler_output=ONE[:, 0] + 1, logits=None)
+    assert np.array_equal(taps_in(pooled, example_config("bert"))["logits"], ONE[:, 0] + 1)

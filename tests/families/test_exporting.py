@@ -1,0 +1,205 @@
+"""Folders that are written for a family hold the same model, to the bit, and transformers reads them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from typer.testing import CliRunner
+
+from transparity.config import TransformerConfig
+from transparity_conformance.checkpoints.examples import example_config
+from transparity_conformance.checkpoints.exporting import export_checkpoint
+from transparity_conformance.checkpoints.importing import FILES, family_called, import_checkpoint
+from transparity_conformance.checkpoints.naming import tensors_of
+from transparity_conformance.checkpoints.reading import CheckpointError
+from transparity_conformance.cli import app
+from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.oracle.probes import probe_parameters, probes_of
+from transparity_conformance.oracle.reach.models import reach_of, small_system
+from transparity_conformance.ports.check import check
+
+with warnings.catch_warnings():  # its warnings while it is imported are not about this project
+    warnings.simplefilter("ignore")
+    import transformers
+
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+
+Refusal = Callable[..., AbstractContextManager[None]]
+
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert, hidden": ("bert", {"head": "hidden", "num_token_types": 3}),
+    "roberta, another pad": ("roberta", {"pad_id": 4, "position_offset": 5}),
+    "gpt2, untied": ("gpt2", {"tied_head": False, "feed_forward_dim": 22, "attention_scale": "none"}),
+    "llama, one key": ("llama", {"num_key_value_heads": 1, "attention_head_dim": 10, "tied_head": True}),
+    "llama, biases": ("llama", {"qkv_bias": True, "output_bias": True, "feed_forward_bias": True}),
+    "llama, scaled": ("llama", {"rotary_scaling": "linear", "rotary_factor": 3.0, "rope_theta": 500.0}),
+    "llama, as in 3.1": (
+        "llama",
+        {"rotary_scaling": "llama3", "rotary_factor": 4.0, "rotary_original_length": 16, "rope_theta": 30.0},
+    ),
+    "mistral, no window": ("mistral", {"sliding_window": None}),
+    "qwen2, windows": ("qwen2", {"sliding_window": 3}),
+    "qwen3, some windows": ("qwen3", {"sliding_window": 3, "full_attention_every": 2}),
+    "gemma2, another scale": ("gemma2", {"attention_multiplier": 224**-0.5, "final_softcap": None}),
+    "t5, gated": ("t5", {"gated": True, "activation": "gelu-tanh", "tied_head": False, "head_scale": "none"}),
+    "t5, its encoder": (
+        "t5",
+        {"architecture": "encoder", "head": "hidden", "tied_head": False, "shared_embedding": False}
+        | {"head_scale": "none", "target_vocab_size": None, "num_decoder_layers": 6},
+    ),
+    "bart, no bias": ("bart", {"head_bias": False}),
+    "marian, two vocabularies": ("marian", {"shared_embedding": False, "target_vocab_size": 43}),
+    "opt, norms behind": (
+        "opt",
+        {"norm_position": "post", "final_norm": False, "tied_head": False}
+        | dict.fromkeys(("qkv_bias", "output_bias", "feed_forward_bias"), False),
+    ),
+    "opt, no last norm": ("opt", {"final_norm": False}),
+}
+"""Models that a family has beside its small one, by what differs."""
+
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in FILES} | VARIANTS
+
+
+def model(name: str) -> tuple[str, TransformerConfig, Arrays]:
+    model_type, changes = MODELS[name]
+    config = dataclasses.replace(example_config(model_type), **changes)
+    return model_type, config, probe_parameters(config)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_is_written_is_read_as_the_same_bits(name: str, tmp_path: Path) -> None:
+    model_type, config, parameters = model(name)
+    export_checkpoint(model_type, config, parameters, tmp_path)
+    again = import_checkpoint(tmp_path)
+    given, found = config.as_dict(), again.config.as_dict()
+    either = {"num_key_value_heads": config.key_value_heads, "attention_head_dim": config.head_dim}
+    assert found | either == given | either
+    assert (again.config.key_value_heads, again.config.head_dim) == (config.key_value_heads, config.head_dim)
+    assert {key: value.tobytes() for key, value in again.parameters.items()} == {
+        key: value.tobytes() for key, value in parameters.items()
+    }
+    honoured = [remark for remark in again.remarks if remark.startswith(("fields that are not", "tensors"))]
+    assert honoured == []
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_transformers_has_a_place_for_every_tensor(name: str, tmp_path: Path) -> None:
+    model_type, config, parameters = model(name)
+    export_checkpoint(model_type, config, parameters, tmp_path)
+    (called,) = json.loads((tmp_path / "config.json").read_text())["architectures"]
+    read, found = getattr(transformers, called).from_pretrained(tmp_path, output_loading_info=True)
+    pooler = {"pooler.dense.weight", "pooler.dense.bias"}  # which the class of an encoder always has
+    assert set(found["missing_keys"]) == (pooler if name == "bert, hidden" else set())
+    assert not found["unexpected_keys"] and not found["mismatched_keys"]
+    read.save_pretrained(tmp_path / "again")
+    theirs, ours = (load_file(folder / "model.safetensors") for folder in (tmp_path / "again", tmp_path))
+    assert set(ours) <= set(theirs)
+    assert all(np.array_equal(value, theirs[key]) for key, value in ours.items())
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_transformers_agrees_through_the_loader(name: str) -> None:
+    report = check(LOADERS.get(name, causal), family=name)
+    assert report.verdict == "agrees", report
+    assert not [line for line in report.not_compared if line.startswith(("probe", "long", "square"))]
+
+
+def causal(folder: str) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(folder)
+
+
+def encoder(folder: str) -> Any:
+    return transformers.AutoModel.from_pretrained(folder)
+
+
+def translator(folder: str) -> Any:
+    return transformers.AutoModelForSeq2SeqLM.from_pretrained(folder)
+
+
+LOADERS = dict.fromkeys(("bert", "roberta"), encoder) | dict.fromkeys(("bart", "marian", "t5"), translator)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_size_that_a_check_needs_can_be_written(name: str, tmp_path: Path) -> None:
+    config = example_config(name)
+    configs = [probe.config for probe in probes_of(config, "config").values()]
+    configs += [each.config for each in reach_of(config, probe_parameters(config))] + [small_system(config)]
+    for index, each in enumerate(dict.fromkeys(configs)):
+        export_checkpoint(name, each, probe_parameters(each), tmp_path / str(index))
+
+
+def test_the_axes_of_an_example_differ() -> None:
+    for name in FILES:
+        config = example_config(name)
+        sizes = [config.embed_dim, config.feed_forward_dim, config.vocab_size, config.max_length, config.attention_dim]
+        sizes += [config.num_heads, config.head_dim]
+        is_whole = config.attention_dim == config.embed_dim
+        assert len(set(sizes)) == len(sizes) - is_whole, name
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "named"),
+    [
+        ("llama", {"norm": "layer"}, "A llama cannot express"),
+        ("llama", {"activation": "gelu-quick", "norm_position": "post"}, "A llama cannot express norm_position 'post'"),
+        ("gpt2", {"positions": "rotary"}, "A gpt2 cannot express"),
+        ("mistral", {"full_attention_every": 2}, "A mistral cannot express full_attention_every 2"),
+        ("qwen2", {"output_bias": True}, "A qwen2 cannot express"),
+        ("gemma", {"activation": "gelu"}, "A gemma cannot express activation 'gelu' (it has 'gelu-tanh')"),
+        ("bert", {"dropout": 0.1}, "A bert cannot express dropout 0.1"),
+        ("t5", {"gated": True, "activation": "gelu"}, "A t5 cannot express activation 'gelu'"),
+    ],
+)
+def test_a_family_that_cannot_express_a_configuration_says_so(
+    name: str, changes: dict[str, Any], named: str, tmp_path: Path, refused: Refusal
+) -> None:
+    config = dataclasses.replace(example_config(name), **changes)
+    with refused(CheckpointError, named):
+        export_checkpoint(name, config, probe_parameters(config), tmp_path)
+
+
+def test_numbers_that_float32_does_not_hold_are_refused(tmp_path: Path, refused: Refusal) -> None:
+    config = example_config("llama")
+    parameters = probe_parameters(config)
+    parameters["head.weight"] = parameters["head.weight"].astype(np.float64) + 1e-12
+    with refused(CheckpointError, "The parameter head.weight is not the same after llama was written and read"):
+        export_checkpoint("llama", config, parameters, tmp_path)
+
+
+def test_a_folder_with_files_is_left_alone(tmp_path: Path, refused: Refusal) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    config = example_config("llama")
+    with refused(CheckpointError, f"{tmp_path} has files in it"):
+        export_checkpoint("llama", config, probe_parameters(config), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_packed_tensor_is_left_out_with_one_of_its_parts() -> None:
+    one = {"decoder.layers.0.self_attention.query.bias": np.zeros(3)}
+    assert tensors_of(one, family_called("gpt2").names) == {}
+
+
+def test_the_command_writes_a_folder(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["export", "--family", "gpt2", "--as-hub", str(tmp_path / "hub")])
+    assert result.exit_code == 0, result.output
+    assert import_checkpoint(tmp_path / "hub").config == example_config("gpt2")
+    for arguments, message in [
+        (["--family", "gpt2"], "--family NAME and --as-hub DIR go together"),
+        (["translation", "--as-hub", "x"], "--family NAME and --as-hub DIR go together"),
+        (["--family", "gpt7", "--as-hub", str(tmp_path / "x")], "There is no family 'gpt7'; expected one of"),
+        ([], "export takes a PRESET and a DIR"),
+    ]:
+        result = CliRunner().invoke(app, ["export", *arguments])
+        assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+        assert result.stderr.startswith(message)

@@ -12,6 +12,9 @@ import numpy as np
 from transparity_conformance.ports.listening.operation import Operation, Source
 from transparity_conformance.ports.listening.source import Sources
 
+MOST = 2**18
+"""Operations in a record; further ones are left out."""
+
 Origins = tuple[int, ...]
 """Indices of the operations that made a value."""
 
@@ -40,7 +43,7 @@ class _Memory:
 
 
 class Record:
-    """The operations of a run. Values beyond `largest` bytes in all are left out, and data flows through them."""
+    """The operations of a run. Values beyond `largest` bytes are left out, and data flows through them."""
 
     def __init__(self, largest: float = math.inf) -> None:
         self.operations: list[Operation] = []
@@ -85,9 +88,12 @@ class Record:
         arguments: Mapping[str, Any] | None = None,
     ) -> Origins:
         """Record a value; return its origins: itself, or its inputs if it is None or there is no room for it."""
-        if value is None or value.size == 0 or self.size + value.nbytes > self.largest:
+        if value is None or value.size == 0 or len(self.operations) == MOST:
             return inputs
-        self.size += value.nbytes
+        size = value.nbytes + sum(getattr(each, "nbytes", 0) for each in (arguments or {}).values())
+        if self.size + size > self.largest:
+            return inputs
+        self.size += size
         self.operations.append(Operation(name, value, inputs, source, arguments or {}))
         return (len(self.operations) - 1,)
 

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.listening.common import named, reached, texts
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from transparity.errors import TransparityError
 from transparity_conformance.ports.listening.listen import listen
-from transparity_conformance.ports.listening.operation import Operation
 
-HERE = Path(__file__).read_text(encoding="utf-8").splitlines()
 D, N, V = 12, 3, 11
 GENERATOR = torch.Generator().manual_seed(0)
 WTE, C_ATTN, C_PROJ = (torch.randn(shape, generator=GENERATOR) for shape in ((V, D), (3 * D, D), (D, D)))
@@ -56,27 +54,6 @@ def head_by_head(ids: Tensor) -> Tensor:
     return x @ C_PROJ
 
 
-def named(operations: list[Operation], name: str) -> list[Operation]:
-    return [each for each in operations if name in each.name]
-
-
-def texts(operations: list[Operation]) -> list[str]:
-    """The text of each operation's line in this file."""
-    assert all(each.source is not None and each.source.file == __file__ for each in operations)
-    return [HERE[each.source.line - 1].strip() for each in operations if each.source is not None]
-
-
-def reached(operations: list[Operation], last: Operation) -> set[int]:
-    """All operations whose values flow into one."""
-    found: set[int] = set()
-    todo = list(last.inputs)
-    while todo:
-        if (index := todo.pop()) not in found:
-            found.add(index)
-            todo += operations[index].inputs
-    return found
-
-
 @pytest.mark.parametrize("context", [torch.enable_grad, torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("forward", [explicit, with_kernel, head_by_head])
 def test_the_result_is_the_same_to_the_bit(forward: Callable[[Tensor], Tensor], context: Any) -> None:
@@ -90,14 +67,14 @@ def test_the_result_is_the_same_to_the_bit(forward: Callable[[Tensor], Tensor], 
 def test_every_operation_has_the_line_that_ran_it() -> None:
     _, operations = listen(lambda: explicit(IDS), "pytorch")
     scores, context = named(operations, "bmm")
-    assert texts([scores]) == ["att = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(D // N))"]
-    assert texts([context]) == ["y = (att @ v).transpose(1, 2).reshape(2, 5, D)"]
-    assert texts(named(operations, "masked_fill")) == [
+    assert texts([scores], __file__) == ["att = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(D // N))"]
+    assert texts([context], __file__) == ["y = (att @ v).transpose(1, 2).reshape(2, 5, D)"]
+    assert texts(named(operations, "masked_fill"), __file__) == [
         'att = att.masked_fill(torch.tril(torch.ones(5, 5)) == 0, float("-inf"))'
     ]
-    assert texts(named(operations, "softmax")) == ["att = F.softmax(att, dim=-1)"]
+    assert texts(named(operations, "softmax"), __file__) == ["att = F.softmax(att, dim=-1)"]
     assert {"y @ C_PROJ  # the last line", "return x.view(*x.shape[:2], N, D // N).transpose(1, 2)"} <= set(
-        texts(operations)
+        texts(operations, __file__)
     )
 
 
@@ -143,7 +120,7 @@ def test_a_kernel_shows_the_scores_and_weights_that_explicit_attention_has(
     assert np.allclose(masked.value, scores, atol=1e-12)
     assert np.allclose(weights.value, scores.softmax(-1), atol=1e-12)
     assert np.allclose(kernel.value, scores.softmax(-1) @ value, atol=1e-6)
-    assert set(texts([masked, weights, kernel])) == {"y = F.scaled_dot_product_attention(q, k, v, **options)"}
+    assert set(texts([masked, weights, kernel], __file__)) == {"y = F.scaled_dot_product_attention(q, k, v, **options)"}
     assert operations.index(masked) in reached(operations, kernel)
     assert kernel.arguments["is_causal"] == options.get("is_causal", False)
     assert (kernel.arguments["mask"] is None) == ("attn_mask" not in options)
@@ -163,7 +140,7 @@ def test_values_are_those_right_after_the_operation() -> None:
     factors = np.array([h + 1 for h in range(N)] * (D // N))
     assert np.array_equal(embedded.value, WTE[IDS].double().numpy())
     assert np.allclose(added.value, embedded.value * (1 + factors), rtol=1e-6)
-    assert texts([added]) == ["x += out"]
+    assert texts([added], __file__) == ["x += out"]
 
 
 def test_a_value_written_in_parts_is_heard_whole_and_flows_on() -> None:
@@ -171,7 +148,7 @@ def test_a_value_written_in_parts_is_heard_whole_and_flows_on() -> None:
     added = named(operations, "add_")[0]
     whole = [operations[index] for index in added.inputs if operations[index].name.startswith("aten.copy_")]
     assert [each.value.shape for each in whole] == [(2, 5, D)]
-    assert texts(whole) == ["out[..., h::N] = x[..., h::N] * (h + 1)"]
+    assert texts(whole, __file__) == ["out[..., h::N] = x[..., h::N] * (h + 1)"]
     products = {operations.index(each) for each in named(operations, "mul.Tensor")}
     assert len(products) == N
     assert products <= reached(operations, added)
@@ -186,7 +163,7 @@ def test_a_module_is_heard_at_the_line_that_calls_it() -> None:
 
     _, operations = listen(lambda: forward(WTE))
     assert {each.name for each in operations} == {"aten.addmm.default", "aten.native_layer_norm.default"}
-    assert set(texts(operations)) == {"return layer(x)"}
+    assert set(texts(operations, __file__)) == {"return layer(x)"}
 
 
 def test_a_complex_rotation_is_heard_as_real_and_imaginary_parts() -> None:

@@ -10,12 +10,13 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from transparity.errors import TransparityError, shown
-from transparity_conformance.ports.listening import pytorch, source
+from transparity_conformance.ports.listening import jax, pytorch, source
 from transparity_conformance.ports.listening.operation import Operation
 from transparity_conformance.ports.listening.record import Record
 
 LISTENERS: dict[str, tuple[str, Callable[[Record], AbstractContextManager[None]]]] = {
     "pytorch": ("torch", pytorch.listening),
+    "jax": ("jax", jax.listening),
 }
 """By framework: the module without which it cannot have been used, and its listener."""
 

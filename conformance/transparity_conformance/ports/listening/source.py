@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 import functools
+import itertools
 import linecache
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -42,29 +43,31 @@ class Sources:
         self._found: dict[tuple[int, int], tuple[CodeType, Source]] = {}  # with the code, so that its id stays its own
 
     def here(self) -> Source | None:
-        """Return the innermost line of the port on the stack.
+        """Return the innermost line of the port on the stack."""
+        return self.among((frame.f_code, frame.f_lasti) for frame in _frames())
+
+    def among(self, places: Iterable[tuple[CodeType, int]]) -> Source | None:
+        """Return the innermost line of the port among places in code, the innermost first; None if there is none.
 
         The port's own code is outside of the standard library, of installed packages and of this one. A port that is
         installed itself has no such line; its own code is then the package that was called.
         """
-        for frame in _frames():
-            if home(frame.f_code.co_filename) == "":
-                return self._of(frame)
-        return self._in_called_package()
+        installed = []
+        for code, at in places:
+            package = home(code.co_filename)
+            if package == "":
+                return self._of(code, at)
+            if package:
+                installed.append((package, code, at))
+        return next((self._of(code, at) for package, code, at in installed if package == installed[-1][0]), None)
 
-    def _in_called_package(self) -> Source | None:
-        packages = [(home(frame.f_code.co_filename), frame) for frame in _frames()]
-        called = next((package for package, _ in reversed(packages) if package), None)
-        return next((self._of(frame) for package, frame in packages if called and package == called), None)
-
-    def _of(self, frame: FrameType) -> Source:
-        code, at = frame.f_code, frame.f_lasti
+    def _of(self, code: CodeType, at: int) -> Source:
         found = self._found.get((id(code), at))
         if found is None:
-            line = frame.f_lineno or code.co_firstlineno  # 3.11: that of the expression, not of its statement
-            file = code.co_filename
-            text = statement_at(tuple(linecache.getlines(file, frame.f_globals)), line)
-            found = self._found[id(code), at] = code, Source(safe(file, LONGEST_PATH), line, text)
+            # that of the expression, not of its statement
+            line = next(itertools.islice(code.co_positions(), at // 2, None))[0] or code.co_firstlineno
+            text = statement_at(tuple(linecache.getlines(code.co_filename)), line)
+            found = self._found[id(code), at] = code, Source(safe(code.co_filename, LONGEST_PATH), line, text)
         return found[1]
 
 

@@ -20,22 +20,8 @@ from transparity_conformance.ports.listening.operation import Source
 from transparity_conformance.ports.listening.record import Place, Record
 
 REARRANGEMENTS = frozenset(
-    [
-        "broadcast_in_dim",
-        "convert_element_type",
-        "copy",
-        "device_put",
-        "dynamic_slice",
-        "expand_dims",
-        "reshape",
-        "rev",
-        "slice",
-        "split",
-        "squeeze",
-        "stage",
-        "transpose",
-    ]
-)
+    ["broadcast_in_dim", "convert_element_type", "copy", "device_put", "dynamic_slice", "expand_dims", "reshape"]
+) | {"rev", "slice", "split", "squeeze", "stage", "transpose"}
 """Primitives whose results are the numbers that they were given, which are recorded unless those are parameters."""
 
 EVALUATED = frozenset(("jit", "pjit", "checkpoint", "remat", "remat2"))

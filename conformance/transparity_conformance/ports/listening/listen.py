@@ -10,13 +10,16 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from transparity.errors import TransparityError, shown
-from transparity_conformance.ports.listening import jax, pytorch, source
+from transparity_conformance.ports.listening import jax, numpy, pytorch, source
 from transparity_conformance.ports.listening.operation import Operation
 from transparity_conformance.ports.listening.record import Record
 
-LISTENERS: dict[str, tuple[str, Callable[[Record], AbstractContextManager[None]]]] = {
-    "pytorch": ("torch", pytorch.listening),
-    "jax": ("jax", jax.listening),
+Listener = Callable[[Record, Callable[[], Any]], AbstractContextManager[None]]
+
+LISTENERS: dict[str, tuple[str, Listener]] = {
+    "pytorch": ("torch", lambda record, _: pytorch.listening(record)),
+    "jax": ("jax", lambda record, _: jax.listening(record)),
+    "numpy": ("numpy", numpy.listening),
 }
 """By framework: the module without which it cannot have been used, and its listener."""
 
@@ -39,15 +42,15 @@ def listen(
     if framework is not None and framework not in LISTENERS:
         raise TransparityError(f"The framework is {shown(framework)}; expected one of {', '.join(LISTENERS)}, or None.")
     record = Record(largest)
-    with _listening(record, framework):
+    with _listening(record, framework, call):
         result = source.run(call)
     return result, record.operations
 
 
 @contextlib.contextmanager
-def _listening(record: Record, framework: str | None) -> Iterator[None]:
+def _listening(record: Record, framework: str | None, call: Callable[[], Any]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for name, (module, listening) in LISTENERS.items():
             if framework in (None, name) and module in sys.modules:
-                stack.enter_context(listening(record))
+                stack.enter_context(listening(record, call))
         yield

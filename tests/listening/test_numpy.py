@@ -15,6 +15,7 @@ import pytest
 from tests.listening.common import named, reached, texts
 
 from transparity_conformance.ports.listening.listen import listen
+from transparity_conformance.ports.listening.operation import Operation
 
 PORT = """
 import math
@@ -143,9 +144,9 @@ def test_the_result_is_the_same_to_the_bit_and_the_functions_are_put_back(port: 
     assert port.Model.forward.__code__ is codes[0]
 
 
-def heard(port: ModuleType, forward: Callable[[Any], Any]) -> list[Any]:
+def heard(port: ModuleType, forward: Callable[[Any], Any]) -> list[Operation]:
     _, operations = listen(lambda: forward(IDS))
-    assert all(each.source.file == port.__file__ for each in operations)
+    assert all(each.source is not None and each.source.file == port.__file__ for each in operations)
     return operations
 
 
@@ -159,6 +160,7 @@ def test_every_operation_has_the_line_that_ran_it(port: ModuleType) -> None:
     ]
     assert texts(named(operations, "exp"), file) == ["e = np.exp(x - x.max(-1, keepdims=True))"]
     assert texts(named(operations, "reshape"), file)[:1] == ["return x.reshape(*x.shape[:2], heads, -1).swapaxes(1, 2)"]
+    assert operations[-1].source is not None
     assert operations[-1].source.code == "return x @ self.weight"  # the last reshape changes nothing
 
 

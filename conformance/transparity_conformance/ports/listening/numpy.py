@@ -112,9 +112,9 @@ class _Listener:
             name = _name(function) or site.name
             if self._is_own(function) or not _computes(function, given):
                 return
-            written = (
-                value if site.writes else next(_arrays(given), None) if name in WRITERS and value is None else None
-            )
+            written = value if site.writes else None
+            if name in WRITERS and value is None:
+                written = next(_arrays(given), None)
             if isinstance(written, np.ndarray):
                 self._write(name, written, self._origins(given))
                 return

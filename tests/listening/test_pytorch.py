@@ -218,3 +218,39 @@ def test_operations_beyond_the_room_are_left_out_and_data_flows_through_them() -
 def test_an_unknown_framework_is_refused(refused: Callable[..., Any]) -> None:
     with refused(TransparityError, "The framework is 'tensorflow'; expected one of"):
         listen(lambda: None, "tensorflow")
+
+
+PADDING = torch.zeros(2, 5, dtype=torch.bool)
+PADDING[1, 3:] = True
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize(
+    "options", [{}, {"src_key_padding_mask": PADDING}, {"mask": torch.ones(5, 5, dtype=torch.bool).triu(1)}]
+)
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_a_layer_in_one_kernel_shows_what_its_parts_compute(options: dict[str, Tensor], norm_first: bool) -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(D, 2, 20, batch_first=True, norm_first=norm_first).eval()
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=not norm_first).eval()
+    x = WTE[IDS]
+    _, in_parts = listen(lambda: model(x + 0, **options))  # gradients need the parts
+    with torch.no_grad():
+        expected = model(x + 0, **options)
+        result, operations = listen(lambda: model(x + 0, **options))
+    assert torch.equal(result, expected)
+    keep = ~options.get("src_key_padding_mask", torch.zeros(2, 5, dtype=torch.bool)).numpy()
+    hidden = [each.value[keep] for each in named(in_parts, "relu") if each.value.shape == (2, 5, 20)]
+    shown = [each.value[keep] for each in named(operations, "relu")]
+    assert len(hidden) == len(shown) == 2
+    assert all(np.allclose(one, other, atol=1e-5) for one, other in zip(hidden, shown, strict=True))
+    assert not np.array_equal(shown[0], shown[0].astype(np.float32))  # they are our parts of the kernel
+    weights = named(operations, "softmax")
+    assert len(weights) == 2
+    assert {operations.index(each) for each in weights} <= reached(operations, operations[-1])
+
+
+def test_a_compiled_function_is_heard() -> None:
+    compiled = torch.compile(lambda x: (x @ x.mT).softmax(-1), backend="eager")
+    _, operations = listen(lambda: compiled(WTE))
+    assert [each.name for each in operations] == ["aten.mm.default", "aten._softmax.default"]

@@ -1,9 +1,10 @@
 """Listening to PyTorch: every operation that reaches the dispatcher, of modules and functions alike.
 
-Composite operations are heard in their parts (`linear` as `addmm`), kernels as one. An operation with several outputs
-is one for each. What is not heard: integers and bools (data flows through them), other threads, tensors without
-numbers of their own (meta, sparse, nested, quantised, subclasses with a dispatch of their own), views of parameters,
-and uninitialised memory. A compiled module runs eagerly meanwhile.
+Composite operations are heard in their parts (`linear` as `addmm`), kernels as one, and those of attention and of whole
+layers in parts, too (`fused`, `fast_path`). An operation with several outputs is one for each. What is not heard:
+integers and bools (data flows through them), other threads, tensors without numbers of their own (meta, sparse, nested,
+quantised, subclasses with a dispatch of their own), views of parameters, and uninitialised memory. A compiled module
+runs eagerly meanwhile.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from transparity_conformance.ports.listening import fast_path
 from transparity_conformance.ports.listening.fused import default_scale, hidden
 from transparity_conformance.ports.listening.operation import Source
 from transparity_conformance.ports.listening.record import Origins, Place, Record
@@ -31,6 +33,15 @@ SHAPE_ALONE = re.compile(r"_like\.|\.new_")
 def listening(record: Record) -> Iterator[None]:
     """Record every PyTorch operation of this thread within the context."""
     import torch
+
+    with contextlib.ExitStack() as stack:
+        if "torch._dynamo" in sys.modules:  # else nothing has been compiled
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(_listener(record))
+        yield
+
+
+def _listener(record: Record) -> Any:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Listener(TorchDispatchMode):
@@ -40,11 +51,7 @@ def listening(record: Record) -> Iterator[None]:
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             return heard(record, func, args, kwargs or {})
 
-    with contextlib.ExitStack() as stack:
-        if "torch._dynamo" in sys.modules:  # else nothing has been compiled
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(Listener())
-        yield
+    return Listener()
 
 
 def heard(record: Record, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -64,6 +71,8 @@ def heard(record: Record, func: Any, args: Sequence[Any], kwargs: Mapping[str, A
         inputs = ()
     if arguments := _attention(func, given):
         inputs = _hidden(record, arguments, given, source)
+    if name in fast_path.INPUT:
+        inputs = _fast_path_parts(record, name, given)
     for place in writes:
         record.write(place, record.add(name, _numbers(place.array), inputs, source))
     for place in _places(result):
@@ -163,6 +172,19 @@ def _hidden(record: Record, arguments: Mapping[str, Any], given: Mapping[str, An
         if name != "attention.context":  # which is the output
             last = record.add(name, value, last, source)
     return last
+
+
+def _fast_path_parts(record: Record, name: str, given: Mapping[str, Any]) -> Origins:
+    """Hear the parts of a kernel that is a whole layer; return what its output is computed from."""
+    argument = fast_path.INPUT[name]
+    cast = {each: fast_path.in_float64(value) for each, value in given.items()}
+    padding = fast_path.padding_of(given[argument])
+    if padding is not None:
+        cast |= {"mask": padding, "mask_type": 1}
+    for place in _places(cast[argument]):
+        record.put(place, _origins(record, given[argument]))
+    with _listener(record):
+        return _origins(record, fast_path.parts(name, cast))
 
 
 def _origins(record: Record, *tensors: Any) -> Origins:

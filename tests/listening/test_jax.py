@@ -163,6 +163,13 @@ def test_exceptions_pass_and_jit_is_back_afterwards() -> None:
     assert jax.jit(lambda x: isinstance(x, jax.core.Tracer))(1)
 
 
+def test_what_runs_afterwards_is_not_heard() -> None:
+    _, operations = listen(lambda: WTE * 2, "jax")
+    count = len(operations)
+    (WTE * 3).block_until_ready()
+    assert len(operations) == count
+
+
 def test_numbers_of_half_precision_are_heard_as_they_are() -> None:
     _, operations = listen(lambda: WTE.astype(jnp.bfloat16) * 3, "jax")
     assert np.array_equal(operations[-1].value, (WTE.astype(jnp.bfloat16) * 3).astype(jnp.float32))

@@ -250,6 +250,34 @@ def test_a_layer_in_one_kernel_shows_what_its_parts_compute(options: dict[str, T
     assert {operations.index(each) for each in weights} <= reached(operations, operations[-1])
 
 
+def test_lines_are_the_same_whether_numpy_is_listened_to_or_not() -> None:
+    def forward(ids: Tensor) -> Tensor:
+        x = explicit(ids)
+        return (
+            x.float()
+            .add(1)
+            .softmax(  # over features
+                -1,
+            )
+        )
+
+    _, alone = listen(lambda: forward(IDS), "pytorch")
+    _, together = listen(lambda: forward(IDS))
+    assert [each.source for each in alone] == [each.source for each in together]
+    assert texts(alone[-2:], __file__) == [".add(1)", ".softmax(  # over features"]
+
+
+def test_values_in_float64_are_copies_too() -> None:
+    def forward() -> Tensor:
+        x = WTE.double() + 1
+        return x.zero_()
+
+    _, operations = listen(forward)
+    added, zero = operations[-2:]
+    assert np.array_equal(added.value, WTE.double() + 1)
+    assert not zero.value.any()
+
+
 def test_a_compiled_function_is_heard() -> None:
     compiled = torch.compile(lambda x: (x @ x.mT).softmax(-1), backend="eager")
     _, operations = listen(lambda: compiled(WTE))

@@ -133,14 +133,14 @@ class _Reporting(ast.NodeTransformer):
         return _heard(node, "attribute", node.attr, [value])
 
     def visit_Call(self, node: ast.Call) -> Any:
-        place, name = node, ""
-        if isinstance(node.func, ast.Attribute):  # in a chain over several lines, that of the method's name
-            last = node.func
-            place, name = ast.copy_location(ast.Call(last, [], []), node), last.attr
-            place.lineno = last.end_lineno or last.lineno
-            place.col_offset = max(0, (last.end_col_offset or 0) - len(name))
-            last.value, receiver = self._operand(last.value)
-            node.func, function = _operand(last)
+        name = ""
+        if isinstance(node.func, ast.Attribute):
+            method, name = node.func, node.func.attr
+            # the line of a call in a chain is that of the method's name, as Python has it
+            node.lineno = method.end_lineno or method.lineno
+            node.col_offset = max(0, (method.end_col_offset or 0) - len(name))
+            method.value, receiver = self._operand(method.value)
+            node.func, function = _operand(method)
             first = [function, receiver]
         else:
             node.func, function = self._operand(node.func)
@@ -151,7 +151,7 @@ class _Reporting(ast.NodeTransformer):
             keyword.value, number = self._operand(keyword.value)
             named.append(number)
         writes = any(keyword.arg == "out" for keyword in node.keywords)
-        return _heard(node, "method" if name else "call", name, [*first, *arguments, *named], place, writes)
+        return _heard(node, "method" if name else "call", name, [*first, *arguments, *named], writes)
 
     def visit_AugAssign(self, node: ast.AugAssign) -> Any:
         array = _array_of(node.target)
@@ -195,10 +195,10 @@ def _operand(node: Any) -> tuple[Any, int]:
     return _call(OPERAND, [ast.Constant(number), node], node), number
 
 
-def _heard(node: Any, kind: Kind, name: str, operands: list[int], place: Any = None, writes: bool = False) -> Any:
+def _heard(node: Any, kind: Kind, name: str, operands: list[int], writes: bool = False) -> Any:
     number = next(_numbers)
     SITES[number] = Site(kind, name, tuple(operands), writes)
-    return _call(HEARD, [ast.Constant(number), node], place or node)
+    return _call(HEARD, [ast.Constant(number), node], node)
 
 
 def _wrote(node: Any, name: str, operands: list[int], array: Any, part: int | None) -> ast.stmt:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import sys
 from collections import deque
@@ -38,26 +37,22 @@ def functions_of(call: Callable[[], Any]) -> Iterator[FunctionType]:
         elif isinstance(item, type | ModuleType):
             if _is_own(item):
                 todo.extend(vars(item).values())
-                todo.extend(getattr(item, "__mro__", ()))
+                todo.extend(item.__mro__ if isinstance(item, type) else ())
         else:
             todo.extend(gc.get_referents(item))
 
 
 def _is_own(item: type | ModuleType) -> bool:
-    """Return whether a class or a module is the port's."""
+    """Return whether a class or a module is the port's; attributes are read where no code of a stranger runs."""
+    members = vars(item)
     if isinstance(item, ModuleType):
-        file = getattr(item, "__file__", None)
-        return isinstance(file, str) and home(file) == ""
-    if any(home(function.__code__.co_filename) == "" for function in vars(item).values() if _is_function(function)):
+        return _is_own_file(members.get("__file__"))
+    functions = [each for each in members.values() if isinstance(each, FunctionType)]
+    if any(home(function.__code__.co_filename) == "" for function in functions):
         return True
-    return _file_is_own(item.__module__)
+    module = sys.modules.get(str(members.get("__module__")))
+    return module is not None and _is_own_file(vars(module).get("__file__"))
 
 
-def _is_function(item: Any) -> bool:
-    return isinstance(item, FunctionType)
-
-
-@functools.lru_cache(maxsize=1024)
-def _file_is_own(module: Any) -> bool:
-    file = getattr(sys.modules.get(module), "__file__", None) if isinstance(module, str) else None
+def _is_own_file(file: Any) -> bool:
     return isinstance(file, str) and home(file) == ""

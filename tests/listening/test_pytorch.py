@@ -12,8 +12,10 @@ import torch
 from tests.listening.common import named, reached, texts
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import _disable_current_modes
 
 from transparity.errors import TransparityError
+from transparity_conformance.ports.listening import record
 from transparity_conformance.ports.listening.listen import listen
 
 D, N, V = 12, 3, 11
@@ -215,6 +217,12 @@ def test_operations_beyond_the_room_are_left_out_and_data_flows_through_them() -
     assert [each.inputs for each in operations] == [(), (0,), (1,)]
 
 
+def test_operations_beyond_their_number_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "MOST", 2)
+    _, operations = listen(lambda: WTE.exp().log().exp().sum())
+    assert [each.name for each in operations] == ["aten.exp.default", "aten.log.default"]
+
+
 def test_an_unknown_framework_is_refused(refused: Callable[..., Any]) -> None:
     with refused(TransparityError, "The framework is 'tensorflow'; expected one of"):
         listen(lambda: None, "tensorflow")
@@ -279,6 +287,14 @@ def test_values_in_float64_are_copies_too() -> None:
 
 
 def test_a_compiled_function_is_heard() -> None:
-    compiled = torch.compile(lambda x: (x @ x.mT).softmax(-1), backend="eager")
+    def backend(graph: Any, inputs: Any) -> Any:
+        def opaque(*args: Tensor) -> Any:
+            with _disable_current_modes():
+                return graph(*args)
+
+        return opaque
+
+    compiled = torch.compile(lambda x: (x @ x.mT).softmax(-1), backend=backend)
+    compiled(WTE)
     _, operations = listen(lambda: compiled(WTE))
     assert [each.name for each in operations] == ["aten.mm.default", "aten._softmax.default"]

@@ -157,7 +157,6 @@ class _Listener:
 
     def _write(self, name: str, array: Any, inputs: Origins) -> None:
         record, place = self.record, _place(array)
-        inputs = tuple(sorted({*inputs, *record.before_write(place)}))
         record.write(place, record.add(f"numpy.{name}", _numbers(array), inputs, record.sources.here()))
 
     def _origins(self, given: Any) -> Origins:

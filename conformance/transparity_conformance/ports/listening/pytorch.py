@@ -62,7 +62,7 @@ def heard(record: Record, func: Any, args: Sequence[Any], kwargs: Mapping[str, A
     for place in read:
         if place.owner not in views and place not in writes:
             record.settle(place, _numbers)
-    inputs = tuple(sorted({*record.origins(read), *(each for place in writes for each in record.before_write(place))}))
+    inputs = record.origins(read)
     result = func(*args, **kwargs)
     name, source = str(func), record.sources.here()
     if name.startswith(UNINITIALISED):

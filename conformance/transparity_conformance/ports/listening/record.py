@@ -109,8 +109,3 @@ class Record:
         memory = self._memories.setdefault(place.owner, _Memory(place.memory))
         memory.parts = {place.geometry: origins}
         memory.last, memory.written = origins, True
-
-    def before_write(self, place: Place) -> Origins:
-        """The operations that made the memory into which an operation is about to write."""
-        memory = self._memories.get(place.owner)
-        return memory.last if memory is not None else ()

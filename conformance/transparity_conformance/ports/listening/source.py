@@ -28,6 +28,9 @@ INSTALLED = ("/site-packages/", "/dist-packages/")
 GENERATED = ("<frozen ", "<__array_function__")
 """Beginnings of the file names of Python's and NumPy's own code without a file."""
 
+FRAMEWORKS = frozenset(["equinox", "flax", "functorch", "haiku", "jax", "jaxlib", "keras", "numpy", "torch"])
+"""Packages that call a model and run its operations, but are no model."""
+
 LONGEST_PATH = 4096
 
 
@@ -50,14 +53,14 @@ class Sources:
         """Return the innermost line of the port among places in code, the innermost first; None if there is none.
 
         The port's own code is outside of the standard library, of installed packages and of this one. A port that is
-        installed itself has no such line; its own code is then the package that was called.
+        installed itself has no such line; its own code is then the package that was called, frameworks aside.
         """
         installed = []
-        for code, at in places:
+        for code, at in itertools.takewhile(lambda place: place[0] is not run.__code__, places):
             package = home(code.co_filename)
             if package == "":
                 return self._of(code, at)
-            if package:
+            if package and package not in FRAMEWORKS:
                 installed.append((package, code, at))
         return next((self._of(code, at) for package, code, at in installed if package == installed[-1][0]), None)
 
@@ -72,9 +75,9 @@ class Sources:
 
 
 def _frames() -> Iterator[FrameType]:
-    """The frames from the innermost out to `run`."""
+    """The frames from the innermost outwards."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code is not run.__code__:
+    while frame is not None:
         yield frame
         frame = frame.f_back
 

@@ -15,6 +15,7 @@ from transparity_conformance.capabilities.stranger import PortCallError, PortErr
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.ports.listening.listen import listen
 from transparity_conformance.ports.listening.operation import Operation
+from transparity_conformance.ports.process.wire import largest_answer
 from transparity_conformance.report.comparison import as_numbers
 from transparity_conformance.report.text import VALUE, listed, safe
 
@@ -70,13 +71,15 @@ def run_listening(
         probe: the probe, whose tokens it is given.
         framework: as for `listen`; a port in a process of its own is listened to in all that are imported there.
 
-    Returns: its taps as `run` does, and its operations in the order in which they ran.
+    Returns: its taps as `run` does, and its operations in the order in which they ran; those whose values would go
+    beyond half of the largest answer of a process are left out, here as there. The taps may differ in rounding from
+    those of `run` where listening turns a compiler off (`jit`, `torch.compile`).
     """
 
     def listened(**tokens: np.ndarray) -> tuple[Any, list[Operation]]:
         if isinstance(forward, PortElsewhere):
             return forward.listened(**tokens)
-        return listen(lambda: forward(**tokens), framework)
+        return listen(lambda: forward(**tokens), framework, largest=largest_answer() // 2)
 
     returned, operations = _returned(listened, forward, probe)
     return _known(returned, probe, logits_only=False), operations

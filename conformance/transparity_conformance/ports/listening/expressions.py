@@ -187,7 +187,7 @@ class _Reporting(ast.NodeTransformer):
         if isinstance(node, ast.Starred):
             node.value, number = self._operand(node.value)
             return node, number
-        return _operand(self.visit(node))
+        return (node, next(_numbers)) if isinstance(node, ast.Constant) else _operand(self.visit(node))
 
 
 def _operand(node: Any) -> tuple[Any, int]:

@@ -48,6 +48,9 @@ WRITERS = frozenset(["copyto", "fill", "fill_diagonal", "itemset", "put", "put_a
 KINDS = (FunctionType, MethodType, BuiltinMethodType, type, np.ufunc)
 """Functions whose attributes are Python's own."""
 
+PLAIN = frozenset([float, int, bool, str, bytes])
+"""Types of values that are never arrays, of which loops in Python compute many."""
+
 LONGEST = 256
 """Items of a list among operands that may be arrays; longer ones are tokens."""
 
@@ -85,7 +88,7 @@ def _operand(number: int, value: Any) -> Any:
 
 
 def _heard(number: int, value: Any) -> Any:
-    if _active and _active[-1].thread == threading.get_ident():
+    if type(value) not in PLAIN and _active and _active[-1].thread == threading.get_ident():
         _active[-1].heard(sys._getframe(1), SITES[number], value)
     return value
 

@@ -28,8 +28,10 @@ from transparity.config import TransformerConfig
 from transparity.taps import tap_shapes
 from transparity_conformance.capabilities.stranger import PortCallError, PortError, PortProcessError
 from transparity_conformance.capabilities.table import ATTRIBUTES, CAPABILITIES
+from transparity_conformance.ports.listening.operation import Operation
 from transparity_conformance.ports.loading import LoadError, UsageError
-from transparity_conformance.ports.process.running import MISSHAPEN
+from transparity_conformance.ports.process.operations import received
+from transparity_conformance.ports.process.running import MISSHAPEN, PortElsewhere
 from transparity_conformance.ports.process.wire import Closed, Handle, largest_answer, receive_answer, send_request
 
 TIMEOUT = 300.0
@@ -203,6 +205,24 @@ class _Remote:
         return self._call(*args, **named)
 
 
+class _RemoteForward(_Remote, PortElsewhere):
+    """A built port in another process."""
+
+    def __init__(self, process: _Process, handle: Handle, config: TransformerConfig, described: Any) -> None:
+        super().__init__(functools.partial(_forward, process, handle, config), lambda: described)
+        self._process, self._handle = process, handle
+
+    def listened(self, **tokens: np.ndarray) -> tuple[Any, list[Operation]]:
+        """Listen in the port's process, to values of half an answer's size."""
+        answer = self._process.answer("forward", "listen", self._handle.number, tokens, largest_answer() // 2)
+        try:
+            result, operations = answer
+            return result, received(operations)
+        except (ValueError, TypeError, LookupError, OverflowError) as error:
+            self._process.stop()
+            raise PortProcessError(f"The port's process described operations that are none: {error}.") from None
+
+
 class IsolatedBuild(_Remote):
     """`build` of a port in another process; with a `model_type`, the port is a loader of folders of that family."""
 
@@ -225,7 +245,7 @@ class IsolatedBuild(_Remote):
         if number is None:
             raise PortError(f"build(config, parameters) returned {signature}; expected a function forward(**tokens).")
         handle = process.handle(number)
-        forward = _Remote(functools.partial(_forward, process, handle, args[0]), lambda: signature)
+        forward = _RemoteForward(process, handle, args[0], signature)
         for name in [name for name in ATTRIBUTES if name in offered]:
             method, described = functools.partial(_called, process, handle, name), offered[name]
             setattr(forward, name, _Remote(method, lambda described=described: described))  # type: ignore[misc]

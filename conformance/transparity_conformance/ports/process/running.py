@@ -14,7 +14,10 @@ from transparity.errors import shown
 from transparity.taps import tap_shapes
 from transparity_conformance.capabilities.stranger import PortCallError, PortError, call_stranger, signature_of
 from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.ports.listening.listen import listen
+from transparity_conformance.ports.listening.operation import Operation
 from transparity_conformance.ports.loader.answers import taps_in
+from transparity_conformance.ports.process.wire import largest_answer
 from transparity_conformance.report.comparison import as_numbers
 from transparity_conformance.report.text import VALUE, listed, safe
 
@@ -47,19 +50,60 @@ def built(build: Port, probe: Probe) -> Callable[..., Any]:
     return forward
 
 
+class PortElsewhere:
+    """A built port that does not run in this process, and listens where it runs."""
+
+    def listened(self, **tokens: np.ndarray) -> tuple[Any, list[Operation]]:
+        """The result of a forward pass, and its operations."""
+        raise NotImplementedError
+
+
 def run(forward: Callable[..., Any], probe: Probe, *, logits_only: bool = False) -> dict[str, np.ndarray]:
     """Run a port on a probe; its taps by name as NumPy arrays. Shapes are checked later, names and kinds here."""
+    return _known(_returned(forward, forward, probe), probe, logits_only)
+
+
+def run_listening(
+    forward: Callable[..., Any], probe: Probe, framework: str | None = None
+) -> tuple[dict[str, np.ndarray], list[Operation]]:
+    """Run a port on a probe, here or in its own process, and listen to it.
+
+    Args:
+        forward: the built port.
+        probe: the probe, whose tokens it is given.
+        framework: as for `listen`; a port in a process of its own is listened to in all that are imported there.
+
+    Returns: its taps as `run` does, and its operations in the order in which they ran; those whose values would go
+    beyond half of the largest answer of a process are left out, here as there. The taps may differ in rounding from
+    those of `run` where listening turns a compiler off (`jit`, `torch.compile`).
+    """
+
+    def listened(**tokens: np.ndarray) -> tuple[Any, list[Operation]]:
+        if isinstance(forward, PortElsewhere):
+            return forward.listened(**tokens)
+        return listen(lambda: forward(**tokens), framework, largest=largest_answer() // 2)
+
+    returned, operations = _returned(listened, forward, probe)
+    return _known(returned, probe, logits_only=False), operations
+
+
+def _returned(call: Callable[..., Any], forward: Callable[..., Any], probe: Probe) -> Any:
+    """The result of `call`, which is the port's `forward` or calls it, on the tokens of a probe."""
     inputs = {name: np.array(tokens, np.int64) for name, tokens in probe.inputs.items()}
     try:
-        returned = call_stranger(forward, **inputs)
+        return call_stranger(call, **inputs)
     except PortCallError as error:
         key, takes = probe.name, _signature(forward)
         raise PortError(
             f"forward({', '.join(f'{name}=…' for name in inputs)}) raised {error} on the probe {key!r}{takes}."
         ) from error.__cause__
+
+
+def _known(returned: Any, probe: Probe, logits_only: bool) -> dict[str, np.ndarray]:
+    """The taps that a port returned, or its logits alone."""
     taps = _taps(returned, probe.config)
-    lengths = {name: tokens.shape[1] for name, tokens in inputs.items()}
-    known = tap_shapes(probe.config, len(next(iter(inputs.values()))), **lengths)
+    lengths = {name: tokens.shape[1] for name, tokens in probe.inputs.items()}
+    known = tap_shapes(probe.config, len(next(iter(probe.inputs.values()))), **lengths)
     most = sum(math.prod(shape) for shape in known.values()) + MISSHAPEN // 8
     result = {}
     for name, value in taps.items():

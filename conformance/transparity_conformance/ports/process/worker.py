@@ -22,9 +22,11 @@ from transparity_conformance.capabilities.stranger import (
     signature_of,
     tokens_kept,
 )
+from transparity_conformance.ports.listening.listen import listen
 from transparity_conformance.ports.loader.answers import taps_in
 from transparity_conformance.ports.loader.hub import as_build
 from transparity_conformance.ports.loading import LoadError, load_port
+from transparity_conformance.ports.process.operations import described
 from transparity_conformance.ports.process.wire import Closed, Handle, Kept, encoded, receive_request, send_answer
 from transparity_conformance.report.text import safe, shown
 
@@ -59,6 +61,11 @@ class Worker:
         if stays is None or not isinstance(result, tuple | list):
             return result
         return [Kept(item) if index == stays else item for index, item in enumerate(result)]
+
+    def listen(self, number: int, named: Any, largest: int) -> Any:
+        """Call an object, and return its result and its operations, whose values have at most `largest` bytes."""
+        result, operations = listen(lambda: self.call(number, "", (), named), largest=largest)
+        return [result, described(operations)]
 
     def build(
         self, number: int, args: Any, named: Any, attributes: list[str], family: tuple[str, str] | None = None

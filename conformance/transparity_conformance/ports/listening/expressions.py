@@ -1,0 +1,238 @@
+"""Python code whose expressions report their operands and values, and which otherwise does what it did."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import itertools
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any, Literal
+
+HEARD, OPERAND, WROTE = "__transparity_heard__", "__transparity_operand__", "__transparity_wrote__"
+"""Functions, found among the builtins, that return their last argument; `wrote` is a statement after an assignment."""
+
+SLICE = "__transparity_slice__"
+"""Python's own `slice`, whatever the port calls by that name."""
+
+Kind = Literal["call", "method", "operator", "attribute", "subscript", "comparison", "assignment"]
+
+
+@dataclass(frozen=True)
+class Site:
+    """An expression, or an assignment into an array."""
+
+    kind: Kind
+    name: str
+    """The operator's name in NumPy, or that of the attribute."""
+    operands: tuple[int, ...]
+    """Their numbers. The first is the function of a call, the array of a subscript, attribute or assignment."""
+    writes: bool = False
+    """Whether a call is given `out`, into which it writes what it returns."""
+
+
+SITES: dict[int, Site] = {}
+"""By number; numbers are never used again, for functions of earlier runs may live on."""
+
+_numbers = itertools.count()
+
+OPERATORS: dict[type[ast.AST], str] = {
+    ast.Add: "add",
+    ast.Sub: "subtract",
+    ast.Mult: "multiply",
+    ast.Div: "divide",
+    ast.MatMult: "matmul",
+    ast.Pow: "power",
+    ast.FloorDiv: "floor_divide",
+    ast.Mod: "remainder",
+    ast.USub: "negative",
+    ast.UAdd: "positive",
+    ast.Invert: "invert",
+    ast.BitAnd: "bitwise_and",
+    ast.BitOr: "bitwise_or",
+    ast.BitXor: "bitwise_xor",
+}
+
+
+@functools.lru_cache(maxsize=64)
+def reporting(file: str, text: str) -> dict[Hashable, CodeType]:
+    """The code that reports of each function in a file, by `identity` of its own; empty if the text is no Python."""
+    try:
+        tree = ast.parse(text, file)
+        plain = compile(tree, file, "exec", dont_inherit=True)
+        changed = compile(ast.fix_missing_locations(_Reporting().visit(tree)), file, "exec", dont_inherit=True)
+        pairs = list(zip(_codes(plain), _codes(changed), strict=True))
+    except (SyntaxError, ValueError, RecursionError):
+        return {}
+    return {identity(old): new for old, new in pairs if old.co_freevars == new.co_freevars}
+
+
+def identity(code: CodeType) -> Hashable:
+    """The place of a function in its text, which two functions of one line differ in."""
+    return code.co_qualname, code.co_firstlineno, code.co_linetable, code.co_freevars
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """The codes of the functions in a code, in the order of the text."""
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield constant
+            yield from _codes(constant)
+
+
+class _Reporting(ast.NodeTransformer):
+    """Wrap expressions in functions that return them; annotations, decorators and patterns stay as they are."""
+
+    def visit_FunctionDef(self, node: Any) -> Any:
+        node.body = self._all(node.body)
+        return node
+
+    visit_AsyncFunctionDef = visit_ClassDef = visit_FunctionDef  # noqa: N815
+
+    def visit_Lambda(self, node: ast.Lambda) -> Any:
+        node.body = self.visit(node.body)
+        return node
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> Any:
+        node.value = node.value and self.visit(node.value)
+        return node
+
+    def visit_match_case(self, node: Any) -> Any:
+        node.guard = node.guard and self.visit(node.guard)
+        node.body = self._all(node.body)
+        return node
+
+    def visit_BinOp(self, node: ast.BinOp) -> Any:
+        node.left, left = self._operand(node.left)
+        node.right, right = self._operand(node.right)
+        return _heard(node, "operator", OPERATORS.get(type(node.op), "operator"), [left, right])
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
+        if isinstance(node.op, ast.Not) or isinstance(node.operand, ast.Constant):
+            return self.generic_visit(node)
+        node.operand, operand = self._operand(node.operand)
+        return _heard(node, "operator", OPERATORS[type(node.op)], [operand])
+
+    def visit_Compare(self, node: ast.Compare) -> Any:
+        node.left, left = self._operand(node.left)
+        node.comparators, rest = self._operands(node.comparators)
+        return _heard(node, "comparison", "compare", [left, *rest])
+
+    def visit_Subscript(self, node: ast.Subscript) -> Any:
+        if not isinstance(node.ctx, ast.Load):
+            return self.generic_visit(node)
+        node.value, value = self._operand(node.value)
+        node.slice = self.visit(node.slice)
+        return _heard(node, "subscript", "getitem", [value])
+
+    def visit_Attribute(self, node: ast.Attribute) -> Any:
+        if not isinstance(node.ctx, ast.Load):
+            return self.generic_visit(node)
+        node.value, value = self._operand(node.value)
+        return _heard(node, "attribute", node.attr, [value])
+
+    def visit_Call(self, node: ast.Call) -> Any:
+        name = ""
+        if isinstance(node.func, ast.Attribute):
+            method, name = node.func, node.func.attr
+            # the line of a call in a chain is that of the method's name, as Python has it
+            node.lineno = method.end_lineno or method.lineno
+            node.col_offset = max(0, (method.end_col_offset or 0) - len(name))
+            method.value, receiver = self._operand(method.value)
+            node.func, function = _operand(method)
+            first = [function, receiver]
+        else:
+            node.func, function = self._operand(node.func)
+            first = [function]
+        node.args, arguments = self._operands(node.args)
+        named = []
+        for keyword in node.keywords:
+            keyword.value, number = self._operand(keyword.value)
+            named.append(number)
+        writes = any(keyword.arg == "out" for keyword in node.keywords)
+        return _heard(node, "method" if name else "call", name, [*first, *arguments, *named], writes)
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> Any:
+        array = _array_of(node.target)
+        node.value, value = self._operand(node.value)
+        if array is None:
+            return node
+        before, number = _operand(array)
+        wrote = _wrote(node, OPERATORS.get(type(node.op), "operator"), [number, value], array, None)
+        return [_statement(before, node), node, wrote]
+
+    def visit_Assign(self, node: ast.Assign) -> Any:
+        target = node.targets[0]
+        array = _array_of(target) if isinstance(target, ast.Subscript) and len(node.targets) == 1 else None
+        if not isinstance(target, ast.Subscript) or array is None:
+            node.value = self.visit(node.value)
+            return node
+        before, number = _operand(array)
+        node.value, value = self._operand(node.value)
+        index, part = _operand(_as_expression(target.slice))
+        target.slice = index
+        wrote = _wrote(node, "setitem", [number, value], array, part)
+        return [_statement(before, node), node, wrote]
+
+    def _all(self, statements: list[ast.stmt]) -> list[ast.stmt]:
+        changed = (self.visit(statement) for statement in statements)
+        return [each for result in changed for each in (result if isinstance(result, list) else [result])]
+
+    def _operands(self, nodes: list[Any]) -> tuple[list[Any], list[int]]:
+        pairs = [self._operand(node) for node in nodes]
+        return [node for node, _ in pairs], [number for _, number in pairs]
+
+    def _operand(self, node: Any) -> tuple[Any, int]:
+        if isinstance(node, ast.Starred):
+            node.value, number = self._operand(node.value)
+            return node, number
+        return (node, next(_numbers)) if isinstance(node, ast.Constant) else _operand(self.visit(node))
+
+
+def _operand(node: Any) -> tuple[Any, int]:
+    number = next(_numbers)
+    return _call(OPERAND, [ast.Constant(number), node], node), number
+
+
+def _heard(node: Any, kind: Kind, name: str, operands: list[int], writes: bool = False) -> Any:
+    number = next(_numbers)
+    SITES[number] = Site(kind, name, tuple(operands), writes)
+    return _call(HEARD, [ast.Constant(number), node], node)
+
+
+def _wrote(node: Any, name: str, operands: list[int], array: Any, part: int | None) -> ast.stmt:
+    """The statement after an assignment into `array`, of which operand `part` is the index."""
+    number = next(_numbers)
+    SITES[number] = Site("assignment", name, (*operands, *([] if part is None else [part])))
+    return _statement(_call(WROTE, [ast.Constant(number), array], node), node)
+
+
+def _call(name: str, arguments: list[Any], node: Any) -> Any:
+    return ast.copy_location(ast.Call(ast.copy_location(ast.Name(name, ast.Load()), node), arguments, []), node)
+
+
+def _statement(expression: Any, node: Any) -> ast.stmt:
+    return ast.copy_location(ast.Expr(expression), node)
+
+
+def _array_of(target: Any) -> Any:
+    """The name, such as `x` or `self.cache`, of what an assignment writes into; None if it is more than a name."""
+    if isinstance(target, ast.Subscript):
+        target = target.value
+    elif not isinstance(target, ast.Name):
+        return None
+    parts = target
+    while isinstance(parts, ast.Attribute):
+        parts = parts.value
+    return ast.parse(ast.unparse(target), mode="eval").body if isinstance(parts, ast.Name) else None
+
+
+def _as_expression(index: Any) -> Any:
+    """An index with `slice(…)` for its colons."""
+    if isinstance(index, ast.Tuple):
+        return ast.copy_location(ast.Tuple([_as_expression(each) for each in index.elts], ast.Load()), index)
+    if not isinstance(index, ast.Slice):
+        return index
+    limits = [part or ast.Constant(None) for part in (index.lower, index.upper, index.step)]
+    return _call(SLICE, limits, index)

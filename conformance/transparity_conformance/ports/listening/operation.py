@@ -1,0 +1,36 @@
+"""An operation of a port: its value, the operations that it was given, and the line that ran it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Source:
+    """The innermost line of the port's own code on the stack."""
+
+    file: str
+    line: int
+    """The line on which the expression begins, from 1."""
+    code: str
+    """The statement on one line, escaped and cut; empty if the file cannot be read."""
+
+
+@dataclass(frozen=True, eq=False)
+class Operation:
+    """A value that a port computed on the way."""
+
+    name: str
+    """The framework's own name, such as `aten.mm.default`, `dot_general` or `numpy.matmul`."""
+    value: np.ndarray
+    """The result in float64, as it was right after the operation; a complex one has a last axis (real, imaginary)."""
+    inputs: tuple[int, ...]
+    """Indices, in the record, of the operations whose values it was given; parameters and tokens have none."""
+    source: Source | None
+    """None if no line of the port was on the stack, as in threads of a framework."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Of fused attention alone: query, key, value, mask (bool, float64 or None), scale, is_causal."""

@@ -1,0 +1,111 @@
+"""The record of a run: operations in order, and the data flow through views and writes in place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from transparity_conformance.ports.listening.operation import Operation, Source
+from transparity_conformance.ports.listening.source import Sources
+
+MOST = 2**18
+"""Operations in a record; further ones are left out."""
+
+Origins = tuple[int, ...]
+"""Indices of the operations that made a value."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """The memory of an array."""
+
+    owner: int
+    """The identity of the memory, which views share."""
+    geometry: Hashable
+    """The part of it that the array is, and in which order: equal for two arrays with the same numbers."""
+    array: Any = field(compare=False)
+    memory: Any = field(compare=False)
+    """The owner, which the record keeps, so that no later one has its identity."""
+
+
+@dataclass
+class _Memory:
+    """The content of one owner: the origins of its parts, and its last write."""
+
+    kept: Any
+    parts: dict[Hashable, Origins] = field(default_factory=dict)
+    last: Origins = ()
+    written: bool = False
+
+
+class Record:
+    """The operations of a run. Values beyond `largest` bytes are left out, and data flows through them."""
+
+    def __init__(self, largest: float = math.inf) -> None:
+        self.operations: list[Operation] = []
+        self.sources = Sources()
+        self.largest, self.size = largest, 0
+        self._memories: dict[int, _Memory] = {}
+
+    def knows(self, place: Place) -> bool:
+        """Return whether an operation in the record made or wrote the memory."""
+        return place.owner in self._memories
+
+    def has(self, place: Place) -> bool:
+        """Return whether exactly this array is in the record, unchanged since."""
+        memory = self._memories.get(place.owner)
+        return memory is not None and place.geometry in memory.parts
+
+    def origins(self, places: Iterable[Place]) -> Origins:
+        """The operations that made what now lies in these places."""
+        found: set[int] = set()
+        for place in places:
+            memory = self._memories.get(place.owner)
+            if memory is not None:
+                found.update(memory.parts.get(place.geometry, memory.last))
+        return tuple(sorted(found))
+
+    def settle(self, place: Place, value: Callable[[Any], np.ndarray | None]) -> None:
+        """Record an array that was written in parts as it now is, under the name and line of its last write."""
+        memory = self._memories.get(place.owner)
+        if memory is None or not memory.written or place.geometry in memory.parts:
+            return
+        last = self.operations[memory.last[-1]] if memory.last else None
+        now = value(place.array)
+        if last is not None and now is not None:
+            memory.parts[place.geometry] = self.add(last.name, now, memory.last, last.source)
+
+    def add(
+        self,
+        name: str,
+        value: np.ndarray | None,
+        inputs: Origins,
+        source: Source | None,
+        arguments: Mapping[str, Any] | None = None,
+    ) -> Origins:
+        """Record a value; return its origins: itself, or its inputs if it is None or there is no room for it."""
+        if value is None or value.size == 0 or len(self.operations) == MOST:
+            return inputs
+        size = value.nbytes + sum(getattr(each, "nbytes", 0) for each in (arguments or {}).values())
+        if self.size + size > self.largest:
+            return inputs
+        self.size += size
+        self.operations.append(Operation(name, value, inputs, source, arguments or {}))
+        return (len(self.operations) - 1,)
+
+    def put(self, place: Place, origins: Origins) -> None:
+        """Note what made an array."""
+        memory = self._memories.setdefault(place.owner, _Memory(place.memory))
+        memory.parts[place.geometry] = origins
+        if not memory.written:
+            memory.last = memory.last or origins
+
+    def write(self, place: Place, origins: Origins) -> None:
+        """Note what wrote into an array: all other parts of its memory may have changed."""
+        memory = self._memories.setdefault(place.owner, _Memory(place.memory))
+        memory.parts = {place.geometry: origins}
+        memory.last, memory.written = origins, True

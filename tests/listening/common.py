@@ -1,0 +1,29 @@
+"""Reading a record in tests: lines by their text, and data flow."""
+
+from __future__ import annotations
+
+import linecache
+
+from transparity_conformance.ports.listening.operation import Operation
+
+
+def named(operations: list[Operation], name: str) -> list[Operation]:
+    """The operations whose names contain `name`."""
+    return [each for each in operations if name in each.name]
+
+
+def texts(operations: list[Operation], file: str) -> list[str]:
+    """The text of each operation's line, all of which are in one file."""
+    assert all(each.source is not None and each.source.file == file for each in operations)
+    return [linecache.getline(file, each.source.line).strip() for each in operations if each.source is not None]
+
+
+def reached(operations: list[Operation], last: Operation) -> set[int]:
+    """All operations whose values flow into one."""
+    found: set[int] = set()
+    todo = list(last.inputs)
+    while todo:
+        if (index := todo.pop()) not in found:
+            found.add(index)
+            todo += operations[index].inputs
+    return found

@@ -1,0 +1,101 @@
+"""A port in a process of its own is heard as one in this process is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from transparity_conformance.capabilities.stranger import PortError
+from transparity_conformance.oracle.probes import Probe, probes
+from transparity_conformance.ports.loading import load_port
+from transparity_conformance.ports.process.isolation import isolated
+from transparity_conformance.ports.process.operations import described, received
+from transparity_conformance.ports.process.running import built, run, run_listening
+
+PORT = """
+import torch
+from torch.nn import functional as F
+
+def build(config, parameters):
+    weights = {name: torch.from_numpy(value) for name, value in parameters.items()}
+
+    def forward(tokens):
+        x = weights["decoder.token_embedding.weight"][torch.from_numpy(tokens)]
+        q = k = v = x[:, None]
+        x = x + F.scaled_dot_product_attention(q, k, v, is_causal=True)[:, 0]  # attend
+        logits = x @ torch.ones(x.shape[-1], config.target_vocab_size)
+        return logits
+    return forward
+"""
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> str:
+    file = tmp_path / "port.py"
+    file.write_text(PORT)
+    return f"{file}:build"
+
+
+@pytest.fixture
+def probe() -> Probe:
+    return next(iter(probes("notes-lm").values()))
+
+
+def test_operations_of_another_process_are_those_of_this_one(spec: str, probe: Probe) -> None:
+    taps, here = run_listening(built(load_port(spec), probe), probe, "pytorch")
+    with isolated(spec) as build:
+        forward = built(build, probe)
+        far_taps, there = run_listening(forward, probe)
+        assert np.array_equal(run(forward, probe)["logits"], far_taps["logits"])
+    assert np.array_equal(taps["logits"], far_taps["logits"])
+    assert [(each.name, each.inputs, each.source) for each in here] == [
+        (each.name, each.inputs, each.source) for each in there
+    ]
+    assert all(np.array_equal(one.value, other.value) for one, other in zip(here, there, strict=True))
+    (kernel,), (far_kernel,) = ([each for each in heard if each.arguments] for heard in (here, there))
+    assert kernel.arguments.keys() == far_kernel.arguments.keys()
+    assert np.array_equal(kernel.arguments["query"], far_kernel.arguments["query"])
+    assert far_kernel.source is not None
+    assert far_kernel.source.code == "x = x + F.scaled_dot_product_attention(q, k, v, is_causal=True)[:, 0]"
+
+
+def test_an_exception_while_listening_is_the_same_sentence(spec: str, probe: Probe) -> None:
+    file = spec.removesuffix(":build")
+    Path(file).write_text(PORT.replace("return logits", "raise ValueError('mine')"))
+    sentences = []
+    with isolated(spec) as build:
+        for forward in (built(load_port(spec), probe), built(build, probe)):
+            for call in (run, run_listening):
+                with pytest.raises(PortError) as caught:
+                    call(forward, probe)
+                sentences.append(str(caught.value))
+    assert "raised ValueError: mine (port.py, line " in sentences[0]
+    assert len(set(sentences)) == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("inputs", np.array([0, 1])),
+        ("name", np.array([0, 7])),
+        ("value", [np.ones(2), np.ones(0)]),
+        ("value", [np.ones(2)]),
+        ("sources", [["file.py"]]),
+        ("arguments", [[0, {}]]),
+    ],
+)
+def test_what_describes_no_operations_is_refused(field: str, value: Any) -> None:
+    answer = described([]) | {
+        "name": np.array([0, 0]),
+        "names": ["aten.mm.default"],
+        "source": np.array([-1, -1]),
+        "inputs": np.array([0]),
+        "counts": np.array([0, 1]),
+        "value": [np.ones(2), np.ones(2)],
+    }
+    assert [each.inputs for each in received(answer)] == [(), (0,)]
+    with pytest.raises((ValueError, LookupError, TypeError)):
+        received(answer | {field: value})

@@ -1,0 +1,300 @@
+"""PyTorch ports, as strangers write them: every operation is heard, with the line that ran it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.listening.common import named, reached, texts
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils._python_dispatch import _disable_current_modes
+
+from transparity.errors import TransparityError
+from transparity_conformance.ports.listening import record
+from transparity_conformance.ports.listening.listen import listen
+
+D, N, V = 12, 3, 11
+GENERATOR = torch.Generator().manual_seed(0)
+WTE, C_ATTN, C_PROJ = (torch.randn(shape, generator=GENERATOR) for shape in ((V, D), (3 * D, D), (D, D)))
+IDS = torch.arange(10).view(2, 5)
+
+
+def split_heads(x: Tensor) -> Tensor:
+    return x.view(*x.shape[:2], N, D // N).transpose(1, 2)
+
+
+def explicit(ids: Tensor) -> Tensor:
+    x = WTE[ids]
+    q, k, v = map(split_heads, F.linear(x, C_ATTN).split(D, dim=2))
+    att = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(D // N))
+    att = att.masked_fill(torch.tril(torch.ones(5, 5)) == 0, float("-inf"))
+    att = F.softmax(att, dim=-1)
+    y = (att @ v).transpose(1, 2).reshape(2, 5, D)
+    return (
+        y @ C_PROJ  # the last line
+    )
+
+
+def with_kernel(ids: Tensor, **options: Any) -> Tensor:
+    x = WTE[ids]
+    q, k, v = map(split_heads, F.linear(x, C_ATTN).split(D, dim=2))
+    y = F.scaled_dot_product_attention(q, k, v, **options)
+    return y.transpose(1, 2).reshape(2, 5, D) @ C_PROJ
+
+
+def head_by_head(ids: Tensor) -> Tensor:
+    x = WTE[ids]
+    out = torch.zeros_like(x)
+    for h in range(N):
+        out[..., h::N] = x[..., h::N] * (h + 1)
+    x += out
+    return x @ C_PROJ
+
+
+@pytest.mark.parametrize("context", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("forward", [explicit, with_kernel, head_by_head])
+def test_the_result_is_the_same_to_the_bit(forward: Callable[[Tensor], Tensor], context: Any) -> None:
+    with context():
+        expected = forward(IDS)
+        result, operations = listen(lambda: forward(IDS))
+    assert torch.equal(result, expected)
+    assert np.array_equal(operations[-1].value, expected.numpy())
+
+
+def test_every_operation_has_the_line_that_ran_it() -> None:
+    _, operations = listen(lambda: explicit(IDS), "pytorch")
+    scores, context = named(operations, "bmm")
+    assert texts([scores], __file__) == ["att = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(D // N))"]
+    assert texts([context], __file__) == ["y = (att @ v).transpose(1, 2).reshape(2, 5, D)"]
+    assert texts(named(operations, "masked_fill"), __file__) == [
+        'att = att.masked_fill(torch.tril(torch.ones(5, 5)) == 0, float("-inf"))'
+    ]
+    assert texts(named(operations, "softmax"), __file__) == ["att = F.softmax(att, dim=-1)"]
+    assert {"y @ C_PROJ  # the last line", "return x.view(*x.shape[:2], N, D // N).transpose(1, 2)"} <= set(
+        texts(operations, __file__)
+    )
+
+
+def test_a_statement_of_several_lines_is_one_line_of_code() -> None:
+    _, operations = listen(lambda: explicit(IDS))
+    assert operations[-1].source is not None
+    assert operations[-1].source.code == "return ( y @ C_PROJ # the last line )"
+
+
+def test_the_parts_of_a_fused_projection_flow_to_their_own_places() -> None:
+    _, operations = listen(lambda: explicit(IDS))
+    query, key, value = (operations.index(each) for each in named(operations, "split"))
+    scores, context = named(operations, "bmm")
+    assert {query, key} <= reached(operations, scores)
+    assert value not in reached(operations, scores)
+    assert {query, key, value} <= reached(operations, context)
+    projected = (WTE[IDS] @ C_ATTN.T).double().numpy()
+    assert np.allclose(operations[key].value, projected[..., D : 2 * D], atol=1e-5)
+
+
+MASK = torch.rand(5, 5, generator=GENERATOR) > 0.5
+MASK.fill_diagonal_(True)
+
+
+@pytest.mark.parametrize("context", [torch.enable_grad, torch.inference_mode])
+@pytest.mark.parametrize(
+    ("options", "bias"),
+    [
+        ({"is_causal": True}, torch.zeros(5, 5).masked_fill(torch.ones(5, 5).triu(1) == 1, -math.inf)),
+        ({"attn_mask": MASK, "scale": 0.3}, torch.zeros(5, 5).masked_fill(~MASK, -math.inf)),
+        ({"attn_mask": MASK.float()}, MASK.float()),
+    ],
+)
+def test_a_kernel_shows_the_scores_and_weights_that_explicit_attention_has(
+    options: dict[str, Any], bias: Tensor, context: Any
+) -> None:
+    with context():
+        _, operations = listen(lambda: with_kernel(IDS, **options))
+    (kernel,) = (each for each in operations if each.arguments)
+    query, key, value = (torch.from_numpy(kernel.arguments[name]) for name in ("query", "key", "value"))
+    scores = query @ key.mT * options.get("scale", 0.5) + bias
+    (masked,), (weights,) = named(operations, "masked_scores"), named(operations, "weights")
+    assert np.allclose(masked.value, scores, atol=1e-12)
+    assert np.allclose(weights.value, scores.softmax(-1), atol=1e-12)
+    assert np.allclose(kernel.value, scores.softmax(-1) @ value, atol=1e-6)
+    assert set(texts([masked, weights, kernel], __file__)) == {"y = F.scaled_dot_product_attention(q, k, v, **options)"}
+    assert operations.index(masked) in reached(operations, kernel)
+    assert kernel.arguments["is_causal"] == options.get("is_causal", False)
+    assert (kernel.arguments["mask"] is None) == ("attn_mask" not in options)
+
+
+def test_a_kernel_with_shared_keys_shows_the_scores_of_every_query_head() -> None:
+    query, key = torch.randn(1, 4, 3, 2, generator=GENERATOR), torch.randn(1, 2, 3, 2, generator=GENERATOR)
+    _, operations = listen(lambda: F.scaled_dot_product_attention(query, key, key, enable_gqa=True))
+    (weights,) = named(operations, "weights")
+    expected = (query.double() @ key.double().repeat_interleave(2, 1).mT / math.sqrt(2)).softmax(-1)
+    assert np.allclose(weights.value, expected, atol=1e-12)
+
+
+def test_values_are_those_right_after_the_operation() -> None:
+    _, operations = listen(lambda: head_by_head(IDS))
+    embedded, added = operations[0], named(operations, "add_")[0]
+    factors = np.array([h + 1 for h in range(N)] * (D // N))
+    assert np.array_equal(embedded.value, WTE[IDS].double().numpy())
+    assert np.allclose(added.value, embedded.value * (1 + factors), rtol=1e-6)
+    assert texts([added], __file__) == ["x += out"]
+
+
+def test_a_value_written_in_parts_is_heard_whole_and_flows_on() -> None:
+    _, operations = listen(lambda: head_by_head(IDS))
+    added = named(operations, "add_")[0]
+    whole = [operations[index] for index in added.inputs if operations[index].name.startswith("aten.copy_")]
+    assert [each.value.shape for each in whole] == [(2, 5, D)]
+    assert texts(whole, __file__) == ["out[..., h::N] = x[..., h::N] * (h + 1)"]
+    products = {operations.index(each) for each in named(operations, "mul.Tensor")}
+    assert len(products) == N
+    assert products <= reached(operations, added)
+
+
+def test_a_module_is_heard_at_the_line_that_calls_it() -> None:
+    torch.manual_seed(0)
+    layer = nn.Sequential(nn.Linear(D, D), nn.LayerNorm(D))
+
+    def forward(x: Tensor) -> Tensor:
+        return layer(x)
+
+    _, operations = listen(lambda: forward(WTE))
+    assert {each.name for each in operations} == {"aten.addmm.default", "aten.native_layer_norm.default"}
+    assert set(texts(operations, __file__)) == {"return layer(x)"}
+
+
+def test_a_complex_rotation_is_heard_as_real_and_imaginary_parts() -> None:
+    def rotated(x: Tensor) -> Tensor:
+        turns = torch.polar(torch.ones(V, 1), torch.arange(V)[:, None] * 1.0)
+        turned = torch.view_as_complex(x.view(V, D // 2, 2)) * turns
+        return torch.view_as_real(turned).flatten(1)
+
+    result, operations = listen(lambda: rotated(WTE * 1))
+    (product,) = (each for each in named(operations, "mul.Tensor") if each.value.ndim == 3)
+    assert np.array_equal(product.value.reshape(V, D), result.numpy())
+
+
+def test_memory_that_is_used_again_does_not_mix_values() -> None:
+    def forward() -> Tensor:
+        x = WTE * 1.0
+        for i in range(50):  # each result is freed at once
+            x = (x + i).sum() + WTE
+        return x
+
+    _, operations = listen(forward)
+    assert all(index < i for i, each in enumerate(operations) for index in each.inputs)
+    sums = named(operations, "sum")
+    assert [len(each.inputs) for each in sums] == [1] * 50
+    assert len({each.inputs for each in sums}) == 50
+
+
+def test_exceptions_of_the_port_pass_unchanged() -> None:
+    error = RuntimeError("mine")
+
+    def forward() -> None:
+        WTE.sum()
+        raise error
+
+    with pytest.raises(RuntimeError) as caught:
+        listen(forward)
+    assert caught.value is error
+
+
+def test_operations_beyond_the_room_are_left_out_and_data_flows_through_them() -> None:
+    wide = torch.ones(1000)
+
+    def forward() -> Tensor:
+        x = WTE.sum()
+        return (x * wide).sum() + 1
+
+    _, operations = listen(forward, largest=1000)
+    assert [each.value.size for each in operations] == [1, 1, 1]
+    assert [each.inputs for each in operations] == [(), (0,), (1,)]
+
+
+def test_operations_beyond_their_number_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "MOST", 2)
+    _, operations = listen(lambda: WTE.exp().log().exp().sum())
+    assert [each.name for each in operations] == ["aten.exp.default", "aten.log.default"]
+
+
+def test_an_unknown_framework_is_refused(refused: Callable[..., Any]) -> None:
+    with refused(TransparityError, "The framework is 'tensorflow'; expected one of"):
+        listen(lambda: None, "tensorflow")
+
+
+PADDING = torch.zeros(2, 5, dtype=torch.bool)
+PADDING[1, 3:] = True
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize(
+    "options", [{}, {"src_key_padding_mask": PADDING}, {"mask": torch.ones(5, 5, dtype=torch.bool).triu(1)}]
+)
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_a_layer_in_one_kernel_shows_what_its_parts_compute(options: dict[str, Tensor], norm_first: bool) -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(D, 2, 20, batch_first=True, norm_first=norm_first).eval()
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=not norm_first).eval()
+    x = WTE[IDS]
+    _, in_parts = listen(lambda: model(x + 0, **options))  # gradients need the parts
+    with torch.no_grad():
+        expected = model(x + 0, **options)
+        result, operations = listen(lambda: model(x + 0, **options))
+    assert torch.equal(result, expected)
+    keep = ~options.get("src_key_padding_mask", torch.zeros(2, 5, dtype=torch.bool)).numpy()
+    hidden = [each.value[keep] for each in named(in_parts, "relu") if each.value.shape == (2, 5, 20)]
+    shown = [each.value[keep] for each in named(operations, "relu")]
+    assert len(hidden) == len(shown) == 2
+    assert all(np.allclose(one, other, atol=1e-5) for one, other in zip(hidden, shown, strict=True))
+    assert not np.array_equal(shown[0], shown[0].astype(np.float32))  # they are our parts of the kernel
+    weights = named(operations, "softmax")
+    assert len(weights) == 2
+    assert {operations.index(each) for each in weights} <= reached(operations, operations[-1])
+
+
+def test_lines_are_the_same_whether_numpy_is_listened_to_or_not() -> None:
+    def forward(ids: Tensor) -> Tensor:
+        x = explicit(ids)
+        return (
+            x.float()
+            .add(1)
+            .softmax(  # over features
+                -1,
+            )
+        )
+
+    _, alone = listen(lambda: forward(IDS), "pytorch")
+    _, together = listen(lambda: forward(IDS))
+    assert [each.source for each in alone] == [each.source for each in together]
+    assert texts(alone[-2:], __file__) == [".add(1)", ".softmax(  # over features"]
+
+
+def test_values_in_float64_are_copies_too() -> None:
+    def forward() -> Tensor:
+        x = WTE.double() + 1
+        return x.zero_()
+
+    _, operations = listen(forward)
+    added, zero = operations[-2:]
+    assert np.array_equal(added.value, WTE.double() + 1)
+    assert not zero.value.any()
+
+
+def test_a_compiled_function_is_heard() -> None:
+    def backend(graph: Any, inputs: Any) -> Any:
+        def opaque(*args: Tensor) -> Any:
+            with _disable_current_modes():
+                return graph(*args)
+
+        return opaque
+
+    compiled = torch.compile(lambda x: (x @ x.mT).softmax(-1), backend=backend)
+    compiled(WTE)
+    _, operations = listen(lambda: compiled(WTE))
+    assert [each.name for each in operations] == ["aten.mm.default", "aten._softmax.default"]

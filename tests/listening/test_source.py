@@ -1,0 +1,86 @@
+"""The port's line is told from frames of frameworks, of installed packages and of the checker."""
+
+from __future__ import annotations
+
+import functools
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import transparity_conformance
+import transparity_numpy
+from transparity_conformance.ports.listening import source
+from transparity_conformance.ports.listening.listen import listen
+
+
+@pytest.mark.parametrize(
+    ("file", "expected"),
+    [
+        ("/home/me/model.py", ""),
+        (__file__, ""),
+        ("/home/me/venv/lib/python3.11/site-packages/torch/nn/functional.py", "torch"),
+        ("/usr/lib/python3/dist-packages/einops.py", "einops.py"),
+        (f"{sysconfig.get_path('stdlib')}/functools.py", None),
+        (str(Path(transparity_conformance.__file__).parent / "capabilities/stranger.py"), None),
+        ("<frozen importlib._bootstrap>", None),
+        ("<ipython-input-1>", ""),
+    ],
+)
+def test_files_are_the_port_s_unless_they_are_installed_python_s_or_ours(file: str, expected: str | None) -> None:
+    assert source.home(file) == expected
+
+
+def test_a_column_of_ours_is_a_port_like_any_other() -> None:
+    assert source.home(str(transparity_numpy.__file__)) in ("", "transparity_numpy")
+
+
+def installed(folder: Path, package: str, text: str) -> Any:
+    """The function `forward` of a file in an installed package."""
+    file = folder / "site-packages" / package / "model.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+    namespace: dict[str, Any] = {}
+    exec(compile(text, str(file), "exec"), namespace)
+    return namespace["forward"]
+
+
+def test_an_installed_port_has_its_own_lines(tmp_path: Path) -> None:
+    layer = torch.nn.Module()
+    layer.forward = installed(tmp_path, "a_model", "def forward(x):\n    return x * 2\n")
+    _, (operation,) = listen(functools.partial(torch.nn.Sequential(layer), torch.ones(2)))
+    assert operation.source is not None
+    assert operation.source.code == "return x * 2"
+
+
+def test_a_library_that_the_port_calls_has_no_lines(tmp_path: Path) -> None:
+    library = installed(tmp_path, "a_library", "def forward(x):\n    return x * 2\n")
+
+    def port(x: torch.Tensor) -> torch.Tensor:
+        return library(x)
+
+    _, (operation,) = listen(functools.partial(port, torch.ones(2)))
+    assert operation.source is not None
+    assert (operation.source.file, operation.source.code) == (__file__, "return library(x)")
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (1, "x = f( 1, 2 )"),
+        (3, "x = f( 1, 2 )"),
+        (5, "for y in x:"),
+        (6, "a = 1"),
+        (7, "print(\\x1b)"),
+        (0, ""),
+        (99, ""),
+    ],
+)
+def test_the_code_is_the_statement_on_one_line(line: int, expected: str) -> None:
+    lines = ("x = f(\n", "    1,\n", "    2\n", ")\n", "for y in x:\n", "    a = 1  # one\n", "    print(\x1b)\n")
+    if line == 7:  # no Python
+        assert source.statement_at(lines, line) == expected
+    else:
+        assert source.statement_at(lines[:6], line) == expected

@@ -29,6 +29,7 @@ from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, probes_left_out, probes_of, probes_with, single_row
 from transparity_conformance.oracle.probes import probes as probes_of_preset
 from transparity_conformance.oracle.reach.models import reach_of, reach_of_preset
+from transparity_conformance.ports.alignment.heard import NOT_ASKED, hear, with_lines
 from transparity_conformance.ports.histories import compare_history
 from transparity_conformance.ports.loader.hub import loaded_here
 from transparity_conformance.ports.process import isolation
@@ -117,7 +118,11 @@ def _checked(build: Port, asked: Asked, progress: Progress) -> Report:
     first = next(iter(probes.values()))
     repeated = _repeated(first, ran.actual[first.name], run(ran.forward, first, logits_only=logits_only), dtype)
     options: dict[str, Any] = {"dtype": dtype, "logits_only": logits_only, "progress": progress, "budget": asked.budget}
-    report = judge(asked.preset or "config", probes, ran.actual, repeated=repeated, **options)
+    is_steady = repeated.verdict == "agrees" and not logits_only
+    heard = hear(ran.forwards, probes, ran.actual, dtype, asked.budget, progress) if is_steady else NOT_ASKED
+    actual = {key: call.taps for key, call in heard.calls.items()} or ran.actual
+    report = judge(asked.preset or "config", probes, actual, repeated=repeated, **options)
+    report = with_lines(report, heard, probes)
     preset = asked.preset if asked.config is None else None
     report = _with_reach(report, build, ran, probes, preset, asked.parameters, progress)
     sharing = {key: probe for key, probe in probes.items() if probe.parameters is first.parameters}

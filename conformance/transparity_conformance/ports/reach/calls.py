@@ -159,13 +159,15 @@ class Ran:
     actual: dict[str, dict[str, np.ndarray]]
     forward: Callable[..., Any]
     reached: Reached
+    forwards: dict[int, Callable[..., Any]]
+    """The built port, by the identity of the parameters."""
 
 
 def run_all(build: Port, probes: Mapping[str, Probe], progress: Progress, *, logits_only: bool) -> Ran:
     """Run a port on every probe; a model of other sizes than the first probe's may be refused."""
     first = next(iter(probes.values()))
     forwards = {id(first.parameters): built(build, first)}
-    ran = Ran({}, forwards[id(first.parameters)], Reached())
+    ran = Ran({}, forwards[id(first.parameters)], Reached(), forwards)
     for done, (key, probe) in enumerate(probes.items()):
         progress("running the port", done, len(probes))
         is_derived = probe.config != first.config

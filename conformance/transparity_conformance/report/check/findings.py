@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from pathlib import PurePath
 from typing import Any
 
 from transparity_conformance.report.comparison import share
@@ -79,6 +80,18 @@ class Finding:
         return spread(self.profile, self.worst.budget)
 
     @property
+    def source(self) -> str:
+        """The line of the port in which its first wrong number is made: `model.py:52`; empty if it is not known."""
+        source = self.faults[0].source
+        return f"{PurePath(source['file']).name}:{source['line']}" if source else ""
+
+    @property
+    def code(self) -> str:
+        """The statement in that line; empty if it is not known."""
+        source = self.faults[0].source
+        return str(source["code"]) if source else ""
+
+    @property
     def place(self) -> str:
         """The first of its places, and the number of the others."""
         first, others = self.faults[0].where, self.faults[1:]
@@ -120,9 +133,10 @@ def _inconclusive(report: Report) -> str:
 
 
 def _finding_sentence(finding: Finding) -> str:
+    line = f"{finding.source} `{finding.code}`, " if finding.source else ""
     if not finding.causes:
-        return f"{finding.place}: {_unexplained(finding.worst)}"
-    text = f"{finding.place}: {'; and '.join(cause.says for cause in finding.causes)}"
+        return f"{line}{finding.place}: {_unexplained(finding.worst)}"
+    text = f"{line}{finding.place}: {'; and '.join(cause.says for cause in finding.causes)}"
     if finding.explained >= PRACTICALLY_ALL:
         return f"{text}; {finding.remedy}"
     return text + (f"; that is {finding.explained:.0%} of it, something else remains" if finding.explained > 0 else "")

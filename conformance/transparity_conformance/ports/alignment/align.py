@@ -1,0 +1,119 @@
+"""Alignment and walk, alternating: behind a fault the reference goes on from the port's own value."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Mapping
+
+import numpy as np
+
+from transparity_conformance.diagnosis.search.clock import Clock, OutOfTime
+from transparity_conformance.diagnosis.walk import walk
+from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.ports.alignment.candidates import Candidates, Match
+from transparity_conformance.ports.alignment.gaps import between, perturbed
+from transparity_conformance.ports.alignment.layout import Layout
+from transparity_conformance.ports.alignment.rearranged import rearranged
+
+
+def align(probe: Probe, candidates: Candidates, clock: Clock) -> dict[str, Match]:
+    """Find the reference's taps among the values of a port; those behind a fault from the port's own value on.
+
+    Args:
+        candidates: everything that the port computed; the last value is its answer.
+        clock: the time for what lies behind faults.
+    """
+    found: dict[str, Match] = {}
+    by_value: set[str] = set()
+    with contextlib.suppress(OutOfTime):
+        _alternate(probe, candidates, found, by_value, clock)
+    answer = len(candidates.values) - 1
+    ours = walk(probe, {})
+    shape = ours["logits"].shape
+    found["logits"] = Match(answer, Layout(shape, shape, tuple(range(len(shape)))))
+    lost = _without_consequence(probe, candidates, found, by_value - {"logits"})
+    found |= between(probe, recorded(candidates, found), candidates, found, lost)
+    return {tap: found[tap] for tap in ours if tap in found}
+
+
+def _alternate(probe: Probe, candidates: Candidates, found: dict[str, Match], by_value: set[str], clock: Clock) -> None:
+    """Add to `found` what has the reference's numbers, and then the tap behind which more of them will have."""
+    while True:
+        equal = _equal(walk(probe, recorded(candidates, found)), candidates, found)
+        by_value |= set(equal)
+        found |= equal
+        lost = _without_consequence(probe, candidates, found, set(found))
+        if not lost:
+            return
+        resumed = rearranged(probe, recorded(candidates, found), candidates, found, lost[0])
+        resumed = resumed or _resume(probe, candidates, found, lost, clock)
+        if not resumed:
+            return
+        found |= resumed
+
+
+def recorded(candidates: Candidates, found: Mapping[str, Match]) -> Arrays:
+    """The port's values at the taps that were found, in the shapes of the taps."""
+    return {tap: match.layout.to_ours(candidates.values[match.index]) for tap, match in found.items()}
+
+
+def _equal(ours: Mapping[str, np.ndarray], candidates: Candidates, found: Mapping[str, Match]) -> dict[str, Match]:
+    """The taps whose numbers are among the port's."""
+    nearest = {tap: candidates.nearest(value) for tap, value in ours.items() if tap not in found}
+    return {tap: match for tap, match in nearest.items() if match}
+
+
+def _without_consequence(
+    probe: Probe, candidates: Candidates, found: Mapping[str, Match], confirming: Collection[str]
+) -> list[str]:
+    """The taps that were not found and from which no `confirming` tap is made, in order."""
+    values = recorded(candidates, found)
+    ours = walk(probe, values)
+    lost = []
+    for tap in ours:
+        if tap not in found:
+            moved = walk(probe, values | {tap: perturbed(ours[tap])})
+            if not any(name in confirming and not np.array_equal(moved[name], ours[name]) for name in ours):
+                lost.append(tap)
+    return lost
+
+
+def _resume(
+    probe: Probe, candidates: Candidates, found: Mapping[str, Match], lost: list[str], clock: Clock
+) -> dict[str, Match]:
+    """The first lost tap for which one of the port's values makes a later tap of the reference one of the port's."""
+    values = recorded(candidates, found)
+    ours = walk(probe, values)
+    for tap in lost:
+        best: tuple[int, float, int] | None = None
+        chosen: Match | None = None
+        for match, value in candidates.like(ours[tap], -1):
+            clock.check()
+            resumed = walk(probe, values | {tap: value})
+            gained = _gained(resumed, ours, candidates, found, tap, match.index)
+            near = float(np.mean(np.abs(value - ours[tap]) <= candidates.tolerance * np.abs(ours[tap]).max()))
+            rank = (gained, near, -match.index)
+            if gained and (best is None or rank > best):
+                best, chosen = rank, match
+        if chosen is not None:
+            return {tap: chosen}
+    return {}
+
+
+def _gained(
+    resumed: Mapping[str, np.ndarray],
+    ours: Mapping[str, np.ndarray],
+    candidates: Candidates,
+    found: Mapping[str, Match],
+    tap: str,
+    after: int,
+) -> int:
+    """The number of taps behind `tap` that are among the port's values only now; 0 if the first of them is not."""
+    changed = [name for name in resumed if name != tap and not np.array_equal(resumed[name], ours[name])]
+    gained = 0
+    for name in changed:
+        if name in found or candidates.nearest(resumed[name], after) is None:
+            break
+        gained += 1
+    return gained

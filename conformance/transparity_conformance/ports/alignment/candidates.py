@@ -1,0 +1,85 @@
+"""Everything that a port computed, indexed so that a tap is found by its numbers in any order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from transparity_conformance.ports.alignment.layout import Layout, layouts
+
+HALF_OF_THE_DIGITS = 0.5
+"""Two arrays are the same activation if they agree in half of the digits of the precision: rounding costs fewer, and
+numbers that have nothing to do with each other agree in none."""
+
+
+@dataclass(frozen=True)
+class Match:
+    """A tap as the port computes it: the number of the operation, and the layout of its value."""
+
+    index: int
+    layout: Layout
+    distance: float = 0.0
+    """The largest difference, relative to the largest number."""
+
+
+@dataclass(frozen=True, eq=False)
+class Candidates:
+    """The values of a port's operations, in the order of execution."""
+
+    values: Sequence[np.ndarray]
+    inputs: Sequence[Sequence[int]]
+    """For each value, the numbers of those that it was made from."""
+    heads: int
+    tolerance: float
+    """The largest relative difference of two values that are the same activation."""
+    by_size: dict[int, list[int]] = field(default_factory=dict)
+    sketches: dict[int, np.ndarray] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for index, value in enumerate(self.values):
+            self.by_size.setdefault(value.size, []).append(index)
+
+    def sketch(self, index: int) -> np.ndarray:
+        """The sorted numbers of a value, which no permutation of its axes changes."""
+        if index not in self.sketches:
+            self.sketches[index] = np.sort(self.values[index], axis=None)
+        return self.sketches[index]
+
+    def nearest(self, ours: np.ndarray, after: int = -1) -> Match | None:
+        """The operation behind `after` whose value is `ours`, the nearest, and of several the first."""
+        expected = np.sort(ours, axis=None)
+        largest = float(np.abs(ours).max(initial=0.0))
+        best: Match | None = None
+        for index in self.by_size.get(ours.size, ()):
+            if index <= after or not _within(self.sketch(index), expected, self.tolerance * largest):
+                continue
+            for layout in layouts(ours.shape, self.values[index].shape, self.heads):
+                distance = _distance(layout.to_ours(self.values[index]), ours, largest)
+                if distance <= self.tolerance and (best is None or distance < best.distance / 2):
+                    best = Match(index, layout, distance)
+        return best
+
+    def like(self, ours: np.ndarray, after: int) -> Iterator[tuple[Match, np.ndarray]]:
+        """Every operation behind `after` whose value has a layout of the shape of `ours`, each array once."""
+        seen = set()
+        for index in self.by_size.get(ours.size, ()):
+            if index <= after or not np.isfinite(self.values[index]).all():
+                continue
+            for layout in layouts(ours.shape, self.values[index].shape, self.heads):
+                value = layout.to_ours(self.values[index])
+                if (numbers := value.tobytes()) not in seen:
+                    seen.add(numbers)
+                    yield Match(index, layout), value
+
+
+def _within(found: np.ndarray, expected: np.ndarray, tolerance: float) -> bool:
+    with np.errstate(invalid="ignore"):
+        return bool(np.all(np.abs(found - expected) <= tolerance))
+
+
+def _distance(found: np.ndarray, expected: np.ndarray, largest: float) -> float:
+    with np.errstate(invalid="ignore"):
+        difference = float(np.abs(found - expected).max(initial=0.0))
+    return difference / largest if largest else difference

@@ -1,0 +1,71 @@
+"""Everything that the reference computes on the way to a tap, not its taps alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from transparity_conformance.diagnosis.walk import Reached
+from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.oracle.probes import Probe
+from transparity_numpy.transformer import transformer
+
+
+class Recorded(np.ndarray):
+    """An array whose results are kept in `into`, and are arrays of this kind again."""
+
+    into: list[np.ndarray]
+
+    def __array_finalize__(self, source: Any) -> None:
+        self.into = getattr(source, "into", [])
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        options = {name: _plain(value) for name, value in options.items()}
+        return self._kept(getattr(ufunc, method)(*map(_plain, inputs), **options))
+
+    def __array_function__(self, function: Any, types: Any, inputs: Any, options: Any) -> Any:
+        return self._kept(function(*map(_plain, inputs), **{name: _plain(value) for name, value in options.items()}))
+
+    def _kept(self, result: Any) -> Any:
+        if not isinstance(result, np.ndarray) or result.dtype.kind != "f":
+            return result
+        self.into.append(result)
+        return _recorded(result, self.into)
+
+
+def _recorded(value: np.ndarray, into: list[np.ndarray]) -> Recorded:
+    wrapped = value.view(Recorded)
+    wrapped.into = into
+    return wrapped
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple | list):
+        return type(value)(map(_plain, value))
+    return value.view(np.ndarray) if isinstance(value, Recorded) else value
+
+
+def intermediates(probe: Probe, given: Arrays, until: str) -> list[np.ndarray]:
+    """The parameters, and what the reference computes up to the tap `until` from the port's values at its taps.
+
+    Args:
+        given: the port's values by tap.
+    """
+    values: list[np.ndarray] = list(probe.exact.values())
+
+    def tap(name: str, value: np.ndarray) -> np.ndarray:
+        values.append(_plain(value))
+        if name == until:
+            raise Reached
+        values.append(np.asarray(given.get(name, _plain(value)), np.float64))
+        return _recorded(values[-1], values)
+
+    parameters = {name: _recorded(value, values) for name, value in probe.exact.items()}
+    tokens: dict[str, Any] = dict(probe.inputs)
+    try:
+        with np.errstate(all="ignore"):
+            transformer(probe.config, parameters, tap=tap, **tokens)
+    except Reached:
+        pass
+    return values

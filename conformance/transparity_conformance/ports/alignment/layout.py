@@ -1,0 +1,67 @@
+"""Layouts: the orders of axes in which a port may keep the numbers of a tap."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A tap's axes, refined to `split`, permuted by `order`, and merged to the port's shape."""
+
+    ours: Shape
+    split: Shape
+    order: tuple[int, ...]
+
+    def to_ours(self, value: np.ndarray) -> np.ndarray:
+        """The port's value in the shape of the tap."""
+        permuted = value.reshape([self.split[axis] for axis in self.order])
+        return permuted.transpose(np.argsort(self.order)).reshape(self.ours)
+
+
+@functools.lru_cache(maxsize=2**14)
+def layouts(ours: Shape, theirs: Shape, heads: int) -> tuple[Layout, ...]:
+    """The layouts of a tap of the shape `ours` in an array of the shape `theirs`, the least permuted first.
+
+    Args:
+        heads: the number of heads, of which the features of the context are made.
+    """
+    if math.prod(ours) != math.prod(theirs):
+        return ()
+    found = [
+        Layout(ours, split, order)
+        for split in _splits(ours, heads)
+        for order in itertools.permutations(range(len(split)))
+        if _merges([split[axis] for axis in order], theirs)
+    ]
+    return tuple(sorted(found, key=lambda layout: (_inversions(layout.order), len(layout.split))))
+
+
+def _splits(ours: Shape, heads: int) -> Iterator[Shape]:
+    yield ours
+    if len(ours) == 3 and heads > 1 and ours[-1] % heads == 0:
+        yield (*ours[:-1], heads, ours[-1] // heads)
+
+
+def _merges(permuted: list[int], theirs: Shape) -> bool:
+    """Return whether `theirs` is `permuted` with neighbouring axes merged; axes of one element do not matter."""
+    remaining = iter(size for size in permuted if size != 1)
+    for size in (size for size in theirs if size != 1):
+        product = 1
+        while product < size:
+            product *= next(remaining, size + 1)
+        if product != size:
+            return False
+    return next(remaining, None) is None
+
+
+def _inversions(order: tuple[int, ...]) -> int:
+    return sum(a > b for a, b in itertools.combinations(order, 2))

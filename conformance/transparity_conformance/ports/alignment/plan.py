@@ -1,0 +1,103 @@
+"""The plan of a port: the operation that computes each tap, learned on one call and read on every other."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from transparity.taps import tap_shapes
+from transparity_conformance.diagnosis.search.clock import Clock
+from transparity_conformance.oracle.budgets import epsilon
+from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.ports.alignment.align import align
+from transparity_conformance.ports.alignment.candidates import Candidates, Match
+from transparity_conformance.ports.alignment.layout import Layout, layouts
+from transparity_conformance.ports.listening.operation import Operation, Source
+
+Key = tuple[str, Source | None]
+"""The name of an operation, and its line."""
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """The operation of each tap on the call that was aligned."""
+
+    matches: Mapping[str, Match]
+    keys: tuple[Key, ...]
+
+
+def plan_of(probe: Probe, operations: Sequence[Operation], answer: np.ndarray, dtype: str, clock: Clock) -> Plan:
+    """Align the operations of a call with the reference.
+
+    Args:
+        probe: the model and the tokens of the call, one row without padding.
+        operations: everything that the port computed, in order.
+        answer: the logits that it returned.
+        dtype: the precision of the port.
+        clock: the time for what lies behind faults.
+    """
+    values = [*(each.value for each in operations), answer]
+    inputs = [*(each.inputs for each in operations), _made_from(operations, answer)]
+    candidates = Candidates(values, inputs, probe.config.num_heads, epsilon(dtype) ** 0.5)
+    return Plan(align(probe, candidates, clock), _keys(operations))
+
+
+def read(
+    plan: Plan, probe: Probe, operations: Sequence[Operation], answer: np.ndarray
+) -> tuple[Arrays, dict[str, int]]:
+    """The taps of another call of the same port, and the number of the operation that computed each.
+
+    A port that goes through the rows of a batch one by one repeats its operations for each.
+    """
+    lengths = {name: tokens.shape[1] for name, tokens in probe.inputs.items()}
+    rows = len(next(iter(probe.inputs.values())))
+    shapes = tap_shapes(probe.config, rows, **lengths)
+    taps: Arrays = {"logits": answer}
+    numbers: dict[str, int] = {"logits": (*_made_from(operations, answer), len(operations) - 1)[0]}
+    keys, count = _keys(operations), len(plan.keys)
+    repeats = rows if rows > 1 and keys == plan.keys * rows else 1
+    moved = _moved(plan.keys, keys) if repeats == 1 else {}
+    for tap, match in plan.matches.items():
+        if tap == "logits" or (repeats == 1 and match.index not in moved):
+            continue
+        shape = (shapes[tap][0] // repeats, *shapes[tap][1:])
+        indices = [match.index + row * count for row in range(repeats)] if repeats > 1 else [moved[match.index]]
+        parts = [_arranged(operations[index].value, shape, match.layout, probe.config.num_heads) for index in indices]
+        if all(part is not None for part in parts):
+            taps[tap] = np.concatenate([part for part in parts if part is not None])
+            numbers[tap] = indices[-1]
+    return {tap: taps[tap] for tap in shapes if tap in taps}, numbers
+
+
+def _arranged(value: np.ndarray, shape: tuple[int, ...], learned: Layout, heads: int) -> np.ndarray | None:
+    """The value in the shape of its tap, by the layout that was learned if it fits."""
+    fits = layouts(shape, value.shape, heads)
+    if not fits:
+        return None
+    return next((layout for layout in fits if layout.order == learned.order), fits[0]).to_ours(value)
+
+
+def _moved(learned: tuple[Key, ...], keys: tuple[Key, ...]) -> dict[int, int]:
+    """The operations of the call that was aligned, and those that stand for them in another."""
+    if learned == keys:
+        return {index: index for index in range(len(keys))}
+    blocks = difflib.SequenceMatcher(a=learned, b=keys, autojunk=False).get_matching_blocks()
+    return {block.a + i: block.b + i for block in blocks for i in range(block.size)}
+
+
+def _keys(operations: Sequence[Operation]) -> tuple[Key, ...]:
+    return tuple((each.name, each.source) for each in operations)
+
+
+def _made_from(operations: Sequence[Operation], answer: np.ndarray) -> tuple[int, ...]:
+    """The operation whose value is the answer, the last of several; none if it was computed unheard."""
+    found = (i for i in range(len(operations) - 1, -1, -1) if _same(operations[i].value, answer))
+    return tuple(index for index in [next(found, None)] if index is not None)
+
+
+def _same(value: np.ndarray, answer: np.ndarray) -> bool:
+    return value.size == answer.size and np.array_equal(value.ravel(), answer.ravel(), equal_nan=True)

@@ -1,0 +1,102 @@
+"""The line of the port in which the first wrong number of a segment was made."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.ports.alignment.intermediate import intermediates
+from transparity_conformance.ports.listening.operation import Operation, Source
+
+
+def source_of(
+    probe: Probe,
+    operations: Sequence[Operation],
+    taps: Arrays,
+    numbers: Mapping[str, int],
+    where: str,
+    error: float,
+    budget: float,
+) -> Source | None:
+    """Find the line of the first operation that leads to the wrong tap `where` and to nothing right.
+
+    A number is right if the reference computes it, too, on its way from the port's own activations to this tap.
+
+    Args:
+        operations: everything that the port computed.
+        taps: its activations.
+        numbers: the operation that computed each of them.
+        error, budget: of the segment; a number is wrong if it is further off than rounding, next to the error.
+    """
+    end = numbers[where]
+    segment = _segment(operations, end, {number for tap, number in numbers.items() if tap != where})
+    right = _Right(intermediates(probe, {tap: value for tap, value in taps.items() if tap != where}, where))
+    largest = float(np.abs(taps[where]).max(initial=0.0)) or 1.0
+    tolerance = math.sqrt(budget * min(error, largest)) / largest
+    flows = _flows(operations, segment, set(numbers.values()))
+    is_right = {index: right.has(operations[index].value, tolerance, is_table=index not in flows) for index in segment}
+    leads_to_right = dict.fromkeys(segment, False)
+    for index in reversed(segment):
+        for made_from in operations[index].inputs:
+            if made_from in leads_to_right:
+                leads_to_right[made_from] |= is_right[index] or leads_to_right[index]
+    wrong = [index for index in segment if not is_right[index] and not leads_to_right[index]]
+    return operations[min(wrong, default=end)].source or operations[end].source
+
+
+def _segment(operations: Sequence[Operation], end: int, known: set[int]) -> list[int]:
+    """The operations from which `end` is made without passing through a known one, in order, `end` included."""
+    reached, waiting = {end}, list(operations[end].inputs)
+    while waiting:
+        index = waiting.pop()
+        if index not in reached and index not in known:
+            reached.add(index)
+            waiting += operations[index].inputs
+    return sorted(reached)
+
+
+def _flows(operations: Sequence[Operation], segment: Sequence[int], known: set[int]) -> set[int]:
+    """The operations of a segment that depend on a tap; the others build tables, of angles or masks."""
+    flows: set[int] = set()
+    for index in segment:
+        if any(each in known or each in flows for each in operations[index].inputs):
+            flows.add(index)
+    return flows
+
+
+class _Right:
+    """The numbers that are right, whatever their order."""
+
+    def __init__(self, values: Sequence[np.ndarray]) -> None:
+        self.by_size: dict[int, list[np.ndarray]] = {}
+        for value in values:
+            self.by_size.setdefault(value.size, []).append(value)
+        self.sketches: dict[int, list[np.ndarray]] = {}
+
+    def has(self, value: np.ndarray, tolerance: float, *, is_table: bool) -> bool:
+        """Return whether these numbers are right to `tolerance` of the largest; of a table, each by itself."""
+        sketch = np.sort(value, axis=None)
+        allowed = tolerance * (float(np.abs(sketch).max(initial=0.0)) or 1.0)
+        if is_table:
+            return any(_all_in(sketch, each, allowed) for each in self._tables)
+        if value.size not in self.sketches:
+            self.sketches[value.size] = [np.sort(each, axis=None) for each in self.by_size.get(value.size, [])]
+        return any(bool(np.all(np.abs(each - sketch) <= allowed)) for each in self.sketches[value.size])
+
+    @functools.cached_property
+    def _tables(self) -> list[np.ndarray]:
+        return [np.unique(each) for some in self.by_size.values() for each in some]
+
+
+def _all_in(values: np.ndarray, table: np.ndarray, allowed: float) -> bool:
+    """Return whether every one of the sorted `values` is in the sorted `table`, however often."""
+    if not table.size:
+        return False
+    behind = np.searchsorted(table, values).clip(1, max(table.size - 1, 1)) if table.size > 1 else np.zeros(1, int)
+    near = np.minimum(np.abs(table[behind % table.size] - values), np.abs(table[behind - 1] - values))
+    return bool(np.all(near <= allowed))

@@ -1,0 +1,200 @@
+"""Taps are found by value among everything that a port computes, with and without faults, and with them the line."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from meta.independent.measure import CONFIGS
+from meta.independent.model import Model
+from meta.power.plain_port import PlainFault, build_port
+from transparity.config import TransformerConfig
+from transparity_conformance import check
+from transparity_conformance.diagnosis.search.clock import Clock
+from transparity_conformance.oracle.probes import Probe, probes_of
+from transparity_conformance.ports.alignment.heard import aligned_probe
+from transparity_conformance.ports.alignment.layout import layouts
+from transparity_conformance.ports.alignment.plan import Plan, plan_of, read
+from transparity_conformance.ports.process.running import run_listening
+
+GPT2 = TransformerConfig(
+    architecture="decoder",
+    target_vocab_size=31,
+    max_length=16,
+    embed_dim=24,
+    num_heads=3,
+    num_decoder_layers=2,
+    feed_forward_dim=40,
+    norm_position="pre",
+    final_norm=True,
+    activation="gelu",
+    tied_head=True,
+    head_bias=False,
+)
+
+
+class Gpt2:
+    """GPT-2 as people write it: one fused projection is three here, for the parameters are ours."""
+
+    def __init__(self, config: Any, parameters: dict[str, np.ndarray]) -> None:
+        self.c = config
+        self.p = {name: torch.tensor(value) for name, value in parameters.items()}
+
+    def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.p[f"{name}.weight"], self.p.get(f"{name}.bias"))
+
+    def norm(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        return F.layer_norm(x, x.shape[-1:], self.p[f"{name}.weight"], self.p[f"{name}.bias"], self.c.norm_eps)
+
+    def scale(self, width: int) -> float:
+        return float((width // self.c.num_heads) ** -0.5)
+
+    def attend(self, at: str, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        heads = (batch, length, self.c.num_heads, -1)
+        q, k, v = (self.linear(f"{at}.{name}", x).view(heads).transpose(1, 2) for name in ("query", "key", "value"))
+        att = (q @ k.transpose(-2, -1)) * self.scale(width)
+        att = att.masked_fill(torch.ones(length, length).tril() == 0, float("-inf"))
+        y = (F.softmax(att, dim=-1) @ v).transpose(1, 2).reshape(batch, length, width)
+        return self.linear(f"{at}.output", y)
+
+    @torch.no_grad()
+    def __call__(self, tokens: Any) -> torch.Tensor:
+        ids, p = torch.as_tensor(tokens), self.p
+        x = p["decoder.token_embedding.weight"][ids] + p["decoder.position_embedding.weight"][: ids.shape[1]]
+        for i in range(self.c.num_decoder_layers):
+            at = f"decoder.layers.{i}"
+            x = x + self.attend(f"{at}.self_attention", self.norm(f"{at}.self_attention_norm", x))
+            x = x + self.feed_forward(f"{at}.feed_forward", self.norm(f"{at}.feed_forward_norm", x))
+        return F.linear(self.norm("decoder.final_norm", x), p["decoder.token_embedding.weight"])
+
+    def feed_forward(self, at: str, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(f"{at}.down", F.gelu(self.linear(f"{at}.up", x)))
+
+
+class ScaledByTheWidth(Gpt2):
+    def scale(self, width: int) -> float:
+        return float(width**-0.5)
+
+
+class TanhGelu(Gpt2):
+    def feed_forward(self, at: str, x: torch.Tensor) -> torch.Tensor:
+        h = self.linear(f"{at}.up", x)
+        h = F.gelu(h, approximate="tanh")
+        return self.linear(f"{at}.down", h)
+
+
+class NoFutureMask(Gpt2):
+    def attend(self, at: str, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        heads = (batch, length, self.c.num_heads, -1)
+        q, k, v = (self.linear(f"{at}.{name}", x).view(heads).transpose(1, 2) for name in ("query", "key", "value"))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=False)
+        return self.linear(f"{at}.output", y.transpose(1, 2).reshape(batch, length, width))
+
+
+def line_of(function: Any, text: str) -> int:
+    lines, first = inspect.getsourcelines(function)
+    return first + next(number for number, line in enumerate(lines) if text in line)
+
+
+def heard(port: Any, probe: Probe) -> tuple[Plan, dict[str, np.ndarray]]:
+    taps, operations = run_listening(port, probe)
+    plan = plan_of(probe, operations, taps["logits"], "float32", Clock())
+    return plan, read(plan, probe, operations, taps["logits"])[0]
+
+
+@pytest.mark.parametrize("name", ["translation", "notes-lm", "pre-norm", "llama", "gemma", "bloom", "t5", "bert"])
+def test_every_tap_of_a_right_port_is_found_with_its_own_numbers(name: str) -> None:
+    probe = aligned_probe(next(iter(probes_of(CONFIGS[name], name).values())))
+    port = Model(probe.config, probe.parameters)
+    _, taps = heard(port, probe)
+    assert taps.keys() == probe.oracle.expected.keys()
+    for tap, value in port.heard.items():
+        expected = value.double().numpy()
+        assert np.allclose(taps[tap], expected.reshape(taps[tap].shape), rtol=1e-5, atol=1e-5), tap
+
+
+class FiveBugs(Model):
+    """A first draft of a Llama."""
+
+    def rms(self, x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
+        return x / (x.pow(2).mean(-1, keepdim=True).sqrt() + self.c.norm_eps) * gain
+
+    def frequencies(self) -> torch.Tensor:
+        self.c = self.c.__class__(**{**vars(self.c), "rope_theta": 10_000.0})
+        return super().frequencies()
+
+    def weigh(self, at: str, query: Any, key: Any, value: Any, keep: Any, bias: Any) -> torch.Tensor:
+        groups = query.shape[1] // key.shape[1]
+        key, value = key.repeat(1, groups, 1, 1), value.repeat(1, groups, 1, 1)
+        return torch.softmax(self.masked(self.scores(query, key, bias), keep), -1) @ value
+
+    def feed(self, at: str, x: torch.Tensor) -> torch.Tensor:
+        gate, up = self.dense(f"{at}.up", x), self.dense(f"{at}.gate", x)
+        return self.dense(f"{at}.down", self.act(gate) * up)
+
+
+def test_taps_are_found_between_faults_that_follow_each_other() -> None:
+    """In front of scores the rotation and the grouping of heads are wrong, in front of the gate a norm is."""
+    probe = aligned_probe(probes_of(CONFIGS["llama"], "llama")["tiny"])
+    port = FiveBugs(probe.config, probe.parameters)
+    plan, taps = heard(port, probe)
+    assert plan.matches.keys() == probe.oracle.expected.keys()
+    for tap in [tap for tap in taps if tap in port.heard]:
+        expected = port.heard[tap].double().numpy()
+        assert np.allclose(taps[tap], expected.reshape(taps[tap].shape), rtol=1e-5, atol=1e-5), tap
+
+
+@pytest.mark.parametrize(
+    ("build", "cause", "text"),
+    [
+        (ScaledByTheWidth, "attention-scale", "att = (q @ k.transpose(-2, -1)) * self.scale(width)"),
+        (TanhGelu, "activation", 'h = F.gelu(h, approximate="tanh")'),
+        (NoFutureMask, "causal-missing", "y = F.scaled_dot_product_attention(q, k, v, is_causal=False)"),
+    ],
+)
+def test_a_fault_has_the_line_that_makes_the_first_wrong_number(build: type[Gpt2], cause: str, text: str) -> None:
+    report = check(build, config=GPT2)
+    fault = report.faults[0]
+    assert [each.mistake for each in fault.causes] == [cause]
+    assert fault.source is not None
+    assert fault.source["code"] == text
+    function = build.feed_forward if cause == "activation" else build.attend
+    assert (fault.source["file"], fault.source["line"]) == (__file__, line_of(function, text))
+
+
+def test_the_line_is_the_first_thing_of_a_sentence() -> None:
+    from transparity_conformance.report.check.findings import sentence
+
+    says = sentence(check(TanhGelu, config=GPT2))
+    assert says.startswith("test_alignment.py:")
+    assert '`h = F.gelu(h, approximate="tanh")`, decoder.layers.0.feed_forward.hidden' in says
+
+
+def test_a_right_port_is_not_listened_to() -> None:
+    report = check(Gpt2, config=GPT2)
+    assert report.verdict == "agrees"
+    assert not any("listened" in note for note in report.notes)
+
+
+@pytest.mark.parametrize("id", ["attention-scale", "activation", "head-split"])
+def test_a_numpy_port_without_taps_is_named_as_one_with_taps(id: str) -> None:
+    variant = {"attention-scale": "none", "activation": "silu", "head-split": "split"}[id]
+    report = check(build_port(PlainFault(id, variant), taps=False), preset="notes-lm")
+    assert report.faults[0].causes[0].mistake == id
+    assert report.faults[0].source is not None
+    assert report.faults[0].where != "logits"
+
+
+def test_layouts_of_a_tap_are_its_axes_in_any_order_and_merged() -> None:
+    value = np.arange(2 * 3 * 5 * 7.0).reshape(2, 3, 5, 7)
+    merged = value.transpose(0, 2, 1, 3).reshape(10, 21)
+    arranged = [layout.to_ours(merged) for layout in layouts(value.shape, merged.shape, 3)]
+    assert any(np.array_equal(each, value) for each in arranged)
+    assert layouts((4, 6), (8, 3), 3) == ()

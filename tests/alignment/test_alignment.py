@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.listening.common import is_same
 
 from meta.independent.measure import CONFIGS
 from meta.independent.model import Model
@@ -117,7 +118,7 @@ def test_every_tap_of_a_right_port_is_found_with_its_own_numbers(name: str) -> N
     assert taps.keys() == probe.oracle.expected.keys()
     for tap, value in port.heard.items():
         expected = value.double().numpy()
-        assert np.allclose(taps[tap], expected.reshape(taps[tap].shape), rtol=1e-5, atol=1e-5), tap
+        assert is_same(taps[tap], expected.reshape(taps[tap].shape)), tap
 
 
 class FiveBugs(Model):
@@ -148,7 +149,7 @@ def test_taps_are_found_between_faults_that_follow_each_other() -> None:
     assert plan.matches.keys() == probe.oracle.expected.keys()
     for tap in [tap for tap in taps if tap in port.heard]:
         expected = port.heard[tap].double().numpy()
-        assert np.allclose(taps[tap], expected.reshape(taps[tap].shape), rtol=1e-5, atol=1e-5), tap
+        assert is_same(taps[tap], expected.reshape(taps[tap].shape)), tap
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from flax import linen, nnx
 from jax import Array
-from tests.listening.common import named, reached, texts
+from tests.listening.common import is_same, named, reached, texts
 
 from transparity_conformance.ports.listening.listen import listen
 
@@ -79,7 +79,7 @@ def test_the_result_is_the_same_and_is_the_last_value(forward: Callable[[Any], A
     result, operations = listen(lambda: forward(IDS), "jax")
     assert np.array_equal(operations[-1].value, result)
     assert type(result) is type(expected)
-    assert np.allclose(result, expected, rtol=1e-5, atol=1e-6)  # a jitted function is fused when nobody listens
+    assert is_same(result, expected)  # a jitted function is fused when nobody listens
 
 
 def test_the_result_of_a_function_without_jit_is_the_same_to_the_bit() -> None:
@@ -107,7 +107,7 @@ def test_the_parts_of_a_fused_projection_flow_to_their_own_places() -> None:
     assert {query, key} <= reached(operations, scores)
     assert value not in reached(operations, scores)
     assert value in reached(operations, context)
-    assert np.allclose(operations[key].value, (WTE[IDS] @ C_ATTN)[..., D : 2 * D], atol=1e-5)
+    assert is_same(operations[key].value, (WTE[IDS] @ C_ATTN)[..., D : 2 * D])
 
 
 def test_layers_under_scan_and_checkpoint_are_heard_one_by_one() -> None:
@@ -115,7 +115,7 @@ def test_layers_under_scan_and_checkpoint_are_heard_one_by_one() -> None:
     products = named(operations, "dot_general")
     x = np.asarray(WTE[IDS], np.float64)
     assert len(products) == 2
-    assert np.allclose(products[0].value, x @ C_PROJ, atol=1e-4)
+    assert is_same(products[0].value, x @ C_PROJ)
     assert operations.index(products[0]) in reached(operations, products[1])
     assert set(texts(products + named(operations, "tanh"), __file__)) == {"x = x + jnp.tanh(x @ w)"}
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.listening.common import named, reached, texts
+from tests.listening.common import is_same, named, reached, texts
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import _disable_current_modes
@@ -94,7 +94,7 @@ def test_the_parts_of_a_fused_projection_flow_to_their_own_places() -> None:
     assert value not in reached(operations, scores)
     assert {query, key, value} <= reached(operations, context)
     projected = (WTE[IDS] @ C_ATTN.T).double().numpy()
-    assert np.allclose(operations[key].value, projected[..., D : 2 * D], atol=1e-5)
+    assert is_same(operations[key].value, projected[..., D : 2 * D])
 
 
 MASK = torch.rand(5, 5, generator=GENERATOR) > 0.5
@@ -119,9 +119,9 @@ def test_a_kernel_shows_the_scores_and_weights_that_explicit_attention_has(
     query, key, value = (torch.from_numpy(kernel.arguments[name]) for name in ("query", "key", "value"))
     scores = query @ key.mT * options.get("scale", 0.5) + bias
     (masked,), (weights,) = named(operations, "masked_scores"), named(operations, "weights")
-    assert np.allclose(masked.value, scores, atol=1e-12)
-    assert np.allclose(weights.value, scores.softmax(-1), atol=1e-12)
-    assert np.allclose(kernel.value, scores.softmax(-1) @ value, atol=1e-6)
+    assert is_same(masked.value, scores, "float64")
+    assert is_same(weights.value, scores.softmax(-1), "float64")
+    assert is_same(kernel.value, scores.softmax(-1) @ value)
     assert set(texts([masked, weights, kernel], __file__)) == {"y = F.scaled_dot_product_attention(q, k, v, **options)"}
     assert operations.index(masked) in reached(operations, kernel)
     assert kernel.arguments["is_causal"] == options.get("is_causal", False)
@@ -133,7 +133,7 @@ def test_a_kernel_with_shared_keys_shows_the_scores_of_every_query_head() -> Non
     _, operations = listen(lambda: F.scaled_dot_product_attention(query, key, key, enable_gqa=True))
     (weights,) = named(operations, "weights")
     expected = (query.double() @ key.double().repeat_interleave(2, 1).mT / math.sqrt(2)).softmax(-1)
-    assert np.allclose(weights.value, expected, atol=1e-12)
+    assert is_same(weights.value, expected, "float64")
 
 
 def test_values_are_those_right_after_the_operation() -> None:
@@ -141,7 +141,7 @@ def test_values_are_those_right_after_the_operation() -> None:
     embedded, added = operations[0], named(operations, "add_")[0]
     factors = np.array([h + 1 for h in range(N)] * (D // N))
     assert np.array_equal(embedded.value, WTE[IDS].double().numpy())
-    assert np.allclose(added.value, embedded.value * (1 + factors), rtol=1e-6)
+    assert is_same(added.value, embedded.value * (1 + factors))
     assert texts([added], __file__) == ["x += out"]
 
 
@@ -251,7 +251,7 @@ def test_a_layer_in_one_kernel_shows_what_its_parts_compute(options: dict[str, T
     hidden = [each.value[keep] for each in named(in_parts, "relu") if each.value.shape == (2, 5, 20)]
     shown = [each.value[keep] for each in named(operations, "relu")]
     assert len(hidden) == len(shown) == 2
-    assert all(np.allclose(one, other, atol=1e-5) for one, other in zip(hidden, shown, strict=True))
+    assert all(is_same(one, other) for one, other in zip(hidden, shown, strict=True))
     assert not np.array_equal(shown[0], shown[0].astype(np.float32))  # they are our parts of the kernel
     weights = named(operations, "softmax")
     assert len(weights) == 2

@@ -189,7 +189,7 @@ def test_a_numpy_port_without_taps_is_named_as_one_with_taps(id: str) -> None:
     variant = {"attention-scale": "none", "activation": "silu", "head-split": "split"}[id]
     report = check(build_port(PlainFault(id, variant), taps=False), preset="notes-lm")
     assert report.faults[0].causes[0].mistake == id
-    assert report.faults[0].source is not None
+    assert report.faults[0].source is not None, report.notes
     assert report.faults[0].where != "logits"
 
 

@@ -17,17 +17,18 @@ from transparity_conformance.ports.listening.record import Record
 Listener = Callable[[Record, Callable[[], Any]], AbstractContextManager[None]]
 
 LISTENERS: dict[str, tuple[str, Listener]] = {
+    "numpy": ("numpy", numpy.listening),
     "pytorch": ("torch", lambda record, _: pytorch.listening(record)),
     "jax": ("jax", lambda record, _: jax.listening(record)),
-    "numpy": ("numpy", numpy.listening),
 }
-"""By framework: the module without which it cannot have been used, and its listener."""
+"""By framework: the module without which it cannot have been used, and its listener; NumPy's calls the function first,
+before others listen."""
 
 
 def listen(
     call: Callable[[], Any], framework: str | None = None, *, largest: float = math.inf
 ) -> tuple[Any, list[Operation]]:
-    """Call a function once, and record its operations.
+    """Call a function, and record its operations; for NumPy it is called once more before, to learn what runs.
 
     What the function raises is raised. What cannot be recorded is left out.
 

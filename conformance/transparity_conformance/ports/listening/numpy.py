@@ -2,10 +2,9 @@
 
 Arrays have no hook that all of their operations pass through: `np.asarray` strips a subclass, and parameters are plain.
 So the port's functions are replaced, while it runs, by the same functions with expressions that report their values
-(`expressions`). They are those that can be reached from the call: through its closure, the globals of its modules,
-attributes and containers. What is not heard: operations within installed packages (their results are), functions
-without source text or compiled, arrays that are only looked up, assignments to several targets at once, other threads,
-and integers and bools, through which data flows.
+(`expressions`). Which they are is learned from a first call. What is not heard: operations within installed packages
+(their results are), functions without source text or compiled, arrays that are only looked up, assignments to several
+targets at once, other threads, and integers and bools, through which data flows.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ _active: list[_Listener] = []
 
 @contextlib.contextmanager
 def listening(record: Record, call: Callable[[], Any]) -> Iterator[None]:
-    """Record the NumPy operations of this thread within the context, in functions that `call` can reach."""
+    """Record the NumPy operations of this thread within the context, in functions that a first `call` runs."""
     for name, hook in ((HEARD, _heard), (OPERAND, _operand), (WROTE, _wrote), (SLICE, slice)):
         setattr(builtins, name, hook)  # these stay: a function that the port made meanwhile may live on
     replaced: list[tuple[FunctionType, Any]] = []

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
-
 from transparity.errors import TransparityError, shown
+from transparity_conformance.ports.loader.inputs import is_instance
 
 Recorder = Callable[[str, Literal["input", "output"], Any], None]
 """Called with a module's name and its first argument, before it runs, or its output."""
 
 
 @dataclass(frozen=True)
-class Framework:
+class Hooks:
     """The operations on a framework's modules that recording needs."""
 
     modules: Callable[[Any], dict[str, Any]]
@@ -26,20 +24,14 @@ class Framework:
     """Within the context, calls of the named modules are recorded."""
     snapshot: Callable[[Any], Any]
     """A value as it is now, even if the model writes into it later."""
-    tokens: Callable[[Any, np.ndarray], Any]
-    """Tokens as an array of the framework, on the device of the model."""
-    inference: Callable[[], AbstractContextManager[Any]]
-    """Entered while a model runs without gradients."""
 
 
-def framework_of(model: Any) -> Framework:
-    """The framework of `model`; raises `TransparityError` if it is no module."""
-    # a framework that is not imported cannot have made the model
-    torch, nnx = sys.modules.get("torch"), sys.modules.get("flax.nnx")
-    if torch and isinstance(model, torch.nn.Module):
-        return Framework(_torch_modules, _torch_hooked, _torch_snapshot, _torch_tokens, torch.no_grad)
-    if nnx and isinstance(model, nnx.Module):
-        return Framework(_nnx_modules, _nnx_hooked, _jax_snapshot, _jax_tokens, nullcontext)
+def hooks_of(model: Any) -> Hooks:
+    """The operations for the framework of `model`; raises `TransparityError` if it is no module."""
+    if is_instance(model, "torch.nn", "Module"):
+        return Hooks(_torch_modules, _torch_hooked, _torch_snapshot)
+    if is_instance(model, "flax.nnx", "Module"):
+        return Hooks(_nnx_modules, _nnx_hooked, _jax_snapshot)
     raise TransparityError(f"The model is {shown(model)}; expected a torch.nn.Module or a flax.nnx.Module.")
 
 
@@ -70,13 +62,6 @@ def _hooks(name: str, record: Recorder) -> tuple[Callable[..., None], Callable[.
 
 def _torch_snapshot(value: Any) -> Any:
     return value.detach().clone() if hasattr(value, "detach") else value
-
-
-def _torch_tokens(model: Any, tokens: np.ndarray) -> Any:
-    import torch
-
-    weight = next(model.parameters(), None)
-    return torch.as_tensor(np.asarray(tokens), device=None if weight is None else weight.device)
 
 
 def _nnx_modules(model: Any) -> dict[str, Any]:
@@ -129,12 +114,6 @@ def _jax_snapshot(value: Any) -> Any:
     if isinstance(value, jax.core.Tracer):
         raise TransparityError("The model ran while JAX was tracing it; to be recorded it has to run without jit.")
     return value
-
-
-def _jax_tokens(model: Any, tokens: np.ndarray) -> Any:
-    import jax.numpy as jnp
-
-    return jnp.asarray(tokens)
 
 
 def _first(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

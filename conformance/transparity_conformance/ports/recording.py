@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from transparity.errors import TransparityError, shown
-from transparity_conformance.ports.hooks import Framework, framework_of
+from transparity_conformance.ports.hooks import Hooks, hooks_of
+from transparity_conformance.ports.loader.inputs import arrays, framework_of
 
 Transform = Callable[[Any], Any]
 Wanted = Mapping[str, str | Mapping[str, "Transform | Received"]]
@@ -78,7 +79,7 @@ def record_module(model: Any, taps: Wanted) -> Iterator[dict[str, Any]]:
 
     Raises `TransparityError` for a module that is unknown, not called, called again, or returns no array.
     """
-    with _recording(framework_of(model), _sources(model, taps)) as values:
+    with _recording(hooks_of(model), _sources(model, taps)) as values:
         yield values
 
 
@@ -92,11 +93,12 @@ def recorded(model: Any, taps: Wanted, call: Callable[..., Any] | None = None) -
             are its arguments, the source before the target. Its result is the logits, unless it is a dict of taps or a
             module is recorded as them.
     """
-    framework, sources = framework_of(model), _sources(model, taps)
+    hooks, sources = hooks_of(model), _sources(model, taps)
+    array, without_gradients = arrays(model, framework_of(model))
 
     def forward(**tokens: Any) -> dict[str, Any]:
-        inputs = {name: framework.tokens(model, value) for name, value in sorted(tokens.items())}
-        with framework.inference(), _recording(framework, sources) as values:
+        inputs = {name: array(value) for name, value in sorted(tokens.items())}
+        with without_gradients(), _recording(hooks, sources) as values:
             result = call(**inputs) if call else model(*inputs.values())
         returned = dict(result) if isinstance(result, Mapping) else {} if "logits" in values else {"logits": result}
         for tap in returned:
@@ -123,7 +125,7 @@ class _Source:
 
 
 @contextmanager
-def _recording(framework: Framework, sources: list[_Source]) -> Iterator[dict[str, Any]]:
+def _recording(hooks: Hooks, sources: list[_Source]) -> Iterator[dict[str, Any]]:
     values: dict[str, Any] = {}
     by_call: dict[tuple[str, str], list[_Source]] = {}
     for source in sources:
@@ -135,9 +137,9 @@ def _recording(framework: Framework, sources: list[_Source]) -> Iterator[dict[st
                 raise TransparityError(
                     f"Module {name!r} is called more than once; expected one call: the tap {source.tap!r} is one array."
                 )
-            values[source.tap] = framework.snapshot(_transformed(source, value))
+            values[source.tap] = hooks.snapshot(_transformed(source, value))
 
-    with framework.hooked({source.name: source.module for source in sources}, record):
+    with hooks.hooked({source.name: source.module for source in sources}, record):
         yield values
     for source in sources:
         if source.tap not in values:
@@ -171,7 +173,7 @@ def _transformed(source: _Source, value: Any) -> Any:
 
 def _sources(model: Any, taps: Wanted) -> list[_Source]:
     """Every tap with its module, in the order in which they are named."""
-    modules = framework_of(model).modules(model)
+    modules = hooks_of(model).modules(model)
     sources: dict[str, _Source] = {}
     for pattern, wanted in taps.items():
         transforms: Mapping[str, Transform | Received] = {wanted: as_is} if isinstance(wanted, str) else wanted

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from transparity_conformance.ports.listening.operation import Source
-from transparity_conformance.ports.listening.record import Place, Record
+from transparity_conformance.ports.listening.record import Place, Record, in_float64
 
 REARRANGEMENTS = frozenset(
     ["broadcast_in_dim", "convert_element_type", "copy", "device_put", "dynamic_slice", "expand_dims", "reshape"]
@@ -110,7 +110,4 @@ def _numbers(array: Any) -> np.ndarray | None:
 
     if not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer) or not array.is_fully_addressable:
         return None
-    if jnp.issubdtype(array.dtype, jnp.complexfloating):
-        numbers = np.asarray(array)
-        return np.stack([numbers.real, numbers.imag], -1).astype(np.float64)
-    return np.array(array, np.float64) if jnp.issubdtype(array.dtype, jnp.floating) else None
+    return in_float64(np.asarray(array)) if jnp.issubdtype(array.dtype, jnp.inexact) else None

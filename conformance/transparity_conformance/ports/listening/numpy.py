@@ -31,7 +31,7 @@ from transparity_conformance.ports.listening.expressions import (
     reporting,
 )
 from transparity_conformance.ports.listening.functions import functions_of
-from transparity_conformance.ports.listening.record import Origins, Place, Record
+from transparity_conformance.ports.listening.record import Origins, Place, Record, in_float64
 
 REARRANGEMENTS = frozenset(
     ["array", "asarray", "ascontiguousarray", "astype", "broadcast_to", "copy", "frombuffer", "from_dlpack", "load"]
@@ -135,7 +135,7 @@ class _Listener:
         part = array[index[0]] if index else array
         is_view = isinstance(part, np.ndarray) and np.may_share_memory(part, array)
         for place in map(_place, _arrays(value)):
-            self.record.settle(place, _numbers)
+            self.record.settle(place, in_float64)
         self._write(site.name, part if is_view else array, self._origins([before, value]))
 
     def _add(self, name: str, arrays: Any, given: list[Any]) -> None:
@@ -151,15 +151,15 @@ class _Listener:
                 continue
             if not is_view:
                 for each in read:
-                    record.settle(each, _numbers)
+                    record.settle(each, in_float64)
             inputs = () if name in SHAPE_ALONE else record.origins(read)
             if inputs or name not in REARRANGEMENTS:
-                value = _numbers(array)
+                value = in_float64(array)
                 record.put(place, record.add(f"numpy.{name}", value, inputs, record.sources.here()))
 
     def _write(self, name: str, array: Any, inputs: Origins) -> None:
         record, place = self.record, _place(array)
-        record.write(place, record.add(f"numpy.{name}", _numbers(array), inputs, record.sources.here()))
+        record.write(place, record.add(f"numpy.{name}", in_float64(array), inputs, record.sources.here()))
 
     def _origins(self, given: Any) -> Origins:
         return self.record.origins([_place(array) for array in _arrays(given)])
@@ -208,11 +208,3 @@ def _place(array: Any) -> Place:
         owner = base
     geometry = (array.__array_interface__["data"][0], array.shape, array.strides, array.dtype.str)
     return Place(id(owner), geometry, array, owner)
-
-
-def _numbers(array: Any) -> np.ndarray | None:
-    """A copy in float64; None for what are no floating numbers."""
-    if array.dtype.kind == "c":
-        return np.stack([array.real, array.imag], -1).astype(np.float64)
-    is_floating = array.dtype.kind == "f" or array.dtype.name.startswith(("bfloat", "float"))
-    return np.array(array, np.float64, subok=False) if is_floating else None

@@ -32,6 +32,14 @@ class Place:
     """The owner, which the record keeps, so that no later one has its identity."""
 
 
+def in_float64(array: np.ndarray) -> np.ndarray | None:
+    """A copy in float64, a complex array with a last axis (real, imaginary); None for what are no floating numbers."""
+    if array.dtype.kind == "c":
+        return np.stack([array.real, array.imag], -1).astype(np.float64)
+    is_floating = array.dtype.kind == "f" or array.dtype.name.startswith(("bfloat", "float"))
+    return np.array(array, np.float64, subok=False) if is_floating else None
+
+
 @dataclass
 class _Memory:
     """The content of one owner: the origins of its parts, and its last write."""

@@ -22,7 +22,6 @@ from transparity.config import TransformerConfig
 from transparity.errors import TransparityError, shown
 from transparity_conformance.capabilities.stranger import PortCallError, PortError, call_stranger, signature_of
 from transparity_conformance.checkpoints.exporting import export_checkpoint
-from transparity_conformance.ports.loader.answers import taps_in
 from transparity_conformance.ports.loader.inputs import arguments, arrays, framework_of, is_instance, with_mask
 
 
@@ -78,9 +77,9 @@ def _loaded(model: Any, config: TransformerConfig) -> Callable[..., Any]:
     takes = signature_of(model.forward if is_torch else model)
     names = frozenset() if takes is None else frozenset(takes.parameters)
 
-    def forward(**inputs: np.ndarray) -> dict[Any, Any]:
+    def forward(**inputs: np.ndarray) -> Any:
         args, named = arguments(with_mask(inputs, config), config, names)
         with without_gradients():
-            return taps_in(model(*map(array, args), **{name: array(value) for name, value in named.items()}), config)
+            return model(*map(array, args), **{name: array(value) for name, value in named.items()})
 
     return forward

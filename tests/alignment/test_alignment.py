@@ -15,6 +15,7 @@ from meta.independent.measure import CONFIGS
 from meta.independent.model import Model
 from meta.power.plain_port import PlainFault, build_port
 from transparity.config import TransformerConfig
+from transparity.taps import tap_shapes
 from transparity_conformance import check
 from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.oracle.probes import Probe, probes_of
@@ -22,6 +23,7 @@ from transparity_conformance.ports.alignment.heard import aligned_probe
 from transparity_conformance.ports.alignment.layout import layouts
 from transparity_conformance.ports.alignment.plan import Plan, plan_of, read
 from transparity_conformance.ports.process.running import run_listening
+from transparity_conformance.report.check.findings import findings, sentence
 
 GPT2 = TransformerConfig(
     architecture="decoder",
@@ -171,8 +173,6 @@ def test_a_fault_has_the_line_that_makes_the_first_wrong_number(build: type[Gpt2
 
 
 def test_the_line_is_the_first_thing_of_a_sentence() -> None:
-    from transparity_conformance.report.check.findings import sentence
-
     says = sentence(check(TanhGelu, config=GPT2))
     assert says.startswith("test_alignment.py:")
     assert '`h = F.gelu(h, approximate="tanh")`, decoder.layers.0.feed_forward.hidden' in says
@@ -199,3 +199,17 @@ def test_layouts_of_a_tap_are_its_axes_in_any_order_and_merged() -> None:
     arranged = [layout.to_ours(merged) for layout in layouts(value.shape, merged.shape, 3)]
     assert any(np.array_equal(each, value) for each in arranged)
     assert layouts((4, 6), (8, 3), 3) == ()
+
+
+def test_the_page_shows_three_lines_before_and_after_the_line() -> None:
+    [line] = findings(check(TanhGelu, config=GPT2))[0].lines
+    shown = dict(line.around)
+    assert list(shown) == list(range(line.line - 3, line.line + 4))
+    assert shown[line.line].strip() == line.code
+
+
+def test_of_several_causes_the_first_is_to_be_mended_first() -> None:
+    report = check(FiveBugs, config=CONFIGS["llama"])
+    assert sentence(report).startswith("Mend this first: test_alignment.py:")
+    places = [finding.faults[0].where for finding in findings(report)]
+    assert places == sorted(places, key=list(tap_shapes(CONFIGS["llama"], 1, tokens=1)).index)

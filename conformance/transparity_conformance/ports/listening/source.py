@@ -94,6 +94,7 @@ def home(file: str) -> str | None:
     return None if file.startswith(STANDARD_LIBRARY) else ""
 
 
+@functools.lru_cache(maxsize=4096)
 def statement_at(lines: tuple[str, ...], line: int) -> str:
     """The statement at a line, joined to one; only the head of one with a body, such as `for`."""
     if not 1 <= line <= len(lines):

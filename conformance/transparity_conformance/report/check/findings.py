@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import PurePath
 from typing import Any
 
+from transparity_conformance.report.check.lines import PortLine, lines_of
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.formatting import count, format_share
 from transparity_conformance.report.impact import largest
@@ -80,16 +80,9 @@ class Finding:
         return spread(self.profile, self.worst.budget)
 
     @property
-    def source(self) -> str:
-        """The line of the port in which its first wrong number is made: `model.py:52`; empty if it is not known."""
-        source = self.faults[0].source
-        return f"{PurePath(source['file']).name}:{source['line']}" if source else ""
-
-    @property
-    def code(self) -> str:
-        """The statement in that line; empty if it is not known."""
-        source = self.faults[0].source
-        return str(source["code"]) if source else ""
+    def lines(self) -> tuple[PortLine, ...]:
+        """The lines of the port in which the first wrong numbers are made; none if they are not known."""
+        return lines_of(self.faults)
 
     @property
     def place(self) -> str:
@@ -118,10 +111,12 @@ def sentence(report: Report) -> str:
     if not found:
         return f"{report.first_divergence or 'The port'}: beyond the budget; no segment was looked at by itself."
     parts = [_finding_sentence(finding) for finding in found[:3]]
+    if found[1:]:
+        parts[0] = f"Mend this first: {parts[0]}"
     if found[3:]:
-        parts.append(f"and {count(len(found) - 3, 'fault')} more")
+        parts.append(f"{count(len(found) - 3, 'fault')} more")
     is_explained = all(finding.explained >= PRACTICALLY_ALL for finding in found)
-    return "; ".join(parts) + "." + (" Nothing else differs." if is_explained else "")
+    return ". Then: ".join(parts) + "." + (" Nothing else differs." if is_explained else "")
 
 
 def _inconclusive(report: Report) -> str:
@@ -133,7 +128,7 @@ def _inconclusive(report: Report) -> str:
 
 
 def _finding_sentence(finding: Finding) -> str:
-    line = f"{finding.source} `{finding.code}`, " if finding.source else ""
+    line = "".join(f"{line.place} `{line.code}`, " for line in finding.lines[:1])
     if not finding.causes:
         return f"{line}{finding.place}: {_unexplained(finding.worst)}"
     text = f"{line}{finding.place}: {'; and '.join(cause.says for cause in finding.causes)}"

@@ -81,15 +81,15 @@ def _findings(view: CheckView) -> Table:
     for finding in view.findings[:MOST_FINDINGS]:
         used = format_share(finding.share).rstrip("×")
         cause = Padding(_cause(view, finding), (0, 0, 0, 2), expand=False)
-        table.add_row(Group(*_line(finding), _places(finding), cause), Text(used, style=style))
+        table.add_row(Group(*_lines(finding), _places(finding), cause), Text(used, style=style))
     if len(view.findings) > MOST_FINDINGS:
         table.add_row(f"and {len(view.findings) - MOST_FINDINGS} more")
     return table
 
 
-def _line(finding: Finding) -> list[Text]:
-    """The line of the port, if it is known."""
-    return [Text.assemble((finding.source, "bold"), f" {finding.code}")] if finding.source else []
+def _lines(finding: Finding) -> list[Text]:
+    """The lines of the port, as far as they are known."""
+    return [Text.assemble((line.place, "bold"), f" {line.code}") for line in finding.lines[:MOST_PLACES]]
 
 
 def _places(finding: Finding) -> Text:

@@ -66,9 +66,11 @@ def sampled() -> Iterator[SimulatedPort]:
     names = dict.fromkeys(fault.ids[0] for fault in FAULTS if fault.ids[0] not in OF_PRESETS)
     for number, name in enumerate(names):
         alone = number % 3 == 2
-        possible = [t for t in family_ports() if t.faults[0].ids[0] == name and t.logits_only == alone]
+        possible = [
+            t for t in family_ports() if t.faults[0].ids[0] == name and t.view == ("logits" if alone else "taps")
+        ]
         quick = [trial for trial in possible if not (alone and trial.case in SLOW)]
-        chosen = min(quick or [dataclasses.replace(possible[0], logits_only=False)], key=lambda t: seen[t.case])
+        chosen = min(quick or [dataclasses.replace(possible[0], view="taps")], key=lambda t: seen[t.case])
         seen[chosen.case] += 1
         yield chosen
 
@@ -78,7 +80,7 @@ def answers() -> list[Judgement]:
     return [judged(trial) for trial in sampled()]
 
 
-@pytest.mark.parametrize("measure", [each for each in MEASURES if each.kind == "fault"], ids=lambda each: each.title)
+@pytest.mark.parametrize("measure", [each for each in MEASURES if each.kind == "fault" and each.view in QUICK], ids=lambda each: each.title)
 def test_the_checker_reaches_its_targets(answers: list[Judgement], measure: Measure) -> None:
     counted = sum(measure.counts(answer.port) for answer in answers)
     failures = wrong(measure, answers)
@@ -86,7 +88,7 @@ def test_the_checker_reaches_its_targets(answers: list[Judgement], measure: Meas
     assert 1 - len(failures) / counted >= measure.target, [f"{each.port} → {each}" for each in failures]
 
 
-@pytest.mark.parametrize("trial", further_family_ports(("bloom", "opt"), pairs=3), ids=str)
+@pytest.mark.parametrize("trial", [each for each in further_family_ports(("bloom", "opt"), pairs=3) if each.view in QUICK], ids=str)
 def test_two_mistakes_are_told_apart_and_an_unknown_one_has_no_name(trial: SimulatedPort) -> None:
     answer = judged(trial)
     assert not [measure.title for measure in MEASURES if wrong(measure, [answer])], answer
@@ -104,7 +106,7 @@ def test_two_mistakes_are_told_apart_and_an_unknown_one_has_no_name(trial: Simul
 def test_one_of_two_mistakes_or_both_may_have_a_number_in_them(made: tuple[str, str]) -> None:
     case = next(case for case in ("bloom", "llama") if set(made) <= set(map(str, acting(case))))
     one, other = (next(fault for fault in acting(case) if str(fault) == name) for name in made)
-    answer = judged(SimulatedPort("pair", case, (one, other), logits_only=True))
+    answer = judged(SimulatedPort("pair", case, (one, other), view="logits"))
     assert one_named(answer), answer
     assert len(answer.divergences[0].causes) == 2
 
@@ -194,7 +196,7 @@ def test_every_mistake_can_be_put_into_the_reference(case: str) -> None:
 
 
 def _answer(where: str, cause: str, *, case: str = "qwen", fault: str = "rotary-layout") -> Judgement:
-    trial = next(t for t in family_ports((case,)) if t.faults[0].ids[0] == fault and not t.logits_only)
+    trial = next(t for t in family_ports((case,)) if t.faults[0].ids[0] == fault and t.view == "taps")
     causes = (Cause(cause, "", None, 0.0, 1.0),) if cause else ()
     return Judgement(trial, Report(case, "diverges", where, (Divergence(where, 1.0, 0.1, causes),)), 0.0)
 

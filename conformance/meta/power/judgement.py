@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from meta.power.simulated import CASES, Fault, SimulatedPort, case_probes, shows_at
+from meta.power.simulated import CASES, Fault, SimulatedPort, View, case_probes, shows_at
 from transparity.presets import PRESETS
 from transparity_conformance.diagnosis.judge import judge
 from transparity_conformance.ports.check import check
@@ -59,7 +59,8 @@ def judged(port: SimulatedPort) -> Judgement:
     began = time.perf_counter()
     try:
         with np.errstate(all="ignore"):
-            report = _checked(port) if port.case in CASES else _compared(port)
+            is_checked = port.case in CASES or port.view == "operations"
+            report = _checked(port) if is_checked else _compared(port)
         return Judgement(port, report, time.perf_counter() - began)
     except Exception:  # noqa: BLE001 - it is counted, whatever it is
         crash = traceback.format_exc().strip().splitlines()[-1]
@@ -69,13 +70,13 @@ def judged(port: SimulatedPort) -> Judgement:
 def _checked(port: SimulatedPort) -> Report:
     declared = "bfloat16" if port.style.kind == "bfloat16" else "float32"
     which: dict[str, Any] = {"preset": port.case} if port.case in PRESETS else {"config": port.config}
-    return check(port.build, dtype=declared, logits_only=port.logits_only, **which)
+    return check(port.build, dtype=declared, logits_only=port.view == "logits", **which)
 
 
 def _compared(port: SimulatedPort) -> Report:
     probes, build = case_probes(port.case), port.build
     outputs = {name: build(probe.config, probe.parameters)(**probe.inputs) for name, probe in probes.items()}
-    return judge(port.case, probes, outputs, logits_only=port.logits_only)
+    return judge(port.case, probes, outputs, logits_only=port.view == "logits")
 
 
 def names(divergence: Divergence, fault: Fault) -> bool:
@@ -140,25 +141,30 @@ class Measure:
     title: str
     kind: str
     """The kind of the simulated ports that count."""
-    logits_only: bool | None
+    view: View | None
+    """None for all."""
     right: Callable[[Judgement], bool]
     target: float
 
     def counts(self, port: SimulatedPort) -> bool:
-        return port.kind == self.kind and self.logits_only in (None, port.logits_only)
+        return port.kind == self.kind and self.view in (None, port.view)
 
 
 MEASURES = (
-    Measure("detected, with taps", "fault", False, is_detected, 1.0),
-    Measure("detected, by logits alone", "fault", True, is_detected, 1.0),
-    Measure("placed, with taps", "fault", False, is_placed, 0.98),
-    Measure("named first, with taps", "fault", False, is_named, 0.98),
-    Measure("named first, by logits alone", "fault", True, is_named, 0.92),
-    Measure("two faults: both placed and named, with taps", "pair", False, both_named, 0.95),
-    Measure("two faults: one named, the other reported to remain, by logits", "pair", True, one_named, 0.90),
+    Measure("detected, with taps", "fault", "taps", is_detected, 1.0),
+    Measure("detected, by logits alone", "fault", "logits", is_detected, 1.0),
+    Measure("detected, by operations", "fault", "operations", is_detected, 1.0),
+    Measure("placed, with taps", "fault", "taps", is_placed, 0.98),
+    Measure("placed, by operations", "fault", "operations", is_placed, 0.98),
+    Measure("named first, with taps", "fault", "taps", is_named, 0.98),
+    Measure("named first, by operations", "fault", "operations", is_named, 0.98),
+    Measure("named first, by logits alone", "fault", "logits", is_named, 0.92),
+    Measure("two faults: both placed and named, with taps", "pair", "taps", both_named, 0.95),
+    Measure("two faults: both placed and named, by operations", "pair", "operations", both_named, 0.95),
+    Measure("two faults: one named, the other reported to remain, by logits", "pair", "logits", one_named, 0.90),
     Measure("no false alarm", "style", None, agrees, 1.0),
     Measure("no false cause: found", "uncatalogued", None, is_detected, 1.0),
-    Measure("no false cause: placed, with taps", "uncatalogued", False, is_placed, 1.0),
+    Measure("no false cause: placed, with taps", "uncatalogued", "taps", is_placed, 1.0),
     Measure("no false cause: unexplained", "uncatalogued", None, is_unexplained, 1.0),
 )
 

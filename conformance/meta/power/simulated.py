@@ -13,6 +13,7 @@ import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -31,6 +32,11 @@ Build = Callable[..., Callable[..., dict[str, np.ndarray]]]
 """`build(config, parameters)` of a port."""
 
 Fault = PlainFault | FamilyFault
+
+View = Literal["taps", "logits", "operations"]
+"""What the checker sees of a port: the taps that it returns; its logits alone; these, and its operations."""
+
+VIEWS: tuple[View, ...] = get_args(View)
 
 FURTHER = {
     "batch-norm": dataclasses.replace(preset("notes-attention"), norm="batch").resized(),
@@ -58,7 +64,7 @@ class SimulatedPort:
     case: str
     faults: tuple[Fault, ...] = ()
     style: Style = PLAIN
-    logits_only: bool = False
+    view: View = "taps"
 
     @property
     def config(self) -> TransformerConfig:
@@ -67,11 +73,12 @@ class SimulatedPort:
     @property
     def build(self) -> Build:
         """The port, in float32 or in the precision of its style."""
-        return build_of(self.faults, self.style)
+        built = build_of(self.faults, self.style)
+        return of_logits(built) if self.view == "operations" else built
 
     def __str__(self) -> str:
         made = " and ".join(map(str, self.faults)) or str(self.style)
-        return f"{self.case}, {'logits' if self.logits_only else 'taps'}: {made}"
+        return f"{self.case}, {self.view}: {made}"
 
 
 def build_of(faults: Sequence[Fault], style: Style = PLAIN, dtype: str = "float32") -> Build:
@@ -80,6 +87,16 @@ def build_of(faults: Sequence[Fault], style: Style = PLAIN, dtype: str = "float3
     if of_family:
         return family_faults.build_port(functools.reduce(family_faults.together, of_family), dtype)
     return build_plain([fault for fault in faults if isinstance(fault, PlainFault)], style, dtype=dtype)
+
+
+def of_logits(build: Build) -> Build:
+    """The same port, which returns its logits alone."""
+
+    def built(config: TransformerConfig, parameters: Mapping[str, np.ndarray]) -> Callable[..., dict[str, np.ndarray]]:
+        forward = build(config, parameters)
+        return lambda **inputs: {"logits": forward(**inputs)["logits"]}
+
+    return built
 
 
 def shows_at(fault: Fault, config: TransformerConfig, tap: str) -> bool:
@@ -107,11 +124,11 @@ def plain_ports(cases: tuple[str, ...] = tuple(CASES), seed: int = 0) -> tuple[S
     ports: list[SimulatedPort] = []
     for case in cases:
         config = CASES[case]
-        for alone in (False, True):
+        for view in VIEWS:
             acting = plain_faults.acting(config)
-            ports += [SimulatedPort("fault", case, (fault,), logits_only=alone) for fault in acting]
+            ports += [SimulatedPort("fault", case, (fault,), view=view) for fault in acting]
             unknown = uncatalogued(config)
-            ports += [SimulatedPort("uncatalogued", case, (fault,), logits_only=alone) for fault in unknown]
+            ports += [SimulatedPort("uncatalogued", case, (fault,), view=view) for fault in unknown]
         ports += [SimulatedPort("style", case, style=style) for style in styles(config)]
     return (*ports, *_of_pairs(cases, PAIRS, seed))
 
@@ -119,7 +136,7 @@ def plain_ports(cases: tuple[str, ...] = tuple(CASES), seed: int = 0) -> tuple[S
 def family_ports(cases: Sequence[str] = tuple(FAMILIES)) -> list[SimulatedPort]:
     """Every port of the families with one catalogued fault."""
     single = [(case, fault) for case in cases for fault in family_faults.acting(case)]
-    return [SimulatedPort("fault", *_one(each), logits_only=alone) for each in single for alone in (False, True)]
+    return [SimulatedPort("fault", *_one(each), view=view) for each in single for view in VIEWS]
 
 
 def further_family_ports(
@@ -127,9 +144,7 @@ def further_family_ports(
 ) -> list[SimulatedPort]:
     """Every port of the families with a fault that no catalogue has, and pairs of catalogued faults."""
     unknown = [(case, fault) for case in cases for fault in family_faults.UNCATALOGUED if fault.acts(FAMILIES[case])]
-    found = [
-        SimulatedPort("uncatalogued", *_one(each), logits_only=alone) for each in unknown for alone in (False, True)
-    ]
+    found = [SimulatedPort("uncatalogued", *_one(each), view=view) for each in unknown for view in VIEWS]
     return found + _of_pairs(cases, pairs, seed)
 
 
@@ -139,7 +154,7 @@ def _one(single: tuple[str, Fault]) -> tuple[str, tuple[Fault]]:
 
 def _of_pairs(cases: Sequence[str], pairs: int, seed: int) -> list[SimulatedPort]:
     drawn = itertools.islice(_pairs(cases, seed), pairs if cases else 0)
-    return [SimulatedPort("pair", case, pair, logits_only=alone) for case, pair in drawn for alone in (False, True)]
+    return [SimulatedPort("pair", case, pair, view=view) for case, pair in drawn for view in VIEWS]
 
 
 def _pairs(cases: Sequence[str], seed: int) -> Iterator[tuple[str, tuple[Fault, Fault]]]:
@@ -200,7 +215,7 @@ def sampled(ports: Sequence[SimulatedPort], size: int, seed: int = 0) -> list[Si
     for port in shuffled:
         first = port.faults[0] if port.faults else None
         names = [first.ids[0] if first.ids and port.kind != "uncatalogued" else first.variant] if first else []
-        group = (port.kind, port.logits_only)
+        group = (port.kind, port.view)
         keys = (" ".join([*names, port.style.kind]), port.case)
         rank = tuple(seen.get((*group, key), 0) for key in keys)
         seen |= {(*group, key): count + 1 for key, count in zip(keys, rank, strict=True)}

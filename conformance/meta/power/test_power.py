@@ -108,7 +108,7 @@ def test_every_mistake_acts_in_some_configuration() -> None:
 
 def test_there_are_as_many_trials_as_promised() -> None:
     of_measure = [trial.kind for trial in plain_ports()]
-    assert of_measure.count("pair") == 2 * 60
+    assert of_measure.count("pair") == 3 * 60
     assert sum(len(styles(config)) for config in CASES.values()) >= 300
     assert {measure.kind for measure in MEASURES} == set(of_measure)
 
@@ -123,8 +123,8 @@ def test_a_tap_is_no_other_dtype_than_declared() -> None:
 def test_a_sample_tries_as_many_mistakes_as_it_can() -> None:
     trials = [trial for trial in plain_ports() if (trial.case, trial.kind) == ("translation", "fault")]
     chosen = sampled(trials, 20)
-    assert len(chosen) == 40
-    assert len({trial.faults[0].ids[0] for trial in chosen if trial.logits_only}) == 20
+    assert len(chosen) == 60
+    assert len({trial.faults[0].ids[0] for trial in chosen if trial.view == "logits"}) == 20
 
 
 SCALE, BIAS = PlainFault("attention-scale", "none"), PlainFault("bias-dropped", "up", "decoder.layers.1")
@@ -136,7 +136,9 @@ def answer(*places: tuple[str, str], made: tuple[Fault, ...] = (SCALE,), tied: t
         Divergence(where, 1.0, 0.1, (Cause(name, name, None, 0.0, 1.0),) if name else (), tied)
         for where, name in places
     )
-    port = SimulatedPort("fault" if len(made) == 1 else "pair", "translation", made, logits_only=len(made) > 1)
+    port = SimulatedPort(
+        "fault" if len(made) == 1 else "pair", "translation", made, view="logits" if len(made) > 1 else "taps"
+    )
     return Judgement(port, Report("translation", "diverges", "", divergences), 1.0)
 
 

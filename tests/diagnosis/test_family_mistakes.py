@@ -80,7 +80,9 @@ def answers() -> list[Judgement]:
     return [judged(trial) for trial in sampled()]
 
 
-@pytest.mark.parametrize("measure", [each for each in MEASURES if each.kind == "fault" and each.view in QUICK], ids=lambda each: each.title)
+@pytest.mark.parametrize(
+    "measure", [each for each in MEASURES if each.kind == "fault" and each.view in QUICK], ids=lambda each: each.title
+)
 def test_the_checker_reaches_its_targets(answers: list[Judgement], measure: Measure) -> None:
     counted = sum(measure.counts(answer.port) for answer in answers)
     failures = wrong(measure, answers)
@@ -88,7 +90,9 @@ def test_the_checker_reaches_its_targets(answers: list[Judgement], measure: Meas
     assert 1 - len(failures) / counted >= measure.target, [f"{each.port} → {each}" for each in failures]
 
 
-@pytest.mark.parametrize("trial", [each for each in further_family_ports(("bloom", "opt"), pairs=3) if each.view in QUICK], ids=str)
+@pytest.mark.parametrize(
+    "trial", [each for each in further_family_ports(("bloom", "opt"), pairs=3) if each.view in QUICK], ids=str
+)
 def test_two_mistakes_are_told_apart_and_an_unknown_one_has_no_name(trial: SimulatedPort) -> None:
     answer = judged(trial)
     assert not [measure.title for measure in MEASURES if wrong(measure, [answer])], answer

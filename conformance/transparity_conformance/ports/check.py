@@ -23,13 +23,13 @@ from transparity_conformance.capabilities.stranger import PortError
 from transparity_conformance.capabilities.table import ATTRIBUTES, offered_by
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.diagnosis.judge import Actual, Progress, judge, silent
-from transparity_conformance.diagnosis.search.clock import BUDGET
+from transparity_conformance.diagnosis.search.clock import BUDGET, Clock
 from transparity_conformance.oracle.budgets import HALF
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, probes_left_out, probes_of, probes_with, single_row
 from transparity_conformance.oracle.probes import probes as probes_of_preset
 from transparity_conformance.oracle.reach.models import reach_of, reach_of_preset
-from transparity_conformance.ports.alignment.heard import NOT_ASKED, hear, with_lines
+from transparity_conformance.ports.alignment.heard import NOT_ASKED, Heard, hear, with_lines
 from transparity_conformance.ports.histories import compare_history
 from transparity_conformance.ports.loader.hub import loaded_here
 from transparity_conformance.ports.process import isolation
@@ -117,12 +117,10 @@ def _checked(build: Port, asked: Asked, progress: Progress) -> Report:
     probes = {key: probes[key] for key in ran.actual}
     first = next(iter(probes.values()))
     repeated = _repeated(first, ran.actual[first.name], run(ran.forward, first, logits_only=logits_only), dtype)
-    options: dict[str, Any] = {"dtype": dtype, "logits_only": logits_only, "progress": progress, "budget": asked.budget}
+    options: dict[str, Any] = {"dtype": dtype, "logits_only": logits_only, "progress": progress, "repeated": repeated}
     is_steady = repeated.verdict == "agrees" and not logits_only
     heard = hear(ran.forwards, probes, ran.actual, dtype, asked.budget, progress) if is_steady else NOT_ASKED
-    actual = {key: call.taps for key, call in heard.calls.items()} or ran.actual
-    report = judge(asked.preset or "config", probes, actual, repeated=repeated, **options)
-    report = with_lines(report, heard, probes)
+    report = _judged(asked, probes, ran.actual, heard, options)
     preset = asked.preset if asked.config is None else None
     report = _with_reach(report, build, ran, probes, preset, asked.parameters, progress)
     sharing = {key: probe for key, probe in probes.items() if probe.parameters is first.parameters}
@@ -140,6 +138,23 @@ def _checked(build: Port, asked: Asked, progress: Progress) -> Report:
         return with_capabilities(
             report, found + compare_history(port, passed, found) if report.verdict == "agrees" else found
         )
+
+
+def _judged(
+    asked: Asked, probes: Mapping[str, Probe], actual: Actual, heard: Heard, options: Mapping[str, Any]
+) -> Report:
+    """The verdict on what the port shows; with what was heard, unless the logits alone explain more."""
+    name, clock = asked.preset or "config", Clock(asked.budget)
+    if not heard.calls:
+        report = judge(name, probes, actual, budget=asked.budget, **options)
+        return with_lines(report, heard, probes)
+    listened = {key: call.taps for key, call in heard.calls.items()}
+    report = judge(name, probes, listened, budget=asked.budget, **options)
+    if not all(fault.causes for fault in report.faults):
+        alone = judge(name, probes, actual, budget=clock.left, **options)
+        if all(fault.causes for fault in alone.faults):
+            return alone
+    return with_lines(report, heard, probes)
 
 
 def _with_reach(

@@ -31,6 +31,11 @@ class Clock:
         self.tried = self.planned = 0
         self.ran_out = False
 
+    @property
+    def left(self) -> float:
+        """Seconds until it runs out; 0 if it has."""
+        return max(self.end - time.thread_time(), 0.0)
+
     def check(self) -> None:
         """Raise `OutOfTime` if no time is left."""
         if time.thread_time() > self.end:

@@ -12,7 +12,9 @@ from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.ports.alignment.candidates import Candidates, Match
-from transparity_conformance.ports.alignment.gaps import between, perturbed
+from transparity_conformance.ports.alignment.flow import Flow, flow_of, perturbed
+from transparity_conformance.ports.alignment.gaps import between
+from transparity_conformance.ports.alignment.layers import repeated
 from transparity_conformance.ports.alignment.layout import Layout
 from transparity_conformance.ports.alignment.rearranged import rearranged
 
@@ -26,18 +28,24 @@ def align(probe: Probe, candidates: Candidates, clock: Clock) -> dict[str, Match
     """
     found: dict[str, Match] = {}
     by_value: set[str] = set()
+    flow = flow_of(probe)
     with contextlib.suppress(OutOfTime):
-        _alternate(probe, candidates, found, by_value, clock)
+        _alternate(probe, candidates, found, by_value, flow, clock)
     answer = len(candidates.values) - 1
     ours = walk(probe, {})
     shape = ours["logits"].shape
     found["logits"] = Match(answer, Layout(shape, shape, tuple(range(len(shape)))))
     lost = _without_consequence(probe, candidates, found, by_value - {"logits"})
-    found |= between(probe, recorded(candidates, found), candidates, found, lost)
+    same = {tap: repeated(probe.config, candidates, found, tap, flow) for tap in lost}
+    found |= {tap: match for tap, match in same.items() if match}
+    lost = [tap for tap in lost if tap not in found]
+    found |= between(probe, recorded(candidates, found), candidates, found, lost, flow)
     return {tap: found[tap] for tap in ours if tap in found}
 
 
-def _alternate(probe: Probe, candidates: Candidates, found: dict[str, Match], by_value: set[str], clock: Clock) -> None:
+def _alternate(
+    probe: Probe, candidates: Candidates, found: dict[str, Match], by_value: set[str], flow: Flow, clock: Clock
+) -> None:
     """Add to `found` what has the reference's numbers, and then the tap behind which more of them will have."""
     while True:
         equal = _equal(walk(probe, recorded(candidates, found)), candidates, found)
@@ -46,8 +54,8 @@ def _alternate(probe: Probe, candidates: Candidates, found: dict[str, Match], by
         lost = _without_consequence(probe, candidates, found, set(found))
         if not lost:
             return
-        resumed = rearranged(probe, recorded(candidates, found), candidates, found, lost[0])
-        resumed = resumed or _resume(probe, candidates, found, lost, clock)
+        resumed = rearranged(probe, recorded(candidates, found), candidates, found, lost[0], flow)
+        resumed = resumed or _resume(probe, candidates, found, lost, flow, clock)
         if not resumed:
             return
         found |= resumed
@@ -80,9 +88,10 @@ def _without_consequence(
 
 
 def _resume(
-    probe: Probe, candidates: Candidates, found: Mapping[str, Match], lost: list[str], clock: Clock
+    probe: Probe, candidates: Candidates, found: Mapping[str, Match], lost: list[str], flow: Flow, clock: Clock
 ) -> dict[str, Match]:
-    """The first lost tap for which one of the port's values makes a later tap of the reference one of the port's."""
+    """The first lost tap for which one of the port's values makes a later tap of the reference one of the port's, or
+    which the same code computes in another layer."""
     values = recorded(candidates, found)
     ours = walk(probe, values)
     for tap in lost:
@@ -90,12 +99,15 @@ def _resume(
         chosen: Match | None = None
         for match, value in candidates.like(ours[tap], -1):
             clock.check()
+            if not flow.admits(tap, match.index, candidates, found):
+                continue
             resumed = walk(probe, values | {tap: value})
-            gained = _gained(resumed, ours, candidates, found, tap, match.index)
+            gained = _gained(resumed, ours, candidates, found, tap, match.index, value)
             near = float(np.mean(np.abs(value - ours[tap]) <= candidates.tolerance * np.abs(ours[tap]).max()))
             rank = (gained, near, -match.index)
             if gained and (best is None or rank > best):
                 best, chosen = rank, match
+        chosen = chosen or repeated(probe.config, candidates, found, tap, flow)
         if chosen is not None:
             return {tap: chosen}
     return {}
@@ -108,12 +120,16 @@ def _gained(
     found: Mapping[str, Match],
     tap: str,
     after: int,
+    resumed_at: np.ndarray,
 ) -> int:
     """The number of taps behind `tap` that are among the port's values only now; 0 if the first of them is not."""
     changed = [name for name in resumed if name != tap and not np.array_equal(resumed[name], ours[name])]
     gained = 0
     for name in changed:
-        if name in found or candidates.nearest(resumed[name], after) is None:
+        if np.array_equal(resumed[name], resumed_at):  # the same activation under another name
+            continue
+        match = None if name in found else candidates.nearest(resumed[name], after)
+        if match is None or not candidates.leads_to(after, match.index):
             break
         gained += 1
     return gained

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+import operator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -34,12 +36,26 @@ class Candidates:
     heads: int
     tolerance: float
     """The largest relative difference of two values that are the same activation."""
+    keys: Sequence[Hashable]
+    """For each value, the name of the operation and its line: the same in every layer that the same code computes."""
     by_size: dict[int, list[int]] = field(default_factory=dict)
     sketches: dict[int, np.ndarray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for index, value in enumerate(self.values):
             self.by_size.setdefault(value.size, []).append(index)
+
+    @functools.cached_property
+    def made_from(self) -> list[int]:
+        """For each value, the set of those that it depends on, itself included, as the bits of a number."""
+        sets: list[int] = []
+        for index, inputs in enumerate(self.inputs):
+            sets.append(functools.reduce(operator.or_, (sets[each] for each in inputs), 1 << index))
+        return sets
+
+    def leads_to(self, index: int, later: int) -> bool:
+        """Return whether the value `later` is `index`, or is made from it."""
+        return bool(self.made_from[later] >> index & 1)
 
     def sketch(self, index: int) -> np.ndarray:
         """The sorted numbers of a value, which no permutation of its axes changes."""

@@ -15,11 +15,12 @@ from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.ports.alignment.candidates import Candidates, Match
+from transparity_conformance.ports.alignment.flow import Flow, dependents
 from transparity_conformance.ports.alignment.layout import layouts
 
 
 def between(
-    probe: Probe, values: Arrays, candidates: Candidates, found: Mapping[str, Match], lost: Sequence[str]
+    probe: Probe, values: Arrays, candidates: Candidates, found: Mapping[str, Match], lost: Sequence[str], flow: Flow
 ) -> dict[str, Match]:
     """The `lost` taps that the flow of data tells, those nearest to what follows first.
 
@@ -31,11 +32,13 @@ def between(
     depends = {tap: dependents(probe, values, ours, tap) for tap in found}
     for tap in reversed(lost):
         made_from = {known[name].index for name in found if tap in depends[name]}
-        flow = frontiers(candidates, known)
+        flows = frontiers(candidates, known)
+        ends = [known[name].index for name in flow.outputs[tap] if name in known]
         behind = _leading_to(candidates, [match.index for match in known.values()])
         for index in reversed(candidates.by_size.get(ours[tap].size, [])):
             fits = layouts(ours[tap].shape, candidates.values[index].shape, candidates.heads)
-            if fits and made_from and index in behind and flow[index] == made_from:
+            is_common = all(candidates.leads_to(index, end) for end in ends)
+            if fits and made_from and index in behind and flows[index] == made_from and is_common:
                 known[tap] = _first_of_same(ours[tap].shape, candidates, Match(index, fits[0]))
                 break
     return {tap: match for tap, match in known.items() if tap not in found}
@@ -48,17 +51,6 @@ def _first_of_same(shape: tuple[int, ...], candidates: Candidates, match: Match)
         if fits and np.array_equal(candidates.sketch(index), candidates.sketch(match.index)):
             return _first_of_same(shape, candidates, Match(index, fits[0]))
     return match
-
-
-def dependents(probe: Probe, values: Arrays, ours: Arrays, tap: str) -> set[str]:
-    """The taps that the reference makes from `tap` without passing through another one that is given."""
-    moved = walk(probe, values | {tap: perturbed(values[tap])})
-    return {name for name in ours if not np.array_equal(moved[name], ours[name])}
-
-
-def perturbed(value: np.ndarray) -> np.ndarray:
-    """Other numbers of the same size: reversed along every axis, and moved a little."""
-    return np.flip(value) * 1.01 + 0.01 * float(np.abs(value).max(initial=0.0))
 
 
 def frontiers(candidates: Candidates, found: Mapping[str, Match]) -> list[set[int]]:

@@ -42,8 +42,9 @@ def plan_of(probe: Probe, operations: Sequence[Operation], answer: np.ndarray, d
     """
     values = [*(each.value for each in operations), answer]
     inputs = [*(each.inputs for each in operations), _made_from(operations, answer)]
-    candidates = Candidates(values, inputs, probe.config.num_heads, epsilon(dtype) ** 0.5)
-    return Plan(align(probe, candidates, clock), _keys(operations))
+    keys = _keys(operations)
+    candidates = Candidates(values, inputs, probe.config.num_heads, epsilon(dtype) ** 0.5, (*keys, "answer"))
+    return Plan(align(probe, candidates, clock), keys)
 
 
 def read(

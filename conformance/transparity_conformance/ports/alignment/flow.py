@@ -1,0 +1,50 @@
+"""The flow of data between the taps of the reference, which the port's values have to follow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from transparity_conformance.diagnosis.walk import walk
+from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.ports.alignment.candidates import Candidates, Match
+
+
+@dataclass(frozen=True)
+class Flow:
+    """The taps that each tap is made from, and those that are made from it, without another in between."""
+
+    inputs: Mapping[str, frozenset[str]]
+    outputs: Mapping[str, frozenset[str]]
+
+    def admits(self, tap: str, index: int, candidates: Candidates, found: Mapping[str, Match]) -> bool:
+        """Return whether a value may be `tap`, given the values of those in front of it and behind it.
+
+        A fault may cut some of the ways between two taps; one of them has to be left on each side.
+        """
+        before = [found[name].index for name in self.inputs[tap] if name in found]
+        behind = [found[name].index for name in self.outputs[tap] if name in found]
+        is_fed = not before or any(candidates.leads_to(each, index) for each in before)
+        return is_fed and (not behind or any(candidates.leads_to(index, each) for each in behind))
+
+
+def flow_of(probe: Probe) -> Flow:
+    """The flow of data of the reference, seen in what changes when a tap is another."""
+    ours = walk(probe, {})
+    outputs = {tap: frozenset(dependents(probe, ours, ours, tap)) - {tap} for tap in ours}
+    inputs = {tap: frozenset(name for name in ours if tap in outputs[name]) for tap in ours}
+    return Flow(inputs, outputs)
+
+
+def dependents(probe: Probe, values: Arrays, ours: Arrays, tap: str) -> set[str]:
+    """The taps that the reference makes from `tap` without passing through another one that is given."""
+    moved = walk(probe, values | {tap: perturbed(values[tap])})
+    return {name for name in ours if not np.array_equal(moved[name], ours[name])}
+
+
+def perturbed(value: np.ndarray) -> np.ndarray:
+    """Other numbers of the same size: reversed along every axis, and moved a little."""
+    return np.flip(value) * 1.01 + 0.01 * float(np.abs(value).max(initial=0.0))

@@ -51,6 +51,10 @@ SLOW = ("t5", "bart", "marian")
 """Two stacks: by logits alone these take many seconds each, and `nox -s power` tries them."""
 
 
+QUICK = ("taps", "logits")
+"""Views that are tried here; `tests/alignment` and `nox -s power` listen to operations, too."""
+
+
 def _catalogued(config: TransformerConfig) -> set[str]:
     taps = tap_shapes(config, 1, **dict.fromkeys(config.input_names, 1))
     return {mistake.id for tap in taps for mistake in faults_at(config, tap)}

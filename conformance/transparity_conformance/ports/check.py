@@ -152,9 +152,15 @@ def _judged(
     report = judge(name, probes, listened, budget=asked.budget, **options)
     if not all(fault.causes for fault in report.faults):
         alone = judge(name, probes, actual, budget=clock.left, **options)
-        if all(fault.causes for fault in alone.faults):
-            return alone
+        if all(fault.causes for fault in alone.faults):  # then what has no cause makes no difference to the logits
+            report = dataclasses.replace(report, faults=tuple(fault for fault in report.faults if fault.causes))
+            if not _mistakes(alone) <= _mistakes(report):
+                return alone
     return with_lines(report, heard, probes)
+
+
+def _mistakes(report: Report) -> set[str]:
+    return {cause.mistake for fault in report.faults for cause in fault.causes}
 
 
 def _with_reach(

@@ -95,18 +95,15 @@ def _resume(
     values = recorded(candidates, found)
     ours = walk(probe, values)
     for tap in lost:
-        best: tuple[int, float, int] | None = None
-        chosen: Match | None = None
+        most, chosen = 0, None
         for match, value in candidates.like(ours[tap], -1):
             clock.check()
             if not flow.admits(tap, match.index, candidates, found):
                 continue
             resumed = walk(probe, values | {tap: value})
             gained = _gained(resumed, ours, candidates, found, tap, match.index, value)
-            near = float(np.mean(np.abs(value - ours[tap]) <= candidates.tolerance * np.abs(ours[tap]).max()))
-            rank = (gained, near, -match.index)
-            if gained and (best is None or rank > best):
-                best, chosen = rank, match
+            if gained > most:  # of values that differ by what a norm or a softmax removes, the first is the tap
+                most, chosen = gained, match
         chosen = chosen or repeated(probe.config, candidates, found, tap, flow)
         if chosen is not None:
             return {tap: chosen}

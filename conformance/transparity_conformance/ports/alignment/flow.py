@@ -25,10 +25,18 @@ class Flow:
 
         A fault may cut some of the ways between two taps; one of them has to be left on each side.
         """
-        before = [found[name].index for name in self.inputs[tap] if name in found]
-        behind = [found[name].index for name in self.outputs[tap] if name in found]
+        before = _known(tap, self.inputs, found)
+        behind = _known(tap, self.outputs, found)
         is_fed = not before or any(candidates.leads_to(each, index) for each in before)
         return is_fed and (not behind or any(candidates.leads_to(index, each) for each in behind))
+
+
+def _known(tap: str, next_to: Mapping[str, frozenset[str]], found: Mapping[str, Match]) -> set[int]:
+    """The operations of the found taps that are nearest to `tap` in one direction."""
+    known: set[int] = set()
+    for name in next_to[tap]:
+        known |= {found[name].index} if name in found else _known(name, next_to, found)
+    return known
 
 
 def flow_of(probe: Probe) -> Flow:

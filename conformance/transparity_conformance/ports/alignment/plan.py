@@ -10,6 +10,7 @@ import numpy as np
 
 from transparity.taps import tap_shapes
 from transparity_conformance.diagnosis.search.clock import Clock
+from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.oracle.budgets import epsilon
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
@@ -67,19 +68,35 @@ def read(
             continue
         shape = (shapes[tap][0] // repeats, *shapes[tap][1:])
         indices = [match.index + row * count for row in range(repeats)] if repeats > 1 else [moved[match.index]]
-        parts = [_arranged(operations[index].value, shape, match.layout, probe.config.num_heads) for index in indices]
-        if all(part is not None for part in parts):
-            taps[tap] = np.concatenate([part for part in parts if part is not None])
+        rows_of = [_arranged(operations[index].value, shape, match.layout, probe.config.num_heads) for index in indices]
+        if all(rows_of):
+            ways = rows_of[0] if repeats == 1 else [np.concatenate([ways[0] for ways in rows_of])]
+            taps[tap] = ways[0] if len(ways) == 1 else _nearest(probe, taps, tap, ways)
             numbers[tap] = indices[-1]
     return {tap: taps[tap] for tap in shapes if tap in taps}, numbers
 
 
-def _arranged(value: np.ndarray, shape: tuple[int, ...], learned: Layout, heads: int) -> np.ndarray | None:
-    """The value in the shape of its tap, by the layout that was learned if it fits."""
+def _arranged(value: np.ndarray, shape: tuple[int, ...], learned: Layout, heads: int) -> list[np.ndarray]:
+    """The value in the shape of its tap, in every way that agrees with the layout that was learned, or as is natural.
+
+    The row that was aligned does not tell where the batch is among the axes.
+    """
     fits = layouts(shape, value.shape, heads)
-    if not fits:
-        return None
-    return next((layout for layout in fits if layout.order == learned.order), fits[0]).to_ours(value)
+    told = [axis for axis in learned.order if learned.split[axis] > 1]
+    same = [
+        each for each in fits if len(each.split) == len(learned.split) and [x for x in each.order if x in told] == told
+    ]
+    same.sort(key=lambda layout: layout.order != learned.order)
+    ways = [layout.to_ours(value) for layout in (*same, *fits[:1])]
+    return [way for i, way in enumerate(ways) if not any(np.array_equal(way, other) for other in ways[:i])]
+
+
+def _nearest(probe: Probe, taps: Arrays, tap: str, ways: Sequence[np.ndarray]) -> np.ndarray:
+    """The way to read a value that is nearest to the reference's on the port's own activations."""
+    before = {name: value for name, value in taps.items() if name != "logits"}
+    ours = walk(probe, before, until=tap)[tap]
+    with np.errstate(invalid="ignore"):
+        return min(ways, key=lambda way: float(np.abs(way - ours).max()))
 
 
 def _moved(learned: tuple[Key, ...], keys: tuple[Key, ...]) -> dict[int, int]:

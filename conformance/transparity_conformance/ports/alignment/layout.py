@@ -21,6 +21,11 @@ class Layout:
     split: Shape
     order: tuple[int, ...]
 
+    @property
+    def is_in_order(self) -> bool:
+        """Return whether no axis is moved."""
+        return list(self.order) == sorted(self.order)
+
     def to_ours(self, value: np.ndarray) -> np.ndarray:
         """The port's value in the shape of the tap."""
         permuted = value.reshape([self.split[axis] for axis in self.order])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.ports.alignment.candidates import Candidates, Match
 from transparity_conformance.ports.alignment.flow import Flow, flow_of, perturbed
 from transparity_conformance.ports.alignment.gaps import between
+from transparity_conformance.ports.alignment.known_faults import behind_faults, made_by_a_fault
 from transparity_conformance.ports.alignment.layers import repeated
 from transparity_conformance.ports.alignment.layout import Layout
 from transparity_conformance.ports.alignment.rearranged import rearranged
@@ -54,7 +55,7 @@ def _alternate(
         lost = _without_consequence(probe, candidates, found, set(found))
         if not lost:
             return
-        resumed = rearranged(probe, recorded(candidates, found), candidates, found, lost[0], flow)
+        resumed = rearranged(probe, recorded(candidates, found), candidates, found, lost[0], flow, clock)
         resumed = resumed or _resume(probe, candidates, found, lost, flow, clock)
         if not resumed:
             return
@@ -95,19 +96,38 @@ def _resume(
     values = recorded(candidates, found)
     ours = walk(probe, values)
     for tap in lost:
-        most, chosen = 0, None
-        for match, value in candidates.like(ours[tap], -1):
-            clock.check()
-            if not flow.admits(tap, match.index, candidates, found):
-                continue
-            resumed = walk(probe, values | {tap: value})
-            gained = _gained(resumed, ours, candidates, found, tap, match.index, value)
-            if gained > most:  # of values that differ by what a norm or a softmax removes, the first is the tap
-                most, chosen = gained, match
+        faulty = behind_faults(probe, values, candidates, found, tap, flow, clock)
+        chosen = _most_gaining(probe, candidates, found, tap, ours, [*faulty.values()], clock)
+        chosen = chosen or made_by_a_fault(probe, values, candidates, faulty, tap)
+        if chosen is None:
+            like = [match for match in candidates.like(ours[tap]) if flow.admits(tap, match.index, candidates, found)]
+            chosen = _most_gaining(probe, candidates, found, tap, ours, like, clock)
         chosen = chosen or repeated(probe.config, candidates, found, tap, flow)
         if chosen is not None:
             return {tap: chosen}
     return {}
+
+
+def _most_gaining(
+    probe: Probe,
+    candidates: Candidates,
+    found: Mapping[str, Match],
+    tap: str,
+    ours: Mapping[str, np.ndarray],
+    matches: Sequence[Match],
+    clock: Clock,
+) -> Match | None:
+    """The match at `tap` with which most further taps are among the port's values; None if with none of them any is."""
+    values = recorded(candidates, found)
+    most, chosen = 0, None
+    for match in matches:
+        clock.check()
+        value = match.layout.to_ours(candidates.values[match.index])
+        resumed = walk(probe, values | {tap: value})
+        gained = _gained(resumed, ours, candidates, found, tap, match.index, value)
+        if gained > most:  # of values that differ by what a norm or a softmax removes, the first is the tap
+            most, chosen = gained, match
+    return chosen
 
 
 def _gained(

@@ -63,13 +63,17 @@ class Candidates:
             self.sketches[index] = np.sort(self.values[index], axis=None)
         return self.sketches[index]
 
+    def is_same(self, found: np.ndarray, expected: np.ndarray) -> bool:
+        """Return whether two sketches are those of one activation."""
+        return _within(found, expected, self.tolerance * float(np.abs(expected).max(initial=0.0)))
+
     def nearest(self, ours: np.ndarray, after: int = -1) -> Match | None:
         """The operation behind `after` whose value is `ours`, the nearest, and of several the first."""
         expected = np.sort(ours, axis=None)
         largest = float(np.abs(ours).max(initial=0.0))
         best: Match | None = None
         for index in self.by_size.get(ours.size, ()):
-            if index <= after or not _within(self.sketch(index), expected, self.tolerance * largest):
+            if index <= after or not self.is_same(self.sketch(index), expected):
                 continue
             for layout in layouts(ours.shape, self.values[index].shape, self.heads):
                 distance = _distance(layout.to_ours(self.values[index]), ours, largest)
@@ -77,17 +81,17 @@ class Candidates:
                     best = Match(index, layout, distance)
         return best
 
-    def like(self, ours: np.ndarray, after: int) -> Iterator[tuple[Match, np.ndarray]]:
-        """Every operation behind `after` whose value has a layout of the shape of `ours`, each array once."""
+    def like(self, ours: np.ndarray) -> Iterator[Match]:
+        """Every operation whose value has a layout of the shape of `ours`, each array once."""
         seen = set()
         for index in self.by_size.get(ours.size, ()):
-            if index <= after or not np.isfinite(self.values[index]).all():
+            if not np.isfinite(self.values[index]).all():
                 continue
             for layout in layouts(ours.shape, self.values[index].shape, self.heads):
                 value = layout.to_ours(self.values[index])
                 if (numbers := value.tobytes()) not in seen:
                     seen.add(numbers)
-                    yield Match(index, layout), value
+                    yield Match(index, layout)
 
 
 def _within(found: np.ndarray, expected: np.ndarray, tolerance: float) -> bool:

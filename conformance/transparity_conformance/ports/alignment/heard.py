@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 
 from transparity_conformance.capabilities.stranger import PortError, PortProcessError
+from transparity_conformance.diagnosis.faults import faults_at
 from transparity_conformance.diagnosis.faults.wholly_hidden import judged_gap
 from transparity_conformance.diagnosis.judge import Actual, Progress
 from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.ports.alignment.plan import Plan, plan_of, read
-from transparity_conformance.ports.alignment.source import source_of
+from transparity_conformance.ports.alignment.source import caller, source_of
 from transparity_conformance.ports.listening.operation import Operation
 from transparity_conformance.ports.process.running import run_listening
 from transparity_conformance.report.comparison import share
@@ -113,14 +114,25 @@ def _found(plan: Plan, probe: Probe) -> str:
 
 def with_lines(report: Report, heard: Heard, probes: Mapping[str, Probe]) -> Report:
     """Add the line of the port to every divergence whose operation was heard, and the notes on listening."""
-    faults = tuple(_with_line(fault, heard, probes) for fault in report.faults)
+    faulty = {fault.where for fault in report.faults}
+    faults = tuple(_with_line(fault, heard, probes, faulty) for fault in report.faults)
     return dataclasses.replace(report, faults=faults, notes=(*report.notes, *heard.notes))
 
 
-def _with_line(fault: Divergence, heard: Heard, probes: Mapping[str, Probe]) -> Divergence:
+def _with_line(fault: Divergence, heard: Heard, probes: Mapping[str, Probe], faulty: set[str]) -> Divergence:
     call = heard.calls.get(fault.probe)
     if call is None or fault.where not in call.numbers:
         return fault
     segment = (fault.where, fault.error, fault.budget)
-    found = source_of(probes[fault.probe], call.operations, call.taps, call.numbers, *segment)
-    return fault if found is None else dataclasses.replace(fault, source=dataclasses.asdict(found))
+    probe = probes[fault.probe]
+    stack = source_of(probe, call.operations, call.taps, call.numbers, *segment)
+    if not stack:
+        return fault
+    line = caller(stack, call.operations, call.numbers, faulty) if _is_of_parameters(fault, probe) else stack[0]
+    return dataclasses.replace(fault, source=dataclasses.asdict(line))
+
+
+def _is_of_parameters(fault: Divergence, probe: Probe) -> bool:
+    """Return whether the first cause is that of other parameters, which a layer is given by the code that calls it."""
+    altering = {each.id for each in faults_at(probe.config, fault.where) if each.alter}
+    return bool(fault.causes) and fault.causes[0].mistake in altering

@@ -6,16 +6,24 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.ports.alignment.candidates import Candidates, Match
 from transparity_conformance.ports.alignment.flow import Flow, dependents
+from transparity_conformance.ports.alignment.known_faults import behind_faults, made_by_a_fault
 from transparity_conformance.ports.alignment.layout import layouts
 
 
 def rearranged(
-    probe: Probe, values: Arrays, candidates: Candidates, found: Mapping[str, Match], lost: str, flow: Flow
+    probe: Probe,
+    values: Arrays,
+    candidates: Candidates,
+    found: dict[str, Match],
+    lost: str,
+    flow: Flow,
+    clock: Clock,
 ) -> dict[str, Match]:
     """The taps in front of the `lost` one that flow on in other places, if with these all that is made from them is
     among the port's values.
@@ -29,12 +37,22 @@ def rearranged(
         misplaced = {tap: _misplaced(values[tap], candidates, found[tap], is_any) for tap in feeding}
         moved = {tap: match for tap, match in misplaced.items() if match is not None}
         others = {tap: match.layout.to_ours(candidates.values[match.index]) for tap, match in moved.items()}
-        walked = walk(probe, values | others)
+        behind = {lost}.union(*(flow.outputs[tap] for tap in moved))
         if moved and all(
-            candidates.nearest(walked[tap]) for tap in {lost}.union(*(flow.outputs[tap] for tap in moved))
+            _is_reached(probe, values | others, candidates, found | moved, tap, flow, clock) for tap in behind
         ):
             return moved
     return {}
+
+
+def _is_reached(
+    probe: Probe, values: Arrays, candidates: Candidates, found: Mapping[str, Match], tap: str, flow: Flow, clock: Clock
+) -> bool:
+    """Return whether `tap`, right or with one fault, is among the port's values."""
+    if candidates.nearest(walk(probe, values, until=tap)[tap]):
+        return True
+    faulty = behind_faults(probe, values, candidates, found, tap, flow, clock)
+    return made_by_a_fault(probe, values, candidates, faulty, tap) is not None
 
 
 def _misplaced(ours: np.ndarray, candidates: Candidates, match: Match, is_any: bool) -> Match | None:

@@ -1,10 +1,10 @@
-"""The line of the port in which the first wrong number of a segment was made."""
+"""The line of the port in which the first wrong number of a segment was made, or which gave it the wrong parameters."""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -22,8 +22,8 @@ def source_of(
     where: str,
     error: float,
     budget: float,
-) -> Source | None:
-    """Find the line of the first operation that leads to the wrong tap `where` and to nothing right.
+) -> tuple[Source, ...]:
+    """Find the lines of the first operation that leads to the wrong tap `where` and to nothing right.
 
     A number is right if the reference computes it, too, on its way from the port's own activations to this tap.
 
@@ -46,7 +46,26 @@ def source_of(
             if made_from in leads_to_right:
                 leads_to_right[made_from] |= is_right[index] or leads_to_right[index]
     wrong = [index for index in segment if not is_right[index] and not leads_to_right[index]]
-    return operations[min(wrong, default=end)].source or operations[end].source
+    return operations[min(wrong, default=end)].stack or operations[end].stack
+
+
+def caller(
+    stack: tuple[Source, ...], operations: Sequence[Operation], numbers: Mapping[str, int], faulty: Collection[str]
+) -> Source:
+    """The innermost line of a stack that makes no right tap; the innermost if all of them do.
+
+    A line that also makes right taps, as that of a linear layer, is right itself: wrong is what it was given.
+
+    Args:
+        numbers: the operation that computed each tap.
+        faulty: the taps that are wrong.
+    """
+    known = set(numbers.values())
+    right = (number for tap, number in numbers.items() if tap not in faulty)
+    innocent = {
+        line for number in right for index in _segment(operations, number, known) for line in operations[index].stack
+    }
+    return next((line for line in stack if line not in innocent), stack[0])
 
 
 def _segment(operations: Sequence[Operation], end: int, known: set[int]) -> list[int]:

@@ -34,6 +34,7 @@ class MaskParts:
         self.layer_window = state.config.layer_window(layer_of(site))
         self.window = self.layer_window if split(site)[1] == "self_attention" else None
         self.square = np.ones_like(self.past)
+        self.earlier = np.tril(self.square, -1)
 
     def seen(self, padding: Mask | None = None, past: Mask | None = None) -> Mask:
         """The mask with another `padding` or another `past`."""
@@ -77,18 +78,23 @@ def weighed(change: Change, state: WalkState, site: str, value: Value) -> Value:
     return attention_weights(scores_at(state, site), mask, state.config.masked_score)
 
 
+def blinded(change: Change, state: WalkState, site: str, value: Value) -> Value:
+    """The weights under another mask, NaN where a row sees nothing: a softmax of −∞ alone."""
+    mask = np.broadcast_to(change(MaskParts(state, site)), value.shape)
+    return np.where(mask.any(-1, keepdims=True), weighed(change, state, site, value), np.nan)
+
+
+def _blind(identity: str, variant: str, description: str, change: Change) -> Fault:
+    description += "; a row that sees nothing becomes NaN"
+    return Fault(identity, f"{variant}, NaN", description, patch=partial(blinded, change))
+
+
 CAUSAL = (
     _masked(
         "causal-missing",
         "missing",
         "the causal mask is missing: the future is visible",
         lambda m: m.seen(past=m.square),
-    ),
-    _masked(
-        "causal-diagonal",
-        "hides itself",
-        "each position masks itself, too",
-        lambda m: m.seen(past=np.tril(m.square, -1)),
     ),
     _masked(
         "causal-diagonal",
@@ -134,7 +140,8 @@ PADDING_HIDDEN = _masked(
     "padding is masked, but the reference leaves it visible",
     lambda m: m.within(m.padding & m.past),
 )
-INVERTED = _masked("mask-polarity", "inverted", "the mask is inverted", lambda m: ~m.seen())
+INVERTED = ("mask-polarity", "inverted", "the mask is inverted", lambda m: ~m.seen())
+DIAGONAL = ("causal-diagonal", "hides itself", "each position masks itself, too", lambda m: m.seen(past=m.earlier))
 
 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
@@ -147,10 +154,10 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     causal = site.startswith("decoder") and sublayer == "self_attention"
     masks_padding = pads and (not causal or config.decoder_mask == "causal-and-padding")
     if causal or pads:
-        yield INVERTED
+        yield from (_masked(*INVERTED), _blind(*INVERTED))
         yield from _value_faults(config)
     if causal:
-        yield from CAUSAL
+        yield from (*CAUSAL, _masked(*DIAGONAL), _blind(*DIAGONAL))
     if causal and masks_padding:
         yield from CAUSAL_AND_PADDING
     if masks_padding:

@@ -82,7 +82,7 @@ def _without_consequence(
     for tap in ours:
         if tap not in found:
             moved = walk(probe, values | {tap: perturbed(ours[tap])})
-            if not any(name in confirming and not np.array_equal(moved[name], ours[name]) for name in ours):
+            if not any(name in confirming and not np.array_equal(moved[name], ours[name], equal_nan=True) for name in ours):
                 lost.append(tap)
     return lost
 
@@ -98,7 +98,7 @@ def _resume(
         most, chosen = 0, None
         for match, value in candidates.like(ours[tap], -1):
             clock.check()
-            if not flow.admits(tap, match.index, candidates, found):
+            if not flow.admits(tap, match.index, candidates, found) or not flow.keeps_features(tap, match, found):
                 continue
             resumed = walk(probe, values | {tap: value})
             gained = _gained(resumed, ours, candidates, found, tap, match.index, value)
@@ -120,10 +120,10 @@ def _gained(
     resumed_at: np.ndarray,
 ) -> int:
     """The number of taps behind `tap` that are among the port's values only now; 0 if the first of them is not."""
-    changed = [name for name in resumed if name != tap and not np.array_equal(resumed[name], ours[name])]
+    changed = [name for name in resumed if name != tap and not np.array_equal(resumed[name], ours[name], equal_nan=True)]
     gained = 0
     for name in changed:
-        if np.array_equal(resumed[name], resumed_at):  # the same activation under another name
+        if np.array_equal(resumed[name], resumed_at, equal_nan=True):  # the same activation under another name
             continue
         match = None if name in found else candidates.nearest(resumed[name], after)
         if match is None or not candidates.leads_to(after, match.index):

@@ -65,8 +65,10 @@ class Candidates:
 
     def nearest(self, ours: np.ndarray, after: int = -1) -> Match | None:
         """The operation behind `after` whose value is `ours`, the nearest, and of several the first."""
-        expected = np.sort(ours, axis=None)
-        largest = float(np.abs(ours).max(initial=0.0))
+        finite = ours[np.isfinite(ours)]
+        if not finite.size:  # NaN alone tells nothing
+            return None
+        expected, largest = np.sort(ours, axis=None), float(np.abs(finite).max())
         best: Match | None = None
         for index in self.by_size.get(ours.size, ()):
             if index <= after or not _within(self.sketch(index), expected, self.tolerance * largest):
@@ -81,7 +83,7 @@ class Candidates:
         """Every operation behind `after` whose value has a layout of the shape of `ours`, each array once."""
         seen = set()
         for index in self.by_size.get(ours.size, ()):
-            if index <= after or not np.isfinite(self.values[index]).all():
+            if index <= after or np.isinf(self.values[index]).any() or np.isnan(self.values[index]).all():
                 continue
             for layout in layouts(ours.shape, self.values[index].shape, self.heads):
                 value = layout.to_ours(self.values[index])
@@ -91,11 +93,16 @@ class Candidates:
 
 
 def _within(found: np.ndarray, expected: np.ndarray, tolerance: float) -> bool:
+    """Return whether two sorted arrays are the same; NaN, which is sorted to the end, is NaN."""
     with np.errstate(invalid="ignore"):
-        return bool(np.all(np.abs(found - expected) <= tolerance))
+        near = np.abs(found - expected) <= tolerance
+    if near.all() or not near.size or not np.isnan(found[-1]):
+        return bool(near.all())
+    return bool(np.all(near | (np.isnan(found) & np.isnan(expected))))
 
 
 def _distance(found: np.ndarray, expected: np.ndarray, largest: float) -> float:
     with np.errstate(invalid="ignore"):
-        difference = float(np.abs(found - expected).max(initial=0.0))
+        apart = np.abs(found - expected)
+    difference = float(np.where(np.isnan(found) & np.isnan(expected), 0.0, apart).max(initial=0.0))
     return difference / largest if largest else difference

@@ -174,8 +174,10 @@ def _cause(
     applied = (*known, *chosen[: index + 1])
     residual = segment.largest(segment.probes[0], applied)
     gone = 1 - rms(segment.left(screen, applied)) / before if before else 1.0
-    description = fault.description if segment.tap in sites else f"{fault.description}, {_location(sites)}"
-    return Cause(fault.id, description, fault.value, residual, max(0.0, gone))
+    if segment.tap in sites:
+        return Cause(fault.id, fault.description, fault.value, residual, max(0.0, gone))
+    description, at = f"{fault.description}, {_location(sites)}", sites[0] if sites else ""
+    return Cause(fault.id, description, fault.value, residual, max(0.0, gone), at)
 
 
 def _with_numbers(cause: Cause, chosen: Combination, rest: list[Combination]) -> Cause:

@@ -155,7 +155,7 @@ def _judged(
         if all(fault.causes for fault in alone.faults):  # then what has no cause makes no difference to the logits
             report = dataclasses.replace(report, faults=tuple(fault for fault in report.faults if fault.causes))
             if not _mistakes(alone) <= _mistakes(report):
-                return alone
+                return with_lines(alone, heard, probes)
     return with_lines(report, heard, probes)
 
 

@@ -73,7 +73,8 @@ def weighed(settings: Settings, state: WalkState, site: str, value: Value) -> Va
     if "added" in settings:
         return _softmax_over(axis, scores + np.where(mask, 0.0, settings["added"]).astype(value.dtype))
     if axis == -1:
-        return attention_weights(scores, mask, hidden)
+        weights = attention_weights(scores, mask, hidden)
+        return np.where(mask.any(-1, keepdims=True), weights, np.nan) if "blind" in settings else weights
     lowest = float(np.finfo(value.dtype).min) / 2
     return _softmax_over(axis, np.where(mask, scores, value.dtype.type(max(hidden, lowest))))
 
@@ -93,18 +94,21 @@ def _softmax_over(axis: int, scores: Value) -> Value:
     return np.moveaxis(softmax(np.moveaxis(scores, axis, -1)), -1, axis)
 
 
+def _masked_or_blind(identity: str, variant: str, description: str, **settings: Any) -> tuple[Fault, Fault]:
+    """The weights under another mask, and with NaN where a row sees nothing: a softmax of −∞ alone."""
+    blind = f"{description}; a row that sees nothing becomes NaN"
+    return (
+        _masked(identity, variant, description, **settings),
+        _masked(identity, f"{variant}, NaN", blind, blind=True, **settings),
+    )
+
+
 CAUSAL = (
     _masked(
         "causal-missing",
         "missing",
         "the causal mask is missing: the future is visible",
         past=lambda m: m.square,
-    ),
-    _masked(
-        "causal-diagonal",
-        "hides itself",
-        "each position masks itself, too",
-        past=lambda m: np.tril(m.square, -1),
     ),
     _masked(
         "causal-diagonal",
@@ -148,7 +152,10 @@ PADDING_HIDDEN = _masked(
     "padding is masked, but the reference leaves it visible",
     masks_padding=True,
 )
-INVERTED = _masked("mask-polarity", "inverted", "the mask is inverted", inverted=True)
+INVERTED = _masked_or_blind("mask-polarity", "inverted", "the mask is inverted", inverted=True)
+DIAGONAL = _masked_or_blind(
+    "causal-diagonal", "hides itself", "each position masks itself, too", past=lambda m: np.tril(m.square, -1)
+)
 
 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
@@ -161,10 +168,10 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     causal = site.startswith("decoder") and sublayer == "self_attention"
     masks_padding = pads and (not causal or config.decoder_mask == "causal-and-padding")
     if causal or pads:
-        yield INVERTED
+        yield from INVERTED
         yield from _value_faults(config)
     if causal:
-        yield from CAUSAL
+        yield from (*CAUSAL, *DIAGONAL)
     if causal and masks_padding:
         yield from CAUSAL_AND_PADDING
     if masks_padding:

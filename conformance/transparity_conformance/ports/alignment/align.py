@@ -83,7 +83,9 @@ def _without_consequence(
     for tap in ours:
         if tap not in found:
             moved = walk(probe, values | {tap: perturbed(ours[tap])})
-            if not any(name in confirming and not np.array_equal(moved[name], ours[name]) for name in ours):
+            if not any(
+                name in confirming and not np.array_equal(moved[name], ours[name], equal_nan=True) for name in ours
+            ):
                 lost.append(tap)
     return lost
 
@@ -100,7 +102,11 @@ def _resume(
         chosen = _most_gaining(probe, candidates, found, tap, ours, [*faulty.values()], clock)
         chosen = chosen or made_by_a_fault(probe, values, candidates, faulty, tap)
         if chosen is None:
-            like = [match for match in candidates.like(ours[tap]) if flow.admits(tap, match.index, candidates, found)]
+            like = [
+                match
+                for match in candidates.like(ours[tap])
+                if flow.admits(tap, match.index, candidates, found) and flow.keeps_features(tap, match, found)
+            ]
             chosen = _most_gaining(probe, candidates, found, tap, ours, like, clock)
         chosen = chosen or repeated(probe.config, candidates, found, tap, flow)
         if chosen is not None:
@@ -140,10 +146,12 @@ def _gained(
     resumed_at: np.ndarray,
 ) -> int:
     """The number of taps behind `tap` that are among the port's values only now; 0 if the first of them is not."""
-    changed = [name for name in resumed if name != tap and not np.array_equal(resumed[name], ours[name])]
+    changed = [
+        name for name in resumed if name != tap and not np.array_equal(resumed[name], ours[name], equal_nan=True)
+    ]
     gained = 0
     for name in changed:
-        if np.array_equal(resumed[name], resumed_at):  # the same activation under another name
+        if np.array_equal(resumed[name], resumed_at, equal_nan=True):  # the same activation under another name
             continue
         match = None if name in found else candidates.nearest(resumed[name], after)
         if match is None or not candidates.leads_to(after, match.index):

@@ -65,15 +65,18 @@ class Candidates:
 
     def is_same(self, found: np.ndarray, expected: np.ndarray) -> bool:
         """Return whether two sketches are those of one activation."""
-        return _within(found, expected, self.tolerance * float(np.abs(expected).max(initial=0.0)))
+        largest = float(np.abs(expected[np.isfinite(expected)]).max(initial=0.0))
+        return _within(found, expected, self.tolerance * largest)
 
     def nearest(self, ours: np.ndarray, after: int = -1) -> Match | None:
         """The operation behind `after` whose value is `ours`, the nearest, and of several the first."""
-        expected = np.sort(ours, axis=None)
-        largest = float(np.abs(ours).max(initial=0.0))
+        finite = ours[np.isfinite(ours)]
+        if not finite.size:  # NaN alone tells nothing
+            return None
+        expected, largest = np.sort(ours, axis=None), float(np.abs(finite).max())
         best: Match | None = None
         for index in self.by_size.get(ours.size, ()):
-            if index <= after or not self.is_same(self.sketch(index), expected):
+            if index <= after or not _within(self.sketch(index), expected, self.tolerance * largest):
                 continue
             for layout in layouts(ours.shape, self.values[index].shape, self.heads):
                 distance = _distance(layout.to_ours(self.values[index]), ours, largest)
@@ -85,7 +88,7 @@ class Candidates:
         """Every operation whose value has a layout of the shape of `ours`, each array once."""
         seen = set()
         for index in self.by_size.get(ours.size, ()):
-            if not np.isfinite(self.values[index]).all():
+            if np.isinf(self.values[index]).any() or np.isnan(self.values[index]).all():
                 continue
             for layout in layouts(ours.shape, self.values[index].shape, self.heads):
                 value = layout.to_ours(self.values[index])
@@ -95,11 +98,16 @@ class Candidates:
 
 
 def _within(found: np.ndarray, expected: np.ndarray, tolerance: float) -> bool:
+    """Return whether two sorted arrays are the same; NaN, which is sorted to the end, is NaN."""
     with np.errstate(invalid="ignore"):
-        return bool(np.all(np.abs(found - expected) <= tolerance))
+        near = np.abs(found - expected) <= tolerance
+    if near.all() or not near.size or not np.isnan(found[-1]):
+        return bool(near.all())
+    return bool(np.all(near | (np.isnan(found) & np.isnan(expected))))
 
 
 def _distance(found: np.ndarray, expected: np.ndarray, largest: float) -> float:
     with np.errstate(invalid="ignore"):
-        difference = float(np.abs(found - expected).max(initial=0.0))
+        apart = np.abs(found - expected)
+    difference = float(np.where(np.isnan(found) & np.isnan(expected), 0.0, apart).max(initial=0.0))
     return difference / largest if largest else difference

@@ -30,6 +30,11 @@ class Flow:
         is_fed = not before or any(candidates.leads_to(each, index) for each in before)
         return is_fed and (not behind or any(candidates.leads_to(index, each) for each in behind))
 
+    def keeps_features(self, tap: str, match: Match, found: Mapping[str, Match]) -> bool:
+        """Return whether the features of a value are split as those of what it is made from, of the same shape."""
+        before = [found[name].layout for name in self.inputs[tap] if name in found]
+        return all(layout.split == match.layout.split for layout in before if layout.ours == match.layout.ours)
+
 
 def _known(tap: str, next_to: Mapping[str, frozenset[str]], found: Mapping[str, Match]) -> set[int]:
     """The operations of the found taps that are nearest to `tap` in one direction."""
@@ -50,9 +55,10 @@ def flow_of(probe: Probe) -> Flow:
 def dependents(probe: Probe, values: Arrays, ours: Arrays, tap: str) -> set[str]:
     """The taps that the reference makes from `tap` without passing through another one that is given."""
     moved = walk(probe, values | {tap: perturbed(values[tap])})
-    return {name for name in ours if not np.array_equal(moved[name], ours[name])}
+    return {name for name in ours if not np.array_equal(moved[name], ours[name], equal_nan=True)}
 
 
 def perturbed(value: np.ndarray) -> np.ndarray:
     """Other numbers of the same size: reversed along every axis, and moved a little."""
+    value = np.nan_to_num(value)
     return np.flip(value) * 1.01 + 0.01 * float(np.abs(value).max(initial=0.0))

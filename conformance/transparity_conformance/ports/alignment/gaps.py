@@ -16,7 +16,7 @@ from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.ports.alignment.candidates import Candidates, Match
 from transparity_conformance.ports.alignment.flow import Flow, dependents
-from transparity_conformance.ports.alignment.layout import layouts
+from transparity_conformance.ports.alignment.layout import Layout, layouts
 
 
 def between(
@@ -38,8 +38,12 @@ def between(
         for index in reversed(candidates.by_size.get(ours[tap].size, [])):
             fits = layouts(ours[tap].shape, candidates.values[index].shape, candidates.heads)
             is_common = all(candidates.leads_to(index, end) for end in ends)
-            if fits and made_from and index in behind and flows[index] == made_from and is_common:
-                known[tap] = _first_of_same(ours[tap].shape, candidates, Match(index, fits[0]))
+            is_fed = flows[index] == made_from and (made_from or not flow.inputs[tap])
+            if fits and index in behind and is_fed and is_common:
+                inputs = [known[name].layout for name in flow.inputs[tap] if name in known]
+                like = [layout for layout in inputs if layout.ours == ours[tap].shape]
+                layout = _alike(fits, like[0]) if like else fits[0]
+                known[tap] = _first_of_same(ours[tap].shape, candidates, Match(index, layout or fits[0]))
                 break
     return {tap: match for tap, match in known.items() if tap not in found}
 
@@ -48,9 +52,15 @@ def _first_of_same(shape: tuple[int, ...], candidates: Candidates, match: Match)
     """The operation that computed the numbers of `match`, which later ones only move."""
     for index in candidates.inputs[match.index]:
         fits = layouts(shape, candidates.values[index].shape, candidates.heads)
-        if fits and np.array_equal(candidates.sketch(index), candidates.sketch(match.index)):
-            return _first_of_same(shape, candidates, Match(index, fits[0]))
+        layout = _alike(fits, match.layout)
+        if layout and np.array_equal(candidates.sketch(index), candidates.sketch(match.index)):
+            return _first_of_same(shape, candidates, Match(index, layout))
     return match
+
+
+def _alike(fits: Sequence[Layout], layout: Layout) -> Layout | None:
+    """The least permuted layout in which a head's features have the order that they have in another."""
+    return next((fit for fit in fits if len(fit.ours) != 4 or fit.split == layout.split), None)
 
 
 def frontiers(candidates: Candidates, found: Mapping[str, Match]) -> list[set[int]]:

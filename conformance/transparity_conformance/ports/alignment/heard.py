@@ -16,6 +16,7 @@ from transparity_conformance.diagnosis.judge import Actual, Progress
 from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.ports.alignment.loops import without_loops
 from transparity_conformance.ports.alignment.plan import Plan, plan_of, read
 from transparity_conformance.ports.alignment.source import caller, source_of
 from transparity_conformance.ports.listening.operation import Operation
@@ -81,10 +82,16 @@ def _heard(
     if not operations:
         return Heard({}, ("no operation of the port was heard; with taps of its own, more is found",))
     plan = plan_of(aligned, operations, taps["logits"], dtype, clock)
+    loops, has_loops = without_loops(aligned, operations), False
+    if len(plan.matches) < len(first.oracle.expected) and len(loops) < len(operations):
+        other = plan_of(aligned, loops, taps["logits"], dtype, clock)
+        has_loops = len(other.matches) > len(plan.matches)
+        plan = other if has_loops else plan
     calls = {}
     for done, (key, probe) in enumerate(probes.items()):
         progress("listening to the port", done + 1, len(probes) + 1)
         _, operations = run_listening(forwards[id(probe.parameters)], probe)
+        operations = without_loops(probe, operations) if has_loops else operations
         calls[key] = HeardCall(operations, *read(plan, probe, operations, actual[key]["logits"]))
     return Heard(calls, (_found(plan, first),))
 
@@ -123,6 +130,10 @@ def _with_line(fault: Divergence, heard: Heard, probes: Mapping[str, Probe], fau
     call = heard.calls.get(fault.probe)
     if call is None or fault.where not in call.numbers:
         return fault
+    site = fault.causes[0].at if fault.causes else ""
+    if site in call.numbers:  # found in the logits alone: the operation that computes the tap of the fault
+        source = call.operations[call.numbers[site]].source
+        return fault if source is None else dataclasses.replace(fault, source=dataclasses.asdict(source))
     segment = (fault.where, fault.error, fault.budget)
     probe = probes[fault.probe]
     stack = source_of(probe, call.operations, call.taps, call.numbers, *segment)

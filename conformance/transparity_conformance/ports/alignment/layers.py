@@ -41,6 +41,8 @@ def repeated(
         if known is None or not period:
             continue
         index = known.index + (at.layer - other) * period
+        if not 0 <= index < len(candidates.keys):
+            continue
         is_alike = candidates.keys[index] == candidates.keys[known.index]
         has_shape = candidates.values[index].shape == candidates.values[known.index].shape
         if is_alike and has_shape and flow.admits(lost, index, candidates, found):

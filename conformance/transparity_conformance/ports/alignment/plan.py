@@ -17,6 +17,7 @@ from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.ports.alignment.align import align
 from transparity_conformance.ports.alignment.candidates import Candidates, Match
 from transparity_conformance.ports.alignment.layout import Layout, layouts
+from transparity_conformance.ports.alignment.masked import unmasked
 from transparity_conformance.ports.listening.operation import Operation, Source
 
 Key = tuple[str, Source | None]
@@ -86,7 +87,10 @@ def read(
     for tap, match in _placed(plan, None if repeats > 1 else moved).items():
         shape = (shapes[tap][0] // repeats, *shapes[tap][1:])
         indices = [match.index + row * count for row in range(repeats)] if repeats > 1 else [moved[match.index]]
-        rows_of = [_arranged(operations[index].value, shape, match.layout, probe.config.num_heads) for index in indices]
+        values = [unmasked(operations, index) for index in indices]
+        if any(np.isneginf(value).any() for value in values):
+            continue
+        rows_of = [_arranged(value, shape, match.layout, probe.config.num_heads) for value in values]
         if all(rows_of):
             ways = rows_of[0] if repeats == 1 else [np.concatenate([ways[0] for ways in rows_of])]
             taps[tap] = ways[0] if len(ways) == 1 else _nearest(probe, taps, tap, ways)

@@ -39,7 +39,12 @@ def source_of(
     largest = float(np.abs(taps[where]).max(initial=0.0)) or 1.0
     tolerance = math.sqrt(budget * min(error, largest)) / largest
     flows = _flows(operations, segment, set(numbers.values()))
-    is_right = {index: right.has(operations[index].value, tolerance, is_table=index not in flows) for index in segment}
+    is_right: dict[int, bool] = {}
+    for index in segment:
+        selects = any(each not in is_right or is_right[each] for each in operations[index].inputs)
+        is_right[index] = (selects and _selects(operations, index)) or right.has(
+            operations[index].value, tolerance, is_table=index not in flows
+        )
     leads_to_right = dict.fromkeys(segment, False)
     for index in reversed(segment):
         for made_from in operations[index].inputs:
@@ -66,6 +71,14 @@ def caller(
         line for number in right for index in _segment(operations, number, known) for line in operations[index].stack
     }
     return next((line for line in stack if line not in innocent), stack[0])
+
+
+def _selects(operations: Sequence[Operation], index: int) -> bool:
+    """Return whether an operation computes nothing, but takes a part of the only value that it is given."""
+    value, inputs = operations[index].value, operations[index].inputs
+    if len(inputs) != 1 or value.size >= operations[inputs[0]].value.size:
+        return False
+    return _all_in(np.sort(value, axis=None), np.unique(operations[inputs[0]].value), 0.0)
 
 
 def _segment(operations: Sequence[Operation], end: int, known: set[int]) -> list[int]:

@@ -1,12 +1,13 @@
 """Calls of a port at many sizes: one that agrees on every probe is called at many lengths, batches and widths.
 
-A derived model that the port refuses to build narrows the range that is stated; one that it builds and then fails on
-leaves the verdict open.
+A derived model that the port refuses, when it is built or when it is called with a single token, narrows the range that
+is stated; one that it answers with a token and then fails on leaves the verdict open.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -128,7 +129,10 @@ def build_model(
 def call_model(
     function: Callable[..., Any], probe: Probe, reached: Reached, is_derived: bool, *, logits_only: bool
 ) -> dict[str, np.ndarray] | None:
-    """Run a port on a probe; None, with a note, if it fails on a model of derived sizes that it built."""
+    """Run a port on a probe; None, with a note, if it fails on a model of derived sizes.
+
+    Code that is given its weights with every call can refuse them only then: at a single token, too.
+    """
     began = time.monotonic()
     try:
         return run(function, probe, logits_only=logits_only)
@@ -137,10 +141,22 @@ def call_model(
     except PortError as error:
         if not is_derived:
             raise
-        reached.failed.append(f"probe {probe.name}: {error}")
+        noted = reached.failed if _answers_a_token(function, probe) else reached.refused
+        noted.append(f"probe {probe.name}: {error}")
         return None
     finally:
         reached.seconds += time.monotonic() - began
+
+
+def _answers_a_token(function: Callable[..., Any], probe: Probe) -> bool:
+    inputs = {name: value[:1, :1] for name, value in probe.inputs.items()}
+    try:
+        run(function, dataclasses.replace(probe, inputs=inputs), logits_only=True)
+    except PortProcessError:
+        raise
+    except PortError:
+        return False
+    return True
 
 
 def compare(probe: ReachProbe, logits: np.ndarray, dtype: str) -> Comparison:

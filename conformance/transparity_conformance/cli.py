@@ -23,6 +23,7 @@ import typer
 from transparity.errors import TransparityError
 from transparity.text import describe_error, reason, safe
 from transparity_conformance.capabilities.table import CAPABILITIES
+from transparity_conformance.diagnosis.search.clock import BUDGET
 
 if TYPE_CHECKING:
     from transparity_conformance.checkpoints.importing import Checkpoint
@@ -205,7 +206,7 @@ def check(
     dtype: Precision = Dtype.float32,
     command: Command = None,
     timeout: Timeout = None,
-    budget: Budget = 15.0,
+    budget: Budget = BUDGET,
     json_file: JsonFile = None,
     html_file: HtmlFile = None,
     **sections: bool,
@@ -219,6 +220,7 @@ def check(
         check_goes_together(preset or [], config, checkpoint, family or [], command, head)
         asked = [name for name in sections if sections[name]]
         options: dict[str, Any] = {"dtype": dtype, "timeout": timeout, "budget": budget, "sections": asked}
+        options["located"] = _tell
         run = checker(port, command, logits_only=not taps, **options)
         check_writable(json_file, html_file)
         imported = None if checkpoint is None else _imported(checkpoint, head)
@@ -304,7 +306,8 @@ def compare(
         with progress_bar() as progress:
             progress("reading the bundle", 0, 1)
             read = read_bundle(bundle)
-            report = judge_bundle(read, read_actual(actual, read), logits_only=not taps, progress=progress)
+            options: dict[str, Any] = {"logits_only": not taps, "progress": progress, "port": str(actual)}
+            report = judge_bundle(read, read_actual(actual, read), **options)
         _show(report)
         _finish([report], json_file, html_file)
 
@@ -435,6 +438,16 @@ def _announced(systems: Sequence[System], port: str, dtype: str) -> Iterator[Sys
         if sys.stdout is not None:
             sys.stdout.flush()
         yield system
+
+
+def _tell(report: Report) -> None:
+    """Print where a port diverges; the causes come later."""
+    from transparity_conformance.report.check.findings import located
+    from transparity_conformance.report.terminal import print_line
+
+    print_line(located(report))
+    if sys.stdout is not None:
+        sys.stdout.flush()
 
 
 def _show(report: Report) -> None:

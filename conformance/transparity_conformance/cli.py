@@ -125,8 +125,12 @@ Budget = Annotated[
         help="Time for the search for causes, per system; what has none by then is unexplained.",
     ),
 ]
-JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the reports as JSON.")]
-HtmlFile = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write the reports as one page.")]
+JsonFile = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE", help="Write the reports as JSON; to standard output with -.")
+]
+HtmlFile = Annotated[
+    Path | None, typer.Option("--html", metavar="FILE", help="Write the reports as one page; - as for --json.")
+]
 Taps = Annotated[
     bool, typer.Option("--taps/--logits-only", help="Compare every tap that the port returns, or its logits alone.")
 ]
@@ -212,7 +216,7 @@ def check(
     **sections: bool,
 ) -> None:
     """Check a port: at the probe size of every preset, or of those that are named."""
-    with _one_sentence():
+    with _for_people(json_file, html_file), _one_sentence():
         from transparity_conformance.ports.checking import check_all, check_goes_together, checker, chosen_systems
         from transparity_conformance.report.files import check_writable
         from transparity_conformance.report.terminal import progress_bar
@@ -225,8 +229,9 @@ def check(
         check_writable(json_file, html_file)
         imported = None if checkpoint is None else _imported(checkpoint, head)
         chosen = list(chosen_systems(run, preset or [], config, family or [], imported))
-    announced = _announced(chosen, port or command or "", dtype)
-    reports, errors = check_all(run, announced, progress_bar, _show)
+    with _for_people(json_file, html_file):
+        announced = _announced(chosen, port or command or "", dtype)
+        reports, errors = check_all(run, announced, progress_bar, _show)
     for message, names in errors.items():
         _complain(message if len(names) == len(chosen) else f"{', '.join(names)}: {message}")
     _finish(reports, json_file, html_file, failed=bool(errors))
@@ -308,7 +313,8 @@ def compare(
             read = read_bundle(bundle)
             options: dict[str, Any] = {"logits_only": not taps, "progress": progress, "port": str(actual)}
             report = judge_bundle(read, read_actual(actual, read), **options)
-        _show(report)
+        with _for_people(json_file, html_file):
+            _show(report)
         _finish([report], json_file, html_file)
 
 
@@ -410,6 +416,13 @@ def _finish(reports: Sequence[Report], json_file: Path | None, html_file: Path |
         write_reports(reports, json_file, html_file)
     codes = {report.exit_code for report in reports}
     raise typer.Exit(BAD_INPUT if failed else next(code for code in WORST_FIRST if code in codes))
+
+
+def _for_people(*files: Path | None) -> contextlib.AbstractContextManager[object]:
+    """Within the context what people read goes to standard error, if a file is to be written to standard output."""
+    from transparity_conformance.report.files import STANDARD_OUTPUT
+
+    return contextlib.redirect_stdout(sys.stderr) if STANDARD_OUTPUT in files else contextlib.nullcontext()
 
 
 @contextlib.contextmanager

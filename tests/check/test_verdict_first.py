@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from tests.alignment.test_alignment import GPT2, Gpt2, ScaledByTheWidth
 
 from transparity_conformance import check
@@ -38,9 +39,22 @@ class Slow(Two):
 """
 
 
+CHATTY = """
+import os, sys
+print("importing")
+from tests.alignment.test_alignment import Gpt2
+
+class Chatty(Gpt2):
+    def __call__(self, tokens):
+        print("calling", flush=True)
+        os.write(1, b"writing")
+        return super().__call__(tokens)
+"""
+
+
 def started(folder: Path, name: str, *options: str) -> subprocess.Popen[str]:
     """The check of a port in `folder` from the command line."""
-    (folder / "port.py").write_text(PORT)
+    (folder / "port.py").write_text(PORT if name in PORT else CHATTY)
     (folder / "config.json").write_text(GPT2.to_json())
     # a job in the background of a shell, as this test may be, ignores Ctrl-C, and so do its children
     restore = "import os, signal, sys; signal.signal(2, signal.SIG_DFL); os.execv(sys.executable, sys.argv[1:])"
@@ -132,3 +146,23 @@ def test_the_search_has_thirty_seconds_and_shows_its_progress() -> None:
     assert shown == [("looking for causes, 0 candidates tried", 0, 30)]
     with pytest.raises(OutOfTime):
         Clock(0).check()
+
+
+def test_what_a_port_prints_is_not_in_json_on_standard_output(tmp_path: Path) -> None:
+    with started(tmp_path, "Chatty", "--json", "-") as process:
+        said, others = process.communicate(timeout=60)
+    (report,) = json.loads(said)
+    assert (process.returncode, report["verdict"]) == (0, "agrees")
+    for text in ("importing", "calling", "writing", "Checking port.py:Chatty on config", "AGREES"):
+        assert text in others
+
+
+def test_what_a_port_prints_in_this_process_goes_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+    class Chatty(Gpt2):
+        def feed_forward(self, at: str, x: torch.Tensor) -> torch.Tensor:
+            print("feeding")
+            return super().feed_forward(at, x)
+
+    check(Chatty, config=GPT2, budget=0)
+    said = capsys.readouterr()
+    assert (said.out, "feeding" in said.err) == ("", True)

@@ -160,7 +160,7 @@ def test_what_a_port_prints_is_not_in_json_on_standard_output(tmp_path: Path) ->
 def test_what_a_port_prints_in_this_process_goes_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
     class Chatty(Gpt2):
         def feed_forward(self, at: str, x: torch.Tensor) -> torch.Tensor:
-            print("feeding")
+            sys.stdout.write("feeding")
             return super().feed_forward(at, x)
 
     check(Chatty, config=GPT2, budget=0)

@@ -38,6 +38,8 @@ from transparity_conformance.ports.alignment.heard import (
     with_lines,
     wrong_logits,
 )
+from transparity_conformance.ports.forms.reading import in_form
+from transparity_conformance.ports.forms.recognise import form_of, with_form
 from transparity_conformance.ports.histories import compare_history
 from transparity_conformance.ports.known import Known, name_of
 from transparity_conformance.ports.loader.hub import loaded_here
@@ -52,6 +54,8 @@ from transparity_conformance.report.report import ClaimResult, Interrupted, Repo
 
 FORWARD_ALONE = "of given parameters the forward pass is compared; the rest is, with drawn ones, by --config"
 """Generation is tried with parameters of its own making, and beyond `max_length`, which of a checkpoint is far."""
+
+FORM_ALONE = "all that is computed before the answer, and all that a port may offer: answers are in another form"
 
 __all__ = ["Actual", "Port", "PortError", "Progress", "check"]
 
@@ -134,9 +138,15 @@ def _checked(build: Port, asked: Asked, progress: Progress) -> Report:
     first = next(iter(probes.values()))
     repeated = _repeated(first, ran.actual[first.name], run(ran.forward, first, logits_only=logits_only), dtype)
     options: dict[str, Any] = {"dtype": dtype, "logits_only": logits_only, "progress": progress, "repeated": repeated}
-    clock = Clock(asked.budget, progress)
-    heard = _heard(asked, probes, ran, clock, progress) if repeated.verdict == "agrees" else NOT_ASKED
-    report = _judged(asked, probes, ran.actual, heard, options | {"clock": clock, "port": asked.port})
+    form = form_of(probes, ran.actual, dtype)
+    if form is not None and not form.has_all_logits:
+        report = Report(
+            asked.name, "diverges", None, dtype=dtype, port=asked.port, coverage=coverage_of(probes.values())
+        )
+        return with_form(dataclasses.replace(report, not_compared=(FORM_ALONE,)), form)
+    ran = ran if form is None else in_form(ran, form, probes)
+    report = _forward_pass(asked, probes, ran, options, progress)
+    report = report if form is None else with_form(report, form)
     asked.known.report = report
     preset = asked.preset if asked.config is None else None
     report = _with_reach(report, build, ran, probes, preset, asked.parameters, progress)
@@ -155,6 +165,15 @@ def _checked(build: Port, asked: Asked, progress: Progress) -> Report:
         return with_capabilities(
             report, found + compare_history(port, passed, found) if report.verdict == "agrees" else found
         )
+
+
+def _forward_pass(
+    asked: Asked, probes: Mapping[str, Probe], ran: Ran, options: Mapping[str, Any], progress: Progress
+) -> Report:
+    """The verdict on the answers to the probes, with causes and lines."""
+    clock, is_steady = Clock(asked.budget, progress), options["repeated"].verdict == "agrees"
+    heard = _heard(asked, probes, ran, clock, progress) if is_steady else NOT_ASKED
+    return _judged(asked, probes, ran.actual, heard, {**options, "clock": clock, "port": asked.port})
 
 
 def _heard(asked: Asked, probes: Mapping[str, Probe], ran: Ran, clock: Clock, progress: Progress) -> Heard:

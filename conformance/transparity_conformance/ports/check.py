@@ -134,7 +134,7 @@ def _checked(build: Port, asked: Asked, progress: Progress) -> Report:
     wanted = _probes(asked.preset, asked.config, asked.parameters)
     probes = {key: probe for key, probe in wanted.items() if key != "hot" or dtype not in HALF}
     ran = run_all(build, probes, progress, logits_only=logits_only)
-    probes = {key: probes[key] for key in ran.actual}
+    probes = ran.probes
     first = next(iter(probes.values()))
     repeated = _repeated(first, ran.actual[first.name], run(ran.forward, first, logits_only=logits_only), dtype)
     options: dict[str, Any] = {"dtype": dtype, "logits_only": logits_only, "progress": progress, "repeated": repeated}
@@ -227,7 +227,8 @@ def _with_reach(
     """Call a port that agrees at other sizes, too; the report says how far it reaches."""
     first = next(iter(probes.values()))
     if report.verdict != "agrees":
-        return dataclasses.replace(report, coverage=coverage_of(probes.values()))
+        missing = (*report.not_compared, *ran.reached.refused, *ran.reached.failed)
+        return dataclasses.replace(report, coverage=coverage_of(probes.values()), not_compared=missing)
     if preset is not None:
         models = reach_of_preset(preset)
     else:

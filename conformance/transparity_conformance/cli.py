@@ -23,6 +23,7 @@ import typer
 from transparity.errors import TransparityError
 from transparity.text import describe_error, reason, safe
 from transparity_conformance.capabilities.table import CAPABILITIES
+from transparity_conformance.diagnosis.search.clock import BUDGET
 
 if TYPE_CHECKING:
     from transparity_conformance.checkpoints.importing import Checkpoint
@@ -124,8 +125,12 @@ Budget = Annotated[
         help="Time for the search for causes, per system; what has none by then is unexplained.",
     ),
 ]
-JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the reports as JSON.")]
-HtmlFile = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write the reports as one page.")]
+JsonFile = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE", help="Write the reports as JSON; to standard output with -.")
+]
+HtmlFile = Annotated[
+    Path | None, typer.Option("--html", metavar="FILE", help="Write the reports as one page; - as for --json.")
+]
 Taps = Annotated[
     bool, typer.Option("--taps/--logits-only", help="Compare every tap that the port returns, or its logits alone.")
 ]
@@ -205,13 +210,13 @@ def check(
     dtype: Precision = Dtype.float32,
     command: Command = None,
     timeout: Timeout = None,
-    budget: Budget = 15.0,
+    budget: Budget = BUDGET,
     json_file: JsonFile = None,
     html_file: HtmlFile = None,
     **sections: bool,
 ) -> None:
     """Check a port: at the probe size of every preset, or of those that are named."""
-    with _one_sentence():
+    with _for_people(json_file, html_file), _one_sentence():
         from transparity_conformance.ports.checking import check_all, check_goes_together, checker, chosen_systems
         from transparity_conformance.report.files import check_writable
         from transparity_conformance.report.terminal import progress_bar
@@ -219,12 +224,14 @@ def check(
         check_goes_together(preset or [], config, checkpoint, family or [], command, head)
         asked = [name for name in sections if sections[name]]
         options: dict[str, Any] = {"dtype": dtype, "timeout": timeout, "budget": budget, "sections": asked}
+        options["located"] = _tell
         run = checker(port, command, logits_only=not taps, **options)
         check_writable(json_file, html_file)
         imported = None if checkpoint is None else _imported(checkpoint, head)
         chosen = list(chosen_systems(run, preset or [], config, family or [], imported))
-    announced = _announced(chosen, port or command or "", dtype)
-    reports, errors = check_all(run, announced, progress_bar, _show)
+    with _for_people(json_file, html_file):
+        announced = _announced(chosen, port or command or "", dtype)
+        reports, errors = check_all(run, announced, progress_bar, _show)
     for message, names in errors.items():
         _complain(message if len(names) == len(chosen) else f"{', '.join(names)}: {message}")
     _finish(reports, json_file, html_file, failed=bool(errors))
@@ -304,8 +311,10 @@ def compare(
         with progress_bar() as progress:
             progress("reading the bundle", 0, 1)
             read = read_bundle(bundle)
-            report = judge_bundle(read, read_actual(actual, read), logits_only=not taps, progress=progress)
-        _show(report)
+            options: dict[str, Any] = {"logits_only": not taps, "progress": progress, "port": str(actual)}
+            report = judge_bundle(read, read_actual(actual, read), **options)
+        with _for_people(json_file, html_file):
+            _show(report)
         _finish([report], json_file, html_file)
 
 
@@ -409,6 +418,13 @@ def _finish(reports: Sequence[Report], json_file: Path | None, html_file: Path |
     raise typer.Exit(BAD_INPUT if failed else next(code for code in WORST_FIRST if code in codes))
 
 
+def _for_people(*files: Path | None) -> contextlib.AbstractContextManager[object]:
+    """Within the context what people read goes to standard error, if a file is to be written to standard output."""
+    from transparity_conformance.report.files import STANDARD_OUTPUT
+
+    return contextlib.redirect_stdout(sys.stderr) if STANDARD_OUTPUT in files else contextlib.nullcontext()
+
+
 @contextlib.contextmanager
 def _one_sentence() -> Iterator[None]:
     """Report a user's mistake as one sentence and exit with code 2."""
@@ -435,6 +451,16 @@ def _announced(systems: Sequence[System], port: str, dtype: str) -> Iterator[Sys
         if sys.stdout is not None:
             sys.stdout.flush()
         yield system
+
+
+def _tell(report: Report) -> None:
+    """Print where a port diverges; the causes come later."""
+    from transparity_conformance.report.check.findings import located
+    from transparity_conformance.report.terminal import print_line
+
+    print_line(located(report))
+    if sys.stdout is not None:
+        sys.stdout.flush()
 
 
 def _show(report: Report) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from transparity_conformance.report.check.findings import findings, sentence, spread
+from transparity_conformance.report.check.findings import findings, located, sentence, spread
 from transparity_conformance.report.check.page import as_html, headline
 from transparity_conformance.report.check.terminal import as_text, bars
 from transparity_conformance.report.files import write_reports
@@ -101,6 +101,31 @@ def test_ties_claims_notes_and_omissions_are_listed() -> None:
     page = as_html([tied])
     assert "the probe square would tell" in page
     assert "a note" in page
+
+
+def test_what_is_not_compared_for_one_reason_is_one_line_for_people_and_an_item_each_for_machines() -> None:
+    reasons = ("loss: the port does not offer it", "probe hot: no logits", "step: the port does not offer it", "all")
+    left_out = report(verdict="agrees", not_compared=reasons)
+    for shown in (flat(as_text([left_out])), flat(as_html([left_out]))):
+        assert "loss, step: the port does not offer it" in shown
+        assert shown.count("does not offer") == 1
+        assert "probe hot: no logits" in shown
+    assert left_out.as_dict()["not_compared"] == list(reasons)
+
+
+def test_the_name_of_the_port_is_in_every_headline() -> None:
+    named = report(fault(0, SCALE), port="my.py:load")
+    assert as_text([named]).startswith("my.py:load on notes-lm (float32) DIVERGES")
+    assert "<title>Port check: my.py:load on notes-lm diverges</title>" in as_html([named])
+    assert headline([named, named])["text"] == "my.py:load: All 2 diverge"
+    assert named.as_dict()["port"] == "my.py:load"
+
+
+def test_where_a_port_diverges_is_one_line() -> None:
+    source = {"file": "/home/my.py", "line": 7, "code": "x + y"}
+    assert located(report(fault(source=source))) == (
+        f"DIVERGES at {SCORES.format(0)}, my.py:7 `x + y` (1e6× its budget); looking for causes …"
+    )
 
 
 def test_it_is_readable_at_80_columns() -> None:

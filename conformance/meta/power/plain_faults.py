@@ -56,6 +56,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "dropout-active": ("embedding", "weights", "sublayer"),
     "low-precision": ("bfloat16 weights", "float16 weights", "bfloat16 arithmetic", "tf32 products"),
     "logit-shift": ("log-probabilities", "minus the largest", "minus the mean"),
+    "probabilities": ("softmax",),
 }
 """The forms of each catalogued mistake that can show in a forward pass."""
 
@@ -190,6 +191,7 @@ _PLACES: dict[str, Places] = {
     "padding-row": _EMBEDDING,
     "head-tied": (r"^logits$",),
     "logit-shift": (r"^logits$",),
+    "probabilities": (r"^logits$",),
     "low-precision": ("",),
 }
 """The places of the faults that are at the same places in every configuration."""

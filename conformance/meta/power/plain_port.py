@@ -154,6 +154,9 @@ class PlainPort:
                 "minus the mean": logits.mean(-1, keepdims=True),
             }
             logits = logits - shift[kind]
+        if self.fault("probabilities"):
+            weights = np.exp(logits - logits.max(-1, keepdims=True))
+            logits = weights / weights.sum(-1, keepdims=True)
         self.tap("logits", logits)
         return {name: value for name, value in self.heard.items() if self.shows(name)}
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -24,13 +25,16 @@ from transparity_conformance.report.report import (
     Cause,
     ClaimResult,
     Divergence,
+    Interrupted,
     Measured,
     Report,
     Verdict,
-    known_so_far,
 )
 
-__all__ = ["Actual", "Progress", "judge", "silent"]
+__all__ = ["Actual", "Located", "Progress", "judge", "silent"]
+
+Located = Callable[[Report], None]
+"""Receives the report on a port that diverges, with its places, before their causes are sought."""
 
 Actual = Mapping[str, Mapping[str, np.ndarray]]
 """The port's activations, by probe and tap."""
@@ -40,39 +44,50 @@ def silent(stage: str, done: int, total: int) -> None:
     """Show no progress."""
 
 
+def untold(report: Report) -> None:
+    """Tell nobody where a port diverges."""
+
+
 def judge(
     name: str,
     probes: Mapping[str, Probe],
     actual: Actual,
     *,
+    port: str = "",
     dtype: str = "float32",
     logits_only: bool = False,
     progress: Progress | None = None,
     not_compared: tuple[str, ...] = (),
     repeated: ClaimResult | None = None,
-    budget: float = BUDGET,
+    clock: Clock | None = None,
+    located: Located = untold,
 ) -> Report:
     """Judge the activations of a port that has been run on `probes`.
 
     Args:
+        port: Its name in the report.
         dtype: The precision whose budgets apply.
         logits_only: Ignore all activations but the logits.
         not_compared: Further lines for the report's `not_compared`.
         repeated: The comparison of two runs on the same tokens, if there were two.
-        budget: Seconds for the search for causes.
+        clock: The time for the search for causes; by default `BUDGET` seconds.
+        located: Receives the divergences before their causes are sought.
+
+    Raises `Interrupted`, with the report, if the search was ended by Ctrl-C.
     """
     with np.errstate(all="ignore"):  # a port may return any number
         progress = progress or silent
         results, missing = _compare(probes, actual, dtype, logits_only, progress)
         measured = tuple(_measured(results.values(), dtype))
         claims = (*_claims(measured), *((repeated,) if repeated else ()), *other_convention(results))
-        shared = {"claims": claims, "measured": measured, "dtype": dtype}
+        shared = {"claims": claims, "measured": measured, "dtype": dtype, "port": port}
         report: Callable[..., Report] = partial(Report, name, not_compared=(*not_compared, *missing), **shared)  # type: ignore[arg-type]
         if not results:
             return report("inconclusive", None)
         if repeated and repeated.verdict == "diverges":
             return report("diverges", repeated.where, (_random_divergence(repeated, next(iter(results))),))
-        return _verdict(report, results, measured, dtype, len(results) == len(probes), progress, budget)
+        search = _Search(progress, clock or Clock(BUDGET, progress), located)
+        return _verdict(report, results, measured, dtype, len(results) == len(probes), search)
 
 
 def _compare(
@@ -99,14 +114,22 @@ def _compare(
     return results, missing
 
 
+@dataclass(frozen=True)
+class _Search:
+    """The search for causes: where its progress is shown, its time, and who is told what it starts from."""
+
+    progress: Progress
+    clock: Clock
+    located: Located
+
+
 def _verdict(
     report: Callable[..., Report],
     results: Results,
     measured: tuple[Measured, ...],
     dtype: str,
     complete: bool,
-    progress: Progress,
-    budget: float,
+    search: _Search,
 ) -> Report:
     """Judge the results; agreement needs `complete`, a result for every probe."""
     taps = list(dict.fromkeys(tap for result in results.values() for tap in result.order))
@@ -125,20 +148,49 @@ def _verdict(
     else:
         wrong = []
     if rounding := find_rounding(results, dtype):
-        worst = max(measured, key=lambda item: item.share)
-        where, profile = first or "logits", worst.profile
-        divergence = Divergence(where, worst.error, worst.budget, (rounding,), probe=worst.probe, profile=profile)
-        notes.append(f"the port was asked for {dtype}; {how_to_declare(rounding)}, and smaller differences can be seen")
-        found = [*_hidden_in_rounding(results, measured, declared_by(rounding), notes), divergence]
+        where = first or "logits"
+        found = _undeclared(results, measured, rounding, where, dtype, notes)
         return report("diverges", where, with_impact(results, found, dtype), notes=tuple(notes))
     if wrong:
         faulty = wrong
         notes.append("the logits agree: what is wrong here makes no difference to them")
-    clock = Clock(budget)
-    with known_so_far("diverges", first):
-        divergences = explain_all(results, faulty or ["logits"], dtype, progress, clock)
-    notes += [*[clock.note] * clock.ran_out, *departures_note(results, divergences, dtype)]
-    return report("diverges", first, with_impact(results, divergences, dtype), notes=tuple(notes))
+    places = faulty or ["logits"]
+    search.located(report("diverges", first, tuple(_unexplained(results, tap) for tap in places), notes=tuple(notes)))
+    divergences, remarks = _explained(results, places, dtype, search)
+    explained = report("diverges", first, with_impact(results, divergences, dtype), notes=(*notes, *remarks))
+    if search.clock.is_interrupted:
+        raise Interrupted(explained)
+    return explained
+
+
+def _explained(
+    results: Results, places: list[str], dtype: str, search: _Search
+) -> tuple[Sequence[Divergence], Sequence[str]]:
+    """The divergences with their causes, as far as there is time, and remarks on the search."""
+    clock = search.clock
+    with clock.interruptible():
+        divergences = explain_all(results, places, dtype, search.progress, clock)
+        remarks = [clock.note] * clock.ran_out
+        if not clock.is_interrupted:
+            remarks += departures_note(results, divergences, dtype)
+    return divergences, remarks
+
+
+def _unexplained(results: Results, tap: str) -> Divergence:
+    """The divergence of a segment, where it is largest."""
+    worst = max((each for each in results.values() if tap in each.errors), key=lambda each: each.share(tap))
+    is_misshapen = tap in worst.misshapen
+    return Divergence(tap, worst.errors[tap], worst.budgets[tap], probe=worst.probe.name, is_misshapen=is_misshapen)
+
+
+def _undeclared(
+    results: Results, measured: Sequence[Measured], rounding: Cause, where: str, dtype: str, notes: list[str]
+) -> list[Divergence]:
+    """The divergence of undeclared rounding, and a fault that hides in it; add notes on both."""
+    worst = max(measured, key=lambda item: item.share)
+    divergence = Divergence(where, worst.error, worst.budget, (rounding,), probe=worst.probe, profile=worst.profile)
+    notes.append(f"the port was asked for {dtype}; {how_to_declare(rounding)}, and smaller differences can be seen")
+    return [*_hidden_in_rounding(results, measured, declared_by(rounding), notes), divergence]
 
 
 def _hidden_in_rounding(

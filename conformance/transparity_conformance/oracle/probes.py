@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -229,18 +229,41 @@ def probes_of(config: TransformerConfig, case: str) -> dict[str, Probe]:
             text = text_inputs(config, source, target)
             text |= further_inputs(config, text, np.random.default_rng(0))
             made.insert(1, ("text", "real text, as people feed it", config, ordinary, text))
-        # the one head of a model with one is no head that others share: its entry comes last
-        shared = {1: 1, config.num_heads: None}.get(config.key_value_heads, 2)
-        heads: dict[str, Any] = {"num_heads": 4, "num_key_value_heads": shared, "attention_head_dim": None}
-        turned = None if config.rotary_dim is None else 2
-        square = dataclasses.replace(config, embed_dim=16, feed_forward_dim=16, rotary_dim=turned, **heads)
-        inputs = mixed_inputs(square, 0, source, target)
-        purpose = "every weight square: a transposed one fits"
-        made.append(("square", purpose, square, probe_parameters(square, 5), inputs))
+        square, purpose = other_sizes(config)[0], "every weight square: a transposed one fits"
+        made.append(("square", purpose, square, probe_parameters(square, 5), mixed_inputs(square, 0, source, target)))
     return {
         name: Probe(case, name, purpose, config, parameters, inputs)
         for name, purpose, config, parameters, inputs in made
     }
+
+
+def other_sizes(config: TransformerConfig) -> list[TransformerConfig]:
+    """The system with every weight square and, for ports that fix the feed-forward's width beside the model's, or that
+    of a head, with these kept."""
+    # the one head of a model with one is no head that others share: its entry comes last
+    shared = {1: 1, config.num_heads: None}.get(config.key_value_heads, 2)
+    heads: dict[str, Any] = {"num_heads": 4, "num_key_value_heads": shared}
+    narrow = heads | {"attention_head_dim": None, "rotary_dim": None if config.rotary_dim is None else 2}
+    wide = 4 * config.head_dim if config.attention_head_dim is None else 16
+    sizes = ((16, 16, narrow), (16, _widened(config, 16), narrow), (wide, _widened(config, wide), heads))
+    made = (
+        dataclasses.replace(config, embed_dim=width, feed_forward_dim=widened, **others)
+        for width, widened, others in sizes
+    )
+    return list(dict.fromkeys(made))
+
+
+def _widened(config: TransformerConfig, embed_dim: int) -> int:
+    """The width of the feed-forward beside that of the model, in the proportion of `config`."""
+    return max(1, config.feed_forward_dim * embed_dim // config.embed_dim)
+
+
+def in_other_sizes(probe: Probe, config: TransformerConfig) -> Iterator[Probe]:
+    """The same probe in the sizes of `other_sizes(config)` that are not its own or the model's, on the same tokens."""
+    for sizes in other_sizes(config):
+        if sizes not in (probe.config, config):
+            parameters = probe_parameters(sizes, 5)
+            yield dataclasses.replace(probe, purpose="another size", config=sizes, parameters=parameters)
 
 
 def probes_left_out(config: TransformerConfig, made: Collection[str], dtype: str) -> list[str]:

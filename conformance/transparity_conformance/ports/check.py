@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,15 +23,25 @@ from transparity_conformance.capabilities.compare import compare_capabilities
 from transparity_conformance.capabilities.stranger import PortError
 from transparity_conformance.capabilities.table import ATTRIBUTES, offered_by
 from transparity_conformance.checkpoints.examples import example_config
-from transparity_conformance.diagnosis.judge import Actual, Progress, judge, silent
+from transparity_conformance.diagnosis.judge import Actual, Located, Progress, judge, silent, untold
 from transparity_conformance.diagnosis.search.clock import BUDGET, Clock
 from transparity_conformance.oracle.budgets import HALF
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, probes_left_out, probes_of, probes_with, single_row
 from transparity_conformance.oracle.probes import probes as probes_of_preset
 from transparity_conformance.oracle.reach.models import reach_of, reach_of_preset
-from transparity_conformance.ports.alignment.heard import NOT_ASKED, Heard, hear, with_lines
+from transparity_conformance.ports.alignment.heard import (
+    NOT_ASKED,
+    Heard,
+    hear,
+    with_first_line,
+    with_lines,
+    wrong_logits,
+)
+from transparity_conformance.ports.forms.reading import in_form
+from transparity_conformance.ports.forms.recognise import form_of, with_form
 from transparity_conformance.ports.histories import compare_history
+from transparity_conformance.ports.known import Known, name_of
 from transparity_conformance.ports.loader.hub import loaded_here
 from transparity_conformance.ports.process import isolation
 from transparity_conformance.ports.process.isolation import TIMEOUT
@@ -39,10 +50,12 @@ from transparity_conformance.ports.reach.calls import Ran, reach, run_all
 from transparity_conformance.ports.reach.verdict import coverage_of, with_reach
 from transparity_conformance.report.capability_result import not_compared, with_capabilities
 from transparity_conformance.report.comparison import gap, share
-from transparity_conformance.report.report import ClaimResult, Report, known_so_far
+from transparity_conformance.report.report import ClaimResult, Interrupted, Report, known_so_far
 
 FORWARD_ALONE = "of given parameters the forward pass is compared; the rest is, with drawn ones, by --config"
 """Generation is tried with parameters of its own making, and beyond `max_length`, which of a checkpoint is far."""
+
+FORM_ALONE = "all that is computed before the answer, and all that a port may offer: answers are in another form"
 
 __all__ = ["Actual", "Port", "PortError", "Progress", "check"]
 
@@ -60,32 +73,32 @@ def check(
     isolated: bool = False,
     timeout: float = TIMEOUT,
     budget: float = BUDGET,
+    name: str | None = None,
+    located: Located = untold,
 ) -> Report:
     """Check a port against the reference.
 
     Args:
-        build: the port, `build(config, parameters)` → `forward(**tokens)`; with a `family`, its loader, `load(folder)`
-            → a model that is called with token ids.
+        build: the port, `build(config, parameters)` → `forward(**tokens)`; with a `family`, its loader, `load(folder)`.
         preset: a preset, which is checked at its probe size; or the name of a `config` in the report.
-        family: a family of models (`llama`, `bert` …): the port reads folders as a hub keeps them, with drawn weights
-            or with `parameters`; the family's small model without a `config`.
-        config: any other configuration.
-        parameters: those of a checkpoint, with `config`; drawn without them.
+        family: a family of models (`llama` …), whose folders the port reads; its small model without a `config`.
+        config, parameters: any other configuration; its parameters, which are drawn without them.
         dtype: the precision of the port; `build` is told it if it takes `dtype="…"`.
-        logits_only: whether to compare the logits alone.
-        progress: is told about every step.
-        isolated: run the port in a process of its own, whose exits, signals and patched globals do not reach this one;
-            `build` has to be a function that another process can import.
+        logits_only: compare the logits alone.
+        isolated: run the port, which another process has to be able to import, in a process of its own.
         timeout: seconds that an isolated port has for the answer to one call.
-        budget: seconds for the search for causes; when they are over, what has no cause yet is unexplained.
+        budget: seconds for the search for causes; what has none by then is unexplained.
+        name: the port's name in the report; that of `build` without it.
+        progress, located: receive every step; and a report once it is known where the port diverges, or known better.
 
-    Raises `PortError` if the port raises, returns no array, or ends its process; `ConfigError` for an unknown preset;
-    `ParameterError` for parameters that are not those of `config`; `CheckpointError` for an unknown family.
+    Raises `PortError` if the port raises, returns no array, or ends its process; `TransparityError` for what is unknown
+    or does not fit; `Interrupted`, with a report, for Ctrl-C in the check of a port that diverges.
     """
     if family is not None:
         preset, config = preset or family, config or example_config(family)
-    asked = Asked(preset, config, parameters, dtype, logits_only, budget)
-    with _built_by(build, family, timeout if isolated else None) as port:
+    known = Known(located)
+    asked = Asked(preset, config, parameters, dtype, logits_only, budget, name or name_of(build), known)
+    with _built_by(build, family, timeout if isolated else None) as port, known.kept():
         return _checked(told_dtype(port, dtype), asked, progress or silent)
 
 
@@ -106,6 +119,13 @@ class Asked:
     dtype: str
     logits_only: bool
     budget: float
+    port: str
+    known: Known
+
+    @property
+    def name(self) -> str:
+        """The system's name in the report."""
+        return self.preset or "config"
 
 
 def _checked(build: Port, asked: Asked, progress: Progress) -> Report:
@@ -114,13 +134,20 @@ def _checked(build: Port, asked: Asked, progress: Progress) -> Report:
     wanted = _probes(asked.preset, asked.config, asked.parameters)
     probes = {key: probe for key, probe in wanted.items() if key != "hot" or dtype not in HALF}
     ran = run_all(build, probes, progress, logits_only=logits_only)
-    probes = {key: probes[key] for key in ran.actual}
+    probes = ran.probes
     first = next(iter(probes.values()))
     repeated = _repeated(first, ran.actual[first.name], run(ran.forward, first, logits_only=logits_only), dtype)
     options: dict[str, Any] = {"dtype": dtype, "logits_only": logits_only, "progress": progress, "repeated": repeated}
-    is_steady = repeated.verdict == "agrees" and not logits_only
-    heard = hear(ran.forwards, probes, ran.actual, dtype, asked.budget, progress) if is_steady else NOT_ASKED
-    report = _judged(asked, probes, ran.actual, heard, options)
+    form = form_of(probes, ran.actual, dtype)
+    if form is not None and not form.has_all_logits:
+        report = Report(
+            asked.name, "diverges", None, dtype=dtype, port=asked.port, coverage=coverage_of(probes.values())
+        )
+        return with_form(dataclasses.replace(report, not_compared=(FORM_ALONE,)), form)
+    ran = ran if form is None else in_form(ran, form, probes)
+    report = _forward_pass(asked, probes, ran, options, progress)
+    report = report if form is None else with_form(report, form)
+    asked.known.report = report
     preset = asked.preset if asked.config is None else None
     report = _with_reach(report, build, ran, probes, preset, asked.parameters, progress)
     sharing = {key: probe for key, probe in probes.items() if probe.parameters is first.parameters}
@@ -140,23 +167,48 @@ def _checked(build: Port, asked: Asked, progress: Progress) -> Report:
         )
 
 
+def _forward_pass(
+    asked: Asked, probes: Mapping[str, Probe], ran: Ran, options: Mapping[str, Any], progress: Progress
+) -> Report:
+    """The verdict on the answers to the probes, with causes and lines."""
+    clock, is_steady = Clock(asked.budget, progress), options["repeated"].verdict == "agrees"
+    heard = _heard(asked, probes, ran, clock, progress) if is_steady else NOT_ASKED
+    return _judged(asked, probes, ran.actual, heard, {**options, "clock": clock, "port": asked.port})
+
+
+def _heard(asked: Asked, probes: Mapping[str, Probe], ran: Ran, clock: Clock, progress: Progress) -> Heard:
+    """The operations of a port whose logits are wrong; that they are is told first."""
+    wrong = wrong_logits(probes, ran.actual, asked.dtype)
+    if wrong is None or asked.logits_only:
+        return NOT_ASKED
+    asked.known(Report(asked.name, "diverges", "logits", (wrong,), dtype=asked.dtype, port=asked.port))
+    return hear(ran.forwards, probes, ran.actual, asked.dtype, clock, progress)
+
+
 def _judged(
     asked: Asked, probes: Mapping[str, Probe], actual: Actual, heard: Heard, options: Mapping[str, Any]
 ) -> Report:
     """The verdict on what the port shows; with what was heard, unless the logits alone explain more."""
-    name, clock = asked.preset or "config", Clock(asked.budget)
-    if not heard.calls:
-        report = judge(name, probes, actual, budget=asked.budget, **options)
-        return with_lines(report, heard, probes)
-    listened = {key: call.taps for key, call in heard.calls.items()}
-    report = judge(name, probes, listened, budget=asked.budget, **options)
-    if not all(fault.causes for fault in report.faults):
-        alone = judge(name, probes, actual, budget=clock.left, **options)
+    shown = {key: call.taps for key, call in heard.calls.items()} if heard.calls else actual
+    try:
+        located = functools.partial(_located, asked.known, heard, probes)
+        report = with_lines(judge(asked.name, probes, shown, **options, located=located), heard, probes)
+    except Interrupted as ended:
+        raise Interrupted(with_lines(ended.report, heard, probes)) from None
+    if heard.calls and not all(fault.causes for fault in report.faults):
+        try:
+            alone = judge(asked.name, probes, actual, **options)
+        except Interrupted:
+            raise Interrupted(report) from None
         if all(fault.causes for fault in alone.faults):  # then what has no cause makes no difference to the logits
             report = dataclasses.replace(report, faults=tuple(fault for fault in report.faults if fault.causes))
             if not _mistakes(alone) <= _mistakes(report):
                 return with_lines(alone, heard, probes)
-    return with_lines(report, heard, probes)
+    return report
+
+
+def _located(known: Known, heard: Heard, probes: Mapping[str, Probe], report: Report) -> None:
+    known(with_first_line(report, heard, probes))
 
 
 def _mistakes(report: Report) -> set[str]:
@@ -175,7 +227,8 @@ def _with_reach(
     """Call a port that agrees at other sizes, too; the report says how far it reaches."""
     first = next(iter(probes.values()))
     if report.verdict != "agrees":
-        return dataclasses.replace(report, coverage=coverage_of(probes.values()))
+        missing = (*report.not_compared, *ran.reached.refused, *ran.reached.failed)
+        return dataclasses.replace(report, coverage=coverage_of(probes.values()), not_compared=missing)
     if preset is not None:
         models = reach_of_preset(preset)
     else:

@@ -11,14 +11,14 @@ from typing import Any
 from transparity.errors import TransparityError
 from transparity_conformance.capabilities.stranger import signature_of
 from transparity_conformance.checkpoints.importing import Checkpoint
-from transparity_conformance.diagnosis.judge import Progress
+from transparity_conformance.diagnosis.judge import Located, Progress, untold
 from transparity_conformance.ports.check import check
 from transparity_conformance.ports.command import check_command
 from transparity_conformance.ports.loader.hub import required_arguments
 from transparity_conformance.ports.loading import UsageError
 from transparity_conformance.ports.process.isolation import checked_timeout, isolated_build
 from transparity_conformance.ports.systems import System, checkpoint_systems, family_systems, systems
-from transparity_conformance.report.report import Report
+from transparity_conformance.report.report import Interrupted, Report
 from transparity_conformance.report.text import reason, safe
 
 Check = Callable[[System, Progress], Report]
@@ -33,6 +33,7 @@ def checker(
     timeout: float | None,
     budget: float,
     sections: Collection[str],
+    located: Located = untold,
 ) -> Check:
     """The check of a system, by a function or by a program, each in a process of its own.
 
@@ -40,8 +41,8 @@ def checker(
         port: the function, as `path/to/file.py:build` or `package.module:build`.
         command: the program; either this or `port`.
         timeout: seconds that the program has, or the function for one answer; None for the default.
-        budget: seconds for the search for causes.
         sections: sections of the bundle that the program is given.
+        budget, located: as for `check`.
 
     Raises `UsageError` for options of the other kind.
     """
@@ -54,13 +55,15 @@ def checker(
             "timeout": checked_timeout(timeout),
             "sections": sections,
             "budget": budget,
+            "located": located,
         }
         return lambda system, progress: check_command(command, system.name, system.config, **options, progress=progress)
     if sections:
         flags = " and ".join(f"--{name}" for name in sections)
         raise UsageError(f"{flags} asks for more in a bundle, for --command; a PORT is compared in all that it offers.")
     assert port is not None
-    return PortCheck(port, checked_timeout(timeout), {"dtype": dtype, "logits_only": logits_only, "budget": budget})
+    options = {"dtype": dtype, "logits_only": logits_only, "budget": budget, "located": located, "name": port}
+    return PortCheck(port, checked_timeout(timeout), options)
 
 
 class PortCheck:
@@ -152,7 +155,8 @@ def check_all(
     progress: Callable[[], AbstractContextManager[Progress]],
     show: Callable[[Report], None],
 ) -> tuple[list[Report], dict[str, list[str]]]:
-    """Check every system and show each report; an error ends the check of its own system only, Ctrl-C that of all.
+    """Check every system and show each report; an error ends the check of its own system only, Ctrl-C that of all, with
+    a report on the last if it is known to diverge.
 
     Returns: the reports, and the names of the systems by the message of their error.
     """
@@ -162,6 +166,10 @@ def check_all(
         try:
             with progress() as report_progress:
                 reports.append(check(system, report_progress))
+        except Interrupted as ended:
+            reports.append(ended.report)
+            show(ended.report)
+            break
         except (TransparityError, MemoryError, KeyboardInterrupt) as error:
             errors.setdefault(one_sentence(error), []).append(system.name)
             if isinstance(error, KeyboardInterrupt):

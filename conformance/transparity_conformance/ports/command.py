@@ -19,11 +19,12 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.errors import shown
 from transparity_conformance.checkpoints.files import BundleError
-from transparity_conformance.diagnosis.judge import Progress
+from transparity_conformance.diagnosis.judge import Located, Progress, silent, untold
 from transparity_conformance.diagnosis.search.clock import BUDGET
 from transparity_conformance.ports.bundle.bundle import ACTUAL, Bundle, judge_bundle
 from transparity_conformance.ports.bundle.reading import read_actual
 from transparity_conformance.ports.bundle.writing import export_bundle
+from transparity_conformance.ports.known import Known
 from transparity_conformance.ports.process.isolation import TIMEOUT, signal_name, stop_group
 from transparity_conformance.report.report import Report
 from transparity_conformance.report.text import reason
@@ -53,6 +54,7 @@ def check_command(
     progress: Progress | None = None,
     sections: Collection[str] = (),
     budget: float = BUDGET,
+    located: Located = untold,
 ) -> Report:
     """Check a program: its outputs are judged however it ended, but unless it ended well it cannot agree.
 
@@ -63,21 +65,20 @@ def check_command(
         dtype: the precision that it computes in.
         logits_only: compare the logits alone.
         timeout: seconds that it has.
-        progress: called with a description, the steps done and their number.
+        progress, budget, located: as for `check`.
         sections: optional sections of its bundle.
-        budget: seconds for the search for causes.
 
     Raises `BundleError` if it wrote nothing that can be judged.
     """
     with tempfile.TemporaryDirectory(prefix="transparity-") as folder:
         bundle = export_bundle(config, Path(folder, "bundle"), name=name, dtype=dtype, sections=sections)
-        if progress is not None:
-            progress("running the program", 0, 1)
+        (progress or silent)("running the program", 0, 1)
         completed = run_command(command, Path(folder, "bundle"), Path(folder, ACTUAL), timeout)
         outputs = _outputs(command, completed, bundle)
-    failure = completed.failure
+    failure, known = completed.failure, Known(located)
     options: dict[str, Any] = {"logits_only": logits_only, "progress": progress, "budget": budget}
-    report = judge_bundle(bundle, outputs, stopped=failure is not None, **options)
+    with known.kept():
+        report = judge_bundle(bundle, outputs, stopped=failure is not None, port=command, located=known, **options)
     if failure is None:
         return report
     verdict = "inconclusive" if report.verdict == "agrees" else report.verdict

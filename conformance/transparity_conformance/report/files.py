@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +12,9 @@ from transparity.errors import TransparityError
 from transparity.limits.files import is_folder
 from transparity_conformance.report.report import Report
 from transparity_conformance.report.text import reason
+
+STANDARD_OUTPUT = Path("-")
+"""The path that stands for standard output."""
 
 
 class OutputError(TransparityError):
@@ -20,6 +24,8 @@ class OutputError(TransparityError):
 def check_writable(*paths: Path | None) -> None:
     """Raise `OutputError` before the work, not after it, if a path cannot be written."""
     for path in filter(None, paths):
+        if path == STANDARD_OUTPUT:
+            continue
         if is_folder(path) or not is_folder(path.absolute().parent):
             raise OutputError(
                 f"{path} cannot be written: it is a folder, or its folder does not exist; choose another path."
@@ -45,7 +51,7 @@ def _unwritable(path: Path) -> str:
 
 
 def write_reports(reports: Sequence[Report], json_file: Path | None, html_file: Path | None) -> None:
-    """Write the reports as JSON, as one HTML page, or both."""
+    """Write the reports as JSON, as one HTML page, or both, to files or to standard output."""
     if json_file is not None:
         text = json.dumps([report.as_dict() for report in reports], indent=2, ensure_ascii=False)
         _write(json_file, text + "\n")
@@ -56,6 +62,9 @@ def write_reports(reports: Sequence[Report], json_file: Path | None, html_file: 
 
 
 def _write(path: Path, text: str) -> None:
+    if path == STANDARD_OUTPUT:
+        sys.stdout.write(text)
+        return
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:

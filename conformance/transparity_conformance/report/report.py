@@ -37,6 +37,15 @@ def known_so_far(verdict: str, first: str | None) -> Iterator[None]:
         raise
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C in the check of a port of which it is known by then that it diverges."""
+
+    def __init__(self, report: Report) -> None:
+        super().__init__()
+        self.report = report
+        """All that was found by then."""
+
+
 @dataclass(frozen=True)
 class Cause:
     """A fault that was put into the reference, and the part of the disagreement that it explains."""
@@ -131,6 +140,8 @@ class Report:
     notes: tuple[str, ...] = ()
     """Remarks on equivalent forms, rounding, and the run."""
     dtype: str = "float32"
+    port: str = ""
+    """Its name, such as `my.py:load`, or the command; empty if it has none."""
     coverage: Coverage = field(default_factory=Coverage)
     """The range of the verdict."""
 
@@ -138,13 +149,19 @@ class Report:
     """The versions of everything that took part."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "preset", safe(self.preset, VALUE))
+        for name in ("preset", "port"):
+            object.__setattr__(self, name, safe(getattr(self, name), VALUE))
         for name in ("not_compared", "notes"):
             object.__setattr__(self, name, tuple(safe(line, REMARK) for line in getattr(self, name)))
 
     @property
     def exit_code(self) -> int:
         return EXIT_CODES[self.verdict]
+
+    @property
+    def title(self) -> str:
+        """`my.py:load on llama`."""
+        return f"{self.port} on {self.preset}" if self.port else self.preset
 
     @property
     def worst(self) -> Measured | None:
@@ -154,6 +171,7 @@ class Report:
     def as_dict(self) -> dict[str, Any]:
         """JSON values, as the public contract has them; an infinite number is the string `"inf"`."""
         fields = {
+            "port": self.port,
             "preset": self.preset,
             "verdict": self.verdict,
             "dtype": self.dtype,

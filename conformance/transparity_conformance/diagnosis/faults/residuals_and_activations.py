@@ -22,7 +22,7 @@ from transparity_conformance.diagnosis.faults.sites import (
 )
 from transparity_conformance.oracle.budgets import rounded_to
 from transparity_conformance.oracle.oracle import Arrays
-from transparity_numpy.arithmetic.functional import log_softmax
+from transparity_numpy.arithmetic.functional import log_softmax, softmax
 
 
 def whole_model_faults(config: TransformerConfig) -> Iterator[Fault]:
@@ -61,10 +61,16 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if site == "logits" and config.head == "logits":
         for name, description, shifted in LOGIT_SHIFTS:
             yield Fault("logit-shift", name, description, patch=partial(_shifted, shifted))
+        description = "probabilities, the softmax of the logits, are returned: return the logits, without softmax"
+        yield Fault("probabilities", "softmax", description, patch=partial(_shifted, softmax))
 
 
 LOGIT_SHIFTS: tuple[tuple[str, str, Callable[[Value], Value]], ...] = (
-    ("log-softmax", "log-softmax of the logits is returned", log_softmax),
+    (
+        "log-softmax",
+        "log-probabilities, the log-softmax of the logits, are returned: return the logits, without log_softmax",
+        log_softmax,
+    ),
     ("largest 0", "each row is shifted so that its largest logit is 0", lambda x: x - x.max(-1, keepdims=True)),
     ("mean 0", "each row is shifted so that its mean is 0", lambda x: x - x.mean(-1, keepdims=True)),
 )

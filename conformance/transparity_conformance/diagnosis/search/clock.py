@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import threading
 import time
-from collections.abc import Iterable, Iterator, Sized
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sized
+from typing import Any, Protocol, TypeVar
 
-BUDGET = 15.0
-"""Seconds: half of the 30 s in which a check ends whose divergence has no name."""
+BUDGET = 30.0
+"""Seconds in which the search ends at a divergence that has no name."""
+
+STEP = 0.1
+"""Seconds between two announcements of progress."""
 
 Candidate = TypeVar("Candidate", covariant=True)
 
@@ -24,23 +30,32 @@ class Clock:
     """The time left, and the candidates that were tried until it ran out.
 
     Processor time of this thread: on a busy machine the same candidates are tried as on an idle one.
+
+    Args:
+        seconds: the time for the search.
+        watch: is told of its progress, in candidates and seconds.
     """
 
-    def __init__(self, seconds: float = BUDGET) -> None:
+    def __init__(self, seconds: float = BUDGET, watch: Callable[[str, int, int], None] | None = None) -> None:
         self.seconds, self.end = seconds, time.thread_time() + seconds
         self.tried = self.planned = 0
-        self.ran_out = False
+        self.ran_out = self.is_interrupted = False
+        self.watch, self.told = watch, 0.0
 
     @property
     def left(self) -> float:
-        """Seconds until it runs out; 0 if it has."""
-        return max(self.end - time.thread_time(), 0.0)
+        """Seconds until it runs out; 0 if it has, or was interrupted."""
+        return 0.0 if self.is_interrupted else max(self.end - time.thread_time(), 0.0)
 
     def check(self) -> None:
         """Raise `OutOfTime` if no time is left."""
-        if time.thread_time() > self.end:
+        if self.is_interrupted or time.thread_time() > self.end:
             self.ran_out = True
             raise OutOfTime
+        spent = self.seconds - self.left
+        if self.watch is not None and spent > self.told:
+            self.told = spent + STEP
+            self.watch(f"looking for causes, {self.tried:,} candidates tried", int(spent), int(self.seconds))
 
     def each(self, candidates: Candidates[Candidate]) -> Iterator[Candidate]:
         """Yield every candidate and count it as tried."""
@@ -50,12 +65,33 @@ class Clock:
             yield candidate
             self.tried += 1
 
+    @contextlib.contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """End the search at Ctrl-C, as if its time were over; a second one is raised as ever.
+
+        Python delivers Ctrl-C to the main thread, and there only if it has a handler.
+        """
+        handler = signal.getsignal(signal.SIGINT)
+        if threading.current_thread() is not threading.main_thread() or not callable(handler):
+            yield
+            return
+
+        def interrupt(number: int, frame: Any) -> None:
+            self.is_interrupted = True
+            signal.signal(signal.SIGINT, handler)
+
+        signal.signal(signal.SIGINT, interrupt)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, handler)
+
     @property
     def note(self) -> str:
         """The state in which the search ended, as a sentence; empty if it came to its end."""
         if not self.ran_out:
             return ""
-        return (
-            f"the search for causes ended after {self.seconds:g} s; {self.tried:,} of {self.planned:,} candidates "
-            "tried: what is unexplained may have a name (--budget SECONDS searches longer)"
-        )
+        tried = f"{self.tried:,} of {self.planned:,} candidates tried: what is unexplained may have a name"
+        if self.is_interrupted:
+            return f"the search for causes was interrupted; {tried}"
+        return f"the search for causes ended after {self.seconds:g} s; {tried} (--budget SECONDS searches longer)"

@@ -49,23 +49,35 @@ class Heard:
 NOT_ASKED = Heard({})
 
 
+def wrong_logits(probes: Mapping[str, Probe], actual: Actual, dtype: str) -> Divergence | None:
+    """The divergence of the logits on the probe where it is largest; None if they are right, or of another shape."""
+    worst = Divergence("logits", 0.0, 1.0)
+    for key, taps in actual.items():
+        oracle, logits = probes[key].oracle, taps["logits"]
+        if logits.shape == oracle.expected["logits"].shape:
+            error = judged_gap(probes[key], "logits", logits, oracle.expected["logits"])
+            budget = oracle.budget("logits", dtype)
+            if share(error, budget) > share(worst.error, worst.budget):
+                worst = Divergence("logits", error, budget, probe=probes[key].name)
+    return worst if share(worst.error, worst.budget) > 1 else None
+
+
 def hear(
-    forwards: Forwards, probes: Mapping[str, Probe], actual: Actual, dtype: str, budget: float, progress: Progress
+    forwards: Forwards, probes: Mapping[str, Probe], actual: Actual, dtype: str, clock: Clock, progress: Progress
 ) -> Heard:
     """Listen to a port whose logits are wrong, and which shows nothing else.
 
     Args:
         actual: what the port showed on each probe, its logits among it.
-        budget: seconds for finding what lies behind faults.
+        clock: the time for finding what lies behind faults.
     """
     first = next(iter(probes.values()))
-    shows_taps = any(len(taps) > 1 for taps in actual.values())
-    if shows_taps or not any(_is_wrong(probes[key], taps["logits"], dtype) for key, taps in actual.items()):
+    if any(len(taps) > 1 for taps in actual.values()):
         return NOT_ASKED
     if first.is_large:
         return Heard({}, ("the port was not listened to, for the model is large; with taps of its own, more is found",))
     try:
-        return _heard(forwards, probes, actual, dtype, Clock(budget), progress)
+        return _heard(forwards, probes, actual, dtype, clock, progress)
     except PortProcessError:
         raise
     except PortError as error:
@@ -104,13 +116,6 @@ def aligned_probe(probe: Probe) -> Probe:
     return dataclasses.replace(probe, name="aligned", purpose="one row without padding", inputs=inputs)
 
 
-def _is_wrong(probe: Probe, logits: np.ndarray, dtype: str) -> bool:
-    expected = probe.oracle.expected["logits"]
-    if logits.shape != expected.shape:
-        return False  # there is no number to explain
-    return share(judged_gap(probe, "logits", logits, expected), probe.oracle.budget("logits", dtype)) > 1
-
-
 def _found(plan: Plan, probe: Probe) -> str:
     taps = list(probe.oracle.expected)
     absent = [tap for tap in taps if tap not in plan.matches]
@@ -124,6 +129,13 @@ def with_lines(report: Report, heard: Heard, probes: Mapping[str, Probe]) -> Rep
     faulty = {fault.where for fault in report.faults}
     faults = tuple(_with_line(fault, heard, probes, faulty) for fault in report.faults)
     return dataclasses.replace(report, faults=faults, notes=(*report.notes, *heard.notes))
+
+
+def with_first_line(report: Report, heard: Heard, probes: Mapping[str, Probe]) -> Report:
+    """Add the line to the first divergence alone, which is quick."""
+    faulty = {fault.where for fault in report.faults}
+    faults = tuple(_with_line(fault, heard, probes, faulty) for fault in report.faults[:1])
+    return dataclasses.replace(report, faults=(*faults, *report.faults[1:]))
 
 
 def _with_line(fault: Divergence, heard: Heard, probes: Mapping[str, Probe], faulty: set[str]) -> Divergence:

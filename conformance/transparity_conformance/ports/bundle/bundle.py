@@ -18,8 +18,8 @@ from transparity.presets import preset
 from transparity.taps import tap_shapes
 from transparity_conformance.capabilities.capability import ForwardPass
 from transparity_conformance.checkpoints.files import BundleError
-from transparity_conformance.diagnosis.judge import Progress, judge
-from transparity_conformance.diagnosis.search.clock import BUDGET
+from transparity_conformance.diagnosis.judge import Located, Progress, judge, untold
+from transparity_conformance.diagnosis.search.clock import BUDGET, Clock
 from transparity_conformance.oracle.budgets import RULES
 from transparity_conformance.oracle.probes import Probe, probes_of
 from transparity_conformance.ports.bundle.judge import judge_sections
@@ -109,6 +109,8 @@ def judge_bundle(
     progress: Progress | None = None,
     stopped: bool = False,
     budget: float = BUDGET,
+    port: str = "",
+    located: Located = untold,
 ) -> Report:
     """Judge what a port wrote for a bundle; a tensor that is missing is no fault of one that was `stopped`."""
     flat = {f"{group}/{name}": value for group, tensors in outputs.items() for name, value in tensors.items()}
@@ -120,7 +122,15 @@ def judge_bundle(
     name, dtype = bundle.name, bundle.dtype
     with np.errstate(all="ignore"):  # a stranger may have written numbers of any size
         report = judge(
-            name, bundle.probes, taps, dtype=dtype, logits_only=logits_only, progress=progress, budget=budget
+            name,
+            bundle.probes,
+            taps,
+            port=port,
+            dtype=dtype,
+            logits_only=logits_only,
+            progress=progress,
+            clock=Clock(budget, progress),
+            located=located,
         )
         report = covered(report, bundle.config, [bundle.probes[probe] for probe in taps])
         logits = {probe: tensors["logits"] for probe, tensors in taps.items() if "logits" in tensors}

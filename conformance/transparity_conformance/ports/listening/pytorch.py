@@ -48,6 +48,11 @@ def _listener(record: Record) -> Any:
         def __init__(self) -> None:
             super().__init__()  # type: ignore[no-untyped-call]
 
+        @classmethod
+        def _should_skip_dynamo(cls) -> bool:
+            """Return whether PyTorch has to keep its compiler out of this mode, for which it would import it (seconds)."""
+            return "torch._dynamo" in sys.modules
+
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             return heard(record, func, args, kwargs or {})
 

@@ -18,7 +18,7 @@ import numpy as np
 from transparity_conformance.capabilities.stranger import PortError, PortProcessError
 from transparity_conformance.diagnosis.judge import Progress
 from transparity_conformance.diagnosis.probe_result import error_profile
-from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.oracle.probes import Probe, in_other_sizes
 from transparity_conformance.oracle.reach.models import WITHOUT_LIMIT, ReachModel, ReachProbe
 from transparity_conformance.ports.process.running import Port, built, run
 from transparity_conformance.report.comparison import difference, share
@@ -177,22 +177,35 @@ class Ran:
     reached: Reached
     forwards: dict[int, Callable[..., Any]]
     """The built port, by the identity of the parameters."""
+    probes: dict[str, Probe]
+    """The probes that ran; one whose sizes the port refused has others."""
 
 
 def run_all(build: Port, probes: Mapping[str, Probe], progress: Progress, *, logits_only: bool) -> Ran:
-    """Run a port on every probe; a model of other sizes than the first probe's may be refused."""
+    """Run a port on every probe; a model of other sizes than the first probe's may be refused, and then further sizes
+    are tried."""
     first = next(iter(probes.values()))
     forwards = {id(first.parameters): built(build, first)}
-    ran = Ran({}, forwards[id(first.parameters)], Reached(), forwards)
+    ran = Ran({}, forwards[id(first.parameters)], Reached(), forwards, {})
     for done, (key, probe) in enumerate(probes.items()):
         progress("running the port", done, len(probes))
         is_derived = probe.config != first.config
-        if id(probe.parameters) not in forwards:
-            made = build_model(build, probe, f"probe {key}", ran.reached, is_derived=is_derived)
-            if made is None:
-                continue
-            forwards[id(probe.parameters)] = made
-        taps = call_model(forwards[id(probe.parameters)], probe, ran.reached, is_derived, logits_only=logits_only)
-        if taps is not None:
-            ran.actual[key] = taps
+        others = in_other_sizes(probe, first.config) if is_derived else ()
+        for size in (probe, *others) if id(probe.parameters) not in forwards else (probe,):
+            if _built(build, key, size, ran, is_derived=is_derived):
+                taps = call_model(forwards[id(size.parameters)], size, ran.reached, is_derived, logits_only=logits_only)
+                if taps is not None:
+                    ran.actual[key], ran.probes[key] = taps, size
+                break
     return ran
+
+
+def _built(build: Port, key: str, probe: Probe, ran: Ran, *, is_derived: bool) -> bool:
+    """Build the port for a probe, if it has not been; return whether it could be."""
+    if id(probe.parameters) not in ran.forwards:
+        said = f"probe {key} (embed_dim {probe.config.embed_dim}, feed_forward_dim {probe.config.feed_forward_dim})"
+        made = build_model(build, probe, said, ran.reached, is_derived=is_derived)
+        if made is None:
+            return False
+        ran.forwards[id(probe.parameters)] = made
+    return True

@@ -43,6 +43,7 @@ def with_reach(report: Report, reached: Reached, config: TransformerConfig, prob
         first_divergence="logits",
         faults=(*report.faults, fault),
         claims=(*report.claims, claim),
+        not_compared=(*report.not_compared, *reached.refused, *reached.failed),
         notes=(*report.notes, boundary(reached)),
         coverage=coverage,
     )

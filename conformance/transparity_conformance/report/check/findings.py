@@ -119,6 +119,14 @@ def sentence(report: Report) -> str:
     return ". Then: ".join(parts) + "." + (" Nothing else differs." if is_explained else "")
 
 
+def located(report: Report) -> str:
+    """Where a port diverges, before causes are sought: `DIVERGES at decoder.layers.0.output, my.py:7 `x + y`.`"""
+    found = findings(report)[0]
+    line = "".join(f", {line.place} `{line.code}`" for line in found.lines[:1])
+    size = f" ({format_share(found.share)} its budget)" if math.isfinite(found.worst.error) else ""
+    return f"DIVERGES at {found.faults[0].where}{line}{size}; looking for causes …"
+
+
 def _inconclusive(report: Report) -> str:
     if not report.measured:
         return "Nothing was compared."

@@ -35,10 +35,12 @@ def headline(reports: Sequence[Report]) -> dict[str, str]:
     verdicts: list[str] = [report.verdict for report in reports]
     worst = next((verdict for verdict in SINGULAR if verdict in verdicts), "inconclusive")
     if len(reports) == 1:
-        return {"verdict": worst, "text": f"{reports[0].preset} {SINGULAR[worst]}"}
+        return {"verdict": worst, "text": f"{reports[0].title} {SINGULAR[worst]}"}
     number = verdicts.count(worst)
     of = f"All {number}" if number == len(reports) else f"{number} of {len(reports)}"
-    text = f"{of} {(SINGULAR if number == 1 else PLURAL)[worst]}" if reports else "Nothing was checked"
+    ports = {report.port for report in reports}
+    begins = f"{ports.pop()}: " if len(ports) == 1 and "" not in ports else ""
+    text = f"{begins}{of} {(SINGULAR if number == 1 else PLURAL)[worst]}" if reports else "Nothing was checked"
     return {"verdict": worst, "text": text}
 
 

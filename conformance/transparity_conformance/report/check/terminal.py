@@ -44,9 +44,7 @@ def as_text(reports: Sequence[Report], width: int = 100) -> str:
 
 def _parts(view: CheckView) -> Iterator[RenderableType]:
     report = view.report
-    yield Text.assemble(
-        (f"{report.preset} ({report.dtype}) ", "bold"), (report.verdict.upper(), STYLES[report.verdict])
-    )
+    yield Text.assemble((f"{report.title} ({report.dtype}) ", "bold"), (report.verdict.upper(), STYLES[report.verdict]))
     yield Text(view.sentence)
     if view.coverage:
         yield hanging("Covers ", view.coverage)

@@ -65,10 +65,19 @@ def check_view(report: Report) -> CheckView:
         worst_sentence="" if is_told else f"{worst[:1].upper()}{worst[1:]}.",
         first_divergence="" if is_named else report.first_divergence or "",
         claims=[_claim(claim) for claim in report.claims],
-        lists={"Not compared": report.not_compared, "Notes": report.notes},
+        lists={"Not compared": one_line_a_reason(report.not_compared), "Notes": report.notes},
         compared=count(len(report.measured), "comparison"),
         coverage=report.coverage.line,
     )
+
+
+def one_line_a_reason(lines: Sequence[str]) -> list[str]:
+    """The lines `NAME: REASON`, those of one reason as one: `loss, generate: the port does not offer it`."""
+    names: dict[str, list[str]] = {}
+    for line in lines:
+        name, colon, reason = line.partition(": ")
+        names.setdefault(reason if colon else line, []).append(name if colon else "")
+    return [f"{', '.join(named)}: {reason}" if named[0] else reason for reason, named in names.items()]
 
 
 def _claim(claim: ClaimResult) -> ShownClaim:

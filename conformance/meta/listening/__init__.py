@@ -1,0 +1,1 @@
+"""What listening costs."""

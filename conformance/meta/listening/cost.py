@@ -1,0 +1,156 @@
+"""Measure what listening costs: `python -m meta.listening.cost [--size probe|gpt2] [--framework pytorch|jax|numpy]`.
+
+One GPT-2 in each framework, at a probe's size and at 12 layers with 128 positions: the time of its own eager pass, of a
+pass that is listened to, and the bytes of the values that were recorded beside those of the taps. A listened pass may
+take three eager passes and 2 s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity.taps import tap_shapes
+from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.oracle.probes import probe_parameters
+from transparity_conformance.ports.listening.listen import listen
+
+PASSES, SECONDS = 3, 2.0
+"""The target: at most this many eager passes, and this much besides."""
+
+GPT2 = TransformerConfig(
+    architecture="decoder",
+    target_vocab_size=50257,
+    max_length=128,
+    embed_dim=768,
+    num_heads=12,
+    num_decoder_layers=12,
+    feed_forward_dim=3072,
+    norm_position="pre",
+    final_norm=True,
+    activation="gelu",
+    tied_head=True,
+    head_bias=False,
+)
+
+SIZES = {"probe": (GPT2.resized(), 8, 9), "gpt2": (GPT2, 1, 128)}
+"""The configuration, the rows and the length."""
+
+FRAMEWORKS = {"pytorch": "torch", "jax": "jax.numpy", "numpy": "numpy"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """What one pass costs."""
+
+    eager: float
+    listened: float
+    """Seconds, the best of several."""
+    operations: int
+    recorded: int
+    """Bytes of all recorded values."""
+    taps: int
+    """Bytes of the reference's taps in float64."""
+
+    @property
+    def is_within(self) -> bool:
+        return self.listened <= PASSES * self.eager + SECONDS
+
+
+class Model:
+    """GPT-2 as a textbook writes it, in the arrays of a framework `xp`."""
+
+    def __init__(self, config: TransformerConfig, parameters: Arrays, xp: Any) -> None:
+        self.c, self.xp = config, xp
+        make = xp.tensor if hasattr(xp, "tensor") else xp.asarray
+        self.p = {name: make(value) for name, value in parameters.items()}
+        self.make = make
+
+    def dense(self, name: str, x: Any) -> Any:
+        return x @ self.p[f"{name}.weight"].T + self.p[f"{name}.bias"]
+
+    def norm(self, name: str, x: Any) -> Any:
+        mean = x.mean(-1)[..., None]
+        variance = ((x - mean) ** 2).mean(-1)[..., None]
+        return (x - mean) / self.xp.sqrt(variance + self.c.norm_eps) * self.p[f"{name}.weight"] + self.p[f"{name}.bias"]
+
+    def heads(self, x: Any) -> Any:
+        return self.xp.swapaxes(x.reshape(*x.shape[:-1], self.c.num_heads, -1), 1, 2)
+
+    def attend(self, at: str, x: Any) -> Any:
+        xp, length = self.xp, x.shape[1]
+        query, key, value = (self.heads(self.dense(f"{at}.{name}", x)) for name in ("query", "key", "value"))
+        scores = query @ xp.swapaxes(key, -1, -2) / math.sqrt(query.shape[-1])
+        scores = xp.where(self.make(np.tri(length, dtype=bool)), scores, -math.inf)
+        weights = xp.exp(scores - self.largest(scores))
+        weights = weights / weights.sum(-1)[..., None]
+        return self.dense(f"{at}.output", xp.swapaxes(weights @ value, 1, 2).reshape(x.shape))
+
+    def largest(self, x: Any) -> Any:
+        return self.xp.amax(x, -1)[..., None]
+
+    def feed(self, at: str, x: Any) -> Any:
+        x = self.dense(f"{at}.up", x)
+        x = 0.5 * x * (1 + self.xp.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+        return self.dense(f"{at}.down", x)
+
+    def __call__(self, tokens: np.ndarray) -> Any:
+        embedding = self.p["decoder.token_embedding.weight"]
+        x = embedding[self.make(tokens)] + self.p["decoder.position_embedding.weight"][: tokens.shape[1]]
+        for i in range(self.c.num_decoder_layers):
+            at = f"decoder.layers.{i}"
+            x = x + self.attend(f"{at}.self_attention", self.norm(f"{at}.self_attention_norm", x))
+            x = x + self.feed(f"{at}.feed_forward", self.norm(f"{at}.feed_forward_norm", x))
+        return self.finished(self.norm("decoder.final_norm", x) @ embedding.T)
+
+    def finished(self, logits: Any) -> Any:
+        return logits.block_until_ready() if hasattr(logits, "block_until_ready") else logits
+
+
+def cost(framework: str, size: str) -> Cost:
+    """Measure one framework at one size."""
+    config, rows, length = SIZES[size]
+    model = Model(config, probe_parameters(config), importlib.import_module(FRAMEWORKS[framework]))
+    tokens = np.random.default_rng(0).integers(0, config.target_vocab_size or 1, (rows, length))
+    model(tokens)
+    eager = min(_seconds(lambda: model(tokens)) for _ in range(PASSES))
+    listened, operations = math.inf, []
+    for _ in range(PASSES):
+        began = time.perf_counter()
+        _, operations = listen(lambda: model(tokens), framework)
+        listened = min(listened, time.perf_counter() - began)
+    taps = sum(map(math.prod, tap_shapes(config, rows, tokens=length).values()))
+    return Cost(eager, listened, len(operations), sum(each.value.nbytes for each in operations), 8 * taps)
+
+
+def _seconds(call: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--size", choices=SIZES)
+    parser.add_argument("--framework", choices=FRAMEWORKS)
+    asked = parser.parse_args()
+    for size in [asked.size] if asked.size else SIZES:
+        for framework in [asked.framework] if asked.framework else FRAMEWORKS:
+            found = cost(framework, size)
+            print(  # noqa: T201
+                f"{size} {framework}: eager {found.eager:.4f} s, listened {found.listened:.4f} s "
+                f"({found.listened / found.eager:.1f} ×), {found.operations} operations, {found.recorded / 1e6:.1f} MB "
+                f"recorded ({found.recorded / found.taps:.1f} × the taps), {'within' if found.is_within else 'BEYOND'}"
+            )
+
+
+if __name__ == "__main__":
+    main()

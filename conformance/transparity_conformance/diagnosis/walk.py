@@ -24,7 +24,7 @@ from transparity_conformance.diagnosis.resume import Start, depth, start_at
 from transparity_conformance.oracle.budgets import RULES, epsilon, rounded
 from transparity_conformance.oracle.oracle import Arrays, neighbour
 from transparity_conformance.oracle.probes import Probe
-from transparity_conformance.oracle.tables import built_in_float32
+from transparity_conformance.oracle.rounding.variants import variant
 from transparity_conformance.report.comparison import gap
 from transparity_numpy.transformer import transformer
 
@@ -86,8 +86,8 @@ def walk(
     computed: Arrays = {} if base is None else dict(base.computed)
     tap = start.tap(_walking(state, computed, recorded, hypotheses, dtype, until))
     tokens: dict[str, Any] = dict(probe.inputs)
-    tables = built_in_float32(index) if dtype != "float64" else contextlib.nullcontext()
-    with np.errstate(all="ignore"), contextlib.suppress(Reached), tables:
+    computing = variant(index) if dtype != "float64" else contextlib.nullcontext()
+    with np.errstate(all="ignore"), contextlib.suppress(Reached), computing:
         transformer(start.shorter, start.shortened(state.parameters), tap=tap, **tokens)
     return computed
 

@@ -68,9 +68,10 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     for other in _neighbours(config, site):
         name = site.rpartition(".")[2]
         yield from _taken(name, other)
-    if config.norm != "batch" or is_head_norm(site):
-        for factor in (2.0, 0.5):
-            yield _scaled_input(factor)
+    # a norm by its input's own statistics, which only eps tells from a scale
+    ties = ("norm-eps",) if config.norm != "batch" or is_head_norm(site) else ()
+    for factor in (2.0, 0.5):
+        yield _scaled_input(factor, ties)
 
 
 def _taken(name: str, other: str) -> Iterator[Fault]:
@@ -89,10 +90,10 @@ def _beside(name: str, site: str) -> str:
     return f"{site.rpartition('.')[0]}.{name}"
 
 
-def _scaled_input(factor: float) -> Fault:
+def _scaled_input(factor: float, ties: tuple[str, ...]) -> Fault:
     says = f"what this norm is given is {factor:g} × ours"
     settings = {"factor": factor}
-    return Fault("norm-input-scale", f"{factor:g}", says, formula=_normed, settings=settings, equivalents=("norm-eps",))
+    return Fault("norm-input-scale", f"{factor:g}", says, formula=_normed, settings=settings, equivalents=ties)
 
 
 def _formed(identity: str, variant: str, description: str, **settings: Any) -> Fault:

@@ -11,13 +11,13 @@ from transparity_conformance.diagnosis.search.clock import Clock, OutOfTime
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
-from transparity_conformance.ports.alignment.candidates import Candidates, Match
 from transparity_conformance.ports.alignment.flow import Flow, flow_of, perturbed
 from transparity_conformance.ports.alignment.gaps import between
 from transparity_conformance.ports.alignment.known_faults import behind_faults, made_by_a_fault
 from transparity_conformance.ports.alignment.layers import repeated
-from transparity_conformance.ports.alignment.layout import Layout
 from transparity_conformance.ports.alignment.rearranged import rearranged
+from transparity_conformance.ports.alignment.values.candidates import Candidates, Match
+from transparity_conformance.ports.alignment.values.layout import Layout
 
 
 def align(probe: Probe, candidates: Candidates, clock: Clock) -> dict[str, Match]:

@@ -10,7 +10,7 @@ import numpy as np
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
-from transparity_conformance.ports.alignment.candidates import Candidates, Match
+from transparity_conformance.ports.alignment.values.candidates import Candidates, Match
 
 
 @dataclass(frozen=True)

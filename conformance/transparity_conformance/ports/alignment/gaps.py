@@ -14,9 +14,9 @@ import numpy as np
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
-from transparity_conformance.ports.alignment.candidates import Candidates, Match
 from transparity_conformance.ports.alignment.flow import Flow, dependents
-from transparity_conformance.ports.alignment.layout import Layout, layouts
+from transparity_conformance.ports.alignment.values.candidates import Candidates, Match
+from transparity_conformance.ports.alignment.values.layout import Layout, layouts
 
 
 def between(

@@ -12,9 +12,9 @@ from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.diagnosis.walk import Impossible, walk
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
-from transparity_conformance.ports.alignment.candidates import Candidates, Match
 from transparity_conformance.ports.alignment.flow import Flow
 from transparity_conformance.ports.alignment.intermediate import intermediates
+from transparity_conformance.ports.alignment.values.candidates import Candidates, Match
 
 
 def behind_faults(

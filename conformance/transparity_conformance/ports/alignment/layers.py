@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.ports.alignment.candidates import Candidates, Match
 from transparity_conformance.ports.alignment.flow import Flow
+from transparity_conformance.ports.alignment.values.candidates import Candidates, Match
 
 LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.(.*)")
 

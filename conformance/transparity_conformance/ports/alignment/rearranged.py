@@ -10,10 +10,10 @@ from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
-from transparity_conformance.ports.alignment.candidates import Candidates, Match
 from transparity_conformance.ports.alignment.flow import Flow, dependents
 from transparity_conformance.ports.alignment.known_faults import behind_faults, made_by_a_fault
-from transparity_conformance.ports.alignment.layout import layouts
+from transparity_conformance.ports.alignment.values.candidates import Candidates, Match
+from transparity_conformance.ports.alignment.values.layout import layouts
 
 
 def rearranged(

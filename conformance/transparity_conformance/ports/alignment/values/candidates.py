@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from transparity_conformance.ports.alignment.layout import Layout, layouts
+from transparity_conformance.ports.alignment.values.layout import Layout, layouts
 
 HALF_OF_THE_DIGITS = 0.5
 """Two arrays are the same activation if they agree in half of the digits of the precision: rounding costs fewer, and

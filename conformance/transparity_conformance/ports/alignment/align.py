@@ -11,7 +11,7 @@ from transparity_conformance.diagnosis.search.clock import Clock, OutOfTime
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
-from transparity_conformance.ports.alignment.flow import Flow, flow_of, perturbed
+from transparity_conformance.ports.alignment.flow import Flow, flow_of
 from transparity_conformance.ports.alignment.gaps import between
 from transparity_conformance.ports.alignment.known_faults import behind_faults, made_by_a_fault
 from transparity_conformance.ports.alignment.layers import repeated
@@ -36,11 +36,14 @@ def align(probe: Probe, candidates: Candidates, clock: Clock) -> dict[str, Match
     ours = walk(probe, {})
     shape = ours["logits"].shape
     found["logits"] = Match(answer, Layout(shape, shape, tuple(range(len(shape)))))
-    lost = _without_consequence(probe, candidates, found, by_value - {"logits"})
+    lost = _without_consequence(flow, found, by_value - {"logits"})
     same = {tap: repeated(probe.config, candidates, found, tap, flow) for tap in lost}
     found |= {tap: match for tap, match in same.items() if match}
     lost = [tap for tap in lost if tap not in found]
-    found |= between(probe, recorded(candidates, found), candidates, found, lost, flow)
+    guessed = between(probe, recorded(candidates, found), candidates, found, lost, flow)
+    with contextlib.suppress(OutOfTime):
+        _fill(probe, candidates, found, {tap: guessed.get(tap) for tap in lost}, flow, clock)
+    found = guessed | found
     return {tap: found[tap] for tap in ours if tap in found}
 
 
@@ -49,10 +52,10 @@ def _alternate(
 ) -> None:
     """Add to `found` what has the reference's numbers, and then the tap behind which more of them will have."""
     while True:
-        equal = _equal(walk(probe, recorded(candidates, found)), candidates, found)
-        by_value |= set(equal)
-        found |= equal
-        lost = _without_consequence(probe, candidates, found, set(found))
+        while equal := _equal(walk(probe, recorded(candidates, found)), candidates, found):
+            by_value |= set(equal)
+            found |= equal
+        lost = _without_consequence(flow, found, found)
         if not lost:
             return
         resumed = rearranged(probe, recorded(candidates, found), candidates, found, lost[0], flow, clock)
@@ -60,6 +63,25 @@ def _alternate(
         if not resumed:
             return
         found |= resumed
+
+
+def _fill(
+    probe: Probe,
+    candidates: Candidates,
+    found: dict[str, Match],
+    guessed: Mapping[str, Match | None],
+    flow: Flow,
+    clock: Clock,
+) -> None:
+    """Add the taps between faults to `found`: those with the numbers of one fault, the others as they are `guessed`."""
+    for tap, guess in guessed.items():
+        values = recorded(candidates, found)
+        ours = walk(probe, values, until=tap)[tap]
+        faulty = behind_faults(probe, values, candidates, found, tap, flow, clock)
+        match = candidates.nearest(ours, may_be=lambda index, tap=tap: flow.admits(tap, index, candidates, found))  # type: ignore[misc]
+        match = match or made_by_a_fault(probe, values, candidates, faulty, tap) or guess
+        if match is not None:
+            found[tap] = match
 
 
 def recorded(candidates: Candidates, found: Mapping[str, Match]) -> Arrays:
@@ -73,21 +95,13 @@ def _equal(ours: Mapping[str, np.ndarray], candidates: Candidates, found: Mappin
     return {tap: match for tap, match in nearest.items() if match}
 
 
-def _without_consequence(
-    probe: Probe, candidates: Candidates, found: Mapping[str, Match], confirming: Collection[str]
-) -> list[str]:
+def _without_consequence(flow: Flow, found: Collection[str], confirming: Collection[str]) -> list[str]:
     """The taps that were not found and from which no `confirming` tap is made, in order."""
-    values = recorded(candidates, found)
-    ours = walk(probe, values)
-    lost = []
-    for tap in ours:
-        if tap not in found:
-            moved = walk(probe, values | {tap: perturbed(ours[tap])})
-            if not any(
-                name in confirming and not np.array_equal(moved[name], ours[name], equal_nan=True) for name in ours
-            ):
-                lost.append(tap)
-    return lost
+    confirmed: dict[str, bool] = {}
+    for tap in reversed([*flow.outputs]):
+        outputs = flow.outputs[tap]
+        confirmed[tap] = any(name in confirming or (name not in found and confirmed[name]) for name in outputs)
+    return [tap for tap in flow.outputs if tap not in found and not confirmed[tap]]
 
 
 def _resume(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -19,6 +20,20 @@ class Flow:
 
     inputs: Mapping[str, frozenset[str]]
     outputs: Mapping[str, frozenset[str]]
+
+    @functools.cached_property
+    def behind(self) -> Mapping[str, frozenset[str]]:
+        """All taps that are made from each tap."""
+        found: dict[str, frozenset[str]] = {}
+        for tap in reversed([*self.outputs]):
+            found[tap] = self.outputs[tap].union(*(found.get(name, frozenset()) for name in self.outputs[tap]))
+        return found
+
+    def leads_on(self, tap: str, index: int, candidates: Candidates, found: Mapping[str, Match]) -> bool:
+        """Return whether a value leads to nothing but what is made from `tap`; of equal values one is on its way."""
+        return all(
+            name in self.behind[tap] or not candidates.leads_to(index, match.index) for name, match in found.items()
+        )
 
     def admits(self, tap: str, index: int, candidates: Candidates, found: Mapping[str, Match]) -> bool:
         """Return whether a value may be `tap`, given the values of those in front of it and behind it.

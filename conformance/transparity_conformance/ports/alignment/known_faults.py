@@ -32,11 +32,18 @@ def behind_faults(
         values: the port's values at the taps that were `found`.
         clock: the time that is left.
     """
+
+    def admitted(index: int) -> bool:
+        return flow.admits(tap, index, candidates, found)
+
+    def on_its_way(index: int) -> bool:
+        return admitted(index) and flow.leads_on(tap, index, candidates, found)
+
     matches: dict[int, Match] = {}
     for value in _faulty(probe, values, tap, clock):
-        match = candidates.nearest(value)
-        if match is not None and match.index not in matches and flow.admits(tap, match.index, candidates, found):
-            matches[match.index] = match
+        match = candidates.nearest(value, may_be=on_its_way) or candidates.nearest(value, may_be=admitted)
+        if match is not None:
+            matches.setdefault(match.index, match)
     return matches
 
 
@@ -50,6 +57,16 @@ def made_by_a_fault(
         if not any(candidates.is_same(sketch, each) for each in right if each.size == sketch.size):
             return matches[index]
     return None
+
+
+def is_reached(
+    probe: Probe, values: Arrays, candidates: Candidates, found: Mapping[str, Match], tap: str, flow: Flow, clock: Clock
+) -> bool:
+    """Return whether `tap`, right or with one fault, is among the port's values."""
+    if candidates.nearest(walk(probe, values, until=tap)[tap]):
+        return True
+    faulty = behind_faults(probe, values, candidates, found, tap, flow, clock)
+    return made_by_a_fault(probe, values, candidates, faulty, tap) is not None
 
 
 def _faulty(probe: Probe, values: Arrays, tap: str, clock: Clock) -> Iterator[np.ndarray]:

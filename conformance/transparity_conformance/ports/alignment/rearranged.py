@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from transparity_conformance.diagnosis.search.clock import Clock
@@ -11,7 +9,7 @@ from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.ports.alignment.flow import Flow, dependents
-from transparity_conformance.ports.alignment.known_faults import behind_faults, made_by_a_fault
+from transparity_conformance.ports.alignment.known_faults import is_reached
 from transparity_conformance.ports.alignment.values.candidates import Candidates, Match
 from transparity_conformance.ports.alignment.values.layout import layouts
 
@@ -39,20 +37,10 @@ def rearranged(
         others = {tap: match.layout.to_ours(candidates.values[match.index]) for tap, match in moved.items()}
         behind = {lost}.union(*(flow.outputs[tap] for tap in moved))
         if moved and all(
-            _is_reached(probe, values | others, candidates, found | moved, tap, flow, clock) for tap in behind
+            is_reached(probe, values | others, candidates, found | moved, tap, flow, clock) for tap in behind
         ):
             return moved
     return {}
-
-
-def _is_reached(
-    probe: Probe, values: Arrays, candidates: Candidates, found: Mapping[str, Match], tap: str, flow: Flow, clock: Clock
-) -> bool:
-    """Return whether `tap`, right or with one fault, is among the port's values."""
-    if candidates.nearest(walk(probe, values, until=tap)[tap]):
-        return True
-    faulty = behind_faults(probe, values, candidates, found, tap, flow, clock)
-    return made_by_a_fault(probe, values, candidates, faulty, tap) is not None
 
 
 def _misplaced(ours: np.ndarray, candidates: Candidates, match: Match, is_any: bool) -> Match | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -68,8 +68,10 @@ class Candidates:
         largest = float(np.abs(expected[np.isfinite(expected)]).max(initial=0.0))
         return _within(found, expected, self.tolerance * largest)
 
-    def nearest(self, ours: np.ndarray, after: int = -1) -> Match | None:
-        """The operation behind `after` whose value is `ours`, the nearest, and of several the first."""
+    def nearest(
+        self, ours: np.ndarray, after: int = -1, may_be: Callable[[int], bool] = lambda index: True
+    ) -> Match | None:
+        """The operation behind `after` whose value is `ours`, if it `may_be`; the nearest, and of several the first."""
         finite = ours[np.isfinite(ours)]
         if not finite.size:  # NaN alone tells nothing
             return None
@@ -77,6 +79,8 @@ class Candidates:
         best: Match | None = None
         for index in self.by_size.get(ours.size, ()):
             if index <= after or not _within(self.sketch(index), expected, self.tolerance * largest):
+                continue
+            if not may_be(index):
                 continue
             for layout in layouts(ours.shape, self.values[index].shape, self.heads):
                 distance = _distance(layout.to_ours(self.values[index]), ours, largest)

@@ -121,6 +121,8 @@ def _checked(build: Port, asked: Asked, progress: Progress) -> Report:
     is_steady = repeated.verdict == "agrees" and not logits_only
     heard = hear(ran.forwards, probes, ran.actual, dtype, asked.budget, progress) if is_steady else NOT_ASKED
     report = _judged(asked, probes, ran.actual, heard, options)
+    if ran.raised is not None and report.verdict != "diverges":  # what is wrong elsewhere may be why
+        raise ran.raised
     preset = asked.preset if asked.config is None else None
     report = _with_reach(report, build, ran, probes, preset, asked.parameters, progress)
     sharing = {key: probe for key, probe in probes.items() if probe.parameters is first.parameters}

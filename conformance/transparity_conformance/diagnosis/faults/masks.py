@@ -78,15 +78,21 @@ def weighed(change: Change, state: WalkState, site: str, value: Value) -> Value:
     return attention_weights(scores_at(state, site), mask, state.config.masked_score)
 
 
-def blinded(change: Change, state: WalkState, site: str, value: Value) -> Value:
-    """The weights under another mask, NaN where a row sees nothing: a softmax of −∞ alone."""
+def _blinded(change: Change, blind: Patch, state: WalkState, site: str, value: Value) -> Value:
+    """The weights under another mask, in rows that see nothing those of `blind`."""
     mask = np.broadcast_to(change(MaskParts(state, site)), value.shape)
-    return np.where(mask.any(-1, keepdims=True), weighed(change, state, site, value), np.nan)
+    return np.where(mask.any(-1, keepdims=True), weighed(change, state, site, value), blind(state, site, value))
 
 
-def _blind(identity: str, variant: str, description: str, change: Change) -> Fault:
-    description += "; a row that sees nothing becomes NaN"
-    return Fault(identity, f"{variant}, NaN", description, patch=partial(blinded, change))
+def _hiding(identity: str, variant: str, description: str, change: Change) -> Iterator[Fault]:
+    """A fault of the mask that may hide all keys of a row: with the weights that ports have there."""
+    yield _masked(identity, variant, description, change)
+    says = f"{description}; a row that sees nothing becomes NaN"
+    nan = partial(_blinded, change, lambda state, site, value: np.full_like(value, np.nan))  # a softmax of −∞ alone
+    yield Fault(identity, f"{variant}, NaN", says, patch=nan)
+    says = f"{description}; a row that sees nothing weighs its keys by their scores"
+    scores = partial(_blinded, change, lambda state, site, value: softmax(scores_at(state, site)))  # less a number
+    yield Fault(identity, f"{variant}, by scores", says, patch=scores)
 
 
 CAUSAL = (
@@ -154,10 +160,11 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     causal = site.startswith("decoder") and sublayer == "self_attention"
     masks_padding = pads and (not causal or config.decoder_mask == "causal-and-padding")
     if causal or pads:
-        yield from (_masked(*INVERTED), _blind(*INVERTED))
+        yield from _hiding(*INVERTED)
         yield from _value_faults(config)
     if causal:
-        yield from (*CAUSAL, _masked(*DIAGONAL), _blind(*DIAGONAL))
+        yield from CAUSAL
+        yield from _hiding(*DIAGONAL)
     if causal and masks_padding:
         yield from CAUSAL_AND_PADDING
     if masks_padding:

@@ -38,7 +38,7 @@ def align(probe: Probe, candidates: Candidates, clock: Clock) -> dict[str, Match
     lost = _without_consequence(probe, candidates, found, by_value - {"logits"})
     same = {tap: repeated(probe.config, candidates, found, tap, flow) for tap in lost}
     found |= {tap: match for tap, match in same.items() if match}
-    lost = [tap for tap in lost if tap not in found]
+    lost = [tap for tap in ours if tap not in found and (tap in lost or not flow.inputs[tap])]
     found |= between(probe, recorded(candidates, found), candidates, found, lost, flow)
     return {tap: found[tap] for tap in ours if tap in found}
 
@@ -82,7 +82,9 @@ def _without_consequence(
     for tap in ours:
         if tap not in found:
             moved = walk(probe, values | {tap: perturbed(ours[tap])})
-            if not any(name in confirming and not np.array_equal(moved[name], ours[name], equal_nan=True) for name in ours):
+            if not any(
+                name in confirming and not np.array_equal(moved[name], ours[name], equal_nan=True) for name in ours
+            ):
                 lost.append(tap)
     return lost
 
@@ -120,7 +122,9 @@ def _gained(
     resumed_at: np.ndarray,
 ) -> int:
     """The number of taps behind `tap` that are among the port's values only now; 0 if the first of them is not."""
-    changed = [name for name in resumed if name != tap and not np.array_equal(resumed[name], ours[name], equal_nan=True)]
+    changed = [
+        name for name in resumed if name != tap and not np.array_equal(resumed[name], ours[name], equal_nan=True)
+    ]
     gained = 0
     for name in changed:
         if np.array_equal(resumed[name], resumed_at, equal_nan=True):  # the same activation under another name

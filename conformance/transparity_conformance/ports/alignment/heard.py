@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.ports.alignment.loops import without_loops
 from transparity_conformance.ports.alignment.plan import Plan, plan_of, read
-from transparity_conformance.ports.alignment.source import source_of
+from transparity_conformance.ports.alignment.source import operation_of, told_apart
 from transparity_conformance.ports.listening.operation import Operation
 from transparity_conformance.ports.process.running import run_listening
 from transparity_conformance.report.comparison import share
@@ -120,18 +120,20 @@ def _found(plan: Plan, probe: Probe) -> str:
 
 def with_lines(report: Report, heard: Heard, probes: Mapping[str, Probe]) -> Report:
     """Add the line of the port to every divergence whose operation was heard, and the notes on listening."""
-    faults = tuple(_with_line(fault, heard, probes) for fault in report.faults)
+    wrong = {fault.where for fault in report.faults}
+    faults = tuple(_with_line(fault, heard, probes, wrong) for fault in report.faults)
     return dataclasses.replace(report, faults=faults, notes=(*report.notes, *heard.notes))
 
 
-def _with_line(fault: Divergence, heard: Heard, probes: Mapping[str, Probe]) -> Divergence:
+def _with_line(fault: Divergence, heard: Heard, probes: Mapping[str, Probe], wrong: Collection[str]) -> Divergence:
     call = heard.calls.get(fault.probe)
     if call is None or fault.where not in call.numbers:
         return fault
-    site = fault.causes[0].at if fault.causes else ""
+    site = fault.causes[0].at if fault.causes and fault.where == "logits" else ""
     if site in call.numbers:  # found in the logits alone: the operation that computes the tap of the fault
         source = call.operations[call.numbers[site]].source
-        return fault if source is None else dataclasses.replace(fault, source=dataclasses.asdict(source))
-    segment = (fault.where, fault.error, fault.budget)
-    found = source_of(probes[fault.probe], call.operations, call.taps, call.numbers, *segment)
-    return fault if found is None else dataclasses.replace(fault, source=dataclasses.asdict(found))
+    else:
+        segment = (fault.where, fault.error, fault.budget)
+        index = operation_of(probes[fault.probe], call.operations, call.taps, call.numbers, *segment)
+        source = told_apart(call.operations, index, call.numbers, wrong)
+    return fault if source is None else dataclasses.replace(fault, source=source.as_dict())

@@ -43,7 +43,7 @@ def _stack(values: Sequence[np.ndarray]) -> np.ndarray:
     """The values on a new first axis; one that grows with every turn ends in zeros."""
     result = np.zeros((len(values), *(max(sizes) for sizes in zip(*(value.shape for value in values), strict=True))))
     for turn, value in enumerate(values):
-        result[turn, *map(slice, value.shape)] = value
+        result[turn][tuple(map(slice, value.shape))] = value
     return result
 
 
@@ -62,9 +62,7 @@ def _key(operation: Operation) -> tuple[object, ...]:
     return operation.name, operation.source, operation.value.ndim
 
 
-def _loop_at(
-    operations: Sequence[Operation], ids: np.ndarray, begin: int, counts: Collection[int]
-) -> tuple[int, int]:
+def _loop_at(operations: Sequence[Operation], ids: np.ndarray, begin: int, counts: Collection[int]) -> tuple[int, int]:
     """The length of the body and the turns of a loop that begins here, that with the shortest body; (1, 1) for none.
 
     A body of one operation is none: the parts into which an array is split are heard as such.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from transparity_conformance.ports.alignment.intermediate import intermediates
 from transparity_conformance.ports.listening.operation import Operation, Source
 
 
-def source_of(
+def operation_of(
     probe: Probe,
     operations: Sequence[Operation],
     taps: Arrays,
@@ -22,8 +22,8 @@ def source_of(
     where: str,
     error: float,
     budget: float,
-) -> Source | None:
-    """Find the line of the first operation that leads to the wrong tap `where` and to nothing right.
+) -> int:
+    """Find the first operation that leads to the wrong tap `where` and to nothing right; the tap's own without a line.
 
     A number is right if the reference computes it, too, on its way from the port's own activations to this tap.
 
@@ -51,7 +51,28 @@ def source_of(
             if made_from in leads_to_right:
                 leads_to_right[made_from] |= is_right[index] or leads_to_right[index]
     wrong = [index for index in segment if not is_right[index] and not leads_to_right[index]]
-    return operations[min(wrong, default=end)].source or operations[end].source
+    first = min(wrong, default=end)
+    return first if operations[first].source else end
+
+
+def told_apart(
+    operations: Sequence[Operation], index: int, numbers: Mapping[str, int], wrong: Collection[str]
+) -> Source | None:
+    """The line of a wrong operation; if the same line is right elsewhere, the innermost caller that it has here alone.
+
+    Args:
+        numbers: the operation of each tap.
+        wrong: the taps at the ends of all wrong segments.
+    """
+    source = operations[index].source
+    known = set(numbers.values())
+    ends = [numbers[tap] for tap in wrong if tap in numbers]
+    faulty = {each for end in ends for each in _segment(operations, end, known - {end})}
+    right = [each.source for i, each in enumerate(operations) if i not in faulty and each.source == source]
+    if source is None or not right:
+        return source
+    elsewhere = {caller for each in right if each is not None for caller in each.callers}
+    return next((caller for caller in source.callers if caller not in elsewhere), source)
 
 
 def _selects(operations: Sequence[Operation], index: int) -> bool:

@@ -18,6 +18,12 @@ class Source:
     """The line on which the expression begins, from 1."""
     code: str
     """The statement on one line, escaped and cut; empty if the file cannot be read."""
+    callers: tuple[Source, ...] = field(default=(), compare=False, repr=False)
+    """The lines of the port that led here, the innermost first."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The line itself, as reports show it."""
+        return {"file": self.file, "line": self.line, "code": self.code}
 
 
 @dataclass(frozen=True, eq=False)

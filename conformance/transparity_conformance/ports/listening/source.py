@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import functools
 import itertools
 import linecache
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -32,6 +33,8 @@ FRAMEWORKS = frozenset(["equinox", "flax", "functorch", "haiku", "jax", "jaxlib"
 """Packages that call a model and run its operations, but are no model."""
 
 LONGEST_PATH = 4096
+MOST_CALLERS = 64
+"""Lines of the port on the stack that are kept for one operation."""
 
 
 def run(call: Callable[[], Any]) -> Any:
@@ -44,25 +47,35 @@ class Sources:
 
     def __init__(self) -> None:
         self._found: dict[tuple[int, int], tuple[CodeType, Source]] = {}  # with the code, so that its id stays its own
+        self._chains: dict[tuple[tuple[int, int], ...], Source] = {}
 
     def here(self) -> Source | None:
         """Return the innermost line of the port on the stack."""
         return self.among((frame.f_code, frame.f_lasti) for frame in _frames())
 
     def among(self, places: Iterable[tuple[CodeType, int]]) -> Source | None:
-        """Return the innermost line of the port among places in code, the innermost first; None if there is none.
+        """Return the innermost line of the port among places in code, the innermost first, with those that called it;
+        None if there is none.
 
         The port's own code is outside of the standard library, of installed packages and of this one. A port that is
         installed itself has no such line; its own code is then the package that was called, frameworks aside.
         """
-        installed = []
+        own, installed = [], []
         for code, at in itertools.takewhile(lambda place: place[0] is not run.__code__, places):
             package = home(code.co_filename)
             if package == "":
-                return self._of(code, at)
-            if package and package not in FRAMEWORKS:
+                own.append((code, at))
+            elif package and package not in FRAMEWORKS:
                 installed.append((package, code, at))
-        return next((self._of(code, at) for package, code, at in installed if package == installed[-1][0]), None)
+        own = own or [(code, at) for package, code, at in installed if package == installed[-1][0]]
+        return self._chain(own[:MOST_CALLERS]) if own else None
+
+    def _chain(self, places: Sequence[tuple[CodeType, int]]) -> Source:
+        key = tuple((id(code), at) for code, at in places)
+        if key not in self._chains:
+            innermost, *callers = [self._of(code, at) for code, at in places]
+            self._chains[key] = dataclasses.replace(innermost, callers=tuple(callers))
+        return self._chains[key]
 
     def _of(self, code: CodeType, at: int) -> Source:
         found = self._found.get((id(code), at))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
 
 from transparity_conformance.ports.listening.operation import Operation, Source
-from transparity_conformance.ports.listening.source import LONGEST_PATH
+from transparity_conformance.ports.listening.source import LONGEST_PATH, MOST_CALLERS
 from transparity_conformance.report.text import VALUE, safe
 
 NOT_ON_STACK = -1
@@ -18,16 +19,16 @@ NOT_ON_STACK = -1
 def described(operations: Sequence[Operation]) -> dict[str, Any]:
     """Names, sources and inputs in tables, for there are many operations and few lines; and the values."""
     names: dict[Hashable, int] = {}
-    sources: dict[Hashable, int] = {None: NOT_ON_STACK}
+    sources: dict[tuple[Source, ...], int] = {(): NOT_ON_STACK}
     return {
         "name": np.array([names.setdefault(each.name, len(names)) for each in operations], np.int64),
-        "source": np.array([sources.setdefault(each.source, len(sources) - 1) for each in operations], np.int64),
+        "source": np.array([sources.setdefault(_lines(each), len(sources) - 1) for each in operations], np.int64),
         "inputs": np.array([index for each in operations for index in each.inputs], np.int64),
         "counts": np.array([len(each.inputs) for each in operations], np.int64),
         "value": [each.value for each in operations],
         "arguments": [[i, dict(each.arguments)] for i, each in enumerate(operations) if each.arguments],
         "names": list(names),
-        "sources": [[each.file, each.line, each.code] for each in sources if isinstance(each, Source)],
+        "sources": [[[line.file, line.line, line.code] for line in lines] for lines in sources if lines],
     }
 
 
@@ -37,7 +38,7 @@ def received(answer: Any) -> list[Operation]:
     Raises `ValueError`, `TypeError`, `LookupError` or `OverflowError` for what describes none.
     """
     names = [safe(str(name), VALUE) for name in answer["names"]]
-    sources = [Source(safe(file, LONGEST_PATH), int(line), safe(code)) for file, line, code in answer["sources"]]
+    sources = [_source(lines) for lines in answer["sources"]]
     arguments = {int(index): _arguments(each) for index, each in answer["arguments"]}
     inputs = np.split(np.asarray(answer["inputs"], np.int64), np.cumsum(answer["counts"])[:-1])
     rows = zip(answer["name"], answer["source"], inputs, answer["value"], strict=True)
@@ -51,6 +52,16 @@ def received(answer: Any) -> list[Operation]:
         )
         for i, (name, source, given, value) in enumerate(rows)
     ]
+
+
+def _lines(operation: Operation) -> tuple[Source, ...]:
+    """The line of an operation, and those that called it."""
+    return () if operation.source is None else (operation.source, *operation.source.callers)
+
+
+def _source(lines: Any) -> Source:
+    innermost, *callers = [Source(safe(file, LONGEST_PATH), int(line), safe(code)) for file, line, code in lines]
+    return dataclasses.replace(innermost, callers=tuple(callers[:MOST_CALLERS]))
 
 
 def _arguments(given: Any) -> dict[str, Any]:

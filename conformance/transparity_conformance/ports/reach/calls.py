@@ -177,6 +177,8 @@ class Ran:
     reached: Reached
     forwards: dict[int, Callable[..., Any]]
     """The built port, by the identity of the parameters."""
+    raised: PortError | None = None
+    """The first error at the sizes that were asked for; the port answered other probes of them."""
 
 
 def run_all(build: Port, probes: Mapping[str, Probe], progress: Progress, *, logits_only: bool) -> Ran:
@@ -192,7 +194,15 @@ def run_all(build: Port, probes: Mapping[str, Probe], progress: Progress, *, log
             if made is None:
                 continue
             forwards[id(probe.parameters)] = made
-        taps = call_model(forwards[id(probe.parameters)], probe, ran.reached, is_derived, logits_only=logits_only)
+        try:
+            taps = call_model(forwards[id(probe.parameters)], probe, ran.reached, is_derived, logits_only=logits_only)
+        except PortProcessError:
+            raise
+        except PortError as error:
+            if probe is first:
+                raise
+            ran.raised, taps = ran.raised or error, None
+            ran.reached.refused.append(f"probe {key}: {error}")
         if taps is not None:
             ran.actual[key] = taps
     return ran

@@ -43,7 +43,8 @@ def _stack(values: Sequence[np.ndarray]) -> np.ndarray:
     """The values on a new first axis; one that grows with every turn ends in zeros."""
     result = np.zeros((len(values), *(max(sizes) for sizes in zip(*(value.shape for value in values), strict=True))))
     for turn, value in enumerate(values):
-        result[turn][tuple(map(slice, value.shape))] = value
+        part: tuple[int | slice, ...] = (turn, *map(slice, value.shape))
+        result[part] = value
     return result
 
 

@@ -17,6 +17,7 @@ from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.ports.alignment.align import align
 from transparity_conformance.ports.alignment.candidates import Candidates, Match
 from transparity_conformance.ports.alignment.layout import Layout, layouts
+from transparity_conformance.ports.alignment.loops import GROWS
 from transparity_conformance.ports.alignment.masked import unmasked
 from transparity_conformance.ports.listening.operation import Operation, Source
 
@@ -70,7 +71,8 @@ def read(
         shape = (shapes[tap][0] // repeats, *shapes[tap][1:])
         indices = [match.index + row * count for row in range(repeats)] if repeats > 1 else [moved[match.index]]
         values = [unmasked(operations, index) for index in indices]
-        if any(np.isneginf(value).any() for value in values):
+        grows = any(GROWS in operations[index].arguments for index in indices) and tap.endswith(".scores")
+        if grows or any(np.isneginf(value).any() for value in values):
             continue
         rows_of = [_arranged(value, shape, match.layout, probe.config.num_heads) for value in values]
         if all(rows_of):

@@ -11,6 +11,7 @@ import numpy as np
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.ports.alignment.intermediate import intermediates
+from transparity_conformance.ports.alignment.loops import GROWS
 from transparity_conformance.ports.listening.operation import Operation, Source
 
 
@@ -76,11 +77,14 @@ def told_apart(
 
 
 def _selects(operations: Sequence[Operation], index: int) -> bool:
-    """Return whether an operation computes nothing, but takes a part of the only value that it is given."""
+    """Return whether an operation computes nothing, but takes a part of the only value that it is given, or, turn by
+    turn, ever more of it."""
     value, inputs = operations[index].value, operations[index].inputs
-    if len(inputs) != 1 or value.size >= operations[inputs[0]].value.size:
+    grows = GROWS in operations[index].arguments
+    if len(inputs) != 1 or (value.size >= operations[inputs[0]].value.size and not grows):
         return False
-    return _all_in(np.sort(value, axis=None), np.unique(operations[inputs[0]].value), 0.0)
+    taken = value[value != 0] if grows else value
+    return _all_in(np.sort(taken, axis=None), np.unique(operations[inputs[0]].value), 0.0)
 
 
 def _segment(operations: Sequence[Operation], end: int, known: set[int]) -> list[int]:

@@ -15,7 +15,7 @@ from transparity_conformance.diagnosis.judge import Actual, Progress
 from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
-from transparity_conformance.ports.alignment.loops import without_loops
+from transparity_conformance.ports.alignment.forms.loops import without_loops
 from transparity_conformance.ports.alignment.plan import Plan, plan_of, read
 from transparity_conformance.ports.alignment.source import operation_of, told_apart
 from transparity_conformance.ports.listening.operation import Operation

@@ -16,9 +16,9 @@ from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.ports.alignment.align import align
 from transparity_conformance.ports.alignment.candidates import Candidates, Match
+from transparity_conformance.ports.alignment.forms.loops import GROWS
+from transparity_conformance.ports.alignment.forms.masked import unmasked
 from transparity_conformance.ports.alignment.layout import Layout, layouts
-from transparity_conformance.ports.alignment.loops import GROWS
-from transparity_conformance.ports.alignment.masked import unmasked
 from transparity_conformance.ports.listening.operation import Operation, Source
 
 Key = tuple[str, Source | None]

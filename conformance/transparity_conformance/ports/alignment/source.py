@@ -10,8 +10,8 @@ import numpy as np
 
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.ports.alignment.forms.loops import GROWS
 from transparity_conformance.ports.alignment.intermediate import intermediates
-from transparity_conformance.ports.alignment.loops import GROWS
 from transparity_conformance.ports.listening.operation import Operation, Source
 
 

@@ -147,6 +147,8 @@ def _checked(build: Port, asked: Asked, progress: Progress) -> Report:
     ran = ran if form is None else in_form(ran, form, probes)
     report = _forward_pass(asked, probes, ran, options, progress)
     report = report if form is None else with_form(report, form)
+    if ran.raised is not None and report.verdict != "diverges":  # what is wrong elsewhere may be why
+        raise ran.raised
     asked.known.report = report
     preset = asked.preset if asked.config is None else None
     report = _with_reach(report, build, ran, probes, preset, asked.parameters, progress)

@@ -74,7 +74,10 @@ def weighed(settings: Settings, state: WalkState, site: str, value: Value) -> Va
         return _softmax_over(axis, scores + np.where(mask, 0.0, settings["added"]).astype(value.dtype))
     if axis == -1:
         weights = attention_weights(scores, mask, hidden)
-        return np.where(mask.any(-1, keepdims=True), weights, np.nan) if "blind" in settings else weights
+        if "blind" not in settings:
+            return weights
+        blind = softmax(scores) if settings["blind"] == "by scores" else np.nan
+        return np.where(mask.any(-1, keepdims=True), weights, blind)
     lowest = float(np.finfo(value.dtype).min) / 2
     return _softmax_over(axis, np.where(mask, scores, value.dtype.type(max(hidden, lowest))))
 
@@ -94,13 +97,16 @@ def _softmax_over(axis: int, scores: Value) -> Value:
     return np.moveaxis(softmax(np.moveaxis(scores, axis, -1)), -1, axis)
 
 
-def _masked_or_blind(identity: str, variant: str, description: str, **settings: Any) -> tuple[Fault, Fault]:
-    """The weights under another mask, and with NaN where a row sees nothing: a softmax of −∞ alone."""
-    blind = f"{description}; a row that sees nothing becomes NaN"
-    return (
-        _masked(identity, variant, description, **settings),
-        _masked(identity, f"{variant}, NaN", blind, blind=True, **settings),
-    )
+def _hiding(identity: str, variant: str, description: str, **settings: Any) -> Iterator[Fault]:
+    """A fault of the mask that may hide all keys of a row: with the weights that ports have there."""
+    yield _masked(identity, variant, description, **settings)
+    for kind, says in BLIND.items():
+        description_there = f"{description}; a row that sees nothing {says}"
+        yield _masked(identity, f"{variant}, {kind}", description_there, blind=kind, **settings)
+
+
+BLIND = {"NaN": "becomes NaN", "by scores": "weighs its keys by their scores"}
+"""Weights of rows that see nothing: those of a softmax of −∞ alone, and of scores that are all less by one number."""
 
 
 CAUSAL = (
@@ -152,9 +158,9 @@ PADDING_HIDDEN = _masked(
     "padding is masked, but the reference leaves it visible",
     masks_padding=True,
 )
-INVERTED = _masked_or_blind("mask-polarity", "inverted", "the mask is inverted", inverted=True)
-DIAGONAL = _masked_or_blind(
-    "causal-diagonal", "hides itself", "each position masks itself, too", past=lambda m: np.tril(m.square, -1)
+INVERTED = tuple(_hiding("mask-polarity", "inverted", "the mask is inverted", inverted=True))
+DIAGONAL = tuple(
+    _hiding("causal-diagonal", "hides itself", "each position masks itself, too", past=lambda m: np.tril(m.square, -1))
 )
 
 

@@ -39,7 +39,7 @@ def align(probe: Probe, candidates: Candidates, clock: Clock) -> dict[str, Match
     lost = _without_consequence(flow, found, by_value - {"logits"})
     same = {tap: repeated(probe.config, candidates, found, tap, flow) for tap in lost}
     found |= {tap: match for tap, match in same.items() if match}
-    lost = [tap for tap in lost if tap not in found]
+    lost = [tap for tap in ours if tap not in found and (tap in lost or not flow.inputs[tap])]
     guessed = between(probe, recorded(candidates, found), candidates, found, lost, flow)
     with contextlib.suppress(OutOfTime):
         _fill(probe, candidates, found, {tap: guessed.get(tap) for tap in lost}, flow, clock)

@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 
 from transparity_conformance.capabilities.stranger import PortError, PortProcessError
-from transparity_conformance.diagnosis.faults import faults_at
 from transparity_conformance.diagnosis.faults.wholly_hidden import judged_gap
 from transparity_conformance.diagnosis.judge import Actual, Progress
 from transparity_conformance.diagnosis.search.clock import Clock
+from transparity_conformance.oracle.budgets import epsilon
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.ports.alignment.plan import Plan, plan_of, read
-from transparity_conformance.ports.alignment.source import caller, source_of
+from transparity_conformance.ports.alignment.source import caller, operation_of
+from transparity_conformance.ports.alignment.values.candidates import HALF_OF_THE_DIGITS
 from transparity_conformance.ports.alignment.values.loops import without_loops
 from transparity_conformance.ports.listening.operation import Operation
 from transparity_conformance.ports.process.running import run_listening
@@ -126,36 +127,34 @@ def _found(plan: Plan, probe: Probe) -> str:
 
 def with_lines(report: Report, heard: Heard, probes: Mapping[str, Probe]) -> Report:
     """Add the line of the port to every divergence whose operation was heard, and the notes on listening."""
-    faulty = {fault.where for fault in report.faults}
-    faults = tuple(_with_line(fault, heard, probes, faulty) for fault in report.faults)
+    faults = tuple(_with_line(fault, report, heard, probes) for fault in report.faults)
     return dataclasses.replace(report, faults=faults, notes=(*report.notes, *heard.notes))
 
 
 def with_first_line(report: Report, heard: Heard, probes: Mapping[str, Probe]) -> Report:
     """Add the line to the first divergence alone, which is quick."""
-    faulty = {fault.where for fault in report.faults}
-    faults = tuple(_with_line(fault, heard, probes, faulty) for fault in report.faults[:1])
+    faults = tuple(_with_line(fault, report, heard, probes) for fault in report.faults[:1])
     return dataclasses.replace(report, faults=(*faults, *report.faults[1:]))
 
 
-def _with_line(fault: Divergence, heard: Heard, probes: Mapping[str, Probe], faulty: set[str]) -> Divergence:
+def _with_line(fault: Divergence, report: Report, heard: Heard, probes: Mapping[str, Probe]) -> Divergence:
     call = heard.calls.get(fault.probe)
     if call is None or fault.where not in call.numbers:
         return fault
-    site = fault.causes[0].at if fault.causes else ""
+    site = fault.causes[0].at if fault.causes and fault.where == "logits" else ""
     if site in call.numbers:  # found in the logits alone: the operation that computes the tap of the fault
         source = call.operations[call.numbers[site]].source
-        return fault if source is None else dataclasses.replace(fault, source=dataclasses.asdict(source))
-    segment = (fault.where, fault.error, fault.budget)
-    probe = probes[fault.probe]
-    stack = source_of(probe, call.operations, call.taps, call.numbers, *segment)
-    if not stack:
-        return fault
-    line = caller(stack, call.operations, call.numbers, faulty) if _is_of_parameters(fault, probe) else stack[0]
-    return dataclasses.replace(fault, source=dataclasses.asdict(line))
+    else:
+        segment = (fault.where, fault.error, fault.budget)
+        index = operation_of(probes[fault.probe], call.operations, call.taps, call.numbers, *segment)
+        source = call.operations[index].source
+        if source is not None and _is_gross(fault, call.taps, report.dtype):
+            faulty = {each.where for each in report.faults}
+            source = caller(call.operations[index].stack, call.operations, call.numbers, faulty)
+    return fault if source is None else dataclasses.replace(fault, source=dataclasses.asdict(source))
 
 
-def _is_of_parameters(fault: Divergence, probe: Probe) -> bool:
-    """Return whether the first cause is that of other parameters, which a layer is given by the code that calls it."""
-    altering = {each.id for each in faults_at(probe.config, fault.where) if each.alter}
-    return bool(fault.causes) and fault.causes[0].mistake in altering
+def _is_gross(fault: Divergence, taps: Arrays, dtype: str) -> bool:
+    """Return whether an error is so large that the same line, were it wrong, would show it in every tap."""
+    largest = float(np.abs(np.nan_to_num(taps[fault.where])).max(initial=0.0))
+    return fault.error > epsilon(dtype) ** HALF_OF_THE_DIGITS * largest

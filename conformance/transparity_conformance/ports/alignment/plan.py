@@ -15,8 +15,9 @@ from transparity_conformance.oracle.budgets import epsilon
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.ports.alignment.align import align
-from transparity_conformance.ports.alignment.values.candidates import Candidates, Match
+from transparity_conformance.ports.alignment.values.candidates import HALF_OF_THE_DIGITS, Candidates, Match
 from transparity_conformance.ports.alignment.values.layout import Layout, layouts
+from transparity_conformance.ports.alignment.values.loops import GROWS
 from transparity_conformance.ports.alignment.values.masked import unmasked
 from transparity_conformance.ports.listening.operation import Operation, Source
 
@@ -47,7 +48,9 @@ def plan_of(probe: Probe, operations: Sequence[Operation], answer: np.ndarray, d
     values = [*(each.value for each in operations), answer]
     inputs = [*(each.inputs for each in operations), _made_from(operations, answer)]
     keys = _keys(operations)
-    candidates = Candidates(values, inputs, probe.config.num_heads, epsilon(dtype) ** 0.5, (*keys, "answer"))
+    candidates = Candidates(
+        values, inputs, probe.config.num_heads, epsilon(dtype) ** HALF_OF_THE_DIGITS, (*keys, "answer")
+    )
     matches = align(probe, candidates, clock)
     ordered = {tap: _in_order(candidates, match) for tap, match in matches.items()}
     return Plan(matches, keys, {tap: match for tap, match in ordered.items() if match is not None})
@@ -88,7 +91,8 @@ def read(
         shape = (shapes[tap][0] // repeats, *shapes[tap][1:])
         indices = [match.index + row * count for row in range(repeats)] if repeats > 1 else [moved[match.index]]
         values = [unmasked(operations, index) for index in indices]
-        if any(np.isneginf(value).any() for value in values):
+        grows = any(GROWS in operations[index].arguments for index in indices) and tap.endswith(".scores")
+        if grows or any(np.isneginf(value).any() for value in values):
             continue
         rows_of = [_arranged(value, shape, match.layout, probe.config.num_heads) for value in values]
         if all(rows_of):

@@ -11,10 +11,11 @@ import numpy as np
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.ports.alignment.intermediate import intermediates
+from transparity_conformance.ports.alignment.values.loops import GROWS
 from transparity_conformance.ports.listening.operation import Operation, Source
 
 
-def source_of(
+def operation_of(
     probe: Probe,
     operations: Sequence[Operation],
     taps: Arrays,
@@ -22,8 +23,8 @@ def source_of(
     where: str,
     error: float,
     budget: float,
-) -> tuple[Source, ...]:
-    """Find the lines of the first operation that leads to the wrong tap `where` and to nothing right.
+) -> int:
+    """Find the first operation that leads to the wrong tap `where` and to nothing right; the tap's own without a line.
 
     A number is right if the reference computes it, too, on its way from the port's own activations to this tap.
 
@@ -51,7 +52,8 @@ def source_of(
             if made_from in leads_to_right:
                 leads_to_right[made_from] |= is_right[index] or leads_to_right[index]
     wrong = [index for index in segment if not is_right[index] and not leads_to_right[index]]
-    return operations[min(wrong, default=end)].stack or operations[end].stack
+    first = min(wrong, default=end)
+    return first if operations[first].stack else end
 
 
 def caller(
@@ -74,11 +76,14 @@ def caller(
 
 
 def _selects(operations: Sequence[Operation], index: int) -> bool:
-    """Return whether an operation computes nothing, but takes a part of the only value that it is given."""
+    """Return whether an operation computes nothing, but takes a part of the only value that it is given, or, turn by
+    turn, ever more of it."""
     value, inputs = operations[index].value, operations[index].inputs
-    if len(inputs) != 1 or value.size >= operations[inputs[0]].value.size:
+    grows = GROWS in operations[index].arguments
+    if len(inputs) != 1 or (value.size >= operations[inputs[0]].value.size and not grows):
         return False
-    return _all_in(np.sort(value, axis=None), np.unique(operations[inputs[0]].value), 0.0)
+    taken = value[value != 0] if grows else value
+    return _all_in(np.sort(taken, axis=None), np.unique(operations[inputs[0]].value), 0.0)
 
 
 def _segment(operations: Sequence[Operation], end: int, known: set[int]) -> list[int]:

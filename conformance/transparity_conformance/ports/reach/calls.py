@@ -182,6 +182,8 @@ class Ran:
     """The built port, by the identity of the parameters."""
     probes: dict[str, Probe]
     """The probes that ran; one whose sizes the port refused has others."""
+    raised: PortError | None = None
+    """The first error at the sizes that were asked for; the port answered other probes of them."""
 
 
 def run_all(build: Port, probes: Mapping[str, Probe], progress: Progress, *, logits_only: bool) -> Ran:
@@ -196,11 +198,25 @@ def run_all(build: Port, probes: Mapping[str, Probe], progress: Progress, *, log
         others = in_other_sizes(probe, first.config) if is_derived else ()
         for size in (probe, *others) if id(probe.parameters) not in forwards else (probe,):
             if _built(build, key, size, ran, is_derived=is_derived):
-                taps = call_model(forwards[id(size.parameters)], size, ran.reached, is_derived, logits_only=logits_only)
-                if taps is not None:
+                if (taps := _called(key, size, ran, is_first=probe is first, logits_only=logits_only)) is not None:
                     ran.actual[key], ran.probes[key] = taps, size
                 break
     return ran
+
+
+def _called(key: str, probe: Probe, ran: Ran, *, is_first: bool, logits_only: bool) -> dict[str, np.ndarray] | None:
+    """Call the port on a probe; an error, once it has answered the first, is kept in `ran`."""
+    is_derived = probe.config != next(iter(ran.probes.values()), probe).config
+    try:
+        return call_model(ran.forwards[id(probe.parameters)], probe, ran.reached, is_derived, logits_only=logits_only)
+    except PortProcessError:
+        raise
+    except PortError as error:
+        if is_first:
+            raise
+        ran.raised = ran.raised or error
+        ran.reached.refused.append(f"probe {key}: {error}")
+        return None
 
 
 def _built(build: Port, key: str, probe: Probe, ran: Ran, *, is_derived: bool) -> bool:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
 from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.ports.listening.operation import Operation
+
+GROWS = "grows"
+"""The argument of an operation whose value grows from turn to turn: what a turn does not have yet is 0."""
 
 
 def without_loops(probe: Probe, operations: Sequence[Operation]) -> list[Operation]:
@@ -19,6 +24,9 @@ def without_loops(probe: Probe, operations: Sequence[Operation]) -> list[Operati
     tokens = [value.shape for value in probe.inputs.values()]
     counts = {probe.config.num_heads, probe.config.key_value_heads, *(size for shape in tokens for size in shape)} - {1}
     result = list(operations)
+    steps = _steps(result, {length for _, length in tokens} - {1})
+    if steps:
+        result = _stacked(result, steps)
     while True:
         groups = list(_groups(result, counts))
         if len(groups) == len(result):
@@ -27,15 +35,23 @@ def without_loops(probe: Probe, operations: Sequence[Operation]) -> list[Operati
 
 
 def _stacked(operations: Sequence[Operation], groups: Sequence[Sequence[int]]) -> list[Operation]:
-    """One operation for each group; its inputs are those of all of its members."""
-    number = {index: new for new, group in enumerate(groups) for index in group}
+    """One operation for each group; its inputs are those of all of its members, through operations in no group."""
+    numbers: dict[int, frozenset[int]] = {}
+    group_of = {index: new for new, group in enumerate(groups) for index in group}
+    for index, operation in enumerate(operations):
+        through = frozenset().union(*(numbers[each] for each in operation.inputs))
+        numbers[index] = frozenset([group_of[index]]) if index in group_of else through
     result = []
     for new, group in enumerate(groups):
         first = operations[group[0]]
-        inputs = tuple(sorted({number[each] for index in group for each in operations[index].inputs} - {new}))
-        value = first.value if len(group) == 1 else _stack([operations[index].value for index in group])
-        arguments = first.arguments if len(group) == 1 else {}
-        result.append(Operation(first.name, value, inputs, first.stack, arguments))
+        inputs = {
+            each for index in group for given in operations[index].inputs for each in numbers[given] if each < new
+        }
+        values = [operations[index].value for index in group]
+        arguments = {GROWS: True} if len({value.shape for value in values}) > 1 else {}
+        if len(group) > 1:
+            first = Operation(first.name, _stack(values), (), first.stack, arguments)
+        result.append(dataclasses.replace(first, inputs=tuple(sorted(inputs))))
     return result
 
 
@@ -43,8 +59,38 @@ def _stack(values: Sequence[np.ndarray]) -> np.ndarray:
     """The values on a new first axis; one that grows with every turn ends in zeros."""
     result = np.zeros((len(values), *(max(sizes) for sizes in zip(*(value.shape for value in values), strict=True))))
     for turn, value in enumerate(values):
-        result[turn][tuple(map(slice, value.shape))] = value
+        part: tuple[int | slice, ...] = (turn, *map(slice, value.shape))
+        result[part] = value
     return result
+
+
+def _steps(operations: Sequence[Operation], lengths: Collection[int]) -> list[tuple[int, ...]]:
+    """The operations of a port that is called with a token at a time: those that it runs for every token, and those
+    before and behind; none if it is not called so.
+
+    Steps differ in how they read and write a cache.
+    """
+    keys = [_key(each) for each in operations]
+    for key in dict.fromkeys(keys):
+        begins = [index for index, each in enumerate(keys) if each == key]
+        if len(begins) not in lengths:
+            continue
+        ends = [*begins[1:], min(len(keys), begins[-1] + begins[-1] - begins[-2])]
+        at = {index: [index] for index in range(begins[0], ends[0])}
+        for begin, end in zip(begins[1:], ends[1:], strict=True):
+            matcher = difflib.SequenceMatcher(a=keys[begins[0] : ends[0]], b=keys[begin:end], autojunk=False)
+            same = {
+                begins[0] + each.a + i: begin + each.b + i
+                for each in matcher.get_matching_blocks()
+                for i in range(each.size)
+            }
+            at = {index: [*found, same[index]] for index, found in at.items() if index in same}
+        return [
+            *((i,) for i in range(begins[0])),
+            *map(tuple, at.values()),
+            *((i,) for i in range(ends[-1], len(keys))),
+        ]
+    return []
 
 
 def _groups(operations: Sequence[Operation], counts: Collection[int]) -> Iterator[tuple[int, ...]]:

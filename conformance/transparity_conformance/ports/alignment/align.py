@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.ports.alignment.candidates import Candidates, Match
-from transparity_conformance.ports.alignment.flow import Flow, flow_of, perturbed
+from transparity_conformance.ports.alignment.flow import Flow, flow_of
 from transparity_conformance.ports.alignment.gaps import between
 from transparity_conformance.ports.alignment.layers import repeated
 from transparity_conformance.ports.alignment.layout import Layout
@@ -35,7 +35,7 @@ def align(probe: Probe, candidates: Candidates, clock: Clock) -> dict[str, Match
     ours = walk(probe, {})
     shape = ours["logits"].shape
     found["logits"] = Match(answer, Layout(shape, shape, tuple(range(len(shape)))))
-    lost = _without_consequence(probe, candidates, found, by_value - {"logits"})
+    lost = flow.without_consequence(found, by_value - {"logits"})
     same = {tap: repeated(probe.config, candidates, found, tap, flow) for tap in lost}
     found |= {tap: match for tap, match in same.items() if match}
     lost = [tap for tap in lost if tap not in found]
@@ -51,7 +51,7 @@ def _alternate(
         equal = _equal(walk(probe, recorded(candidates, found)), candidates, found)
         by_value |= set(equal)
         found |= equal
-        lost = _without_consequence(probe, candidates, found, set(found))
+        lost = flow.without_consequence(found, set(found))
         if not lost:
             return
         resumed = rearranged(probe, recorded(candidates, found), candidates, found, lost[0], flow)
@@ -70,21 +70,6 @@ def _equal(ours: Mapping[str, np.ndarray], candidates: Candidates, found: Mappin
     """The taps whose numbers are among the port's."""
     nearest = {tap: candidates.nearest(value) for tap, value in ours.items() if tap not in found}
     return {tap: match for tap, match in nearest.items() if match}
-
-
-def _without_consequence(
-    probe: Probe, candidates: Candidates, found: Mapping[str, Match], confirming: Collection[str]
-) -> list[str]:
-    """The taps that were not found and from which no `confirming` tap is made, in order."""
-    values = recorded(candidates, found)
-    ours = walk(probe, values)
-    lost = []
-    for tap in ours:
-        if tap not in found:
-            moved = walk(probe, values | {tap: perturbed(ours[tap])})
-            if not any(name in confirming and not np.array_equal(moved[name], ours[name]) for name in ours):
-                lost.append(tap)
-    return lost
 
 
 def _resume(

@@ -15,7 +15,7 @@ from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.ports.alignment.candidates import Candidates, Match
-from transparity_conformance.ports.alignment.flow import Flow, dependents
+from transparity_conformance.ports.alignment.flow import Flow
 from transparity_conformance.ports.alignment.layout import layouts
 
 
@@ -29,7 +29,7 @@ def between(
     """
     known = dict(found)
     ours = walk(probe, values)
-    depends = {tap: dependents(probe, values, ours, tap) for tap in found}
+    depends = {tap: flow.reached(tap, found) for tap in found}
     for tap in reversed(lost):
         made_from = {known[name].index for name in found if tap in depends[name]}
         flows = frontiers(candidates, known)

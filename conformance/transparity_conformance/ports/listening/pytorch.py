@@ -50,7 +50,7 @@ def _listener(record: Record) -> Any:
 
         @classmethod
         def _should_skip_dynamo(cls) -> bool:
-            """Return whether PyTorch has to keep its compiler out of this mode, for which it would import it (seconds)."""
+            """Return whether PyTorch has to keep its compiler out of this mode, for which it imports it: seconds."""
             return "torch._dynamo" in sys.modules
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -75,7 +75,7 @@ def walk(
     recorded = neighbour(dict(recorded), index) if index else recorded
     model = _apply(hypotheses, probe.config, right)
     start = _start(model.config, recorded, until, base, model.touched, model.downstream)
-    exact = probe.exact if dtype == "float64" and index == 0 and not probe.is_large else {}
+    exact = probe.exact if dtype == "float64" and index == 0 and probe.keeps_exact else {}
     parameters = {name: value for name, value in exact.items() if model.parameters[name] is right[name]}
     for name, value in model.parameters.items():
         if name not in parameters:

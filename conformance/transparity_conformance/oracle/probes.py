@@ -61,6 +61,11 @@ class Probe:
         return is_large(self.parameters)
 
     @property
+    def keeps_exact(self) -> bool:
+        """Return whether the parameters in float64 stay in memory."""
+        return not self.is_large
+
+    @property
     def neighbours(self) -> int:
         """The points at which rounding is measured."""
         return 1 if self.is_large else NEIGHBOURS

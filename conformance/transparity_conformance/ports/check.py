@@ -34,6 +34,7 @@ from transparity_conformance.ports.alignment.heard import (
     NOT_ASKED,
     Heard,
     hear,
+    row_of,
     with_first_line,
     with_lines,
     wrong_logits,
@@ -46,7 +47,7 @@ from transparity_conformance.ports.loader.hub import loaded_here
 from transparity_conformance.ports.process import isolation
 from transparity_conformance.ports.process.isolation import TIMEOUT
 from transparity_conformance.ports.process.running import Port, run, told_dtype
-from transparity_conformance.ports.reach.calls import Ran, reach, run_all
+from transparity_conformance.ports.reach.calls import Ran, Reached, reach, run_all, whole
 from transparity_conformance.ports.reach.verdict import coverage_of, with_reach
 from transparity_conformance.report.capability_result import not_compared, with_capabilities
 from transparity_conformance.report.comparison import gap, share
@@ -151,7 +152,9 @@ def _checked(build: Port, asked: Asked, progress: Progress) -> Report:
         raise ran.raised
     asked.known.report = report
     preset = asked.preset if asked.config is None else None
-    report = _with_reach(report, build, ran, probes, preset, asked.parameters, progress)
+    report, reached = _with_reach(report, build, ran, probes, preset, asked.parameters, progress)
+    if reached.wrong and not reached.is_history:
+        report = _explained_at_other_sizes(asked, report, reached, progress)
     sharing = {key: probe for key, probe in probes.items() if probe.parameters is first.parameters}
     logits = {key: taps["logits"] for key, taps in ran.actual.items()}
     if not first.is_large:
@@ -191,12 +194,13 @@ def _judged(
     asked: Asked, probes: Mapping[str, Probe], actual: Actual, heard: Heard, options: Mapping[str, Any]
 ) -> Report:
     """The verdict on what the port shows; with what was heard, unless the logits alone explain more."""
-    shown = {key: call.taps for key, call in heard.calls.items()} if heard.calls else actual
+    every = {**probes, **heard.probes}
+    shown = {**actual, **{key: {**actual.get(key, {}), **call.taps} for key, call in heard.calls.items()}}
     try:
-        located = functools.partial(_located, asked.known, heard, probes)
-        report = with_lines(judge(asked.name, probes, shown, **options, located=located), heard, probes)
+        located = functools.partial(_located, asked.known, heard, every)
+        report = with_lines(judge(asked.name, every, shown, **options, located=located), heard, every)
     except Interrupted as ended:
-        raise Interrupted(with_lines(ended.report, heard, probes)) from None
+        raise Interrupted(with_lines(ended.report, heard, every)) from None
     if heard.calls and not all(fault.causes for fault in report.faults):
         try:
             alone = judge(asked.name, probes, actual, **options)
@@ -225,18 +229,39 @@ def _with_reach(
     preset: str | None,
     parameters: Arrays | None,
     progress: Progress,
-) -> Report:
+) -> tuple[Report, Reached]:
     """Call a port that agrees at other sizes, too; the report says how far it reaches."""
     first = next(iter(probes.values()))
     if report.verdict != "agrees":
         missing = (*report.not_compared, *ran.reached.refused, *ran.reached.failed)
-        return dataclasses.replace(report, coverage=coverage_of(probes.values()), not_compared=missing)
+        return dataclasses.replace(report, coverage=coverage_of(probes.values()), not_compared=missing), ran.reached
     if preset is not None:
         models = reach_of_preset(preset)
     else:
         models = reach_of(first.config, first.parameters, is_drawn=parameters is None)
     reached = reach(build, ran.forward, models, report.dtype, progress, ran.reached)
-    return with_reach(report, reached, first.config, probes.values())
+    return with_reach(report, reached, first.config, probes.values()), reached
+
+
+def _explained_at_other_sizes(asked: Asked, report: Report, reached: Reached, progress: Progress) -> Report:
+    """The report with the causes and lines of the first wrong call at another size, as far as they are found."""
+    asked.known(report)
+    wrong, clock = reached.wrong[0].probe, Clock(asked.budget, progress)
+    probe, row = whole(wrong), row_of(wrong)
+    forward = reached.forwards[id(wrong.parameters)]
+    actual = {probe.name: run(forward, probe, logits_only=asked.logits_only)}
+    heard = NOT_ASKED
+    if not asked.logits_only:
+        heard = hear({id(wrong.parameters): forward}, {probe.name: probe}, actual, asked.dtype, clock, progress, row)
+    options = {"dtype": asked.dtype, "progress": progress, "clock": clock, "port": asked.port}
+    found = _judged(asked, {probe.name: probe}, actual, heard, options)
+    if not any(fault.causes or fault.source for fault in found.faults):
+        return report
+    kept = [fault for fault in report.faults if fault.where != "logits" or fault.causes]
+    first = found.first_divergence
+    return dataclasses.replace(
+        report, faults=(*kept, *found.faults), first_divergence=first, notes=(*report.notes, *found.notes)
+    )
 
 
 def _probes(preset: str | None, config: TransformerConfig | None, parameters: Arrays | None) -> Mapping[str, Probe]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -36,7 +36,7 @@ def align(probe: Probe, candidates: Candidates, clock: Clock) -> dict[str, Match
     ours = walk(probe, {})
     shape = ours["logits"].shape
     found["logits"] = Match(answer, Layout(shape, shape, tuple(range(len(shape)))))
-    lost = _without_consequence(flow, found, by_value - {"logits"})
+    lost = flow.without_consequence(found, by_value - {"logits"})
     same = {tap: repeated(probe.config, candidates, found, tap, flow) for tap in lost}
     found |= {tap: match for tap, match in same.items() if match}
     lost = [tap for tap in ours if tap not in found and (tap in lost or not flow.inputs[tap])]
@@ -55,7 +55,7 @@ def _alternate(
         while equal := _equal(walk(probe, recorded(candidates, found)), candidates, found):
             by_value |= set(equal)
             found |= equal
-        lost = _without_consequence(flow, found, found)
+        lost = flow.without_consequence(found, set(found))
         if not lost:
             return
         resumed = rearranged(probe, recorded(candidates, found), candidates, found, lost[0], flow, clock)
@@ -93,15 +93,6 @@ def _equal(ours: Mapping[str, np.ndarray], candidates: Candidates, found: Mappin
     """The taps whose numbers are among the port's."""
     nearest = {tap: candidates.nearest(value) for tap, value in ours.items() if tap not in found}
     return {tap: match for tap, match in nearest.items() if match}
-
-
-def _without_consequence(flow: Flow, found: Collection[str], confirming: Collection[str]) -> list[str]:
-    """The taps that were not found and from which no `confirming` tap is made, in order."""
-    confirmed: dict[str, bool] = {}
-    for tap in reversed([*flow.outputs]):
-        outputs = flow.outputs[tap]
-        confirmed[tap] = any(name in confirming or (name not in found and confirmed[name]) for name in outputs)
-    return [tap for tap in flow.outputs if tap not in found and not confirmed[tap]]
 
 
 def _resume(

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.oracle.oracle import Arrays
-from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.oracle.probes import Probe, mixed_inputs, probe_parameters
+from transparity_conformance.oracle.reach.models import small_system
 from transparity_conformance.ports.alignment.values.candidates import Candidates, Match
 
 
@@ -50,6 +51,20 @@ class Flow:
         before = [found[name].layout for name in self.inputs[tap] if name in found]
         return all(layout.split == match.layout.split for layout in before if layout.ours == match.layout.ours)
 
+    def reached(self, tap: str, found: Collection[str]) -> set[str]:
+        """The taps that are made from `tap` without passing through one that was found."""
+        reached: set[str] = set()
+        waiting = [tap]
+        while waiting:
+            new = self.outputs[waiting.pop()] - reached
+            reached |= new
+            waiting += [name for name in new if name not in found]
+        return reached
+
+    def without_consequence(self, found: Collection[str], confirming: set[str]) -> list[str]:
+        """The taps that were not found, and from which no `confirming` one is made so, in order."""
+        return [tap for tap in self.outputs if tap not in found and not self.reached(tap, found) & confirming]
+
 
 def _known(tap: str, next_to: Mapping[str, frozenset[str]], found: Mapping[str, Match]) -> set[int]:
     """The operations of the found taps that are nearest to `tap` in one direction."""
@@ -60,7 +75,14 @@ def _known(tap: str, next_to: Mapping[str, frozenset[str]], found: Mapping[str, 
 
 
 def flow_of(probe: Probe) -> Flow:
-    """The flow of data of the reference, seen in what changes when a tap is another."""
+    """The flow of data of the reference, seen in what changes when a tap is another; of a large model, in a small one
+    with as many layers."""
+    if probe.is_large:
+        layers = {name: getattr(probe.config, name) for name in ("num_encoder_layers", "num_decoder_layers")}
+        small = small_system(probe.config, **layers)
+        probe = Probe(
+            probe.case, "flow", "the flow of data", small, probe_parameters(small), mixed_inputs(small, 0, 9, 7)
+        )
     ours = walk(probe, {})
     outputs = {tap: frozenset(dependents(probe, ours, ours, tap)) - {tap} for tap in ours}
     inputs = {tap: frozenset(name for name in ours if tap in outputs[name]) for tap in ours}

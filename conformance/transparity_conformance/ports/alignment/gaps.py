@@ -15,7 +15,7 @@ import numpy as np
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
-from transparity_conformance.ports.alignment.flow import Flow, dependents
+from transparity_conformance.ports.alignment.flow import Flow
 from transparity_conformance.ports.alignment.values.candidates import Candidates, Match
 from transparity_conformance.ports.alignment.values.layout import Layout, layouts
 
@@ -30,7 +30,7 @@ def between(
     """
     known = dict(found)
     ours = walk(probe, values)
-    depends = {tap: dependents(probe, values, ours, tap) for tap in found}
+    depends = {tap: flow.reached(tap, found) for tap in found}
     for tap in reversed(lost):
         made_from = {known[name].index for name in found if tap in depends[name]}
         index = _last(candidates, known, ours[tap].shape, made_from, flow, tap)

@@ -1,21 +1,26 @@
-"""The taps of a port that shows its logits alone: every operation is listened to, and the taps are found by value."""
+"""The taps that a port does not show: every operation is listened to, and the taps are found by value."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from transparity.limits.memory import available_memory, in_bytes
+from transparity.taps import tap_shapes
 from transparity_conformance.capabilities.stranger import PortError, PortProcessError
 from transparity_conformance.diagnosis.faults.wholly_hidden import judged_gap
 from transparity_conformance.diagnosis.judge import Actual, Progress
 from transparity_conformance.diagnosis.search.clock import Clock
+from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.oracle.budgets import epsilon
 from transparity_conformance.oracle.oracle import Arrays
-from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.oracle.probes import Probe, mixed_inputs
 from transparity_conformance.ports.alignment.plan import Plan, plan_of, read
 from transparity_conformance.ports.alignment.source import caller, operation_of
 from transparity_conformance.ports.alignment.values.candidates import HALF_OF_THE_DIGITS
@@ -41,13 +46,36 @@ class HeardCall:
 
 @dataclass(frozen=True, eq=False)
 class Heard:
-    """The calls of all probes by name; none if nothing was heard, and then the reason."""
+    """The calls of probes by name; none if nothing was heard, and then the reason."""
 
     calls: Mapping[str, HeardCall]
     notes: tuple[str, ...] = ()
+    probes: Mapping[str, Probe] = field(default_factory=dict)
+    """Probes that were heard beside those that were asked for."""
 
 
 NOT_ASKED = Heard({})
+
+
+class Row(Probe):
+    """One row without padding, on which the reference is walked often."""
+
+    keeps_exact = True
+
+
+BYTES_OF_A_TAP = 220
+"""Measured (`meta.listening.cost`): PyTorch records 6.7 numbers of 8 bytes for each number of a tap, which are held by
+the port's process, the answer on its way, and the alignment, which sorts them."""
+
+WALKS_OF_A_TAP = 2
+"""Alignment changes each tap for the flow of data, and behind faults."""
+
+
+def row_of(probe: Probe) -> Probe:
+    """One row without padding, as long as the inputs of `probe` and for the same model."""
+    lengths = {name: probe.inputs[name].shape[1] for name in probe.config.input_names}
+    source, target = lengths.get("source", lengths.get("tokens", 1)), lengths.get("target", 1)
+    return aligned_probe(dataclasses.replace(probe, inputs=mixed_inputs(probe.config, 0, source, target)))
 
 
 def wrong_logits(probes: Mapping[str, Probe], actual: Actual, dtype: str) -> Divergence | None:
@@ -64,49 +92,99 @@ def wrong_logits(probes: Mapping[str, Probe], actual: Actual, dtype: str) -> Div
 
 
 def hear(
-    forwards: Forwards, probes: Mapping[str, Probe], actual: Actual, dtype: str, clock: Clock, progress: Progress
+    forwards: Forwards,
+    probes: Mapping[str, Probe],
+    actual: Actual,
+    dtype: str,
+    clock: Clock,
+    progress: Progress,
+    row: Probe | None = None,
 ) -> Heard:
-    """Listen to a port whose logits are wrong, and which shows nothing else.
+    """Listen to a port whose logits are wrong; the taps that it shows by itself are its own.
 
     Args:
         actual: what the port showed on each probe, its logits among it.
         clock: the time for finding what lies behind faults.
+        row: one row without padding, on which taps are found; that of the first probe without it. A large model is
+            listened to on it alone.
     """
     first = next(iter(probes.values()))
-    if any(len(taps) > 1 for taps in actual.values()):
+    row = row or aligned_probe(first)
+    if all(len(actual[key]) == len(probe.oracle.expected) for key, probe in probes.items()):
         return NOT_ASKED
-    if first.is_large:
-        return Heard({}, ("the port was not listened to, for the model is large; with taps of its own, more is found",))
+    if reason := _why_not(row, clock):
+        return Heard({}, (f"the port was not listened to: {reason}; with taps of its own, more is found",))
     try:
-        return _heard(forwards, probes, actual, dtype, clock, progress)
+        return _heard(forwards, row, {} if first.is_large else probes, actual, dtype, clock, progress)
     except PortProcessError:
         raise
     except PortError as error:
         return Heard({}, (f"the port could not be listened to: {error}",))
 
 
+def _why_not(row: Probe, clock: Clock) -> str:
+    """The reason why a model is too large to be listened to; empty if it is not."""
+    lengths = {name: tokens.shape[1] for name, tokens in row.inputs.items()}
+    shapes = tap_shapes(row.config, len(next(iter(row.inputs.values()))), **lengths)
+    exact = 8 * sum(value.size for value in row.parameters.values())
+    needed, free = exact + BYTES_OF_A_TAP * sum(map(math.prod, shapes.values())), available_memory()
+    if needed > free:
+        return f"its weights and its values on one row need {in_bytes(needed)} of memory, and {in_bytes(free)} are free"
+    walk(row, {})  # the first one casts the parameters, too
+    began = time.thread_time()
+    walk(row, {})
+    seconds = WALKS_OF_A_TAP * len(shapes) * (time.thread_time() - began)
+    if seconds > clock.left:
+        return f"finding {len(shapes)} taps takes about {seconds:.0f} s (--budget SECONDS gives it more)"
+    return ""
+
+
 def _heard(
-    forwards: Forwards, probes: Mapping[str, Probe], actual: Actual, dtype: str, clock: Clock, progress: Progress
+    forwards: Forwards,
+    row: Probe,
+    probes: Mapping[str, Probe],
+    actual: Actual,
+    dtype: str,
+    clock: Clock,
+    progress: Progress,
 ) -> Heard:
-    first = next(iter(probes.values()))
-    aligned = aligned_probe(first)
     progress("listening to the port", 0, len(probes) + 1)
-    taps, operations = run_listening(forwards[id(first.parameters)], aligned)
+    taps, operations = run_listening(forwards[id(row.parameters)], row)
     if not operations:
         return Heard({}, ("no operation of the port was heard; with taps of its own, more is found",))
-    plan = plan_of(aligned, operations, taps["logits"], dtype, clock)
-    loops, has_loops = without_loops(aligned, operations), False
-    if len(plan.matches) < len(first.oracle.expected) and len(loops) < len(operations):
-        other = plan_of(aligned, loops, taps["logits"], dtype, clock)
+    plan = plan_of(row, operations, taps["logits"], dtype, clock)
+    loops, has_loops = without_loops(row, operations), False
+    if len(plan.matches) < len(row.oracle.expected) and len(loops) < len(operations):
+        other = plan_of(row, loops, taps["logits"], dtype, clock)
         has_loops = len(other.matches) > len(plan.matches)
-        plan = other if has_loops else plan
-    calls = {}
+        plan, operations = (other, loops) if has_loops else (plan, operations)
+    calls = {} if probes else {row.name: _call(plan, row, operations, taps)}
     for done, (key, probe) in enumerate(probes.items()):
         progress("listening to the port", done + 1, len(probes) + 1)
         _, operations = run_listening(forwards[id(probe.parameters)], probe)
         operations = without_loops(probe, operations) if has_loops else operations
-        calls[key] = HeardCall(operations, *read(plan, probe, operations, actual[key]["logits"]))
-    return Heard(calls, (_found(plan, first),))
+        calls[key] = _call(plan, probe, operations, actual[key])
+    return Heard(calls, (_found(plan, row),), {} if probes else {row.name: row})
+
+
+def _call(plan: Plan, probe: Probe, operations: Sequence[Operation], shown: Mapping[str, np.ndarray]) -> HeardCall:
+    """A call by the plan, in which what the port shows by itself, in the shape of its tap, is its own."""
+    expected = probe.oracle.expected
+    taps, numbers = read(plan, probe, operations, shown["logits"])
+    own = {tap: value for tap, value in shown.items() if value.shape == expected[tap].shape}
+    for tap, value in own.items():
+        if tap not in taps or not np.array_equal(taps[tap], value):
+            same = (i for i, each in enumerate(operations) if _has_numbers(each.value, value))
+            index = next(same, None)
+            numbers = {name: number for name, number in numbers.items() if name != tap}
+            numbers = numbers if index is None else numbers | {tap: index}
+    taps = taps | own
+    return HeardCall(operations, {tap: taps[tap] for tap in expected if tap in taps}, numbers)
+
+
+def _has_numbers(value: np.ndarray, shown: np.ndarray) -> bool:
+    """Return whether an operation has exactly these numbers, in any order."""
+    return value.size == shown.size and np.array_equal(np.sort(value, axis=None), np.sort(shown, axis=None))
 
 
 def aligned_probe(probe: Probe) -> Probe:
@@ -114,7 +192,7 @@ def aligned_probe(probe: Probe) -> Probe:
     inputs = {name: value[:1] for name, value in probe.inputs.items()}
     if "attention_mask" in inputs:
         inputs["attention_mask"] = np.ones_like(inputs["attention_mask"])
-    return dataclasses.replace(probe, name="aligned", purpose="one row without padding", inputs=inputs)
+    return Row(probe.case, "aligned", "one row without padding", probe.config, probe.parameters, inputs)
 
 
 def _found(plan: Plan, probe: Probe) -> str:

@@ -54,6 +54,8 @@ class Reached:
     seconds: float = 0.0
     is_history: bool = False
     """Whether the first wrong call is right for an object that was built for it alone."""
+    forwards: dict[int, Callable[..., Any]] = field(default_factory=dict)
+    """The built ports, by the identity of their parameters."""
 
     @property
     def wrong(self) -> list[Comparison]:
@@ -78,6 +80,7 @@ def reach(
             function = build_model(build, model.probes[0], f"{model.name} model", reached, is_derived=True)
         if function is None:
             continue
+        reached.forwards[id(model.parameters)] = function
         for number, probe in enumerate(model.probes):
             progress("calling the port at other sizes", len(reached.compared), calls)
             if reached.seconds > SECONDS and number >= WITHOUT_LIMIT:
@@ -169,6 +172,11 @@ def compare(probe: ReachProbe, logits: np.ndarray, dtype: str) -> Comparison:
             budget = probe.budget(dtype, in_sequence=True)
         wrong = share(error, budget) > 1 and logits.shape == expected.shape
         return Comparison(probe, error, budget, error_profile(logits, expected) if wrong else {})
+
+
+def whole(probe: ReachProbe) -> Probe:
+    """The same call with all taps, and not its logits alone."""
+    return Probe(probe.case, probe.name, probe.purpose, probe.config, probe.parameters, probe.inputs)
 
 
 @dataclass

@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from meta.independent.model import Model
+from meta.independent.port import build_with
 from meta.power.plain_port import Style, build_port
 from transparity.presets import preset
 from transparity_conformance.diagnosis.probe_result import compare_segments
+from transparity_conformance.oracle.cases import CASES
 from transparity_conformance.oracle.probes import Probe, mixed_inputs, probe_parameters
 from transparity_conformance.oracle.reach.models import ReachProbe, reach_of_preset
 from transparity_conformance.oracle.rounding.attention import product_in_sequence, softmax_in_sequence
@@ -55,6 +58,14 @@ def test_an_online_softmax_agrees_on_the_longest_probe() -> None:
     probe = Probe("walkthrough", "longest", "long", config, probe_parameters(config), mixed_inputs(config, 2, 256, 256))
     recorded = {"logits": answer(online(0), probe)["logits"]}
     assert not compare_segments(probe, recorded, "float32").wrong
+
+
+def test_a_product_of_pytorch_with_equal_weights_agrees_on_the_longest_probe() -> None:
+    """PyTorch's own batched product adds 256 padding keys of a row that sees none in sequence."""
+    config = dataclasses.replace(CASES["t5"], max_length=256)
+    probe = Probe("t5", "longest", "long", config, probe_parameters(config), mixed_inputs(config, 2, 256, 256))
+    recorded = answer(build_with(base=Model, taps=True), probe)
+    assert not compare_segments(probe, {name: np.asarray(value) for name, value in recorded.items()}, "float32").wrong
 
 
 def one_by_one(numbers: np.ndarray) -> np.float32:

@@ -30,7 +30,7 @@ from transparity_conformance.oracle.reach.thresholds import (
     longest_length,
     thresholds,
 )
-from transparity_conformance.oracle.rounding.variants import IN_SEQUENCE, TABLES
+from transparity_conformance.oracle.rounding.variants import IN_BLOCKS, IN_SEQUENCE
 from transparity_conformance.report.comparison import gap
 from transparity_numpy.transformer import transformer
 
@@ -60,7 +60,7 @@ class LogitsOracle(Oracle):
             inner = (lambda name, value: rounded(value, self.kind)) if self.kind in HALF else identity
             tap("logits", transformer(config, arrays, **given, tap=inner))
 
-        super().__init__(run, parameters, neighbours=1)
+        super().__init__(run, parameters)
         self._in_sequence: dict[str, float] = {}
 
     def _evaluate(self, arrays: Arrays, dtype: str, index: int = 0) -> Arrays:
@@ -69,9 +69,10 @@ class LogitsOracle(Oracle):
         return super()._evaluate(arrays, dtype, index)
 
     def _measure(self, dtype: str) -> dict[str, float]:
-        if dtype == "float64" or not self.has_tables:
+        if dtype == "float64":
             return super()._measure(dtype)
-        return {"logits": max(self._error(dtype, index) for index in TABLES)}
+        variants = IN_BLOCKS if self.has_tables else IN_BLOCKS[:1]
+        return {"logits": max(self._error(dtype, index) for index in variants)}
 
     def noise_in_sequence(self, dtype: str) -> float:
         """The reference's own error with sums over the keys taken in sequence."""

@@ -2,8 +2,11 @@
 
 | index | tables of positions | sums over the keys |
 |---|---|---|
-| even | by the formulas in turn (`tables.FORMULAS`) | as the reference takes them: pairwise, in blocks |
-| odd | the same | in sequence (`attention`) |
+| even | by the formulas in turn (`tables.FORMULAS`) | in sequence (`attention`) |
+| odd | the same | as the reference takes them: pairwise, in blocks |
+
+The point itself (0) is in sequence: numbers that are moved to a neighbouring point are no longer alike, so that their
+roundings cancel, which those of equal weights do not.
 """
 
 from __future__ import annotations
@@ -14,16 +17,16 @@ from collections.abc import Iterator
 from transparity_conformance.oracle.rounding.attention import summed_in_sequence
 from transparity_conformance.oracle.rounding.tables import FORMULAS, built_in_float32
 
-IN_SEQUENCE = 1
-"""A variant whose sums are taken in sequence."""
+IN_SEQUENCE = 0
+"""The variant whose sums are taken in sequence, with the first formula."""
 
-TABLES = tuple(range(0, 2 * len(FORMULAS), 2))
-"""Variants that differ in their tables alone, one for each formula."""
+IN_BLOCKS = tuple(range(1, 2 * len(FORMULAS), 2))
+"""The variants whose sums are taken as the reference takes them, one for each formula."""
 
 
 @contextlib.contextmanager
 def variant(index: int) -> Iterator[None]:
     """Within the context, the reference computes as the variant of that index."""
-    sums = summed_in_sequence() if index % 2 == IN_SEQUENCE else contextlib.nullcontext()
+    sums = contextlib.nullcontext() if index % 2 else summed_in_sequence()
     with built_in_float32(index), sums:
         yield

@@ -259,8 +259,8 @@ POSITIONS = (
     ),
     Bug(
         ("rotary-position",),
-        'x = self.tap(f"{at}.{role}_rotated", self.rotated(x, where))',
-        'x = self.tap(f"{at}.{role}_rotated", self.rotated(x, where + (role == "query")))',
+        "self.c.num_heads)), where)",
+        "self.c.num_heads)), where + 1)",
         _rotary,
         ("angles = positions[..., None].double() * frequencies",),
     ),

@@ -1,8 +1,8 @@
 """Measure the checker on first drafts: `python -m meta.drafts.measure [--drafts N] [--seed S] [--only WORD]`.
 
 Each draft has three to six bugs and shows its logits alone. A bug is named in one run if a cause with one of its ids is
-reported; in runs that mend what was named first, if it is named in any of them. The line of a cause is right if it is a
-line of its bug, one that runs what the bug changes, or next to one.
+reported; in runs that mend what was named first, if it is named in any of them. Where a bug is first named, the line is
+right if it is a line of the bug, one that runs what the bug changes, or next to one.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def checked(draft: Draft, folder: Path, **options: Any) -> Report:
     return check(model, **which, **options)
 
 
-def judged(draft: Draft, folder: Path) -> Judged:
-    """Check a draft, and again while something is named first that can be mended."""
+def judged(draft: Draft, folder: Path, *, once: bool = False) -> Judged:
+    """Check a draft and, unless `once`, again while something is named first that can be mended."""
     began = time.perf_counter()
     report = checked(draft, folder / "first")
     seconds = time.perf_counter() - began
@@ -85,12 +85,12 @@ def judged(draft: Draft, folder: Path) -> Judged:
     for fault in report.faults:
         found = bugs_named(draft, fault)
         new = [bug for bug in found if bug not in named]
-        lines += [is_line_of(draft, fault, bug) for bug in new]
+        lines += [any(is_line_of(draft, fault, bug) for bug in found)] * bool(new)
         named += new
         if fault.causes and not found:
             false.append(f"{fault.where}: {' and '.join(cause.mistake for cause in fault.causes)}")
     answers = [_answer(fault) for fault in report.faults]
-    mended, runs = _mended(draft, report, folder)
+    mended, runs = (named, 1) if once else _mended(draft, report, folder)
     return Judged(draft, named, mended, lines, false, seconds, runs, answers=answers)
 
 
@@ -123,6 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--drafts", type=int, default=DRAFTS)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", metavar="WORD", help="only drafts with this in their description")
+    parser.add_argument("--once", action="store_true", help="one run of each draft: nothing is mended")
     parser.add_argument("--verbose", action="store_true", help="print every divergence")
     options = parser.parse_args(arguments)
     tally: list[Judged] = []
@@ -130,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for number, draft in enumerate(drafts(options.drafts, Path(name), options.seed)):
             if options.only in str(draft):
                 try:
-                    tally.append(judged(draft, Path(name, f"draft_{number}")))
+                    tally.append(judged(draft, Path(name, f"draft_{number}"), once=options.once))
                 except Exception as error:  # noqa: BLE001 - it is counted, whatever it is
                     tally.append(Judged(draft, [], [], [], [], 0.0, 0, f"; crashed: {error!r:.300}"))
                 print(number, tally[-1], flush=True)  # noqa: T201

@@ -44,7 +44,20 @@ def align(probe: Probe, candidates: Candidates, clock: Clock) -> dict[str, Match
     with contextlib.suppress(OutOfTime):
         _fill(probe, candidates, found, {tap: guessed.get(tap) for tap in lost}, flow, clock)
     found = guessed | found
-    return {tap: found[tap] for tap in ours if tap in found}
+    return _told_apart(candidates, {tap: found[tap] for tap in ours if tap in found}, flow)
+
+
+def _told_apart(candidates: Candidates, found: dict[str, Match], flow: Flow) -> dict[str, Match]:
+    """The matches, those of equal numbers in two places such that each leads to what is made from its tap."""
+    for tap, match in found.items():
+
+        def on_its_way(index: int, tap: str = tap) -> bool:
+            return flow.admits(tap, index, candidates, found) and flow.leads_on(tap, index, candidates, found)
+
+        if not on_its_way(match.index):
+            value = match.layout.to_ours(candidates.values[match.index])
+            found[tap] = candidates.nearest(value, may_be=on_its_way) or match
+    return found
 
 
 def _alternate(

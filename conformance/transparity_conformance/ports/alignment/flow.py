@@ -33,7 +33,8 @@ class Flow:
     def leads_on(self, tap: str, index: int, candidates: Candidates, found: Mapping[str, Match]) -> bool:
         """Return whether a value leads to nothing but what is made from `tap`; of equal values one is on its way."""
         return all(
-            name in self.behind[tap] or not candidates.leads_to(index, match.index) for name, match in found.items()
+            name in self.behind[tap] or match.index == index or not candidates.leads_to(index, match.index)
+            for name, match in found.items()
         )
 
     def admits(self, tap: str, index: int, candidates: Candidates, found: Mapping[str, Match]) -> bool:

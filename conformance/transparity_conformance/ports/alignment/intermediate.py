@@ -9,6 +9,8 @@ import numpy as np
 from transparity_conformance.diagnosis.walk import Reached
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
+from transparity_numpy.embeddings import sinusoidal_positions
+from transparity_numpy.positions import alibi_slopes, rotary_frequencies
 from transparity_numpy.transformer import transformer
 
 
@@ -77,3 +79,20 @@ def intermediates(probe: Probe, given: Arrays, until: str) -> list[np.ndarray]:
     except Reached:
         pass
     return values
+
+
+def tables(probe: Probe) -> list[np.ndarray]:
+    """The numbers that the reference computes from positions alone: angles, waves, slopes and biases of distances."""
+    config, length = probe.config, max(tokens.shape[1] for tokens in probe.inputs.values())
+    positions = np.arange(length)
+    found = [value for name, value in probe.exact.items() if name.endswith("relative_bias.weight")]
+    if config.positions == "sinusoidal":
+        found.append(sinusoidal_positions(length, config.embed_dim, config.rope_theta, config.rope_layout))
+    if config.positions == "rotary":
+        frequencies = rotary_frequencies(config)
+        angles = positions[:, None] * frequencies
+        found += [frequencies, angles, np.cos(angles), np.sin(angles)]
+    if config.positions == "alibi":
+        slopes = alibi_slopes(config.num_heads)
+        found += [slopes, np.abs(positions[:, None] - positions)[None] * slopes[:, None, None]]
+    return [each for value in found for each in (value, -value)]

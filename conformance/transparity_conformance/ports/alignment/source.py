@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
+from transparity.config import EXACT_MASK_BELOW
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
-from transparity_conformance.ports.alignment.intermediate import intermediates
+from transparity_conformance.ports.alignment.intermediate import intermediates, tables
 from transparity_conformance.ports.alignment.values.loops import GROWS
 from transparity_conformance.ports.listening.operation import Operation, Source
 
@@ -36,7 +36,8 @@ def operation_of(
     """
     end = numbers[where]
     segment = _segment(operations, end, {number for tap, number in numbers.items() if tap != where})
-    right = _Right(intermediates(probe, {tap: value for tap, value in taps.items() if tap != where}, where))
+    given = {tap: value for tap, value in taps.items() if tap != where}
+    right = _Right(intermediates(probe, given, where), tables(probe))
     largest = float(np.abs(taps[where]).max(initial=0.0)) or 1.0
     tolerance = math.sqrt(budget * min(error, largest)) / largest
     flows = _flows(operations, segment, set(numbers.values()))
@@ -68,7 +69,8 @@ def caller(
         faulty: the taps that are wrong.
     """
     known = set(numbers.values())
-    right = (number for tap, number in numbers.items() if tap not in faulty)
+    wrong = {numbers[tap] for tap in faulty if tap in numbers}
+    right = (number for number in numbers.values() if number not in wrong)
     innocent = {
         line for number in right for index in _segment(operations, number, known) for line in operations[index].stack
     }
@@ -109,25 +111,33 @@ def _flows(operations: Sequence[Operation], segment: Sequence[int], known: set[i
 class _Right:
     """The numbers that are right, whatever their order."""
 
-    def __init__(self, values: Sequence[np.ndarray]) -> None:
+    def __init__(self, values: Sequence[np.ndarray], tables: Sequence[np.ndarray]) -> None:
+        self.tables = [np.unique(each) for each in tables]
         self.by_size: dict[int, list[np.ndarray]] = {}
         for value in values:
             self.by_size.setdefault(value.size, []).append(value)
         self.sketches: dict[int, list[np.ndarray]] = {}
 
     def has(self, value: np.ndarray, tolerance: float, *, is_table: bool) -> bool:
-        """Return whether these numbers are right to `tolerance` of the largest; of a table, each by itself."""
-        sketch = np.sort(value, axis=None)
-        allowed = tolerance * (float(np.abs(sketch).max(initial=0.0)) or 1.0)
-        if is_table:
-            return any(_all_in(sketch, each, allowed) for each in self._tables)
-        if value.size not in self.sketches:
-            self.sketches[value.size] = [np.sort(each, axis=None) for each in self.by_size.get(value.size, [])]
-        return any(bool(np.all(np.abs(each - sketch) <= allowed)) for each in self.sketches[value.size])
+        """Return whether these numbers are right to `tolerance` of the largest; of a table, each by itself.
 
-    @functools.cached_property
-    def _tables(self) -> list[np.ndarray]:
-        return [np.unique(each) for some in self.by_size.values() for each in some]
+        Positions and other whole numbers are right in every table.
+        """
+        sketch = _sketch(value)
+        allowed = tolerance * (float(np.abs(sketch[np.isfinite(sketch)]).max(initial=0.0)) or 1.0)
+        is_whole = is_table and bool(np.array_equal(sketch, np.round(sketch)) and np.isfinite(sketch).all())
+        if is_whole or (is_table and any(_all_in(sketch, each, allowed) for each in self.tables)):
+            return True
+        if value.size not in self.sketches:
+            self.sketches[value.size] = [_sketch(each) for each in self.by_size.get(value.size, [])]
+        with np.errstate(invalid="ignore"):
+            same = ((each == sketch) | (np.abs(each - sketch) <= allowed) for each in self.sketches[value.size])
+            return any(bool(each.all()) for each in same)
+
+
+def _sketch(value: np.ndarray) -> np.ndarray:
+    """The sorted numbers, with −∞ for every score that is masked, whatever number stands for it."""
+    return np.sort(np.where(value < EXACT_MASK_BELOW, -np.inf, value), axis=None)
 
 
 def _all_in(values: np.ndarray, table: np.ndarray, allowed: float) -> bool:

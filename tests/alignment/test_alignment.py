@@ -20,8 +20,8 @@ from transparity_conformance import check
 from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.oracle.probes import Probe, probes_of
 from transparity_conformance.ports.alignment.heard import aligned_probe
-from transparity_conformance.ports.alignment.layout import layouts
 from transparity_conformance.ports.alignment.plan import Plan, plan_of, read
+from transparity_conformance.ports.alignment.values.layout import layouts
 from transparity_conformance.ports.process.running import run_listening
 from transparity_conformance.report.check.findings import findings, sentence
 

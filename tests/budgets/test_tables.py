@@ -13,7 +13,7 @@ import pytest
 from transparity.config import TransformerConfig
 from transparity.presets import preset
 from transparity_conformance import check
-from transparity_conformance.oracle import tables
+from transparity_conformance.oracle.rounding import tables
 from transparity_numpy.port import build as numpy_build
 
 SINUSOIDAL = dataclasses.replace(preset("notes-lm").resized(), max_length=128, positions="sinusoidal")

@@ -202,17 +202,18 @@ def test_a_window_that_no_call_reaches_is_inconclusive_and_named() -> None:
     assert "sliding_window = 6000" in as_text([report])
 
 
-def of_fixed_sizes(refuse: bool) -> Callable[..., Any]:
-    """A port for no more than 24 features or 31 tokens, which it says at once, or when it is called."""
+def of_fixed_sizes(refuses: str) -> Callable[..., Any]:
+    """A port for no more than 24 features or 31 tokens, which it says at once, when it is called, or when it is called
+    with several tokens."""
 
     def build(config: TransformerConfig, parameters: Arrays) -> Callable[..., Any]:
         fits = config.embed_dim == 24 and config.num_heads == 3
-        if refuse and not fits:
+        if refuses == "to be built" and not fits:
             raise ValueError("24 features and 3 heads, please")
         forward = numpy_build(config, parameters)
 
         def answer(**tokens: Any) -> Any:
-            if not fits:
+            if not fits and (refuses == "to be called" or tokens["tokens"].size > 1):
                 raise ValueError("24 features and 3 heads, please")
             return forward.logits(**tokens)
 
@@ -221,16 +222,17 @@ def of_fixed_sizes(refuse: bool) -> Callable[..., Any]:
     return build
 
 
-def test_a_port_that_refuses_other_sizes_agrees_within_its_own() -> None:
-    report = check(of_fixed_sizes(refuse=True), "notes-lm")
+@pytest.mark.parametrize("refuses", ["to be built", "to be called"])
+def test_a_port_that_refuses_other_sizes_agrees_within_its_own(refuses: str) -> None:
+    report = check(of_fixed_sizes(refuses), "notes-lm")
     assert report.verdict == "agrees"
-    assert any("wide model" in line for line in report.not_compared)
+    assert any("wide" in line and "please" in line for line in report.not_compared)
     assert any("probe square" in line for line in report.not_compared)
     assert "head_dim 8" in report.coverage.sizes
 
 
-def test_a_port_that_fails_on_sizes_that_it_built_is_inconclusive() -> None:
-    report = check(of_fixed_sizes(refuse=False), "notes-lm")
+def test_a_port_that_answers_one_token_of_other_sizes_and_fails_on_more_is_inconclusive() -> None:
+    report = check(of_fixed_sizes("several tokens"), "notes-lm")
     assert report.verdict == "inconclusive"
     assert any("wide" in line and "please" in line for line in report.coverage.untested)
 

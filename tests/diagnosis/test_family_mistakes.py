@@ -95,7 +95,7 @@ def test_the_checker_reaches_its_targets(answers: list[Judgement], measure: Meas
 
 
 @pytest.mark.parametrize(
-    "trial", [each for each in further_family_ports(("bloom", "opt"), pairs=3) if each.view in QUICK], ids=str
+    "trial", [each for each in further_family_ports(("bloom", "opt"), {2: 3}) if each.view in QUICK], ids=str
 )
 def test_two_mistakes_are_told_apart_and_an_unknown_one_has_no_name(trial: SimulatedPort) -> None:
     answer = judged(trial)

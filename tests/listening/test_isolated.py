@@ -84,6 +84,9 @@ def test_an_exception_while_listening_is_the_same_sentence(spec: str, probe: Pro
         ("value", [np.ones(2), np.ones(0)]),
         ("value", [np.ones(2)]),
         ("sources", [["file.py"]]),
+        ("stack", np.array([0, 1])),
+        ("stack", np.array([0, -1])),
+        ("stacks", [[0]]),
         ("arguments", [[0, {}]]),
     ],
 )
@@ -91,7 +94,8 @@ def test_what_describes_no_operations_is_refused(field: str, value: Any) -> None
     answer = described([]) | {
         "name": np.array([0, 0]),
         "names": ["aten.mm.default"],
-        "source": np.array([-1, -1]),
+        "stack": np.array([0, 0]),
+        "stacks": [[]],
         "inputs": np.array([0]),
         "counts": np.array([0, 1]),
         "value": [np.ones(2), np.ones(2)],

@@ -105,7 +105,7 @@ def is_named(judgement: Judgement) -> bool:
     return bool(judgement.divergences) and names(judgement.divergences[0], fault)
 
 
-def both_named(judgement: Judgement) -> bool:
+def all_named(judgement: Judgement) -> bool:
     """Return whether every fault is named at a place of its own."""
     config = judgement.port.config
     return is_placed(judgement) and all(
@@ -115,9 +115,9 @@ def both_named(judgement: Judgement) -> bool:
 
 
 def one_named(judgement: Judgement) -> bool:
-    """Return whether one fault is named, and the other is too, or is reported to remain."""
+    """Return whether one fault is named, and the others are too, or something is reported to remain."""
     faults, divergences = judgement.port.faults, judgement.divergences
-    # A tie is not enough here: of two faults by logits alone, one has to be named by its own id.
+    # A tie is not enough here: of several faults by logits alone, one has to be named by its own id.
     first = {each.causes[0].mistake for each in divergences if each.causes}
     right = [fault for fault in faults if first & set(fault.ids)]
     left = any(not each.causes or each.causes[0].residual > each.budget for each in divergences)
@@ -159,9 +159,12 @@ MEASURES = (
     Measure("named first, with taps", "fault", "taps", is_named, 0.98),
     Measure("named first, by operations", "fault", "operations", is_named, 0.98),
     Measure("named first, by logits alone", "fault", "logits", is_named, 0.92),
-    Measure("two faults: both placed and named, with taps", "pair", "taps", both_named, 0.95),
-    Measure("two faults: both placed and named, by operations", "pair", "operations", both_named, 0.95),
-    Measure("two faults: one named, the other reported to remain, by logits", "pair", "logits", one_named, 0.90),
+    Measure("two faults: both placed and named, with taps", "pair", "taps", all_named, 0.98),
+    Measure("two faults: both placed and named, by operations", "pair", "operations", all_named, 0.95),
+    Measure("two faults: one named, the other reported to remain, by logits", "pair", "logits", one_named, 0.95),
+    Measure("three faults: all placed and named, with taps", "triple", "taps", all_named, 0.90),
+    Measure("three faults: all placed and named, by operations", "triple", "operations", all_named, 0.90),
+    Measure("three faults: one named, the others reported to remain, by logits", "triple", "logits", one_named, 0.90),
     Measure("no false alarm", "style", None, agrees, 1.0),
     Measure("no false cause: found", "uncatalogued", None, is_detected, 1.0),
     Measure("no false cause: placed, with taps", "uncatalogued", "taps", is_placed, 1.0),

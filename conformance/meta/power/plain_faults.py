@@ -128,6 +128,9 @@ def faults(config: TransformerConfig) -> tuple[PlainFault, ...]:
         # where masked keys weigh nothing, any number for a row that sees nothing is a convention
         free = id == "mask-wholly-hidden-row" and config.mask_is_exact
         made = [variant for variant in variants if not free or variant == "nan"]
+        # and a source's padding is read by nothing but such a row
+        if id == "padding-row" and config.has_decoder and config.mask_is_exact:
+            scopes = [scope for scope in scopes if scope != "encoder"]
         found += [PlainFault(id, variant, scope) for variant in made for scope in scopes]
     return tuple(found)
 

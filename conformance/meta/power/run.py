@@ -1,7 +1,8 @@
 """Measure the checker: `python -m meta.power.run [--sample N] [--json FILE]`.
 
-Every catalogued fault in every configuration where it acts, pairs of faults, faults that no catalogue has, and correct
-ports in many styles, of the presets and of the families: the share of right judgements of each, beside its target.
+Every catalogued fault in every configuration where it acts, pairs and triples of faults, faults that no catalogue has,
+and correct ports in many styles, of the presets and of the families: the share of right judgements of each, beside its
+target.
 """
 
 from __future__ import annotations
@@ -19,8 +20,18 @@ from rich.progress import track
 from rich.table import Table
 
 from meta.power.judgement import MEASURES, Judgement, judged, scores, wrong
-from meta.power.simulated import CASES, SimulatedPort, family_ports, further_family_ports, plain_ports, sampled
+from meta.power.simulated import (
+    CASES,
+    VIEWS,
+    SimulatedPort,
+    family_ports,
+    further_family_ports,
+    plain_ports,
+    sampled,
+)
 from transparity_conformance.oracle.cases import CASES as FAMILIES
+
+KINDS_OF_PORTS = tuple(dict.fromkeys(measure.kind for measure in MEASURES))
 
 PORTS: list[SimulatedPort] = []
 """The ports to judge, which processes inherit by number: a fault with functions in it is not pickled."""
@@ -70,7 +81,9 @@ def chosen_ports(options: argparse.Namespace) -> dict[str, list[SimulatedPort]]:
         "families": [*family_ports(families), *further_family_ports(families, seed=options.seed)],
     }
     for name, ports in every.items():
-        found = [port for port in ports if all(word in str(port) for word in options.only or ())]
+        kinds, views = options.kind or KINDS_OF_PORTS, options.view or VIEWS
+        found = [port for port in ports if port.kind in kinds and port.view in views]
+        found = [port for port in found if all(word in str(port) for word in options.only or ())]
         every[name] = sampled(found, options.sample, options.seed) if options.sample else found
     return every
 
@@ -81,6 +94,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--sample", type=int, metavar="N", help="at most N ports for each measure; all by default")
     parser.add_argument("--seed", type=int, default=0, help="of the sample and of the pairs")
     parser.add_argument("--case", action="append", choices=[*CASES, *FAMILIES], help="only these configurations")
+    parser.add_argument("--kind", action="append", choices=KINDS_OF_PORTS, help="only ports of this kind")
+    parser.add_argument("--view", action="append", choices=VIEWS, help="only ports that are seen so")
     parser.add_argument("--only", action="append", metavar="WORD", help="only ports with this in their description")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every judgement, too")

@@ -52,7 +52,13 @@ FURTHER = {
 CASES: dict[str, TransformerConfig] = {name: preset(name).resized() for name in PRESETS} | FURTHER
 """The configurations that the plain port serves; `FAMILIES` has the others."""
 
-PAIRS, FAMILY_PAIRS = 60, 40
+SEVERAL = {2: 120, 3: 30}
+"""How many ports with two faults, and with three, of the presets."""
+
+FAMILY_SEVERAL = {2: 80, 3: 20}
+"""The same of the families: 200 and 50 in all."""
+
+KINDS = {2: "pair", 3: "triple"}
 
 
 @dataclass(frozen=True)
@@ -60,7 +66,7 @@ class SimulatedPort:
     """One port to be checked, and how."""
 
     kind: str
-    """`fault`, `pair`, `uncatalogued`, or `style` for a correct port."""
+    """`fault`, `pair`, `triple`, `uncatalogued`, or `style` for a correct port."""
     case: str
     faults: tuple[Fault, ...] = ()
     style: Style = PLAIN
@@ -130,7 +136,7 @@ def plain_ports(cases: tuple[str, ...] = tuple(CASES), seed: int = 0) -> tuple[S
             unknown = uncatalogued(config)
             ports += [SimulatedPort("uncatalogued", case, (fault,), view=view) for fault in unknown]
         ports += [SimulatedPort("style", case, style=style) for style in styles(config)]
-    return (*ports, *_of_pairs(cases, PAIRS, seed))
+    return (*ports, *_of_several(cases, SEVERAL, seed))
 
 
 def family_ports(cases: Sequence[str] = tuple(FAMILIES)) -> list[SimulatedPort]:
@@ -140,34 +146,38 @@ def family_ports(cases: Sequence[str] = tuple(FAMILIES)) -> list[SimulatedPort]:
 
 
 def further_family_ports(
-    cases: Sequence[str] = tuple(FAMILIES), pairs: int = FAMILY_PAIRS, seed: int = 0
+    cases: Sequence[str] = tuple(FAMILIES), several: Mapping[int, int] = FAMILY_SEVERAL, seed: int = 0
 ) -> list[SimulatedPort]:
-    """Every port of the families with a fault that no catalogue has, and pairs of catalogued faults."""
+    """Every port of the families with a fault that no catalogue has, and with two or three catalogued faults."""
     unknown = [(case, fault) for case in cases for fault in family_faults.UNCATALOGUED if fault.acts(FAMILIES[case])]
     found = [SimulatedPort("uncatalogued", *_one(each), view=view) for each in unknown for view in VIEWS]
-    return found + _of_pairs(cases, pairs, seed)
+    return found + _of_several(cases, several, seed)
 
 
 def _one(single: tuple[str, Fault]) -> tuple[str, tuple[Fault]]:
     return single[0], (single[1],)
 
 
-def _of_pairs(cases: Sequence[str], pairs: int, seed: int) -> list[SimulatedPort]:
-    drawn = itertools.islice(_pairs(cases, seed), pairs if cases else 0)
-    return [SimulatedPort("pair", case, pair, view=view) for case, pair in drawn for view in VIEWS]
+def _of_several(cases: Sequence[str], several: Mapping[int, int], seed: int) -> list[SimulatedPort]:
+    return [
+        SimulatedPort(KINDS[size], case, faults, view=view)
+        for size, number in several.items()
+        for case, faults in itertools.islice(_together(cases, size, seed), number if cases else 0)
+        for view in VIEWS
+    ]
 
 
-def _pairs(cases: Sequence[str], seed: int) -> Iterator[tuple[str, tuple[Fault, Fault]]]:
-    """Two faults at different taps, each of which shows beside the other, drawn at random without end."""
+def _together(cases: Sequence[str], size: int, seed: int) -> Iterator[tuple[str, tuple[Fault, ...]]]:
+    """So many faults at different taps, each of which shows beside the others, drawn at random without end."""
     draw = random.Random(seed)
     while True:
         case = draw.choice(cases)
-        one, other = draw.sample(_pairable(case), 2)
-        if _are_apart(case, one, other) and _both_act(case, one, other):
-            yield case, (one, other)
+        faults = tuple(draw.sample(_combinable(case), size))
+        if all(_are_apart(case, *pair) for pair in itertools.combinations(faults, 2)) and _all_act(case, faults):
+            yield case, faults
 
 
-def _pairable(case: str) -> Sequence[Fault]:
+def _combinable(case: str) -> Sequence[Fault]:
     if case in FAMILIES:
         return family_faults.acting(case)
     acting = plain_faults.acting(CASES[case])
@@ -183,22 +193,23 @@ def _are_apart(case: str, one: Fault, other: Fault) -> bool:
     return distinct and not taps_of(one, config) & taps_of(other, config)
 
 
-def _both_act(case: str, one: Fault, other: Fault) -> bool:
-    ports = [build_of(made, dtype="float64") for made in ((one, other), (one,), (other,))]
-    return neither_hides(case_probes(case).values(), *ports)
+def _all_act(case: str, faults: tuple[Fault, ...]) -> bool:
+    without = itertools.combinations(faults, len(faults) - 1)
+    ports = [build_of(made, dtype="float64") for made in (faults, *without)]
+    return none_hides(case_probes(case).values(), *ports)
 
 
-def neither_hides(probes: Iterable[Probe], both: Build, *single: Build) -> bool:
-    """Return whether no fault of the `single` ports hides another from the logits of the port with `both`."""
+def none_hides(probes: Iterable[Probe], every: Build, *without: Build) -> bool:
+    """Return whether the logits of the port with `every` fault differ from those of each that is `without` one."""
     seen = set()
     for probe in probes:
         with np.errstate(all="ignore"):
-            together, *alone = (
-                build(probe.config, probe.parameters)(**probe.inputs)["logits"] for build in (both, *single)
+            together, *others = (
+                build(probe.config, probe.parameters)(**probe.inputs)["logits"] for build in (every, *without)
             )
         budget = probe.oracle.budget("logits", "float32")
-        seen |= {index for index, logits in enumerate(alone) if (np.abs(together - logits) > budget).any()}
-    return len(seen) == len(single)
+        seen |= {index for index, logits in enumerate(others) if (np.abs(together - logits) > budget).any()}
+    return len(seen) == len(without)
 
 
 def not_acting() -> set[str]:

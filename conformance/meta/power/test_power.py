@@ -108,7 +108,8 @@ def test_every_mistake_acts_in_some_configuration() -> None:
 
 def test_there_are_as_many_trials_as_promised() -> None:
     of_measure = [trial.kind for trial in plain_ports()]
-    assert of_measure.count("pair") == 3 * 60
+    assert of_measure.count("pair") == 3 * 120
+    assert of_measure.count("triple") == 3 * 30
     assert sum(len(styles(config)) for config in CASES.values()) >= 300
     assert {measure.kind for measure in MEASURES} == set(of_measure)
 
@@ -159,6 +160,12 @@ def test_one_of_two_mistakes_is_named_only_if_the_other_is_not_denied() -> None:
     assert one_named(answer(("logits", "attention-scale"), ("logits", ""), made=pair))
     assert not one_named(answer(("logits", "attention-scale"), made=pair))
     assert not one_named(answer(("logits", ""), made=pair))
+
+
+def test_a_scaled_input_of_batch_norm_is_named() -> None:
+    fault = PlainFault("norm-input-scale", "2")
+    found = judged(SimulatedPort("fault", "batch-norm", (fault,), view="logits"))
+    assert is_named(found), str(found)
 
 
 def test_a_checker_that_always_agrees_reaches_no_target_but_one() -> None:

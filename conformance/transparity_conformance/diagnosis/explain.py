@@ -64,13 +64,14 @@ def explain(
         candidates += whole_model(screen.config)
     unexplained = any(tap_kind(tap) == tap_kind(segment.tap) and not each.causes for tap, each in earlier.items())
     search = Search(segment, known, screen, candidates, clock)
-    found, remains = _search(search, screen, sites, with_pairs=not unexplained)
+    likely = [combination for combination, _ in _made_before(segment, screen, earlier)]
+    found, remains = _search(search, screen, sites, likely, with_pairs=not unexplained)
     if not found:
         return Explanation()
     chosen, *rest = found
-    causes = tuple(_cause(segment, known, chosen, index, before, screen) for index in range(len(chosen)))
-    if not remains:  # what is left is within the budget on every probe: rounding, however small the error was
-        causes = (*causes[:-1], dataclasses.replace(causes[-1], explained=1.0))
+    causes = _causes(segment, known, chosen, before, screen)
+    if remains:
+        causes = tuple(_cause(segment, known, chosen, index, before, screen) for index in range(len(chosen)))
     causes = (*causes[:-1], _with_numbers(causes[-1], chosen, rest))
     rivals = [rival for rival in rest if rival[0].fault.id != chosen[0].fault.id] if len(chosen) == 1 else []
     exact = chosen[0].fault.equivalents if len(chosen) == 1 else ()
@@ -79,13 +80,17 @@ def explain(
     return Explanation(causes, chosen, ids, next((name for name in splits if name), None), remains=remains)
 
 
-def _search(search: Search, screen: Probe, sites: list[str], *, with_pairs: bool) -> tuple[list[Combination], bool]:
+def _search(
+    search: Search, screen: Probe, sites: list[str], likely: list[Combination], *, with_pairs: bool
+) -> tuple[list[Combination], bool]:
     """Return equally good combinations, the preferred first, and whether something remains; none once time is over."""
     with contextlib.suppress(OutOfTime):
         found, remains = search.singles(), False
         if not found:
             found, remains = search.fitted(screen.config, sites)
-        if not found and with_pairs:
+        if not found and with_pairs and not search.segment.is_whole_model:
+            found, remains = search.several(screen.config, sites, likely), False
+        elif not found and with_pairs:
             found, remains = search.pairs()
             if not found or remains:
                 with_numbers = search.pairs_with_a_number(screen.config, sites)
@@ -109,17 +114,33 @@ def _same_as_earlier(
     segment: Segment, known: Combination, before: float, screen: Probe, earlier: Mapping[str, Explanation]
 ) -> Explanation | None:
     """The explanation of a segment of the same kind, if it holds here, too."""
-    for tap, each in earlier.items():
-        if tap_kind(tap) != tap_kind(segment.tap) or len(each.chosen) != 1 or each.chosen[0].sites != (tap,):
-            continue
-        fault = _made_at(each.chosen[0].fault, segment, screen)
-        if fault is None:
-            continue
-        chosen = (Hypothesis(fault, (segment.tap,)),)
+    for chosen, each in _made_before(segment, screen, earlier):
         if segment.share(screen, (*known, *chosen)) <= 1 and segment.vanishes((*known, *chosen)):
-            cause = dataclasses.replace(_cause(segment, known, chosen, 0, before, screen), explained=1.0)
-            return Explanation((cause,), chosen, each.indistinguishable, each.split_by)
+            causes = _causes(segment, known, chosen, before, screen)
+            return Explanation(causes, chosen, each.indistinguishable, each.split_by)
     return None
+
+
+def _made_before(
+    segment: Segment, screen: Probe, earlier: Mapping[str, Explanation]
+) -> list[tuple[Combination, Explanation]]:
+    """The faults of segments of the same kind, as they are made at this one: what one layer does, the next may do."""
+    made: list[tuple[Combination, Explanation]] = []
+    for tap, each in earlier.items():
+        if not each.chosen or tap_kind(tap) != tap_kind(segment.tap) or any(one.sites != (tap,) for one in each.chosen):
+            continue
+        faults = [_made_at(one.fault, segment, screen) for one in each.chosen]
+        if None not in faults:
+            made.append((tuple(Hypothesis(fault, (segment.tap,)) for fault in faults if fault is not None), each))
+    return made
+
+
+def _causes(
+    segment: Segment, known: Combination, chosen: Combination, before: float, screen: Probe
+) -> tuple[Cause, ...]:
+    """The causes of a combination that explains everything: what it leaves is rounding, however small the error was."""
+    causes = [_cause(segment, known, chosen, index, before, screen) for index in range(len(chosen))]
+    return (*causes[:-1], dataclasses.replace(causes[-1], explained=1.0))
 
 
 def _made_at(fault: Fault, segment: Segment, screen: Probe) -> Fault | None:
@@ -153,8 +174,10 @@ def _cause(
     applied = (*known, *chosen[: index + 1])
     residual = segment.largest(segment.probes[0], applied)
     gone = 1 - rms(segment.left(screen, applied)) / before if before else 1.0
-    description = fault.description if segment.tap in sites else f"{fault.description}, {_location(sites)}"
-    return Cause(fault.id, description, fault.value, residual, max(0.0, gone))
+    if segment.tap in sites:
+        return Cause(fault.id, fault.description, fault.value, residual, max(0.0, gone))
+    description, at = f"{fault.description}, {_location(sites)}", sites[0] if sites else ""
+    return Cause(fault.id, description, fault.value, residual, max(0.0, gone), at)
 
 
 def _with_numbers(cause: Cause, chosen: Combination, rest: list[Combination]) -> Cause:

@@ -28,6 +28,12 @@ Alter = Callable[[TransformerConfig, Arrays, str], Arrays]
 Patch = Callable[[WalkState, str, Any], Any]
 """From the state, a site and the right value there to the wrong value."""
 
+Settings = Mapping[str, Any]
+"""The parts of a formula in which a fault differs, by name."""
+
+Formula = Callable[[Settings, WalkState, str, Any], Any]
+"""From settings, the state, a site and the right value there to the value that the formula has with these settings."""
+
 
 @dataclass(frozen=True)
 class Fault:
@@ -45,8 +51,12 @@ class Fault:
     """Changes the parameters of a site."""
     patch: Patch | None = None
     """Changes the value at a site."""
+    formula: Formula | None = None
+    """Changes the value at a site to that of a formula with other `settings`. At one site faults of one formula act
+    together, with the settings of each."""
+    settings: Settings = field(default_factory=dict)
     also_patched: tuple[str, ...] = ()
-    """Further taps of the site's sublayer that `patch` changes."""
+    """Further taps of the site's sublayer that `patch` or `formula` changes."""
     downstream: Patch | None = None
     """Changes the value that flows on behind a site, but not the value shown at the site."""
     value: float | None = None
@@ -59,6 +69,12 @@ class Fault:
     """The fault that it is one side of, if the parameters of the site are used at the other in turn."""
     is_mutual: bool = False
     """Whether it is made at a site only if it is also made where that site's parameters are taken from."""
+
+    def patched(self, state: WalkState, site: str, value: Any) -> Any:
+        """The value at a site with this fault alone."""
+        if self.formula is not None:
+            value = self.formula(self.settings, state, site, value)
+        return self.patch(state, site, value) if self.patch else value
 
     def is_complete(self, sites: Collection[str]) -> bool:
         """Return whether a mutual fault has all its sides at `sites`."""
@@ -86,8 +102,8 @@ class Hypothesis:
 
     @functools.cached_property
     def patched(self) -> frozenset[str]:
-        """All taps that `fault.patch` changes."""
-        if not self.fault.patch:
+        """All taps that `fault.patch` or `fault.formula` changes."""
+        if not (self.fault.patch or self.fault.formula):
             return frozenset()
         scopes = (site.rpartition(".")[0] for site in self.sites)
         return frozenset([*self.sites, *(f"{scope}.{tap}" for scope in scopes for tap in self.fault.also_patched)])

@@ -12,18 +12,19 @@ import dataclasses
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.taps import Tap
-from transparity_conformance.diagnosis.fault import Hypothesis, Patch, WalkState
+from transparity_conformance.diagnosis.fault import Fault, Formula, Hypothesis, Patch, WalkState
 from transparity_conformance.diagnosis.resume import Start, depth, start_at
 from transparity_conformance.oracle.budgets import RULES, epsilon, rounded
 from transparity_conformance.oracle.oracle import Arrays, neighbour
 from transparity_conformance.oracle.probes import Probe
-from transparity_conformance.oracle.tables import built_in_float32
+from transparity_conformance.oracle.rounding.variants import variant
 from transparity_conformance.report.comparison import gap
 from transparity_numpy.transformer import transformer
 
@@ -33,7 +34,7 @@ class Reached(Exception):  # noqa: N818 - no error
 
 
 class Impossible(Exception):  # noqa: N818 - no error
-    """Two faults exclude each other: one needs an activation that the other removes."""
+    """Two faults exclude each other: they set the same part of a formula, or one removes what the other needs."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,8 @@ def walk(
     computed: Arrays = {} if base is None else dict(base.computed)
     tap = start.tap(_walking(state, computed, recorded, hypotheses, dtype, until))
     tokens: dict[str, Any] = dict(probe.inputs)
-    tables = built_in_float32(index) if dtype != "float64" else contextlib.nullcontext()
-    with np.errstate(all="ignore"), contextlib.suppress(Reached), tables:
+    computing = variant(index) if dtype != "float64" else contextlib.nullcontext()
+    with np.errstate(all="ignore"), contextlib.suppress(Reached), computing:
         transformer(start.shorter, start.shortened(state.parameters), tap=tap, **tokens)
     return computed
 
@@ -134,9 +135,11 @@ def _walking(
     """Make the tap that patches values, keeps them in `computed` and continues with the `recorded` ones."""
 
     def tap(name: str, value: np.ndarray) -> np.ndarray:
-        for hypothesis in hypotheses:
-            if name in hypothesis.patched and hypothesis.fault.patch:
-                value = _patched(hypothesis.fault.patch, state, name, value)
+        made = [hypothesis.fault for hypothesis in hypotheses if name in hypothesis.patched]
+        for formula, settings in _formulas(made).items():
+            value = _patched(partial(formula, settings), state, name, value)
+        for fault in made:
+            value = _patched(fault.patch, state, name, value) if fault.patch else value
         computed[name] = rounded(value, dtype)
         if name == until:
             raise Reached
@@ -149,6 +152,18 @@ def _walking(
         return flow
 
     return tap
+
+
+def _formulas(faults: Sequence[Fault]) -> dict[Formula, dict[str, Any]]:
+    """Each formula with the settings of all faults that change it."""
+    formulas: dict[Formula, dict[str, Any]] = {}
+    for fault in faults:
+        if fault.formula is not None:
+            settings = formulas.setdefault(fault.formula, {})
+            if twice := settings.keys() & fault.settings.keys():
+                raise Impossible(f"{min(twice)} cannot have two values at once")
+            settings |= fault.settings
+    return formulas
 
 
 def _patched(patch: Patch, state: WalkState, name: str, value: np.ndarray) -> Any:

@@ -13,7 +13,7 @@ from transparity.config import TransformerConfig
 from transparity.taps import Tap
 from transparity.training import Training
 from transparity_conformance.oracle.budgets import NEIGHBOURS, RULES, epsilon, rounded
-from transparity_conformance.oracle.tables import built_in_float32
+from transparity_conformance.oracle.rounding.variants import variant
 from transparity_conformance.report.comparison import gap, less
 from transparity_numpy.harness import function as reference_function
 from transparity_numpy.training.optimization import train
@@ -83,7 +83,7 @@ class Oracle:
             results[name] = rounded(value, computed or given)
             return results[name]
 
-        with built_in_float32(index) if dtype != "float64" else contextlib.nullcontext():
+        with variant(index) if dtype != "float64" else contextlib.nullcontext():
             self.run({name: rounded(value, given) for name, value in arrays.items()}, tap)
         return results
 

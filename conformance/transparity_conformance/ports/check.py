@@ -18,16 +18,13 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.parameters import check_parameters
 from transparity.presets import preset as preset_called
-from transparity_conformance.capabilities.capability import BuiltPort, ForwardPass
-from transparity_conformance.capabilities.compare import compare_capabilities
 from transparity_conformance.capabilities.stranger import PortError, PortProcessError
-from transparity_conformance.capabilities.table import ATTRIBUTES, offered_by
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.diagnosis.judge import Actual, Located, Progress, judge, silent, untold
 from transparity_conformance.diagnosis.search.clock import BUDGET, Clock
 from transparity_conformance.oracle.budgets import HALF
 from transparity_conformance.oracle.oracle import Arrays
-from transparity_conformance.oracle.probes import Probe, probes_left_out, probes_of, probes_with, single_row
+from transparity_conformance.oracle.probes import Probe, probes_left_out, probes_of, probes_with
 from transparity_conformance.oracle.probes import probes as probes_of_preset
 from transparity_conformance.oracle.reach.models import reach_of, reach_of_preset
 from transparity_conformance.ports.alignment.heard import (
@@ -41,20 +38,16 @@ from transparity_conformance.ports.alignment.heard import (
 )
 from transparity_conformance.ports.forms.reading import in_form
 from transparity_conformance.ports.forms.recognise import form_of, with_form
-from transparity_conformance.ports.histories import compare_history
 from transparity_conformance.ports.known import Known, name_of
 from transparity_conformance.ports.loader.hub import loaded_here
+from transparity_conformance.ports.offered import with_everything_offered
 from transparity_conformance.ports.process import isolation
 from transparity_conformance.ports.process.isolation import TIMEOUT
 from transparity_conformance.ports.process.running import Port, run, told_dtype
 from transparity_conformance.ports.reach.calls import Ran, Reached, reach, run_all, whole
 from transparity_conformance.ports.reach.verdict import coverage_of, with_reach
-from transparity_conformance.report.capability_result import not_compared, with_capabilities
 from transparity_conformance.report.comparison import gap, share
-from transparity_conformance.report.report import ClaimResult, Interrupted, Report, known_so_far
-
-FORWARD_ALONE = "of given parameters the forward pass is compared; the rest is, with drawn ones, by --config"
-"""Generation is tried with parameters of its own making, and beyond `max_length`, which of a checkpoint is far."""
+from transparity_conformance.report.report import ClaimResult, Interrupted, Report
 
 FORM_ALONE = "all that is computed before the answer, and all that a port may offer: answers are in another form"
 
@@ -148,26 +141,15 @@ def _checked(build: Port, asked: Asked, progress: Progress) -> Report:
     ran = ran if form is None else in_form(ran, form, probes)
     report = _forward_pass(asked, probes, ran, options, progress)
     report = report if form is None else with_form(report, form)
+    if ran.raised is not None and report.verdict != "diverges":  # what is wrong elsewhere may be why
+        raise ran.raised
     asked.known.report = report
     preset = asked.preset if asked.config is None else None
     report, reached = _with_reach(report, build, ran, probes, preset, asked.parameters, progress)
     if reached.wrong and not reached.is_history and not report.faults[-1].is_misshapen:
         report = _explained_at_other_sizes(asked, report, reached, progress)
-    sharing = {key: probe for key, probe in probes.items() if probe.parameters is first.parameters}
-    logits = {key: taps["logits"] for key, taps in ran.actual.items()}
-    if not first.is_large:
-        sharing["single"] = single_row(first)
-        logits["single"] = run(ran.forward, sharing["single"], logits_only=True)["logits"]
-    port = BuiltPort(build, ran.forward, {(first.config, id(first.parameters)): (first.parameters, ran.forward)})
-    passed = ForwardPass(sharing, logits, dtype)
-    with known_so_far(report.verdict, report.first_divergence):
-        if asked.parameters is None:
-            report = with_capabilities(report, not_compared(*probes_left_out(first.config, wanted, dtype)))
-            return _with_capabilities(report, port, passed)
-        found = not_compared(f"{', '.join(ATTRIBUTES)}: {FORWARD_ALONE}")
-        return with_capabilities(
-            report, found + compare_history(port, passed, found) if report.verdict == "agrees" else found
-        )
+    left_out = probes_left_out(first.config, wanted, dtype)
+    return with_everything_offered(report, build, ran, left_out, is_drawn=asked.parameters is None)
 
 
 def _forward_pass(
@@ -207,7 +189,7 @@ def _judged(
         if all(fault.causes for fault in alone.faults):  # then what has no cause makes no difference to the logits
             report = dataclasses.replace(report, faults=tuple(fault for fault in report.faults if fault.causes))
             if not _mistakes(alone) <= _mistakes(report):
-                return alone
+                return with_lines(alone, heard, probes)
     return report
 
 
@@ -280,18 +262,6 @@ def _probes(preset: str | None, config: TransformerConfig | None, parameters: Ar
         return probes_of(config, preset or "config")
     check_parameters(config, parameters)
     return probes_with(config, parameters, preset or "config")
-
-
-def _with_capabilities(report: Report, port: BuiltPort, forward: ForwardPass) -> Report:
-    causes = [cause for fault in report.faults for cause in fault.causes]
-    if [cause.mistake for cause in causes] == ["low-precision"]:  # then so is all that it offers
-        says = f"the port's forward pass is off by {causes[0].says}, and all that it offers with it"
-        return with_capabilities(
-            report, not_compared(*(f"{row.attribute}: {says}" for row in offered_by(port.forward)))
-        )
-    is_right = report.verdict == "agrees"
-    found = compare_capabilities(port, forward, is_right=is_right)
-    return with_capabilities(report, found + compare_history(port, forward, found) if is_right else found)
 
 
 def _repeated(probe: Probe, once: dict[str, np.ndarray], again: dict[str, np.ndarray], dtype: str) -> ClaimResult:

@@ -60,6 +60,8 @@ class Cause:
     """The largest difference left on the first probe with the fault in the reference."""
     explained: float
     """The share of the disagreement that disappears: 1 is all of it."""
+    at: str = ""
+    """The first tap at which the fault was put into the reference, if it is not that of the divergence."""
 
 
 @dataclass(frozen=True)

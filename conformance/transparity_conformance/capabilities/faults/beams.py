@@ -34,7 +34,7 @@ class BeamRules:
     ranks: str = "by penalty"
     """The ranking of continuations: `by penalty`, `by score` (the penalty is applied last), or `ended by penalty`."""
     ended: str = "stay"
-    """Continuations that have ended `stay`, `go on`, or are `dropped`."""
+    """Continuations that have ended `stay`, `go on`, or are `dropped` for as long as others of their row go on."""
     begins_apart: bool = True
     """Whether only one of the beams, which begin alike, counts at the first step."""
     reorders_cache: bool = True
@@ -66,11 +66,12 @@ def simulate_beam_search(
     visible, source = tokens, None if source is None else np.repeat(source, beams, axis=0)
     ended, added, margin = np.zeros((batch, beams), bool), np.zeros((batch, beams), int), np.full(batch, np.inf)
     score = np.where((np.arange(beams) == 0) | (not rules.begins_apart), 0.0, -np.inf) * np.ones((batch, 1))
-    after_end = np.where((np.arange(vocab) == config.filling_id) & (rules.ended == "stay"), 0.0, -np.inf)
+    after_end = np.where(np.arange(vocab) == config.filling_id, 0.0, -np.inf)
     for new in range(steps):
         logits = next_logits(config, parameters, visible, lengths + new, None, source, 0)
         following = (log_softmax(logits) if rules.normalizes else logits).reshape(batch, beams, vocab)
-        scores = score[:, :, None] + np.where(ended[:, :, None], after_end, following)
+        stays = np.all(ended, axis=-1, keepdims=True)[..., None] | (rules.ended == "stay")
+        scores = score[:, :, None] + np.where(ended[:, :, None], np.where(stays, after_end, -np.inf), following)
         added, ends = added + ~ended, ended[:, :, None] | (np.arange(vocab) == config.ending_id)
         order = rules.rank(scores, rules.penalty(added[:, :, None], begun, length_penalty), ends, last=False)
         best, ahead = _best(order.reshape(batch, -1), beams)

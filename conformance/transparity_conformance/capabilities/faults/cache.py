@@ -19,7 +19,7 @@ from transparity_numpy.embeddings import embed
 from transparity_numpy.head import head
 from transparity_numpy.masks import causal_mask, padding_mask, visible_keys
 from transparity_numpy.positions import rotary_tables, score_bias
-from transparity_numpy.state.cache import mark_valid, next_positions
+from transparity_numpy.state.cache import Cache, mark_valid, next_positions
 from transparity_numpy.state.context import LayerContext
 from transparity_numpy.transformer import stack
 
@@ -77,6 +77,10 @@ class CacheRules:
     mask: Mask = _cached_mask
     masks_source: bool = True
     """Whether padding in the source is masked."""
+    clips: bool = False
+    """Whether positions beyond `max_length` are the last one, as of tables that are looked up."""
+    grows: bool = False
+    """Whether the cache has room for the tokens so far alone: a query that sees no key weighs all that there are."""
 
 
 def simulate_decoding(
@@ -87,18 +91,20 @@ def simulate_decoding(
     tokens, tree = inputs[config.input_names[-1]], nest(shared(config, parameters))
     given = inputs.get("attention_mask")
     of_source, of_tokens = (given, None) if config.has_encoder else (None, given)
-    cache = prefill(
-        config, parameters, len(tokens), config.max_length, source=inputs.get("source"), attention_mask=of_source
-    )
+    capacity = 0 if rules.grows else config.max_length
+    cache = prefill(config, parameters, len(tokens), capacity, source=inputs.get("source"), attention_mask=of_source)
     memory_mask: Any = cache.get("memory_mask")
     memory_mask = memory_mask if memory_mask is None or rules.masks_source else np.ones_like(memory_mask)
     logits, begin = [], 0
     for size in sizes:
+        if rules.grows:
+            _grow(cache, size)
         chunk, right = tokens[:, begin : begin + size], next_positions(cache, size)
         chunk_mask = None if of_tokens is None else of_tokens[:, begin : begin + size]
         visible = mark_valid(cache, visible_keys(chunk, config.pad_id, chunk_mask), right)
         seen = visible if config.decoder_mask == "causal-and-padding" else np.ones_like(visible)
         moved, decoder = rules.positions(right), tree["decoder"]
+        moved = np.clip(moved, 0, config.max_length - 1) if rules.clips else moved
         x = _embedded(config, decoder, chunk, moved, visible)
         context = LayerContext(
             mask=rules.mask(right, seen),
@@ -111,6 +117,14 @@ def simulate_decoding(
         logits.append(head(config, tree, x))
         cache["lengths"], begin = cache["lengths"] + size, begin + size
     return np.concatenate(logits, axis=1)
+
+
+def _grow(cache: Cache, by: int) -> None:
+    """Make room for `by` more tokens."""
+    cache["visible"] = np.pad(cache["visible"], ((0, 0), (0, by)))
+    for layer in cache["layers"]:
+        room = ((0, 0), (0, 0), (0, by), (0, 0))
+        layer["self_attention"] = {name: np.pad(value, room) for name, value in layer["self_attention"].items()}
 
 
 def _embedded(
@@ -129,21 +143,26 @@ def _fault(id: str, says: str, **options: Any) -> SimulatedFault:
     return SimulatedFault(id, says, functools.partial(simulate_decoding, **options))
 
 
+_MASKS: dict[str, Mask] = {
+    "a token does not see itself": _does_not_see_itself,
+    "tokens of a step see later tokens of the step": _sees_the_chunk,
+    "the causal mask begins at the first key, not at the step's": _from_the_first_key,
+    "only the step's own tokens are visible: the cache is ignored": _sees_the_chunk_alone,
+    "padding in the cache is visible": _sees_padding,
+}
+
+_ONE_TOO_HIGH = "after the first step positions are one too high"
+
 CACHE_FAULTS = (
     _fault("cache-position", "positions begin at 0 again with every step", positions=lambda at: at - at[:, :1]),
-    _fault("cache-position", "after the first step positions are one too high", positions=_moved(1)),
+    _fault("cache-position", _ONE_TOO_HIGH, positions=_moved(1)),
     _fault("cache-position", "after the first step positions are one too low", positions=_moved(-1)),
     _fault("cache-position", "all tokens of a step have its first position", positions=_all_at(0)),
     _fault("cache-position", "all tokens of a step have its last position", positions=_all_at(-1)),
-    _fault("cache-mask", "a token does not see itself", mask=_does_not_see_itself),
-    _fault("cache-mask", "tokens of a step see later tokens of the step", mask=_sees_the_chunk),
-    _fault(
-        "cache-mask",
-        "the causal mask begins at the first key, not at the step's",
-        mask=_from_the_first_key,
-    ),
-    _fault("cache-mask", "only the step's own tokens are visible: the cache is ignored", mask=_sees_the_chunk_alone),
-    _fault("cache-mask", "padding in the cache is visible", mask=_sees_padding),
+    *(_fault("cache-mask", says, mask=mask) for says, mask in _MASKS.items()),
     _fault("cache-mask", "padding in the source is visible", masks_source=False),
+    # the same in other caches, where they answer otherwise
+    _fault("cache-position", _ONE_TOO_HIGH, positions=_moved(1), clips=True),
+    *(_fault("cache-mask", says, mask=mask, grows=True) for says, mask in _MASKS.items()),
 )
 """The likeliest first."""

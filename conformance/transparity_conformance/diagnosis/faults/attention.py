@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -9,7 +10,7 @@ from functools import partial
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.diagnosis.fault import Fault, NumericFault, WalkState
+from transparity_conformance.diagnosis.fault import Fault, NumericFault, Settings, WalkState
 from transparity_conformance.diagnosis.faults.masks import right_mask, scores_at
 from transparity_conformance.diagnosis.faults.position_bias import bias_at
 from transparity_conformance.diagnosis.faults.sites import (
@@ -43,16 +44,17 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if tap in ("query", "key", "value") and heads_at(config, tap) > 1:
         for name, (wrong, description) in SPLITS.items():
             kind = "head-split" if name == "view" else "head-order"
-            yield Fault(kind, f"split by {name}", description, patch=partial(_split, wrong))
+            yield Fault(kind, f"split by {name}", description, formula=attended, settings={"split": wrong})
     if tap == "context" and config.num_heads > 1:
         for name, (merge, description) in MERGES.items():
             kind = "head-split" if name == "view" else "head-order"
-            yield Fault(kind, f"merged by {name}", description, patch=partial(_merged, merge))
+            yield Fault(kind, f"merged by {name}", description, formula=attended, settings={"merge": merge})
     if tap in ("query", "key", "value", "context") and heads_at(config, tap) > 1:
         description = (
             "heads are interleaved, (head_dim, heads) instead of (heads, head_dim), in splitting and in merging"
         )
-        yield Fault("head-order", "split and merged interleaved", description, patch=_interleaved_throughout)
+        both = {"split": interleaved, "merge": MERGES["interleaved"][0]}
+        yield Fault("head-order", "split and merged interleaved", description, formula=attended, settings=both)
 
 
 def heads_at(config: TransformerConfig, tap: str) -> int:
@@ -90,26 +92,45 @@ def scaled(config: TransformerConfig, scale: float, named: str) -> Fault:
     kind += f" · {config.attention_multiplier:g}" if config.attention_multiplier != 1 else ""
     by = f"{named} ({scale:.4g})" if named else f"{scale:.6g}"
     description = f"your scores are {scale / right:.4f} × ours: scaled by {by} instead of {kind} ({right:.4g})"
-    change = partial(_scaled, SCALES.get(named, lambda config: scale))
+    settings = {"scale": SCALES.get(named, lambda config: scale)}
     # What hides scores before they are scaled is scaled with them; that shows if it hides by half.
     also = ("weights",) if config.mask_order == "before-scale" and 0 > config.mask_value > -1e3 else ()
-    return Fault("attention-scale", named or f"{scale:.6g}", description, patch=change, also_patched=also, value=scale)
+    variant = named or f"{scale:.6g}"
+    fault = Fault("attention-scale", variant, description, formula=attended, settings=settings, value=scale)
+    return dataclasses.replace(fault, also_patched=also)
 
 
-def _scaled(scale: Callable[[TransformerConfig], float], state: WalkState, site: str, value: Value) -> Value:
-    ratio = scale(state.config) / state.config.score_scale
-    if site.endswith(".weights"):
+def attended(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
+    """Queries, keys and values `split`, scores with a `scale`, a `cap`, another `capping` or `tiled` keys, and the
+    context of `tiled` values, put together by `merge`."""
+    tap = site.rpartition(".")[2]
+    if tap == "weights":
+        ratio = settings["scale"](state.config) / state.config.score_scale
         return attention_weights(scores_at(state, site), right_mask(state, site), state.config.masked_score * ratio)
-    if state.config.attention_softcap is not None or state.config.positions in ("relative", "alibi"):
-        return scored(state, site, scale(state.config), state.config.attention_softcap)
-    return value * value.dtype.type(ratio)
+    if tap == "scores":
+        return _scored(settings, state, site).astype(value.dtype)
+    if tap == "context":
+        return _merged(settings, state, site)
+    return _split(settings["split"], state, site, value) if "split" in settings else value
 
 
-def scored(state: WalkState, site: str, scale: float, cap: float | None) -> Value:
-    """Scores with another scale or cap."""
-    scope = site.rpartition(".")[0]
+def _scored(settings: Settings, state: WalkState, site: str) -> Value:
+    config, scope = state.config, site.rpartition(".")[0]
     query, key = normalized_and_rotated(state, scope, "query"), normalized_and_rotated(state, scope, "key")
-    return attention_scores(query, repeat_heads(key, query.shape[1]), scale, cap, bias_at(state, site))
+    key = _shared(settings, key, config)
+    scale = settings["scale"](config) if "scale" in settings else config.score_scale
+    cap, bias = settings.get("cap", config.attention_softcap), bias_at(state, site)
+    if "capping" not in settings:
+        return attention_scores(query, key, scale, cap, bias)
+    scores = settings["capping"](query @ key.swapaxes(-2, -1), scale, cap)
+    return scores if bias is None else scores + bias
+
+
+def _shared(settings: Settings, x: Value, config: TransformerConfig) -> Value:
+    """Keys or values of every head."""
+    if settings.get("tiled"):
+        return np.tile(x, (1, config.num_heads // config.key_value_heads, 1, 1))
+    return repeat_heads(x, config.num_heads)
 
 
 KNOWN_CAPS = (50.0, 30.0, 20.0, 10.0)
@@ -121,17 +142,21 @@ def _cap_faults(config: TransformerConfig, tap: str) -> Iterator[Fault]:
         description = "scores are softcapped after the mask, which sets masked ones to −cap"
         yield Fault("attention-cap", "behind the mask", description, patch=_capped_behind_mask)
         return
-    yield Fault("attention-cap", "missing", "scores have no softcap", patch=partial(_capped, None))
+    yield _capped("missing", "scores have no softcap", None)
     for cap in KNOWN_CAPS:
         if cap != config.attention_softcap:
             yield other_cap(config, cap)
     for name, (change, description) in CAPS.items():
-        yield Fault("attention-cap", name, description, patch=partial(_capped_otherwise, change))
+        yield Fault("attention-cap", name, description, formula=attended, settings={"capping": change})
 
 
 def other_cap(config: TransformerConfig, cap: float) -> Fault:
     description = f"scores are softcapped at {cap:.6g} instead of {config.attention_softcap:g}"
-    return Fault("attention-cap", f"{cap:.6g}", description, patch=partial(_capped, cap), value=cap)
+    return _capped(f"{cap:.6g}", description, cap)
+
+
+def _capped(variant: str, description: str, cap: float | None) -> Fault:
+    return Fault("attention-cap", variant, description, formula=attended, settings={"cap": cap}, value=cap)
 
 
 CAPS: dict[str, tuple[Callable[[Value, float, float], Value], str]] = {
@@ -150,22 +175,6 @@ CAPS: dict[str, tuple[Callable[[Value, float, float], Value], str]] = {
 }
 
 
-def _capped(cap: float | None, state: WalkState, site: str, value: Value) -> Value:
-    return scored(state, site, state.config.score_scale, cap)
-
-
-def _capped_otherwise(
-    change: Callable[[Value, float, float], Value], state: WalkState, site: str, value: Value
-) -> Value:
-    scope, cap = site.rpartition(".")[0], state.config.attention_softcap
-    assert cap is not None
-    query = normalized_and_rotated(state, scope, "query")
-    products = query @ repeat_heads(normalized_and_rotated(state, scope, "key"), query.shape[1]).swapaxes(-2, -1)
-    scores = change(products, state.config.score_scale, cap)
-    bias = bias_at(state, site)
-    return (scores if bias is None else scores + bias).astype(value.dtype)
-
-
 def _capped_behind_mask(state: WalkState, site: str, value: Value) -> Value:
     cap, hidden = state.config.attention_softcap, state.config.masked_score
     assert cap is not None
@@ -174,20 +183,9 @@ def _capped_behind_mask(state: WalkState, site: str, value: Value) -> Value:
 
 def _grouping_faults(tap: str) -> Iterator[Fault]:
     description = "are assigned to the heads in turn (0, 1, 0, 1) instead of to consecutive heads (0, 0, 1, 1)"
-    yield Fault("head-grouping", "tiled", f"keys and values {description}", patch=_tiled)
     alone = "keys" if tap == "scores" else "values"
-    yield Fault("head-grouping", f"{alone} tiled", f"{alone} {description}", patch=_tiled)
-
-
-def _tiled(state: WalkState, site: str, value: Value) -> Value:
-    scope, tap = site.rpartition(".")[::2]
-    times = state.config.num_heads // state.config.key_value_heads
-    if tap == "context":
-        return merge_heads(state.taps[f"{scope}.weights"] @ np.tile(state.taps[f"{scope}.value"], (1, times, 1, 1)))
-    key, scale = np.tile(normalized_and_rotated(state, scope, "key"), (1, times, 1, 1)), state.config.score_scale
-    return attention_scores(
-        normalized_and_rotated(state, scope, "query"), key, scale, state.config.attention_softcap, bias_at(state, site)
-    )
+    for variant, which in (("tiled", "keys and values"), (f"{alone} tiled", alone)):
+        yield Fault("head-grouping", variant, f"{which} {description}", formula=attended, settings={"tiled": True})
 
 
 def view(x: Value, num_heads: int) -> Value:
@@ -230,16 +228,10 @@ def _split(wrong: Callable[[Value, int], Value], state: WalkState, site: str, va
     return apply_linear(state, site, wrong(x, state.config.num_heads))
 
 
-def _merged(merge: Callable[[Value], Value], state: WalkState, site: str, value: Value) -> Value:
+def _merged(settings: Settings, state: WalkState, site: str) -> Value:
     scope = site.rpartition(".")[0]
-    weights = state.taps[f"{scope}.weights"]
-    return merge(weights @ repeat_heads(state.taps[f"{scope}.value"], weights.shape[1]))
-
-
-def _interleaved_throughout(state: WalkState, site: str, value: Value) -> Value:
-    if site.endswith(".context"):
-        return _merged(MERGES["interleaved"][0], state, site, value)
-    return _split(interleaved, state, site, value)
+    merge = settings.get("merge", merge_heads)
+    return merge(state.taps[f"{scope}.weights"] @ _shared(settings, state.taps[f"{scope}.value"], state.config))
 
 
 def numeric_faults(config: TransformerConfig) -> Iterator[NumericFault]:

@@ -10,7 +10,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity_conformance.diagnosis.fault import Fault, WalkState
 from transparity_conformance.diagnosis.faults.embedding import right_ids, right_positions
-from transparity_conformance.diagnosis.faults.masks import Mask, weighed
+from transparity_conformance.diagnosis.faults.masks import Mask, MaskParts, weighed
 from transparity_conformance.diagnosis.faults.sites import Value, given_mask, padding_at
 
 OtherTypes = Callable[[np.ndarray, int], np.ndarray]
@@ -62,7 +62,12 @@ def _mask_faults(config: TransformerConfig, *, is_embedding: bool) -> Iterator[F
         # A mask that is ignored or inverted in attention alone is a fault of `masks`.
         acts = {"tokens": config.pad_id is not None, EXCHANGED: config.num_token_types > 1}.get(name, counts)
         if acts and (counts or name == EXCHANGED or not is_embedding):
-            yield Fault("attention-mask", name, description, patch=partial(_masked_otherwise, name))
+            patch, settings = partial(_embedded_otherwise, name), {"padding": partial(_other_mask, name)}
+            yield Fault("attention-mask", name, description, patch=patch, formula=weighed, settings=settings)
+
+
+def _other_mask(name: str, parts: MaskParts) -> Mask:
+    return MASKS[name][1](parts.state, parts.site)
 
 
 def _typed(wrong: OtherTypes | None, state: WalkState, site: str, value: Value) -> Value:
@@ -70,10 +75,11 @@ def _typed(wrong: OtherTypes | None, state: WalkState, site: str, value: Value) 
     return value - table[types] + (0 if wrong is None else table[wrong(types, state.config.num_token_types - 1)])
 
 
-def _masked_otherwise(name: str, state: WalkState, site: str, value: Value) -> Value:
+def _embedded_otherwise(name: str, state: WalkState, site: str, value: Value) -> Value:
+    """The embeddings with the positions and types that another mask gives."""
+    if not site.endswith(".embedding"):
+        return value
     mask = MASKS[name][1](state, site)
-    if site.endswith(".weights"):
-        return weighed(lambda parts: parts.seen(padding=mask), state, site, value)
     if state.config.position_count == "visible":
         table = state.parameters[f"{site.split('.')[0]}.position_embedding.weight"]
         value = value - right_positions(state, site) + table[right_ids(state, site, mask[:, 0, 0])]

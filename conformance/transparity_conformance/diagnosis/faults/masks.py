@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from transparity.config import MaskOrder, TransformerConfig
-from transparity_conformance.diagnosis.fault import Fault, Patch, WalkState
+from transparity_conformance.diagnosis.fault import Fault, Patch, Settings, WalkState
 from transparity_conformance.diagnosis.faults.sites import Value, given_mask, keys_of, padding_at, split
 from transparity_numpy.arithmetic.functional import softmax
 from transparity_numpy.attention import attention_weights, repeat_heads
@@ -24,6 +25,7 @@ class MaskParts:
     """The parts of the right mask of one attention."""
 
     def __init__(self, state: WalkState, site: str) -> None:
+        self.state, self.site = state, site
         tokens, causal = keys_of(state, site)
         self.length, self.config = tokens.shape[1], state.config
         self.padding = padding_at(state, site)
@@ -35,25 +37,16 @@ class MaskParts:
         self.window = self.layer_window if split(site)[1] == "self_attention" else None
         self.square = np.ones_like(self.past)
 
-    def seen(self, padding: Mask | None = None, past: Mask | None = None) -> Mask:
-        """The mask with another `padding` or another `past`."""
-        return self.within(self.unwindowed(padding, past))
-
-    def unwindowed(self, padding: Mask | None = None, past: Mask | None = None) -> Mask:
-        past = self.past if past is None else past
-        return past & (self.padding if padding is None else padding) if self.masks_padding else past
-
-    def within(self, mask: Mask) -> Mask:
-        """Restrict `mask` to the window of this attention, if it has one."""
-        return mask if self.window is None else self._within(mask, self.window)
-
-    def _within(self, mask: Mask, window: int) -> Mask:
-        return mask & window_mask(np.arange(self.length)[None], self.length, window)
-
-    def windowed(self, change: Callable[[int], int] = lambda window: window) -> Mask:
-        """The mask with a window of another size in every layer."""
-        assert self.config.sliding_window is not None
-        return self._within(self.unwindowed(), change(self.config.sliding_window))
+    def seen(self, settings: Settings) -> Mask:
+        """The mask, in which `settings` may change `past`, `padding` and `window`, each by a function of these parts,
+        whether it `masks_padding`, and whether all is `inverted`."""
+        mask = settings.get("past", lambda parts: parts.past)(self)
+        if settings.get("masks_padding", self.masks_padding):
+            mask = mask & settings.get("padding", lambda parts: parts.padding)(self)
+        window = settings.get("window", lambda parts: parts.window)(self)
+        if window is not None:
+            mask = mask & window_mask(np.arange(self.length)[None], self.length, window)
+        return ~mask if settings.get("inverted") else mask
 
 
 def layer_of(site: str) -> int:
@@ -61,20 +54,59 @@ def layer_of(site: str) -> int:
 
 
 def right_mask(state: WalkState, site: str) -> Mask:
-    return MaskParts(state, site).seen()
+    return MaskParts(state, site).seen({})
 
 
-Change = Callable[[MaskParts], Mask]
+def _masked(identity: str, variant: str, description: str, value: float | None = None, **settings: Any) -> Fault:
+    return Fault(identity, variant, description, formula=weighed, settings=settings, value=value)
 
 
-def _masked(identity: str, variant: str, description: str, change: Change) -> Fault:
-    return Fault(identity, variant, description, patch=partial(weighed, change))
+def weighed(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
+    """The weights with another mask, masked score, way to mask, or axis of the softmax; other taps as they are."""
+    if not site.endswith(".weights"):
+        return value
+    scores, mask = scores_at(state, site), np.broadcast_to(MaskParts(state, site).seen(settings), value.shape)
+    axis, hidden = settings.get("axis", -1), _masked_score(settings, state.config)
+    if "behind" in settings:
+        weights = _softmax_over(axis, scores) * mask
+        return weights / weights.sum(axis, keepdims=True) if settings["behind"] == "normalised" else weights
+    if "added" in settings:
+        return _softmax_over(axis, scores + np.where(mask, 0.0, settings["added"]).astype(value.dtype))
+    if axis == -1:
+        weights = attention_weights(scores, mask, hidden)
+        if "blind" not in settings:
+            return weights
+        blind = softmax(scores) if settings["blind"] == "by scores" else np.nan
+        return np.where(mask.any(-1, keepdims=True), weights, blind)
+    lowest = float(np.finfo(value.dtype).min) / 2
+    return _softmax_over(axis, np.where(mask, scores, value.dtype.type(max(hidden, lowest))))
 
 
-def weighed(change: Change, state: WalkState, site: str, value: Value) -> Value:
-    """The weights under another mask."""
-    mask = np.broadcast_to(change(MaskParts(state, site)), value.shape)
-    return attention_weights(scores_at(state, site), mask, state.config.masked_score)
+def _masked_score(settings: Settings, config: TransformerConfig) -> float:
+    """The number in place of masked scores: another, as large as it is behind the scale, or in the other order."""
+    masked, given = config.masked_score, config.mask_value
+    if "order" in settings:
+        masked = dataclasses.replace(config, mask_order=settings["order"](config)).masked_score
+    if "hidden" in settings:
+        scale = masked / given if given and math.isfinite(given) else 1.0
+        masked = settings["hidden"] * scale
+    return masked
+
+
+def _softmax_over(axis: int, scores: Value) -> Value:
+    return np.moveaxis(softmax(np.moveaxis(scores, axis, -1)), -1, axis)
+
+
+def _hiding(identity: str, variant: str, description: str, **settings: Any) -> Iterator[Fault]:
+    """A fault of the mask that may hide all keys of a row: with the weights that ports have there."""
+    yield _masked(identity, variant, description, **settings)
+    for kind, says in BLIND.items():
+        description_there = f"{description}; a row that sees nothing {says}"
+        yield _masked(identity, f"{variant}, {kind}", description_there, blind=kind, **settings)
+
+
+BLIND = {"NaN": "becomes NaN", "by scores": "weighs its keys by their scores"}
+"""Weights of rows that see nothing: those of a softmax of −∞ alone, and of scores that are all less by one number."""
 
 
 CAUSAL = (
@@ -82,25 +114,19 @@ CAUSAL = (
         "causal-missing",
         "missing",
         "the causal mask is missing: the future is visible",
-        lambda m: m.seen(past=m.square),
-    ),
-    _masked(
-        "causal-diagonal",
-        "hides itself",
-        "each position masks itself, too",
-        lambda m: m.seen(past=np.tril(m.square, -1)),
+        past=lambda m: m.square,
     ),
     _masked(
         "causal-diagonal",
         "shows the next",
         "each position sees the next one, too",
-        lambda m: m.seen(past=np.tril(m.square, 1)),
+        past=lambda m: np.tril(m.square, 1),
     ),
     _masked(
         "mask-polarity",
         "past hidden",
         "the causal mask is transposed: the past is masked",
-        lambda m: m.seen(past=np.triu(m.square)),
+        past=lambda m: np.triu(m.square),
     ),
 )
 CAUSAL_AND_PADDING = (
@@ -108,33 +134,34 @@ CAUSAL_AND_PADDING = (
         "mask-polarity",
         "causal inverted",
         "the causal part of the mask is inverted",
-        lambda m: m.within(m.padding & ~m.past),
+        past=lambda m: ~m.past,
     ),
     _masked(
         "mask-polarity",
         "padding inverted",
         "the padding part of the mask is inverted",
-        lambda m: m.within(~m.padding & m.past),
+        padding=lambda m: ~m.padding,
     ),
 )
 PADDING = (
-    _masked(
-        "padding-ignored", "not hidden", "padding is not masked", lambda m: m.within(np.ones_like(m.padding) & m.past)
-    ),
+    _masked("padding-ignored", "not hidden", "padding is not masked", padding=lambda m: np.ones_like(m.padding)),
     _masked(
         "padding-axis",
         "queries",
         "padded queries are masked instead of padded keys",
-        lambda m: m.within(m.query_padding & m.past),
+        padding=lambda m: m.query_padding,
     ),
 )
 PADDING_HIDDEN = _masked(
     "padding-ignored",
     "hidden",
     "padding is masked, but the reference leaves it visible",
-    lambda m: m.within(m.padding & m.past),
+    masks_padding=True,
 )
-INVERTED = _masked("mask-polarity", "inverted", "the mask is inverted", lambda m: ~m.seen())
+INVERTED = tuple(_hiding("mask-polarity", "inverted", "the mask is inverted", inverted=True))
+DIAGONAL = tuple(
+    _hiding("causal-diagonal", "hides itself", "each position masks itself, too", past=lambda m: np.tril(m.square, -1))
+)
 
 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
@@ -147,10 +174,10 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     causal = site.startswith("decoder") and sublayer == "self_attention"
     masks_padding = pads and (not causal or config.decoder_mask == "causal-and-padding")
     if causal or pads:
-        yield INVERTED
+        yield from INVERTED
         yield from _value_faults(config)
     if causal:
-        yield from CAUSAL
+        yield from (*CAUSAL, *DIAGONAL)
     if causal and masks_padding:
         yield from CAUSAL_AND_PADDING
     if masks_padding:
@@ -159,9 +186,9 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
         yield PADDING_HIDDEN
     if config.sliding_window is not None and sublayer == "self_attention":
         yield from _window_faults(config, config.sliding_window, layer_of(site), causal=causal)
-    yield Fault("softmax-axis", "queries", "softmax runs over the queries", patch=partial(_softmax_over, -2))
+    yield _masked("softmax-axis", "queries", "softmax runs over the queries", axis=-2)
     if config.num_heads > 1:
-        yield Fault("softmax-axis", "heads", "softmax runs over the heads", patch=partial(_softmax_over, 1))
+        yield _masked("softmax-axis", "heads", "softmax runs over the heads", axis=1)
     if pads or causal:
         yield HIDDEN_ROW_IS_NAN
         if not config.mask_is_exact:
@@ -172,17 +199,21 @@ def _value_faults(config: TransformerConfig) -> Iterator[Fault]:
     for value in (-10.0, -1e-20, -1e-9, -1.0, 0.0, -100.0, -1e4, -1e9, -math.inf):
         if value != config.mask_value:
             description = f"masked scores are replaced by {value:g} instead of {config.mask_value:g}"
-            yield Fault("mask-value", f"{value:g}", description, patch=partial(_hidden_by, value), value=value)
+            yield _masked("mask-value", f"{value:g}", description, value, hidden=value)
     for value in (config.mask_value, -1e9, -10.0, 1.0):
         if math.isfinite(value):
             description = f"{value:g} is added to masked scores instead of replacing them"
-            yield Fault("mask-value", f"{value:g} added", description, patch=partial(_added, value), value=value)
+            yield _masked("mask-value", f"{value:g} added", description, value, added=value)
     description = "the mask multiplies the weights after the softmax"
-    yield Fault("mask-order", "behind the softmax", description, patch=partial(_behind, False))
+    yield _masked("mask-order", "behind the softmax", description, behind="as they are")
     description += ", and they are normalised again"
-    yield Fault("mask-order", "behind the softmax, normalised", description, patch=partial(_behind, True))
+    yield _masked("mask-order", "behind the softmax, normalised", description, behind="normalised")
     other = "after" if config.mask_order == "before-scale" else "before"
-    yield Fault("mask-order", other, f"masked scores are replaced {other} the scale", patch=_other_order)
+    yield _masked("mask-order", other, f"masked scores are replaced {other} the scale", order=_other_order)
+
+
+def _other_order(config: TransformerConfig) -> MaskOrder:
+    return "after-scale" if config.mask_order == "before-scale" else "before-scale"
 
 
 def _window_faults(config: TransformerConfig, window: int, layer: int, *, causal: bool) -> Iterator[Fault]:
@@ -190,27 +221,26 @@ def _window_faults(config: TransformerConfig, window: int, layer: int, *, causal
     if layer_window is not None:
         for more in (1, -1):
             description = f"a position sees the last {window + more} positions, itself included, instead of {window}"
-            patch = partial(weighed, partial(_windowed_by, more))
-            yield Fault("window-size", f"{more:+d}", description, patch=patch, value=window + more)
+            yield _masked("window-size", f"{more:+d}", description, window + more, window=partial(_larger_by, more))
         description = "the sliding window is missing: the whole past is visible"
-        yield _masked("window-missing", "missing", description, lambda m: m.unwindowed())
+        yield _masked("window-missing", "missing", description, window=lambda m: None)
         if not causal:
             description = "half of the window is on each side"
-            yield _masked("window-size", "half", description, lambda m: m.windowed(lambda size: size // 2 + 1))
+            yield _masked("window-size", "half", description, window=lambda m: m.config.sliding_window // 2 + 1)
     if config.full_attention_every is not None:
         description = "layers with and without a window are exchanged"
-        yield _masked("window-layers", "exchanged", description, _exchanged_layers)
+        yield _masked("window-layers", "exchanged", description, window=_of_the_other_kind)
         if layer_window is None:
             description = "this layer has a window, although it should see all positions"
-            yield _masked("window-layers", "all", description, lambda m: m.windowed())
+            yield _masked("window-layers", "all", description, window=lambda m: m.config.sliding_window)
 
 
-def _windowed_by(more: int, m: MaskParts) -> Mask:
-    return m.windowed(lambda window: window + more)
+def _larger_by(more: int, m: MaskParts) -> int:
+    return int(m.config.sliding_window or 0) + more
 
 
-def _exchanged_layers(m: MaskParts) -> Mask:
-    return m.windowed() if m.layer_window is None else m.unwindowed()
+def _of_the_other_kind(m: MaskParts) -> int | None:
+    return m.config.sliding_window if m.layer_window is None else None
 
 
 def _hidden_row(name: str, description: str, patch: Patch) -> Fault:
@@ -235,34 +265,6 @@ def scores_at(state: WalkState, site: str) -> Value:
     return state.taps[site.replace(".weights", ".scores")]
 
 
-def _hidden_by(hidden: float, state: WalkState, site: str, value: Value) -> Value:
-    masked, given = state.config.masked_score, state.config.mask_value
-    scale = masked / given if given and math.isfinite(given) else 1.0
-    return attention_weights(scores_at(state, site), right_mask(state, site), hidden * scale)
-
-
-def _added(hidden: float, state: WalkState, site: str, value: Value) -> Value:
-    return softmax(scores_at(state, site) + np.where(right_mask(state, site), 0.0, hidden).astype(value.dtype))
-
-
-def _behind(normalised: bool, state: WalkState, site: str, value: Value) -> Value:
-    weights = softmax(scores_at(state, site)) * right_mask(state, site)
-    return weights / weights.sum(-1, keepdims=True) if normalised else weights
-
-
-def _other_order(state: WalkState, site: str, value: Value) -> Value:
-    order: MaskOrder = "after-scale" if state.config.mask_order == "before-scale" else "before-scale"
-    changed = dataclasses.replace(state.config, mask_order=order)
-    return attention_weights(scores_at(state, site), right_mask(state, site), changed.masked_score)
-
-
-def _softmax_over(axis: int, state: WalkState, site: str, value: Value) -> Value:
-    lowest = float(np.finfo(value.dtype).min) / 2
-    hidden = value.dtype.type(max(state.config.masked_score, lowest))
-    scores = np.where(right_mask(state, site), scores_at(state, site), hidden)
-    return np.moveaxis(softmax(np.moveaxis(scores, axis, -1)), -1, axis)
-
-
 def _unseeing(fill: float, state: WalkState, site: str, value: Value) -> Value:
     sees = right_mask(state, site).any(-1, keepdims=True)
     return np.where(sees, value, value.dtype.type(fill))
@@ -275,7 +277,7 @@ def _unseeing_scores(state: WalkState, site: str, value: Value) -> Value:
 
 def _unseeing_past(state: WalkState, site: str, value: Value) -> Value:
     parts = MaskParts(state, site)
-    return np.where(parts.seen().any(-1, keepdims=True), value, parts.past / parts.past.sum(-1, keepdims=True))
+    return np.where(parts.seen({}).any(-1, keepdims=True), value, parts.past / parts.past.sum(-1, keepdims=True))
 
 
 def _zero_context(state: WalkState, site: str, value: Value) -> Value:

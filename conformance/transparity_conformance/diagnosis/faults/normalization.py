@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.diagnosis.fault import Fault, NumericFault, WalkState
+from transparity_conformance.diagnosis.fault import Fault, NumericFault, Settings, WalkState
 from transparity_conformance.diagnosis.faults.sites import (
     Value,
     is_head_norm,
@@ -41,6 +41,9 @@ class Form:
     """The number added to the gain."""
     statistics: str = "features"
     """The axes: `features`, `heads` and their features, the `batch` and positions, or `running` statistics."""
+    eps: float = 0.0
+    factor: float = 1.0
+    """The number that the input is multiplied by."""
 
 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
@@ -65,9 +68,10 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     for other in _neighbours(config, site):
         name = site.rpartition(".")[2]
         yield from _taken(name, other)
-    if config.norm != "batch" or is_head_norm(site):
-        for factor in (2.0, 0.5):
-            yield _scaled_input(factor)
+    # a norm by its input's own statistics, which only eps tells from a scale
+    ties = ("norm-eps",) if config.norm != "batch" or is_head_norm(site) else ()
+    for factor in (2.0, 0.5):
+        yield _scaled_input(factor, ties)
 
 
 def _taken(name: str, other: str) -> Iterator[Fault]:
@@ -86,18 +90,14 @@ def _beside(name: str, site: str) -> str:
     return f"{site.rpartition('.')[0]}.{name}"
 
 
-def _scaled_input(factor: float) -> Fault:
+def _scaled_input(factor: float, ties: tuple[str, ...]) -> Fault:
     says = f"what this norm is given is {factor:g} × ours"
-    patch = partial(_scaled, factor)
-    return Fault("norm-input-scale", f"{factor:g}", says, patch=patch, equivalents=("norm-eps",))
+    settings = {"factor": factor}
+    return Fault("norm-input-scale", f"{factor:g}", says, formula=_normed, settings=settings, equivalents=ties)
 
 
-def _scaled(factor: float, state: WalkState, site: str, value: Value) -> Value:
-    return normed_input(state, site, norm_input(state, site) * value.dtype.type(factor))
-
-
-def _formed(identity: str, variant: str, description: str, **changes: Any) -> Fault:
-    return Fault(identity, variant, description, patch=partial(_normed, changes, None))
+def _formed(identity: str, variant: str, description: str, **settings: Any) -> Fault:
+    return Fault(identity, variant, description, formula=_normed, settings=settings)
 
 
 def _of_batch() -> Iterator[Fault]:
@@ -158,30 +158,29 @@ def form_at(config: TransformerConfig, site: str) -> Form:
     """The right norm at a tap."""
     more = 1.0 if config.norm_gain == "one-plus-weight" else 0.0
     if config.norm == "rms" or is_head_norm(site):
-        return Form(centered=False, biased=False, more=more)
+        return Form(centered=False, biased=False, more=more, eps=config.norm_eps)
     unbiased = config.norm == "layer-unbiased"
     statistics = "running" if config.norm == "batch" else "features"
-    return Form(correction=int(unbiased), outside=unbiased, statistics=statistics, more=more)
+    return Form(correction=int(unbiased), outside=unbiased, statistics=statistics, more=more, eps=config.norm_eps)
 
 
 def other_eps(config: TransformerConfig, eps: float) -> Fault:
     description = f"eps is {eps:.3g} instead of {config.norm_eps:g}"
     # x · s with eps is exactly x with eps / s²; where statistics are the running ones, it is not
     ties = ("norm-input-scale",) if eps > 0 and config.norm != "batch" else ()
-    patch = partial(_normed, {}, eps)
-    return Fault("norm-eps", f"{eps:.3g}", description, patch=patch, value=eps, equivalents=ties)
+    settings = {"eps": eps}
+    return Fault("norm-eps", f"{eps:.3g}", description, formula=_normed, settings=settings, value=eps, equivalents=ties)
 
 
-def _normed(changes: Mapping[str, Any], eps: float | None, state: WalkState, site: str, value: Value) -> Value:
-    return _formed_by(
-        dataclasses.replace(form_at(state.config, site), **changes), eps, state, site, norm_input(state, site)
-    )
+def _normed(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
+    form = dataclasses.replace(form_at(state.config, site), **settings)
+    return _formed_by(form, state, site, norm_input(state, site))
 
 
-def _formed_by(form: Form, eps: float | None, state: WalkState, site: str, x: Value) -> Value:
+def _formed_by(form: Form, state: WalkState, site: str, x: Value) -> Value:
     parameters = parameters_of(state, norm_scope(site))
     number = x.dtype.type
-    eps = number(state.config.norm_eps if eps is None else eps)
+    x, eps = x * number(form.factor), number(form.eps)
     weight = parameters["weight"] + number(form.more) if form.gained else number(1)
     bias = parameters["bias"] if form.biased else number(0)
     if form.statistics == "running":
@@ -202,7 +201,7 @@ def normed(state: WalkState, site: str) -> Value:
 
 def normed_input(state: WalkState, site: str, x: Value) -> Value:
     """Apply the right norm to `x`."""
-    return _formed_by(form_at(state.config, site), None, state, site, x)
+    return _formed_by(form_at(state.config, site), state, site, x)
 
 
 def _missing(state: WalkState, site: str, value: Value) -> Value:

@@ -11,7 +11,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.parameters import shared
-from transparity_conformance.diagnosis.fault import Fault, NumericFault, WalkState
+from transparity_conformance.diagnosis.fault import Fault, NumericFault, Settings, WalkState
 from transparity_conformance.diagnosis.faults.attention import KNOWN_CAPS
 from transparity_conformance.diagnosis.faults.sites import Value, apply_linear, padding_at
 from transparity_numpy.arithmetic.functional import nest
@@ -27,61 +27,52 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if config.head != "logits":
         return
     if config.head_scale == "embed_dim":
-        yield Fault(
-            "head-scale", "none", "the input of the head is not divided by √embed_dim", patch=partial(_with, UNSCALED)
-        )
+        yield _headed("head-scale", "none", "the input of the head is not divided by √embed_dim", power=0.0)
         description = "the input of the head is multiplied by √embed_dim, not divided"
-        yield Fault("head-scale", "√embed_dim", description, patch=partial(_scaled, 0.5))
+        yield _headed("head-scale", "√embed_dim", description, power=0.5)
     elif config.tied_head:
         description = "the input of the head is divided by √embed_dim"
-        yield Fault("head-scale", "1/√embed_dim", description, patch=partial(_scaled, -0.5))
+        yield _headed("head-scale", "1/√embed_dim", description, power=-0.5)
         description = "the input of the head is multiplied by √embed_dim"
-        yield Fault("head-scale", "√embed_dim", description, patch=partial(_scaled, 0.5))
+        yield _headed("head-scale", "√embed_dim", description, power=0.5)
     if config.final_softcap is not None:
         yield from _cap_faults(config)
 
 
 def _cap_faults(config: TransformerConfig) -> Iterator[Fault]:
-    yield Fault("logit-cap", "missing", "logits have no softcap", patch=partial(_with, {"final_softcap": None}))
+    yield _headed("logit-cap", "missing", "logits have no softcap", cap=None)
     for cap in KNOWN_CAPS:
         if cap != config.final_softcap:
             yield other_cap(config, cap)
     description = "logits are clipped at the cap instead of softcapped by tanh"
-    yield Fault("logit-cap", "clipped", description, patch=partial(_after, lambda x, cap: np.clip(x, -cap, cap)))
+    yield _headed("logit-cap", "clipped", description, capping=lambda x, cap: np.clip(x, -cap, cap))
     description = "logits are tanh(logits / cap), which is not multiplied by the cap again"
-    yield Fault("logit-cap", "not scaled back", description, patch=partial(_after, lambda x, cap: np.tanh(x / cap)))
+    yield _headed("logit-cap", "not scaled back", description, capping=lambda x, cap: np.tanh(x / cap))
 
 
 def other_cap(config: TransformerConfig, cap: float) -> Fault:
     description = f"logits are softcapped at {cap:.6g} instead of {config.final_softcap:g}"
-    return Fault("logit-cap", f"{cap:.6g}", description, patch=partial(_with, {"final_softcap": cap}), value=cap)
+    return _headed("logit-cap", f"{cap:.6g}", description, cap, cap=cap)
+
+
+def _headed(identity: str, variant: str, description: str, value: float | None = None, **settings: Any) -> Fault:
+    return Fault(identity, variant, description, formula=_logits, settings=settings, value=value)
 
 
 def _last(state: WalkState) -> Value:
     return state.taps[f"{state.config.stacks[-1]}.output"]
 
 
-def _headed(state: WalkState, x: Value, changes: dict[str, Any]) -> Value:
+def _logits(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
+    """The logits of an input times embed_dim to a `power` instead of its scale, with another `cap` or `capping`."""
+    x, changes = _last(state), dict[str, Any]()
+    if "power" in settings:
+        x, changes["head_scale"] = x * x.dtype.type(state.config.embed_dim ** settings["power"]), "none"
+    cap = settings.get("cap", state.config.final_softcap)
+    changes["final_softcap"] = None if "capping" in settings else cap
     config = dataclasses.replace(state.config, **changes)
-    return head(config, nest(shared(config, state.parameters)), x)
-
-
-UNSCALED = {"head_scale": "none"}
-
-
-def _with(changes: dict[str, Any], state: WalkState, site: str, value: Value) -> Value:
-    return _headed(state, _last(state), changes)
-
-
-def _scaled(power: float, state: WalkState, site: str, value: Value) -> Value:
-    x = _last(state)
-    return _headed(state, x * x.dtype.type(state.config.embed_dim**power), {"head_scale": "none"})
-
-
-def _after(change: Callable[[Value, float], Value], state: WalkState, site: str, value: Value) -> Value:
-    cap = state.config.final_softcap
-    assert cap is not None
-    return change(_headed(state, _last(state), {"final_softcap": None}), cap)
+    logits = head(config, nest(shared(config, state.parameters)), x)
+    return settings["capping"](logits, cap) if "capping" in settings else logits
 
 
 Pooled = Callable[[WalkState, Value], Value]

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.diagnosis.fault import Fault, WalkState
+from transparity_conformance.diagnosis.fault import Fault, Settings, WalkState
 from transparity_conformance.diagnosis.faults.normalization import normed
 from transparity_conformance.diagnosis.faults.sites import (
     Value,
@@ -50,9 +50,9 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
         for name, (function, description) in ACTIVATIONS.items():
             if name != config.activation:
                 instead = f"{description} instead of {ACTIVATIONS[config.activation][1]}"
-                yield Fault("activation", name, instead, patch=partial(_activated, function))
+                yield Fault("activation", name, instead, formula=_activated, settings={"function": function})
         for identity, name, description, gated in GATES if config.gated else ():
-            yield Fault(identity, name, description, patch=partial(_gated, gated))
+            yield Fault(identity, name, description, formula=_activated, settings={"gated": gated})
     if sublayer and site == branch_end(config, ".".join(sublayer_of(site))):
         yield from _residual_faults(config, sublayer_of(site)[1])
     if sublayer.endswith("_norm") and sublayer != "memory_norm" and config.norm_position == "post":
@@ -140,10 +140,13 @@ def _projected(state: WalkState, site: str, role: str) -> Value:
     return apply_linear(state, f"{scope}.feed_forward.{role}", sublayer_input(state, scope, sublayer))
 
 
-def _activated(function: Callable[[Value], Value], state: WalkState, site: str, value: Value) -> Value:
-    if state.config.gated:
-        return (function(_projected(state, site, "gate")) * _projected(state, site, "up")).astype(value.dtype)
-    return function(_projected(state, site, "up")).astype(value.dtype)
+def _activated(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
+    function = settings.get("function", ACTIVATIONS[state.config.activation][0])
+    up = _projected(state, site, "up")
+    if not state.config.gated:
+        return function(up).astype(value.dtype)
+    gated = settings.get("gated", lambda function, gate, up: function(gate) * up)
+    return gated(function, _projected(state, site, "gate"), up).astype(value.dtype)
 
 
 Gated = Callable[[Callable[[Value], Value], Value, Value], Value]
@@ -182,11 +185,6 @@ GATES: tuple[tuple[str, str, str, Gated], ...] = (
         lambda function, gate, up: function(gate) + up,
     ),
 )
-
-
-def _gated(gated: Gated, state: WalkState, site: str, value: Value) -> Value:
-    function = ACTIVATIONS[state.config.activation][0]
-    return gated(function, _projected(state, site, "gate"), _projected(state, site, "up")).astype(value.dtype)
 
 
 def _residual_twice(state: WalkState, site: str, flow: Value) -> Value:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from transparity.config import RopeLayout, TransformerConfig
-from transparity_conformance.diagnosis.fault import Fault, NumericFault, WalkState
+from transparity_conformance.diagnosis.fault import Fault, NumericFault, Settings, WalkState
 from transparity_conformance.diagnosis.faults.sites import Value, parameters_of, split
 from transparity_conformance.oracle.budgets import rounded_to
 from transparity_numpy.normalization import head_norm
@@ -18,8 +18,8 @@ from transparity_numpy.positions import rotary_frequencies, rotate
 
 ROTATED = {"query_rotated": "queries", "key_rotated": "keys"}
 
-Fields = Callable[[TransformerConfig], dict[str, Any]]
-"""From a configuration of any size to its changed fields."""
+Field = Callable[[TransformerConfig], Any]
+"""From a configuration of any size to the value of one changed field."""
 
 KNOWN_BASES = (10_000.0, 500_000.0, 1_000_000.0, 100_000.0, 1000.0)
 
@@ -38,7 +38,7 @@ def _rotary_faults(config: TransformerConfig) -> Iterator[Fault]:
     other = OTHER_PAIRS[config.rope_layout]
     apart = {"interleaved": "neighbours", "halves": "half the features apart"}
     description = f"the features that are rotated together are {apart[other]}, not {apart[config.rope_layout]}"
-    yield _turned("rotary-layout", other, description, lambda c: {"rope_layout": OTHER_PAIRS[c.rope_layout]})
+    yield _turned("rotary-layout", other, description, {"rope_layout": lambda c: OTHER_PAIRS[c.rope_layout]})
     yield from (other_base(config, base) for base in KNOWN_BASES if base != config.rope_theta)
     for right, name, description, fields in SCALINGS:
         if config.rotary_scaling in right:
@@ -49,12 +49,13 @@ def _rotary_faults(config: TransformerConfig) -> Iterator[Fault]:
         "rotary-direction",
         "both",
         "queries and keys are rotated in the opposite direction",
-        patch=partial(_turn, {}, sign=-1),
+        formula=_turn,
+        settings={"sign": -1},
     )
     for kind in ("bfloat16", "float16"):
         for part, text in IN_HALF.items():
-            in_half = partial(_turned_in_half, kind, part)
-            yield Fault("rotary-precision", f"{part} in {kind}", text.format(kind), patch=in_half)
+            settings = {"in_half": (kind, part)}
+            yield Fault("rotary-precision", f"{part} in {kind}", text.format(kind), formula=_turn, settings=settings)
     if config.query_key_norm:
         description = "queries and keys are rotated before they are normalised"
         yield Fault("query-key-norm", "behind the rotation", description, patch=_normed_behind)
@@ -62,28 +63,29 @@ def _rotary_faults(config: TransformerConfig) -> Iterator[Fault]:
 
 def _partial_faults(config: TransformerConfig) -> Iterator[Fault]:
     for name, share in SHARES.items():
-        if (dim := _turned_dim(config, share)) != config.rotated_dim:
+        if (dim := _turned_dim(share, config)) != config.rotated_dim:
             description = f"{dim} of a head's {config.head_dim} features are rotated, not {config.rotated_dim}"
-            yield _turned("rotary-partial", name, description, partial(_sharing, share))
+            yield _turned("rotary-partial", name, description, {"rotary_dim": partial(_turned_dim, share)})
     if config.rotated_dim < config.head_dim:
         description = (
             f"angles are position / base^(2 i / {config.head_dim}), of all features of a head, not of the rotated ones"
         )
-        patch = partial(_turn, {}, frequencies=_over_all_features)
-        yield Fault("rotary-partial", "angles of all", description, patch=patch)
+        settings = {"frequencies": _over_all_features}
+        yield Fault("rotary-partial", "angles of all", description, formula=_turn, settings=settings)
 
 
 def _of_one(config: TransformerConfig, tap: str) -> Iterator[Fault]:
     """Faults of the queries alone or of the keys alone."""
     which = ROTATED[tap]
     yield Fault("rotary-missing", which, f"{which} are not rotated", patch=_not_turned)
-    yield Fault(
-        "rotary-direction", which, f"{which} are rotated in the opposite direction", patch=partial(_turn, {}, sign=-1)
-    )
+    says = f"{which} are rotated in the opposite direction"
+    yield Fault("rotary-direction", which, says, formula=_turn, settings={"sign": -1})
     for shift, word in ((1, "later"), (-1, "earlier")):
         description = f"{which} are rotated as if they were one position {word}"
-        patch = partial(_turn, {}, shift=shift)
-        yield Fault("rotary-position", f"{which} {shift:+d}", description, patch=patch, value=shift)
+        settings = {"shift": shift}
+        yield Fault(
+            "rotary-position", f"{which} {shift:+d}", description, formula=_turn, settings=settings, value=shift
+        )
 
 
 IN_HALF = {
@@ -98,40 +100,38 @@ SHARES = {"all": 1.0, "half": 0.5, "a quarter": 0.25}
 """The share of a head's features that ports turn."""
 
 
-def _turned_dim(config: TransformerConfig, share: float) -> int:
+def _turned_dim(share: float, config: TransformerConfig) -> int:
     return max(2, int(share * config.head_dim) // 2 * 2)
 
 
-def _sharing(share: float, config: TransformerConfig) -> dict[str, Any]:
-    return {"rotary_dim": _turned_dim(config, share)}
-
-
-SCALINGS: tuple[tuple[tuple[str, ...], str, str, Fields], ...] = (
-    (("linear", "llama3"), "left out", "the rotary scaling is missing", lambda c: {"rotary_scaling": "none"}),
-    (("llama3",), "linear", "all angles are scaled, not only the slow ones", lambda c: {"rotary_scaling": "linear"}),
+SCALINGS: tuple[tuple[tuple[str, ...], str, str, dict[str, Field]], ...] = (
+    (("linear", "llama3"), "left out", "the rotary scaling is missing", {"rotary_scaling": lambda c: "none"}),
+    (("llama3",), "linear", "all angles are scaled, not only the slow ones", {"rotary_scaling": lambda c: "linear"}),
     (
         ("linear", "llama3"),
         "multiplied",
         "angles are multiplied by the factor",
-        lambda c: {"rotary_factor": 1 / c.rotary_factor},
+        {"rotary_factor": lambda c: 1 / c.rotary_factor},
     ),
-    (("linear",), "llama3", "only the slow angles are scaled, not all", lambda c: {"rotary_scaling": "llama3"}),
+    (("linear",), "llama3", "only the slow angles are scaled, not all", {"rotary_scaling": lambda c: "llama3"}),
 )
 """The right scalings, the variant, its description and the changed fields."""
 
 
 def other_base(config: TransformerConfig, base: float) -> Fault:
     description = f"the base of the rotary angles is {base:.6g} instead of {config.rope_theta:g}"
-    return _turned("rotary-base", f"{base:.6g}", description, lambda _: {"rope_theta": base}, base)
+    return _turned("rotary-base", f"{base:.6g}", description, {"rope_theta": lambda _: base}, base)
 
 
 def other_factor(config: TransformerConfig, factor: float) -> Fault:
     description = f"the factor of the rotary scaling is {factor:.6g} instead of {config.rotary_factor:g}"
-    return _turned("rotary-scaling", f"factor {factor:.6g}", description, lambda _: {"rotary_factor": factor}, factor)
+    return _turned("rotary-scaling", f"factor {factor:.6g}", description, {"rotary_factor": lambda _: factor}, factor)
 
 
-def _turned(identity: str, variant: str, description: str, fields: Fields, value: float | None = None) -> Fault:
-    return Fault(identity, variant, description, patch=partial(_turn, fields), value=value)
+def _turned(
+    identity: str, variant: str, description: str, fields: Mapping[str, Field], value: float | None = None
+) -> Fault:
+    return Fault(identity, variant, description, formula=_turn, settings=fields, value=value)
 
 
 def _before_rotation(state: WalkState, site: str) -> Value:
@@ -139,45 +139,28 @@ def _before_rotation(state: WalkState, site: str) -> Value:
     return state.taps[f"{name}_norm" if state.config.query_key_norm else name]
 
 
-def _turn(
-    fields: Fields | dict[str, Any],
-    state: WalkState,
-    site: str,
-    value: Value,
-    *,
-    sign: int = 1,
-    shift: int = 0,
-    frequencies: Callable[[TransformerConfig], np.ndarray] = rotary_frequencies,
-) -> Value:
-    changes = fields(state.config) if callable(fields) else fields
-    return _rotated(
-        dataclasses.replace(state.config, **changes), _before_rotation(state, site), sign, shift, frequencies
-    )
+def _turn(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
+    return _rotated(settings, state.config, _before_rotation(state, site))
 
 
-def _rotated(
-    config: TransformerConfig,
-    x: Value,
-    sign: int = 1,
-    shift: int = 0,
-    frequencies: Callable[[TransformerConfig], np.ndarray] = rotary_frequencies,
-) -> Value:
-    angles = sign * (np.arange(x.shape[2])[:, None] + shift) * frequencies(config)
-    rotation = (np.cos(angles).astype(x.dtype), np.sin(angles).astype(x.dtype))
-    return rotate(x, rotation, config.rope_layout)
+ROTATION = ("sign", "shift", "frequencies", "in_half")
+"""The settings that are no fields of the configuration."""
 
 
-def _turned_in_half(kind: str, part: str, state: WalkState, site: str, value: Value) -> Value:
-    x, frequencies = _before_rotation(state, site), rotary_frequencies(state.config)
-    if part != "tables":
+def _rotated(settings: Settings, config: TransformerConfig, x: Value) -> Value:
+    fields = {name: value(config) for name, value in settings.items() if name not in ROTATION}
+    config = dataclasses.replace(config, **fields)
+    kind, part = settings.get("in_half", ("", ""))
+    frequencies = settings.get("frequencies", rotary_frequencies)(config)
+    if part in ("frequencies", "angles", "everything"):
         frequencies = rounded_to(frequencies, kind)
-    angles = np.arange(x.shape[2])[:, None] * frequencies
+    angles = settings.get("sign", 1) * (np.arange(x.shape[2])[:, None] + settings.get("shift", 0)) * frequencies
     if part in ("angles", "everything"):
         angles = rounded_to(angles, kind)
     tables = [np.cos(angles), np.sin(angles)]
     if part in ("tables", "everything"):
         tables = [rounded_to(table, kind) for table in tables]
-    return rotate(x, (tables[0].astype(x.dtype), tables[1].astype(x.dtype)), state.config.rope_layout)
+    return rotate(x, (tables[0].astype(x.dtype), tables[1].astype(x.dtype)), config.rope_layout)
 
 
 def _over_all_features(config: TransformerConfig) -> np.ndarray:
@@ -190,7 +173,7 @@ def _not_turned(state: WalkState, site: str, value: Value) -> Value:
 
 def _normed_behind(state: WalkState, site: str, value: Value) -> Value:
     name = site.removesuffix("_rotated")
-    return head_norm(state.config, parameters_of(state, f"{name}_norm"), _rotated(state.config, state.taps[name]))
+    return head_norm(state.config, parameters_of(state, f"{name}_norm"), _rotated({}, state.config, state.taps[name]))
 
 
 def numeric_faults(config: TransformerConfig) -> Iterator[NumericFault]:

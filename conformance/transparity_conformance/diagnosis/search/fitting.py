@@ -49,12 +49,12 @@ def by_size(sizes: Mapping[TransformerConfig, Hypothesis]) -> Hypothesis:
         ]
         where = ", ".join(f"{name} {getattr(other, name)}" for name in changed)
         says += f"; with {where} it is {fitted_there.fault.value:.4g}"
-    patches = {config: hypothesis.fault.patch for config, hypothesis in sizes.items()}
-    patch = partial(_patch_by_size, patches)
-    return dataclasses.replace(hypothesis, fault=dataclasses.replace(hypothesis.fault, patch=patch, description=says))
+    patch = partial(_patch_by_size, {config: hypothesis.fault.patched for config, hypothesis in sizes.items()})
+    fault = dataclasses.replace(hypothesis.fault, patch=patch, formula=None, description=says)
+    return dataclasses.replace(hypothesis, fault=fault)
 
 
-def _patch_by_size(patches: Mapping[TransformerConfig, Patch | None], state: WalkState, site: str, value: Any) -> Any:
+def _patch_by_size(patches: Mapping[TransformerConfig, Patch], state: WalkState, site: str, value: Any) -> Any:
     patch = patches.get(state.config)
     return patch(state, site, value) if patch else value
 

@@ -31,6 +31,9 @@ ROUNDS = 4
 WALKS = 1500
 """The budget of walks for partners among all candidates, at least one sweep; faults that explain a probe come first."""
 
+DEEPEST, DEEP = 3, 8
+"""So many faults in one segment are put together, from so many of the best combinations of one fewer."""
+
 COMMON = ("attention-scale", "causal-missing", "causal-diagonal", "padding-ignored", "weight-transpose", "bias-dropped")
 """Ids that are preferred among faults that explain equally well."""
 
@@ -97,8 +100,8 @@ class Search:
     def pairs(self) -> tuple[list[Combination], bool]:
         """Pairs of faults that explain every probe, and whether something remains."""
         likely = self._by_rest(self.screen, self._pairs(self._effects.likely_pairs()))
-        if (found := self._survivors(self.screen, likely)) or not self.segment.is_whole_model:
-            return found, False  # where a port shows its activations, two faults in one segment are rare
+        if found := self._survivors(self.screen, likely):
+            return found, False
         of_one_size, remains = self._wide_pairs()
         if of_one_size and not remains:
             return of_one_size, False
@@ -106,6 +109,28 @@ class Search:
         if found := self._swept_pairs(best) or self._added_pairs(best):
             return found, False
         return of_one_size, True
+
+    def several(self, config: TransformerConfig, sites: list[str], likely: Sequence[Combination]) -> list[Combination]:
+        """Two or three faults in one segment of a port that shows its activations: fewest first, numbers fitted.
+
+        Args:
+            config: The configuration of the screen.
+            sites: The taps at which they may be made.
+            likely: Combinations that explain other segments of the same kind.
+        """
+        best: list[Combination] = self._ranked
+        for _ in range(DEEPEST - 1):
+            widest = [*likely, *best][: max(DEEP, WALKS // len(self.candidates) // DEEPEST)]
+            more = [(*chosen, one) for chosen in widest for one in self.candidates if one not in chosen]
+            best = self._by_rest(self.screen, more)
+            if found := self._survivors(self.screen, best):
+                return found
+            numeric = list(fittables(config, sites))
+            made = [(*chosen, one) for chosen in widest[:DEEP] for each in numeric if (one := self._fit(each, chosen))]
+            if found := self._survivors(self.screen, self._by_rest(self.screen, made)):
+                return found
+            best = self._by_rest(self.screen, [*made, *best[:DEEP]])
+        return []
 
     def _wide_pairs(self) -> tuple[list[Combination], bool]:
         """Pairs of faults that are each made wherever possible."""

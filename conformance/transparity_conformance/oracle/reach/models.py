@@ -30,7 +30,8 @@ from transparity_conformance.oracle.reach.thresholds import (
     longest_length,
     thresholds,
 )
-from transparity_conformance.oracle.tables import FORMULAS
+from transparity_conformance.oracle.rounding.variants import IN_BLOCKS, IN_SEQUENCE
+from transparity_conformance.report.comparison import gap
 from transparity_numpy.transformer import transformer
 
 VOCABULARY = 2**16 + 3
@@ -59,7 +60,8 @@ class LogitsOracle(Oracle):
             inner = (lambda name, value: rounded(value, self.kind)) if self.kind in HALF else identity
             tap("logits", transformer(config, arrays, **given, tap=inner))
 
-        super().__init__(run, parameters, neighbours=1)
+        super().__init__(run, parameters)
+        self._in_sequence: dict[str, float] = {}
 
     def _evaluate(self, arrays: Arrays, dtype: str, index: int = 0) -> Arrays:
         given, _, computed = dtype.partition(":")
@@ -67,11 +69,21 @@ class LogitsOracle(Oracle):
         return super()._evaluate(arrays, dtype, index)
 
     def _measure(self, dtype: str) -> dict[str, float]:
-        if dtype == "float64" or not self.has_tables:
+        if dtype == "float64":
             return super()._measure(dtype)
-        results = (self._evaluate(self.arrays, dtype, index)["logits"] for index in range(len(FORMULAS)))
-        expected = self.expected["logits"]
-        return {"logits": max(float(np.abs(each.astype(np.float64) - expected).max(initial=0)) for each in results)}
+        variants = IN_BLOCKS if self.has_tables else IN_BLOCKS[:1]
+        return {"logits": max(self._error(dtype, index) for index in variants)}
+
+    def noise_in_sequence(self, dtype: str) -> float:
+        """The reference's own error with sums over the keys taken in sequence."""
+        if dtype not in self._in_sequence:
+            measured = "float32" if dtype == "float64" else dtype
+            error = self._error(measured, IN_SEQUENCE)
+            self._in_sequence[dtype] = error * (epsilon(dtype) / epsilon(measured))
+        return self._in_sequence[dtype]
+
+    def _error(self, dtype: str, index: int) -> float:
+        return gap(self._evaluate(self.arrays, dtype, index)["logits"], self.expected["logits"])
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +93,7 @@ class ReachProbe(Probe):
     model: ReachModel = field(kw_only=True)
 
     @functools.cached_property
-    def oracle(self) -> Oracle:
+    def oracle(self) -> LogitsOracle:
         return LogitsOracle(self.config, self.parameters, self.inputs)
 
     @property
@@ -93,10 +105,11 @@ class ReachProbe(Probe):
         """The length of each input."""
         return tuple(self.inputs[name].shape[1] for name in self.config.input_names)
 
-    def budget(self, dtype: str) -> float:
+    def budget(self, dtype: str, *, in_sequence: bool = False) -> float:
         """The budget of the logits: the reference's own error at one point may be small by luck, so it is at least
-        that of the model's short calls."""
+        that of the model's short calls, and on request that of sums over the keys in sequence, which take longer."""
         noise = max(self.oracle.noise(dtype)["logits"], self.model.typical_noise(dtype))
+        noise = max(noise, self.oracle.noise_in_sequence(dtype)) if in_sequence else noise
         scale = np.abs(self.oracle.expected["logits"]).max(initial=0.0)
         return RULES[dtype].budget(noise, epsilon(dtype), scale)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -11,12 +11,13 @@ from transparity_conformance.diagnosis.search.clock import Clock, OutOfTime
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
-from transparity_conformance.ports.alignment.candidates import Candidates, Match
 from transparity_conformance.ports.alignment.flow import Flow, flow_of
 from transparity_conformance.ports.alignment.gaps import between
+from transparity_conformance.ports.alignment.known_faults import behind_faults, made_by_a_fault
 from transparity_conformance.ports.alignment.layers import repeated
-from transparity_conformance.ports.alignment.layout import Layout
 from transparity_conformance.ports.alignment.rearranged import rearranged
+from transparity_conformance.ports.alignment.values.candidates import Candidates, Match
+from transparity_conformance.ports.alignment.values.layout import Layout
 
 
 def align(probe: Probe, candidates: Candidates, clock: Clock) -> dict[str, Match]:
@@ -38,8 +39,11 @@ def align(probe: Probe, candidates: Candidates, clock: Clock) -> dict[str, Match
     lost = flow.without_consequence(found, by_value - {"logits"})
     same = {tap: repeated(probe.config, candidates, found, tap, flow) for tap in lost}
     found |= {tap: match for tap, match in same.items() if match}
-    lost = [tap for tap in lost if tap not in found]
-    found |= between(probe, recorded(candidates, found), candidates, found, lost, flow)
+    lost = [tap for tap in ours if tap not in found and (tap in lost or not flow.inputs[tap])]
+    guessed = between(probe, recorded(candidates, found), candidates, found, lost, flow)
+    with contextlib.suppress(OutOfTime):
+        _fill(probe, candidates, found, {tap: guessed.get(tap) for tap in lost}, flow, clock)
+    found = guessed | found
     return {tap: found[tap] for tap in ours if tap in found}
 
 
@@ -48,17 +52,36 @@ def _alternate(
 ) -> None:
     """Add to `found` what has the reference's numbers, and then the tap behind which more of them will have."""
     while True:
-        equal = _equal(walk(probe, recorded(candidates, found)), candidates, found)
-        by_value |= set(equal)
-        found |= equal
+        while equal := _equal(walk(probe, recorded(candidates, found)), candidates, found):
+            by_value |= set(equal)
+            found |= equal
         lost = flow.without_consequence(found, set(found))
         if not lost:
             return
-        resumed = rearranged(probe, recorded(candidates, found), candidates, found, lost[0], flow)
+        resumed = rearranged(probe, recorded(candidates, found), candidates, found, lost[0], flow, clock)
         resumed = resumed or _resume(probe, candidates, found, lost, flow, clock)
         if not resumed:
             return
         found |= resumed
+
+
+def _fill(
+    probe: Probe,
+    candidates: Candidates,
+    found: dict[str, Match],
+    guessed: Mapping[str, Match | None],
+    flow: Flow,
+    clock: Clock,
+) -> None:
+    """Add the taps between faults to `found`: those with the numbers of one fault, the others as they are `guessed`."""
+    for tap, guess in guessed.items():
+        values = recorded(candidates, found)
+        ours = walk(probe, values, until=tap)[tap]
+        faulty = behind_faults(probe, values, candidates, found, tap, flow, clock)
+        match = candidates.nearest(ours, may_be=lambda index, tap=tap: flow.admits(tap, index, candidates, found))  # type: ignore[misc]
+        match = match or made_by_a_fault(probe, values, candidates, faulty, tap) or guess
+        if match is not None:
+            found[tap] = match
 
 
 def recorded(candidates: Candidates, found: Mapping[str, Match]) -> Arrays:
@@ -80,19 +103,42 @@ def _resume(
     values = recorded(candidates, found)
     ours = walk(probe, values)
     for tap in lost:
-        most, chosen = 0, None
-        for match, value in candidates.like(ours[tap], -1):
-            clock.check()
-            if not flow.admits(tap, match.index, candidates, found):
-                continue
-            resumed = walk(probe, values | {tap: value})
-            gained = _gained(resumed, ours, candidates, found, tap, match.index, value)
-            if gained > most:  # of values that differ by what a norm or a softmax removes, the first is the tap
-                most, chosen = gained, match
+        faulty = behind_faults(probe, values, candidates, found, tap, flow, clock)
+        chosen = _most_gaining(probe, candidates, found, tap, ours, [*faulty.values()], clock)
+        chosen = chosen or made_by_a_fault(probe, values, candidates, faulty, tap)
+        if chosen is None:
+            like = [
+                match
+                for match in candidates.like(ours[tap])
+                if flow.admits(tap, match.index, candidates, found) and flow.keeps_features(tap, match, found)
+            ]
+            chosen = _most_gaining(probe, candidates, found, tap, ours, like, clock)
         chosen = chosen or repeated(probe.config, candidates, found, tap, flow)
         if chosen is not None:
             return {tap: chosen}
     return {}
+
+
+def _most_gaining(
+    probe: Probe,
+    candidates: Candidates,
+    found: Mapping[str, Match],
+    tap: str,
+    ours: Mapping[str, np.ndarray],
+    matches: Sequence[Match],
+    clock: Clock,
+) -> Match | None:
+    """The match at `tap` with which most further taps are among the port's values; None if with none of them any is."""
+    values = recorded(candidates, found)
+    most, chosen = 0, None
+    for match in matches:
+        clock.check()
+        value = match.layout.to_ours(candidates.values[match.index])
+        resumed = walk(probe, values | {tap: value})
+        gained = _gained(resumed, ours, candidates, found, tap, match.index, value)
+        if gained > most:  # of values that differ by what a norm or a softmax removes, the first is the tap
+            most, chosen = gained, match
+    return chosen
 
 
 def _gained(
@@ -105,10 +151,12 @@ def _gained(
     resumed_at: np.ndarray,
 ) -> int:
     """The number of taps behind `tap` that are among the port's values only now; 0 if the first of them is not."""
-    changed = [name for name in resumed if name != tap and not np.array_equal(resumed[name], ours[name])]
+    changed = [
+        name for name in resumed if name != tap and not np.array_equal(resumed[name], ours[name], equal_nan=True)
+    ]
     gained = 0
     for name in changed:
-        if np.array_equal(resumed[name], resumed_at):  # the same activation under another name
+        if np.array_equal(resumed[name], resumed_at, equal_nan=True):  # the same activation under another name
             continue
         match = None if name in found else candidates.nearest(resumed[name], after)
         if match is None or not candidates.leads_to(after, match.index):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, mixed_inputs, probe_parameters
 from transparity_conformance.oracle.reach.models import small_system
-from transparity_conformance.ports.alignment.candidates import Candidates, Match
+from transparity_conformance.ports.alignment.values.candidates import Candidates, Match
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,20 @@ class Flow:
 
     inputs: Mapping[str, frozenset[str]]
     outputs: Mapping[str, frozenset[str]]
+
+    @functools.cached_property
+    def behind(self) -> Mapping[str, frozenset[str]]:
+        """All taps that are made from each tap."""
+        found: dict[str, frozenset[str]] = {}
+        for tap in reversed([*self.outputs]):
+            found[tap] = self.outputs[tap].union(*(found.get(name, frozenset()) for name in self.outputs[tap]))
+        return found
+
+    def leads_on(self, tap: str, index: int, candidates: Candidates, found: Mapping[str, Match]) -> bool:
+        """Return whether a value leads to nothing but what is made from `tap`; of equal values one is on its way."""
+        return all(
+            name in self.behind[tap] or not candidates.leads_to(index, match.index) for name, match in found.items()
+        )
 
     def admits(self, tap: str, index: int, candidates: Candidates, found: Mapping[str, Match]) -> bool:
         """Return whether a value may be `tap`, given the values of those in front of it and behind it.
@@ -30,6 +45,11 @@ class Flow:
         behind = _known(tap, self.outputs, found)
         is_fed = not before or any(candidates.leads_to(each, index) for each in before)
         return is_fed and (not behind or any(candidates.leads_to(index, each) for each in behind))
+
+    def keeps_features(self, tap: str, match: Match, found: Mapping[str, Match]) -> bool:
+        """Return whether the features of a value are split as those of what it is made from, of the same shape."""
+        before = [found[name].layout for name in self.inputs[tap] if name in found]
+        return all(layout.split == match.layout.split for layout in before if layout.ours == match.layout.ours)
 
     def reached(self, tap: str, found: Collection[str]) -> set[str]:
         """The taps that are made from `tap` without passing through one that was found."""
@@ -72,9 +92,10 @@ def flow_of(probe: Probe) -> Flow:
 def dependents(probe: Probe, values: Arrays, ours: Arrays, tap: str) -> set[str]:
     """The taps that the reference makes from `tap` without passing through another one that is given."""
     moved = walk(probe, values | {tap: perturbed(values[tap])})
-    return {name for name in ours if not np.array_equal(moved[name], ours[name])}
+    return {name for name in ours if not np.array_equal(moved[name], ours[name], equal_nan=True)}
 
 
 def perturbed(value: np.ndarray) -> np.ndarray:
     """Other numbers of the same size: reversed along every axis, and moved a little."""
+    value = np.nan_to_num(value)
     return np.flip(value) * 1.01 + 0.01 * float(np.abs(value).max(initial=0.0))

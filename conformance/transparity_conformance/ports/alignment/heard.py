@@ -18,10 +18,13 @@ from transparity_conformance.diagnosis.faults.wholly_hidden import judged_gap
 from transparity_conformance.diagnosis.judge import Actual, Progress
 from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.diagnosis.walk import walk
+from transparity_conformance.oracle.budgets import epsilon
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, mixed_inputs
 from transparity_conformance.ports.alignment.plan import Plan, plan_of, read
-from transparity_conformance.ports.alignment.source import source_of
+from transparity_conformance.ports.alignment.source import caller, operation_of
+from transparity_conformance.ports.alignment.values.candidates import HALF_OF_THE_DIGITS
+from transparity_conformance.ports.alignment.values.loops import without_loops
 from transparity_conformance.ports.listening.operation import Operation
 from transparity_conformance.ports.process.running import run_listening
 from transparity_conformance.report.comparison import share
@@ -150,10 +153,16 @@ def _heard(
     if not operations:
         return Heard({}, ("no operation of the port was heard; with taps of its own, more is found",))
     plan = plan_of(row, operations, taps["logits"], dtype, clock)
+    loops, has_loops = without_loops(row, operations), False
+    if len(plan.matches) < len(row.oracle.expected) and len(loops) < len(operations):
+        other = plan_of(row, loops, taps["logits"], dtype, clock)
+        has_loops = len(other.matches) > len(plan.matches)
+        plan, operations = (other, loops) if has_loops else (plan, operations)
     calls = {} if probes else {row.name: _call(plan, row, operations, taps)}
     for done, (key, probe) in enumerate(probes.items()):
         progress("listening to the port", done + 1, len(probes) + 1)
         _, operations = run_listening(forwards[id(probe.parameters)], probe)
+        operations = without_loops(probe, operations) if has_loops else operations
         calls[key] = _call(plan, probe, operations, actual[key])
     return Heard(calls, (_found(plan, row),), {} if probes else {row.name: row})
 
@@ -196,20 +205,34 @@ def _found(plan: Plan, probe: Probe) -> str:
 
 def with_lines(report: Report, heard: Heard, probes: Mapping[str, Probe]) -> Report:
     """Add the line of the port to every divergence whose operation was heard, and the notes on listening."""
-    faults = tuple(_with_line(fault, heard, probes) for fault in report.faults)
+    faults = tuple(_with_line(fault, report, heard, probes) for fault in report.faults)
     return dataclasses.replace(report, faults=faults, notes=(*report.notes, *heard.notes))
 
 
 def with_first_line(report: Report, heard: Heard, probes: Mapping[str, Probe]) -> Report:
     """Add the line to the first divergence alone, which is quick."""
-    faults = tuple(_with_line(fault, heard, probes) for fault in report.faults[:1])
+    faults = tuple(_with_line(fault, report, heard, probes) for fault in report.faults[:1])
     return dataclasses.replace(report, faults=(*faults, *report.faults[1:]))
 
 
-def _with_line(fault: Divergence, heard: Heard, probes: Mapping[str, Probe]) -> Divergence:
+def _with_line(fault: Divergence, report: Report, heard: Heard, probes: Mapping[str, Probe]) -> Divergence:
     call = heard.calls.get(fault.probe)
     if call is None or fault.where not in call.numbers:
         return fault
-    segment = (fault.where, fault.error, fault.budget)
-    found = source_of(probes[fault.probe], call.operations, call.taps, call.numbers, *segment)
-    return fault if found is None else dataclasses.replace(fault, source=dataclasses.asdict(found))
+    site = fault.causes[0].at if fault.causes and fault.where == "logits" else ""
+    if site in call.numbers:  # found in the logits alone: the operation that computes the tap of the fault
+        source = call.operations[call.numbers[site]].source
+    else:
+        segment = (fault.where, fault.error, fault.budget)
+        index = operation_of(probes[fault.probe], call.operations, call.taps, call.numbers, *segment)
+        source = call.operations[index].source
+        if source is not None and _is_gross(fault, call.taps, report.dtype):
+            faulty = {each.where for each in report.faults}
+            source = caller(call.operations[index].stack, call.operations, call.numbers, faulty)
+    return fault if source is None else dataclasses.replace(fault, source=dataclasses.asdict(source))
+
+
+def _is_gross(fault: Divergence, taps: Arrays, dtype: str) -> bool:
+    """Return whether an error is so large that the same line, were it wrong, would show it in every tap."""
+    largest = float(np.abs(np.nan_to_num(taps[fault.where])).max(initial=0.0))
+    return fault.error > epsilon(dtype) ** HALF_OF_THE_DIGITS * largest

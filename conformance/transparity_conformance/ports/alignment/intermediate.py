@@ -27,6 +27,13 @@ class Recorded(np.ndarray):
     def __array_function__(self, function: Any, types: Any, inputs: Any, options: Any) -> Any:
         return self._kept(function(*map(_plain, inputs), **{name: _plain(value) for name, value in options.items()}))
 
+    def __getitem__(self, key: Any) -> Any:
+        return self._kept(_plain(self)[key])
+
+    def repeat(self, *inputs: Any, **options: Any) -> Any:
+        """Repeat elements, as the heads of keys and values."""
+        return self._kept(_plain(self).repeat(*inputs, **options))
+
     def _kept(self, result: Any) -> Any:
         if not isinstance(result, np.ndarray) or result.dtype.kind != "f":
             return result
@@ -47,12 +54,13 @@ def _plain(value: Any) -> Any:
 
 
 def intermediates(probe: Probe, given: Arrays, until: str) -> list[np.ndarray]:
-    """The parameters, and what the reference computes up to the tap `until` from the port's values at its taps.
+    """The parameters, of embeddings the rows that are looked up, and what the reference computes up to the tap `until`
+    from the port's values at its taps.
 
     Args:
         given: the port's values by tap.
     """
-    values: list[np.ndarray] = list(probe.exact.values())
+    values = [value for name, value in probe.exact.items() if not name.endswith("embedding.weight")]
 
     def tap(name: str, value: np.ndarray) -> np.ndarray:
         values.append(_plain(value))

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.ports.alignment.candidates import Candidates, Match
 from transparity_conformance.ports.alignment.flow import Flow
+from transparity_conformance.ports.alignment.values.candidates import Candidates, Match
 
 LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.(.*)")
 
@@ -41,6 +41,8 @@ def repeated(
         if known is None or not period:
             continue
         index = known.index + (at.layer - other) * period
+        if not 0 <= index < len(candidates.keys):
+            continue
         is_alike = candidates.keys[index] == candidates.keys[known.index]
         has_shape = candidates.values[index].shape == candidates.values[known.index].shape
         if is_alike and has_shape and flow.admits(lost, index, candidates, found):

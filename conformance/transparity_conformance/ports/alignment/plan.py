@@ -15,8 +15,10 @@ from transparity_conformance.oracle.budgets import epsilon
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.ports.alignment.align import align
-from transparity_conformance.ports.alignment.candidates import Candidates, Match
-from transparity_conformance.ports.alignment.layout import Layout, layouts
+from transparity_conformance.ports.alignment.values.candidates import HALF_OF_THE_DIGITS, Candidates, Match
+from transparity_conformance.ports.alignment.values.layout import Layout, layouts
+from transparity_conformance.ports.alignment.values.loops import GROWS
+from transparity_conformance.ports.alignment.values.masked import unmasked
 from transparity_conformance.ports.listening.operation import Operation, Source
 
 Key = tuple[str, Source | None]
@@ -29,6 +31,8 @@ class Plan:
 
     matches: Mapping[str, Match]
     keys: tuple[Key, ...]
+    in_order: Mapping[str, Match]
+    """For each tap, the operation that puts its numbers into the order of the tap's axes, where there is one."""
 
 
 def plan_of(probe: Probe, operations: Sequence[Operation], answer: np.ndarray, dtype: str, clock: Clock) -> Plan:
@@ -44,8 +48,28 @@ def plan_of(probe: Probe, operations: Sequence[Operation], answer: np.ndarray, d
     values = [*(each.value for each in operations), answer]
     inputs = [*(each.inputs for each in operations), _made_from(operations, answer)]
     keys = _keys(operations)
-    candidates = Candidates(values, inputs, probe.config.num_heads, epsilon(dtype) ** 0.5, (*keys, "answer"))
-    return Plan(align(probe, candidates, clock), keys)
+    candidates = Candidates(
+        values, inputs, probe.config.num_heads, epsilon(dtype) ** HALF_OF_THE_DIGITS, (*keys, "answer")
+    )
+    matches = align(probe, candidates, clock)
+    ordered = {tap: _in_order(candidates, match) for tap, match in matches.items()}
+    return Plan(matches, keys, {tap: match for tap, match in ordered.items() if match is not None})
+
+
+def _in_order(candidates: Candidates, match: Match) -> Match | None:
+    """The first operation that puts the numbers of a match into the order of the tap's axes, if there is one.
+
+    There the axes are read without a choice on every call, also where two of them have the same length.
+    """
+    if match.layout.is_in_order:
+        return match
+    value = match.layout.to_ours(candidates.values[match.index])
+    for index in candidates.by_size[value.size]:
+        if index > match.index and candidates.leads_to(match.index, index):
+            fits = layouts(value.shape, candidates.values[index].shape, candidates.heads)
+            if fits and fits[0].is_in_order and np.array_equal(fits[0].to_ours(candidates.values[index]), value):
+                return Match(index, fits[0])
+    return None
 
 
 def read(
@@ -63,17 +87,33 @@ def read(
     keys, count = _keys(operations), len(plan.keys)
     repeats = rows if rows > 1 and keys == plan.keys * rows else 1
     moved = _moved(plan.keys, keys) if repeats == 1 else {}
-    for tap, match in plan.matches.items():
-        if tap == "logits" or (repeats == 1 and match.index not in moved):
-            continue
+    for tap, match in _placed(plan, None if repeats > 1 else moved).items():
         shape = (shapes[tap][0] // repeats, *shapes[tap][1:])
         indices = [match.index + row * count for row in range(repeats)] if repeats > 1 else [moved[match.index]]
-        rows_of = [_arranged(operations[index].value, shape, match.layout, probe.config.num_heads) for index in indices]
+        values = [unmasked(operations, index) for index in indices]
+        grows = any(GROWS in operations[index].arguments for index in indices) and tap.endswith(".scores")
+        if grows or any(np.isneginf(value).any() for value in values):
+            continue
+        rows_of = [_arranged(value, shape, match.layout, probe.config.num_heads) for value in values]
         if all(rows_of):
             ways = rows_of[0] if repeats == 1 else [np.concatenate([ways[0] for ways in rows_of])]
             taps[tap] = ways[0] if len(ways) == 1 else _nearest(probe, taps, tap, ways)
             numbers[tap] = indices[-1]
     return {tap: taps[tap] for tap in shapes if tap in taps}, numbers
+
+
+def _placed(plan: Plan, moved: Mapping[int, int] | None) -> dict[str, Match]:
+    """The operation to read each tap from: the one that has its axes in order, if the call has it, too.
+
+    Args:
+        moved: the operations of the call that was aligned that another call has; None for all of them.
+    """
+    placed: dict[str, Match] = {}
+    for tap, match in plan.matches.items():
+        ways = (each for each in (plan.in_order.get(tap), match) if each and (moved is None or each.index in moved))
+        if tap != "logits" and (found := next(ways, None)):
+            placed[tap] = found
+    return placed
 
 
 def _arranged(value: np.ndarray, shape: tuple[int, ...], learned: Layout, heads: int) -> list[np.ndarray]:
@@ -86,8 +126,8 @@ def _arranged(value: np.ndarray, shape: tuple[int, ...], learned: Layout, heads:
     same = [
         each for each in fits if len(each.split) == len(learned.split) and [x for x in each.order if x in told] == told
     ]
-    same.sort(key=lambda layout: layout.order != learned.order)
-    ways = [layout.to_ours(value) for layout in (*same, *fits[:1])]
+    same = [each for each in same if each.order == learned.order] or same
+    ways = [layout.to_ours(value) for layout in same or fits[:1]]
     return [way for i, way in enumerate(ways) if not any(np.array_equal(way, other) for other in ways[:i])]
 
 

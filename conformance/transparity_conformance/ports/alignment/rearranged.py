@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
+from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
-from transparity_conformance.ports.alignment.candidates import Candidates, Match
 from transparity_conformance.ports.alignment.flow import Flow, dependents
-from transparity_conformance.ports.alignment.layout import layouts
+from transparity_conformance.ports.alignment.known_faults import is_reached
+from transparity_conformance.ports.alignment.values.candidates import Candidates, Match
+from transparity_conformance.ports.alignment.values.layout import layouts
 
 
 def rearranged(
-    probe: Probe, values: Arrays, candidates: Candidates, found: Mapping[str, Match], lost: str, flow: Flow
+    probe: Probe,
+    values: Arrays,
+    candidates: Candidates,
+    found: dict[str, Match],
+    lost: str,
+    flow: Flow,
+    clock: Clock,
 ) -> dict[str, Match]:
     """The taps in front of the `lost` one that flow on in other places, if with these all that is made from them is
     among the port's values.
@@ -29,9 +35,9 @@ def rearranged(
         misplaced = {tap: _misplaced(values[tap], candidates, found[tap], is_any) for tap in feeding}
         moved = {tap: match for tap, match in misplaced.items() if match is not None}
         others = {tap: match.layout.to_ours(candidates.values[match.index]) for tap, match in moved.items()}
-        walked = walk(probe, values | others)
+        behind = {lost}.union(*(flow.outputs[tap] for tap in moved))
         if moved and all(
-            candidates.nearest(walked[tap]) for tap in {lost}.union(*(flow.outputs[tap] for tap in moved))
+            is_reached(probe, values | others, candidates, found | moved, tap, flow, clock) for tap in behind
         ):
             return moved
     return {}

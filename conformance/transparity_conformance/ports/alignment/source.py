@@ -1,20 +1,21 @@
-"""The line of the port in which the first wrong number of a segment was made."""
+"""The line of the port in which the first wrong number of a segment was made, or which gave it the wrong parameters."""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.ports.alignment.intermediate import intermediates
+from transparity_conformance.ports.alignment.values.loops import GROWS
 from transparity_conformance.ports.listening.operation import Operation, Source
 
 
-def source_of(
+def operation_of(
     probe: Probe,
     operations: Sequence[Operation],
     taps: Arrays,
@@ -22,8 +23,8 @@ def source_of(
     where: str,
     error: float,
     budget: float,
-) -> Source | None:
-    """Find the line of the first operation that leads to the wrong tap `where` and to nothing right.
+) -> int:
+    """Find the first operation that leads to the wrong tap `where` and to nothing right; the tap's own without a line.
 
     A number is right if the reference computes it, too, on its way from the port's own activations to this tap.
 
@@ -39,14 +40,50 @@ def source_of(
     largest = float(np.abs(taps[where]).max(initial=0.0)) or 1.0
     tolerance = math.sqrt(budget * min(error, largest)) / largest
     flows = _flows(operations, segment, set(numbers.values()))
-    is_right = {index: right.has(operations[index].value, tolerance, is_table=index not in flows) for index in segment}
+    is_right: dict[int, bool] = {}
+    for index in segment:
+        selects = any(each not in is_right or is_right[each] for each in operations[index].inputs)
+        is_right[index] = (selects and _selects(operations, index)) or right.has(
+            operations[index].value, tolerance, is_table=index not in flows
+        )
     leads_to_right = dict.fromkeys(segment, False)
     for index in reversed(segment):
         for made_from in operations[index].inputs:
             if made_from in leads_to_right:
                 leads_to_right[made_from] |= is_right[index] or leads_to_right[index]
     wrong = [index for index in segment if not is_right[index] and not leads_to_right[index]]
-    return operations[min(wrong, default=end)].source or operations[end].source
+    first = min(wrong, default=end)
+    return first if operations[first].stack else end
+
+
+def caller(
+    stack: tuple[Source, ...], operations: Sequence[Operation], numbers: Mapping[str, int], faulty: Collection[str]
+) -> Source:
+    """The innermost line of a stack that makes no right tap; the innermost if all of them do.
+
+    A line that also makes right taps, as that of a linear layer, is right itself: wrong is what it was given.
+
+    Args:
+        numbers: the operation that computed each tap.
+        faulty: the taps that are wrong.
+    """
+    known = set(numbers.values())
+    right = (number for tap, number in numbers.items() if tap not in faulty)
+    innocent = {
+        line for number in right for index in _segment(operations, number, known) for line in operations[index].stack
+    }
+    return next((line for line in stack if line not in innocent), stack[0])
+
+
+def _selects(operations: Sequence[Operation], index: int) -> bool:
+    """Return whether an operation computes nothing, but takes a part of the only value that it is given, or, turn by
+    turn, ever more of it."""
+    value, inputs = operations[index].value, operations[index].inputs
+    grows = GROWS in operations[index].arguments
+    if len(inputs) != 1 or (value.size >= operations[inputs[0]].value.size and not grows):
+        return False
+    taken = value[value != 0] if grows else value
+    return _all_in(np.sort(taken, axis=None), np.unique(operations[inputs[0]].value), 0.0)
 
 
 def _segment(operations: Sequence[Operation], end: int, known: set[int]) -> list[int]:

@@ -73,11 +73,11 @@ class _Listener:
 
     def _add(self, primitive: Any, args: Sequence[Any], results: Sequence[Any]) -> None:
         record = self.record
-        inputs, source = record.origins(map(_place, args)), _source(record)
+        inputs, stack = record.origins(map(_place, args)), _stack(record)
         for place in map(_place, results):
             if record.has(place) or (not inputs and primitive.name in REARRANGEMENTS):
                 continue
-            record.put(place, record.add(primitive.name, _numbers(place.array), inputs, source))
+            record.put(place, record.add(primitive.name, _numbers(place.array), inputs, stack))
 
 
 def _in_parts(jaxpr: Any, args: Sequence[Any]) -> Any:
@@ -88,8 +88,8 @@ def _in_parts(jaxpr: Any, args: Sequence[Any]) -> Any:
     return eval_jaxpr(getattr(jaxpr, "jaxpr", jaxpr), consts, *args)
 
 
-def _source(record: Record) -> Source | None:
-    """The line on the stack, or the one that traced an equation."""
+def _stack(record: Record) -> tuple[Source, ...]:
+    """The lines on the stack, or those that traced an equation."""
     from jax._src import source_info_util
 
     traceback = source_info_util._source_info_context.context.traceback

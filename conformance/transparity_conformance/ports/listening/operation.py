@@ -11,7 +11,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Source:
-    """The innermost line of the port's own code on the stack."""
+    """A line of the port's own code on the stack."""
 
     file: str
     line: int
@@ -30,7 +30,13 @@ class Operation:
     """The result in float64, as it was right after the operation; a complex one has a last axis (real, imaginary)."""
     inputs: tuple[int, ...]
     """Indices, in the record, of the operations whose values it was given; parameters and tokens have none."""
-    source: Source | None
-    """None if no line of the port was on the stack, as in threads of a framework."""
+    stack: tuple[Source, ...]
+    """The line of the port that ran it, and those that called it, the innermost first; none in threads of a framework.
+    """
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Of fused attention alone: query, key, value, mask (bool, float64 or None), scale, is_causal."""
+
+    @property
+    def source(self) -> Source | None:
+        """The line that ran it."""
+        return self.stack[0] if self.stack else None

@@ -50,7 +50,7 @@ def _listener(record: Record) -> Any:
 
         @classmethod
         def _should_skip_dynamo(cls) -> bool:
-            """Return whether PyTorch has to keep its compiler out of this mode, for which it imports it: seconds."""
+            """Return whether PyTorch has to keep its compiler out of this mode; importing it takes seconds."""
             return "torch._dynamo" in sys.modules
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -69,21 +69,21 @@ def heard(record: Record, func: Any, args: Sequence[Any], kwargs: Mapping[str, A
             record.settle(place, _numbers)
     inputs = record.origins(read)
     result = func(*args, **kwargs)
-    name, source = str(func), record.sources.here()
+    name, stack = str(func), record.sources.here()
     if name.startswith(UNINITIALISED):
         return result
     if SHAPE_ALONE.search(name):
         inputs = ()
     if arguments := _attention(func, given):
-        inputs = _hidden(record, arguments, given, source)
+        inputs = _hidden(record, arguments, given, stack)
     if name in fast_path.INPUT:
         inputs = _fast_path_parts(record, name, given)
     for place in writes:
-        record.write(place, record.add(name, _numbers(place.array), inputs, source))
+        record.write(place, record.add(name, _numbers(place.array), inputs, stack))
     for place in _places(result):
         is_of_parameter = place.owner in views and not record.knows(place)
         if place not in writes and not record.has(place) and not is_of_parameter:
-            record.put(place, record.add(name, _numbers(place.array), inputs, source, arguments))
+            record.put(place, record.add(name, _numbers(place.array), inputs, stack, arguments))
             arguments = {}  # they are those of the first output
     return result
 
@@ -164,7 +164,9 @@ def _attention(func: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:
     }
 
 
-def _hidden(record: Record, arguments: Mapping[str, Any], given: Mapping[str, Any], source: Source | None) -> Origins:
+def _hidden(
+    record: Record, arguments: Mapping[str, Any], given: Mapping[str, Any], stack: tuple[Source, ...]
+) -> Origins:
     """Record what fused attention computes on the way; return what its output is computed from."""
     origins = {
         "attention.scores": _origins(record, given["query"], given["key"]),
@@ -175,7 +177,7 @@ def _hidden(record: Record, arguments: Mapping[str, Any], given: Mapping[str, An
     for name, value in hidden(arguments):
         last = tuple(sorted({*last, *origins.get(name, ())}))
         if name != "attention.context":  # which is the output
-            last = record.add(name, value, last, source)
+            last = record.add(name, value, last, stack)
     return last
 
 

@@ -85,14 +85,14 @@ class Record:
         last = self.operations[memory.last[-1]] if memory.last else None
         now = value(place.array)
         if last is not None and now is not None:
-            memory.parts[place.geometry] = self.add(last.name, now, memory.last, last.source)
+            memory.parts[place.geometry] = self.add(last.name, now, memory.last, last.stack)
 
     def add(
         self,
         name: str,
         value: np.ndarray | None,
         inputs: Origins,
-        source: Source | None,
+        stack: tuple[Source, ...],
         arguments: Mapping[str, Any] | None = None,
     ) -> Origins:
         """Record a value; return its origins: itself, or its inputs if it is None or there is no room for it."""
@@ -102,7 +102,7 @@ class Record:
         if self.size + size > self.largest:
             return inputs
         self.size += size
-        self.operations.append(Operation(name, value, inputs, source, arguments or {}))
+        self.operations.append(Operation(name, value, inputs, stack, arguments or {}))
         return (len(self.operations) - 1,)
 
     def put(self, place: Place, origins: Origins) -> None:

@@ -45,24 +45,21 @@ class Sources:
     def __init__(self) -> None:
         self._found: dict[tuple[int, int], tuple[CodeType, Source]] = {}  # with the code, so that its id stays its own
 
-    def here(self) -> Source | None:
-        """Return the innermost line of the port on the stack."""
+    def here(self) -> tuple[Source, ...]:
+        """Return the lines of the port on the stack, the innermost first."""
         return self.among((frame.f_code, frame.f_lasti) for frame in _frames())
 
-    def among(self, places: Iterable[tuple[CodeType, int]]) -> Source | None:
-        """Return the innermost line of the port among places in code, the innermost first; None if there is none.
+    def among(self, places: Iterable[tuple[CodeType, int]]) -> tuple[Source, ...]:
+        """Return the lines of the port among places in code, both the innermost first.
 
         The port's own code is outside of the standard library, of installed packages and of this one. A port that is
         installed itself has no such line; its own code is then the package that was called, frameworks aside.
         """
-        installed = []
-        for code, at in itertools.takewhile(lambda place: place[0] is not run.__code__, places):
-            package = home(code.co_filename)
-            if package == "":
-                return self._of(code, at)
-            if package and package not in FRAMEWORKS:
-                installed.append((package, code, at))
-        return next((self._of(code, at) for package, code, at in installed if package == installed[-1][0]), None)
+        inside = itertools.takewhile(lambda place: place[0] is not run.__code__, places)
+        packages = [(home(code.co_filename), code, at) for code, at in inside]
+        packages = [each for each in packages if each[0] is not None and each[0] not in FRAMEWORKS]
+        own = "" if any(package == "" for package, _, _ in packages) else packages[-1][0] if packages else ""
+        return tuple(self._of(code, at) for package, code, at in packages if package == own)
 
     def _of(self, code: CodeType, at: int) -> Source:
         found = self._found.get((id(code), at))

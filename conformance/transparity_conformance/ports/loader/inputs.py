@@ -79,7 +79,7 @@ def _packages_of(model: Any) -> Iterator[str]:
         function = type(model).__call__
     cells = getattr(function, "__closure__", None) or ()
     for value in [cell.cell_contents for cell in cells]:
-        yield type(value).__module__.partition(".")[0]
+        yield from (kind.__module__.partition(".")[0] for kind in type(value).__mro__)
     for value in getattr(function, "__globals__", {}).values():
         name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
         yield name.partition(".")[0] if isinstance(name, str) else ""

@@ -11,23 +11,25 @@ from transparity_conformance.ports.listening.operation import Operation, Source
 from transparity_conformance.ports.listening.source import LONGEST_PATH
 from transparity_conformance.report.text import VALUE, safe
 
-NOT_ON_STACK = -1
-"""The number of the source of an operation without one."""
-
 
 def described(operations: Sequence[Operation]) -> dict[str, Any]:
     """Names, sources and inputs in tables, for there are many operations and few lines; and the values."""
     names: dict[Hashable, int] = {}
-    sources: dict[Hashable, int] = {None: NOT_ON_STACK}
+    sources: dict[Source, int] = {}
+    stacks: dict[tuple[int, ...], int] = {}
+    for each in operations:
+        stack = tuple(sources.setdefault(source, len(sources)) for source in each.stack)
+        stacks.setdefault(stack, len(stacks))
     return {
         "name": np.array([names.setdefault(each.name, len(names)) for each in operations], np.int64),
-        "source": np.array([sources.setdefault(each.source, len(sources) - 1) for each in operations], np.int64),
+        "stack": np.array([stacks[tuple(sources[line] for line in each.stack)] for each in operations], np.int64),
         "inputs": np.array([index for each in operations for index in each.inputs], np.int64),
         "counts": np.array([len(each.inputs) for each in operations], np.int64),
         "value": [each.value for each in operations],
         "arguments": [[i, dict(each.arguments)] for i, each in enumerate(operations) if each.arguments],
         "names": list(names),
-        "sources": [[each.file, each.line, each.code] for each in sources if isinstance(each, Source)],
+        "sources": [[each.file, each.line, each.code] for each in sources],
+        "stacks": [list(stack) for stack in stacks],
     }
 
 
@@ -38,23 +40,31 @@ def received(answer: Any) -> list[Operation]:
     """
     names = [safe(str(name), VALUE) for name in answer["names"]]
     sources = [Source(safe(file, LONGEST_PATH), int(line), safe(code)) for file, line, code in answer["sources"]]
+    stacks = [tuple(sources[_checked_index(index)] for index in stack) for stack in answer["stacks"]]
     arguments = {int(index): _arguments(each) for index, each in answer["arguments"]}
     inputs = np.split(np.asarray(answer["inputs"], np.int64), np.cumsum(answer["counts"])[:-1])
-    rows = zip(answer["name"], answer["source"], inputs, answer["value"], strict=True)
+    rows = zip(answer["name"], answer["stack"], inputs, answer["value"], strict=True)
     return [
         Operation(
             names[name],
             _checked(np.asarray(value, np.float64)),
             _before(i, given),
-            None if source == NOT_ON_STACK else sources[source],
+            stacks[_checked_index(stack)],
             arguments.get(i, {}),
         )
-        for i, (name, source, given, value) in enumerate(rows)
+        for i, (name, stack, given, value) in enumerate(rows)
     ]
 
 
 def _arguments(given: Any) -> dict[str, Any]:
     return {name: given[name] for name in ("query", "key", "value", "mask", "scale", "is_causal")}
+
+
+def _checked_index(index: Any) -> int:
+    """An index from the front."""
+    if int(index) < 0:
+        raise IndexError(f"the number {index} of a line")
+    return int(index)
 
 
 def _checked(value: np.ndarray) -> np.ndarray:

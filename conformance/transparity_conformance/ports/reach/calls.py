@@ -1,12 +1,13 @@
 """Calls of a port at many sizes: one that agrees on every probe is called at many lengths, batches and widths.
 
-A derived model that the port refuses to build narrows the range that is stated; one that it builds and then fails on
-leaves the verdict open.
+A derived model that the port refuses, when it is built or when it is called with a single token, narrows the range that
+is stated; one that it answers with a token and then fails on leaves the verdict open.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ import numpy as np
 from transparity_conformance.capabilities.stranger import PortError, PortProcessError
 from transparity_conformance.diagnosis.judge import Progress
 from transparity_conformance.diagnosis.probe_result import error_profile
+from transparity_conformance.diagnosis.segment import NEAR
 from transparity_conformance.oracle.probes import Probe, in_other_sizes
 from transparity_conformance.oracle.reach.models import WITHOUT_LIMIT, ReachModel, ReachProbe
 from transparity_conformance.ports.process.running import Port, built, run
@@ -131,7 +133,10 @@ def build_model(
 def call_model(
     function: Callable[..., Any], probe: Probe, reached: Reached, is_derived: bool, *, logits_only: bool
 ) -> dict[str, np.ndarray] | None:
-    """Run a port on a probe; None, with a note, if it fails on a model of derived sizes that it built."""
+    """Run a port on a probe; None, with a note, if it fails on a model of derived sizes.
+
+    Code that is given its weights with every call can refuse them only then: at a single token, too.
+    """
     began = time.monotonic()
     try:
         return run(function, probe, logits_only=logits_only)
@@ -140,17 +145,31 @@ def call_model(
     except PortError as error:
         if not is_derived:
             raise
-        reached.failed.append(f"probe {probe.name}: {error}")
+        noted = reached.failed if _answers_a_token(function, probe) else reached.refused
+        noted.append(f"probe {probe.name}: {error}")
         return None
     finally:
         reached.seconds += time.monotonic() - began
 
 
+def _answers_a_token(function: Callable[..., Any], probe: Probe) -> bool:
+    inputs = {name: value[:1, :1] for name, value in probe.inputs.items()}
+    try:
+        run(function, dataclasses.replace(probe, inputs=inputs), logits_only=True)
+    except PortProcessError:
+        raise
+    except PortError:
+        return False
+    return True
+
+
 def compare(probe: ReachProbe, logits: np.ndarray, dtype: str) -> Comparison:
-    """Compare logits with the reference's."""
+    """Compare logits with the reference's; a difference over the budget may be that of sums taken in sequence."""
     with np.errstate(all="ignore"):
         expected, budget = probe.oracle.expected["logits"], probe.budget(dtype)
         error = difference(logits, expected)
+        if 1 < share(error, budget) < NEAR[dtype]:
+            budget = probe.budget(dtype, in_sequence=True)
         wrong = share(error, budget) > 1 and logits.shape == expected.shape
         return Comparison(probe, error, budget, error_profile(logits, expected) if wrong else {})
 
@@ -171,6 +190,8 @@ class Ran:
     """The built port, by the identity of the parameters."""
     probes: dict[str, Probe]
     """The probes that ran; one whose sizes the port refused has others."""
+    raised: PortError | None = None
+    """The first error at the sizes that were asked for; the port answered other probes of them."""
 
 
 def run_all(build: Port, probes: Mapping[str, Probe], progress: Progress, *, logits_only: bool) -> Ran:
@@ -185,11 +206,25 @@ def run_all(build: Port, probes: Mapping[str, Probe], progress: Progress, *, log
         others = in_other_sizes(probe, first.config) if is_derived else ()
         for size in (probe, *others) if id(probe.parameters) not in forwards else (probe,):
             if _built(build, key, size, ran, is_derived=is_derived):
-                taps = call_model(forwards[id(size.parameters)], size, ran.reached, is_derived, logits_only=logits_only)
-                if taps is not None:
+                if (taps := _called(key, size, ran, is_first=probe is first, logits_only=logits_only)) is not None:
                     ran.actual[key], ran.probes[key] = taps, size
                 break
     return ran
+
+
+def _called(key: str, probe: Probe, ran: Ran, *, is_first: bool, logits_only: bool) -> dict[str, np.ndarray] | None:
+    """Call the port on a probe; an error, once it has answered the first, is kept in `ran`."""
+    is_derived = probe.config != next(iter(ran.probes.values()), probe).config
+    try:
+        return call_model(ran.forwards[id(probe.parameters)], probe, ran.reached, is_derived, logits_only=logits_only)
+    except PortProcessError:
+        raise
+    except PortError as error:
+        if is_first:
+            raise
+        ran.raised = ran.raised or error
+        ran.reached.refused.append(f"probe {key}: {error}")
+        return None
 
 
 def _built(build: Port, key: str, probe: Probe, ran: Ran, *, is_derived: bool) -> bool:

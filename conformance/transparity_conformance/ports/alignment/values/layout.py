@@ -21,6 +21,11 @@ class Layout:
     split: Shape
     order: tuple[int, ...]
 
+    @property
+    def is_in_order(self) -> bool:
+        """Return whether no axis is moved."""
+        return list(self.order) == sorted(self.order)
+
     def to_ours(self, value: np.ndarray) -> np.ndarray:
         """The port's value in the shape of the tap."""
         permuted = value.reshape([self.split[axis] for axis in self.order])
@@ -38,17 +43,23 @@ def layouts(ours: Shape, theirs: Shape, heads: int) -> tuple[Layout, ...]:
         return ()
     found = [
         Layout(ours, split, order)
-        for split in _splits(ours, heads)
-        for order in itertools.permutations(range(len(split)))
+        for split, order in _permuted(ours, heads)
         if _merges([split[axis] for axis in order], theirs)
     ]
     return tuple(sorted(found, key=lambda layout: (_inversions(layout.order), len(layout.split))))
 
 
-def _splits(ours: Shape, heads: int) -> Iterator[Shape]:
-    yield ours
+def _permuted(ours: Shape, heads: int) -> Iterator[tuple[Shape, tuple[int, ...]]]:
+    """The axes of a tap, refined, in every order; the two halves of a head's features may be interleaved."""
+    splits = [ours]
     if len(ours) == 3 and heads > 1 and ours[-1] % heads == 0:
-        yield (*ours[:-1], heads, ours[-1] // heads)
+        splits.append((*ours[:-1], heads, ours[-1] // heads))
+    for split in splits:
+        yield from ((split, order) for order in itertools.permutations(range(len(split))))
+    if len(ours) == 4 and ours[-1] % 2 == 0:
+        for order in itertools.permutations(range(4)):
+            at = order.index(3)
+            yield (*ours[:-1], 2, ours[-1] // 2), (*order[:at], 4, 3, *order[at + 1 :])
 
 
 def _merges(permuted: list[int], theirs: Shape) -> bool:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from transparity_conformance.ports.alignment.layout import Layout, layouts
+from transparity_conformance.ports.alignment.values.layout import Layout, layouts
 
 HALF_OF_THE_DIGITS = 0.5
 """Two arrays are the same activation if they agree in half of the digits of the precision: rounding costs fewer, and
@@ -63,13 +63,24 @@ class Candidates:
             self.sketches[index] = np.sort(self.values[index], axis=None)
         return self.sketches[index]
 
-    def nearest(self, ours: np.ndarray, after: int = -1) -> Match | None:
-        """The operation behind `after` whose value is `ours`, the nearest, and of several the first."""
-        expected = np.sort(ours, axis=None)
-        largest = float(np.abs(ours).max(initial=0.0))
+    def is_same(self, found: np.ndarray, expected: np.ndarray) -> bool:
+        """Return whether two sketches are those of one activation."""
+        largest = float(np.abs(expected[np.isfinite(expected)]).max(initial=0.0))
+        return _within(found, expected, self.tolerance * largest)
+
+    def nearest(
+        self, ours: np.ndarray, after: int = -1, may_be: Callable[[int], bool] = lambda index: True
+    ) -> Match | None:
+        """The operation behind `after` whose value is `ours`, if it `may_be`; the nearest, and of several the first."""
+        finite = ours[np.isfinite(ours)]
+        if not finite.size:  # NaN alone tells nothing
+            return None
+        expected, largest = np.sort(ours, axis=None), float(np.abs(finite).max())
         best: Match | None = None
         for index in self.by_size.get(ours.size, ()):
             if index <= after or not _within(self.sketch(index), expected, self.tolerance * largest):
+                continue
+            if not may_be(index):
                 continue
             for layout in layouts(ours.shape, self.values[index].shape, self.heads):
                 distance = _distance(layout.to_ours(self.values[index]), ours, largest)
@@ -77,25 +88,30 @@ class Candidates:
                     best = Match(index, layout, distance)
         return best
 
-    def like(self, ours: np.ndarray, after: int) -> Iterator[tuple[Match, np.ndarray]]:
-        """Every operation behind `after` whose value has a layout of the shape of `ours`, each array once."""
+    def like(self, ours: np.ndarray) -> Iterator[Match]:
+        """Every operation whose value has a layout of the shape of `ours`, each array once."""
         seen = set()
         for index in self.by_size.get(ours.size, ()):
-            if index <= after or not np.isfinite(self.values[index]).all():
+            if np.isinf(self.values[index]).any() or np.isnan(self.values[index]).all():
                 continue
             for layout in layouts(ours.shape, self.values[index].shape, self.heads):
                 value = layout.to_ours(self.values[index])
                 if (numbers := value.tobytes()) not in seen:
                     seen.add(numbers)
-                    yield Match(index, layout), value
+                    yield Match(index, layout)
 
 
 def _within(found: np.ndarray, expected: np.ndarray, tolerance: float) -> bool:
+    """Return whether two sorted arrays are the same; NaN, which is sorted to the end, is NaN."""
     with np.errstate(invalid="ignore"):
-        return bool(np.all(np.abs(found - expected) <= tolerance))
+        near = np.abs(found - expected) <= tolerance
+    if near.all() or not near.size or not np.isnan(found[-1]):
+        return bool(near.all())
+    return bool(np.all(near | (np.isnan(found) & np.isnan(expected))))
 
 
 def _distance(found: np.ndarray, expected: np.ndarray, largest: float) -> float:
     with np.errstate(invalid="ignore"):
-        difference = float(np.abs(found - expected).max(initial=0.0))
+        apart = np.abs(found - expected)
+    difference = float(np.where(np.isnan(found) & np.isnan(expected), 0.0, apart).max(initial=0.0))
     return difference / largest if largest else difference

@@ -1,0 +1,79 @@
+"""Taps behind a known fault: with the fault put into the reference, its value is one of the port's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from transparity_conformance.diagnosis.fault import Hypothesis
+from transparity_conformance.diagnosis.faults import faults_at
+from transparity_conformance.diagnosis.search.clock import Clock
+from transparity_conformance.diagnosis.walk import Impossible, walk
+from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.ports.alignment.flow import Flow
+from transparity_conformance.ports.alignment.intermediate import intermediates
+from transparity_conformance.ports.alignment.values.candidates import Candidates, Match
+
+
+def behind_faults(
+    probe: Probe,
+    values: Arrays,
+    candidates: Candidates,
+    found: Mapping[str, Match],
+    tap: str,
+    flow: Flow,
+    clock: Clock,
+) -> dict[int, Match]:
+    """The port's values that are `tap` with some fault of the catalogue, by operation.
+
+    Args:
+        values: the port's values at the taps that were `found`.
+        clock: the time that is left.
+    """
+
+    def admitted(index: int) -> bool:
+        return flow.admits(tap, index, candidates, found)
+
+    def on_its_way(index: int) -> bool:
+        return admitted(index) and flow.leads_on(tap, index, candidates, found)
+
+    matches: dict[int, Match] = {}
+    for value in _faulty(probe, values, tap, clock):
+        match = candidates.nearest(value, may_be=on_its_way) or candidates.nearest(value, may_be=admitted)
+        if match is not None:
+            matches.setdefault(match.index, match)
+    return matches
+
+
+def made_by_a_fault(
+    probe: Probe, values: Arrays, candidates: Candidates, matches: Mapping[int, Match], tap: str
+) -> Match | None:
+    """The last of `matches` that only a fault computes; a right port has scores without their bias, too, on the way."""
+    right = [np.sort(each, axis=None) for each in intermediates(probe, values, tap)]
+    for index in sorted(matches, reverse=True):
+        sketch = candidates.sketch(index)
+        if not any(candidates.is_same(sketch, each) for each in right if each.size == sketch.size):
+            return matches[index]
+    return None
+
+
+def is_reached(
+    probe: Probe, values: Arrays, candidates: Candidates, found: Mapping[str, Match], tap: str, flow: Flow, clock: Clock
+) -> bool:
+    """Return whether `tap`, right or with one fault, is among the port's values."""
+    if candidates.nearest(walk(probe, values, until=tap)[tap]):
+        return True
+    faulty = behind_faults(probe, values, candidates, found, tap, flow, clock)
+    return made_by_a_fault(probe, values, candidates, faulty, tap) is not None
+
+
+def _faulty(probe: Probe, values: Arrays, tap: str, clock: Clock) -> Iterator[np.ndarray]:
+    """The value of the reference at `tap` with every fault that can be made there."""
+    for fault in faults_at(probe.config, tap):
+        clock.check()
+        try:
+            yield walk(probe, values, (Hypothesis(fault, (tap,)),), until=tap)[tap]
+        except Impossible:
+            continue

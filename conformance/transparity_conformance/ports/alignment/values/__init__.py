@@ -1,0 +1,1 @@
+"""Everything that a port computed, indexed by its numbers."""

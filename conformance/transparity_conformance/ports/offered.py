@@ -1,0 +1,58 @@
+"""All that a port offers besides its forward pass, and its histories, beside the verdict on the forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from transparity_conformance.capabilities.capability import BuiltPort, ForwardPass
+from transparity_conformance.capabilities.compare import compare_capabilities
+from transparity_conformance.capabilities.table import ATTRIBUTES, offered_by
+from transparity_conformance.oracle.probes import single_row
+from transparity_conformance.ports.histories import compare_history
+from transparity_conformance.ports.process.running import Port, run
+from transparity_conformance.ports.reach.calls import Ran
+from transparity_conformance.report.capability_result import not_compared, with_capabilities
+from transparity_conformance.report.report import Report, known_so_far
+
+FORWARD_ALONE = "of given parameters the forward pass is compared; the rest is, with drawn ones, by --config"
+"""Generation is tried with parameters of its own making, and beyond `max_length`, which of a checkpoint is far."""
+
+
+def with_everything_offered(
+    report: Report, build: Port, ran: Ran, left_out: Sequence[str], *, is_drawn: bool
+) -> Report:
+    """Add the capabilities and the histories of a port to the report on its forward pass.
+
+    Args:
+        ran: the answers to the probes.
+        left_out: lines on the probes that were not made.
+        is_drawn: whether the parameters were drawn; of given ones the forward pass alone is compared.
+    """
+    first = next(iter(ran.probes.values()))
+    sharing = {key: probe for key, probe in ran.probes.items() if probe.parameters is first.parameters}
+    logits = {key: taps["logits"] for key, taps in ran.actual.items()}
+    if not first.is_large:
+        sharing["single"] = single_row(first)
+        logits["single"] = run(ran.forward, sharing["single"], logits_only=True)["logits"]
+    port = BuiltPort(build, ran.forward, {(first.config, id(first.parameters)): (first.parameters, ran.forward)})
+    passed = ForwardPass(sharing, logits, report.dtype)
+    with known_so_far(report.verdict, report.first_divergence):
+        if is_drawn:
+            report = with_capabilities(report, not_compared(*left_out))
+            return _with_capabilities(report, port, passed)
+        found = not_compared(f"{', '.join(ATTRIBUTES)}: {FORWARD_ALONE}")
+        return with_capabilities(
+            report, found + compare_history(port, passed, found) if report.verdict == "agrees" else found
+        )
+
+
+def _with_capabilities(report: Report, port: BuiltPort, forward: ForwardPass) -> Report:
+    causes = [cause for fault in report.faults for cause in fault.causes]
+    if [cause.mistake for cause in causes] == ["low-precision"]:  # then so is all that it offers
+        says = f"the port's forward pass is off by {causes[0].says}, and all that it offers with it"
+        return with_capabilities(
+            report, not_compared(*(f"{row.attribute}: {says}" for row in offered_by(port.forward)))
+        )
+    is_right = report.verdict == "agrees"
+    found = compare_capabilities(port, forward, is_right=is_right)
+    return with_capabilities(report, found + compare_history(port, forward, found) if is_right else found)

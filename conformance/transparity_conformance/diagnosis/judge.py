@@ -171,7 +171,7 @@ def _explained(
     with clock.interruptible():
         divergences = explain_all(results, places, dtype, search.progress, clock)
         remarks = [clock.note] * clock.ran_out
-        if not clock.is_interrupted:
+        if not clock.is_interrupted and len(results) > 1:  # one call alone tells of no configuration
             remarks += departures_note(results, divergences, dtype)
     return divergences, remarks
 

@@ -18,7 +18,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.parameters import check_parameters
 from transparity.presets import preset as preset_called
-from transparity_conformance.capabilities.stranger import PortError
+from transparity_conformance.capabilities.stranger import PortError, PortProcessError
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.diagnosis.judge import Actual, Located, Progress, judge, silent, untold
 from transparity_conformance.diagnosis.search.clock import BUDGET, Clock
@@ -146,7 +146,7 @@ def _checked(build: Port, asked: Asked, progress: Progress) -> Report:
     asked.known.report = report
     preset = asked.preset if asked.config is None else None
     report, reached = _with_reach(report, build, ran, probes, preset, asked.parameters, progress)
-    if reached.wrong and not reached.is_history:
+    if reached.wrong and not reached.is_history and not report.faults[-1].is_misshapen:
         report = _explained_at_other_sizes(asked, report, reached, progress)
     left_out = probes_left_out(first.config, wanted, dtype)
     return with_everything_offered(report, build, ran, left_out, is_drawn=asked.parameters is None)
@@ -229,7 +229,12 @@ def _explained_at_other_sizes(asked: Asked, report: Report, reached: Reached, pr
     wrong, clock = reached.wrong[0].probe, Clock(asked.budget, progress)
     probe, row = whole(wrong), row_of(wrong)
     forward = reached.forwards[id(wrong.parameters)]
-    actual = {probe.name: run(forward, probe, logits_only=asked.logits_only)}
+    try:
+        actual = {probe.name: run(forward, probe, logits_only=asked.logits_only)}
+    except PortProcessError:
+        raise
+    except PortError:  # it answered this call before, and wrongly
+        return report
     heard = NOT_ASKED
     if not asked.logits_only:
         heard = hear({id(wrong.parameters): forward}, {probe.name: probe}, actual, asked.dtype, clock, progress, row)

@@ -69,14 +69,16 @@ class Form:
 def form_of(probes: Mapping[str, Probe], actual: Actual, dtype: str) -> Form | None:
     """The form of a port's answers, if they have another shape than logits; None if no form has their shapes.
 
-    Of several, one whose numbers agree, the logits themselves, or the nearest.
+    Of several, one whose numbers agree, the logits themselves, or the nearest. Numbers that are wrong are told by their
+    shape alone, if they are logits in some arrangement, or others in the usual one.
     """
     answers = {key: taps["logits"] for key, taps in actual.items()}
     first = next(iter(answers))
     expected = probes[first].oracle.expected["logits"]
     if expected.ndim != 3 or answers[first].shape == expected.shape:
         return None
-    forms = _fitting({key: probes[key] for key in answers}, answers, dtype)
+    fitting = _fitting({key: probes[key] for key in answers}, answers, dtype)
+    forms = [form for form in fitting if form.agrees or form.value is LOGITS or form.part is PARTS[0]]
     return min(forms, key=lambda form: (not form.agrees, form.value is not LOGITS, form.share), default=None)
 
 
@@ -117,4 +119,11 @@ def with_form(report: Report, form: Form) -> Report:
     is_all = form.has_all_logits and report.verdict == "agrees"
     cause = Cause("answer-form", form.says, None, form.error, float(is_all))
     fault = Divergence("logits", math.inf, form.budget, (cause,), is_misshapen=True)
-    return dataclasses.replace(report, verdict="diverges", first_divergence="logits", faults=(fault, *report.faults))
+    theirs, ours = form.shapes
+    return dataclasses.replace(
+        report,
+        verdict="diverges",
+        first_divergence="logits",
+        faults=(fault, *report.faults),
+        notes=(*report.notes, f"logits has the shape {theirs}, expected {ours}"),
+    )

@@ -62,7 +62,7 @@ def check_view(report: Report) -> CheckView:
         findings=findings(report),
         layers=shares_by_layer(report.measured),
         worst=worst,
-        worst_sentence="" if is_told else f"{worst[:1].upper()}{worst[1:]}.",
+        worst_sentence="" if is_told or (report.faults and not report.measured) else f"{worst[:1].upper()}{worst[1:]}.",
         first_divergence="" if is_named else report.first_divergence or "",
         claims=[_claim(claim) for claim in report.claims],
         lists={"Not compared": one_line_a_reason(report.not_compared), "Notes": report.notes},

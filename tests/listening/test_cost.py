@@ -1,0 +1,14 @@
+"""Listening costs at most three eager passes and two seconds."""
+
+from __future__ import annotations
+
+import pytest
+
+from meta.listening.cost import FRAMEWORKS, cost
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_pass_of_a_probe_that_is_listened_to_is_within_the_target(framework: str) -> None:
+    found = cost(framework, "probe")
+    assert found.is_within, found
+    assert found.operations > 100 and found.recorded > found.taps

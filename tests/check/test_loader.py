@@ -148,6 +148,8 @@ def test_tokens_are_arrays_of_the_framework_of_the_model() -> None:
     assert framework_of(file["plain"]) == "jax"
     exec("def hold(model): return lambda tokens: model(tokens)", {"np": np}, file)
     assert framework_of(file["hold"](torch.nn.Linear(1, 1))) == "torch"
+    exec("class Own(Linear): pass", {"Linear": torch.nn.Linear, "__name__": "their.models"}, file)
+    assert framework_of(file["hold"](file["Own"](1, 1))) == "torch"
 
 
 ONE = np.zeros((2, 3, 5))

@@ -22,7 +22,7 @@ def without_loops(probe: Probe, operations: Sequence[Operation]) -> list[Operati
     earlier turns have made by then, as a cache is read.
     """
     tokens = [value.shape for value in probe.inputs.values()]
-    counts = {probe.config.num_heads, probe.config.key_value_heads, *(size for shape in tokens for size in shape)} - {1}
+    counts = {probe.config.num_heads, *(size for shape in tokens for size in shape)} - {1}
     result = list(operations)
     steps = _steps(result, {length for _, length in tokens} - {1})
     if steps:
@@ -126,9 +126,11 @@ def _loop_at(operations: Sequence[Operation], ids: np.ndarray, begin: int, count
 
 
 def _is_loop(operations: Sequence[Operation], begin: int, period: int, turns: int) -> bool:
-    """Return whether every turn reads, of all turns, only what stands before it in the body."""
+    """Return whether the turns are alike, and each reads, of all turns, only what stands before it in the body."""
     for index in range(begin, begin + period * turns):
         at = (index - begin) % period
+        if operations[index].value.shape != operations[begin + at].value.shape:
+            return False
         if any(each >= begin and (each - begin) % period >= at for each in operations[index].inputs):
             return False
     return True

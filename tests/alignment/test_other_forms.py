@@ -1,0 +1,120 @@
+"""Taps that a port holds in another form: head by head, token by token, masked before the scale, halves interleaved."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from transparity_conformance.checkpoints.examples import example_config
+from transparity_conformance.oracle.probes import Probe, probes_of
+from transparity_conformance.ports.alignment.forms.loops import without_loops
+from transparity_conformance.ports.alignment.forms.masked import unmasked
+from transparity_conformance.ports.alignment.heard import aligned_probe
+from transparity_conformance.ports.alignment.layout import layouts
+from transparity_conformance.ports.alignment.source import told_apart
+from transparity_conformance.ports.listening.operation import Operation, Source
+from transparity_conformance.ports.process.operations import described, received
+
+HEADS, LENGTH = 3, 9
+
+
+@pytest.fixture(scope="module")
+def probe() -> Probe:
+    """One row of nine tokens, and three heads."""
+    config = example_config("gpt2")
+    assert config.num_heads == HEADS
+    return aligned_probe(probes_of(config, "gpt2")["mixed"])
+
+
+def line(number: int, *callers: int) -> Source:
+    return Source("port.py", number, f"line {number}", tuple(Source("port.py", each, "") for each in callers))
+
+
+def operation(number: int, value: float | np.ndarray, *inputs: int) -> Operation:
+    return Operation(f"op{number}", np.asarray(value, np.float64), inputs, line(number))
+
+
+def test_a_loop_over_heads_is_one_operation(probe: Probe) -> None:
+    operations = [operation(1, np.arange(6.0))]
+    operations += [operation(2, np.full(2, float(head)), 0) for head in range(HEADS)]
+    for head in range(HEADS):
+        operations += [operation(3, np.full(4, float(head)), 1 + head)]
+        operations += [operation(4, np.full(4, 10.0 + head), len(operations) - 1)]
+    operations += [operation(5, np.zeros(12), *(5 + 2 * head for head in range(HEADS)))]
+    found = without_loops(probe, operations)
+    assert [each.name for each in found] == ["op1", "op2", "op2", "op2", "op3", "op4", "op5"]
+    assert found[4].value.tolist() == [[head] * 4 for head in range(HEADS)]
+    assert [each.inputs for each in found[4:]] == [(1, 2, 3), (4,), (5,)]
+
+
+def test_turns_that_read_later_ones_and_turns_of_other_shapes_are_no_loop(probe: Probe) -> None:
+    dependent = [operation(0, 1.0)]
+    for _ in range(HEADS):
+        dependent += [operation(3, np.zeros(4), len(dependent) - 1), operation(4, np.zeros(4), len(dependent))]
+    assert without_loops(probe, dependent) == dependent
+    unlike = [operation(number, np.zeros(4 + turn)) for turn in range(HEADS) for number in (3, 4)]
+    assert without_loops(probe, unlike) == unlike
+
+
+def steps(more: Sequence[int]) -> list[Operation]:
+    """A port that is called with a token at a time; from the second on it reads a cache first, at the lines `more`."""
+    operations: list[Operation] = []
+    for token in range(LENGTH):
+        operations.append(operation(1, np.full(2, float(token))))
+        for number in more if token else ():
+            operations.append(operation(number, np.zeros(3), len(operations) - 1))
+        operations.append(operation(4, np.arange(token + 1.0), len(operations) - 1))
+    return [*operations, operation(5, 0.0, len(operations) - 1)]
+
+
+@pytest.mark.parametrize("more", [(), (2,), (2, 3)])
+def test_steps_of_one_token_are_one_pass(probe: Probe, more: Sequence[int]) -> None:
+    found = without_loops(probe, steps(more))
+    assert [each.name for each in found] == ["op1", "op4", "op5"]
+    assert found[1].value.tolist() == np.tril(np.tile(np.arange(float(LENGTH)), (LENGTH, 1))).tolist()
+    assert [each.inputs for each in found] == [(), (0,), (1,)]
+
+
+def test_masked_scores_are_what_they_were_made_from_scaled() -> None:
+    scores = np.random.default_rng(0).normal(size=(2, 4, 4))
+    seen = np.tril(np.ones((4, 4), bool))
+    masked = operation(2, np.where(seen, scores, -np.inf), 0)
+    scaled = operation(3, masked.value / 2, 1)
+    assert np.allclose(unmasked([operation(1, scores), masked, scaled], 2), scores / 2)
+    biased = operation(3, masked.value / 2 + np.arange(4.0), 1)
+    assert np.isneginf(unmasked([operation(1, scores), masked, biased], 2)).any()
+
+
+def test_features_whose_halves_are_interleaved_have_a_layout() -> None:
+    ours = np.arange(1.0 * 3 * 5 * 8).reshape(1, 3, 5, 8)
+    theirs = ours.reshape(1, 3, 5, 2, 4).swapaxes(-1, -2).reshape(1, 3, 5, 8).swapaxes(1, 2).reshape(5, 24)
+    read = [layout.to_ours(theirs) for layout in layouts(ours.shape, theirs.shape, 3)]
+    assert any(np.array_equal(each, ours) for each in read)
+    assert not np.array_equal(read[0], ours)
+
+
+def shared(*callers: int) -> Operation:
+    return Operation("op", np.zeros(2), (), line(1, *callers))
+
+
+def test_a_line_that_is_right_elsewhere_is_told_by_its_caller() -> None:
+    operations = [shared(10, 20), shared(11, 20), shared(12, 20)]
+    numbers = {f"tap{i}": i for i in range(3)}
+    found = told_apart(operations, 1, numbers, ["tap1"])
+    assert found is not None and found.line == 11
+    for wrong in (numbers, ["tap0", "tap1", "tap2"]):  # wrong wherever it runs: the line itself
+        found = told_apart(operations, 1, numbers, wrong)
+        assert found is not None and found.line == 1
+
+
+def test_callers_are_kept_on_the_wire_though_the_line_is_the_same() -> None:
+    operations = [shared(10, 20), shared(11, 20), shared(10, 20)]
+    answer = described(operations)
+    assert len(answer["sources"]) == 2
+    back = [each.source for each in received(answer)]
+    for one, other in itertools.zip_longest(back, operations):
+        assert one is not None and other.source is not None
+        assert one == other.source and one.callers == other.source.callers

@@ -1,0 +1,110 @@
+"""Ports as strangers write them, in the manner of published code: taken as they stand, right, and with planted faults.
+
+None returns an activation, and none is adapted: what is found is found by listening.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from transparity.config import TransformerConfig
+from transparity_conformance.ports.check import check
+from transparity_conformance.ports.loading import load_port
+from transparity_conformance.report.report import Report
+
+FOLDER = Path(__file__).parent
+
+ENCODER_DECODER = TransformerConfig(
+    architecture="encoder-decoder",
+    source_vocab_size=37,
+    target_vocab_size=31,
+    max_length=16,
+    embed_dim=24,
+    num_heads=3,
+    num_encoder_layers=2,
+    num_decoder_layers=2,
+    feed_forward_dim=40,
+    norm="layer-unbiased",
+    norm_eps=1e-6,
+    norm_position="pre",
+    final_norm=True,
+    mask_value=-1e9,
+    target_mask="causal-and-padding",
+    positions="sinusoidal",
+    embedding_scale="embed_dim",
+)
+
+
+class Planted(NamedTuple):
+    """A fault in a port: a text and what stands in its place; the line that is wrong, and the id of the cause."""
+
+    port: str
+    right: str
+    wrong: str
+    line: str
+    cause: str
+
+
+FAULTS = (
+    Planted("nano_gpt", "is_causal=True", "is_causal=False", "F.scaled_dot_product_attention", "causal-missing"),
+    Planted("nano_gpt", '"attn.c_proj.weight", ', "", "return self.c_proj(y)", "weight-transpose"),
+    Planted("pico_gpt", " / np.sqrt(q.shape[-1])", "", "return softmax(q @ k.T", "attention-scale"),
+    Planted("pico_gpt", "np.tri(len(x), dtype", "np.tri(len(x), k=-1, dtype", "mask = (1 - np.tri", "causal-diagonal"),
+    Planted("pico_gpt", "range(len(ids))", "range(1, len(ids) + 1)", "x = wte[ids] + wpe", "position-offset"),
+    Planted("step_llama", "F.silu", "F.gelu", "gate = F.gelu", "activation"),
+    Planted("step_llama", "/ 10000.0 **", "/ 500.0 **", "return torch.view_as_real(pairs * turns", "rotary-base"),
+    Planted("scratch_qwen", "self.head_dim**0.5", "x.shape[-1] ** 0.5", "torch.softmax(scores", "attention-scale"),
+    Planted(
+        "scratch_qwen", "keys = self.k_norm(keys)", "keys = self.q_norm(keys)", "self.q_norm(keys)", "norm-duplicated"
+    ),
+    Planted("scratch_qwen", "diagonal=1", "diagonal=0", "torch.softmax(scores", "causal-diagonal"),
+    Planted("in_place_gemma", "query_width = self.head_dim", "query_width = 6", "q.mul_(", "attention-scale"),
+    Planted("in_place_gemma", "(1 + self.weight)", "self.weight", "return normed * self.weight", "norm-gain"),
+    Planted(
+        "annotated",
+        "(x, self.feed_forward, 2)",
+        "(x, self.feed_forward, 1)",
+        "self.feed_forward, 1)",
+        "norm-duplicated",
+    ),
+    Planted("annotated", "x.std(-1, keepdim=True)", "x.std(-1, False, keepdim=True)", "std = x.std", "norm-variance"),
+)
+FAMILIES = {
+    "nano_gpt": "gpt2",
+    "pico_gpt": "gpt2",
+    "step_llama": "llama",
+    "scratch_qwen": "qwen3",
+    "in_place_gemma": "gemma",
+}
+
+
+def checked(name: str, file: Path) -> Report:
+    """Check a port by its family, with its own loader, or by a configuration."""
+    if name in FAMILIES:
+        return check(load_port(f"{file}:load"), family=FAMILIES[name])
+    return check(load_port(f"{file}:build"), config=ENCODER_DECODER)
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, "annotated"])
+def test_a_right_port_agrees(name: str) -> None:
+    report = checked(name, FOLDER / f"{name}.py")
+    assert report.verdict == "agrees", report
+    assert not report.coverage.untested
+
+
+@pytest.mark.parametrize("planted", FAULTS, ids=lambda planted: f"{planted.port}: {planted.cause}")
+def test_a_fault_has_its_line_and_its_cause(planted: Planted, tmp_path: Path) -> None:
+    text = (FOLDER / f"{planted.port}.py").read_text(encoding="utf-8")
+    assert text.count(planted.right) == 1
+    wrong = tmp_path / f"{planted.port}.py"
+    wrong.write_text(text.replace(planted.right, planted.wrong), encoding="utf-8")
+    report = checked(planted.port, wrong)
+    assert report.verdict == "diverges"
+    first = report.faults[0]
+    assert first.causes[0].mistake == planted.cause
+    assert first.source is not None
+    lines = wrong.read_text(encoding="utf-8").splitlines()
+    assert planted.line in lines[first.source["line"] - 1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,11 +9,11 @@ import pytest
 
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.oracle.probes import Probe, probes_of
-from transparity_conformance.ports.alignment.forms.loops import without_loops
-from transparity_conformance.ports.alignment.forms.masked import unmasked
 from transparity_conformance.ports.alignment.heard import aligned_probe
-from transparity_conformance.ports.alignment.layout import layouts
-from transparity_conformance.ports.alignment.source import told_apart
+from transparity_conformance.ports.alignment.source import caller
+from transparity_conformance.ports.alignment.values.layout import layouts
+from transparity_conformance.ports.alignment.values.loops import without_loops
+from transparity_conformance.ports.alignment.values.masked import unmasked
 from transparity_conformance.ports.listening.operation import Operation, Source
 from transparity_conformance.ports.process.operations import described, received
 
@@ -29,12 +28,12 @@ def probe() -> Probe:
     return aligned_probe(probes_of(config, "gpt2")["mixed"])
 
 
-def line(number: int, *callers: int) -> Source:
-    return Source("port.py", number, f"line {number}", tuple(Source("port.py", each, "") for each in callers))
+def stack(*lines: int) -> tuple[Source, ...]:
+    return tuple(Source("port.py", number, f"line {number}") for number in lines)
 
 
 def operation(number: int, value: float | np.ndarray, *inputs: int) -> Operation:
-    return Operation(f"op{number}", np.asarray(value, np.float64), inputs, line(number))
+    return Operation(f"op{number}", np.asarray(value, np.float64), inputs, stack(number))
 
 
 def test_a_loop_over_heads_is_one_operation(probe: Probe) -> None:
@@ -97,24 +96,19 @@ def test_features_whose_halves_are_interleaved_have_a_layout() -> None:
 
 
 def shared(*callers: int) -> Operation:
-    return Operation("op", np.zeros(2), (), line(1, *callers))
+    return Operation("op", np.zeros(2), (), stack(1, *callers))
 
 
 def test_a_line_that_is_right_elsewhere_is_told_by_its_caller() -> None:
     operations = [shared(10, 20), shared(11, 20), shared(12, 20)]
     numbers = {f"tap{i}": i for i in range(3)}
-    found = told_apart(operations, 1, numbers, ["tap1"])
-    assert found is not None and found.line == 11
-    for wrong in (numbers, ["tap0", "tap1", "tap2"]):  # wrong wherever it runs: the line itself
-        found = told_apart(operations, 1, numbers, wrong)
-        assert found is not None and found.line == 1
+    assert caller(operations[1].stack, operations, numbers, ["tap1"]).line == 11
+    # wrong wherever it runs: the line itself
+    assert caller(operations[1].stack, operations, numbers, [*numbers]).line == 1
 
 
 def test_callers_are_kept_on_the_wire_though_the_line_is_the_same() -> None:
     operations = [shared(10, 20), shared(11, 20), shared(10, 20)]
     answer = described(operations)
-    assert len(answer["sources"]) == 2
-    back = [each.source for each in received(answer)]
-    for one, other in itertools.zip_longest(back, operations):
-        assert one is not None and other.source is not None
-        assert one == other.source and one.callers == other.source.callers
+    assert len(answer["stacks"]) == 2
+    assert [each.stack for each in received(answer)] == [each.stack for each in operations]

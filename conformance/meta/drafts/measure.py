@@ -56,10 +56,10 @@ def names(fault: Divergence) -> set[str]:
 
 
 def bugs_named(draft: Draft, fault: Divergence) -> list[Bug]:
-    """The bugs that a divergence names; of two with the same name, the one whose line it shows."""
+    """The bugs that a divergence names; of several with the same name, those whose line it shows."""
     found = [bug for bug in draft.bugs if names(fault) & set(bug.ids)]
-    at_line = [bug for bug in found if is_line_of(draft, fault, bug)]
-    return at_line or found
+    at_line = {bug.ids for bug in found if is_line_of(draft, fault, bug)}
+    return [bug for bug in found if bug.ids not in at_line or is_line_of(draft, fault, bug)]
 
 
 def is_line_of(draft: Draft, fault: Divergence, bug: Bug) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from transparity.config import EXACT_MASK_BELOW
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.ports.alignment.intermediate import intermediates, tables
+from transparity_conformance.ports.alignment.values.layout import layouts
 from transparity_conformance.ports.alignment.values.loops import GROWS
 from transparity_conformance.ports.listening.operation import Operation, Source
 
@@ -35,12 +36,22 @@ def operation_of(
         error, budget: of the segment; a number is wrong if it is further off than rounding, next to the error.
     """
     end = numbers[where]
-    segment = _segment(operations, end, {number for tap, number in numbers.items() if tap != where})
+    if any(numbers.get(tap) == end for tap in [*taps][: [*taps].index(where)]):  # nothing is computed for it
+        return next((i for i, each in enumerate(operations) if end in each.inputs), end)
     given = {tap: value for tap, value in taps.items() if tap != where}
-    right = _Right(intermediates(probe, given, where), tables(probe))
+    right = _Right(intermediates(probe, given, where), tables(probe), probe.config.num_heads)
     largest = float(np.abs(taps[where]).max(initial=0.0)) or 1.0
     tolerance = math.sqrt(budget * min(error, largest)) / largest
-    flows = _flows(operations, segment, set(numbers.values()))
+    first = min(_wrong(operations, end, set(numbers.values()), right, tolerance), default=end)
+    return first if operations[first].stack else end
+
+
+def _wrong(
+    operations: Sequence[Operation], end: int, known: set[int], right: _Right, tolerance: float
+) -> Iterator[int]:
+    """The operations of the segment of `end` that are wrong and lead to nothing right."""
+    segment = _segment(operations, end, known - {end})
+    flows = _flows(operations, segment, known)
     is_right: dict[int, bool] = {}
     for index in segment:
         selects = any(each not in is_right or is_right[each] for each in operations[index].inputs)
@@ -52,9 +63,7 @@ def operation_of(
         for made_from in operations[index].inputs:
             if made_from in leads_to_right:
                 leads_to_right[made_from] |= is_right[index] or leads_to_right[index]
-    wrong = [index for index in segment if not is_right[index] and not leads_to_right[index]]
-    first = min(wrong, default=end)
-    return first if operations[first].stack else end
+    return (index for index in segment if not is_right[index] and not leads_to_right[index])
 
 
 def caller(
@@ -111,7 +120,8 @@ def _flows(operations: Sequence[Operation], segment: Sequence[int], known: set[i
 class _Right:
     """The numbers that are right, whatever their order."""
 
-    def __init__(self, values: Sequence[np.ndarray], tables: Sequence[np.ndarray]) -> None:
+    def __init__(self, values: Sequence[np.ndarray], tables: Sequence[np.ndarray], heads: int) -> None:
+        self.heads = heads
         self.tables = [np.unique(each) for each in tables]
         self.by_size: dict[int, list[np.ndarray]] = {}
         for value in values:
@@ -130,14 +140,28 @@ class _Right:
             return True
         if value.size not in self.sketches:
             self.sketches[value.size] = [_sketch(each) for each in self.by_size.get(value.size, [])]
-        with np.errstate(invalid="ignore"):
-            same = ((each == sketch) | (np.abs(each - sketch) <= allowed) for each in self.sketches[value.size])
-            return any(bool(each.all()) for each in same)
+        same = (_is_near(each, sketch, allowed) for each in self.sketches[value.size])
+        ours = [each for each, is_same in zip(self.by_size.get(value.size, []), same, strict=True) if is_same]
+        return any(self._is_in_place(each, value, allowed) for each in ours)
+
+    def _is_in_place(self, ours: np.ndarray, value: np.ndarray, allowed: float) -> bool:
+        """Return whether the same numbers are in the same places, if there are axes in which to read them."""
+        ways = layouts(ours.shape, value.shape, self.heads)
+        return not ways or any(_is_near(_hidden(ours), _hidden(way.to_ours(value)), allowed) for way in ways)
+
+
+def _is_near(one: np.ndarray, other: np.ndarray, allowed: float) -> bool:
+    with np.errstate(invalid="ignore"):
+        return bool(((one == other) | (np.abs(one - other) <= allowed)).all())
+
+
+def _hidden(value: np.ndarray) -> np.ndarray:
+    """The numbers with −∞ for every score that is masked, whatever number stands for it."""
+    return np.where(value < EXACT_MASK_BELOW, -np.inf, value)
 
 
 def _sketch(value: np.ndarray) -> np.ndarray:
-    """The sorted numbers, with −∞ for every score that is masked, whatever number stands for it."""
-    return np.sort(np.where(value < EXACT_MASK_BELOW, -np.inf, value), axis=None)
+    return np.sort(_hidden(value), axis=None)
 
 
 def _all_in(values: np.ndarray, table: np.ndarray, allowed: float) -> bool:

@@ -36,6 +36,16 @@ def test_a_fault_has_a_name_of_its_own_and_changes_something(case: str) -> None:
         assert not idle, f"{site}: {[fault.id for fault in idle]} change nothing"
 
 
+@pytest.mark.parametrize("case", ["notes-lm", "pre-norm"])
+def test_an_exchange_is_made_at_both_sides(case: str) -> None:
+    """One side alone has a name of its own."""
+    config = preset(case).resized()
+    taps = list(tap_shapes(config, 1, **dict.fromkeys(config.input_names, 3)))
+    mutual = [each for each in faults.hypotheses(config, taps) if each.fault.is_mutual]
+    assert mutual
+    assert [str(each) for each in mutual if len(each.sites) < 2] == []
+
+
 def test_every_fault_is_simulated() -> None:
     configs = {case: preset(case).resized() for case in PRESETS} | CASES
     simulated = {*VARIANTS, *(name for fault in FAULTS for name in fault.ids)}

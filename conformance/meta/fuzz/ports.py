@@ -50,7 +50,7 @@ def answer(random: Random, right: dict[str, Any]) -> Any:
         lambda: right | {random.choice((*NAMES, 3, None, (1,), Hostile(random.choice(ERRORS)))): logits},
         lambda: Surprising(right),
         dict,
-        lambda: [*logits],
+        lambda: [logits[:1]],
         lambda: logits[:1],
         lambda: logits.T,
         lambda: logits.astype(random.choice(("float16", "complex128", "bool", "object", "int64", "S8"))),

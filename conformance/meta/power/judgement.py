@@ -125,6 +125,13 @@ def one_named(judgement: Judgement) -> bool:
     return len(right) == len(faults) or (bool(right) and remains)
 
 
+def nothing_else_named(judgement: Judgement) -> bool:
+    """Return whether the port diverges, and every cause is one of its faults, or cannot be told from one."""
+    made = {id for fault in judgement.port.faults for id in fault.ids}
+    named = ({cause.mistake, *each.indistinguishable} for each in judgement.divergences for cause in each.causes)
+    return is_detected(judgement) and all(ids & made for ids in named)
+
+
 def is_unexplained(judgement: Judgement) -> bool:
     """Return whether the fault is found, and no cause is named."""
     return is_detected(judgement) and not any(each.causes for each in judgement.divergences)
@@ -164,7 +171,7 @@ MEASURES = (
     Measure("two faults: one named, the other reported to remain, by logits", "pair", "logits", one_named, 0.95),
     Measure("three faults: all placed and named, with taps", "triple", "taps", all_named, 0.90),
     Measure("three faults: all placed and named, by operations", "triple", "operations", all_named, 0.90),
-    Measure("three faults: one named, the others reported to remain, by logits", "triple", "logits", one_named, 0.90),
+    Measure("three faults: found, and nothing else named, by logits", "triple", "logits", nothing_else_named, 0.90),
     Measure("no false alarm", "style", None, agrees, 1.0),
     Measure("no false cause: found", "uncatalogued", None, is_detected, 1.0),
     Measure("no false cause: placed, with taps", "uncatalogued", "taps", is_placed, 1.0),

@@ -76,10 +76,9 @@ class Fault:
             value = self.formula(self.settings, state, site, value)
         return self.patch(state, site, value) if self.patch else value
 
-    def is_complete(self, sites: Collection[str]) -> bool:
-        """Return whether a mutual fault has all its sides at `sites`."""
-        taken_from = self.taken_from
-        return not (self.is_mutual and taken_from) or all(taken_from(site) in sites for site in sites)
+    def is_complete(self, site: str, sites: Collection[str]) -> bool:
+        """Return whether the other side of a mutual fault at `site` is among `sites`."""
+        return not (self.is_mutual and self.taken_from) or self.taken_from(site) in sites
 
 
 @dataclass(frozen=True)

@@ -62,5 +62,5 @@ def hypotheses(config: TransformerConfig, sites: list[str]) -> list[Hypothesis]:
         for by_site in found.values()
         for fault in [next(iter(by_site.values()))]
         for chosen in groups(by_site)
-        if fault.is_complete(chosen)
+        if all(by_site[site].is_complete(site, chosen) for site in chosen)
     ]

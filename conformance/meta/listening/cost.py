@@ -22,6 +22,7 @@ from transparity.taps import tap_shapes
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import probe_parameters
 from transparity_conformance.ports.listening.listen import listen
+from transparity_conformance.ports.listening.operation import Operation
 
 PASSES, SECONDS = 3, 2.0
 """The target: at most this many eager passes, and this much besides."""
@@ -122,7 +123,7 @@ def cost(framework: str, size: str) -> Cost:
     tokens = np.random.default_rng(0).integers(0, config.target_vocab_size or 1, (rows, length))
     model(tokens)
     eager = min(_seconds(lambda: model(tokens)) for _ in range(PASSES))
-    listened, operations = math.inf, []
+    listened, operations = math.inf, list[Operation]()
     for _ in range(PASSES):
         began = time.perf_counter()
         _, operations = listen(lambda: model(tokens), framework)

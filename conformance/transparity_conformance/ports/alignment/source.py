@@ -39,7 +39,9 @@ def operation_of(
     if any(numbers.get(tap) == end for tap in [*taps][: [*taps].index(where)]):  # nothing is computed for it
         return next((i for i, each in enumerate(operations) if end in each.inputs), end)
     given = {tap: value for tap, value in taps.items() if tap != where}
-    right = _Right(intermediates(probe, given, where), tables(probe), probe.config.num_heads)
+    everything = intermediates(probe, given, [*probe.oracle.expected][-1])
+    masks = [_hides(each) for each in everything if _hides(each).any()]
+    right = _Right(intermediates(probe, given, where), tables(probe), masks, probe.config.num_heads)
     largest = float(np.abs(taps[where]).max(initial=0.0)) or 1.0
     tolerance = math.sqrt(budget * min(error, largest)) / largest
     first = min(_wrong(operations, end, set(numbers.values()), right, tolerance), default=end)
@@ -69,7 +71,7 @@ def _wrong(
 def caller(
     stack: tuple[Source, ...], operations: Sequence[Operation], numbers: Mapping[str, int], faulty: Collection[str]
 ) -> Source:
-    """The innermost line of a stack that makes no right tap; the innermost if all of them do.
+    """The innermost line of a stack; if the same line makes right taps, too, the first caller that it has here alone.
 
     A line that also makes right taps, as that of a linear layer, is right itself: wrong is what it was given.
 
@@ -79,11 +81,11 @@ def caller(
     """
     known = set(numbers.values())
     wrong = {numbers[tap] for tap in faulty if tap in numbers}
-    right = (number for number in numbers.values() if number not in wrong)
-    innocent = {
-        line for number in right for index in _segment(operations, number, known) for line in operations[index].stack
+    right = {index for number in known - wrong for index in _segment(operations, number, known - {number})}
+    elsewhere = {
+        line for index in right if operations[index].stack[:1] == stack[:1] for line in operations[index].stack
     }
-    return next((line for line in stack if line not in innocent), stack[0])
+    return next((line for line in stack if line not in elsewhere), stack[0])
 
 
 def _selects(operations: Sequence[Operation], index: int) -> bool:
@@ -120,8 +122,10 @@ def _flows(operations: Sequence[Operation], segment: Sequence[int], known: set[i
 class _Right:
     """The numbers that are right, whatever their order."""
 
-    def __init__(self, values: Sequence[np.ndarray], tables: Sequence[np.ndarray], heads: int) -> None:
-        self.heads = heads
+    def __init__(
+        self, values: Sequence[np.ndarray], tables: Sequence[np.ndarray], masks: Sequence[np.ndarray], heads: int
+    ) -> None:
+        self.masks, self.heads = masks, heads
         self.tables = [np.unique(each) for each in tables]
         self.by_size: dict[int, list[np.ndarray]] = {}
         for value in values:
@@ -140,9 +144,21 @@ class _Right:
             return True
         if value.size not in self.sketches:
             self.sketches[value.size] = [_sketch(each) for each in self.by_size.get(value.size, [])]
+        if _hides(value).any():
+            return self._has_masked(value, allowed)
         same = (_is_near(each, sketch, allowed) for each in self.sketches[value.size])
         ours = [each for each, is_same in zip(self.by_size.get(value.size, []), same, strict=True) if is_same]
         return any(self._is_in_place(each, value, allowed) for each in ours)
+
+    def _has_masked(self, value: np.ndarray, allowed: float) -> bool:
+        """Return whether masked scores are right: masked where the reference masks some, and its own elsewhere."""
+        same_size = self.by_size.get(value.size, [])
+        ways = [
+            (ours, way.to_ours(value)) for ours in same_size for way in layouts(ours.shape, value.shape, self.heads)
+        ]
+        is_mask = any(np.array_equal(mask, _hides(theirs)) for _, theirs in ways for mask in self.masks)
+        seen = ((ours[~_hides(theirs)], theirs[~_hides(theirs)]) for ours, theirs in ways)
+        return is_mask and any(_is_near(*each, allowed) for each in seen)
 
     def _is_in_place(self, ours: np.ndarray, value: np.ndarray, allowed: float) -> bool:
         """Return whether the same numbers are in the same places, if there are axes in which to read them."""
@@ -155,9 +171,13 @@ def _is_near(one: np.ndarray, other: np.ndarray, allowed: float) -> bool:
         return bool(((one == other) | (np.abs(one - other) <= allowed)).all())
 
 
+def _hides(scores: np.ndarray) -> np.ndarray:
+    """True for every score that is masked, whatever number stands for it."""
+    return scores < EXACT_MASK_BELOW
+
+
 def _hidden(value: np.ndarray) -> np.ndarray:
-    """The numbers with −∞ for every score that is masked, whatever number stands for it."""
-    return np.where(value < EXACT_MASK_BELOW, -np.inf, value)
+    return np.where(_hides(value), -np.inf, value)
 
 
 def _sketch(value: np.ndarray) -> np.ndarray:

@@ -12,6 +12,7 @@ from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.ports.alignment.forms.loops import GROWS
 from transparity_conformance.ports.alignment.intermediate import intermediates
+from transparity_conformance.ports.alignment.layout import layouts
 from transparity_conformance.ports.listening.operation import Operation, Source
 
 
@@ -122,13 +123,28 @@ class _Right:
         allowed = tolerance * (float(np.abs(sketch).max(initial=0.0)) or 1.0)
         if is_table:
             return any(_all_in(sketch, each, allowed) for each in self._tables)
+        same_size = self.by_size.get(value.size, [])
         if value.size not in self.sketches:
-            self.sketches[value.size] = [np.sort(each, axis=None) for each in self.by_size.get(value.size, [])]
-        return any(bool(np.all(np.abs(each - sketch) <= allowed)) for each in self.sketches[value.size])
+            self.sketches[value.size] = [np.sort(each, axis=None) for each in same_size]
+        near = (bool(np.all(np.abs(each - sketch) <= allowed)) for each in self.sketches[value.size])
+        return any(is_near and _repeats(each, value, allowed) for is_near, each in zip(near, same_size, strict=True))
 
     @functools.cached_property
     def _tables(self) -> list[np.ndarray]:
         return [np.unique(each) for some in self.by_size.values() for each in some]
+
+
+def _repeats(ours: np.ndarray, value: np.ndarray, allowed: float) -> bool:
+    """Return whether heads that repeat others in `ours` do so in `value`, too: those that are repeated in turn have the
+    same numbers."""
+    heads = ours.shape[1] if ours.ndim == 4 else 1
+    for times in (each for each in range(heads, 1, -1) if heads % each == 0):
+        groups = ours.reshape(len(ours), heads // times, times, *ours.shape[2:])
+        if np.array_equal(groups, np.broadcast_to(groups[:, :, :1], groups.shape)):
+            fits = layouts(groups.shape, value.shape, 1)
+            read = (each.to_ours(value) for each in fits if each.order.index(1) < each.order.index(2))
+            return any(bool(np.all(np.abs(each - groups) <= allowed)) for each in read)
+    return True
 
 
 def _all_in(values: np.ndarray, table: np.ndarray, allowed: float) -> bool:

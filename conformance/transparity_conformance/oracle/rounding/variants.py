@@ -2,7 +2,7 @@
 
 | index | tables of positions | sums over the keys |
 |---|---|---|
-| even | by the formulas in turn (`tables.FORMULAS`) | in sequence (`attention`) |
+| even | by the formulas in turn (`tables.FORMULAS`) | in sequence if they are many (`attention`) |
 | odd | the same | as the reference takes them: pairwise, in blocks |
 
 The point itself (0) is in sequence: numbers that are moved to a neighbouring point are no longer alike, so that their

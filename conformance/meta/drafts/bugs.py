@@ -44,7 +44,7 @@ ROTATION = "positions.py"
 
 SCORES = ("scores = self.capped(query @ key.transpose(-2, -1) * self.scale())",)
 SOFTMAX = ('weights = self.tap(f"{at}.weights", self.softmax(self.masked(scores, keep)))',)
-FILL = ("return scores.masked_fill(~keep, self.masked_score())", *SOFTMAX)
+FILL = ("return scores.masked_fill(~keep, self.masked_score())", "return torch.softmax(wide,", *SOFTMAX)
 
 
 def _has(field: str, *values: Any) -> Acts:

@@ -62,10 +62,11 @@ def explain(
     candidates = hypotheses(screen.config, sites)
     if segment.tap == "logits":
         candidates += whole_model(screen.config)
-    unexplained = any(tap_kind(tap) == tap_kind(segment.tap) and not each.causes for tap, each in earlier.items())
+    alike = [each for tap, each in earlier.items() if tap_kind(tap) == tap_kind(segment.tap)]
+    in_vain = sum(not each.causes for each in alike) > 1  # twice the same code, searched for pairs without result
     search = Search(segment, known, screen, candidates, clock)
     likely = [combination for combination, _ in _made_before(segment, screen, earlier)]
-    found, remains = _search(search, screen, sites, likely, with_pairs=not unexplained)
+    found, remains = _search(search, screen, sites, likely, with_pairs=not in_vain)
     if not found:
         return Explanation()
     chosen, *rest = found

@@ -32,6 +32,9 @@ class Form:
     """The parts of a norm."""
 
     centered: bool = True
+    """Whether the variance is taken around the mean."""
+    subtracted: bool = True
+    """Whether the mean is subtracted, if the variance is taken around it."""
     correction: int = 0
     outside: bool = False
     """Whether eps is added to the deviation instead of the variance."""
@@ -116,14 +119,21 @@ def _of_layer(right: Form) -> Iterator[Fault]:
     yield _formed("norm-variance", over, description, **changes)
     description += f", and eps is added {place}"
     yield _formed("norm-variance", f"{over}, eps {place}", description, **changes, outside=not right.outside)
+    description = "the mean is not subtracted, though the variance is taken around it"
+    yield _formed("norm-kind", "mean left in", description, subtracted=False)
     for biased, without in ((True, ""), (False, ", and there is no bias")):
         kind, description = f"RMSNorm{without}", f"it is an RMSNorm: the mean is not subtracted{without}"
-        rms = {"centered": False, "correction": 0, "biased": biased}
-        yield _formed("norm-kind", kind, description, **rms, outside=False)
+        rms: dict[str, Any] = {"centered": False} | ({} if biased else {"biased": False})
+        plain = {
+            name: value for name, value in (("correction", 0), ("outside", False)) if getattr(right, name) != value
+        }
+        yield _formed("norm-kind", kind, description, **rms, **plain)
         if right.outside:
-            yield _formed("norm-kind", f"{kind}, eps outside", f"{description}, and eps is outside the root", **rms)
+            yield _formed(
+                "norm-kind", f"{kind}, eps outside", f"{description}, and eps is outside the root", **rms, correction=0
+            )
             description += ", the deviation as in the right norm"
-            yield _formed("norm-kind", f"{kind}, same deviation", description, centered=False, biased=biased)
+            yield _formed("norm-kind", f"{kind}, same deviation", description, **rms)
     description = "it is a BatchNorm over the batch and the positions"
     yield _formed("norm-kind", "BatchNorm", description, correction=0, outside=False, statistics="batch")
     if right.outside:
@@ -191,7 +201,7 @@ def _formed_by(form: Form, state: WalkState, site: str, x: Value) -> Value:
         count = math.prod(x.shape[axis] for axis in axes) - form.correction
         variance = (centered * centered).sum(axes, keepdims=True) / number(count)
     deviation = np.sqrt(variance) + eps if form.outside else np.sqrt(variance + eps)
-    return centered / deviation * weight + bias
+    return (centered if form.subtracted else x) / deviation * weight + bias
 
 
 def normed(state: WalkState, site: str) -> Value:

@@ -52,7 +52,8 @@ def _told_apart(candidates: Candidates, found: dict[str, Match], flow: Flow) -> 
     for tap, match in found.items():
 
         def on_its_way(index: int, tap: str = tap) -> bool:
-            return flow.admits(tap, index, candidates, found) and flow.leads_on(tap, index, candidates, found)
+            others = {name: each for name, each in found.items() if each.index != index}
+            return flow.admits(tap, index, candidates, found) and flow.leads_on(tap, index, candidates, others)
 
         if not on_its_way(match.index):
             value = match.layout.to_ours(candidates.values[match.index])

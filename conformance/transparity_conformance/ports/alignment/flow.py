@@ -31,9 +31,11 @@ class Flow:
         return found
 
     def leads_on(self, tap: str, index: int, candidates: Candidates, found: Mapping[str, Match]) -> bool:
-        """Return whether a value leads to nothing but what is made from `tap`; of equal values one is on its way."""
-        return all(
-            name in self.behind[tap] or match.index == index or not candidates.leads_to(index, match.index)
+        """Return whether a value leads to nothing but what is made from `tap`, and is no other tap that is only moved;
+        of equal values one is on its way."""
+        return not any(
+            (name not in self.behind[tap] and candidates.leads_to(index, match.index))
+            or (candidates.leads_to(match.index, index) and candidates.has_numbers_of(index, match.index))
             for name, match in found.items()
         )
 

@@ -39,12 +39,14 @@ def behind_faults(
     def on_its_way(index: int) -> bool:
         return admitted(index) and flow.leads_on(tap, index, candidates, found)
 
-    matches: dict[int, Match] = {}
+    strict: dict[int, Match] = {}
+    loose: dict[int, Match] = {}
     for value in _faulty(probe, values, tap, clock):
-        match = candidates.nearest(value, may_be=on_its_way) or candidates.nearest(value, may_be=admitted)
-        if match is not None:
-            matches.setdefault(match.index, match)
-    return matches
+        for matches, may_be in ((strict, on_its_way), (loose, admitted)):
+            if match := candidates.nearest(value, may_be=may_be):
+                matches.setdefault(match.index, match)
+                break
+    return strict or loose  # an operation that makes another tap makes this one only if no other does
 
 
 def made_by_a_fault(

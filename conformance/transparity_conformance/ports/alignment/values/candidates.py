@@ -63,6 +63,10 @@ class Candidates:
             self.sketches[index] = np.sort(self.values[index], axis=None)
         return self.sketches[index]
 
+    def has_numbers_of(self, index: int, other: int) -> bool:
+        """Return whether two values have the same numbers, in any order."""
+        return np.array_equal(self.sketch(index), self.sketch(other), equal_nan=True)
+
     def is_same(self, found: np.ndarray, expected: np.ndarray) -> bool:
         """Return whether two sketches are those of one activation."""
         largest = float(np.abs(expected[np.isfinite(expected)]).max(initial=0.0))
@@ -92,11 +96,11 @@ class Candidates:
         """Every operation whose value has a layout of the shape of `ours`, each array once."""
         seen = set()
         for index in self.by_size.get(ours.size, ()):
-            if np.isinf(self.values[index]).any() or np.isnan(self.values[index]).all():
+            value = self.values[index]
+            if np.isinf(value).any() or np.isnan(value).all() or np.ptp(value) == 0:  # one number tells nothing
                 continue
             for layout in layouts(ours.shape, self.values[index].shape, self.heads):
-                value = layout.to_ours(self.values[index])
-                if (numbers := value.tobytes()) not in seen:
+                if (numbers := layout.to_ours(value).tobytes()) not in seen:
                     seen.add(numbers)
                     yield Match(index, layout)
 

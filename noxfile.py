@@ -108,13 +108,14 @@ def equivalents(session: nox.Session) -> None:
 
 @nox.session
 def power(session: nox.Session) -> None:
-    """Measure how often the checker is right: of simulated ports, an independent port, and attacks."""
+    """Measure how often the checker is right: of simulated ports, an independent port, attacks, and first drafts."""
     install(session, "test")
     environment = SINGLE_THREADED | {"PYTHONPATH": "conformance"}
     session.run("python", "-m", "meta.power.run", "--jobs", "2", *session.posargs, env=environment)
     if not session.posargs:
         session.run("python", "-m", "meta.independent.measure", env=environment)
         session.run("python", "-m", "meta.attacks.run", env=environment)
+        session.run("python", "-m", "meta.drafts.measure", env=environment)
 
 
 @nox.session

@@ -62,11 +62,9 @@ def explain(
     candidates = hypotheses(screen.config, sites)
     if segment.tap == "logits":
         candidates += whole_model(screen.config)
-    alike = [each for tap, each in earlier.items() if tap_kind(tap) == tap_kind(segment.tap)]
-    in_vain = sum(not each.causes for each in alike) > 1  # twice the same code, searched for pairs without result
     search = Search(segment, known, screen, candidates, clock)
     likely = [combination for combination, _ in _made_before(segment, screen, earlier)]
-    found, remains = _search(search, screen, sites, likely, with_pairs=not in_vain)
+    found, remains = _search(search, screen, sites, likely, with_pairs=not _in_vain(segment, earlier))
     if not found:
         return Explanation()
     chosen, *rest = found
@@ -79,6 +77,12 @@ def explain(
     ids = tuple(dict.fromkeys([*exact, *(rival[0].fault.id for rival in rivals)]))
     splits = (_split_by(segment, known, chosen, rival, others) for rival in rivals)
     return Explanation(causes, chosen, ids, next((name for name in splits if name), None), remains=remains)
+
+
+def _in_vain(segment: Segment, earlier: Mapping[str, Explanation]) -> bool:
+    """Return whether two segments of the same code were searched for several faults without a result."""
+    alike = [each for tap, each in earlier.items() if tap_kind(tap) == tap_kind(segment.tap)]
+    return sum(not each.causes for each in alike) > 1
 
 
 def _search(

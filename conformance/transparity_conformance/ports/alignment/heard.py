@@ -14,6 +14,8 @@ import numpy as np
 from transparity.limits.memory import available_memory, in_bytes
 from transparity.taps import tap_shapes
 from transparity_conformance.capabilities.stranger import PortError, PortProcessError
+from transparity_conformance.diagnosis.explain import tap_kind
+from transparity_conformance.diagnosis.faults import faults_at
 from transparity_conformance.diagnosis.faults.wholly_hidden import judged_gap
 from transparity_conformance.diagnosis.judge import Actual, Progress
 from transparity_conformance.diagnosis.search.clock import Clock
@@ -227,9 +229,18 @@ def _with_line(fault: Divergence, report: Report, heard: Heard, probes: Mapping[
         index = operation_of(probes[fault.probe], call.operations, call.taps, call.numbers, *segment)
         source = call.operations[index].source
         if source is not None and _is_gross(fault, call.taps, report.dtype):
-            faulty = {each.where for each in report.faults}
-            source = caller(call.operations[index].stack, call.operations, call.numbers, faulty)
+            right = _right_alike(fault, report, probes[fault.probe], call.numbers)
+            source = caller(call.operations[index].stack, call.operations, call.numbers, right)
     return fault if source is None else dataclasses.replace(fault, source=dataclasses.asdict(source))
+
+
+def _right_alike(fault: Divergence, report: Report, probe: Probe, numbers: Mapping[str, int]) -> list[str]:
+    """The right taps of the same kind at which the first cause could act, too; without a cause, all of that kind."""
+    wrong = {numbers[each.where] for each in report.faults if each.where in numbers}
+    alike = [tap for tap in numbers if tap_kind(tap) == tap_kind(fault.where)]
+    right = [tap for tap in alike if numbers[tap] not in wrong]
+    ids = {fault.causes[0].mistake} if fault.causes else set()
+    return [tap for tap in right if not ids or ids & {each.id for each in faults_at(probe.config, tap)}]
 
 
 def _is_gross(fault: Divergence, taps: Arrays, dtype: str) -> bool:

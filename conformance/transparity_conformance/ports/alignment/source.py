@@ -69,7 +69,7 @@ def _wrong(
 
 
 def caller(
-    stack: tuple[Source, ...], operations: Sequence[Operation], numbers: Mapping[str, int], faulty: Collection[str]
+    stack: tuple[Source, ...], operations: Sequence[Operation], numbers: Mapping[str, int], right: Collection[str]
 ) -> Source:
     """The innermost line of a stack; if the same line makes right taps, too, the first caller that it has here alone.
 
@@ -77,13 +77,12 @@ def caller(
 
     Args:
         numbers: the operation that computed each tap.
-        faulty: the taps that are wrong.
+        right: taps that the same mistake would make wrong, and which are right.
     """
     known = set(numbers.values())
-    wrong = {numbers[tap] for tap in faulty if tap in numbers}
-    right = {index for number in known - wrong for index in _segment(operations, number, known - {number})}
+    found = {index for tap in right for index in _segment(operations, numbers[tap], known - {numbers[tap]})}
     elsewhere = {
-        line for index in right if operations[index].stack[:1] == stack[:1] for line in operations[index].stack
+        line for index in found if operations[index].stack[:1] == stack[:1] for line in operations[index].stack
     }
     return next((line for line in stack if line not in elsewhere), stack[0])
 

@@ -42,7 +42,7 @@ def align(probe: Probe, candidates: Candidates, clock: Clock) -> dict[str, Match
     lost = [tap for tap in ours if tap not in found and (tap in lost or not flow.inputs[tap])]
     guessed = between(probe, recorded(candidates, found), candidates, found, lost, flow)
     with contextlib.suppress(OutOfTime):
-        _fill(probe, candidates, found, {tap: guessed.get(tap) for tap in lost}, flow, clock)
+        _fill(probe, candidates, found, {tap: guessed.get(tap) for tap in ours if tap not in found}, flow, clock)
     found = guessed | found
     return _told_apart(candidates, {tap: found[tap] for tap in ours if tap in found}, flow)
 
@@ -87,15 +87,22 @@ def _fill(
     flow: Flow,
     clock: Clock,
 ) -> None:
-    """Add the taps between faults to `found`: those with the numbers of one fault, the others as they are `guessed`."""
+    """Add the taps between faults to `found`: those with the numbers of one fault, the others as they are `guessed`.
+
+    A tap may be wrong without a consequence, as scores that are shifted before a softmax.
+    """
     for tap, guess in guessed.items():
         values = recorded(candidates, found)
         ours = walk(probe, values, until=tap)[tap]
         faulty = behind_faults(probe, values, candidates, found, tap, flow, clock)
         match = candidates.nearest(ours, may_be=lambda index, tap=tap: flow.admits(tap, index, candidates, found))  # type: ignore[misc]
-        match = match or made_by_a_fault(probe, values, candidates, faulty, tap) or guess
+        match = match or made_by_a_fault(probe, values, candidates, faulty, tap) or guess or _the_only(faulty)
         if match is not None:
             found[tap] = match
+
+
+def _the_only(matches: Mapping[int, Match]) -> Match | None:
+    return next(iter(matches.values())) if len(matches) == 1 else None
 
 
 def recorded(candidates: Candidates, found: Mapping[str, Match]) -> Arrays:

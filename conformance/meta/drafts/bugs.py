@@ -208,7 +208,7 @@ NORMS = (
         "        if self.c.final_norm:\n",
         "        if False:\n",
         _has("final_norm", True),
-        ('return self.tap(f"{name}.output", x)', "logits = F.linear(x,"),
+        ('return self.tap(f"{name}.output", x)', "return x + y", "logits = F.linear(x,"),
     ),
     Bug(
         ("norm-missing",),

@@ -36,8 +36,6 @@ def operation_of(
         error, budget: of the segment; a number is wrong if it is further off than rounding, next to the error.
     """
     end = numbers[where]
-    if any(numbers.get(tap) == end for tap in [*taps][: [*taps].index(where)]):  # nothing is computed for it
-        return next((i for i, each in enumerate(operations) if end in each.inputs), end)
     given = {tap: value for tap, value in taps.items() if tap != where}
     everything = intermediates(probe, given, [*probe.oracle.expected][-1])
     masks = [_hides(each) for each in everything if _hides(each).any()]
@@ -134,12 +132,12 @@ class _Right:
     def has(self, value: np.ndarray, tolerance: float, *, is_table: bool) -> bool:
         """Return whether these numbers are right to `tolerance` of the largest; of a table, each by itself.
 
-        Positions and other whole numbers are right in every table.
+        Positions and other whole numbers, and one number everywhere, are right in every table.
         """
         sketch = _sketch(value)
         allowed = tolerance * (float(np.abs(sketch[np.isfinite(sketch)]).max(initial=0.0)) or 1.0)
-        is_whole = is_table and bool(np.array_equal(sketch, np.round(sketch)) and np.isfinite(sketch).all())
-        if is_whole or (is_table and any(_all_in(sketch, each, allowed) for each in self.tables)):
+        is_plain = sketch[0] == sketch[-1] or (np.isfinite(sketch).all() and np.array_equal(sketch, np.round(sketch)))
+        if is_table and (is_plain or any(_all_in(sketch, each, allowed) for each in self.tables)):
             return True
         if value.size not in self.sketches:
             self.sketches[value.size] = [_sketch(each) for each in self.by_size.get(value.size, [])]

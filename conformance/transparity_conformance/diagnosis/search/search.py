@@ -119,7 +119,7 @@ class Search:
             likely: Combinations that explain other segments of the same kind.
         """
         best: list[Combination] = self._ranked
-        for _ in range(DEEPEST - 1):
+        for _ in range(DEEPEST - 1 if self.candidates else 0):
             widest = [*likely, *best][: max(DEEP, WALKS // len(self.candidates) // DEEPEST)]
             more = [(*chosen, one) for chosen in widest for one in self.candidates if one not in chosen]
             best = self._by_rest(self.screen, more)

@@ -44,7 +44,8 @@ def as_text(reports: Sequence[Report], width: int = 100) -> str:
 
 def _parts(view: CheckView) -> Iterator[RenderableType]:
     report = view.report
-    yield Text.assemble((f"{report.title} ({report.dtype}) ", "bold"), (report.verdict.upper(), STYLES[report.verdict]))
+    headline = (f"{report.title} ({report.dtype}) ", "bold"), (report.verdict.upper(), STYLES[report.verdict])
+    yield Text.assemble(*headline, no_wrap=True, overflow="ignore")  # one line, however long the path of the port is
     yield Text(view.sentence)
     if view.coverage:
         yield hanging("Covers ", view.coverage)

@@ -21,7 +21,7 @@ PATIENCE = 2.0
 
 def print_text(text: RenderableType) -> None:
     """Print to standard output, without markup or highlighting."""
-    Console(highlight=False, markup=False).print(text)
+    Console(highlight=False, markup=False).print(text, crop=False)  # a line that is not to be wrapped is printed whole
 
 
 def print_line(line: str, indent: int = 0) -> None:

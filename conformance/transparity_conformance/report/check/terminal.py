@@ -37,7 +37,7 @@ def as_text(reports: Sequence[Report], width: int = 100) -> str:
     """The tables as plain text."""
     console = Console(width=width, file=io.StringIO(), color_system=None)
     for report in reports:
-        console.print(table(report))
+        console.print(table(report), crop=False)
     assert isinstance(console.file, io.StringIO)
     return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
 

@@ -21,6 +21,9 @@ INTERNAL = (
 )
 """Taps inside a sublayer: a port may hold them in an equivalent form and still be right."""
 
+INSIDE = ("scores", "weights", "context")
+"""What follows queries and keys inside attention, in order."""
+
 EQUIVALENT = 1024
 """The tolerance of an equivalent form, in ulps of its largest number: enough to tell it from a wrong number."""
 
@@ -32,9 +35,10 @@ def is_internal(tap: str) -> bool:
 def faulty_segments(results: Results, dtype: str) -> tuple[list[str], list[str]]:
     """List the segments that are wrong, and those that only differ in form, each in order.
 
-    A tap differs in form if it is inside a sublayer, the sublayer's end is right, and one map leads from our value
-    to the port's (`equivalence`). The result of a norm differs in form, too, if its gain and bias are folded into the
-    weights behind it: then everything that the port shows behind it is right, the logits included.
+    A tap differs in form if it is inside a sublayer, a tap through which all of it flows is what we compute without it,
+    and one map leads from our value to the port's (`equivalence`). The result of a norm differs in form, too, if its
+    gain and bias are folded into the weights behind it: then everything that the port shows behind it is right, the
+    logits included.
     """
     faulty: dict[str, None] = {}
     equivalent: dict[str, None] = {}
@@ -55,7 +59,7 @@ def _wrong_norms(results: Results) -> set[str]:
 
 
 def _healed(results: Results, suspects: set[str], dtype: str) -> set[tuple[str, str]]:
-    """The probes and taps where the sublayer's end is right and the port's values are an equivalent form."""
+    """The probes and taps where what follows is right and the port's values are an equivalent form."""
     pairs: dict[tuple[str, int], list[Pair]] = {}
     right_end: dict[tuple[str, str], int] = {}
     for key, result in results.items():
@@ -66,11 +70,11 @@ def _healed(results: Results, suspects: set[str], dtype: str) -> set[tuple[str, 
         model = id(result.probe.parameters)
         right = {
             tap: judged_gap(result.probe, tap, value, ours[tap]) <= max(budgets[tap], result.budgets[tap])
-            for tap, value in outer.items()
+            for tap, value in result.recorded.items()
         }
         for tap in suspects & set(result.recorded):
-            end = next((name for name in _behind(tap, result) if name in outer), None)
-            if end and (right[end] if is_internal(tap) else all(right.values())):
+            ends = any(right.get(end) for end in _ends(tap, outer, result))
+            if ends if is_internal(tap) else all(right[name] for name in outer):
                 right_end[key, tap] = model
             rows = ~_depends_on_convention(result.probe, tap)
             pairs.setdefault((tap, model), []).append((_comparable(result, tap, ours)[rows], ours[tap][rows]))
@@ -88,9 +92,13 @@ def _depends_on_convention(probe: Probe, tap: str) -> np.ndarray:
     return np.zeros(rows, bool) if free is None else np.any(free.reshape(rows, -1), axis=1)
 
 
-def _behind(tap: str, result: ProbeResult) -> list[str]:
-    """The taps behind `tap`, in order."""
-    return result.order[result.order.index(tap) + 1 :]
+def _ends(tap: str, outer: Mapping[str, np.ndarray], result: ProbeResult) -> list[str]:
+    """The taps through which everything flows that `tap` gives: if one of them is right, so is what `tap` is for."""
+    attention, _, last = tap.rpartition(".")
+    through = {"hidden": (), "value": INSIDE[2:], "scores": INSIDE[1:], "weights": INSIDE[2:], "context": ()}
+    behind = result.order[result.order.index(tap) + 1 :]
+    end = next((name for name in behind if name in outer), None)
+    return [*(f"{attention}.{name}" for name in through.get(last, INSIDE)), *([end] if end else [])]
 
 
 def _comparable(result: ProbeResult, tap: str, ours: Mapping[str, np.ndarray]) -> np.ndarray:

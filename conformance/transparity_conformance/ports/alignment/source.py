@@ -36,13 +36,16 @@ def operation_of(
         error, budget: of the segment; a number is wrong if it is further off than rounding, next to the error.
     """
     end = numbers[where]
-    given = {tap: value for tap, value in taps.items() if tap != where}
+    # Scores that are masked already are right where they are seen alone: the mask in them is not known to be.
+    masked = {tap for tap, index in numbers.items() if _hides(operations[index].value).any()}
+    given = {tap: value for tap, value in taps.items() if tap != where and tap not in masked}
     everything = intermediates(probe, given, [*probe.oracle.expected][-1])
     masks = [_hides(each) for each in everything if _hides(each).any()]
     right = _Right(intermediates(probe, given, where), tables(probe), masks, probe.config.num_heads)
-    largest = float(np.abs(taps[where]).max(initial=0.0)) or 1.0
-    tolerance = math.sqrt(budget * min(error, largest)) / largest
-    first = min(_wrong(operations, end, set(numbers.values()), right, tolerance), default=end)
+    largest = float(np.abs(taps[where][np.isfinite(taps[where])]).max(initial=0.0)) or 1.0
+    tolerance = math.sqrt(budget * min(largest, error if np.isfinite(error) else largest)) / largest
+    known = {index for tap, index in numbers.items() if tap not in masked}
+    first = min(_wrong(operations, end, known, right, tolerance), default=end)
     return first if operations[first].stack else end
 
 
@@ -54,8 +57,8 @@ def _wrong(
     flows = _flows(operations, segment, known)
     is_right: dict[int, bool] = {}
     for index in segment:
-        selects = any(each not in is_right or is_right[each] for each in operations[index].inputs)
-        is_right[index] = (selects and _selects(operations, index)) or right.has(
+        given = [operations[each].value for each in operations[index].inputs if is_right.get(each, True)]
+        is_right[index] = _selects(operations[index], given) or right.has(
             operations[index].value, tolerance, is_table=index not in flows
         )
     leads_to_right = dict.fromkeys(segment, False)
@@ -85,15 +88,15 @@ def caller(
     return next((line for line in stack if line not in elsewhere), stack[0])
 
 
-def _selects(operations: Sequence[Operation], index: int) -> bool:
-    """Return whether an operation computes nothing, but takes a part of the only value that it is given, or, turn by
-    turn, ever more of it."""
-    value, inputs = operations[index].value, operations[index].inputs
-    grows = GROWS in operations[index].arguments
-    if len(inputs) != 1 or (value.size >= operations[inputs[0]].value.size and not grows):
+def _selects(operation: Operation, given: Sequence[np.ndarray]) -> bool:
+    """Return whether an operation computes nothing, but takes a part of what it is given, or, turn by turn, ever more
+    of it, as a cache is read."""
+    value, grows = operation.value, GROWS in operation.arguments
+    is_part = len(operation.inputs) == len(given) == 1 and value.size < given[0].size
+    if not given or not (grows or is_part):
         return False
     taken = value[value != 0] if grows else value
-    return _all_in(np.sort(taken, axis=None), np.unique(operations[inputs[0]].value), 0.0)
+    return _all_in(np.sort(taken, axis=None), np.unique(np.concatenate([each.ravel() for each in given])), 0.0)
 
 
 def _segment(operations: Sequence[Operation], end: int, known: set[int]) -> list[int]:

@@ -51,6 +51,7 @@ class Planted(NamedTuple):
 FAULTS = (
     Planted("nano_gpt", "is_causal=True", "is_causal=False", "F.scaled_dot_product_attention", "causal-missing"),
     Planted("nano_gpt", '"attn.c_proj.weight", ', "", "return self.c_proj(y)", "weight-transpose"),
+    Planted("nano_gpt", "self.c_fc(x), app", "F.dropout(self.c_fc(x)), app", "F.gelu(F.dropout", "dropout-active"),
     Planted("pico_gpt", " / np.sqrt(q.shape[-1])", "", "return softmax(q @ k.T", "attention-scale"),
     Planted("pico_gpt", "np.tri(len(x), dtype", "np.tri(len(x), k=-1, dtype", "mask = (1 - np.tri", "causal-diagonal"),
     Planted("pico_gpt", "range(len(ids))", "range(1, len(ids) + 1)", "x = wte[ids] + wpe", "position-offset"),
@@ -60,7 +61,7 @@ FAULTS = (
     Planted(
         "scratch_qwen", "keys = self.k_norm(keys)", "keys = self.q_norm(keys)", "self.q_norm(keys)", "norm-duplicated"
     ),
-    Planted("scratch_qwen", "diagonal=1", "diagonal=0", "torch.softmax(scores", "causal-diagonal"),
+    Planted("scratch_qwen", "diagonal=1", "diagonal=0", "masked_fill(mask", "causal-diagonal"),
     Planted("in_place_gemma", "query_width = self.head_dim", "query_width = 6", "q.mul_(", "attention-scale"),
     Planted("in_place_gemma", "(1 + self.weight)", "self.weight", "return normed * self.weight", "norm-gain"),
     Planted(

@@ -90,10 +90,18 @@ def is_detected(judgement: Judgement) -> bool:
     return judgement.verdict == "diverges"
 
 
+def _place(divergence: Divergence, view: View) -> str:
+    named = divergence.causes[0].at if divergence.causes else ""
+    return named if view == "operations" and divergence.where == "logits" and named else divergence.where
+
+
 def is_placed(judgement: Judgement) -> bool:
-    """Return whether every divergence is where some fault shows, and every fault has its divergence."""
+    """Return whether every divergence is where some fault shows, and every fault has its divergence.
+
+    A cause that is found in the logits, of a port that was listened to, names the tap of its fault itself.
+    """
     config, faults = judgement.port.config, judgement.port.faults
-    where = [each.where for each in judgement.divergences]
+    where = [_place(each, judgement.port.view) for each in judgement.divergences]
     return all(any(shows_at(fault, config, tap) for fault in faults) for tap in where) and all(
         any(shows_at(fault, config, tap) for tap in where) for fault in faults
     )

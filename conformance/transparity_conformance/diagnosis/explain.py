@@ -68,9 +68,8 @@ def explain(
     if not found:
         return Explanation()
     chosen, *rest = found
-    causes = _causes(segment, known, chosen, before, screen)
-    if remains:
-        causes = tuple(_cause(segment, known, chosen, index, before, screen) for index in range(len(chosen)))
+    causes = tuple(_cause(segment, known, chosen, index, before, screen) for index in range(len(chosen)))
+    causes = causes if remains else _nothing_left(causes)
     causes = (*causes[:-1], _with_numbers(causes[-1], chosen, rest))
     rivals = [rival for rival in rest if rival[0].fault.id != chosen[0].fault.id] if len(chosen) == 1 else []
     exact = chosen[0].fault.equivalents if len(chosen) == 1 else ()
@@ -121,8 +120,8 @@ def _same_as_earlier(
     """The explanation of a segment of the same kind, if it holds here, too."""
     for chosen, each in _made_before(segment, screen, earlier):
         if segment.share(screen, (*known, *chosen)) <= 1 and segment.vanishes((*known, *chosen)):
-            causes = _causes(segment, known, chosen, before, screen)
-            return Explanation(causes, chosen, each.indistinguishable, each.split_by)
+            causes = tuple(_cause(segment, known, chosen, index, before, screen) for index in range(len(chosen)))
+            return Explanation(_nothing_left(causes), chosen, each.indistinguishable, each.split_by)
     return None
 
 
@@ -140,11 +139,8 @@ def _made_before(
     return made
 
 
-def _causes(
-    segment: Segment, known: Combination, chosen: Combination, before: float, screen: Probe
-) -> tuple[Cause, ...]:
+def _nothing_left(causes: tuple[Cause, ...]) -> tuple[Cause, ...]:
     """The causes of a combination that explains everything: what it leaves is rounding, however small the error was."""
-    causes = [_cause(segment, known, chosen, index, before, screen) for index in range(len(chosen))]
     return (*causes[:-1], dataclasses.replace(causes[-1], explained=1.0))
 
 

@@ -36,6 +36,7 @@ from transparity_conformance.ports.alignment.heard import (
     with_lines,
     wrong_logits,
 )
+from transparity_conformance.ports.alignment.unsteady import with_unsteady_line
 from transparity_conformance.ports.forms.reading import in_form
 from transparity_conformance.ports.forms.recognise import form_of, with_form
 from transparity_conformance.ports.known import Known, name_of
@@ -158,7 +159,9 @@ def _forward_pass(
     """The verdict on the answers to the probes, with causes and lines."""
     clock, is_steady = Clock(asked.budget, progress), options["repeated"].verdict == "agrees"
     heard = _heard(asked, probes, ran, clock, progress) if is_steady else NOT_ASKED
-    return _judged(asked, probes, ran.actual, heard, {**options, "clock": clock, "port": asked.port})
+    report = _judged(asked, probes, ran.actual, heard, {**options, "clock": clock, "port": asked.port})
+    is_heard = is_steady or asked.logits_only or not report.faults
+    return report if is_heard else with_unsteady_line(report, ran.forward, next(iter(probes.values())))
 
 
 def _heard(asked: Asked, probes: Mapping[str, Probe], ran: Ran, clock: Clock, progress: Progress) -> Heard:

@@ -125,7 +125,7 @@ def _resume(
     ours = walk(probe, values)
     for tap in lost:
         faulty = behind_faults(probe, values, candidates, found, tap, flow, clock)
-        chosen = _most_gaining(probe, candidates, found, tap, ours, [*faulty.values()], clock)
+        chosen = _most_gaining(probe, values, candidates, found, tap, ours, [*faulty.values()], clock)
         chosen = chosen or made_by_a_fault(probe, values, candidates, faulty, tap)
         if chosen is None:
             like = [
@@ -133,7 +133,7 @@ def _resume(
                 for match in candidates.like(ours[tap])
                 if flow.admits(tap, match.index, candidates, found) and flow.keeps_features(tap, match, found)
             ]
-            chosen = _most_gaining(probe, candidates, found, tap, ours, like, clock)
+            chosen = _most_gaining(probe, values, candidates, found, tap, ours, like, clock)
         chosen = chosen or repeated(probe.config, candidates, found, tap, flow)
         if chosen is not None:
             return {tap: chosen}
@@ -142,6 +142,7 @@ def _resume(
 
 def _most_gaining(
     probe: Probe,
+    values: Arrays,
     candidates: Candidates,
     found: Mapping[str, Match],
     tap: str,
@@ -150,7 +151,6 @@ def _most_gaining(
     clock: Clock,
 ) -> Match | None:
     """The match at `tap` with which most further taps are among the port's values; None if with none of them any is."""
-    values = recorded(candidates, found)
     most, chosen = 0, None
     for match in matches:
         clock.check()

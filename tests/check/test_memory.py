@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import weakref
 from typing import Any
 
@@ -14,6 +15,7 @@ from transparity_conformance import check
 from transparity_conformance.capabilities.capability import kept_in
 from transparity_conformance.oracle import probes
 from transparity_conformance.oracle.probes import Probe, probes_of
+from transparity_conformance.ports.alignment.intermediate import Recorded, intermediates
 from transparity_numpy.port import build as numpy_build
 
 SMALL = preset("notes-lm").resized(embed_dim=4, num_heads=2, num_decoder_layers=1, max_length=5)
@@ -35,6 +37,13 @@ def test_no_probe_outlives_its_check(monkeypatch: Any) -> None:
     assert check(build, config=SMALL).verdict == "agrees"
     assert made
     assert not [probe for probe in made if probe() is not None]
+
+
+def test_nothing_that_was_computed_to_find_a_line_is_kept() -> None:
+    probe = next(iter(probes_of(SMALL, "small").values()))
+    assert len(intermediates(probe, {}, "logits")) > len(probe.parameters)
+    gc.collect()
+    assert not [each for each in gc.get_objects() if isinstance(each, Recorded)]
 
 
 def test_results_are_kept_in_the_object_that_they_belong_to() -> None:

@@ -44,11 +44,17 @@ def align(probe: Probe, candidates: Candidates, clock: Clock) -> dict[str, Match
     with contextlib.suppress(OutOfTime):
         _fill(probe, candidates, found, {tap: guessed.get(tap) for tap in ours if tap not in found}, flow, clock)
     found = guessed | found
-    return _told_apart(candidates, {tap: found[tap] for tap in ours if tap in found}, flow)
+    found = {tap: found[tap] for tap in ours if tap in found}
+    astray = _told_apart(candidates, found, flow)
+    with contextlib.suppress(OutOfTime):
+        _exchange(probe, candidates, found, astray, flow, clock)
+    return {tap: found[tap] for tap in ours if tap in found}
 
 
-def _told_apart(candidates: Candidates, found: dict[str, Match], flow: Flow) -> dict[str, Match]:
-    """The matches, those of equal numbers in two places such that each leads to what is made from its tap."""
+def _told_apart(candidates: Candidates, found: dict[str, Match], flow: Flow) -> list[str]:
+    """Change the matches of equal numbers in two places such that each leads to what is made from its tap; return those
+    that do so in no place."""
+    astray = []
     for tap, match in found.items():
 
         def on_its_way(index: int, tap: str = tap) -> bool:
@@ -57,8 +63,21 @@ def _told_apart(candidates: Candidates, found: dict[str, Match], flow: Flow) -> 
 
         if not on_its_way(match.index):
             value = match.layout.to_ours(candidates.values[match.index])
-            found[tap] = candidates.nearest(value, may_be=on_its_way) or match
-    return found
+            other = candidates.nearest(value, may_be=on_its_way)
+            astray += [] if other else [tap]
+            found[tap] = other or match
+    return astray
+
+
+def _exchange(
+    probe: Probe, candidates: Candidates, found: dict[str, Match], astray: Sequence[str], flow: Flow, clock: Clock
+) -> None:
+    """Find what has the numbers of other taps, as keys and values whose weights are exchanged, where it leads on."""
+    kept = {tap: match for tap, match in found.items() if tap not in astray}
+    for tap in astray:
+        faulty = behind_faults(probe, recorded(candidates, kept), candidates, kept, tap, flow, clock)
+        if match := _the_only(faulty):
+            found[tap] = kept[tap] = match
 
 
 def _alternate(
@@ -73,6 +92,7 @@ def _alternate(
         if not lost:
             return
         resumed = rearranged(probe, recorded(candidates, found), candidates, found, lost[0], flow, clock)
+        resumed = resumed or _further_on(probe, candidates, found, lost[0], flow, clock)
         resumed = resumed or _resume(probe, candidates, found, lost, flow, clock)
         if not resumed:
             return
@@ -114,6 +134,21 @@ def _equal(ours: Mapping[str, np.ndarray], candidates: Candidates, found: Mappin
     """The taps whose numbers are among the port's."""
     nearest = {tap: candidates.nearest(value) for tap, value in ours.items() if tap not in found}
     return {tap: match for tap, match in nearest.items() if match}
+
+
+def _further_on(
+    probe: Probe, candidates: Candidates, found: Mapping[str, Match], lost: str, flow: Flow, clock: Clock
+) -> dict[str, Match]:
+    """A tap that `lost` is made from and that was found too early: the port does more to it before it goes on."""
+    ours = walk(probe, recorded(candidates, found))
+    for tap in flow.inputs[lost] & found.keys():
+        others = {name: match for name, match in found.items() if name != tap}
+        values = recorded(candidates, others)
+        faulty = behind_faults(probe, values, candidates, others, tap, flow, clock)
+        later = [match for match in faulty.values() if candidates.leads_to(found[tap].index, match.index)]
+        if chosen := _most_gaining(probe, values, candidates, others, tap, ours, later, clock):
+            return {tap: chosen}
+    return {}
 
 
 def _resume(
@@ -179,8 +214,10 @@ def _gained(
     for name in changed:
         if np.array_equal(resumed[name], resumed_at, equal_nan=True):  # the same activation under another name
             continue
-        match = None if name in found else candidates.nearest(resumed[name], after)
+        match = candidates.nearest(resumed[name], after)
         if match is None or not candidates.leads_to(after, match.index):
             break
-        gained += 1
+        if name in found and found[name].index != match.index:
+            break
+        gained += name not in found
     return gained

@@ -78,7 +78,9 @@ def intermediates(probe: Probe, given: Arrays, until: str) -> list[np.ndarray]:
             transformer(probe.config, parameters, tap=tap, **tokens)
     except Reached:
         pass
-    return values
+    found = list(values)
+    values.clear()  # each value has a base that holds the list, and no collector looks for cycles through arrays
+    return found
 
 
 def tables(probe: Probe) -> list[np.ndarray]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import itertools
 import pkgutil
 from collections import Counter
 
@@ -13,7 +15,10 @@ from meta.power.plain_faults import VARIANTS
 from transparity.presets import PRESETS, preset
 from transparity.taps import tap_shapes
 from transparity_conformance.diagnosis import faults
+from transparity_conformance.diagnosis.fault import Hypothesis
+from transparity_conformance.diagnosis.walk import Impossible, base_of, walk
 from transparity_conformance.oracle.cases import CASES
+from transparity_conformance.oracle.probes import probes_of
 
 HELPERS = {"scopes", "sites", "wholly_hidden"}
 
@@ -54,3 +59,15 @@ def test_every_fault_is_simulated() -> None:
         known = {fault.id for site in sites for fault in faults.faults_at(config, site)}
         forgotten = known - simulated
         assert not forgotten, f"{case}: simulate {sorted(forgotten)} in conformance/meta"
+
+
+@pytest.mark.parametrize("case", ["gemma", "bloom"])
+def test_any_two_faults_of_a_formula_are_made_together_or_exclude_each_other(case: str) -> None:
+    probe = next(iter(probes_of(CASES[case], case).values()))
+    base = base_of(probe, {})
+    for site in ("decoder.layers.0.self_attention.scores", "decoder.layers.0.self_attention_norm", "logits"):
+        made = [fault for fault in faults.faults_at(probe.config, site) if fault.formula is not None]
+        for one, other in itertools.combinations(made, 2):
+            with contextlib.suppress(Impossible):
+                pair = Hypothesis(one, (site,)), Hypothesis(other, (site,))
+                assert walk(probe, {}, pair, until=site, base=base)[site].shape == base.computed[site].shape

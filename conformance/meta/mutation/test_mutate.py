@@ -9,7 +9,7 @@ from meta.mutation.mutants import mutants
 from meta.planting.planted import file_path, files
 
 COLUMNS = ("transparity_pytorch", "transparity_flax", "transparity_numpy")
-EVERY = 16
+EVERY = 32
 """Of the entries of `equivalents.toml`, every so many is tried here; `nox -s equivalents` tries all."""
 
 

@@ -122,6 +122,8 @@ def _scored(settings: Settings, state: WalkState, site: str) -> Value:
     cap, bias = settings.get("cap", config.attention_softcap), bias_at(state, site)
     if "capping" not in settings:
         return attention_scores(query, key, scale, cap, bias)
+    if cap is None:
+        raise KeyError("softcap")
     scores = settings["capping"](query @ key.swapaxes(-2, -1), scale, cap)
     return scores if bias is None else scores + bias
 

@@ -69,6 +69,8 @@ def _logits(settings: Settings, state: WalkState, site: str, value: Value) -> Va
     if "power" in settings:
         x, changes["head_scale"] = x * x.dtype.type(state.config.embed_dim ** settings["power"]), "none"
     cap = settings.get("cap", state.config.final_softcap)
+    if "capping" in settings and cap is None:
+        raise KeyError("softcap")
     changes["final_softcap"] = None if "capping" in settings else cap
     config = dataclasses.replace(state.config, **changes)
     logits = head(config, nest(shared(config, state.parameters)), x)

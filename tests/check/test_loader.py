@@ -120,7 +120,7 @@ def test_wrong_usage_is_one_sentence(arguments: list[str], message: str) -> None
 
 def test_a_model_that_the_family_cannot_express_is_refused(tmp_path: Path, refused: Refusal) -> None:
     config = example_config("gpt2")
-    with refused(PortError, "No folder can be written for load(folder): A llama cannot express"):
+    with refused(PortError, "No folder can be written for load(folder): The family llama cannot express"):
         as_build(of("load"), "llama", str(tmp_path))(config, probe_parameters(config))
 
 

@@ -58,7 +58,10 @@ def test_every_fault_is_simulated() -> None:
         sites = tap_shapes(config, 1, **dict.fromkeys(config.input_names, 3))
         known = {fault.id for site in sites for fault in faults.faults_at(config, site)}
         forgotten = known - simulated
-        assert not forgotten, f"{case}: simulate {sorted(forgotten)} in conformance/meta"
+        assert not forgotten, (
+            f"{case}: simulate {sorted(forgotten)} in conformance/meta/power, plain_faults.py (of a preset) or "
+            "family_faults.py"
+        )
 
 
 @pytest.mark.parametrize("case", ["gemma", "bloom"])

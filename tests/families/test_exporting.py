@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
+import pkgutil
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -16,7 +18,8 @@ from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
 from transparity.config import TransformerConfig
-from transparity_conformance.checkpoints.examples import example_config
+from transparity_conformance.checkpoints import families
+from transparity_conformance.checkpoints.examples import EXAMPLES, example_config
 from transparity_conformance.checkpoints.exporting import export_checkpoint
 from transparity_conformance.checkpoints.importing import FILES, family_called, import_checkpoint
 from transparity_conformance.checkpoints.naming import tensors_of
@@ -139,6 +142,14 @@ def test_every_size_that_a_check_needs_can_be_written(name: str, tmp_path: Path)
         export_checkpoint(name, each, probe_parameters(each), tmp_path / str(index))
 
 
+def test_every_family_has_its_file_and_its_example() -> None:
+    modules = pkgutil.iter_modules(families.__path__)
+    tables = [importlib.import_module(f"{families.__name__}.{module.name}") for module in modules]
+    written = {name for table in tables for name in getattr(table, "FAMILIES", {})}
+    assert written == set(FILES), f"importing.py, FILES: {sorted(written ^ set(FILES))}"
+    assert set(EXAMPLES) == set(FILES), f"examples.py, EXAMPLES: {sorted(set(EXAMPLES) ^ set(FILES))}"
+
+
 def test_the_axes_of_an_example_differ() -> None:
     for name in FILES:
         config = example_config(name)
@@ -151,14 +162,18 @@ def test_the_axes_of_an_example_differ() -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "named"),
     [
-        ("llama", {"norm": "layer"}, "A llama cannot express"),
-        ("llama", {"activation": "gelu-quick", "norm_position": "post"}, "A llama cannot express norm_position 'post'"),
-        ("gpt2", {"positions": "rotary"}, "A gpt2 cannot express"),
-        ("mistral", {"full_attention_every": 2}, "A mistral cannot express full_attention_every 2"),
-        ("qwen2", {"output_bias": True}, "A qwen2 cannot express"),
-        ("gemma", {"activation": "gelu"}, "A gemma cannot express activation 'gelu' (it has 'gelu-tanh')"),
-        ("bert", {"dropout": 0.1}, "A bert cannot express dropout 0.1"),
-        ("t5", {"gated": True, "activation": "gelu"}, "A t5 cannot express activation 'gelu'"),
+        ("llama", {"norm": "layer"}, "The family llama cannot express"),
+        (
+            "llama",
+            {"activation": "gelu-quick", "norm_position": "post"},
+            "The family llama cannot express norm_position 'post'",
+        ),
+        ("gpt2", {"positions": "rotary"}, "The family gpt2 cannot express"),
+        ("mistral", {"full_attention_every": 2}, "The family mistral cannot express full_attention_every 2"),
+        ("qwen2", {"output_bias": True}, "The family qwen2 cannot express"),
+        ("gemma", {"activation": "gelu"}, "The family gemma cannot express activation 'gelu' (it has 'gelu-tanh')"),
+        ("bert", {"dropout": 0.1}, "The family bert cannot express dropout 0.1"),
+        ("t5", {"gated": True, "activation": "gelu"}, "The family t5 cannot express activation 'gelu'"),
     ],
 )
 def test_a_family_that_cannot_express_a_configuration_says_so(

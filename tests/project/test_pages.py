@@ -138,7 +138,7 @@ def test_every_preset_and_every_family_is_on_its_page() -> None:
     assert documents == list(PRESETS), f"docs/documents.md: {sorted({*documents} ^ {*PRESETS})}"
     listed = re.search(r"(?s)These families are read: (.+?)\. ", read("docs/families.md"))
     assert listed
-    families = re.findall(r"`(\w+)`", listed[1])
+    families = re.findall(r"`([\w-]+)`", listed[1])
     assert sorted(families) == sorted(FILES), f"docs/families.md: {sorted({*families} ^ {*FILES})}"
 
 

@@ -229,6 +229,8 @@ def places(fault: PlainFault, config: TransformerConfig) -> Places:
         return {"embedding": _EMBEDDING, "weights": _WEIGHTS}.get(variant, _residual(config))
     if fault.id == "residual-source":
         return _residual(config)
+    if fault.id != "uncatalogued":
+        raise KeyError(f"add {fault.id} to _PLACES in conformance/meta/power/plain_faults.py")
     return {
         "a temperature by head": _WEIGHTS,
         "mean over positions added": _residual(config),

@@ -86,7 +86,9 @@ def _imported(model_type: str, folder: Path) -> Checkpoint:
     try:
         return import_checkpoint(folder)
     except TransparityError as error:
-        raise CheckpointError(f"A {model_type} cannot express this configuration: {str(error).rstrip('.')}.") from None
+        raise CheckpointError(
+            f"The family {model_type} cannot express this configuration: {str(error).rstrip('.')}."
+        ) from None
 
 
 def _check_same(
@@ -96,7 +98,9 @@ def _check_same(
     asked, found = _explicit(config), _explicit(again.config)
     if names := [name for name, value in asked.items() if found[name] != value]:
         fields = listed([f"{name} {shown(asked[name])} (it has {shown(found[name])})" for name in names])
-        raise CheckpointError(f"A {model_type} cannot express {fields}; expected a configuration of that family.")
+        raise CheckpointError(
+            f"The family {model_type} cannot express {fields}; expected a configuration of that family."
+        )
     for name, value in parameters.items():
         if not np.array_equal(np.asarray(value), again.parameters[name]):
             raise CheckpointError(

@@ -121,8 +121,15 @@ def _same_as_earlier(
     for chosen, each in _made_before(segment, screen, earlier):
         if segment.share(screen, (*known, *chosen)) <= 1 and segment.vanishes((*known, *chosen)):
             causes = tuple(_cause(segment, known, chosen, index, before, screen) for index in range(len(chosen)))
-            return Explanation(_nothing_left(causes), chosen, each.indistinguishable, each.split_by)
+            last = _said_alike(causes[-1], chosen[-1].fault, each)
+            return Explanation(_nothing_left((*causes[:-1], last)), chosen, each.indistinguishable, each.split_by)
     return None
+
+
+def _said_alike(cause: Cause, fault: Fault, earlier: Explanation) -> Cause:
+    """The cause in the words of the earlier explanation, if it is the same fault: one sentence stands for both."""
+    same = earlier.chosen[-1].fault.description == fault.description
+    return dataclasses.replace(cause, says=earlier.causes[-1].says) if same else cause
 
 
 def _made_before(
@@ -185,8 +192,11 @@ def _with_numbers(cause: Cause, chosen: Combination, rest: list[Combination]) ->
     """Add the other numbers that explain the difference as well."""
     fault, sites = chosen[-1].fault, chosen[-1].sites
     alike = [each[0].fault for each in rest if len(each) == len(chosen) == 1 and each[0].sites == sites]
-    numbers = [f"{each.value:g}" for each in alike if each.id == fault.id and each.value is not None]
-    if not numbers or fault.value is None:
+    if fault.value is None:
+        return cause
+    found = [f"{each.value:g}" for each in alike if each.id == fault.id and each.value is not None]
+    numbers = [number for number in dict.fromkeys(found) if number != f"{fault.value:g}"]
+    if not numbers:
         return cause
     return dataclasses.replace(cause, says=f"{cause.says} (or {', '.join(numbers)}, the same to within rounding)")
 

@@ -51,7 +51,9 @@ def choice(name: str) -> st.SearchStrategy[Any]:
         return st.sampled_from(tried)
     if kind is bool:
         return st.booleans()
-    assert get_origin(kind) is Literal, f"{name} has no values to draw: give them to `number` or `whole` in config.py"
+    assert get_origin(kind) is Literal, (
+        f"{name} has no values to draw: give them to `number` or `whole` in config/transformer_config.py"
+    )
     return st.sampled_from(get_args(kind))
 
 

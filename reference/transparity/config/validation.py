@@ -61,7 +61,7 @@ def _whole_number(field: dataclasses.Field[Any], value: Any) -> int:
 
 def _number(field: dataclasses.Field[Any], value: Any) -> float:
     limits = field.metadata.get("range")
-    assert limits is not None, f"define {field.name} by `number` in config.py, with its range"
+    assert limits is not None, f"define {field.name} by `number` in config/transformer_config.py, with its range"
     try:
         if isinstance(value, bool | str):
             raise TypeError

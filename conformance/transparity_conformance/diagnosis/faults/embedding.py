@@ -95,8 +95,10 @@ SCALES: dict[str, Callable[[TransformerConfig], float]] = {
 def scaled(config: TransformerConfig, factor: float, named: str) -> Fault:
     """Token embeddings times `factor`; a named factor is computed again for a model of another size."""
     by = f"{named} ({factor:.4g})" if named in SCALES else f"{factor:.6g}"
-    right = "√embed_dim" if config.embedding_scale == "embed_dim" else "1 (none)"
-    description = f"token embeddings are multiplied by {by} instead of {right}"
+    right = "√embed_dim" if config.embedding_scale == "embed_dim" else ""
+    description = f"token embeddings are multiplied by {by}" + f" instead of {right}" * bool(right)
+    if factor == 1:
+        description = f"token embeddings are not multiplied by {right}"
     change = partial(_scaled, SCALES.get(named, lambda config: factor))
     return Fault("embedding-scale", named, description, patch=change, value=factor)
 

@@ -12,7 +12,8 @@ from transparity.errors import TransparityError
 from transparity_conformance.capabilities.stranger import signature_of
 from transparity_conformance.checkpoints.importing import Checkpoint
 from transparity_conformance.diagnosis.judge import Located, Progress, untold
-from transparity_conformance.ports.artefacts.checking import ArtefactCheck
+from transparity_conformance.ports.artefacts.checking import artefact_check
+from transparity_conformance.ports.artefacts.systems import OfCheckpoint
 from transparity_conformance.ports.check import check
 from transparity_conformance.ports.command import check_command
 from transparity_conformance.ports.loader.hub import required_arguments
@@ -71,7 +72,7 @@ def checker(
 def _of_port(port: str, timeout: float, options: dict[str, Any]) -> Check:
     """The check of a function, or of an artefact by its runtime."""
     runtime = runtime_of(port)
-    return PortCheck(port, timeout, options) if runtime is None else ArtefactCheck(port, runtime, timeout, options)
+    return PortCheck(port, timeout, options) if runtime is None else artefact_check(port, runtime, timeout, options)
 
 
 class PortCheck:
@@ -137,7 +138,7 @@ def chosen_systems(
 
     Raises `UsageError` for a port of another kind than they need.
     """
-    if isinstance(check, ArtefactCheck):
+    if isinstance(check, OfCheckpoint):
         yield from check.systems(checkpoint)
     elif checkpoint is not None:
         yield from checkpoint_systems(checkpoint, for_loader=isinstance(check, PortCheck) and check.is_loader())

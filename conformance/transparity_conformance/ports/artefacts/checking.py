@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transparity.config import TransformerConfig
 from transparity_conformance.checkpoints.importing import Checkpoint
@@ -21,12 +21,14 @@ from transparity_conformance.ports.runtimes.runtime import Limits, Runtime, requ
 from transparity_conformance.ports.systems import System
 from transparity_conformance.report.report import Report
 
+if TYPE_CHECKING:
+    from transparity_conformance.ports.artefacts.gguf.checking import GgufCheck
+
 
 class ArtefactCheck:
     """The check of an artefact against the reference with the weights of its checkpoint."""
 
-    def __init__(self, port: str, runtime: Runtime, timeout: float, options: dict[str, Any]) -> None:
-        require(port, runtime)
+    def __init__(self, port: str, timeout: float, options: dict[str, Any]) -> None:
         self.port, self.timeout, self.options = port, timeout, options
         self.build = isolated_build(port, timeout)
 
@@ -57,6 +59,16 @@ class ArtefactCheck:
         given: dict[str, Any] = {"config": system.config, "parameters": system.parameters}
         report = check(its_own, system.name, **given, progress=progress, **self.options)
         return dataclasses.replace(report, not_compared=(*system.not_compared, *report.not_compared))
+
+
+def artefact_check(port: str, runtime: Runtime, timeout: float, options: dict[str, Any]) -> ArtefactCheck | GgufCheck:
+    """The check of an artefact; raises `LoadError` if the extra that it needs is not installed."""
+    require(port, runtime)
+    if runtime.is_process:
+        return ArtefactCheck(port, timeout, options)
+    from transparity_conformance.ports.artefacts.gguf.checking import GgufCheck
+
+    return GgufCheck(port, options)
 
 
 def checkpoint_of(port: str | None, checkpoint: Path | None, *others: Any) -> Path | None:

@@ -7,15 +7,18 @@ is a line of what is not compared.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from transparity.config import TransformerConfig
 from transparity_conformance.checkpoints.importing import Checkpoint
+from transparity_conformance.diagnosis.judge import Progress
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.ports.loading import UsageError
 from transparity_conformance.ports.runtimes.runtime import Limits
 from transparity_conformance.ports.systems import System
+from transparity_conformance.report.report import Report
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,6 +27,17 @@ class ArtefactSystem(System):
 
     not_compared: tuple[str, ...] = ()
     """What the artefact fixes, each with the reason."""
+
+
+@runtime_checkable
+class OfCheckpoint(Protocol):
+    """The check of an artefact, which has weights of its own."""
+
+    def systems(self, checkpoint: Checkpoint | None) -> Iterator[ArtefactSystem]:
+        """The systems that it is checked on; raises `UsageError` without a checkpoint."""
+
+    def __call__(self, system: System, progress: Progress) -> Report:
+        """Check the artefact."""
 
 
 def artefact_system(checkpoint: Checkpoint, limits: Limits) -> ArtefactSystem:

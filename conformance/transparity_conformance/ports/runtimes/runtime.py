@@ -63,11 +63,16 @@ class Runtime:
     package: str
     extra: str
     """The extra of this project that installs `package`."""
+    is_process: bool = True
+    """Whether it runs the artefact, in the process of a port; a GGUF file is read and compared."""
     needs_checkpoint: bool = True
     """Whether it has no configuration of its own, so that the folder it was made from has to be given."""
 
 
-RUNTIMES = {".onnx": Runtime("ONNX Runtime", "onnx", "onnxruntime", "onnx")}
+RUNTIMES = {
+    ".onnx": Runtime("ONNX Runtime", "onnx", "onnxruntime", "onnx"),
+    ".gguf": Runtime("gguf", "", "gguf", "gguf", is_process=False),
+}
 """The runtimes of files, by suffix."""
 
 HUB = Runtime("transformers", "hub", "transformers", "hub", needs_checkpoint=False)

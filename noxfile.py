@@ -80,7 +80,7 @@ def conformance(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run all tests, slow ones too: conformance, the tests of the tests, and the tests of the tools."""
-    install(session, "test", "benchmarks", "examples", "families", bytecode=False)
+    install(session, "test", "benchmarks", "examples", "runtimes", bytecode=False)
     environment = SINGLE_THREADED | compiled(session)
     # With `-k` one of the two may select no test; pytest then exits with 5.
     options: dict[str, Any] = {"success_codes": [0, 5]} if session.posargs else {}

@@ -68,7 +68,7 @@ Port = Annotated[
     typer.Argument(
         metavar="PORT",
         help="path/to/file.py:build or package.module:build; with --family, or with --checkpoint if it takes one "
-        "argument, the port's own loader: file.py:load.",
+        "argument, the port's own loader: file.py:load; model.onnx, or a folder as a hub keeps it, with --checkpoint.",
         show_default=False,
     ),
 ]
@@ -217,10 +217,12 @@ def check(
 ) -> None:
     """Check a port: at the probe size of every preset, or of those that are named."""
     with _for_people(json_file, html_file), _one_sentence():
+        from transparity_conformance.ports.artefacts.checking import checkpoint_of
         from transparity_conformance.ports.checking import check_all, check_goes_together, checker, chosen_systems
         from transparity_conformance.report.files import check_writable
         from transparity_conformance.report.terminal import progress_bar
 
+        checkpoint = checkpoint_of(port, checkpoint, preset, config, family)
         check_goes_together(preset or [], config, checkpoint, family or [], command, head)
         asked = [name for name in sections if sections[name]]
         options: dict[str, Any] = {"dtype": dtype, "timeout": timeout, "budget": budget, "sections": asked}

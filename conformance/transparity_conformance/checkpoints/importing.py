@@ -180,6 +180,16 @@ def _parameters(
     return parameters, set(parts)
 
 
+def parameters_from(
+    family: Family, config: TransformerConfig, tensors: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """The parameters in their order, from all of the hub's tensors of a model."""
+    shapes = parameter_shapes(config)
+    parts = _parts(family, config, tensors, shapes).items()
+    made = {ours: np.ascontiguousarray(convert(tensors[name])) for name, found in parts for ours, convert in found}
+    return {name: made[name] for name in shapes}
+
+
 def _converted(
     path: Path, name: str, tensor: np.ndarray, convert: Convert, ours: str, shape: tuple[int, ...]
 ) -> np.ndarray:

@@ -12,11 +12,14 @@ from transparity.errors import TransparityError
 from transparity_conformance.capabilities.stranger import signature_of
 from transparity_conformance.checkpoints.importing import Checkpoint
 from transparity_conformance.diagnosis.judge import Located, Progress, untold
+from transparity_conformance.ports.artefacts.checking import artefact_check
+from transparity_conformance.ports.artefacts.systems import OfCheckpoint
 from transparity_conformance.ports.check import check
 from transparity_conformance.ports.command import check_command
 from transparity_conformance.ports.loader.hub import required_arguments
 from transparity_conformance.ports.loading import UsageError
 from transparity_conformance.ports.process.isolation import checked_timeout, isolated_build
+from transparity_conformance.ports.runtimes.runtime import runtime_of
 from transparity_conformance.ports.systems import System, checkpoint_systems, family_systems, systems
 from transparity_conformance.report.report import Interrupted, Report
 from transparity_conformance.report.text import reason, safe
@@ -63,7 +66,13 @@ def checker(
         raise UsageError(f"{flags} asks for more in a bundle, for --command; a PORT is compared in all that it offers.")
     assert port is not None
     options = {"dtype": dtype, "logits_only": logits_only, "budget": budget, "located": located, "name": port}
-    return PortCheck(port, checked_timeout(timeout), options)
+    return _of_port(port, checked_timeout(timeout), options)
+
+
+def _of_port(port: str, timeout: float, options: dict[str, Any]) -> Check:
+    """The check of a function, or of an artefact by its runtime."""
+    runtime = runtime_of(port)
+    return PortCheck(port, timeout, options) if runtime is None else artefact_check(port, runtime, timeout, options)
 
 
 class PortCheck:
@@ -129,7 +138,9 @@ def chosen_systems(
 
     Raises `UsageError` for a port of another kind than they need.
     """
-    if checkpoint is not None:
+    if isinstance(check, OfCheckpoint):
+        yield from check.systems(checkpoint)
+    elif checkpoint is not None:
         yield from checkpoint_systems(checkpoint, for_loader=isinstance(check, PortCheck) and check.is_loader())
     elif families:
         if isinstance(check, PortCheck):

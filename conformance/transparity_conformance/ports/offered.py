@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from transparity_conformance.capabilities.capability import BuiltPort, ForwardPass
-from transparity_conformance.capabilities.compare import compare_capabilities
+from transparity_conformance.capabilities.compare import compare_capabilities, compare_capability
+from transparity_conformance.capabilities.decoding.steps import STEPS
 from transparity_conformance.capabilities.table import ATTRIBUTES, offered_by
 from transparity_conformance.oracle.probes import single_row
 from transparity_conformance.ports.histories import compare_history
 from transparity_conformance.ports.process.running import Port, run
 from transparity_conformance.ports.reach.calls import Ran
-from transparity_conformance.report.capability_result import not_compared, with_capabilities
+from transparity_conformance.report.capability_result import CapabilityResult, not_compared, with_capabilities
 from transparity_conformance.report.report import Report, known_so_far
 
-FORWARD_ALONE = "of given parameters the forward pass is compared; the rest is, with drawn ones, by --config"
+FORWARD_ALONE = "of given parameters the forward pass and steps are compared; the rest is, with drawn ones, by --config"
 """Generation is tried with parameters of its own making, and beyond `max_length`, which of a checkpoint is far."""
 
 
@@ -40,10 +41,18 @@ def with_everything_offered(
         if is_drawn:
             report = with_capabilities(report, not_compared(*left_out))
             return _with_capabilities(report, port, passed)
-        found = not_compared(f"{', '.join(ATTRIBUTES)}: {FORWARD_ALONE}")
+        found = _with_steps(port, passed, is_right=report.verdict == "agrees")
         return with_capabilities(
             report, found + compare_history(port, passed, found) if report.verdict == "agrees" else found
         )
+
+
+def _with_steps(port: BuiltPort, forward: ForwardPass, *, is_right: bool) -> CapabilityResult:
+    """Steps with a cache, which need no parameters of their own; the other capabilities are listed."""
+    offers = STEPS in offered_by(port.forward)
+    others = ", ".join(name for name in ATTRIBUTES if name != STEPS.attribute or not offers)
+    found = not_compared(f"{others}: {FORWARD_ALONE}")
+    return found + compare_capability(STEPS, port, forward, is_right=is_right) if offers else found
 
 
 def _with_capabilities(report: Report, port: BuiltPort, forward: ForwardPass) -> Report:

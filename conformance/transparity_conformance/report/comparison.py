@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -116,6 +117,8 @@ def as_numbers(value: Any) -> np.ndarray:
     if hasattr(value, "detach"):  # a torch tensor, without importing torch
         value = value.detach().cpu()
         value = value.float() if str(value.dtype) == "torch.bfloat16" else value
+    if str(getattr(value, "dtype", "")) == "mlx.core.bfloat16":
+        value = value.astype(sys.modules["mlx.core"].float32)
     array = np.asarray(value)
     return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
 

@@ -42,7 +42,7 @@ def as_build(load: Callable[..., Any], model_type: str, root: str) -> Callable[.
         except TransparityError as error:
             raise PortError(f"No folder can be written for load(folder): {error}") from None
         try:
-            forward = _loaded(call_stranger(load, str(folder), **options), config)
+            forward = forward_of(call_stranger(load, str(folder), **options), config)
         except PortCallError as error:
             raise PortError(f"load(folder) raised {error}.") from error.__cause__
         weakref.finalize(forward, shutil.rmtree, folder, ignore_errors=True)  # weights may be memory-mapped until then
@@ -66,7 +66,7 @@ def required_arguments(signature: inspect.Signature | None) -> int | None:
     return sum(each.kind in positional and each.default is each.empty for each in signature.parameters.values())
 
 
-def _loaded(model: Any, config: TransformerConfig) -> Callable[..., Any]:
+def forward_of(model: Any, config: TransformerConfig) -> Callable[..., Any]:
     """The forward pass `forward(**inputs)` of a loaded model, in evaluation mode and without gradients."""
     if not callable(model):
         raise PortError(f"load(folder) returned {shown(model)}; expected a model, or a function of token ids.")

@@ -47,20 +47,31 @@ def arguments(
 
 
 def framework_of(model: Any) -> str:
-    """`torch`, `jax` or `numpy`: the framework whose arrays a model takes.
+    """`torch`, `jax`, `mlx` or `numpy`: the framework whose arrays a model takes.
 
-    A module of PyTorch, nnx or Equinox tells by itself; of any other callable, what its function holds and then the
-    names of its file tell, the first of torch (transformers) and jax (flax, equinox). Without either it is NumPy.
+    A module of PyTorch, nnx, Equinox or MLX tells by itself; of any other callable, what its function holds and then
+    the names of its file tell, the first of torch (transformers), jax (flax, equinox) and mlx. Else it is NumPy.
     """
     if is_instance(model, "torch.nn", "Module"):
         return "torch"
     if is_instance(model, "flax.nnx", "Module") or is_instance(model, "equinox", "Module"):
         return "jax"
+    if is_instance(model, "mlx.nn", "Module"):
+        return "mlx"
     found = (FRAMEWORKS[package] for package in _packages_of(model) if package in FRAMEWORKS)
     return next(found, "numpy")
 
 
-FRAMEWORKS = {"torch": "torch", "transformers": "torch"} | dict.fromkeys(("jax", "jaxlib", "flax", "equinox"), "jax")
+FRAMEWORKS = {
+    "torch": "torch",
+    "transformers": "torch",
+    "jax": "jax",
+    "jaxlib": "jax",
+    "flax": "jax",
+    "equinox": "jax",
+    "mlx": "mlx",
+    "mlx_lm": "mlx",
+}
 """The framework of the arrays that a file with this package uses."""
 
 
@@ -97,4 +108,8 @@ def arrays(model: Any, framework: str) -> tuple[Array, Callable[[], contextlib.A
         import jax.numpy as jnp
 
         return lambda value: jnp.asarray(value, jnp.int32), contextlib.nullcontext
+    if framework == "mlx":
+        import mlx.core as mx
+
+        return lambda value: mx.array(np.asarray(value, np.int32)), contextlib.nullcontext
     return np.array, contextlib.nullcontext

@@ -234,6 +234,11 @@ class IsolatedBuild(_Remote):
         """The same port as a loader of folders of the family, or as a `build` for None."""
         return IsolatedBuild(self.process, model_type)
 
+    def limits(self) -> dict[str, Any]:
+        """The calls that an artefact takes, as fields of `Limits`."""
+        number, _ = self.process.loaded()
+        return dict(self.process.answer("what it takes", "limits", number))
+
     def _built(self, *args: Any, **named: Any) -> _Remote:
         process = self.process
         number, _ = process.loaded()

@@ -42,7 +42,7 @@ def received(answer: Any) -> list[Operation]:
     sources = [Source(safe(file, LONGEST_PATH), int(line), safe(code)) for file, line, code in answer["sources"]]
     stacks = [tuple(sources[_checked_index(index)] for index in stack) for stack in answer["stacks"]]
     arguments = {int(index): _arguments(each) for index, each in answer["arguments"]}
-    inputs = np.split(np.asarray(answer["inputs"], np.int64), np.cumsum(answer["counts"])[:-1])
+    inputs = np.split(np.asarray(answer["inputs"], np.int64), np.cumsum(answer["counts"])[:-1])[: len(answer["name"])]
     rows = zip(answer["name"], answer["stack"], inputs, answer["value"], strict=True)
     return [
         Operation(

@@ -5,6 +5,7 @@ It loads the port, calls it as the checker asks, and sends what it returns. It j
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import socket
 import sys
@@ -28,6 +29,7 @@ from transparity_conformance.ports.loader.hub import as_build
 from transparity_conformance.ports.loading import LoadError, load_port
 from transparity_conformance.ports.process.operations import described
 from transparity_conformance.ports.process.wire import Closed, Handle, Kept, encoded, receive_request, send_answer
+from transparity_conformance.ports.runtimes.runtime import Listened, load_artefact, runtime_of
 from transparity_conformance.report.text import safe, shown
 
 
@@ -46,9 +48,14 @@ class Worker:
         return self.number
 
     def load(self, spec: str) -> Any:
-        """Load the function that `spec` names; return its number and its signature."""
-        build = load_port(spec)
+        """Load the function or the artefact that `spec` names; return its number and its signature."""
+        runtime = runtime_of(spec)
+        build = load_port(spec) if runtime is None else load_artefact(spec, runtime)
         return self.keep(build), described_signature(build)
+
+    def limits(self, number: int) -> dict[str, Any]:
+        """The calls that an artefact takes."""
+        return dataclasses.asdict(self.objects[number].limits)
 
     def call(self, number: int, attribute: str, args: Any, named: Any, stays: int | None = None) -> Any:
         """Call an object, or its method `attribute`; the item `stays` of a sequence that it returns stays here."""
@@ -64,7 +71,12 @@ class Worker:
 
     def listen(self, number: int, named: Any, largest: int) -> Any:
         """Call an object, and return its result and its operations, whose values have at most `largest` bytes."""
-        result, operations = listen(lambda: self.call(number, "", (), named), largest=largest)
+        function = self.objects[number]
+        if isinstance(function, Listened):
+            result, operations = function.listened(largest, **named)
+            result = taps_in(result, self.configs[number])
+        else:
+            result, operations = listen(lambda: self.call(number, "", (), named), largest=largest)
         return [result, described(operations)]
 
     def build(

@@ -49,12 +49,13 @@ class Finding:
     def residual(self) -> str:
         """The difference that remains with all the causes in the reference, and its part of the error.
 
-        Empty where the causes explain nothing.
+        Empty where the causes explain nothing, and where nothing was computed with them: a cause that is a fact.
         """
-        if self.explained <= 0:
-            return ""
         # each cause is put in on top of those before it
-        left, remaining = max(fault.causes[-1].residual for fault in self.faults), 1 - self.explained
+        left = max((fault.causes[-1].residual for fault in self.faults if fault.causes), default=0.0)
+        if self.explained <= 0 or (left == 0 and self.explained == 1):
+            return ""
+        remaining = 1 - self.explained
         return f"{left:.1g}" + (f" ({remaining:.0e} of the error)" if remaining > 0 and left > 0 else "")
 
     @property
@@ -141,7 +142,7 @@ def _finding_sentence(finding: Finding) -> str:
         return f"{line}{finding.place}: {_unexplained(finding.worst)}"
     text = f"{line}{finding.place}: {'; and '.join(cause.says for cause in finding.causes)}"
     if finding.explained >= PRACTICALLY_ALL:
-        return f"{text}; {finding.remedy}"
+        return f"{text}; {finding.remedy}" if finding.residual else text
     return text + (f"; that is {finding.explained:.0%} of it, something else remains" if finding.explained > 0 else "")
 
 

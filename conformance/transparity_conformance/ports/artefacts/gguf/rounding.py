@@ -1,0 +1,77 @@
+"""How far a type of numbers may be from what it was made of: one step of its grid."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gguf
+import numpy as np
+
+from transparity_conformance.report.comparison import share
+
+KINDS = gguf.GGMLQuantizationType
+
+FLOATS = {KINDS.F32: 0.0, KINDS.F64: 0.0, KINDS.F16: 2.0**-11, KINDS.BF16: 2.0**-8}
+"""The relative error of rounding to the nearest."""
+
+LEAST = {KINDS.F16: 2.0**-25}
+"""The absolute error of rounding near zero."""
+
+OF_BITS = {
+    2: (KINDS.Q2_K,),
+    3: (KINDS.Q3_K,),
+    4: (KINDS.Q4_0, KINDS.Q4_1, KINDS.Q4_K, KINDS.IQ4_NL, KINDS.IQ4_XS),
+    5: (KINDS.Q5_0, KINDS.Q5_1, KINDS.Q5_K),
+    6: (KINDS.Q6_K,),
+    8: (KINDS.Q8_0,),
+}
+BITS = {kind: bits for bits, kinds in OF_BITS.items() for kind in kinds}
+"""Bits of each number, beside the scale of its block."""
+
+OF_16 = dict.fromkeys((KINDS.Q2_K, KINDS.Q3_K, KINDS.Q6_K), 16)
+"""Numbers that share a scale; 32 in the other types."""
+
+
+def step(right: np.ndarray, kind: Any) -> np.ndarray | None:
+    """One step of the type's grid at every number of `right`; None for a type without a grid of its own.
+
+    The grid spans the numbers that share a scale with 2ᵇ points. Quantisers choose the scale by the error that it
+    leaves, so a number at the end may be a step away, and no row is further off than that in the mean of squares:
+    llama.cpp's own quantisers leave at most 0.71 of a step (of ±1 at random; else 0.36), and numbers of another row
+    1.1 or more, in 2 bits.
+    """
+    if kind in FLOATS:
+        return np.abs(right) * FLOATS[kind] + LEAST.get(kind, 0.0)
+    if kind not in BITS:
+        return None
+    size = OF_16.get(kind, 32)
+    blocks = right.reshape(-1, size)
+    largest = np.abs(blocks).max(axis=1, keepdims=True)
+    steps = 2 * largest / (2 ** BITS[kind] - 1) + _least(kind)
+    return np.broadcast_to(steps, blocks.shape).reshape(right.shape)
+
+
+def _least(kind: Any) -> float:
+    """The step of a block whose scale is the least number of half precision; of some types it is a scale of scales."""
+    return float(2.0**-25 * 2 ** BITS[kind] * (64 if kind.name.endswith("_K") else 1))
+
+
+def worst_row(found: np.ndarray, right: np.ndarray, steps: np.ndarray) -> tuple[float, float]:
+    """The error of the worst row and its steps, both in the root of the mean of squares."""
+    errors, allowed = _of_rows(found - right), _of_rows(steps)
+    shares = [share(error, step) for error, step in zip(errors, allowed, strict=True)]
+    row = int(np.argmax(shares))
+    return float(errors[row]), float(allowed[row])
+
+
+def is_within(found: np.ndarray, right: np.ndarray, kind: Any) -> bool:
+    """Return whether numbers may be those of `right` in a type, which has a grid; one more rounding is allowed."""
+    steps = step(right, kind)
+    if steps is None or found.shape != right.shape:
+        return False
+    return share(*worst_row(found, right, steps + np.spacing(np.abs(right)))) <= 1
+
+
+def _of_rows(values: np.ndarray) -> np.ndarray:
+    rows = values.reshape(1, -1) if values.ndim == 1 else values
+    return np.sqrt(np.mean(np.square(rows, dtype=np.float64), axis=-1))

@@ -1,0 +1,56 @@
+"""A hub's folder, run by transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from transparity.config import TransformerConfig
+from transparity_conformance.capabilities.stranger import PortCallError, call_stranger
+from transparity_conformance.checkpoints.reading import read_fields
+from transparity_conformance.ports.loader.hub import forward_of
+from transparity_conformance.ports.loading import LoadError
+from transparity_conformance.ports.runtimes.runtime import Limits
+from transparity_conformance.report.text import reason
+
+
+class HubModel:
+    """A folder with config.json and safetensors."""
+
+    limits = Limits()
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(
+        self, config: TransformerConfig, parameters: Mapping[str, np.ndarray], *, dtype: str = "float32"
+    ) -> Callable[..., Any]:
+        """The forward pass of the model in `dtype`."""
+        named = {"dtype": getattr(torch, dtype), "local_files_only": True, "use_safetensors": True}
+        try:
+            model = call_stranger(_model_class(config).from_pretrained, str(self.folder), **named)
+        except PortCallError as error:
+            raised = error.__cause__ or error
+            raise LoadError(f"{self.folder} cannot be read by transformers: {reason(raised)}.") from None
+        return forward_of(model, config)
+
+
+def load(path: Path) -> HubModel:
+    """Open a folder: its config.json is read, and its weights once it is built."""
+    read_fields(path)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    return HubModel(path)
+
+
+def _model_class(config: TransformerConfig) -> Any:
+    """The class of transformers for what the model answers with."""
+    if config.head != "logits":
+        return transformers.AutoModel
+    causal = config.architecture == "decoder"
+    return transformers.AutoModelForCausalLM if causal else transformers.AutoModelForSeq2SeqLM

@@ -1,0 +1,150 @@
+# mypy: ignore-errors
+"""A Llama and a GPT-2 with a mask and a cache, as people write them to export them; options put mistakes in."""
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+
+
+class Model(torch.nn.Module):
+    """Weights by the hub's names, and what the families share: embeddings, the mask, the cache, layers, the head."""
+
+    def __init__(self, folder, dtype=torch.float32, **options):
+        super().__init__()
+        self.cfg = json.loads(Path(folder, "config.json").read_text()) | options
+        self.w = {name: value.to(dtype) for name, value in load_file(Path(folder, "model.safetensors")).items()}
+
+    def forward(self, input_ids, attention_mask=None, *past):
+        length, before = input_ids.shape[1], past[0].shape[2] if past else 0
+        positions = torch.arange(length) + (0 if self.cfg.get("forget_offset") else before)
+        keys = torch.arange(length + before)
+        hidden = keys[None, :] > (torch.arange(length) + before)[:, None]
+        hidden = hidden[None, None]
+        if attention_mask is not None:
+            padded = (attention_mask == 0)[:, None, None, :]
+            hidden = hidden | (padded.transpose(2, 3) if self.cfg.get("masks_queries") else padded)
+        x, present = self.embed(input_ids, positions), []
+        for i in range(self.layers):
+            x, key, value = self.layer(i, x, positions, hidden, past[2 * i : 2 * i + 2])
+            present += [key, value]
+        logits = self.head(x).float()
+        return (logits, *present) if past else logits
+
+    def attend(self, q, k, v, hidden, past):
+        if past:
+            k, v = torch.cat([past[0], k], 2), torch.cat([past[1], v], 2)
+        groups = q.shape[1] // k.shape[1]
+        keys = k.repeat(1, groups, 1, 1) if self.cfg.get("tiled") else k.repeat_interleave(groups, 1)
+        values = v.repeat(1, groups, 1, 1) if self.cfg.get("tiled") else v.repeat_interleave(groups, 1)
+        scores = q @ keys.transpose(-2, -1) * self.cfg.get("scale", q.shape[-1] ** -0.5)
+        weights = scores.masked_fill(hidden, torch.finfo(scores.dtype).min).softmax(-1)
+        mixed = weights @ values
+        return mixed.transpose(1, 2).flatten(2), k, v
+
+
+class Llama(Model):
+    @property
+    def layers(self):
+        return self.cfg["num_hidden_layers"]
+
+    def norm(self, name, x):
+        return self.w[f"{name}.weight"] * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.cfg["rms_norm_eps"])
+
+    def embed(self, ids, positions):
+        return self.w["model.embed_tokens.weight"][ids]
+
+    def heads(self, name, x):
+        return F.linear(x, self.w[f"{name}.weight"]).unflatten(-1, (-1, self.cfg["head_dim"])).transpose(1, 2)
+
+    def rope(self, x, positions):
+        dim = self.cfg["head_dim"]
+        angles = torch.outer(
+            positions.to(x.dtype), 1.0 / self.cfg["rope_theta"] ** (torch.arange(0, dim, 2).to(x.dtype) / dim)
+        )
+        cos, sin = torch.cat([angles.cos()] * 2, -1), torch.cat([angles.sin()] * 2, -1)
+        first, second = x.chunk(2, -1)
+        return x * cos + torch.cat([-second, first], -1) * sin
+
+    def layer(self, i, x, positions, hidden, past):
+        at = f"model.layers.{i}"
+        h = self.norm(f"{at}.input_layernorm", x)
+        q, k, v = (self.heads(f"{at}.self_attn.{each}_proj", h) for each in "qkv")
+        q, k = self.rope(q, positions), self.rope(k, positions)
+        mixed, k, v = self.attend(q, k, v, hidden, past)
+        x = x + F.linear(mixed, self.w[f"{at}.self_attn.o_proj.weight"])
+        h = self.norm(f"{at}.post_attention_layernorm", x)
+        gate, up = (F.linear(h, self.w[f"{at}.mlp.{each}_proj.weight"]) for each in ("gate", "up"))
+        return x + F.linear(F.silu(gate) * up, self.w[f"{at}.mlp.down_proj.weight"]), k, v
+
+    def head(self, x):
+        return F.linear(self.norm("model.norm", x), self.w["lm_head.weight"])
+
+
+class GPT2(Model):
+    @property
+    def layers(self):
+        return self.cfg["n_layer"]
+
+    def norm(self, name, x):
+        weight, bias = (self.w[f"transformer.{name}.{leaf}"] for leaf in ("weight", "bias"))
+        return F.layer_norm(x, weight.shape, weight, bias, self.cfg["layer_norm_epsilon"])
+
+    def linear(self, name, x):
+        return x @ self.w[f"transformer.{name}.weight"] + self.w[f"transformer.{name}.bias"]
+
+    def embed(self, ids, positions):
+        return self.w["transformer.wte.weight"][ids] + self.w["transformer.wpe.weight"][positions]
+
+    def layer(self, i, x, positions, hidden, past):
+        parts = self.linear(f"h.{i}.attn.c_attn", self.norm(f"h.{i}.ln_1", x)).chunk(3, -1)
+        q, k, v = (part.unflatten(-1, (self.cfg["n_head"], -1)).transpose(1, 2) for part in parts)
+        mixed, k, v = self.attend(q, k, v, hidden, past)
+        x = x + self.linear(f"h.{i}.attn.c_proj", mixed)
+        up = self.linear(f"h.{i}.mlp.c_fc", self.norm(f"h.{i}.ln_2", x))
+        gelu = F.gelu(up, approximate="none" if self.cfg.get("exact_gelu") else "tanh")
+        return x + self.linear(f"h.{i}.mlp.c_proj", gelu), k, v
+
+    def head(self, x):
+        return F.linear(self.norm("ln_f", x), self.w["transformer.wte.weight"])
+
+
+FAMILIES = {"llama": Llama, "gpt2": GPT2}
+
+
+def export(
+    family: str,
+    folder: Path,
+    path: Path,
+    *,
+    masked: bool = True,
+    cached: bool = False,
+    fixed: bool = False,
+    **options: Any,
+) -> Path:
+    """Write a graph by the names that exporters give: dynamic batches and lengths, unless they are `fixed`."""
+    model = FAMILIES[family](folder, **options)
+    ids, free = torch.randint(0, 30, (2, 5)), {0: "batch", 1: "length"}
+    given, names, axes = [ids], ["input_ids"], {"input_ids": free, "logits": free}
+    outputs = ["logits"]
+    if masked:
+        given.append(torch.ones(2, 5 + (3 if cached else 0), dtype=torch.long))
+        names.append("attention_mask")
+        axes["attention_mask"] = {0: "batch", 1: "total"}
+    for i in range(model.layers if cached else 0):
+        heads = model.cfg.get("num_key_value_heads", model.cfg.get("n_head"))
+        for part in ("key", "value"):
+            width = model.cfg.get("head_dim") or model.cfg["n_embd"] // heads
+            given.append(torch.zeros(2, heads, 3, width))
+            names.append(f"past_key_values.{i}.{part}")
+            outputs.append(f"present.{i}.{part}")
+            axes |= {names[-1]: {0: "batch", 2: "past"}, outputs[-1]: {0: "batch", 2: "total"}}
+    named = {"input_names": names, "output_names": outputs, "dynamic_axes": None if fixed else axes}
+    with warnings.catch_warnings():  # this exporter is old, and quick
+        warnings.simplefilter("ignore")
+        torch.onnx.export(model.eval(), tuple(given), str(path), **named, dynamo=False)
+    return path

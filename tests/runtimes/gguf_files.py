@@ -1,0 +1,141 @@
+"""GGUF files as a conversion script writes them; options put mistakes in."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from safetensors.numpy import load_file
+
+KINDS = gguf.GGMLQuantizationType
+LLAMA = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+GEMMA2 = LLAMA | {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+GPT2 = {
+    "transformer.wte": "token_embd",
+    "transformer.wpe": "position_embd",
+    "transformer.ln_f": "output_norm",
+    "ln_1": "attn_norm",
+    "ln_2": "ffn_norm",
+    "attn.c_attn": "attn_qkv",
+    "attn.c_proj": "attn_output",
+    "mlp.c_fc": "ffn_up",
+    "mlp.c_proj": "ffn_down",
+}
+NAMES = {"llama": LLAMA, "qwen3": LLAMA, "gemma2": GEMMA2, "gpt2": GPT2}
+
+Change = Callable[[dict[str, np.ndarray]], None]
+
+
+def named(family: str, name: str) -> str:
+    """The file's name of a tensor of the hub."""
+    stem, _, leaf = name.rpartition(".")
+    layer = re.fullmatch(r"(?:model\.layers|transformer\.h)\.(\d+)\.(.*)", stem)
+    return f"blk.{layer[1]}.{NAMES[family][layer[2]]}.{leaf}" if layer else f"{NAMES[family][stem]}.{leaf}"
+
+
+def permute(rows: np.ndarray, heads: int) -> np.ndarray:
+    """Interleave the halves of every head."""
+    return rows.reshape(heads, 2, len(rows) // heads // 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
+
+
+def converted(family: str, folder: Path, *, permuted: bool = True, offset: bool = True) -> dict[str, np.ndarray]:
+    """The tensors as llama.cpp expects them, or without a step of the conversion."""
+    config, tensors = json.loads((folder / "config.json").read_text()), {}
+    for name, value in load_file(folder / "model.safetensors").items():
+        theirs, made = named(family, name), value
+        if family == "llama" and permuted and re.search(r"attn_[qk]\.", theirs):
+            made = permute(value, config["num_attention_heads" if "attn_q" in theirs else "num_key_value_heads"])
+        if family == "gemma2" and offset and theirs.endswith("norm.weight"):
+            made = value + 1
+        if family == "gpt2" and value.ndim == 2 and "blk" in theirs:
+            made = value.T
+        tensors[theirs] = np.ascontiguousarray(made)
+    return tensors
+
+
+def metadata(family: str, folder: Path) -> dict[str, Any]:
+    """The metadata by key, without the architecture's name."""
+    config = json.loads((folder / "config.json").read_text())
+    if family == "gpt2":
+        return {
+            "block_count": config["n_layer"],
+            "embedding_length": config["n_embd"],
+            "feed_forward_length": 4 * config["n_embd"],
+            "attention.head_count": config["n_head"],
+            "attention.layer_norm_epsilon": config["layer_norm_epsilon"],
+        }
+    found = {
+        "block_count": config["num_hidden_layers"],
+        "embedding_length": config["hidden_size"],
+        "feed_forward_length": config["intermediate_size"],
+        "attention.head_count": config["num_attention_heads"],
+        "attention.head_count_kv": config["num_key_value_heads"],
+        "attention.key_length": config["head_dim"],
+        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        "rope.freq_base": config["rope_theta"],
+    }
+    if family == "gemma2":
+        found |= {"attn_logit_softcapping": config["attn_logit_softcapping"]}
+        found |= {"final_logit_softcapping": config["final_logit_softcapping"]}
+        found |= {"attention.sliding_window": config["sliding_window"]}
+    return found
+
+
+def write(
+    family: str,
+    folder: Path,
+    path: Path,
+    kind: Any = KINDS.F32,
+    change: Change | None = None,
+    steps: Mapping[str, bool] | None = None,
+    **fields: Any,
+) -> Path:
+    """Write a file.
+
+    Args:
+        kind: the type of matrices.
+        change: changes the converted tensors.
+        steps: steps of the conversion that are left out.
+        fields: other metadata (`rope_freq_base=…`); None leaves a key out.
+    """
+    writer, tensors = gguf.GGUFWriter(path, family), converted(family, folder, **(steps or {}))
+    if change is not None:
+        change(tensors)
+    values = metadata(family, folder)
+    values |= {next((key for key in values if key.replace(".", "_") == name), name): fields[name] for name in fields}
+    for key, value in values.items():
+        if value is not None:
+            add = writer.add_string if isinstance(value, str) else writer.add_float32
+            (writer.add_uint32 if isinstance(value, int) else add)(f"{family}.{key}", value)
+    for name, value in tensors.items():
+        stored = kind if value.ndim == 2 and "position" not in name else KINDS.F32
+        writer.add_tensor(name, gguf.quantize(value.astype(np.float32), stored), raw_dtype=stored)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path

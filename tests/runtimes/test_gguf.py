@@ -1,0 +1,218 @@
+"""GGUF files are held to their checkpoint: a mistake of the conversion is named, and told from quantisation."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from tests.runtimes.conftest import Check
+from tests.runtimes.gguf_files import KINDS, Change, permute, write
+
+from transparity_conformance.checkpoints.examples import example_config
+from transparity_conformance.checkpoints.exporting import export_checkpoint
+from transparity_conformance.oracle.probes import probe_parameters
+
+Hub = Callable[[str], Path]
+
+WIDE: dict[str, dict[str, Any]] = {
+    "llama": {"embed_dim": 64, "feed_forward_dim": 96},
+    "qwen3": {"embed_dim": 64, "feed_forward_dim": 96, "attention_head_dim": 32},
+    "gpt2": {"embed_dim": 96, "feed_forward_dim": 384},
+    "gemma2": {"embed_dim": 64, "feed_forward_dim": 96, "attention_head_dim": 16, "attention_multiplier": 0.25},
+}
+"""Rows of whole blocks, and what llama.cpp can express."""
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Hub:
+    """The folder of a family's model in sizes that can be quantised."""
+    root = tmp_path_factory.mktemp("wide")
+    for family, sizes in WIDE.items():
+        config = dataclasses.replace(example_config(family), **sizes)
+        export_checkpoint(family, config, probe_parameters(config), root / family)
+    return root.joinpath
+
+
+@pytest.mark.parametrize("kind", [KINDS.F32, KINDS.F16, KINDS.BF16, KINDS.Q8_0, KINDS.Q5_1, KINDS.Q4_0])
+@pytest.mark.parametrize("family", WIDE)
+def test_a_right_file_agrees_however_it_is_quantised(
+    family: str, kind: Any, wide: Hub, check: Check, tmp_path: Path
+) -> None:
+    checked = check(write(family, wide(family), tmp_path / "model.gguf", kind), "--checkpoint", wide(family))
+    assert checked.exit_code == 0, checked.errors
+    assert any(note.startswith("quantisation alone") for note in checked.report["notes"]) == (kind != KINDS.F32)
+
+
+def taken(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Change:
+    def changed(tensors: dict[str, np.ndarray]) -> None:
+        tensors[name] = np.ascontiguousarray(change(tensors[name]))
+
+    return changed
+
+
+def swapped(one: str, other: str) -> Change:
+    return lambda tensors: tensors.update({one: tensors[other], other: tensors[one]})
+
+
+GATE, UP = "blk.0.ffn_gate.weight", "blk.0.ffn_up.weight"
+WRONG: list[tuple[str, dict[str, Any], str, str]] = [
+    ("llama", {"steps": {"permuted": False}}, "gguf-not-converted", "blk.0.attn_q.weight"),
+    ("llama", {"rope_freq_base": 500.0}, "gguf-metadata", "llama.rope.freq_base"),
+    (
+        "llama",
+        {"rope_freq_base": None, "attention_head_count_kv": None},
+        "gguf-metadata",
+        "llama.attention.head_count_kv",
+    ),
+    ("llama", {"attention_layer_norm_rms_epsilon": 1e-3}, "gguf-metadata", "llama.attention.layer_norm_rms_epsilon"),
+    ("llama", {"change": lambda tensors: tensors.pop("output.weight")}, "gguf-tensor-missing", "output.weight"),
+    ("llama", {"change": swapped(GATE, UP)}, "gguf-tensor-swapped", GATE),
+    ("llama", {"change": taken(UP, lambda value: 2 * value)}, "gguf-scaled", UP),
+    (
+        "qwen3",
+        {"change": taken("blk.1.attn_k.weight", lambda v: permute(v, 2))},
+        "gguf-rows-permuted",
+        "blk.1.attn_k.weight",
+    ),
+    ("gemma2", {"steps": {"offset": False}}, "gguf-not-converted", "blk.0.attn_norm.weight"),
+    ("gemma2", {"attn_logit_softcapping": None}, "gguf-metadata", "gemma2.attn_logit_softcapping"),
+    ("gemma2", {"attention_sliding_window": 7}, "gguf-metadata", "gemma2.attention.sliding_window"),
+    (
+        "gpt2",
+        {"change": taken("blk.0.attn_output.weight", np.transpose)},
+        "gguf-not-converted",
+        "blk.0.attn_output.weight",
+    ),
+    (
+        "gpt2",
+        {"change": taken("blk.1.attn_norm.weight", lambda v: v + 1)},
+        "gguf-norm-offset",
+        "blk.1.attn_norm.weight",
+    ),
+    ("gpt2", {"change": taken("token_embd.weight", lambda v: v[:-1])}, "gguf-shape", "token_embd.weight"),
+    ("gpt2", {"attention_layer_norm_epsilon": None}, "gguf-metadata", "gpt2.attention.layer_norm_epsilon"),
+    (
+        "gpt2",
+        {"change": swapped("blk.0.ffn_up.weight", "blk.1.ffn_up.weight")},
+        "gguf-tensor-swapped",
+        "blk.0.ffn_up.weight",
+    ),
+    (
+        "gpt2",
+        {"change": lambda t: t.update({"output.weight": t["token_embd.weight"][::-1].copy()})},
+        "head-tied",
+        "output.weight",
+    ),
+]
+
+
+@pytest.mark.parametrize(("family", "how", "cause", "where"), WRONG, ids=[f"{each[0]}-{each[2]}" for each in WRONG])
+def test_a_wrong_file_diverges_by_its_cause_under_quantisation(
+    family: str, how: dict[str, Any], cause: str, where: str, wide: Hub, check: Check, tmp_path: Path
+) -> None:
+    path = write(family, wide(family), tmp_path / "model.gguf", KINDS.Q4_0, **how)
+    checked = check(path, "--checkpoint", wide(family))
+    assert checked.exit_code == 1, checked.errors
+    assert set(checked.causes) == {cause}
+    assert checked.report["first_divergence"] == where
+
+
+def test_one_wrong_row_is_found_though_no_mistake_explains_it(wide: Hub, check: Check, tmp_path: Path) -> None:
+    def change(value: np.ndarray) -> np.ndarray:
+        value[5] = np.roll(value[5], 1)
+        return value
+
+    path = write("llama", wide("llama"), tmp_path / "model.gguf", KINDS.Q4_0, taken(UP, change))
+    checked = check(path, "--checkpoint", wide("llama"), "--budget", 0)
+    assert (checked.exit_code, checked.report["first_divergence"]) == (1, UP)
+
+
+def last_line(errors: str) -> str:
+    return errors.strip().splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def right(wide: Hub, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A right file."""
+    return write("llama", wide("llama"), tmp_path_factory.mktemp("right") / "model.gguf", KINDS.Q8_0).read_bytes()
+
+
+HUGE = struct.pack("<Q", 2**60)
+BROKEN: list[tuple[Callable[[bytes], bytes], str]] = [
+    (lambda data: b"", "cannot mmap an empty file"),
+    (lambda data: data[:-100], "it is shorter than its tensors"),
+    (lambda data: data[:200], "it is shorter than its header"),
+    (lambda data: b"GGML" + data[4:], "it does not begin with GGUF"),
+    (lambda data: data[:4] + b"\x09\0\0\0" + data[8:], "its version is 9, expected 2 or 3"),
+    (lambda data: data[:8] + HUGE + data[16:], "it is shorter than its header"),
+    (lambda data: data[:16] + HUGE + data[24:], "it is shorter than its header"),
+    (lambda data: data[:24] + HUGE + data[32:], "it is shorter than its header"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), BROKEN, ids=[f"{i}" for i in range(len(BROKEN))])
+def test_a_corrupt_file_is_one_sentence(
+    change: Callable[[bytes], bytes], message: str, right: bytes, wide: Hub, check: Check, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(change(right))
+    checked = check(path, "--checkpoint", wide("llama"))
+    assert checked.exit_code == 2
+    assert last_line(checked.errors) == f"{path} cannot be read as a GGUF file: {message}."
+
+
+def test_an_array_that_is_longer_than_its_file_is_not_read(wide: Hub, check: Check, tmp_path: Path) -> None:
+    head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"a"
+    path = tmp_path / "model.gguf"
+    path.write_bytes(head + struct.pack("<IIQ", 9, 4, 2**60) + bytes(100))
+    checked = check(path, "--checkpoint", wide("llama"))
+    assert last_line(checked.errors) == f"{path} cannot be read as a GGUF file: it is shorter than its header."
+
+
+def test_no_damaged_file_is_more_than_one_sentence(right: bytes, wide: Hub, check: Check, tmp_path: Path) -> None:
+    random, path = np.random.default_rng(0), tmp_path / "model.gguf"
+    header = right.index(b"blk.1.ffn_up")
+    for _ in range(20):
+        data = bytearray(right)
+        for place in random.integers(0, header, 3):
+            data[place] = random.integers(256)
+        path.write_bytes(bytes(data))
+        checked = check(path, "--checkpoint", wide("llama"), "--budget", 0)
+        assert checked.exit_code in (0, 1, 2)
+        assert checked.exit_code != 2 or "transparity itself failed" not in checked.errors
+
+
+def test_a_file_of_another_architecture_is_refused(wide: Hub, check: Check, tmp_path: Path) -> None:
+    path = write("gpt2", wide("gpt2"), tmp_path / "model.gguf")
+    checked = check(path, "--checkpoint", wide("llama"))
+    assert checked.exit_code == 2
+    assert last_line(checked.errors).startswith(f"{path} has the architecture 'gpt2'; expected 'llama'")
+
+
+def test_a_missing_extra_is_named(wide: Hub, check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "gguf" else found(name))
+    checked = check("model.gguf", "--checkpoint", wide("llama"))
+    assert checked.exit_code == 2
+    expected = 'model.gguf needs gguf, which is not installed: python -m pip install "transparity[gguf]".'
+    assert last_line(checked.errors) == expected
+
+
+def test_a_grid_bounds_what_the_library_quantises() -> None:
+    from transparity_conformance.ports.artefacts.gguf.rounding import BITS, step, worst_row
+
+    random = np.random.default_rng(0)
+    for drawn in (random.normal(size=(64, 512)), random.standard_t(2, (64, 512))):
+        values = drawn.astype(np.float32)
+        for kind in set(BITS) & {KINDS.Q4_0, KINDS.Q4_1, KINDS.Q5_0, KINDS.Q5_1, KINDS.Q8_0}:
+            found, steps = gguf.dequantize(gguf.quantize(values, kind), kind), step(values, kind)
+            assert steps is not None
+            error, allowed = worst_row(found, values, steps)
+            assert error <= allowed, kind.name

@@ -1,0 +1,128 @@
+"""ONNX files are run as they are: right graphs agree, wrong ones diverge by their cause, and limits are listed."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import torch
+from tests.runtimes.cached_models import export
+from tests.runtimes.conftest import Check
+
+Hub = Callable[[str], Path]
+
+
+@pytest.mark.parametrize("how", [{}, {"cached": True}, {"masked": False}, {"fixed": True}], ids=str)
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_a_right_graph_agrees(family: str, how: dict[str, Any], hub: Hub, check: Check, tmp_path: Path) -> None:
+    graph = export(family, hub(family), tmp_path / "model.onnx", **how)
+    checked = check(graph, "--checkpoint", hub(family))
+    assert checked.exit_code == 0, checked.errors
+    claims = {claim["id"]: claim["verdict"] for claim in checked.report["claims"]}
+    assert set(claims.values()) == {"agrees"}
+    assert ("step" in claims) == bool(how.get("cached"))
+    lines = " ".join(checked.report["not_compared"])
+    assert ("padding: it takes no attention_mask" in lines) == (how.get("masked") is False)
+    assert ("it fixes 5 tokens" in lines) == ("it fixes 2 rows" in lines) == bool(how.get("fixed"))
+    assert checked.report["coverage"]["lengths"][-1] == (5 if how.get("fixed") else 29)
+
+
+WRONG = [
+    ("llama", {"rope_theta": 500.0}, "rotary-base"),
+    ("llama", {"rms_norm_eps": 1e-3}, "norm-eps"),
+    ("llama", {"scale": 24**-0.5}, "attention-scale"),
+    ("llama", {"tiled": True}, "head-grouping"),
+    ("llama", {"cached": True, "forget_offset": True}, "cache-position"),
+    ("llama", {"fixed": True, "rope_theta": 500.0}, "rotary-base"),
+    ("gpt2", {"exact_gelu": True}, "activation"),
+    ("gpt2", {"layer_norm_epsilon": 1e-3}, "norm-eps"),
+    ("gpt2", {"scale": 24**-0.5}, "attention-scale"),
+    ("gpt2", {"masked": False, "fixed": True, "exact_gelu": True}, "activation"),
+    ("gpt2", {"cached": True, "forget_offset": True}, "cache-position"),
+    ("gpt2", {"masks_queries": True}, "padding-axis"),
+]
+
+
+@pytest.mark.parametrize(("family", "how", "cause"), WRONG, ids=str)
+def test_a_wrong_graph_diverges_by_its_cause(
+    family: str, how: dict[str, Any], cause: str, hub: Hub, check: Check, tmp_path: Path
+) -> None:
+    graph = export(family, hub(family), tmp_path / "model.onnx", **how)
+    checked = check(graph, "--checkpoint", hub(family))
+    assert checked.exit_code == 1, checked.errors
+    assert set(checked.causes) == {cause}
+
+
+def test_the_source_of_a_fault_is_the_node_of_the_graph(hub: Hub, check: Check, tmp_path: Path) -> None:
+    graph = export("gpt2", hub("gpt2"), tmp_path / "model.onnx", exact_gelu=True)
+    source = check(graph, "--checkpoint", hub("gpt2")).report["faults"][0]["source"]
+    node = onnx.load(graph).graph.node[source["line"] - 1]
+    assert node.op_type == "Gelu"
+    assert Path(source["file"]).name == "model.onnx"
+    assert source["code"] == f"{node.output[0]} = Gelu({node.input[0]})"
+
+
+def test_a_graph_in_half_precision_is_checked_in_it(hub: Hub, check: Check, tmp_path: Path) -> None:
+    graph = export("llama", hub("llama"), tmp_path / "model.onnx", dtype=torch.float16)
+    checked = check(graph, "--checkpoint", hub("llama"))
+    assert checked.exit_code == 2
+    assert "holds its weights in float16, and is checked in float32; check it with --dtype float16" in checked.errors
+    assert check(graph, "--checkpoint", hub("llama"), "--dtype", "float16").exit_code == 0
+
+
+def last_line(errors: str) -> str:
+    return errors.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize("content", [b"", b"no graph", b"\x08\x08\x12\x00" * 9])
+def test_a_corrupt_file_is_one_sentence(content: bytes, hub: Hub, check: Check, tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(content)
+    checked = check(path, "--checkpoint", hub("llama"))
+    assert checked.exit_code == 2
+    assert last_line(checked.errors).startswith(f"{path} cannot be read by ONNX Runtime: ")
+
+
+def test_a_file_that_is_cut_is_one_sentence(hub: Hub, check: Check, tmp_path: Path) -> None:
+    graph = export("gpt2", hub("gpt2"), tmp_path / "model.onnx")
+    graph.write_bytes(graph.read_bytes()[:-1000])
+    checked = check(graph, "--checkpoint", hub("gpt2"))
+    assert checked.exit_code == 2
+    assert last_line(checked.errors).startswith(f"{graph} cannot be read by ONNX Runtime: ")
+
+
+def test_a_missing_file_and_a_missing_checkpoint_are_named(hub: Hub, check: Check, tmp_path: Path) -> None:
+    missing = tmp_path / "missing.onnx"
+    assert last_line(check(missing, "--checkpoint", hub("gpt2")).errors) == f"There is no file {missing}."
+    graph = export("gpt2", hub("gpt2"), tmp_path / "model.onnx")
+    checked = check(graph)
+    assert checked.exit_code == 2
+    assert last_line(checked.errors).startswith(f"{graph} has weights of its own; give the folder of the checkpoint")
+
+
+def test_a_missing_extra_is_named(hub: Hub, check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "onnxruntime" else found(name))
+    path = tmp_path / "model.onnx"
+    checked = check(path, "--checkpoint", hub("llama"))
+    assert checked.exit_code == 2
+    assert last_line(checked.errors) == (
+        f'{path} needs onnxruntime, which is not installed: python -m pip install "transparity[onnx]".'
+    )
+
+
+def test_a_graph_of_something_else_is_refused_by_its_inputs(hub: Hub, check: Check, tmp_path: Path) -> None:
+    one = onnx.helper.make_tensor_value_info("pixels", onnx.TensorProto.FLOAT, [1, 3, 8, 8])
+    other = onnx.helper.make_tensor_value_info("same", onnx.TensorProto.FLOAT, [1, 3, 8, 8])
+    node = onnx.helper.make_node("Identity", ["pixels"], ["same"])
+    graph = onnx.helper.make_graph([node], "image", [one], [other])
+    opset = onnx.helper.make_opsetid("", 17)
+    path = tmp_path / "model.onnx"
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[opset], ir_version=8), path)
+    checked = check(path, "--checkpoint", hub("llama"))
+    assert checked.exit_code == 2
+    assert last_line(checked.errors).startswith(f"{path} takes 'pixels'; expected token ids, by the name input_ids")

@@ -26,11 +26,12 @@ from transparity_conformance.capabilities.table import CAPABILITIES
 from transparity_conformance.diagnosis.search.clock import BUDGET
 
 if TYPE_CHECKING:
+    from transparity.config import TransformerConfig
     from transparity_conformance.checkpoints.importing import Checkpoint
     from transparity_conformance.ports.systems import System
     from transparity_conformance.report.report import Report
 
-BAD_INPUT = 2
+BAD_INPUT, INCONCLUSIVE = 2, 3
 WORST_FIRST = (1, 3, 0)
 """The exit codes of reports."""
 
@@ -277,6 +278,32 @@ def export(
             print_line(f"{name}: {section.purpose}", indent=4)
 
 
+@app.command()
+def fit(
+    module: Annotated[
+        str,
+        typer.Argument(
+            metavar="PORT",
+            help="path/to/file.py:Model or package.module:make, which takes nothing and returns a torch.nn.Module.",
+        ),
+    ],
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the configuration there; - for nothing else.")
+    ] = None,
+) -> None:
+    """Find which configuration a PyTorch module has, for `check --config`."""
+    with _for_people(json_file), _one_sentence():
+        from transparity_conformance.ports.fitting.answer import sentences
+        from transparity_conformance.ports.fitting.fit import fit_port
+        from transparity_conformance.report.terminal import print_line
+
+        found = fit_port(module)
+        for sentence in sentences(found, safe(module)):
+            print_line(sentence)
+    _write_config(found.config, json_file)
+    raise typer.Exit(0 if found.is_confirmed else INCONCLUSIVE)
+
+
 @app.command("import")
 def import_(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="config.json and safetensors, as a hub keeps them.")],
@@ -396,6 +423,17 @@ def _export_hub(family: str | None, folder: Path | None, *, is_bundle: bool) -> 
     export_checkpoint(family, config, parameters, folder)
     count = sum(value.size for value in parameters.values())
     print_line(f"{folder}: {family}, {config.architecture}, {count:,} parameters")
+
+
+def _write_config(config: TransformerConfig, file: Path | None) -> None:
+    """Write a configuration as JSON, to standard output without a file."""
+    with _one_sentence():
+        from transparity_conformance.report.files import STANDARD_OUTPUT, write_text
+
+        if file is None or file == STANDARD_OUTPUT:
+            typer.echo(config.to_json(), nl=False)
+        else:
+            write_text(file, config.to_json())
 
 
 def _print_imported(checkpoint: Checkpoint, folder: Path) -> None:

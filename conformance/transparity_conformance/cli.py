@@ -73,7 +73,10 @@ Port = Annotated[
         show_default=False,
     ),
 ]
-Preset = Annotated[str, typer.Argument(metavar="PRESET", help="Its name, or a JSON file.")]
+DescribedPreset = Annotated[
+    str | None,
+    typer.Argument(metavar="PRESET", help="Its name, that of a family, `vanilla`, or a JSON file.", show_default=False),
+]
 ExportedPreset = Annotated[
     str | None, typer.Argument(metavar="PRESET", help="Its name, or a JSON file.", show_default=False)
 ]
@@ -185,11 +188,24 @@ def presets() -> None:
 
 
 @app.command()
-def describe(preset: Preset) -> None:
+def describe(
+    preset: DescribedPreset = None,
+    fields: Annotated[bool, typer.Option("--fields", help="Every field of a configuration, with its values.")] = False,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the same as JSON; to standard output with -.")
+    ] = None,
+) -> None:
     """Show the parameters, the taps, and a diagram of the architecture (Mermaid)."""
     with _one_sentence():
+        if (preset is None) != fields:
+            from transparity_conformance.ports.loading import UsageError
+
+            raise UsageError("describe takes either a PRESET or --fields; give one of the two.")
+        if preset is None or json_file is not None:
+            _describe_otherwise(preset, json_file)
+            return
         from transparity_conformance.ports.systems import named_config
-        from transparity_conformance.report.describe import mermaid, parameters_table, taps_table
+        from transparity_conformance.report.describing.describe import mermaid, parameters_table, taps_table
         from transparity_conformance.report.terminal import print_text
 
         config = named_config(preset, resized=False)
@@ -434,6 +450,24 @@ def _write_config(config: TransformerConfig, file: Path | None) -> None:
             typer.echo(config.to_json(), nl=False)
         else:
             write_text(file, config.to_json())
+
+
+def _describe_otherwise(name: str | None, json_file: Path | None) -> None:
+    """Show the fields of all configurations, or write them, or one configuration, as JSON."""
+    import json
+
+    from transparity_conformance.ports.systems import named_config
+    from transparity_conformance.report.describing.fields import as_rows, described, lines
+    from transparity_conformance.report.files import write_text
+    from transparity_conformance.report.terminal import print_line
+
+    if json_file is None:
+        for values, meaning in lines():
+            print_line(values)
+            print_line(meaning, indent=4)
+        return
+    answer = as_rows() if name is None else described(named_config(name, resized=False))
+    write_text(json_file, json.dumps(answer, indent=2, ensure_ascii=False) + "\n")
 
 
 def _print_imported(checkpoint: Checkpoint, folder: Path) -> None:

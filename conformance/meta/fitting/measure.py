@@ -72,13 +72,16 @@ def _with(config: TransformerConfig, name: str, value: object) -> TransformerCon
         return None
 
 
-def outcome(seed: int) -> Outcome:
-    """Draw a configuration, fit its module, and compare."""
+def outcome(seed: int, *, single: bool = False) -> Outcome:
+    """Draw a configuration, fit its module, which computes in float32 alone if `single`, and compare."""
     name, config = drawn(seed)
     count = len(differences(config, templates()[name]))
     began = time.process_time()
+    model = module(config, seed)
+    if single:
+        model.double = lambda: model  # type: ignore[method-assign]
     try:
-        made = fit(module(config, seed), seed)
+        made = fit(model, seed)
     except Exception as error:  # noqa: BLE001 - it is counted, whatever it is
         return Outcome(seed, name, count, {}, {}, time.process_time() - began, f"{type(error).__name__}: {error}")
     seconds = time.process_time() - began
@@ -92,10 +95,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Measure how often the configuration of a module is found.")
     parser.add_argument("--number", type=int, default=NUMBER)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--float32", action="store_true", help="modules that compute in float32 alone")
     options = parser.parse_args(arguments)
     tally = []
     for seed in range(options.seed, options.seed + options.number):
-        tally.append(outcome(seed))
+        tally.append(outcome(seed, single=options.float32))
         print(tally[-1], flush=True)  # noqa: T201
     found = sum(each.is_found for each in tally)
     literal = sum(each.is_found and not each.untold for each in tally)

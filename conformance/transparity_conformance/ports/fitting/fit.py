@@ -17,7 +17,7 @@ from transparity_conformance.oracle.reach.features import exercised
 from transparity_conformance.ports.fitting.configuration import configuration_of
 from transparity_conformance.ports.fitting.found import Found
 from transparity_conformance.ports.fitting.parts import parts_of
-from transparity_conformance.ports.fitting.structure import softmaxes
+from transparity_conformance.ports.fitting.structure import before, softmaxes
 from transparity_conformance.ports.fitting.subject import FitError, Heard, ModuleError, Subject, module_of
 from transparity_conformance.ports.fitting.templates import nearest, templates, with_untold_of
 from transparity_conformance.ports.fitting.values.embedding import table_of
@@ -172,12 +172,16 @@ def _paddings(plain: Arrays, sizes: Mapping[str, int]) -> Arrays:
 
 
 def _causal(heard: Heard, lengths: Sequence[int]) -> bool:
-    """Return whether the last stack's first attention masks the future."""
+    """Return whether the last stack's attentions mask the future; token types, which only an encoder has, tell where
+    every token sees itself alone."""
     batch = len(next(iter(heard.inputs.values())))
-    for softmax in softmaxes(heard.operations, batch, lengths):
-        if softmax.weights.shape[2] == softmax.weights.shape[3] == lengths[-1]:
-            return is_causal(scores_of(softmax, heard.operations, 0).masked)
-    raise FitError("No operation is a softmax over the tokens; expected attention.")
+    found = softmaxes(heard.operations, batch, lengths)
+    own = [softmax for softmax in found if softmax.weights.shape[2:] == (lengths[-1], lengths[-1])]
+    if not own:
+        raise FitError("No operation is a softmax over the tokens; expected attention.")
+    masked = [scores_of(each, heard.operations, before(found, each)).masked for each in own]
+    is_blind = all(is_causal(each.swapaxes(1, 2)) for each in masked)
+    return all(map(is_causal, masked)) and not (is_blind and "token_types" in heard.inputs)
 
 
 def _confirmed(found: Found, calls: Sequence[Heard]) -> Fit:

@@ -9,9 +9,9 @@ import numpy as np
 
 from transparity_conformance.ports.fitting.found import Found
 from transparity_conformance.ports.fitting.parts import Parts
-from transparity_conformance.ports.fitting.structure import softmaxes
+from transparity_conformance.ports.fitting.structure import before, softmaxes
 from transparity_conformance.ports.fitting.subject import Heard, Subject
-from transparity_conformance.ports.fitting.values.embedding import embedding, position_rows
+from transparity_conformance.ports.fitting.values.embedding import position_rows
 from transparity_conformance.ports.fitting.values.masks import full_every, mask_fields, padding_tokens, window_of
 from transparity_conformance.ports.fitting.values.numbers import is_same
 from transparity_conformance.ports.fitting.values.scores import Scores, scores_of
@@ -24,6 +24,8 @@ def read_masks(found: Found, subject: Subject, parts: Parts, calls: Sequence[Hea
     values = [each.masked_value for call in (plain, padded, *masked) for each in call.values()]
     value = next((each for each in values if each is not None), None)
     found.fields["mask_value"], found.fields["mask_order"] = mask_fields(value, _score_scale(found.fields))
+    if found.fields["mask_value"] in (-np.inf, 0):
+        found.untold["mask_order"] = "such a mask is the same before the scale and after it"
     if value is None:
         found.untold["mask_value"] = "nothing is ever masked"
     obeys = bool(masked) and any(
@@ -39,14 +41,10 @@ def read_masks(found: Found, subject: Subject, parts: Parts, calls: Sequence[Hea
 def _scores(parts: Parts, call: Heard) -> Iterator[tuple[str, Scores]]:
     """The scores of every attention of a call, by our names."""
     named = [name for stack in parts.stacks.values() for name, each in stack.sublayers if "attention" in name]
-    tokens = list(parts.stacks)
     lengths = [call.inputs[name].shape[1] for name in call.inputs if name in ("source", "target", "tokens")]
-    del tokens
     weights = softmaxes(call.operations, len(next(iter(call.inputs.values()))), lengths)
-    begins = 0
     for name, softmax in zip(named, weights, strict=False):
-        yield name, scores_of(softmax, call.operations, begins)
-        begins = softmax.at + 1
+        yield name, scores_of(softmax, call.operations, before(weights, softmax))
 
 
 def _score_scale(fields: dict[str, Any]) -> float:
@@ -137,6 +135,3 @@ def _rows(
             if is_same(table[rows], left):
                 return rows
     return None
-
-
-__all__ = ["embedding", "read_masks"]

@@ -57,14 +57,14 @@ def parts_of(subject: Subject, heard: Heard, causal: bool) -> Parts:
     values, inputs, tokens = subject.values, heard.inputs, subject.tokens
     embeddings = {name: _embedding(subject, heard, name) for name in tokens}
     width = embeddings[tokens[0]].value.shape[1]
-    maps = linears(heard.operations, values)
     batch = len(inputs[tokens[0]])
+    maps = linears(heard.operations, values, batch)
     weights = softmaxes(heard.operations, batch, [inputs[name].shape[1] for name in tokens])
     found, rest = sublayers(maps, weights, width)
     head, head_kind = _head(rest, heard.output)
     names = ("encoder", "decoder") if len(tokens) == 2 else ("decoder" if causal else "encoder",)
     split = _split(found, [inputs[name].shape[1] for name in tokens])
-    biases = {one.bias_name for one in maps}
+    biases = {one.bias_name.partition("[")[0] for one in maps if one.bias_name is not None}
     vectors = {name: value for name, value in values.items() if value.shape == (width,) and name not in biases}
     named = {name: _named(name, subs) for name, subs in zip(names, split, strict=True)}
     end = heard.output.reshape(-1, width) if head is None else head.given

@@ -12,7 +12,7 @@ from transparity_conformance.ports.fitting.parts import Parts, Stack
 from transparity_conformance.ports.fitting.structure import Attention
 from transparity_conformance.ports.fitting.subject import FitError, Subject
 from transparity_conformance.ports.fitting.values.norms import Norms
-from transparity_conformance.ports.fitting.values.numbers import SAME, difference, digits, settle
+from transparity_conformance.ports.fitting.values.numbers import DIGITS, SAME, difference, digits, settle
 from transparity_conformance.ports.fitting.values.rotary import rotary, rotated_among
 from transparity_conformance.ports.fitting.values.scores import (
     Scale,
@@ -131,8 +131,10 @@ def read_scale(found: Found, heads: Heads) -> None:
         def error(multiplier: float, base: float = base) -> float:
             return difference(Scale(multiplier * base, heads.scale.softcap)(heads.raw), heads.own)
 
-        multiplier = settle(estimate, error, (1.0,))
-        options.append((multiplier != 1, digits(multiplier), index, name, multiplier))
+        under_root = max(1, round(estimate**-2))  # Gemma's scalar: 1 / √n
+        multiplier = settle(estimate, error, (1.0, under_root**-0.5))
+        length = min(digits(multiplier), 1 + digits(under_root) if multiplier == under_root**-0.5 else DIGITS)
+        options.append((multiplier != 1, length, index, name, multiplier))
     *_, name, multiplier = min(options)
     found.fields |= {
         "attention_scale": name,

@@ -61,6 +61,7 @@ Sublayer = Attention | FeedForward
 def softmaxes(operations: Sequence[Operation], batch: int, lengths: Sequence[int]) -> list[Softmax]:
     """The weights of every attention: rows of numbers from 0 to 1 with the sum 1, over as many keys as tokens."""
     found: list[Softmax] = []
+    copies: set[int] = set()
     for index, operation in enumerate(operations):
         value = operation.value
         if value.ndim < 3 or value.shape[-1] not in lengths or value.shape[-2] not in lengths:
@@ -69,10 +70,18 @@ def softmaxes(operations: Sequence[Operation], batch: int, lengths: Sequence[int
             continue
         if np.abs(value.sum(-1) - 1).max() > SAME:
             continue
-        if found and is_same(found[-1].weights, value):  # a copy
+        if copies & set(operation.inputs) and is_same(found[-1].weights, value):
+            copies.add(index)
             continue
+        copies = {index}
         found.append(Softmax(index, value.reshape(batch, -1, *value.shape[-2:])))
     return found
+
+
+def before(found: Sequence[Softmax], one: Softmax) -> int:
+    """The index of the first operation behind the softmax before `one`."""
+    place = found.index(one)
+    return found[place - 1].at + 1 if place else 0
 
 
 def sublayers(maps: Sequence[Linear], weights: Sequence[Softmax], width: int) -> tuple[list[Sublayer], list[Linear]]:

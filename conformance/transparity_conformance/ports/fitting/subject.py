@@ -73,8 +73,8 @@ class Subject:
     def widen(self, inputs: Arrays) -> None:
         """Go on in float64, if the module then answers `inputs`."""
         narrow = self.model
-        self.model = copy.deepcopy(narrow).double()
         try:
+            self.model = call_stranger(copy.deepcopy(narrow).double)
             if self.call(inputs).dtype != np.float64:
                 self.model = narrow
         except PortError:

@@ -54,30 +54,35 @@ def embedding(
     type_table = None if types is None else table_of(operations, types, {k: v for k, v in values.items() if k != table})
     looked_up, width = values[table][tokens], values[table].shape[1]
     added = values[type_table][types] if type_table else np.zeros_like(looked_up)
-    found = None
+    others = {name: each for name, each in values.items() if name not in (table, type_table)}
+    sums = list(_sums(operations, looked_up, added))
+    if not sums:
+        raise FitError(f"No operation is the sum of the rows of {table} and something that depends on positions alone.")
+    for value, scaled, left in reversed(sums):
+        plain = Embedding(table, scaled, value.reshape(-1, width), type_table=type_table, left=left)
+        if is_same(value, value - left):
+            return plain
+        made = next(_learned(plain, left[0], others), None) or _sinusoidal(plain, left[0])
+        if made is not None:
+            return made
+    raise FitError("What is added to the token embeddings is neither a table of positions nor sinusoids.")
+
+
+def _sums(
+    operations: Sequence[Operation], looked_up: np.ndarray, added: np.ndarray
+) -> Iterator[tuple[np.ndarray, bool, np.ndarray]]:
+    """Sums of the tokens' rows and what depends on positions alone: the sum, whether rows are scaled, and the rest."""
     for operation in operations:
         if operation.value.size != looked_up.size:
             continue
         value = operation.value.reshape(looked_up.shape)
+        floor = SAME * np.abs(value).max()
         for scaled in (True, False):
-            left = value - looked_up * (width**0.5 if scaled else 1) - added
-            floor = SAME * np.abs(value).max()
+            left = value - looked_up * (looked_up.shape[-1] ** 0.5 if scaled else 1) - added
             # what is the same at every position is the mean of a norm, and no position
             is_nothing, is_constant = np.abs(left).max() <= floor, np.abs(left - left[:1, :1]).max() <= floor
             if np.abs(left - left[:1]).max() <= floor and (is_nothing or not is_constant):
-                found = value, scaled, left
-    if found is None:
-        raise FitError(f"No operation is the sum of the rows of {table} and something that depends on positions alone.")
-    value, scaled, left = found
-    rows = value.reshape(-1, width)
-    plain = Embedding(table, scaled, rows, type_table=type_table, left=left)
-    if is_same(value, value - left):
-        return plain
-    others = {name: each for name, each in values.items() if name not in (table, type_table)}
-    made = next(_learned(plain, left[0], others), None) or _sinusoidal(plain, left[0])
-    if made is None:
-        raise FitError("What is added to the token embeddings is neither a table of positions nor sinusoids.")
-    return made
+                yield value, scaled, left
 
 
 def _learned(plain: Embedding, left: np.ndarray, values: Arrays) -> Iterator[Embedding]:
@@ -110,7 +115,7 @@ def _sinusoidal(plain: Embedding, left: np.ndarray) -> Embedding | None:
         steps = np.arange(1, len(angles))
         estimates = np.abs(angles[1:]) ** (-width / (2 * steps)) if width > 2 else np.array([USUAL_THETA[0]])
         best = min((float(each) for each in estimates if 0 < each < np.inf), key=error, default=USUAL_THETA[0])
-        theta = settle(best, error, USUAL_THETA)
+        theta = settle(best, error, USUAL_THETA, "float32")
         found.append((error(theta), theta, layout))
     least, theta, layout = min(found)
     if least > SAME:

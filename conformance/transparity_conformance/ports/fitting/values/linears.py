@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -40,17 +41,49 @@ class Linear:
         )
 
 
-def linears(operations: Sequence[Operation], values: Mapping[str, np.ndarray]) -> list[Linear]:
-    """Every use of a matrix of `values`, in the order of the operations."""
+def linears(operations: Sequence[Operation], values: Mapping[str, np.ndarray], batch: int) -> list[Linear]:
+    """Every use of a matrix of `values`, or of a part of a packed one, in the order of the operations.
+
+    The rows of inputs and results are those of a batch first, however the module orders them.
+    """
     matrices = {name: value for name, value in values.items() if value.ndim == 2}
     vectors = {name: value for name, value in values.items() if value.ndim == 1}
+    for name, matrix in list(matrices.items()):
+        matrices |= _parts(name, matrix, matrix.shape[1])
+        vectors |= _parts(name, vectors.get(name.replace("weight", "bias"), np.empty(0)), matrix.shape[1])
     found: list[Linear] = []
     for index, operation in enumerate(operations):
         given = [operations[i].value for i in dict.fromkeys(operation.inputs)]
         one = next(_products(index, operation.value, given, matrices, vectors), None)
         if one is not None:
-            found.append(one if one.bias is not None else _with_bias(one, operations, vectors))
+            whole = one if one.bias is not None else _with_bias(one, operations, vectors)
+            found.append(_batch_first(whole, operations[: index + 1], batch))
     return found
+
+
+def _parts(name: str, value: np.ndarray, width: int) -> Arrays:
+    """The query, the key and value together, and each of them, of a parameter that packs all three."""
+    if value.shape[0] != 3 * width:
+        return {}
+    ends = ((0, 1), (1, 3), (1, 2), (2, 3))
+    return {f"{name}[{begin}:{end}]": value[begin * width : end * width] for begin, end in ends}
+
+
+def _batch_first(linear: Linear, operations: Sequence[Operation], batch: int) -> Linear:
+    """The map with its rows in the order of a batch first, where an operation shows that they are not."""
+    for operation in reversed(operations):
+        shape = operation.value.shape
+        if len(shape) < 3 or operation.value.size != linear.given.size or batch not in shape[:2]:
+            continue
+        if is_same(operation.value, linear.given):
+            if shape[0] == batch:
+                return linear
+            given, made = (
+                rows.reshape(shape[0], batch, -1, rows.shape[1]).swapaxes(0, 1).reshape(rows.shape)
+                for rows in (linear.given, linear.made)
+            )
+            return dataclasses.replace(linear, given=given, made=made)
+    return linear
 
 
 def _products(

@@ -36,10 +36,17 @@ def digits(value: float) -> int:
     return len(f"{value:.{DIGITS}e}".partition("e")[0].replace(".", "").rstrip("0")) if value else 1
 
 
-def settle(estimate: float, error: Callable[[float], float], preferred: Iterable[float] = ()) -> float:
+def settle(
+    estimate: float, error: Callable[[float], float], preferred: Iterable[float] = (), precision: str = "float64"
+) -> float:
     """The first of `preferred`, or else the number with the fewest digits, that explains the values as well as
-    `estimate` does."""
-    bound = 2 * error(estimate) + RULES["float64"].floor * epsilon("float64")
+    `estimate` does.
+
+    Args:
+        error: how far a number is from explaining the values, as a share of them.
+        precision: that of the tables in which a port has such numbers; what it rounds is no error.
+    """
+    bound = 2 * error(estimate) + RULES[precision].floor * epsilon(precision)
     rounded = (float(f"{estimate:.{count}e}") for count in range(DIGITS))
     for value in (*preferred, *rounded):
         if error(value) <= bound:

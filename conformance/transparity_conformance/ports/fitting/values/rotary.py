@@ -104,13 +104,13 @@ def _explained(found: np.ndarray, layout: RopeLayout, features: int, length: int
         def wrong(theta: float) -> float:
             return error(theta**-exponents * factor)
 
-        theta = settle(min(plain, key=wrong, default=USUAL_THETA[0]), wrong, USUAL_THETA)
+        theta = settle(min(plain, key=wrong, default=USUAL_THETA[0]), wrong, USUAL_THETA, "float32")
         return theta, wrong(theta)
 
     theta, wrong = fitted(found / 1.0)
     if wrong < SAME and abs(found[0] - 1) < SAME:
         return Rotary(layout, features, theta, error=wrong)
-    factor = settle(1 / found[0], lambda factor: abs(1 / factor / found[0] - 1))
+    factor = settle(1 / found[0], lambda factor: abs(1 / factor / found[0] - 1), (), "float32")
     theta, wrong = fitted(found * factor)
     made = [Rotary(layout, features, theta, "linear", factor, error=wrong)] if wrong < SAME else []
     made += [_llama3(found, exponents, theta, layout, features, error) for theta in _thetas(found, exponents)]
@@ -127,7 +127,7 @@ def _thetas(found: np.ndarray, exponents: np.ndarray) -> list[float]:
 def _llama3(found, exponents, theta, layout, features, error) -> Rotary:  # type: ignore[no-untyped-def]
     plain = theta**-exponents
     ratios = found / plain
-    factor = settle(float(1 / ratios.min()), lambda factor: abs(1 / factor / ratios.min() - 1))
+    factor = settle(float(1 / ratios.min()), lambda factor: abs(1 / factor / ratios.min() - 1), (), "float32")
     shares = (ratios - 1 / factor) / (1 - 1 / factor) if factor != 1 else np.ones_like(ratios)
     between = (shares > SAME) & (shares < 1 - SAME)
     if between.any():

@@ -11,7 +11,7 @@ from transparity_conformance.ports.fitting.subject import FitError
 from transparity_conformance.ports.fitting.values.numbers import SAME, difference, is_same, minimize, settle
 from transparity_conformance.ports.listening.operation import Operation
 
-LIKELY = 3
+LIKELY = 12
 """The commonest scores, one of which may stand for masked ones."""
 
 LEAST, MOST = 1e-9, 1e3

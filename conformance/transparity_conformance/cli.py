@@ -26,11 +26,12 @@ from transparity_conformance.capabilities.table import CAPABILITIES
 from transparity_conformance.diagnosis.search.clock import BUDGET
 
 if TYPE_CHECKING:
+    from transparity.config import TransformerConfig
     from transparity_conformance.checkpoints.importing import Checkpoint
     from transparity_conformance.ports.systems import System
     from transparity_conformance.report.report import Report
 
-BAD_INPUT = 2
+BAD_INPUT, INCONCLUSIVE = 2, 3
 WORST_FIRST = (1, 3, 0)
 """The exit codes of reports."""
 
@@ -72,7 +73,10 @@ Port = Annotated[
         show_default=False,
     ),
 ]
-Preset = Annotated[str, typer.Argument(metavar="PRESET", help="Its name, or a JSON file.")]
+DescribedPreset = Annotated[
+    str | None,
+    typer.Argument(metavar="PRESET", help="Its name, that of a family, `vanilla`, or a JSON file.", show_default=False),
+]
 ExportedPreset = Annotated[
     str | None, typer.Argument(metavar="PRESET", help="Its name, or a JSON file.", show_default=False)
 ]
@@ -184,11 +188,24 @@ def presets() -> None:
 
 
 @app.command()
-def describe(preset: Preset) -> None:
+def describe(
+    preset: DescribedPreset = None,
+    fields: Annotated[bool, typer.Option("--fields", help="Every field of a configuration, with its values.")] = False,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the same as JSON; to standard output with -.")
+    ] = None,
+) -> None:
     """Show the parameters, the taps, and a diagram of the architecture (Mermaid)."""
     with _one_sentence():
+        if (preset is None) != fields:
+            from transparity_conformance.ports.loading import UsageError
+
+            raise UsageError("describe takes either a PRESET or --fields; give one of the two.")
+        if preset is None or json_file is not None:
+            _describe_otherwise(preset, json_file)
+            return
         from transparity_conformance.ports.systems import named_config
-        from transparity_conformance.report.describe import mermaid, parameters_table, taps_table
+        from transparity_conformance.report.describing.describe import mermaid, parameters_table, taps_table
         from transparity_conformance.report.terminal import print_text
 
         config = named_config(preset, resized=False)
@@ -277,6 +294,32 @@ def export(
         print_line(f"{folder}: {len(bundle.probes)} probes of {bundle.name} ({', '.join(bundle.probes)})")
         for name, section in bundle.capabilities.items():
             print_line(f"{name}: {section.purpose}", indent=4)
+
+
+@app.command()
+def fit(
+    module: Annotated[
+        str,
+        typer.Argument(
+            metavar="PORT",
+            help="path/to/file.py:Model or package.module:make, which takes nothing and returns a torch.nn.Module.",
+        ),
+    ],
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the configuration there; - for nothing else.")
+    ] = None,
+) -> None:
+    """Find which configuration a PyTorch module has, for `check --config`."""
+    with _for_people(json_file), _one_sentence():
+        from transparity_conformance.ports.fitting.answer import sentences
+        from transparity_conformance.ports.fitting.fit import fit_port
+        from transparity_conformance.report.terminal import print_line
+
+        found = fit_port(module)
+        for sentence in sentences(found, safe(module)):
+            print_line(sentence)
+    _write_config(found.config, json_file)
+    raise typer.Exit(0 if found.is_confirmed else INCONCLUSIVE)
 
 
 @app.command("import")
@@ -398,6 +441,35 @@ def _export_hub(family: str | None, folder: Path | None, *, is_bundle: bool) -> 
     export_checkpoint(family, config, parameters, folder)
     count = sum(value.size for value in parameters.values())
     print_line(f"{folder}: {family}, {config.architecture}, {count:,} parameters")
+
+
+def _write_config(config: TransformerConfig, file: Path | None) -> None:
+    """Write a configuration as JSON, to standard output without a file."""
+    with _one_sentence():
+        from transparity_conformance.report.files import STANDARD_OUTPUT, write_text
+
+        if file is None or file == STANDARD_OUTPUT:
+            typer.echo(config.to_json(), nl=False)
+        else:
+            write_text(file, config.to_json())
+
+
+def _describe_otherwise(name: str | None, json_file: Path | None) -> None:
+    """Show the fields of all configurations, or write them, or one configuration, as JSON."""
+    import json
+
+    from transparity_conformance.ports.systems import named_config
+    from transparity_conformance.report.describing.fields import as_rows, described, lines
+    from transparity_conformance.report.files import write_text
+    from transparity_conformance.report.terminal import print_line
+
+    if json_file is None:
+        for values, meaning in lines():
+            print_line(values)
+            print_line(meaning, indent=4)
+        return
+    answer = as_rows() if name is None else described(named_config(name, resized=False))
+    write_text(json_file, json.dumps(answer, indent=2, ensure_ascii=False) + "\n")
 
 
 def _print_imported(checkpoint: Checkpoint, folder: Path) -> None:

@@ -13,6 +13,7 @@ from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.checkpoints.importing import Checkpoint
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.reach.models import small_system
+from transparity_conformance.ports.fitting.templates import templates
 from transparity_conformance.ports.loading import UsageError
 
 
@@ -53,9 +54,11 @@ def checkpoint_systems(checkpoint: Checkpoint, *, for_loader: bool) -> Iterator[
 
 
 def named_config(name: str, *, resized: bool) -> TransformerConfig:
-    """The configuration of a preset, at its probe size if `resized`, or in a file."""
+    """The configuration of a preset, at its probe size if `resized`, of a family's example, or in a file."""
     if label(name) == "config":
         return _config_in(Path(name))
+    if name in templates() and name not in PRESETS:
+        return templates()[name]
     if name not in PRESETS and (is_file(Path(name)) or is_folder(Path(name))):
         raise UsageError(
             f"{name} is no preset; expected the name of one, or a configuration in a file that ends in .json."

@@ -54,14 +54,15 @@ def write_reports(reports: Sequence[Report], json_file: Path | None, html_file: 
     """Write the reports as JSON, as one HTML page, or both, to files or to standard output."""
     if json_file is not None:
         text = json.dumps([report.as_dict() for report in reports], indent=2, ensure_ascii=False)
-        _write(json_file, text + "\n")
+        write_text(json_file, text + "\n")
     if html_file is not None:
         from transparity_conformance.report.check.page import as_html
 
-        _write(html_file, as_html(reports))
+        write_text(html_file, as_html(reports))
 
 
-def _write(path: Path, text: str) -> None:
+def write_text(path: Path, text: str) -> None:
+    """Write a text to a file, or to standard output; raises `OutputError`."""
     if path == STANDARD_OUTPUT:
         sys.stdout.write(text)
         return

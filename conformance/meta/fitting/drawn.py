@@ -1,0 +1,219 @@
+"""Modules of drawn configurations: a template, with sizes and up to six fields changed, under names of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from typing import Any, Literal, get_args, get_origin
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from meta.independent.model import Model
+from transparity.config import FIELD_TYPES, TransformerConfig
+from transparity.errors import ConfigError
+from transparity.parameters import initialize_parameters, parameter_shapes
+from transparity_conformance.oracle.probes import mixed_inputs, probe_parameters
+from transparity_conformance.ports.fitting.templates import NOT_RUN, SIZES, differences, templates
+from transparity_numpy.transformer import transformer
+
+MOST = 6
+
+WORDS = {
+    "encoder": "enc",
+    "decoder": "dec",
+    "layers": "blocks",
+    "self_attention": "attn",
+    "cross_attention": "xattn",
+    "feed_forward": "mlp",
+    "query": "wq",
+    "key": "wk",
+    "value": "wv",
+    "output": "wo",
+    "up": "fc1",
+    "gate": "fc3",
+    "down": "fc2",
+    "token_embedding": "tok_emb",
+    "position_embedding": "pos_emb",
+    "self_attention_norm": "ln_1",
+    "feed_forward_norm": "ln_2",
+}
+"""The names of the drawn modules, so that they are not ours."""
+
+SKIPPED = {*NOT_RUN, "architecture", "rotary_low_frequency", "rotary_high_frequency", "head", "shared_embedding"}
+
+
+class Drawn(Model):
+    """The independent port with a batch norm, and the precision of its parameters."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(iter(self.p.values())).dtype
+
+    @dtype.setter
+    def dtype(self, value: torch.dtype) -> None:
+        pass
+
+    def norm(self, name: str, x: Tensor, *, tap: bool = False) -> Tensor:
+        if self.c.norm != "batch":
+            return super().norm(name, x, tap=tap)
+        gain = self.p[f"{name}.weight"] + (1 if self.c.norm_gain == "one-plus-weight" else 0)
+        mean, variance = self.p[f"{name}.running_mean"], self.p[f"{name}.running_var"]
+        return (x - mean) / torch.sqrt(variance + self.c.norm_eps) * gain + self.p[f"{name}.bias"]
+
+
+class Module(nn.Module):
+    """A `torch.nn.Module` of a configuration, freshly initialised."""
+
+    def __init__(self, config: TransformerConfig, seed: int = 0) -> None:
+        super().__init__()
+        self.core = Drawn.__new__(Drawn)
+        self.core.p = {"": torch.zeros(1)}
+        self.core.__init__(config, {})  # type: ignore[misc]
+        for name, value in initialize_parameters(config, seed).items():
+            tensor = torch.tensor(np.asarray(value))
+            theirs = "_".join(WORDS.get(word, word) for word in name.split("."))
+            if "running" in name:
+                self.register_buffer(theirs, tensor)
+            else:
+                self.register_parameter(theirs, nn.Parameter(tensor))
+            self.core.p[name] = getattr(self, theirs)
+        if config.shared_embedding:
+            self.core.p.pop("decoder.token_embedding.weight", None)
+
+    def _apply(self, function: Any, recurse: bool = True) -> Any:
+        """Change the precision, of buffers too, which are replaced."""
+        names = {id(value): name for name, value in self.core.p.items()}
+        kept = {theirs: names[id(value)] for theirs, value in self._buffers.items() if id(value) in names}
+        result = super()._apply(function, recurse)  # type: ignore[no-untyped-call]
+        self.core.p |= {name: getattr(self, theirs) for theirs, name in kept.items()}
+        return result
+
+
+class Lone(Module):
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.core.run(tokens=tokens)
+
+
+class Masked(Module):
+    def forward(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        return self.core.run(tokens=tokens, attention_mask=attention_mask)
+
+
+class Typed(Module):
+    def forward(self, tokens: Tensor, token_types: Tensor) -> Tensor:
+        return self.core.run(tokens=tokens, token_types=token_types)
+
+
+class MaskedAndTyped(Module):
+    def forward(self, tokens: Tensor, token_types: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        return self.core.run(tokens=tokens, token_types=token_types, attention_mask=attention_mask)
+
+
+class Translating(Module):
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        return self.core.run(source=source, target=target)
+
+
+class MaskedTranslating(Module):
+    def forward(self, source: Tensor, target: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        return self.core.run(source=source, target=target, attention_mask=attention_mask)
+
+
+KINDS = {
+    (True, False, False): Translating,
+    (True, True, False): MaskedTranslating,
+    (False, False, False): Lone,
+    (False, True, False): Masked,
+    (False, False, True): Typed,
+    (False, True, True): MaskedAndTyped,
+}
+
+
+def module(config: TransformerConfig, seed: int = 0) -> Module:
+    """The module of a configuration."""
+    masked, typed = (name in config.further_inputs for name in ("attention_mask", "token_types"))
+    return KINDS[config.architecture == "encoder-decoder", masked, typed](config, seed)
+
+
+def drawn(seed: int) -> tuple[str, TransformerConfig]:
+    """A template, and a configuration with sizes of its own and up to `MOST` fields changed, each of which acts."""
+    dice = random.Random(seed)
+    name = dice.choice(sorted(templates()))
+    while True:
+        config = _sized(templates()[name], dice)
+        if config is not None:
+            break
+    wanted = dice.randint(0, MOST)
+    fields = [field for field in FIELD_TYPES if field not in SKIPPED | SIZES]
+    for _ in range(50):
+        if len(differences(config, templates()[name])) >= wanted:
+            break
+        changed = _changed(config, dice.choice(fields), dice)
+        if changed is not None and len(differences(changed, templates()[name])) <= wanted:
+            config = changed
+    return name, config
+
+
+def _sized(template: TransformerConfig, dice: random.Random) -> TransformerConfig | None:
+    heads, head_dim = dice.choice((2, 3, 4, 6)), dice.choice((4, 6, 8, 10))
+    sizes: dict[str, Any] = {
+        "source_vocab_size": dice.randint(30, 60),
+        "target_vocab_size": dice.randint(30, 60),
+        "max_length": dice.choice((16, 24, 40, 64)),
+        "num_heads": heads,
+        "embed_dim": heads * head_dim,
+        "num_key_value_heads": None,
+        "attention_head_dim": dice.choice((None, None, 12)),
+        "num_encoder_layers": dice.randint(1, 3),
+        "num_decoder_layers": dice.randint(1, 3),
+        "feed_forward_dim": dice.randint(20, 90),
+        "bos_id": None,
+        "eos_id": None,
+    }
+    if template.key_value_heads < template.num_heads:
+        sizes["num_key_value_heads"] = dice.choice([n for n in range(1, heads) if heads % n == 0])
+    if template.projection == "shared-per-head":
+        sizes["attention_head_dim"] = None
+    if template.shared_embedding:
+        sizes["target_vocab_size"] = sizes["source_vocab_size"]
+    if template.sliding_window:
+        sizes["sliding_window"] = dice.choice((3, 5, 8))
+    if template.pad_id is not None and template.pad_id >= 30:
+        sizes["pad_id"] = dice.choice((0, 1, 29))
+    try:
+        return dataclasses.replace(template, **sizes)
+    except ConfigError:
+        return None
+
+
+def _changed(config: TransformerConfig, name: str, dice: random.Random) -> TransformerConfig | None:
+    """The configuration with another value of a field, if that is possible and acts."""
+    field, kind = TransformerConfig.__dataclass_fields__[name], FIELD_TYPES[name]
+    tried = field.metadata.get("tried") or (get_args(kind) if get_origin(kind) is Literal else (True, False))
+    if name == "position_offset":
+        tried = (0, 1, 2)
+    value = dice.choice(tried)
+    if value == getattr(config, name):
+        return None
+    try:
+        changed = dataclasses.replace(config, **{name: value})
+    except ConfigError:
+        return None
+    return None if computes_the_same(config, changed) else changed
+
+
+def computes_the_same(config: TransformerConfig, other: TransformerConfig | None) -> bool:
+    """Return whether the reference has the same logits with both, on tokens with padding, of all lengths up to 40."""
+    if other is None or parameter_shapes(config) != parameter_shapes(other):
+        return False
+    parameters = {name: value.astype(np.float64) for name, value in probe_parameters(config).items()}
+    for seed, length in enumerate((1, 2, 7, min(40, config.max_length, other.max_length))):
+        inputs: dict[str, Any] = mixed_inputs(config, seed, length, max(1, length - 2))
+        if set(other.further_inputs) != set(config.further_inputs):
+            return False
+        one, two = (transformer(each, parameters, **inputs) for each in (config, other))
+        if not np.allclose(one, two, rtol=0, atol=np.abs(one).max() * 1e-12):
+            return False
+    return True

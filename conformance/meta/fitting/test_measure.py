@@ -1,0 +1,34 @@
+"""A sample of `python -m meta.fitting.measure`: the configurations of drawn modules are found."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from meta.fitting.drawn import MOST, drawn, module
+from meta.fitting.measure import compared, outcome
+from transparity_conformance.ports.fitting.fit import fit
+from transparity_conformance.ports.fitting.templates import differences, templates
+
+SAMPLE = (0, 2, 3, 14)
+"""Seeds that take a second each."""
+
+
+@pytest.mark.parametrize("seed", SAMPLE)
+def test_a_drawn_configuration_is_found(seed: int) -> None:
+    made = outcome(seed)
+    assert made.is_found, made
+
+
+def test_the_drawn_configurations_depart_from_their_template_in_up_to_six_fields() -> None:
+    counts = [len(differences(config, templates()[name])) for name, config in map(drawn, range(12))]
+    assert min(counts) >= 0 and max(counts) == MOST
+
+
+def test_another_configuration_is_not_taken_for_the_drawn_one() -> None:
+    _, config = drawn(0)
+    made = fit(module(config))
+    other = dataclasses.replace(config, norm_eps=2 * config.norm_eps)
+    wrong, _ = compared(other, made)
+    assert "norm_eps" in wrong

@@ -1,0 +1,1 @@
+"""Fitting: which configuration does a module have?"""

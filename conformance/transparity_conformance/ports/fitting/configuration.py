@@ -1,0 +1,154 @@
+"""The fields of a configuration, and the parameters by our names, from the parts of a call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity_conformance.ports.fitting.found import Found
+from transparity_conformance.ports.fitting.padding import read_masks
+from transparity_conformance.ports.fitting.parts import Parts
+from transparity_conformance.ports.fitting.reading import read_attention
+from transparity_conformance.ports.fitting.structure import Attention, FeedForward
+from transparity_conformance.ports.fitting.subject import FitError, Heard, Subject
+from transparity_conformance.ports.fitting.values.feed_forward import activation_of, final_softcap
+from transparity_conformance.ports.fitting.values.norms import kind_and_eps
+
+NORM_PARTS = ("weight", "bias", "running_mean", "running_var")
+
+
+def configuration_of(subject: Subject, parts: Parts, calls: Sequence[Heard]) -> Found:
+    """The fields and parameters of a module."""
+    found = Found()
+    _sizes(found, subject, parts)
+    _biases_and_maps(found, parts)
+    _norms(found, subject, parts)
+    _embeddings(found, subject, parts)
+    _head(found, subject, parts)
+    read_attention(found, subject, parts)
+    read_masks(found, subject, parts, calls)
+    return found
+
+
+def _sizes(found: Found, subject: Subject, parts: Parts) -> None:
+    names = list(parts.stacks)
+    found.fields["architecture"] = "encoder-decoder" if len(names) == 2 else names[0]
+    for name, stack in parts.stacks.items():
+        side = "source" if name == "encoder" else "target"
+        found.fields[f"{side}_vocab_size"] = len(subject.values[stack.embedding.table])
+        found.fields[f"num_{name}_layers"] = stack.layers
+    first = parts.last.attentions()[0]
+    width, heads, head_dim = first.output.weight.shape[0], first.heads, first.head_dim
+    key_heads = first.key.made.size // (first.softmax.weights.shape[0] * first.softmax.weights.shape[3] * head_dim)
+    forward = next(each for _, each in parts.last.sublayers if isinstance(each, FeedForward))
+    found.fields |= {
+        "embed_dim": width,
+        "num_heads": heads,
+        "num_key_value_heads": None if key_heads == heads else key_heads,
+        "attention_head_dim": None if heads * head_dim == width else head_dim,
+        "projection": "shared-per-head" if first.is_shared_per_head else "full",
+        "feed_forward_dim": forward.down.weight.shape[1],
+        "gated": len(forward.ups) == 2,
+    }
+
+
+def _biases_and_maps(found: Found, parts: Parts) -> None:
+    every = [each for stack in parts.stacks.values() for each in stack.sublayers]
+    attentions = [(name, each) for name, each in every if isinstance(each, Attention)]
+    forwards = [(name, each) for name, each in every if isinstance(each, FeedForward)]
+    projected = [one for _, each in attentions for one in (each.query, each.key, each.value)]
+    fields = {
+        "qkv_bias": any(one.bias is not None for one in projected),
+        "output_bias": any(each.output.bias is not None for _, each in attentions),
+        "feed_forward_bias": any(one.bias is not None for _, each in forwards for one in (*each.ups, each.down)),
+    }
+    found.fields |= fields
+    for name, attention in attentions:
+        for role in ("query", "key", "value"):
+            found.put(f"{name}.{role}", getattr(attention, role), bias=fields["qkv_bias"])
+        found.put(f"{name}.output", attention.output, bias=fields["output_bias"])
+    activation, is_swapped = activation_of([one.made for one in forwards[0][1].ups], forwards[0][1].down.given)
+    found.fields["activation"] = activation
+    for name, forward in forwards:
+        ups = forward.ups[::-1] if is_swapped else forward.ups
+        for role, up in zip(("gate", "up") if len(ups) == 2 else ("up",), ups, strict=True):
+            found.put(f"{name}.{role}", up, bias=fields["feed_forward_bias"])
+        found.put(f"{name}.down", forward.down, bias=fields["feed_forward_bias"])
+
+
+def _norms(found: Found, subject: Subject, parts: Parts) -> None:
+    streams = [stack.stream for stack in parts.stacks.values()]
+    norms = [norm for stream in streams for norm in stream.norms.values()]
+    if not norms:
+        raise FitError("No norm was found between the sublayers; expected layer, RMS or batch norms.")
+    kinds = {(norm.kind, norm.gain) for norm in norms}
+    if len(kinds) > 1:
+        raise FitError(f"The norms are of several kinds ({', '.join(sorted(map(' '.join, kinds)))}); expected one.")
+    kind, eps = kind_and_eps(norms, subject.values)
+    found.fields |= {
+        "norm": kind,
+        "norm_gain": norms[0].gain,
+        "norm_eps": eps,
+        "norm_position": streams[0].position,
+        "embedding_norm": streams[0].embedding_norm,
+        "final_norm": streams[0].final_norm,
+        "memory_norm": streams[-1].memory_norm,
+    }
+    for name, stack in parts.stacks.items():
+        for place, norm in stack.stream.norms.items():
+            scope = place if place.startswith(name) else f"{name}.{place}"
+            parts_ = [subject.values[each] for each in norm.names]
+            if kind != "rms" and len(parts_) == 1:
+                parts_.append(np.zeros_like(parts_[0]))
+            for leaf, value in zip(NORM_PARTS, parts_, strict=False):
+                found.parameters[f"{scope}.{leaf}"] = value
+
+
+def _embeddings(found: Found, subject: Subject, parts: Parts) -> None:
+    stacks = parts.stacks
+    tables = [stack.embedding.table for stack in stacks.values()]
+    found.fields["shared_embedding"] = len(tables) == 2 and tables[0] == tables[1]
+    for name, stack in stacks.items():
+        each = stack.embedding
+        if not (found.fields["shared_embedding"] and name == "decoder"):
+            found.parameters[f"{name}.token_embedding.weight"] = subject.values[each.table]
+        if each.type_table is not None:
+            found.parameters[f"{name}.token_type_embedding.weight"] = subject.values[each.type_table]
+            found.fields["num_token_types"] = len(subject.values[each.type_table])
+        if each.position_table is not None:
+            found.parameters[f"{name}.position_embedding.weight"] = subject.values[each.position_table]
+    last = parts.last.embedding
+    longest = max(len(value[0]) for value in parts.heard.inputs.values())
+    found.fields |= {
+        "embedding_scale": "embed_dim" if last.is_scaled else "none",
+        "positions": last.positions,
+        "position_offset": last.offset,
+        "max_length": max(longest, TransformerConfig.max_length),
+    }
+    if last.position_table is not None:
+        found.fields["max_length"] = len(subject.values[last.position_table]) - last.offset
+    else:
+        found.untold["max_length"] = "no table has a row for each position"
+    if last.positions == "sinusoidal":
+        found.fields |= {"rope_theta": last.theta, "rope_layout": last.layout}
+
+
+def _head(found: Found, subject: Subject, parts: Parts) -> None:
+    head, kind = parts.head, parts.head_kind
+    found.fields |= {"head": kind, "head_scale": "embed_dim" if parts.last.stream.head_scaled else "none"}
+    if head is None:
+        return
+    if kind == "pooled":
+        found.put("pooler", head, bias=True)
+        return
+    is_tied = head.name == parts.last.embedding.table
+    found.fields |= {
+        "tied_head": is_tied,
+        "head_bias": head.bias is not None,
+        "final_softcap": final_softcap(head.made, parts.heard.output),
+    }
+    found.put("head", head, bias=head.bias is not None)
+    if is_tied:
+        del found.parameters["head.weight"]

@@ -1,0 +1,137 @@
+"""The fields of masks: their value, windows, and what is padding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from transparity_conformance.ports.fitting.found import Found
+from transparity_conformance.ports.fitting.parts import Parts
+from transparity_conformance.ports.fitting.structure import before, softmaxes
+from transparity_conformance.ports.fitting.subject import Heard, Subject
+from transparity_conformance.ports.fitting.values.embedding import position_rows
+from transparity_conformance.ports.fitting.values.masks import full_every, mask_fields, padding_tokens, window_of
+from transparity_conformance.ports.fitting.values.numbers import is_same
+from transparity_conformance.ports.fitting.values.scores import Scores, scores_of
+
+
+def read_masks(found: Found, subject: Subject, parts: Parts, calls: Sequence[Heard]) -> None:
+    """Add the fields of masks, from the plain call, one with padding and, if it takes one, one with a mask."""
+    plain, padded, *masked = [dict(_scores(parts, call)) for call in calls]
+    _read_windows(found, parts, plain)
+    values = [each.masked_value for call in (plain, padded, *masked) for each in call.values()]
+    value = next((each for each in values if each is not None), None)
+    found.fields["mask_value"], found.fields["mask_order"] = mask_fields(value, _score_scale(found.fields))
+    if found.fields["mask_value"] in (-np.inf, 0):
+        found.untold["mask_order"] = "such a mask is the same before the scale and after it"
+    if value is None:
+        found.untold["mask_value"] = "nothing is ever masked"
+    obeys = bool(masked) and any(
+        (each.masked != plain[name].masked).any() for name, each in masked[0].items() if name in plain
+    )
+    found.fields["padding"] = "attention-mask" if obeys else "token"
+    _read_padding(found, parts, calls[1], padded)
+    if obeys:
+        _read_mask_of_target(found, parts)
+    _read_counting(found, subject, parts, calls[-1 if obeys else 1])
+
+
+def _scores(parts: Parts, call: Heard) -> Iterator[tuple[str, Scores]]:
+    """The scores of every attention of a call, by our names."""
+    named = [name for stack in parts.stacks.values() for name, each in stack.sublayers if "attention" in name]
+    lengths = [call.inputs[name].shape[1] for name in call.inputs if name in ("source", "target", "tokens")]
+    weights = softmaxes(call.operations, len(next(iter(call.inputs.values()))), lengths)
+    for name, softmax in zip(named, weights, strict=False):
+        yield name, scores_of(softmax, call.operations, before(weights, softmax))
+
+
+def _score_scale(fields: dict[str, Any]) -> float:
+    head_dim = fields["attention_head_dim"] or fields["embed_dim"] // fields["num_heads"]
+    base = {"head_dim": head_dim, "embed_dim": fields["embed_dim"], "none": 1}[fields["attention_scale"]]
+    return float(base**-0.5 * fields["attention_multiplier"])
+
+
+def _read_windows(found: Found, parts: Parts, plain: dict[str, Scores]) -> None:
+    """The sliding window and the layers without it."""
+    for stack in parts.stacks:
+        own = [each.masked for name, each in plain.items() if name.startswith(stack) and "self" in name]
+        window, every = full_every([window_of(masked) for masked in own])
+        if window is not None:
+            found.fields |= {"sliding_window": window, "full_attention_every": every}
+            if every is None:
+                found.untold["full_attention_every"] = f"anything above {len(own)} layers computes the same"
+            return
+    longest = max(len(each.masked[0]) for each in plain.values())
+    found.untold["sliding_window"] = f"none of up to {longest} tokens"
+
+
+def _read_padding(found: Found, parts: Parts, call: Heard, padded: dict[str, Scores]) -> None:
+    """The token that is padding, by the keys that are masked; and whether the target's is masked, too."""
+    window = found.fields.get("sliding_window")
+    pads: dict[str, list[int]] = {}
+    for stack in parts.stacks:
+        names = [name for name in padded if name.startswith(stack) and "self" in name]
+        token = {"encoder": "source", "decoder": "target"}[stack] if len(parts.stacks) == 2 else "tokens"
+        causal = stack == "decoder"
+        pads[stack] = padding_tokens(padded[names[0]].masked, call.inputs[token], causal=causal, window=window)
+    every = [pad for found_pads in pads.values() for pad in found_pads]
+    found.fields["target_mask"] = "causal-and-padding" if pads.get("decoder") else "causal"
+    if len(set(every)) == 1:
+        found.fields["pad_id"] = every[0]
+    elif "encoder" in parts.stacks and found.fields["padding"] == "token":
+        found.fields["pad_id"] = None
+    else:
+        found.untold["pad_id"] = "no token is masked as padding"
+
+
+def _read_mask_of_target(found: Found, parts: Parts) -> None:
+    if list(parts.stacks) == ["decoder"]:
+        found.fields["target_mask"] = "causal"
+        found.untold["target_mask"] = "an attention_mask applies with both"
+
+
+def _read_counting(found: Found, subject: Subject, parts: Parts, call: Heard) -> None:
+    """Whether positions count padding, by the rows of their table that a call with padding adds."""
+    last = parts.last.embedding
+    if last.position_table is None:
+        return
+    stack = next(iter(parts.stacks))
+    token = "source" if len(parts.stacks) == 2 else "tokens"
+    tokens, table = call.inputs[token], subject.values[parts.stacks[stack].embedding.position_table or ""]
+    looked_up = (
+        subject.values[last.table] if len(parts.stacks) == 1 else subject.values[parts.stacks[stack].embedding.table]
+    )
+    rows = _rows(call, tokens, looked_up, table, last.is_scaled, subject, parts)
+    if rows is None or (rows == np.arange(tokens.shape[1]) + last.offset).all():
+        found.fields["position_count"] = "all"
+        return
+    found.fields["position_count"] = "visible"
+    pads = np.unique(tokens[rows == last.offset - 1])
+    if found.fields["padding"] == "token" and len(pads) == 1:
+        found.fields["pad_id"] = int(pads[0])
+        found.untold.pop("pad_id", None)
+
+
+def _rows(
+    call: Heard,
+    tokens: np.ndarray,
+    looked_up: np.ndarray,
+    table: np.ndarray,
+    is_scaled: bool,
+    subject: Subject,
+    parts: Parts,
+) -> np.ndarray | None:
+    """The row of the table of positions that is added to each token."""
+    plain = looked_up[tokens] * (looked_up.shape[1] ** 0.5 if is_scaled else 1)
+    type_table = next(iter(parts.stacks.values())).embedding.type_table
+    if type_table is not None:
+        plain = plain + subject.values[type_table][call.inputs["token_types"]]
+    for operation in call.operations:
+        if operation.value.size == plain.size:
+            left = operation.value.reshape(plain.shape) - plain
+            rows = position_rows(left, table)
+            if is_same(table[rows], left):
+                return rows
+    return None

@@ -1,0 +1,158 @@
+"""One call of a module, taken apart: stacks, their sublayers and norms, and the head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from transparity_conformance.ports.fitting.stream import Stream, Walk
+from transparity_conformance.ports.fitting.structure import Attention, FeedForward, Sublayer, softmaxes, sublayers
+from transparity_conformance.ports.fitting.subject import FitError, Heard, Subject
+from transparity_conformance.ports.fitting.values.embedding import Embedding, embedding
+from transparity_conformance.ports.fitting.values.linears import Linear, linears
+from transparity_conformance.ports.fitting.values.norms import Norms
+from transparity_conformance.ports.fitting.values.numbers import is_same
+
+
+@dataclass(frozen=True, eq=False)
+class Stack:
+    """An encoder or a decoder: its embedding, its sublayers by our names, and its norms."""
+
+    name: str
+    embedding: Embedding
+    sublayers: Sequence[tuple[str, Sublayer]]
+    stream: Stream
+
+    @property
+    def layers(self) -> int:
+        return sum(isinstance(each, FeedForward) for _, each in self.sublayers)
+
+    def attentions(self, kind: str = "self_attention") -> list[Attention]:
+        return [each for name, each in self.sublayers if name.endswith(kind) and isinstance(each, Attention)]
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """A call, taken apart."""
+
+    heard: Heard
+    stacks: dict[str, Stack]
+    head: Linear | None
+    head_kind: str
+    causal: bool
+
+    @property
+    def last(self) -> Stack:
+        return list(self.stacks.values())[-1]
+
+
+def parts_of(subject: Subject, heard: Heard, causal: bool) -> Parts:
+    """Take a call apart; raises `FitError` with the first thing that is none of ours.
+
+    Args:
+        causal: whether a lone stack's attention sees no later token.
+    """
+    values, inputs, tokens = subject.values, heard.inputs, subject.tokens
+    embeddings = {name: _embedding(subject, heard, name) for name in tokens}
+    width = embeddings[tokens[0]].value.shape[1]
+    batch = len(inputs[tokens[0]])
+    maps = linears(heard.operations, values, batch)
+    weights = softmaxes(heard.operations, batch, [inputs[name].shape[1] for name in tokens])
+    found, rest = sublayers(maps, weights, width)
+    head, head_kind = _head(rest, heard.output)
+    names = ("encoder", "decoder") if len(tokens) == 2 else ("decoder" if causal else "encoder",)
+    split = _split(found, [inputs[name].shape[1] for name in tokens])
+    biases = {one.bias_name.partition("[")[0] for one in maps if one.bias_name is not None}
+    vectors = {name: value for name, value in values.items() if value.shape == (width,) and name not in biases}
+    named = {name: _named(name, subs) for name, subs in zip(names, split, strict=True)}
+    end = heard.output.reshape(-1, width) if head is None else head.given
+    streams = _streams([embeddings[token].value for token in tokens], named, end, heard, Norms(vectors))
+    stacks = {
+        name: Stack(name, embeddings[token], named[name], streams[name])
+        for name, token in zip(names, tokens, strict=True)
+    }
+    return Parts(heard, stacks, head, head_kind, causal)
+
+
+def _streams(
+    embedded: Sequence[np.ndarray],
+    named: dict[str, list[tuple[str, Sublayer]]],
+    end: np.ndarray,
+    heard: Heard,
+    norms: Norms,
+) -> dict[str, Stream]:
+    """The streams of all stacks, with norms at the same places."""
+    *memories, last = named
+    options: list[Stream | None] = [None]
+    for name in memories:
+        options = list(Walk(embedded[0], named[name], None, heard.operations).streams(norms))
+    for first in options:
+        used = {each for norm in first.norms.values() for each in norm.names} if first else set()
+        memory = None if first is None else first.output
+        walk = Walk(embedded[-1], named[last], end, heard.operations, memory)
+        for second in walk.streams(Norms(norms.vectors, used)):
+            if first is None:
+                return {last: second}
+            if all(
+                getattr(first, each) == getattr(second, each) for each in ("position", "embedding_norm", "final_norm")
+            ):
+                return {memories[0]: first, last: second}
+    raise FitError(
+        f"The sublayers of the {last} are connected by no residuals and norms of ours (norms before, behind or around "
+        "each sublayer; layer, RMS or batch norms)."
+    )
+
+
+def _embedding(subject: Subject, heard: Heard, name: str) -> Embedding:
+    types = heard.inputs.get("token_types") if name != "target" else None
+    return embedding(heard.operations, heard.inputs[name], types, subject.values)
+
+
+def _split(found: Sequence[Sublayer], lengths: Sequence[int]) -> list[list[Sublayer]]:
+    """The sublayers of each stack: a feed-forward belongs to that of the attention before it."""
+    if len(lengths) == 1:
+        return [list(found)]
+    split: list[list[Sublayer]] = [[], []]
+    of = 0
+    for each in found:
+        if isinstance(each, Attention):
+            of = int(each.softmax.weights.shape[2] != lengths[0])
+        split[of].append(each)
+    return split
+
+
+def _named(stack: str, found: Sequence[Sublayer]) -> list[tuple[str, Sublayer]]:
+    """The sublayers by our names; raises `FitError` unless every layer has an attention and a feed-forward."""
+    named: list[tuple[str, Sublayer]] = []
+    layer, kinds = 0, ["self_attention", "cross_attention", "feed_forward"]
+    position = 0
+    for each in found:
+        if isinstance(each, Attention):
+            _, _, queries, keys = each.softmax.weights.shape
+            kind = "self_attention" if queries == keys and position == 0 else "cross_attention"
+        else:
+            kind = "feed_forward"
+        named.append((f"{stack}.layers.{layer}.{kind}", each))
+        position = kinds.index(kind) + 1
+        if kind == "feed_forward":
+            layer, position = layer + 1, 0
+    if position or not found:
+        raise FitError(f"Layer {layer} of the {stack} has no feed-forward of two or three linear maps behind it.")
+    return named
+
+
+def _head(rest: Sequence[Linear], output: np.ndarray) -> tuple[Linear | None, str]:
+    """The map behind the last sublayer, and what the output is."""
+    if not rest:
+        return None, "hidden"
+    last = rest[-1]
+    if output.size == last.made.size and output.ndim == 2 and is_same(np.tanh(last.made), output):
+        return last, "pooled"
+    if output.size == last.made.size:
+        return last, "logits"
+    raise FitError(
+        f"The output has the shape {output.shape}, and the last linear map makes {last.made.shape}; expected logits, "
+        "hidden states or a pooled state."
+    )

@@ -1,0 +1,171 @@
+"""The stream of a stack: where its norms are, found by trying each place on the values of the sublayers."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from transparity.config import NormPosition
+from transparity_conformance.ports.fitting.structure import Attention, Sublayer
+from transparity_conformance.ports.fitting.values.norms import Norm, Norms
+from transparity_conformance.ports.fitting.values.numbers import is_same
+from transparity_conformance.ports.listening.operation import Operation
+
+Values = Sequence[tuple[int, np.ndarray]]
+"""Values of the stream's size (rows, width) with the index of their operation."""
+
+AHEAD = 40
+"""Operations after which the result of a norm is no longer sought."""
+
+PLACES: tuple[NormPosition, ...] = ("pre", "post", "both")
+
+
+@dataclass
+class Stream:
+    """The norms of a stack by our names, and its output."""
+
+    position: NormPosition = "pre"
+    norms: dict[str, Norm] = field(default_factory=dict)
+    embedding_norm: bool = False
+    final_norm: bool = False
+    memory_norm: bool = False
+    output: np.ndarray = field(default_factory=lambda: np.empty(0))
+    head_scaled: bool = False
+
+    @property
+    def places(self) -> tuple[object, ...]:
+        """Where the norms are that both stacks have."""
+        return self.position, self.embedding_norm, self.final_norm
+
+
+def given_to(sublayer: Sublayer, width: int) -> np.ndarray:
+    """The input of a sublayer (rows, width)."""
+    linear = sublayer.query if isinstance(sublayer, Attention) else sublayer.ups[0]
+    return linear.given.reshape(-1, width)
+
+
+def made_by(sublayer: Sublayer) -> tuple[int, np.ndarray]:
+    """The output of a sublayer, with the index of its operation."""
+    linear = sublayer.output if isinstance(sublayer, Attention) else sublayer.down
+    return linear.at, linear.made
+
+
+def values_like(rows: np.ndarray, operations: Sequence[Operation]) -> Values:
+    return [
+        (index, each.value.reshape(rows.shape)) for index, each in enumerate(operations) if each.value.size == rows.size
+    ]
+
+
+@dataclass
+class Walk:
+    """One stack: its embedding, its sublayers by our names, and what reads its output."""
+
+    embedded: np.ndarray
+    sublayers: Sequence[tuple[str, Sublayer]]
+    end: np.ndarray | None
+    """What reads the output: the head's input, or the first token alone for a pooler; None for an encoder's memory."""
+    operations: Sequence[Operation]
+    memory: np.ndarray | None = None
+    """The encoder's output, for a decoder with one."""
+
+    @property
+    def width(self) -> int:
+        return self.embedded.shape[1]
+
+    def streams(self, norms: Norms) -> Iterator[Stream]:
+        """Every way in which norms explain the values; the first that explains all is right."""
+        self.values = values_like(self.embedded, self.operations)
+        for place, with_norm in itertools.product(PLACES, (False, True)):
+            starts = self._after(norms, self.embedded, 0, len(self.operations)) if with_norm else [None]
+            for start in starts:
+                made = Stream(place, embedding_norm=with_norm)
+                own = Norms(norms.vectors, set(norms.used))
+                x = self.embedded
+                if start is not None:
+                    norm, x = start
+                    self._take(own, made, "embedding_norm", norm)
+                output = self._follow(made, own, x)
+                if output is not None:
+                    yield from self._ends(made, own, output)
+
+    def _follow(self, made: Stream, norms: Norms, x: np.ndarray) -> np.ndarray | None:
+        """The stream behind the last sublayer; None if the places of the norms are wrong."""
+        for name, sublayer in self.sublayers:
+            given = given_to(sublayer, self.width)
+            if made.position == "post":
+                if not is_same(x, given):
+                    return None
+            else:
+                norm = norms.between(x, given)
+                if norm is None:
+                    return None
+                self._take(norms, made, f"{name}_norm", norm)
+            if (
+                isinstance(sublayer, Attention)
+                and "cross" in name
+                and not self._reads_memory(made, norms, name, sublayer)
+            ):
+                return None
+            at, y = made_by(sublayer)
+            if made.position == "pre":
+                x = x + y
+                continue
+            found = next(self._after(norms, y if made.position == "both" else x + y, at, at + AHEAD), None)
+            if found is None:
+                return None
+            norm, result = found
+            self._take(norms, made, f"{name}_post_norm" if made.position == "both" else f"{name}_norm", norm)
+            x = x + result if made.position == "both" else result
+        return x
+
+    def _reads_memory(self, made: Stream, norms: Norms, name: str, sublayer: Sublayer) -> bool:
+        if self.memory is None or not isinstance(sublayer, Attention):
+            return False
+        given = sublayer.key.given.reshape(-1, self.width)
+        if is_same(self.memory, given):
+            return True
+        norm = norms.between(self.memory, given)
+        if norm is None:
+            return False
+        made.memory_norm = True
+        self._take(norms, made, name.replace("cross_attention", "memory_norm"), norm)
+        return True
+
+    def _ends(self, made: Stream, norms: Norms, x: np.ndarray) -> Iterator[Stream]:
+        """The ways in which a stack may end: as it is, or with a norm."""
+        if self.end is None:
+            yield dataclasses.replace(made, output=x)
+            for norm, value in self._after(norms, x, 0, len(self.operations)):
+                yield self._normed(made, norm, value)
+            return
+        step = len(x) // len(self.end) if self.end.shape[1] == self.width else 0
+        if not step:
+            return
+        for factor in (1.0, self.width**0.5):
+            if is_same(x[::step], self.end * factor):
+                yield dataclasses.replace(made, output=x, head_scaled=factor != 1)
+                return
+        # a norm makes numbers of size 1, and a scale behind it divides them by √embed_dim
+        tried = [(norms.between(x[::step], self.end * factor), factor) for factor in (1.0, self.width**0.5)]
+        made_by = [(abs(np.log(norm.size())), norm, factor) for norm, factor in tried if norm is not None]
+        if made_by:
+            _, norm, factor = min(made_by, key=lambda each: each[0])
+            yield self._normed(made, norm, self.end, head_scaled=factor != 1)
+
+    @staticmethod
+    def _normed(made: Stream, norm: Norm, value: np.ndarray, *, head_scaled: bool = False) -> Stream:
+        norms = {**made.norms, "final_norm": norm}
+        return dataclasses.replace(made, norms=norms, final_norm=True, output=value, head_scaled=head_scaled)
+
+    def _after(self, norms: Norms, x: np.ndarray, begin: int, end: int) -> Iterator[tuple[Norm, np.ndarray]]:
+        """The norms of `x` among the values of operations from `begin` to `end`."""
+        return norms.outputs(x, [value for index, value in self.values if begin <= index < end])
+
+    @staticmethod
+    def _take(norms: Norms, made: Stream, name: str, norm: Norm) -> None:
+        made.norms[name] = norm
+        norms.used.update(norm.names)

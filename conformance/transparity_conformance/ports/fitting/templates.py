@@ -1,0 +1,86 @@
+"""Templates: the documents' presets, the families that are imported, and the paper's own model."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Collection, Mapping
+
+from transparity.config import FIELD_TYPES, TransformerConfig
+from transparity.errors import ConfigError
+from transparity.presets import PRESETS
+from transparity_conformance.checkpoints.examples import EXAMPLES, example_config
+
+SIZES = {
+    "source_vocab_size",
+    "target_vocab_size",
+    "max_length",
+    "embed_dim",
+    "num_heads",
+    "num_key_value_heads",
+    "attention_head_dim",
+    "num_encoder_layers",
+    "num_decoder_layers",
+    "feed_forward_dim",
+    "rotary_dim",
+    "rotary_original_length",
+    "relative_buckets",
+    "relative_max_distance",
+    "num_token_types",
+}
+"""Fields in which models of one family differ in size alone."""
+
+NOT_RUN = {"dropout", "dropout_at", "norm_momentum", "bos_id", "eos_id"}
+"""Fields that a forward pass in evaluation does not read."""
+
+VANILLA = dataclasses.replace(
+    PRESETS["translation"].config,
+    attention_scale="head_dim",
+    mask_order="after-scale",
+    mask_value=-float("inf"),
+    target_mask="causal-and-padding",
+    positions="sinusoidal",
+    embedding_scale="embed_dim",
+    shared_embedding=True,
+    tied_head=True,
+    head_bias=False,
+    dropout=0.1,
+    dropout_at=("embedding", "attention.output", "feed_forward.output"),
+)
+"""Vaswani et al. 2017."""
+
+
+@functools.cache
+def templates() -> Mapping[str, TransformerConfig]:
+    """Every template by name; families are at the size of their example."""
+    families = {name: example_config(name) for name in EXAMPLES}
+    return {"vanilla": VANILLA, **families, **{name: each.config for name, each in PRESETS.items()}}
+
+
+def differences(config: TransformerConfig, template: TransformerConfig) -> dict[str, tuple[object, object]]:
+    """The fields besides sizes in which `config` differs from `template`, with both values, the template's first."""
+    names = [name for name in FIELD_TYPES if name not in SIZES | NOT_RUN]
+    pairs = {name: (getattr(template, name), getattr(config, name)) for name in names}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def nearest(config: TransformerConfig, untold: Collection[str] = ()) -> tuple[str, dict[str, tuple[object, object]]]:
+    """The template with the fewest differences, and these, without those in fields that cannot be told."""
+    every = {
+        name: {field: pair for field, pair in differences(config, template).items() if field not in untold}
+        for name, template in templates().items()
+    }
+    name = min(every, key=lambda each: len(every[each]))
+    return name, every[name]
+
+
+def with_untold_of(
+    config: TransformerConfig, template: TransformerConfig, untold: Collection[str]
+) -> TransformerConfig | None:
+    """`config` with the fields that cannot be told as in `template`; None if that is impossible, or changes nothing."""
+    fields = {name: getattr(template, name) for name in untold if name not in SIZES}
+    try:
+        made = dataclasses.replace(config, **fields)
+    except ConfigError:
+        return None
+    return made if made != config and made.further_inputs == config.further_inputs else None

@@ -1,0 +1,139 @@
+"""The embedding, found by value: its tables, the scale of the tokens, and the positions that are added."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from transparity.config import RopeLayout
+from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.ports.fitting.subject import FitError
+from transparity_conformance.ports.fitting.values.numbers import SAME, difference, is_same, settle
+from transparity_conformance.ports.listening.operation import Operation
+from transparity_numpy.embeddings import sinusoidal_positions
+
+USUAL_THETA = (10_000.0,)
+
+
+@dataclass(frozen=True, eq=False)
+class Embedding:
+    """What a stack does with its tokens, and the result (rows, width)."""
+
+    table: str
+    is_scaled: bool
+    value: np.ndarray
+    positions: str = "none"
+    position_table: str | None = None
+    offset: int = 0
+    theta: float = USUAL_THETA[0]
+    layout: RopeLayout = "interleaved"
+    type_table: str | None = None
+    left: np.ndarray | None = None
+    """What is added to the tokens, (batch, length, width)."""
+
+
+def table_of(operations: Sequence[Operation], tokens: np.ndarray, values: Arrays) -> str | None:
+    """The table whose rows at `tokens` are the value of an operation."""
+    for name, table in values.items():
+        if table.ndim == 2 and len(table) > tokens.max():
+            looked_up = table[tokens]
+            if any(each.value.shape[-1] == table.shape[1] and is_same(each.value, looked_up) for each in operations):
+                return name
+    return None
+
+
+def embedding(
+    operations: Sequence[Operation], tokens: np.ndarray, types: np.ndarray | None, values: Arrays
+) -> Embedding:
+    """The embedding of `tokens` among the operations in front of the first attention."""
+    table = table_of(operations, tokens, values)
+    if table is None:
+        raise FitError("No table of the state dict has rows that are looked up by the tokens; it should have one.")
+    type_table = None if types is None else table_of(operations, types, {k: v for k, v in values.items() if k != table})
+    looked_up, width = values[table][tokens], values[table].shape[1]
+    added = values[type_table][types] if type_table else np.zeros_like(looked_up)
+    others = {name: each for name, each in values.items() if name not in (table, type_table)}
+    sums = list(_sums(operations, looked_up, added))
+    if not sums:
+        raise FitError(f"No operation is the sum of the rows of {table} and something that depends on positions alone.")
+    for value, scaled, left in reversed(sums):
+        plain = Embedding(table, scaled, value.reshape(-1, width), type_table=type_table, left=left)
+        if is_same(value, value - left):
+            return plain
+        made = next(_learned(plain, left[0], others), None) or _sinusoidal(plain, left[0])
+        if made is not None:
+            return made
+    raise FitError("What is added to the token embeddings is neither a table of positions nor sinusoids.")
+
+
+def _sums(
+    operations: Sequence[Operation], looked_up: np.ndarray, added: np.ndarray
+) -> Iterator[tuple[np.ndarray, bool, np.ndarray]]:
+    """Sums of the tokens' rows and what depends on positions alone: the sum, whether rows are scaled, and the rest."""
+    for operation in operations:
+        if operation.value.size != looked_up.size:
+            continue
+        value = operation.value.reshape(looked_up.shape)
+        floor = SAME * np.abs(value).max()
+        for scaled in (True, False):
+            left = value - looked_up * (looked_up.shape[-1] ** 0.5 if scaled else 1) - added
+            # what is the same at every position is the mean of a norm, and no position
+            is_nothing, is_constant = np.abs(left).max() <= floor, np.abs(left - left[:1, :1]).max() <= floor
+            if np.abs(left - left[:1]).max() <= floor and (is_nothing or not is_constant):
+                yield value, scaled, left
+
+
+def _learned(plain: Embedding, left: np.ndarray, values: Arrays) -> Iterator[Embedding]:
+    for name, table in values.items():
+        if table.ndim == 2 and table.shape[1] == left.shape[1] and len(table) >= len(left):
+            for offset in range(len(table) - len(left) + 1):
+                if is_same(table[offset], left[0]) and is_same(table[offset : offset + len(left)], left):
+                    yield Embedding(
+                        plain.table,
+                        plain.is_scaled,
+                        plain.value,
+                        "learned",
+                        name,
+                        offset,
+                        type_table=plain.type_table,
+                        left=plain.left,
+                    )
+
+
+def _sinusoidal(plain: Embedding, left: np.ndarray) -> Embedding | None:
+    length, width = left.shape
+    found: list[tuple[float, float, RopeLayout]] = []
+    for layout in ("interleaved", "halves"):
+        both = left[1].reshape(-1, 2).T if layout == "interleaved" else left[1].reshape(2, -1)
+        angles = np.arctan2(both[0], both[1])
+
+        def error(theta: float, layout: RopeLayout = layout) -> float:
+            return difference(sinusoidal_positions(length, width, theta, layout), left)
+
+        steps = np.arange(1, len(angles))
+        estimates = np.abs(angles[1:]) ** (-width / (2 * steps)) if width > 2 else np.array([USUAL_THETA[0]])
+        best = min((float(each) for each in estimates if 0 < each < np.inf), key=error, default=USUAL_THETA[0])
+        theta = settle(best, error, USUAL_THETA, "float32")
+        found.append((error(theta), theta, layout))
+    least, theta, layout = min(found)
+    if least > SAME:
+        return None
+    return Embedding(
+        plain.table,
+        plain.is_scaled,
+        plain.value,
+        "sinusoidal",
+        theta=theta,
+        layout=layout,
+        type_table=plain.type_table,
+        left=plain.left,
+    )
+
+
+def position_rows(left: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """The row of `table` that is added at each token, (batch, length)."""
+    distances = ((left[:, :, None] - table[None, None]) ** 2).sum(-1)
+    rows: np.ndarray = distances.argmin(-1)
+    return rows

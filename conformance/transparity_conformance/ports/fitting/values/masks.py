@@ -1,0 +1,61 @@
+"""Masks, read off the places where scores are masked: the future, a window, and the tokens that are padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from transparity.config import MaskOrder
+from transparity_conformance.ports.fitting.values.numbers import digits
+
+LOWEST = float(np.finfo(np.float32).min) / 4
+"""A mask below this is a dtype's lowest number, or −inf."""
+
+
+def is_causal(masked: np.ndarray) -> bool:
+    """Return whether every later key is masked in (batch, queries, keys)."""
+    return bool(masked[:, np.triu(np.ones(masked.shape[1:], bool), 1)].all())
+
+
+def window_of(masked: np.ndarray) -> int | None:
+    """The distance from which on earlier keys are masked in every row; None if there is none."""
+    length = masked.shape[1]
+    hidden = [np.diagonal(masked, -distance, 1, 2).all() for distance in range(length)]
+    window = next((distance for distance in range(length) if all(hidden[distance:])), None)
+    return window or None
+
+
+def full_every(windows: Sequence[int | None]) -> tuple[int | None, int | None]:
+    """The window, and the n of every n-th layer without one, of the layers' windows; (None, None) without windows."""
+    window = next((each for each in windows if each is not None), None)
+    if window is None or None not in windows:
+        return window, None
+    return window, windows.index(None) + 1
+
+
+def padding_tokens(masked: np.ndarray, tokens: np.ndarray, *, causal: bool, window: int | None) -> list[int]:
+    """The tokens that are masked as keys (batch, keys) wherever neither the future nor a window is."""
+    _, queries, keys = masked.shape
+    distance = np.arange(queries)[:, None] - np.arange(keys)
+    seen = np.ones((queries, keys), bool)
+    seen &= (distance >= 0) | (not causal)
+    seen &= (np.abs(distance) < window) if window is not None else True
+    found = []
+    for token in np.unique(tokens):
+        columns = (tokens == token)[:, None, :] & seen
+        others = (tokens != token)[:, None, :] & seen
+        if columns.any() and masked[columns].all() and not masked[others].all():
+            found.append(int(token))
+    return found
+
+
+def mask_fields(value: float | None, scale: float) -> tuple[float, MaskOrder]:
+    """The number that replaces masked scores, and whether before or after the scale: whichever has fewer digits."""
+    if value is None or value < LOWEST:
+        return -np.inf, "after-scale"
+    if value == 0:
+        return 0.0, "after-scale"
+    before = float(f"{value / scale:.6e}")
+    after = float(f"{value:.6e}")
+    return (before, "before-scale") if digits(before) < digits(after) else (after, "after-scale")

@@ -1,0 +1,66 @@
+"""Numbers read off a port's values: the simplest one that explains them as well as any."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from transparity_conformance.oracle.budgets import RULES, epsilon
+
+SAME = epsilon("float32") ** 0.5
+"""The relative difference below which two arrays are the same: in digits, halfway from rounding to no likeness."""
+
+DIGITS = 12
+"""The most digits of a number that somebody chose."""
+
+
+def difference(value: np.ndarray, other: np.ndarray) -> float:
+    """The largest difference of two arrays, as a share of the largest number; infinite if their sizes differ."""
+    if value.size != other.size:
+        return math.inf
+    flat, against = value.reshape(-1), other.reshape(-1)
+    scale = max(np.abs(flat).max(initial=0.0), np.abs(against).max(initial=0.0))
+    worst = float(np.abs(flat - against).max(initial=0.0) / scale) if scale else 0.0
+    return worst if worst == worst else math.inf
+
+
+def is_same(value: np.ndarray, other: np.ndarray) -> bool:
+    """Return whether two arrays have the same numbers in the same order."""
+    return difference(value, other) < SAME
+
+
+def digits(value: float) -> int:
+    """The significant digits of a number."""
+    return len(f"{value:.{DIGITS}e}".partition("e")[0].replace(".", "").rstrip("0")) if value else 1
+
+
+def settle(
+    estimate: float, error: Callable[[float], float], preferred: Iterable[float] = (), precision: str = "float64"
+) -> float:
+    """The first of `preferred`, or else the number with the fewest digits, that explains the values as well as
+    `estimate` does.
+
+    Args:
+        error: how far a number is from explaining the values, as a share of them.
+        precision: that of the tables in which a port has such numbers; what it rounds is no error.
+    """
+    bound = 2 * error(estimate) + RULES[precision].floor * epsilon(precision)
+    rounded = (float(f"{estimate:.{count}e}") for count in range(DIGITS))
+    for value in (*preferred, *rounded):
+        if error(value) <= bound:
+            return value
+    return estimate
+
+
+def minimize(error: Callable[[float], float], low: float, high: float) -> float:
+    """The positive number between `low` and `high` with the least error, by a grid and golden sections of it."""
+    grid = np.geomspace(low, high, 400)
+    best = int(np.argmin([error(float(value)) for value in grid]))
+    a, b = math.log(grid[max(best - 1, 0)]), math.log(grid[min(best + 1, len(grid) - 1)])
+    ratio = (math.sqrt(5) - 1) / 2
+    for _ in range(70):
+        left, right = b - ratio * (b - a), a + ratio * (b - a)
+        a, b = (a, right) if error(math.exp(left)) < error(math.exp(right)) else (left, b)
+    return math.exp((a + b) / 2)

@@ -26,7 +26,7 @@ from transparity_conformance.cli import app
 from transparity_conformance.oracle.probes import probe_parameters
 from transparity_conformance.ports.check import check
 from transparity_conformance.ports.loader.answers import taps_in
-from transparity_conformance.ports.loader.hub import as_build
+from transparity_conformance.ports.loader.hub import HubBuild
 from transparity_conformance.ports.loader.inputs import framework_of
 from transparity_conformance.ports.loading import load_port
 from transparity_conformance.ports.testing import assert_conforms
@@ -121,12 +121,12 @@ def test_wrong_usage_is_one_sentence(arguments: list[str], message: str) -> None
 def test_a_model_that_the_family_cannot_express_is_refused(tmp_path: Path, refused: Refusal) -> None:
     config = example_config("gpt2")
     with refused(PortError, "No folder can be written for load(folder): A llama cannot express"):
-        as_build(of("load"), "llama", str(tmp_path))(config, probe_parameters(config))
+        HubBuild(of("load"), "llama", str(tmp_path))(config, probe_parameters(config))
 
 
 def test_a_folder_lives_as_long_as_its_model(tmp_path: Path) -> None:
     config = example_config("llama")
-    forward = as_build(of("load"), "llama", str(tmp_path))(config, probe_parameters(config))
+    forward = HubBuild(of("load"), "llama", str(tmp_path))(config, probe_parameters(config))
     (folder,) = tmp_path.iterdir()
     assert import_checkpoint(folder).config.embed_dim == config.embed_dim
     del forward

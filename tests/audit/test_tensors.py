@@ -1,0 +1,196 @@
+"""The audit of model.safetensors: every tensor is read, and missed if it is not there."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from transparity_conformance.checkpoints.examples import example_config
+from transparity_conformance.ports.audit.tensor_file import kind_of, tensor_file
+from transparity_conformance.ports.check import check
+from transparity_conformance.ports.loader.spoken import seeded, spoken
+from transparity_conformance.ports.loading import load_port
+from transparity_conformance.report.audit import AuditedTensor
+from transparity_conformance.report.report import Report
+from transparity_numpy.port import build as build_numpy
+
+LOADERS = Path(__file__).parents[2] / "conformance" / "meta" / "audits" / "loaders"
+TIE = "    if settings.tied:"
+UP = "model.layers.0.mlp.up_proj.weight"
+
+Loader = Callable[..., Any]
+
+
+def changed(right: str, wrong: str, folder: Path, loader: str = "llama_module") -> Loader:
+    """A right loader with a change in its text."""
+    text = (LOADERS / f"{loader}.py").read_text(encoding="utf-8")
+    assert text.count(right) == 1
+    file = folder / f"{loader}.py"
+    file.write_text(text.replace(right, wrong), encoding="utf-8")
+    return load_port(f"{file}:load")
+
+
+def faults(report: Report) -> dict[str, AuditedTensor]:
+    assert report.audit is not None
+    return {each.name: each for each in report.audit.tensors if each.outcome in ("never read", "may be missing")}
+
+
+def test_every_tensor_of_a_right_loader_is_read_and_refused_if_missing() -> None:
+    report = check(load_port(f"{LOADERS / 'gpt2_numpy.py'}:load"), family="gpt2")
+    assert report.audit is not None
+    assert {each.outcome for each in report.audit.tensors} == {"read"}
+    assert len(report.audit.tensors) == 28
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ('state.setdefault("norm.weight", torch.ones(settings.width))', "ones"),
+        ('state.setdefault("norm.weight", torch.zeros(settings.width))', "zeros"),
+        ('state.setdefault("norm.weight", torch.randn(settings.width))', "random numbers"),
+        (
+            'state.setdefault("norm.weight", state["blocks.1.norm2.weight"])',
+            "decoder.layers.1.feed_forward_norm.weight, which is read twice",
+        ),
+        ('state.setdefault("norm.weight", torch.linspace(1, 2, settings.width))', "numbers of its own"),
+    ],
+)
+def test_a_missing_tensor_that_is_replaced_without_a_word_diverges(wrong: str, says: str, tmp_path: Path) -> None:
+    report = check(changed(TIE, f"    {wrong}\n{TIE}", tmp_path), family="llama")
+    assert report.verdict == "diverges"
+    assert report.first_divergence == "model.safetensors: model.norm.weight"
+    (found,) = faults(report).values()
+    assert (found.outcome, found.says) == (
+        "may be missing",
+        f"missing from the file: in its place the port has {says}",
+    )
+    assert report.faults[0].causes[0].mistake == "tensor-missing"
+
+
+@pytest.mark.parametrize(
+    "says",
+    ['print("missing: blocks", name)', 'warnings.warn(f"no {name}")', 'logging.getLogger("a").warning("no %s", name)'],
+)
+def test_a_loader_that_names_what_is_missing_is_right(says: str, tmp_path: Path) -> None:
+    text = "    import logging, warnings\n    for name in set(hub_names(settings)) - set(hub):\n"
+    text += f"        {says}\n        state.setdefault(ours(name), torch.ones(model.get_parameter(ours(name)).shape))\n"
+    load = changed(TIE, text + TIE, tmp_path)
+    functions = """
+
+def ours(name):
+    for theirs, own in NAMES.items():
+        name = name.replace(theirs, own)
+    return name
+
+
+def hub_names(settings):
+    layer = ("input_layernorm", "post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+    layer += tuple(f"self_attn.{part}_proj" for part in "qkvo")
+    names = [f"model.layers.{i}.{part}.weight" for i in range(settings.layers) for part in layer]
+    return names + ["model.embed_tokens.weight", "model.norm.weight"] + ["lm_head.weight"] * (not settings.tied)
+"""
+    file = tmp_path / "llama_module.py"
+    text = file.read_text(encoding="utf-8")
+    text = text.replace(
+        "    for hub, value in load_file(",
+        '    hub = load_file(Path(folder, "model.safetensors"))\n    for hub_name, value in load_file(',
+    )
+    text = text.replace("        name = hub\n", "        name = hub_name\n")
+    file.write_text(text + functions, encoding="utf-8")
+    load = load_port(f"{file}:load")
+    assert faults(check(load, family="llama")) == {}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "name", "says"),
+    [
+        ('state["norm.weight"] = torch.ones(settings.width)', "model.norm.weight", "ones"),
+        (
+            'state["blocks.1.norm2.weight"] = state["blocks.1.norm1.weight"]',
+            "model.layers.1.post_attention_layernorm.weight",
+            "decoder.layers.1.self_attention_norm.weight, which is read twice",
+        ),
+        ('state["head.weight"] = torch.randn(settings.vocab, settings.width)', "lm_head.weight", "random numbers"),
+    ],
+)
+def test_a_tensor_that_is_never_read_is_named_beside_the_verdict(
+    wrong: str, name: str, says: str, tmp_path: Path
+) -> None:
+    report = check(changed(TIE, f"    {wrong}\n{TIE}", tmp_path), family="llama")
+    assert report.verdict == "diverges"
+    found = faults(report)
+    assert list(found) == [name]
+    assert (found[name].outcome, found[name].says) == (
+        "never read",
+        f"never read: in its place the port has {says}",
+    )
+
+
+def test_a_layer_that_has_the_weights_of_another_is_told_as_one(tmp_path: Path) -> None:
+    wrong = 'state |= {n.replace("blocks.0.", "blocks.1."): p for n, p in state.items() if n.startswith("blocks.0.")}'
+    found = faults(check(changed(TIE, f"    {wrong}\n{TIE}", tmp_path), family="llama"))
+    assert len(found) == 9
+    assert {each.says for each in found.values()} == {"never read: in its place the port has those of layers.0"}
+
+
+def test_a_tensor_that_the_family_does_not_need_is_not_left_out() -> None:
+    config = example_config("bert")
+    file = tensor_file("bert", config, "float32")
+    assert "pooler.dense.weight" in file.parameters and "pooler.dense.weight" not in file.needed
+    assert "pooler.dense.bias" in file.needed
+
+
+def test_the_bias_of_keys_counts_for_nothing_without_rotations() -> None:
+    file = tensor_file("bert", example_config("bert"), "float32")
+    left = set(file.parameters) - file.exercised
+    assert {kind_of(name) for name in left} == {"encoder.layer.{i}.attention.self.key.bias"}
+    assert tensor_file("qwen2", example_config("qwen2"), "float32").exercised >= {
+        "model.layers.0.self_attn.k_proj.bias"
+    }
+
+
+def test_one_of_each_kind_comes_first() -> None:
+    names = tensor_file("llama", example_config("llama"), "float32").one_of_each_kind_first
+    kinds = [kind_of(name) for name in names]
+    assert len(set(kinds[: len(set(kinds))])) == len(set(kinds))
+
+
+def test_a_build_that_does_not_miss_a_parameter_is_told_if_that_is_asked() -> None:
+    def build(config: Any, parameters: Any) -> Any:
+        name = "decoder.final_norm.bias"
+        return build_numpy(config, {name: np.zeros(config.embed_dim, np.float32), **parameters})
+
+    report = check(build, "notes-lm", audit=True)
+    assert "parameters: decoder.final_norm.bias" in [fault.where for fault in report.faults]
+
+
+def test_what_is_said_is_recorded_and_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    with spoken() as said:
+        print("model.norm.weight is printed")  # noqa: T201
+        warnings.warn("model.head.weight is warned of", stacklevel=1)
+        logging.getLogger("a stranger").warning("%s is logged", "model.embed.weight")
+    assert said.line_about("model.norm.weight") == "model.norm.weight is printed"
+    assert said.line_about("model.head.weight") and said.line_about("model.embed.weight")
+    assert said.line_about("transformer.norm.weight")  # without the prefix of a model with a head
+    assert not said.line_about("model.norm.bias")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_random_numbers_are_those_of_the_seed_and_then_the_ports_own() -> None:
+    legacy: Any = np.random
+    legacy.seed(3)
+    expected = legacy.rand(2)
+    legacy.seed(3)
+    drawn = [legacy.rand()]
+    with seeded(0):
+        inside = legacy.rand()
+    drawn.append(legacy.rand())
+    assert np.array_equal(drawn, expected)
+    with seeded(0):
+        assert legacy.rand() == inside

@@ -13,20 +13,22 @@ from transparity.config import TransformerConfig
 from transparity_conformance.checkpoints.examples import EXAMPLES, example_config
 from transparity_conformance.checkpoints.exporting import explicit
 from transparity_conformance.checkpoints.fields import FULL, SLIDING
+from transparity_conformance.diagnosis.judge import silent
+from transparity_conformance.ports.audit.audit import audited
+from transparity_conformance.ports.audit.audited import Loader
 from transparity_conformance.ports.audit.probing import exercised, shows
 from transparity_conformance.ports.audit.variants import Variant, variants_of
 from transparity_conformance.ports.check import check
+from transparity_conformance.ports.loader.hub import HubBuild
 from transparity_conformance.ports.loading import load_port
-from transparity_conformance.report.audit import AuditedField
+from transparity_conformance.report.audit import Audit, AuditedField
 from transparity_conformance.report.report import Report
 from transparity_numpy.port import build as build_numpy
 
 LOADERS = Path(__file__).parents[2] / "conformance" / "meta" / "audits" / "loaders"
 
-Loader = Callable[..., Any]
 
-
-def changed(right: str, wrong: str, folder: Path, loader: str = "llama_module") -> Loader:
+def changed(right: str, wrong: str, folder: Path, loader: str = "llama_module") -> Callable[..., Any]:
     """A right loader with a change in its text."""
     text = (LOADERS / f"{loader}.py").read_text(encoding="utf-8")
     assert text.count(right) == 1
@@ -35,9 +37,14 @@ def changed(right: str, wrong: str, folder: Path, loader: str = "llama_module") 
     return load_port(f"{file}:load")
 
 
-def of(report: Report, name: str) -> list[AuditedField]:
-    assert report.audit is not None
-    return [each for each in report.audit.fields if each.name == name]
+def audit_of(load: Callable[..., Any], family: str, folder: Path, *, with_fields: bool) -> Audit:
+    """The audit alone."""
+    loader = Loader(HubBuild(load, family, str(folder)))
+    return audited(loader, example_config(family), "float32", silent, with_fields=with_fields)
+
+
+def of(audit: Audit, name: str) -> list[AuditedField]:
+    return [each for each in audit.fields if each.name == name]
 
 
 def variants(family: str) -> list[Variant]:
@@ -65,7 +72,8 @@ def test_a_field_that_no_forward_pass_depends_on_is_not_exercised(right: Report)
 
 
 def test_a_value_that_is_refused_is_not_compared_and_no_fault(right: Report) -> None:
-    (refused,) = (each for each in of(right, "hidden_act") if each.outcome == "refused")
+    assert right.audit is not None
+    (refused,) = (each for each in of(right.audit, "hidden_act") if each.outcome == "refused")
     assert refused.value == '"quick_gelu"'
     assert f"config.json hidden_act {refused.value}: {refused.says}" in right.not_compared
 
@@ -89,7 +97,8 @@ def test_a_field_that_is_ignored_diverges_though_the_forward_pass_agrees(tmp_pat
 
 def test_a_field_that_is_obeyed_wrongly_is_told_by_what_was_taken_for_it(tmp_path: Path) -> None:
     load = changed('rope["low_freq_factor"]', "1.0", tmp_path)
-    wrong = [each for each in of(check(load, family="llama"), "rope_scaling") if each.outcome == "wrong"]
+    audit = audit_of(load, "llama", tmp_path, with_fields=True)
+    wrong = [each for each in of(audit, "rope_scaling") if each.outcome == "wrong"]
     assert [each.says.partition(" the port ")[2] for each in wrong] == [
         "answers as if our rotary_low_frequency were 1.0"
     ]
@@ -106,14 +115,16 @@ def test_every_number_of_a_scaling_shows(number: str) -> None:
 
 def test_a_default_of_its_own_for_a_missing_field_is_wrong(tmp_path: Path) -> None:
     load = changed('c.get("rms_norm_eps", 1e-6)', 'c.get("rms_norm_eps", 1e-5)', tmp_path)
-    (wrong,) = (each for each in of(check(load, family="llama"), "rms_norm_eps") if each.outcome != "followed")
+    audit = audit_of(load, "llama", tmp_path, with_fields=True)
+    (wrong,) = (each for each in of(audit, "rms_norm_eps") if each.outcome != "followed")
     assert (wrong.value, wrong.outcome) == ("absent", "wrong")
 
 
 def test_fields_that_change_nothing_must_not_change_the_port(tmp_path: Path) -> None:
     load = changed(' or not c.get("use_sliding_window", False)', "", tmp_path)
-    report = check(load, family="qwen2")
-    assert [fault.where for fault in report.faults] == ["config.json: use_sliding_window"]
+    audit = audit_of(load, "qwen2", tmp_path, with_fields=True)
+    assert audit.fields_with("wrong") == ["use_sliding_window"]
+    assert audit.fields_with("ignored") == []
 
 
 def test_the_fields_of_a_port_that_is_wrong_by_itself_wait(tmp_path: Path) -> None:

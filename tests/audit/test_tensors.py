@@ -12,22 +12,24 @@ import numpy as np
 import pytest
 
 from transparity_conformance.checkpoints.examples import example_config
+from transparity_conformance.diagnosis.judge import silent
+from transparity_conformance.ports.audit.audit import audited
+from transparity_conformance.ports.audit.audited import Loader
 from transparity_conformance.ports.audit.tensor_file import kind_of, tensor_file
 from transparity_conformance.ports.check import check
+from transparity_conformance.ports.loader.hub import HubBuild
 from transparity_conformance.ports.loader.spoken import seeded, spoken
 from transparity_conformance.ports.loading import load_port
-from transparity_conformance.report.audit import AuditedTensor
-from transparity_conformance.report.report import Report
+from transparity_conformance.report.audit import Audit, AuditedTensor
+from transparity_conformance.report.check.findings import sentence
 from transparity_numpy.port import build as build_numpy
 
 LOADERS = Path(__file__).parents[2] / "conformance" / "meta" / "audits" / "loaders"
 TIE = "    if settings.tied:"
 UP = "model.layers.0.mlp.up_proj.weight"
 
-Loader = Callable[..., Any]
 
-
-def changed(right: str, wrong: str, folder: Path, loader: str = "llama_module") -> Loader:
+def changed(right: str, wrong: str, folder: Path, loader: str = "llama_module") -> Callable[..., Any]:
     """A right loader with a change in its text."""
     text = (LOADERS / f"{loader}.py").read_text(encoding="utf-8")
     assert text.count(right) == 1
@@ -36,16 +38,21 @@ def changed(right: str, wrong: str, folder: Path, loader: str = "llama_module") 
     return load_port(f"{file}:load")
 
 
-def faults(report: Report) -> dict[str, AuditedTensor]:
-    assert report.audit is not None
-    return {each.name: each for each in report.audit.tensors if each.outcome in ("never read", "may be missing")}
+def audit_of(load: Callable[..., Any], family: str, folder: Path, *, with_fields: bool) -> Audit:
+    """The audit alone."""
+    loader = Loader(HubBuild(load, family, str(folder)))
+    return audited(loader, example_config(family), "float32", silent, with_fields=with_fields)
 
 
-def test_every_tensor_of_a_right_loader_is_read_and_refused_if_missing() -> None:
-    report = check(load_port(f"{LOADERS / 'gpt2_numpy.py'}:load"), family="gpt2")
-    assert report.audit is not None
-    assert {each.outcome for each in report.audit.tensors} == {"read"}
-    assert len(report.audit.tensors) == 28
+def faults(load: Callable[..., Any], family: str, folder: Path) -> dict[str, AuditedTensor]:
+    tensors = audit_of(load, family, folder, with_fields=False).tensors
+    return {each.name: each for each in tensors if each.outcome in ("never read", "may be missing")}
+
+
+def test_every_tensor_of_a_right_loader_is_read_and_refused_if_missing(tmp_path: Path) -> None:
+    tensors = audit_of(load_port(f"{LOADERS / 'gpt2_numpy.py'}:load"), "gpt2", tmp_path, with_fields=False).tensors
+    assert {each.outcome for each in tensors} == {"read"}
+    assert len(tensors) == 28
 
 
 @pytest.mark.parametrize(
@@ -61,16 +68,21 @@ def test_every_tensor_of_a_right_loader_is_read_and_refused_if_missing() -> None
         ('state.setdefault("norm.weight", torch.linspace(1, 2, settings.width))', "numbers of its own"),
     ],
 )
-def test_a_missing_tensor_that_is_replaced_without_a_word_diverges(wrong: str, says: str, tmp_path: Path) -> None:
+def test_what_stands_in_the_place_of_a_missing_tensor_is_told(wrong: str, says: str, tmp_path: Path) -> None:
+    (found,) = faults(changed(TIE, f"    {wrong}\n{TIE}", tmp_path), "llama", tmp_path).values()
+    assert (found.name, found.outcome) == ("model.norm.weight", "may be missing")
+    assert found.says == f"missing from the file: in its place the port has {says}"
+
+
+def test_a_missing_tensor_that_is_replaced_without_a_word_diverges(tmp_path: Path) -> None:
+    wrong = 'state.setdefault("norm.weight", torch.ones(settings.width))'
     report = check(changed(TIE, f"    {wrong}\n{TIE}", tmp_path), family="llama")
     assert report.verdict == "diverges"
     assert report.first_divergence == "model.safetensors: model.norm.weight"
-    (found,) = faults(report).values()
-    assert (found.outcome, found.says) == (
-        "may be missing",
-        f"missing from the file: in its place the port has {says}",
-    )
     assert report.faults[0].causes[0].mistake == "tensor-missing"
+    says = "With the settings that were written the forward pass agrees, but model.safetensors: 1 of 21 tensors may be"
+    assert sentence(report) == f"{says} missing: model.norm.weight."
+    assert [claim.verdict for claim in report.claims if claim.id == "loader.tensors"] == ["diverges"]
 
 
 @pytest.mark.parametrize(
@@ -104,7 +116,7 @@ def hub_names(settings):
     text = text.replace("        name = hub\n", "        name = hub_name\n")
     file.write_text(text + functions, encoding="utf-8")
     load = load_port(f"{file}:load")
-    assert faults(check(load, family="llama")) == {}
+    assert faults(load, "llama", tmp_path) == {}
 
 
 @pytest.mark.parametrize(
@@ -122,9 +134,7 @@ def hub_names(settings):
 def test_a_tensor_that_is_never_read_is_named_beside_the_verdict(
     wrong: str, name: str, says: str, tmp_path: Path
 ) -> None:
-    report = check(changed(TIE, f"    {wrong}\n{TIE}", tmp_path), family="llama")
-    assert report.verdict == "diverges"
-    found = faults(report)
+    found = faults(changed(TIE, f"    {wrong}\n{TIE}", tmp_path), "llama", tmp_path)
     assert list(found) == [name]
     assert (found[name].outcome, found[name].says) == (
         "never read",
@@ -134,7 +144,7 @@ def test_a_tensor_that_is_never_read_is_named_beside_the_verdict(
 
 def test_a_layer_that_has_the_weights_of_another_is_told_as_one(tmp_path: Path) -> None:
     wrong = 'state |= {n.replace("blocks.0.", "blocks.1."): p for n, p in state.items() if n.startswith("blocks.0.")}'
-    found = faults(check(changed(TIE, f"    {wrong}\n{TIE}", tmp_path), family="llama"))
+    found = faults(changed(TIE, f"    {wrong}\n{TIE}", tmp_path), "llama", tmp_path)
     assert len(found) == 9
     assert {each.says for each in found.values()} == {"never read: in its place the port has those of layers.0"}
 

@@ -25,25 +25,33 @@ FIELDS, TENSORS = "loader.fields", "loader.tensors"
 AFTER = "field by field: the forward pass has to agree first"
 
 
-def with_audit(report: Report, loader: Audited, config: TransformerConfig, progress: Progress) -> Report:
-    """The report with the audit of a port. Its fields are audited if its forward pass agrees."""
-    began, told = time.monotonic(), functools.partial(told_dtype, dtype=report.dtype)
-    options = (loader, config, report.dtype, told, progress)
+def audited(port: Audited, config: TransformerConfig, dtype: str, progress: Progress, *, with_fields: bool) -> Audit:
+    """Audit the tensors of a port and, if its forward pass agrees (`with_fields`), the fields of its configuration."""
+    began, told = time.monotonic(), functools.partial(told_dtype, dtype=dtype)
+    tensors = tuple(audited_tensors(port, config, dtype, told, progress))
+    fields = tuple(audited_fields(port, config, dtype, told, progress)) if with_fields else ()
+    return Audit(fields, tensors, port.files, time.monotonic() - began)
+
+
+def with_audit(report: Report, port: Audited, config: TransformerConfig, progress: Progress) -> Report:
+    """The report with the audit of a port."""
     is_right = report.verdict != "diverges"
     with known_so_far(report.verdict, report.first_divergence):
-        tensors = tuple(audited_tensors(*options))
-        fields = tuple(audited_fields(*options)) if is_right else ()
-    audit = Audit(fields, tensors, loader.files, time.monotonic() - began)
-    of_fields, of_tensors = list(_faults(audit, fields)), list(_faults(audit, tensors))
+        audit = audited(port, config, report.dtype, progress, with_fields=is_right)
+    of_fields, of_tensors = list(_faults(audit, audit.fields)), list(_faults(audit, audit.tensors))
     faults = (*of_fields, *of_tensors)
-    missing = [f"{loader.files[0]}, {AFTER}"] * (not is_right) + list(_not_compared(audit))
+    missing = [f"{port.files[0]}, {AFTER}"] * (not is_right) + list(_not_compared(audit))
     return dataclasses.replace(
         report,
         audit=audit,
         verdict="diverges" if faults else report.verdict,
         first_divergence=report.first_divergence or next((fault.where for fault in faults), None),
         faults=(*report.faults, *faults),
-        claims=(*report.claims, *_claims(FIELDS, of_fields, fields), *_claims(TENSORS, of_tensors, tensors)),
+        claims=(
+            *report.claims,
+            *_claims(FIELDS, of_fields, audit.fields),
+            *_claims(TENSORS, of_tensors, audit.tensors),
+        ),
         not_compared=(*report.not_compared, *missing),
     )
 

@@ -100,6 +100,20 @@ def test_a_checkpoint_is_given_to_a_loader_with_its_weights_and_with_others(tmp_
     assert result.stderr.startswith("build(config, parameters) raised RuntimeError: not asked for")
 
 
+def test_the_command_audits_a_loader_unless_it_is_told_not_to(tmp_path: Path) -> None:
+    text = FILE.read_text(encoding="utf-8")
+    (tmp_path / "port.py").write_text(text.replace('cfg["hidden_act"] != "silu" or ', ""), encoding="utf-8")
+    result = invoke("check", f"{tmp_path / 'port.py'}:load", "--family", "llama")
+    assert result.exit_code == 1, result.output
+    assert "config.json: 1 of 18 fields ignored: hidden_act" in " ".join(result.stdout.split())
+    result = invoke("check", f"{tmp_path / 'port.py'}:load", "--family", "llama", "--no-audit")
+    assert result.exit_code == 0, result.output
+    assert "the loader was not audited" in " ".join(result.stdout.split())
+    result = invoke("check", "--command", "true", "--audit")
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert result.stderr.startswith("--audit builds a PORT many times")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -129,7 +129,7 @@ LOADING = (
         "llama",
         'range(self.c["num_hidden_layers"])',
         'range(sum("input_layernorm" in name for name in self.tensors))',
-        FIRST + "input_layernorm.weight",
+        "model.layers.1.input_layernorm.weight",
     ),
     Planted(
         GPT2,

@@ -17,10 +17,14 @@ from typing import Any
 from meta.audits.fields import FIELDS
 from meta.audits.loading import LOADING
 from meta.audits.planted import FOLDER, RIGHT, Planted, written
+from transparity_conformance.checkpoints.examples import example_config
+from transparity_conformance.diagnosis.judge import silent
+from transparity_conformance.ports.audit.audit import audited
+from transparity_conformance.ports.audit.audited import Loader
 from transparity_conformance.ports.check import check
+from transparity_conformance.ports.loader.hub import HubBuild
 from transparity_conformance.ports.loading import load_port
-from transparity_conformance.report.audit import CAUSES
-from transparity_conformance.report.report import Report
+from transparity_conformance.report.audit import CAUSES, Audit
 
 
 @dataclass(frozen=True)
@@ -41,19 +45,25 @@ class Judged:
         return f"{self.what}: {told} ({self.seconds:.1f} s): {self.says}"
 
 
-def named(report: Report) -> list[str]:
+def named(audit: Audit | None) -> list[str]:
     """The fields and tensors at which an audit found a fault."""
-    if report.audit is None:
+    if audit is None:
         return []
-    fields = [each.name for each in report.audit.fields if each.outcome in CAUSES]
-    return fields + [each.name for each in report.audit.tensors if each.outcome in CAUSES]
+    fields = [each.name for each in audit.fields if each.outcome in CAUSES]
+    return fields + [each.name for each in audit.tensors if each.outcome in CAUSES]
+
+
+def audit_alone(load: Callable[..., Any], family: str, folder: Path) -> list[str]:
+    """The names that the audit tells, without the check of the forward pass."""
+    loader = Loader(HubBuild(load, family, str(folder)))
+    return named(audited(loader, example_config(family), "float32", silent, with_fields=True))
 
 
 def judged(planted: Planted, folder: Path, *, alone: bool = True) -> Judged:
     """Check a planted fault; `alone`: also without the audit."""
     load = load_port(f"{written(planted, folder)}:load")
     report = check(load, family=planted.family)
-    names = named(report)
+    names = named(report.audit)
     without = check(load, family=planted.family, audit=False).verdict if alone else "agrees"
     says = report.audit.faults if report.audit else ""
     is_found, seconds = report.verdict == "diverges", report.audit.seconds if report.audit else 0.0
@@ -92,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         missed += report.verdict != "agrees"
         seconds = report.audit.seconds if report.audit else 0.0
         took = f"{time.monotonic() - began:.1f} s, {seconds:.1f} of them for the audit"
-        print(f"{name}, {family}: {report.verdict} ({took}): {named(report)}", flush=True)  # noqa: T201
+        print(f"{name}, {family}: {report.verdict} ({took}): {named(report.audit)}", flush=True)  # noqa: T201
     return int(missed > 0)
 
 

@@ -31,10 +31,11 @@ class TensorFile:
     """The tensors that change the reference's answer."""
 
     @property
-    def one_of_each_kind_first(self) -> list[str]:
-        """The names of the tensors, the first layer that has one of a kind in front."""
-        kinds = {kind_of(name): name for name in reversed(list(self.parameters))}
-        return sorted(self.parameters, key=lambda name: kinds[kind_of(name)] != name)
+    def ends(self) -> set[str]:
+        """The first and the last tensor of each kind."""
+        first = {kind_of(name): name for name in reversed(list(self.parameters))}
+        last = {kind_of(name): name for name in self.parameters}
+        return {*first.values(), *last.values()}
 
 
 @functools.lru_cache(maxsize=KEPT)
@@ -72,5 +73,5 @@ def redrawn(probe: AuditProbe, names: tuple[str, ...]) -> AuditProbe:
 
 
 def kind_of(name: str) -> str:
-    """The name of a tensor without the number of its layer."""
-    return re.sub(r"\d+", "{i}", name)
+    """The name of a tensor without the number of its layer, which is the first in it."""
+    return re.sub(r"\d+", "{i}", name, count=1)

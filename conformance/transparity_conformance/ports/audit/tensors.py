@@ -15,7 +15,7 @@ from transparity_conformance.diagnosis.judge import Progress
 from transparity_conformance.ports.audit.audited import Audited, Told
 from transparity_conformance.ports.audit.probing import AuditProbe
 from transparity_conformance.ports.audit.replaced import stand_in
-from transparity_conformance.ports.audit.tensor_file import TensorFile, kind_of, redrawn, tensor_file
+from transparity_conformance.ports.audit.tensor_file import TensorFile, redrawn, tensor_file
 from transparity_conformance.ports.process.running import built, run
 from transparity_conformance.report.audit import AuditedTensor
 from transparity_conformance.report.comparison import gap, share
@@ -23,7 +23,7 @@ from transparity_conformance.report.comparison import gap, share
 Unread = Literal["never read", "may be missing"]
 
 SECONDS = 30.0
-"""Seconds after which, of each kind of tensor, that of one layer alone is left out; PyTorch needs 1 or 2 for all."""
+"""Seconds after which those of the first and the last layer alone are left out; PyTorch needs 1 or 2 for all."""
 
 
 def audited_tensors(
@@ -32,19 +32,16 @@ def audited_tensors(
     """Build the port without each tensor; and, if it is wrong, with each tensor changed."""
     file = tensor_file(audited.model_type, config, dtype)
     port = _Port(audited, file, dtype, told)
-    unread, began, refused = port.never_read(progress), time.monotonic(), set[str]()
-    for done, name in enumerate(file.one_of_each_kind_first):
+    unread, began, ends = port.never_read(progress), time.monotonic(), file.ends
+    for done, name in enumerate(sorted(file.parameters, key=lambda name: name not in ends)):
         progress("leaving out tensors", done, len(file.parameters))
         if name in unread:
             yield unread[name]
-        elif name in file.needed and kind_of(name) in refused and time.monotonic() - began > SECONDS:
-            yield AuditedTensor(
-                name, "not tried", "the port takes too long to load; one of another layer is refused if missing"
-            )
+        elif name in file.needed and name not in ends and time.monotonic() - began > SECONDS:
+            yield AuditedTensor(name, "not tried", "the port takes too long to load, and misses that of other layers")
         elif (found := port.without(name) if name in file.needed else None) is not None:
             yield found
         else:
-            refused.add(kind_of(name))
             yield AuditedTensor(name, "read" if name in file.exercised else "not exercised")
 
 

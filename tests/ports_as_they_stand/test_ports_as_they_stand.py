@@ -90,7 +90,7 @@ IGNORED = {
     "nano_gpt": {"activation_function", "layer_norm_epsilon", "scale_attn_weights"},
     "pico_gpt": {"activation_function", "layer_norm_epsilon", "scale_attn_weights"},
     "step_llama": {"attention_bias", "mlp_bias", "hidden_act", "rope_theta", "rope_scaling", "rope_parameters"},
-    "scratch_qwen": {"hidden_act", "rms_norm_eps", "sliding_window", "rope_scaling", "rope_parameters"},
+    "scratch_qwen": {"hidden_act", "rms_norm_eps", "sliding_window", "layer_types", "rope_scaling", "rope_parameters"},
     "in_place_gemma": {"hidden_act", "rope_theta", "rope_scaling", "rope_parameters"},
 }
 """Fields of config.json that code like the published one has built in, though its forward pass agrees."""

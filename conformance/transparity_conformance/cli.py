@@ -138,6 +138,14 @@ HtmlFile = Annotated[
 Taps = Annotated[
     bool, typer.Option("--taps/--logits-only", help="Compare every tap that the port returns, or its logits alone.")
 ]
+AuditChoice = Annotated[
+    bool | None,
+    typer.Option(
+        "--audit/--no-audit",
+        help="Change every field of the configuration, and leave out every tensor; default: of a loader.",
+        show_default=False,
+    ),
+]
 HeadChoice = Annotated[
     Head | None,
     typer.Option("--head", help="Output of an encoder-only checkpoint; default: pooled, if it has a pooler."),
@@ -228,6 +236,7 @@ def check(
     command: Command = None,
     timeout: Timeout = None,
     budget: Budget = BUDGET,
+    audit: AuditChoice = None,
     json_file: JsonFile = None,
     html_file: HtmlFile = None,
     **sections: bool,
@@ -243,7 +252,7 @@ def check(
         check_goes_together(preset or [], config, checkpoint, family or [], command, head)
         asked = [name for name in sections if sections[name]]
         options: dict[str, Any] = {"dtype": dtype, "timeout": timeout, "budget": budget, "sections": asked}
-        options["located"] = _tell
+        options |= {"located": _tell, "audit": audit}
         run = checker(port, command, logits_only=not taps, **options)
         check_writable(json_file, html_file)
         imported = None if checkpoint is None else _imported(checkpoint, head)

@@ -95,6 +95,8 @@ NAMES = {
 
 def load(folder):
     cfg = json.loads(Path(folder, "config.json").read_text())
+    if cfg["hidden_act"] != "silu" or cfg["rope_scaling"] or cfg["attention_bias"] or cfg["mlp_bias"]:
+        raise NotImplementedError("a plain Llama only")
     model = Llama(cfg)
     hub = load_file(Path(folder, "model.safetensors"))
     state = {"tok.weight": hub["model.embed_tokens.weight"], "norm.weight": hub["model.norm.weight"]}

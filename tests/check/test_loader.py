@@ -26,7 +26,7 @@ from transparity_conformance.cli import app
 from transparity_conformance.oracle.probes import probe_parameters
 from transparity_conformance.ports.check import check
 from transparity_conformance.ports.loader.answers import taps_in
-from transparity_conformance.ports.loader.hub import as_build
+from transparity_conformance.ports.loader.hub import HubBuild
 from transparity_conformance.ports.loader.inputs import framework_of
 from transparity_conformance.ports.loading import load_port
 from transparity_conformance.ports.testing import assert_conforms
@@ -100,6 +100,20 @@ def test_a_checkpoint_is_given_to_a_loader_with_its_weights_and_with_others(tmp_
     assert result.stderr.startswith("build(config, parameters) raised RuntimeError: not asked for")
 
 
+def test_the_command_audits_a_loader_unless_it_is_told_not_to(tmp_path: Path) -> None:
+    text = FILE.read_text(encoding="utf-8")
+    (tmp_path / "port.py").write_text(text.replace('cfg["hidden_act"] != "silu" or ', ""), encoding="utf-8")
+    result = invoke("check", f"{tmp_path / 'port.py'}:load", "--family", "llama")
+    assert result.exit_code == 1, result.output
+    assert "config.json: 1 of 18 fields ignored: hidden_act" in " ".join(result.stdout.split())
+    result = invoke("check", f"{tmp_path / 'port.py'}:load", "--family", "llama", "--no-audit")
+    assert result.exit_code == 0, result.output
+    assert "the loader was not audited" in " ".join(result.stdout.split())
+    result = invoke("check", "--command", "true", "--audit")
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert result.stderr.startswith("--audit builds a PORT many times")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -121,12 +135,12 @@ def test_wrong_usage_is_one_sentence(arguments: list[str], message: str) -> None
 def test_a_model_that_the_family_cannot_express_is_refused(tmp_path: Path, refused: Refusal) -> None:
     config = example_config("gpt2")
     with refused(PortError, "No folder can be written for load(folder): The family llama cannot express"):
-        as_build(of("load"), "llama", str(tmp_path))(config, probe_parameters(config))
+        HubBuild(of("load"), "llama", str(tmp_path))(config, probe_parameters(config))
 
 
 def test_a_folder_lives_as_long_as_its_model(tmp_path: Path) -> None:
     config = example_config("llama")
-    forward = as_build(of("load"), "llama", str(tmp_path))(config, probe_parameters(config))
+    forward = HubBuild(of("load"), "llama", str(tmp_path))(config, probe_parameters(config))
     (folder,) = tmp_path.iterdir()
     assert import_checkpoint(folder).config.embed_dim == config.embed_dim
     del forward

@@ -14,7 +14,9 @@ import pytest
 
 from meta.power.plain_port import PlainFault, build_port
 from transparity_conformance.ports.check import check
+from transparity_conformance.ports.loading import load_port
 
+NANO_GPT = Path(__file__).parents[1] / "ports_as_they_stand" / "nano_gpt.py"
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "report.schema.json").read_text(encoding="utf-8"))
 TYPES: dict[str, Any] = {
     "object": dict,
@@ -79,6 +81,7 @@ def reports() -> list[dict[str, Any]]:
         check(build_port(PlainFault("attention-scale", "none")), "translation"),
         check(build_port(fault), "translation", logits_only=True, budget=0),
         check(misshapen, "translation"),
+        check(load_port(f"{NANO_GPT}:load"), family="gpt2", logits_only=True),
     ]
     return [json.loads(json.dumps(report.as_dict())) for report in made]
 
@@ -87,6 +90,8 @@ def test_every_report_has_the_promised_form(reports: list[dict[str, Any]]) -> No
     for report in reports:
         assert list(wrong(SCHEMA, report)) == []
     assert {report["verdict"] for report in reports} == {"agrees", "diverges"}
+    assert reports[0]["audit"] is None
+    assert {each["outcome"] for each in reports[4]["audit"]["fields"]} >= {"followed", "ignored", "refused"}
 
 
 def test_another_form_is_rejected(reports: list[dict[str, Any]]) -> None:
@@ -97,9 +102,12 @@ def test_another_form_is_rejected(reports: list[dict[str, Any]]) -> None:
         (("faults", 0, "impact", "positions"), 3),
         (("environment", "numpy"), None),
         (("further",), 1),
+        (("audit",), {"fields": []}),
+        (("audit", "fields", 0, "outcome"), "fine"),
+        (("audit", "tensors", 0, "name"), 3),
     ]
     for path, value in changes:
-        report = copy.deepcopy(reports[1])
+        report = copy.deepcopy(reports[4 if len(path) > 1 and path[0] == "audit" else 1])
         place = report
         for step in path[:-1]:
             place = place[step]

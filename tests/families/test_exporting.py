@@ -61,6 +61,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"head_scale": "none", "target_vocab_size": None, "num_decoder_layers": 6},
     ),
     "bart, no bias": ("bart", {"head_bias": False}),
+    "bart, untied": ("bart", {"tied_head": False}),
     "marian, two vocabularies": ("marian", {"shared_embedding": False, "target_vocab_size": 43}),
     "opt, norms behind": (
         "opt",
@@ -115,6 +116,7 @@ def test_transformers_has_a_place_for_every_tensor(name: str, tmp_path: Path) ->
 def test_transformers_agrees_through_the_loader(name: str) -> None:
     report = check(LOADERS.get(name, causal), family=name)
     assert report.verdict == "agrees", report
+    assert report.audit is not None and not report.audit.faults
     assert not [line for line in report.not_compared if line.startswith(("probe", "long", "square"))]
 
 

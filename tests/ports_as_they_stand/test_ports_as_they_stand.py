@@ -11,7 +11,12 @@ from typing import NamedTuple
 import pytest
 
 from transparity.config import TransformerConfig
+from transparity_conformance.checkpoints.examples import example_config
+from transparity_conformance.diagnosis.judge import silent
+from transparity_conformance.ports.audit.audit import audited
+from transparity_conformance.ports.audit.audited import Loader
 from transparity_conformance.ports.check import check
+from transparity_conformance.ports.loader.hub import HubBuild
 from transparity_conformance.ports.loading import load_port
 from transparity_conformance.report.report import Report
 
@@ -82,10 +87,20 @@ FAMILIES = {
 }
 
 
+IGNORED = {
+    "nano_gpt": {"activation_function", "layer_norm_epsilon", "scale_attn_weights"},
+    "pico_gpt": {"activation_function", "layer_norm_epsilon", "scale_attn_weights"},
+    "step_llama": {"attention_bias", "mlp_bias", "hidden_act", "rope_theta", "rope_scaling", "rope_parameters"},
+    "scratch_qwen": {"hidden_act", "rms_norm_eps", "sliding_window", "layer_types", "rope_scaling", "rope_parameters"},
+    "in_place_gemma": {"hidden_act", "rope_theta", "rope_scaling", "rope_parameters"},
+}
+"""Fields of config.json that code like the published one has built in, though its forward pass agrees."""
+
+
 def checked(name: str, file: Path) -> Report:
-    """Check a port by its family, with its own loader, or by a configuration."""
+    """Check the forward pass of a port by its family, with its own loader, or by a configuration."""
     if name in FAMILIES:
-        return check(load_port(f"{file}:load"), family=FAMILIES[name])
+        return check(load_port(f"{file}:load"), family=FAMILIES[name], audit=False)
     return check(load_port(f"{file}:build"), config=ENCODER_DECODER)
 
 
@@ -94,6 +109,14 @@ def test_a_right_port_agrees(name: str) -> None:
     report = checked(name, FOLDER / f"{name}.py")
     assert report.verdict == "agrees", report
     assert not report.coverage.untested
+
+
+@pytest.mark.parametrize("name", IGNORED)
+def test_the_fields_that_a_published_port_has_built_in_are_told(name: str, tmp_path: Path) -> None:
+    loader = Loader(HubBuild(load_port(f"{FOLDER / name}.py:load"), FAMILIES[name], str(tmp_path)))
+    audit = audited(loader, example_config(FAMILIES[name]), "float32", silent, with_fields=True)
+    assert {*audit.fields_with("ignored"), *audit.fields_with("wrong")} == IGNORED[name]
+    assert {each.outcome for each in audit.tensors} == {"read"}  # and refused if missing
 
 
 @pytest.mark.parametrize("planted", FAULTS, ids=lambda planted: f"{planted.port}: {planted.cause}")

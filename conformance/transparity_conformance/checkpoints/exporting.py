@@ -77,6 +77,7 @@ def tensors_in(
     exact = {name: np.asarray(value, np.float32) for name, value in parameters.items()}
     heads = tensors_of({name: exact[name] for name in exact if name.startswith("head.")}, table)
     others = tensors_of({name: exact[name] for name in exact if not name.startswith("head.")}, table)
+    others |= {copy: others[theirs] for copy, theirs in family.copies(config).items()}
     # a model with a head keeps the rest under a name of its own
     prefix = next(iter(family.prefixes), "") if config.head == "logits" else ""
     return {f"{prefix}{name}": value for name, value in others.items()} | heads
@@ -95,7 +96,7 @@ def _check_same(
     model_type: str, config: TransformerConfig, parameters: Mapping[str, np.ndarray], again: Checkpoint
 ) -> None:
     """Raise `CheckpointError` unless the written folder has the same configuration and the same bits."""
-    asked, found = _explicit(config), _explicit(again.config)
+    asked, found = explicit(config), explicit(again.config)
     if names := [name for name, value in asked.items() if found[name] != value]:
         fields = listed([f"{name} {shown(asked[name])} (it has {shown(found[name])})" for name in names])
         raise CheckpointError(
@@ -109,8 +110,8 @@ def _check_same(
             )
 
 
-def _explicit(config: TransformerConfig) -> dict[str, Any]:
-    """The fields of a configuration, with the numbers that None stands for."""
+def explicit(config: TransformerConfig) -> dict[str, Any]:
+    """The fields of a configuration, with the numbers that None stands for; two that are one model have the same."""
     return dataclasses.asdict(config) | {
         "num_key_value_heads": config.key_value_heads,
         "attention_head_dim": config.head_dim,

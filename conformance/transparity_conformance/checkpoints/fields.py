@@ -26,6 +26,10 @@ def _nothing(config: TransformerConfig) -> Collection[str]:
     return ()
 
 
+def _no_copies(config: TransformerConfig) -> Mapping[str, str]:
+    return {}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Family:
     """One `model_type`: the conversion of its fields and its tensors."""
@@ -42,6 +46,8 @@ class Family:
     """The class of transformers that reads the written folder, the first of `architectures` in config.json."""
     absent: Callable[[TransformerConfig], Collection[str]] = _nothing
     """Names in the table that the file of a configuration does not have, though it has what they hold."""
+    copies: Callable[[TransformerConfig], Mapping[str, str]] = _no_copies
+    """Names in the table that the file of a configuration has beside the one that holds the same numbers."""
     reads: Collection[str]
     """The fields of config.json that `configure` reads."""
     defaults: Mapping[str, Any]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity.errors import ConfigError, ParameterError, is_whole
+from transparity.errors import ConfigError, ParameterError, TransparityError, is_whole
 from transparity.parameters import check_parameters, parameter_shapes, save_parameters
 from transparity_conformance.checkpoints.fields import ONLY, TOKENS, UNNEEDED, Family, Fields, wrong
 from transparity_conformance.checkpoints.naming import Convert, Part, called, is_any_of, parts_of, without_prefix
@@ -153,7 +153,7 @@ def _parameters(
 ) -> tuple[dict[str, np.ndarray], set[str]]:
     """The parameters in their order, and the names of the tensors that they come from."""
     shapes = parameter_shapes(config)
-    parts = _parts(family, config, where, shapes)
+    parts = parts_in(family, config, where, shapes)
     sources = {ours: name for name, found in reversed(parts.items()) for ours, _ in found}
     for ours, shape in shapes.items():
         if ours not in sources:
@@ -190,6 +190,18 @@ def parameters_from(
     return {name: made[name] for name in shapes}
 
 
+def needs(family: Family, given: Fields, names: Collection[str], tensor: str) -> bool:
+    """Return whether a folder with the fields `given` and the tensors `names` cannot be imported without `tensor`."""
+    left = [name for name in names if name != tensor]
+    try:
+        config = configuration(family, given, {without_prefix(name, family.prefixes) for name in left})
+    except TransparityError:
+        return True
+    shapes = parameter_shapes(config)
+    found = {ours for parts in parts_in(family, config, left, shapes).values() for ours, _ in parts}
+    return not found >= set(shapes)
+
+
 def _converted(
     path: Path, name: str, tensor: np.ndarray, convert: Convert, ours: str, shape: tuple[int, ...]
 ) -> np.ndarray:
@@ -204,10 +216,10 @@ def _converted(
     return np.ascontiguousarray(value)
 
 
-def _parts(
+def parts_in(
     family: Family, config: TransformerConfig, names: Collection[str], shapes: Collection[str]
 ) -> dict[str, list[Part]]:
-    """The parts of each tensor that are parameters of the model."""
+    """The parts of each of the tensors `names` that are parameters of the model, which has those in `shapes`."""
     owned = {
         name: [(_owner(config, ours), convert) for ours, convert in found]
         for name, found in parts_of(names, family.names, family.prefixes).items()

@@ -37,6 +37,8 @@ from transparity_conformance.ports.alignment.heard import (
     wrong_logits,
 )
 from transparity_conformance.ports.alignment.unsteady import with_unsteady_line
+from transparity_conformance.ports.audit.audit import with_audit
+from transparity_conformance.ports.audit.audited import audited_of
 from transparity_conformance.ports.forms.reading import in_form
 from transparity_conformance.ports.forms.recognise import form_of, with_form
 from transparity_conformance.ports.known import Known, name_of
@@ -51,6 +53,8 @@ from transparity_conformance.report.comparison import gap, share
 from transparity_conformance.report.report import ClaimResult, Interrupted, Report
 
 FORM_ALONE = "all that is computed before the answer, and all that a port may offer: answers are in another form"
+
+NOT_AUDITED = "config.json, model.safetensors: the loader was not audited"
 
 __all__ = ["Actual", "Port", "PortError", "Progress", "check"]
 
@@ -69,6 +73,7 @@ def check(
     timeout: float = TIMEOUT,
     budget: float = BUDGET,
     name: str | None = None,
+    audit: bool | None = None,
     located: Located = untold,
 ) -> Report:
     """Check a port against the reference.
@@ -84,6 +89,8 @@ def check(
         timeout: seconds that an isolated port has for the answer to one call.
         budget: seconds for the search for causes; what has none by then is unexplained.
         name: the port's name in the report; that of `build` without it.
+        audit: whether each field of the configuration and each tensor is audited, too, with drawn weights; None: if the
+            port is a loader.
         progress, located: receive every step; and a report once it is known where the port diverges, or known better.
 
     Raises `PortError` if the port raises, returns no array, or ends its process; `TransparityError` for what is unknown
@@ -94,7 +101,20 @@ def check(
     known = Known(located)
     asked = Asked(preset, config, parameters, dtype, logits_only, budget, name or name_of(build), known)
     with _built_by(build, family, timeout if isolated else None) as port, known.kept():
-        return _checked(told_dtype(port, dtype), asked, progress or silent)
+        report = _checked(told_dtype(port, dtype), asked, progress or silent)
+        return _audited(report, port, asked, progress or silent, audit)
+
+
+def _audited(report: Report, port: Port, asked: Asked, progress: Progress, is_wanted: bool | None) -> Report:
+    """The report with the audit of a port; given weights are those of one model, and have no variants."""
+    audited = audited_of(port)
+    is_loader = audited.model_type is not None
+    if asked.parameters is not None or not (is_loader if is_wanted is None else is_wanted):
+        missing = (NOT_AUDITED,) if is_loader else ()
+        return dataclasses.replace(report, not_compared=(*report.not_compared, *missing))
+    asked.known.report = report
+    config = asked.config or preset_called(asked.name).resized()
+    return with_audit(report, audited, config, progress)
 
 
 def _built_by(build: Port, family: str | None, timeout: float | None) -> contextlib.AbstractContextManager[Port]:

@@ -36,6 +36,7 @@ def checker(
     timeout: float | None,
     budget: float,
     sections: Collection[str],
+    audit: bool | None = None,
     located: Located = untold,
 ) -> Check:
     """The check of a system, by a function or by a program, each in a process of its own.
@@ -45,13 +46,15 @@ def checker(
         command: the program; either this or `port`.
         timeout: seconds that the program has, or the function for one answer; None for the default.
         sections: sections of the bundle that the program is given.
-        budget, located: as for `check`.
+        audit, budget, located: as for `check`.
 
     Raises `UsageError` for options of the other kind.
     """
     if (port is None) == (command is None):
         raise UsageError("check takes either a PORT or --command; give one of the two.")
     if command is not None:
+        if audit:
+            raise UsageError("--audit builds a PORT many times, and a --command runs once; leave out one of the two.")
         options: dict[str, Any] = {
             "dtype": dtype,
             "logits_only": logits_only,
@@ -66,6 +69,7 @@ def checker(
         raise UsageError(f"{flags} asks for more in a bundle, for --command; a PORT is compared in all that it offers.")
     assert port is not None
     options = {"dtype": dtype, "logits_only": logits_only, "budget": budget, "located": located, "name": port}
+    options["audit"] = audit
     return _of_port(port, checked_timeout(timeout), options)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from transparity_conformance.report.audit import Audit
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.coverage import Coverage
 from transparity_conformance.report.environment import environment
@@ -145,6 +146,8 @@ class Report:
     coverage: Coverage = field(default_factory=Coverage)
     """The range of the verdict."""
 
+    audit: Audit | None = None
+    """The fields of config.json and the tensors of a loader; None if they were not audited."""
     environment: Mapping[str, str] = field(default_factory=environment)
     """The versions of everything that took part."""
 
@@ -179,6 +182,7 @@ class Report:
             "faults": [dataclasses.asdict(fault) for fault in self.faults],
             "claims": [dataclasses.asdict(claim) for claim in self.claims],
             "coverage": self.coverage.as_dict(),
+            "audit": None if self.audit is None else self.audit.as_dict(),
             "taps": [dataclasses.asdict(item) | {"share": item.share} for item in self.measured],
             "not_compared": self.not_compared,
             "notes": self.notes,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from transparity.config import TransformerConfig
@@ -115,12 +115,19 @@ def _absent(config: TransformerConfig) -> Collection[str]:
     return () if config.shared_embedding else ("shared.weight",)
 
 
+def _copies(config: TransformerConfig) -> Mapping[str, str]:
+    """Without `tie_word_embeddings`, transformers ties no embeddings either."""
+    is_untied = config.shared_embedding and not config.tied_head
+    return {f"{stack}.embed_tokens.weight": "shared.weight" for stack in config.stacks if is_untied}
+
+
 BART = Family(
     always=ALWAYS | {"positions": "learned", "position_offset": 2, "embedding_norm": True, "shared_embedding": True},
     fields=FIELDS,
     configure=_bart,
     write=_write_bart,
     model="BartForConditionalGeneration",
+    copies=_copies,
     reads=READS,
     defaults=DEFAULTS | {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2},
     only=ONLY | {"normalize_embedding": (True,), "static_position_embeddings": (False,)},

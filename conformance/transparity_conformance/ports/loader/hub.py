@@ -21,41 +21,61 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.errors import TransparityError, shown
 from transparity_conformance.capabilities.stranger import PortCallError, PortError, call_stranger, signature_of
+from transparity_conformance.checkpoints.editing import Edit, edit_folder
 from transparity_conformance.checkpoints.exporting import export_checkpoint
 from transparity_conformance.ports.loader.inputs import arguments, arrays, framework_of, is_instance, with_mask
+from transparity_conformance.ports.loader.spoken import seeded, spoken
 
 
-def as_build(load: Callable[..., Any], model_type: str, root: str) -> Callable[..., Callable[..., Any]]:
-    """Return `build(config, parameters)` for a port's `load(folder)`; it takes what else `load` takes, by name.
+class HubBuild:
+    """`build(config, parameters)` for a port's `load(folder)`; it takes what else `load` takes, by name.
 
     Args:
         load: reads a folder with config.json and model.safetensors, and returns a model.
         model_type: the family of the folders that are written.
         root: the folder that they are written into; each is removed with its model, and `root` by the caller.
+        edit: a change of every folder before it is loaded.
     """
 
-    @functools.wraps(load)
-    def build(config: TransformerConfig, parameters: Mapping[str, np.ndarray], **options: Any) -> Callable[..., Any]:
-        folder = Path(tempfile.mkdtemp(dir=root))
+    def __init__(self, load: Callable[..., Any], model_type: str, root: str, edit: Edit | None = None) -> None:
+        functools.update_wrapper(self, load)
+        self.load, self.model_type, self.root, self.edit = load, model_type, root, edit
+
+    def edited(self, edit: Edit) -> HubBuild:
+        """The same loader of folders with a change."""
+        return HubBuild(self.load, self.model_type, self.root, edit)
+
+    def __call__(
+        self, config: TransformerConfig, parameters: Mapping[str, np.ndarray], **options: Any
+    ) -> Callable[..., Any]:
+        folder = Path(tempfile.mkdtemp(dir=self.root))
         try:
-            export_checkpoint(model_type, config, parameters, folder)
+            export_checkpoint(self.model_type, config, parameters, folder)
         except TransparityError as error:
             raise PortError(f"No folder can be written for load(folder): {error}") from None
         try:
-            forward = forward_of(call_stranger(load, str(folder), **options), config)
+            forward = self._loaded(folder, config, options)
         except PortCallError as error:
             raise PortError(f"load(folder) raised {error}.") from error.__cause__
         weakref.finalize(forward, shutil.rmtree, folder, ignore_errors=True)  # weights may be memory-mapped until then
         return forward
 
-    return build
+    def _loaded(self, folder: Path, config: TransformerConfig, options: Mapping[str, Any]) -> Callable[..., Any]:
+        if self.edit is None:
+            return forward_of(call_stranger(self.load, str(folder), **options), config)
+        edit_folder(folder, self.edit)
+        with seeded(self.edit.seed), spoken() as said:
+            forward = forward_of(call_stranger(self.load, str(folder), **options), config)
+        if self.edit.without is not None and (line := said.line_about(self.edit.without)):
+            raise PortError(f"load(folder) says: {line}.")
+        return forward
 
 
 @contextlib.contextmanager
-def loaded_here(load: Callable[..., Any], model_type: str) -> Iterator[Callable[..., Callable[..., Any]]]:
-    """Yield `as_build` in this process, with a temporary folder that is removed with the context."""
+def loaded_here(load: Callable[..., Any], model_type: str) -> Iterator[HubBuild]:
+    """Yield a `HubBuild` in this process, with a temporary folder that is removed with the context."""
     with tempfile.TemporaryDirectory(prefix="transparity-") as root:
-        yield as_build(load, model_type, root)
+        yield HubBuild(load, model_type, root)
 
 
 def required_arguments(signature: inspect.Signature | None) -> int | None:

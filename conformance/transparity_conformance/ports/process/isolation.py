@@ -28,6 +28,7 @@ from transparity.config import TransformerConfig
 from transparity.taps import tap_shapes
 from transparity_conformance.capabilities.stranger import PortCallError, PortError, PortProcessError
 from transparity_conformance.capabilities.table import ATTRIBUTES, CAPABILITIES
+from transparity_conformance.checkpoints.editing import Edit
 from transparity_conformance.ports.listening.operation import Operation
 from transparity_conformance.ports.loading import LoadError, UsageError
 from transparity_conformance.ports.process.operations import received
@@ -226,9 +227,9 @@ class _RemoteForward(_Remote, PortElsewhere):
 class IsolatedBuild(_Remote):
     """`build` of a port in another process; with a `model_type`, the port is a loader of folders of that family."""
 
-    def __init__(self, process: _Process, model_type: str | None = None) -> None:
+    def __init__(self, process: _Process, model_type: str | None = None, edit: Edit | None = None) -> None:
         super().__init__(self._built, lambda: process.loaded()[1])
-        self.process, self.model_type = process, model_type
+        self.process, self.model_type, self.edit = process, model_type, edit
 
     def loading(self, model_type: str | None) -> IsolatedBuild:
         """The same port as a loader of folders of the family, or as a `build` for None."""
@@ -239,10 +240,14 @@ class IsolatedBuild(_Remote):
         number, _ = self.process.loaded()
         return dict(self.process.answer("what it takes", "limits", number))
 
+    def edited(self, edit: Edit) -> IsolatedBuild:
+        """The same loader of folders with a change."""
+        return IsolatedBuild(self.process, self.model_type, edit)
+
     def _built(self, *args: Any, **named: Any) -> _Remote:
         process = self.process
         number, _ = process.loaded()
-        family = None if self.model_type is None else (self.model_type, process.folder())
+        family = None if self.model_type is None else (self.model_type, process.folder(), self.edit)
         what = "build(config, parameters)" if family is None else "load(folder)"
         number, signature, offered = process.answer(what, "build", number, args, named, list(ATTRIBUTES), family)
         if number is None and family is not None:

@@ -25,7 +25,7 @@ from transparity_conformance.capabilities.stranger import (
 )
 from transparity_conformance.ports.listening.listen import listen
 from transparity_conformance.ports.loader.answers import taps_in
-from transparity_conformance.ports.loader.hub import as_build
+from transparity_conformance.ports.loader.hub import HubBuild
 from transparity_conformance.ports.loading import LoadError, load_port
 from transparity_conformance.ports.process.operations import described
 from transparity_conformance.ports.process.wire import Closed, Handle, Kept, encoded, receive_request, send_answer
@@ -80,18 +80,18 @@ class Worker:
         return [result, described(operations)]
 
     def build(
-        self, number: int, args: Any, named: Any, attributes: list[str], family: tuple[str, str] | None = None
+        self, number: int, args: Any, named: Any, attributes: list[str], family: tuple[Any, ...] | None = None
     ) -> Any:
         """Build a port; return its number, its signature, and the signatures of the methods it offers.
 
-        With a `family` and a folder for temporary files, the object `number` is the loader of hub folders. There is no
-        number but a reason if nothing was built.
+        With a `family`, a folder for temporary files and a change of what is written there, the object `number` is the
+        loader of hub folders. There is no number but a reason if nothing was built.
         """
         if family is None:
             forward = self.call(number, "", args, named)
         else:
             try:
-                forward = as_build(self.objects[number], *family)(*args, **named)
+                forward = HubBuild(self.objects[number], *family)(*args, **named)
             except PortError as error:
                 return None, safe(error), {}
         if not callable(forward):

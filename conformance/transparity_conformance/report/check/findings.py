@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from transparity_conformance.report.audit import CAUSES
 from transparity_conformance.report.check.lines import PortLine, lines_of
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.formatting import count, format_share
@@ -111,6 +112,8 @@ def sentence(report: Report) -> str:
     found = findings(report)
     if not found:
         return f"{report.first_divergence or 'The port'}: beyond the budget; no segment was looked at by itself."
+    if report.audit and all(finding.causes and finding.causes[0].mistake in CAUSES.values() for finding in found):
+        return f"With the settings that were written the forward pass agrees, but {report.audit.faults}."
     parts = [_finding_sentence(finding) for finding in found[:3]]
     if found[1:]:
         parts[0] = f"Mend this first: {parts[0]}"

@@ -49,6 +49,7 @@ def _parts(view: CheckView) -> Iterator[RenderableType]:
     yield Text(view.sentence)
     if view.coverage:
         yield hanging("Covers ", view.coverage)
+    yield from (hanging("Audit ", line) for line in view.audit)
     if view.findings:
         yield _below(_findings(view))
     if view.ties:

@@ -49,6 +49,8 @@ class CheckView:
     compared: str
     coverage: str
     """The range of the verdict in one line; empty if it is not known."""
+    audit: list[str]
+    """The audit of a loader in lines; none if there was none."""
 
 
 def check_view(report: Report) -> CheckView:
@@ -68,6 +70,7 @@ def check_view(report: Report) -> CheckView:
         lists={"Not compared": one_line_a_reason(report.not_compared), "Notes": report.notes},
         compared=count(len(report.measured), "comparison"),
         coverage=report.coverage.line,
+        audit=[] if report.audit is None else report.audit.lines,
     )
 
 

@@ -1,0 +1,39 @@
+"""A sample of the audits of planted faults, and the campaign itself; `nox -s power` has all of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from meta.audits.fields import FIELDS
+from meta.audits.loading import LOADING
+from meta.audits.measure import audit_alone
+from meta.audits.planted import FOLDER, RIGHT, Planted, written
+from transparity_conformance.ports.loading import load_port
+
+SAMPLE = (*FIELDS[::9], *LOADING[::9])
+
+
+@pytest.mark.parametrize("planted", SAMPLE, ids=str)
+def test_a_planted_fault_is_found_by_its_name(planted: Planted, tmp_path: Path) -> None:
+    load = load_port(f"{written(planted, tmp_path)}:load")
+    assert planted.name in audit_alone(load, planted.family, tmp_path)
+
+
+@pytest.mark.parametrize(("name", "family"), [("bert_module", "roberta"), ("gemma_functional", "gemma2")])
+def test_a_right_loader_has_no_fault(name: str, family: str, tmp_path: Path) -> None:
+    assert audit_alone(load_port(f"{FOLDER / name}.py:load"), family, tmp_path) == []
+
+
+def test_there_are_as_many_faults_as_were_asked_for_and_each_has_its_place(tmp_path: Path) -> None:
+    assert len(FIELDS) >= 40
+    assert len(LOADING) >= 40
+    for planted in (*FIELDS, *LOADING):
+        assert planted.family in RIGHT[planted.loader]
+        compile(written(planted, tmp_path).read_text(encoding="utf-8"), planted.loader, "exec")
+
+
+def test_a_fault_without_its_place_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="has 0 places"):
+        written(Planted("bert_module", "bert", "no such line", "", ""), tmp_path)

@@ -1,0 +1,158 @@
+"""The result of an audit: whether a port follows the fields of a configuration and the tensors of a file."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from transparity_conformance.report.formatting import count
+from transparity_conformance.report.text import SENTENCE, safe
+
+Outcome = Literal["followed", "ignored", "wrong", "refused", "not exercised"]
+
+WORST_FIRST: tuple[Outcome, ...] = ("ignored", "wrong", "followed", "refused", "not exercised")
+"""The outcome of a field is the first of these that one of its values has."""
+
+MOST_NAMED = 8
+"""Names in a line for people; JSON lists all."""
+
+
+@dataclass(frozen=True)
+class AuditedField:
+    """A field of the configuration with another value."""
+
+    name: str
+    value: str
+    """The other value as JSON, `absent`, or the form of the file."""
+    outcome: Outcome
+    """`ignored`: the port answers as before the change; `wrong`: as neither does; `refused`: it raises."""
+    says: str = ""
+    """What the port did, or why it refuses."""
+    error: float = 0.0
+    budget: float = 0.0
+    residual: float | None = None
+    """The difference that is left from the reference with the same fault; None: it is unexplained."""
+
+    def __post_init__(self) -> None:
+        _clean(self, "name", "value", "says")
+
+
+@dataclass(frozen=True)
+class AuditedTensor:
+    """A tensor of the file."""
+
+    name: str
+    outcome: Literal["read", "never read", "may be missing", "not exercised", "not tried"]
+    """`may be missing`: without it the port answers, and says nothing."""
+    says: str = ""
+    """What stands in its place."""
+    error: float = 0.0
+    budget: float = 0.0
+    residual: float | None = None
+    """As of a field."""
+
+    def __post_init__(self) -> None:
+        _clean(self, "name", "says")
+
+
+CAUSES = {
+    "ignored": "field-ignored",
+    "wrong": "field-wrong",
+    "never read": "tensor-unread",
+    "may be missing": "tensor-missing",
+}
+"""The outcomes that are faults, and the ids of their causes."""
+
+WORDS: dict[Outcome, str] = {
+    "ignored": "ignored",
+    "wrong": "obeyed wrongly",
+    "refused": "refused",
+    "not exercised": "not exercised",
+}
+
+
+TENSOR_WORDS = ("never read", "may be missing", "not exercised", "not tried")
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The fields and tensors of a port."""
+
+    fields: tuple[AuditedField, ...] = ()
+    tensors: tuple[AuditedTensor, ...] = ()
+    files: tuple[str, str] = ("config.json", "model.safetensors")
+    """Where the fields and the tensors are: the files of a loader, or `config` and `parameters` of a `build`."""
+    seconds: float = field(default=0.0, compare=False)
+    """The time that it took, the port's own included."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return dataclasses.asdict(self)
+
+    def fields_with(self, outcome: Outcome) -> list[str]:
+        """The names of the fields whose worst value has an outcome."""
+        found: dict[str, Outcome] = {}
+        for each in self.fields:
+            found[each.name] = min(found.get(each.name, each.outcome), each.outcome, key=WORST_FIRST.index)
+        return [name for name, worst in found.items() if worst == outcome]
+
+    def tensors_with(self, outcome: str) -> list[str]:
+        """The names of the tensors with an outcome."""
+        return [each.name for each in self.tensors if each.outcome == outcome]
+
+    @property
+    def lines(self) -> list[str]:
+        """Lines for people, one on the fields and one on the tensors."""
+        wells = ("obeyed", "read, and refused if missing")
+        return [_line(part, well) for part, well in zip(self._parts, wells, strict=True) if part.total]
+
+    @property
+    def faults(self) -> str:
+        """The faults alone, in one clause; empty if there is none."""
+        parts = (
+            dataclasses.replace(part, found={says: part.found[says] for says in FAULTS & part.found.keys()})
+            for part in self._parts
+        )
+        return "; ".join(_line(part) for part in parts if any(part.found.values()))
+
+    @property
+    def _parts(self) -> tuple[_Part, _Part]:
+        fields = {says: self.fields_with(outcome) for outcome, says in WORDS.items()}
+        tensors = {each: self.tensors_with(each) for each in TENSOR_WORDS}
+        names = {each.name for each in self.fields}
+        return _Part(self.files[0], "field", len(names), fields), _Part(
+            self.files[1], "tensor", len(self.tensors), tensors
+        )
+
+
+FAULTS = {"ignored", "obeyed wrongly", "never read", "may be missing"}
+"""The outcomes that are faults, in words."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The names of one kind by their outcome in words."""
+
+    file: str
+    noun: str
+    total: int
+    found: Mapping[str, list[str]]
+
+
+def _line(part: _Part, well: str = "") -> str:
+    """`config.json: 1 of 14 fields ignored: rope_theta; 1 refused: hidden_act; 12 obeyed`."""
+    found = {says: names for says, names in part.found.items() if names}
+    texts = [f"{len(names):,} {says}: {_some(names)}" for says, names in found.items()]
+    texts += [f"{part.total - sum(map(len, found.values())):,} {well}"] if well else []
+    return f"{part.file}: " + "; ".join(texts).replace(" ", f" of {count(part.total, part.noun)} ", 1)
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:MOST_NAMED]) + (f" and {len(names) - MOST_NAMED} more" if names[MOST_NAMED:] else "")
+
+
+def _clean(item: Any, *names: str) -> None:
+    for name in names:
+        object.__setattr__(item, name, safe(getattr(item, name), SENTENCE))

@@ -1,0 +1,190 @@
+"""The audit of config.json: a loader has to change exactly where the reference does."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from transparity.config import TransformerConfig
+from transparity_conformance.checkpoints.examples import EXAMPLES, example_config
+from transparity_conformance.checkpoints.exporting import explicit
+from transparity_conformance.checkpoints.fields import FULL, SLIDING
+from transparity_conformance.diagnosis.judge import silent
+from transparity_conformance.ports.audit.audit import audited
+from transparity_conformance.ports.audit.audited import Loader
+from transparity_conformance.ports.audit.probing import exercised, shows
+from transparity_conformance.ports.audit.variants import Variant, variants_of
+from transparity_conformance.ports.check import check
+from transparity_conformance.ports.loader.hub import HubBuild
+from transparity_conformance.ports.loading import load_port
+from transparity_conformance.report.audit import Audit, AuditedField
+from transparity_conformance.report.report import Report
+from transparity_numpy.port import build as build_numpy
+
+LOADERS = Path(__file__).parents[2] / "conformance" / "meta" / "audits" / "loaders"
+
+
+def changed(right: str, wrong: str, folder: Path, loader: str = "llama_module") -> Callable[..., Any]:
+    """A right loader with a change in its text."""
+    text = (LOADERS / f"{loader}.py").read_text(encoding="utf-8")
+    assert text.count(right) == 1
+    file = folder / f"{loader}.py"
+    file.write_text(text.replace(right, wrong), encoding="utf-8")
+    return load_port(f"{file}:load")
+
+
+def audit_of(load: Callable[..., Any], family: str, folder: Path, *, with_fields: bool) -> Audit:
+    """The audit alone."""
+    loader = Loader(HubBuild(load, family, str(folder)))
+    return audited(loader, example_config(family), "float32", silent, with_fields=with_fields)
+
+
+def of(audit: Audit, name: str) -> list[AuditedField]:
+    return [each for each in audit.fields if each.name == name]
+
+
+def variants(family: str) -> list[Variant]:
+    return [variant for change in variants_of(family, example_config(family)) for variant in change]
+
+
+@pytest.fixture(scope="module")
+def right() -> Report:
+    return check(load_port(f"{LOADERS / 'llama_module.py'}:load"), family="llama")
+
+
+def test_a_right_loader_agrees_and_every_field_of_it_is_obeyed(right: Report) -> None:
+    assert right.verdict == "agrees"
+    assert right.audit is not None and not right.audit.faults
+    assert {"rope_theta", "rms_norm_eps", "tie_word_embeddings", "hidden_act", "rope_scaling"} <= {
+        each.name for each in right.audit.fields if each.outcome == "followed"
+    }
+    assert [claim.verdict for claim in right.claims if claim.id == "loader.fields"] == ["agrees"]
+
+
+def test_a_field_that_no_forward_pass_depends_on_is_not_exercised(right: Report) -> None:
+    assert right.audit is not None
+    assert right.audit.fields_with("not exercised") == ["pad_token_id", "bos_token_id", "eos_token_id"]
+    assert "config.json eos_token_id: no call shows it" in right.not_compared
+
+
+def test_a_value_that_is_refused_is_not_compared_and_no_fault(right: Report) -> None:
+    assert right.audit is not None
+    (refused,) = (each for each in of(right.audit, "hidden_act") if each.outcome == "refused")
+    assert refused.value == '"quick_gelu"'
+    assert f"config.json hidden_act {refused.value}: {refused.says}" in right.not_compared
+
+
+def test_a_field_that_is_ignored_diverges_though_the_forward_pass_agrees(tmp_path: Path) -> None:
+    load = changed('rope.get("rope_theta", c.get("rope_theta", 10000.0))', "10000.0", tmp_path)
+    report = check(load, family="llama")
+    assert report.verdict == "diverges"
+    assert report.first_divergence == "config.json: rope_theta"
+    (fault,) = (fault for fault in report.faults if fault.where == "config.json: rope_theta")
+    (cause,) = fault.causes
+    assert (cause.mistake, cause.says) == (
+        "field-ignored",
+        "with rope_theta 100000.0 the port answers as with 10000.0",
+    )
+    assert fault.error > fault.budget >= cause.residual
+    without = check(load, family="llama", audit=False)
+    assert without.verdict == "agrees"
+    assert "config.json, model.safetensors: the loader was not audited" in without.not_compared
+
+
+def test_a_field_that_is_obeyed_wrongly_is_told_by_what_was_taken_for_it(tmp_path: Path) -> None:
+    load = changed('rope["low_freq_factor"]', "1.0", tmp_path)
+    audit = audit_of(load, "llama", tmp_path, with_fields=True)
+    wrong = [each for each in of(audit, "rope_scaling") if each.outcome == "wrong"]
+    assert [each.says.partition(" the port ")[2] for each in wrong] == [
+        "answers as if our rotary_low_frequency were 1.0"
+    ]
+
+
+@pytest.mark.parametrize("number", ["factor", "low_frequency", "high_frequency", "original_length"])
+def test_every_number_of_a_scaling_shows(number: str) -> None:
+    (scaled,) = (each for each in variants("llama") if '"llama3", "factor": 3.0' in each.value)
+    default: Any = TransformerConfig.__dataclass_fields__[f"rotary_{number}"].default
+    changes: dict[str, Any] = {f"rotary_{number}": default}
+    ignoring = dataclasses.replace(scaled.config, **changes)
+    assert shows(dataclasses.replace(scaled, before=ignoring), "float32")
+
+
+def test_a_default_of_its_own_for_a_missing_field_is_wrong(tmp_path: Path) -> None:
+    load = changed('c.get("rms_norm_eps", 1e-6)', 'c.get("rms_norm_eps", 1e-5)', tmp_path)
+    audit = audit_of(load, "llama", tmp_path, with_fields=True)
+    (wrong,) = (each for each in of(audit, "rms_norm_eps") if each.outcome != "followed")
+    assert (wrong.value, wrong.outcome) == ("absent", "wrong")
+
+
+def test_fields_that_change_nothing_must_not_change_the_port(tmp_path: Path) -> None:
+    load = changed(' or not c.get("use_sliding_window", False)', "", tmp_path)
+    audit = audit_of(load, "qwen2", tmp_path, with_fields=True)
+    assert audit.fields_with("wrong") == ["use_sliding_window"]
+    assert audit.fields_with("ignored") == []
+
+
+def test_the_fields_of_a_port_that_is_wrong_by_itself_wait(tmp_path: Path) -> None:
+    load = changed("x = x + self.attention(self.norm1(x)", "x = x - self.attention(self.norm1(x)", tmp_path)
+    report = check(load, family="llama")
+    assert report.audit is not None and report.audit.fields == ()
+    assert "config.json, field by field: the forward pass has to agree first" in report.not_compared
+    assert not [fault for fault in report.faults if fault.where.startswith("config.json")]
+
+
+@pytest.mark.parametrize("family", EXAMPLES)
+def test_every_variant_is_a_model_of_its_family(family: str) -> None:
+    names = {variant.name for variant in variants(family)}
+    eps = {"rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps"}
+    assert len(names) > 10
+    assert names & eps or family in ("bart", "marian", "opt")  # whose eps is no field
+
+
+def test_the_variants_have_what_a_port_forgets() -> None:
+    asked = {
+        "llama": "rope_theta rope_scaling rms_norm_eps tie_word_embeddings head_dim num_key_value_heads hidden_act",
+        "qwen2": "sliding_window layer_types use_sliding_window max_window_layers",
+        "gemma2": "query_pre_attn_scalar attn_logit_softcapping final_logit_softcapping layer_types sliding_window",
+        "gpt2": "n_head activation_function scale_attn_weights layer_norm_epsilon n_inner",
+        "bart": "scale_embedding activation_function",
+        "roberta": "pad_token_id",
+        "t5": "relative_attention_max_distance feed_forward_proj scale_decoder_outputs d_kv",
+        "opt": "do_layer_norm_before enable_bias _remove_final_layer_norm",
+    }
+    for family, names in asked.items():
+        assert set(names.split()) <= {variant.name for variant in variants(family)}, family
+
+
+def test_what_counts_changes_the_reference_by_more_than_rounding() -> None:
+    changes = exercised("gemma2", example_config("gemma2"), "float32")
+    shown = {variant.name for change in changes for variant, probe in change if probe is not None}
+    hidden = {variant.name for change in changes for variant, probe in change if probe is None} - shown
+    assert hidden == {"bos_token_id", "eos_token_id", "pad_token_id"}
+    assert [variant.value for change in changes for variant, probe in change if probe is None][:1] == ["30"]
+
+
+def test_a_pattern_of_layers_is_told_from_the_window_that_it_needs() -> None:
+    (pattern,) = (each for each in variants("qwen3") if each.name == "layer_types" and each.value != "absent")
+    assert pattern.value == f'["{SLIDING}", "{FULL}"]'
+    assert pattern.before.sliding_window == pattern.config.sliding_window
+
+
+def test_a_missing_field_is_read_as_the_family_does() -> None:
+    (absent,) = (each for each in variants("t5") if (each.name, each.value) == ("tie_word_embeddings", "absent"))
+    assert absent.fields is not None and "tie_word_embeddings" not in absent.fields
+    assert explicit(absent.config) == explicit(example_config("t5"))
+
+
+def build(config: TransformerConfig, parameters: Any) -> Any:
+    return build_numpy(dataclasses.replace(config, norm_eps=1e-5), parameters)
+
+
+def test_the_fields_of_a_build_are_audited_if_that_is_asked() -> None:
+    report = check(build, "notes-lm", audit=True)
+    assert report.audit is not None
+    assert report.audit.files == ("config", "parameters")
+    assert [fault.where for fault in report.faults] == ["config: norm_eps"]
+    assert check(build, "notes-lm").audit is None

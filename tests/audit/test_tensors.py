@@ -1,0 +1,203 @@
+"""The audit of model.safetensors: every tensor is read, and missed if it is not there."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from transparity_conformance.checkpoints.examples import example_config
+from transparity_conformance.diagnosis.judge import silent
+from transparity_conformance.ports.audit.audit import audited
+from transparity_conformance.ports.audit.audited import Loader
+from transparity_conformance.ports.audit.tensor_file import kind_of, tensor_file
+from transparity_conformance.ports.check import check
+from transparity_conformance.ports.loader.hub import HubBuild
+from transparity_conformance.ports.loader.spoken import seeded, spoken
+from transparity_conformance.ports.loading import load_port
+from transparity_conformance.report.audit import Audit, AuditedTensor
+from transparity_conformance.report.check.findings import sentence
+from transparity_numpy.port import build as build_numpy
+
+LOADERS = Path(__file__).parents[2] / "conformance" / "meta" / "audits" / "loaders"
+TIE = "    if settings.tied:"
+UP = "model.layers.0.mlp.up_proj.weight"
+
+
+def changed(right: str, wrong: str, folder: Path, loader: str = "llama_module") -> Callable[..., Any]:
+    """A right loader with a change in its text."""
+    text = (LOADERS / f"{loader}.py").read_text(encoding="utf-8")
+    assert text.count(right) == 1
+    file = folder / f"{loader}.py"
+    file.write_text(text.replace(right, wrong), encoding="utf-8")
+    return load_port(f"{file}:load")
+
+
+def audit_of(load: Callable[..., Any], family: str, folder: Path, *, with_fields: bool) -> Audit:
+    """The audit alone."""
+    loader = Loader(HubBuild(load, family, str(folder)))
+    return audited(loader, example_config(family), "float32", silent, with_fields=with_fields)
+
+
+def faults(load: Callable[..., Any], family: str, folder: Path) -> dict[str, AuditedTensor]:
+    tensors = audit_of(load, family, folder, with_fields=False).tensors
+    return {each.name: each for each in tensors if each.outcome in ("never read", "may be missing")}
+
+
+def test_every_tensor_of_a_right_loader_is_read_and_refused_if_missing(tmp_path: Path) -> None:
+    tensors = audit_of(load_port(f"{LOADERS / 'gpt2_numpy.py'}:load"), "gpt2", tmp_path, with_fields=False).tensors
+    assert {each.outcome for each in tensors} == {"read"}
+    assert len(tensors) == 28
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ('state.setdefault("norm.weight", torch.ones(settings.width))', "ones"),
+        ('state.setdefault("norm.weight", torch.zeros(settings.width))', "zeros"),
+        ('state.setdefault("norm.weight", torch.randn(settings.width))', "random numbers"),
+        (
+            'state.setdefault("norm.weight", state["blocks.1.norm2.weight"])',
+            "decoder.layers.1.feed_forward_norm.weight, which is read twice",
+        ),
+        ('state.setdefault("norm.weight", torch.linspace(1, 2, settings.width))', "numbers of its own"),
+    ],
+)
+def test_what_stands_in_the_place_of_a_missing_tensor_is_told(wrong: str, says: str, tmp_path: Path) -> None:
+    (found,) = faults(changed(TIE, f"    {wrong}\n{TIE}", tmp_path), "llama", tmp_path).values()
+    assert (found.name, found.outcome) == ("model.norm.weight", "may be missing")
+    assert found.says == f"missing from the file: in its place the port has {says}"
+
+
+def test_a_missing_tensor_that_is_replaced_without_a_word_diverges(tmp_path: Path) -> None:
+    wrong = 'state.setdefault("norm.weight", torch.ones(settings.width))'
+    report = check(changed(TIE, f"    {wrong}\n{TIE}", tmp_path), family="llama")
+    assert report.verdict == "diverges"
+    assert report.first_divergence == "model.safetensors: model.norm.weight"
+    assert report.faults[0].causes[0].mistake == "tensor-missing"
+    says = "With the settings that were written the forward pass agrees, but model.safetensors: 1 of 21 tensors may be"
+    assert sentence(report) == f"{says} missing: model.norm.weight."
+    assert [claim.verdict for claim in report.claims if claim.id == "loader.tensors"] == ["diverges"]
+
+
+@pytest.mark.parametrize(
+    ("says", "is_named"),
+    [
+        ('print("missing: model.norm.weight")', True),
+        ('__import__("warnings").warn("norm.weight is drawn")', True),
+        ('__import__("logging").getLogger("a").warning("no %s", "model.norm.weight")', True),
+        ('print("some weights are missing")', False),
+    ],
+)
+def test_a_loader_may_go_on_if_it_names_what_is_missing(says: str, is_named: bool, tmp_path: Path) -> None:
+    go_on = f"    if 'norm.weight' not in state:\n        {says}\n"
+    go_on += "        state['norm.weight'] = torch.ones(settings.width)\n"
+    found = faults(changed(TIE, go_on + TIE, tmp_path), "llama", tmp_path)
+    assert list(found) == ([] if is_named else ["model.norm.weight"])
+
+
+def test_a_bias_of_zeros_that_no_file_has_is_no_fault(tmp_path: Path) -> None:
+    """levanter#1132, sglang-jax#578: Qwen 2 has no such bias, so that a port may add one."""
+    zeros = "{n: torch.zeros_like(p) for n, p in model.named_parameters() if n.endswith('wo.bias')}"
+    changed('False if c["model_type"] == "qwen2" else bias', "True", tmp_path)
+    file = tmp_path / "llama_module.py"
+    file.write_text(file.read_text(encoding="utf-8").replace(TIE, f"    state |= {zeros}\n{TIE}"), encoding="utf-8")
+    load = load_port(f"{file}:load")
+    assert faults(load, "qwen2", tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "name", "says"),
+    [
+        ('state["norm.weight"] = torch.ones(settings.width)', "model.norm.weight", "ones"),
+        (
+            'state["blocks.1.norm2.weight"] = state["blocks.1.norm1.weight"]',
+            "model.layers.1.post_attention_layernorm.weight",
+            "decoder.layers.1.self_attention_norm.weight, which is read twice",
+        ),
+        ('state["head.weight"] = torch.randn(settings.vocab, settings.width)', "lm_head.weight", "random numbers"),
+    ],
+)
+def test_a_tensor_that_is_never_read_is_named_beside_the_verdict(
+    wrong: str, name: str, says: str, tmp_path: Path
+) -> None:
+    found = faults(changed(TIE, f"    {wrong}\n{TIE}", tmp_path), "llama", tmp_path)
+    assert list(found) == [name]
+    assert (found[name].outcome, found[name].says) == (
+        "never read",
+        f"never read: in its place the port has {says}",
+    )
+
+
+def test_a_layer_that_has_the_weights_of_another_is_told_as_one(tmp_path: Path) -> None:
+    wrong = 'state |= {n.replace("blocks.0.", "blocks.1."): p for n, p in state.items() if n.startswith("blocks.0.")}'
+    found = faults(changed(TIE, f"    {wrong}\n{TIE}", tmp_path), "llama", tmp_path)
+    assert len(found) == 9
+    assert {each.says for each in found.values()} == {"never read: in its place the port has those of layers.0"}
+
+
+def test_a_tensor_that_the_family_does_not_need_is_not_left_out() -> None:
+    config = example_config("bert")
+    file = tensor_file("bert", config, "float32")
+    assert "pooler.dense.weight" in file.parameters and "pooler.dense.weight" not in file.needed
+    assert "pooler.dense.bias" in file.needed
+
+
+def test_the_bias_of_keys_counts_for_nothing_without_rotations() -> None:
+    file = tensor_file("bert", example_config("bert"), "float32")
+    left = set(file.parameters) - file.exercised
+    assert {kind_of(name) for name in left} == {"encoder.layer.{i}.attention.self.key.bias"}
+    assert tensor_file("qwen2", example_config("qwen2"), "float32").exercised >= {
+        "model.layers.0.self_attn.k_proj.bias"
+    }
+
+
+def test_of_a_port_that_takes_long_the_first_and_the_last_layer_are_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transparity_conformance.ports.audit.tensors.SECONDS", 0.0)
+    load = load_port(f"{LOADERS / 't5_functional.py'}:load")
+    tensors = audit_of(load, "t5", tmp_path, with_fields=False).tensors
+    left = {each.name for each in tensors if each.outcome == "not tried"}
+    assert {kind_of(name) for name in left} <= {kind_of(each.name) for each in tensors if each.outcome == "read"}
+    assert {name.partition(".layer.")[0] for name in left} == {"decoder.block.1"}  # of three; the encoder has two
+
+
+def test_a_build_that_does_not_miss_a_parameter_is_told_if_that_is_asked() -> None:
+    def build(config: Any, parameters: Any) -> Any:
+        name = "decoder.final_norm.bias"
+        return build_numpy(config, {name: np.zeros(config.embed_dim, np.float32), **parameters})
+
+    report = check(build, "notes-lm", audit=True)
+    assert "parameters: decoder.final_norm.bias" in [fault.where for fault in report.faults]
+
+
+def test_what_is_said_is_recorded_and_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    with spoken() as said:
+        print("model.norm.weight is printed")  # noqa: T201
+        warnings.warn("model.head.weight is warned of", stacklevel=1)
+        logging.getLogger("a stranger").warning("%s is logged", "model.embed.weight")
+    assert said.line_about("model.norm.weight") == "model.norm.weight is printed"
+    assert said.line_about("model.head.weight") and said.line_about("model.embed.weight")
+    assert said.line_about("transformer.norm.weight")  # without the prefix of a model with a head
+    assert not said.line_about("model.norm.bias")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_random_numbers_are_those_of_the_seed_and_then_the_ports_own() -> None:
+    legacy: Any = np.random
+    legacy.seed(3)
+    expected = legacy.rand(2)
+    legacy.seed(3)
+    drawn = [legacy.rand()]
+    with seeded(0):
+        inside = legacy.rand()
+    drawn.append(legacy.rand())
+    assert np.array_equal(drawn, expected)
+    with seeded(0):
+        assert legacy.rand() == inside

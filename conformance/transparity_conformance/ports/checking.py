@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -9,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from transparity.errors import TransparityError
+from transparity.presets import PRESETS
 from transparity_conformance.capabilities.stranger import signature_of
 from transparity_conformance.checkpoints.importing import Checkpoint
 from transparity_conformance.diagnosis.judge import Located, Progress, untold
+from transparity_conformance.ports.adapting.adapter import read_adapter
 from transparity_conformance.ports.check import check
 from transparity_conformance.ports.command import check_command
 from transparity_conformance.ports.loader.hub import required_arguments
@@ -34,6 +37,7 @@ def checker(
     budget: float,
     sections: Collection[str],
     located: Located = untold,
+    adapter: Path | None = None,
 ) -> Check:
     """The check of a system, by a function or by a program, each in a process of its own.
 
@@ -43,12 +47,17 @@ def checker(
         timeout: seconds that the program has, or the function for one answer; None for the default.
         sections: sections of the bundle that the program is given.
         budget, located: as for `check`.
+        adapter: the file that matches the tensors of the model that `port` makes with our parameters.
 
     Raises `UsageError` for options of the other kind.
     """
     if (port is None) == (command is None):
         raise UsageError("check takes either a PORT or --command; give one of the two.")
     if command is not None:
+        if adapter is not None:
+            raise UsageError(
+                "--adapter is for a PORT that makes a model; a --command reads its weights from the bundle."
+            )
         options: dict[str, Any] = {
             "dtype": dtype,
             "logits_only": logits_only,
@@ -63,22 +72,24 @@ def checker(
         raise UsageError(f"{flags} asks for more in a bundle, for --command; a PORT is compared in all that it offers.")
     assert port is not None
     options = {"dtype": dtype, "logits_only": logits_only, "budget": budget, "located": located, "name": port}
-    return PortCheck(port, checked_timeout(timeout), options)
+    return PortCheck(port, checked_timeout(timeout), options, adapter)
 
 
 class PortCheck:
     """The check of a port in a process of its own, which serves all systems until it ends."""
 
-    def __init__(self, spec: str, timeout: float, options: dict[str, Any]) -> None:
-        self.spec = spec
-        self.start = functools.partial(isolated_build, spec, timeout)
+    def __init__(self, spec: str, timeout: float, options: dict[str, Any], adapter: Path | None = None) -> None:
+        if adapter is not None:
+            read_adapter(adapter)
+        self.spec, self.has_adapter = spec, adapter is not None
+        self.start = functools.partial(isolated_build, spec, timeout, None if adapter is None else str(adapter))
         self.build, self.options = self.start(), options
 
     def __call__(self, system: System, progress: Progress) -> Report:
         if not self.build.process.is_running:
             self.build = self.start()
         build, is_drawn = self.build.loading(system.model_type), system.parameters is None
-        is_preset = is_drawn and system.model_type is None and system.name != "config"
+        is_preset = is_drawn and system.model_type is None and system.name in PRESETS
         config = None if is_preset else system.config
         return check(build, system.name, config=config, parameters=system.parameters, progress=progress, **self.options)
 
@@ -132,9 +143,11 @@ def chosen_systems(
     if checkpoint is not None:
         yield from checkpoint_systems(checkpoint, for_loader=isinstance(check, PortCheck) and check.is_loader())
     elif families:
-        if isinstance(check, PortCheck):
+        is_adapted = isinstance(check, PortCheck) and check.has_adapter
+        if isinstance(check, PortCheck) and not is_adapted:
             check.must_be_loader()
-        yield from family_systems(families)
+        for system in family_systems(families):
+            yield dataclasses.replace(system, model_type=None) if is_adapted else system
     else:
         yield from systems(names, config)
 

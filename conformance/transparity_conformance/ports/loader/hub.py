@@ -67,9 +67,13 @@ def required_arguments(signature: inspect.Signature | None) -> int | None:
 
 
 def _loaded(model: Any, config: TransformerConfig) -> Callable[..., Any]:
-    """The forward pass `forward(**inputs)` of a loaded model, in evaluation mode and without gradients."""
     if not callable(model):
         raise PortError(f"load(folder) returned {shown(model)}; expected a model, or a function of token ids.")
+    return called(model, config)
+
+
+def called(model: Any, config: TransformerConfig) -> Callable[..., Any]:
+    """The forward pass `forward(**inputs)` of a model, in evaluation mode and without gradients."""
     is_torch = is_instance(model, "torch.nn", "Module")
     if is_torch or is_instance(model, "flax.nnx", "Module"):
         call_stranger(model.eval)

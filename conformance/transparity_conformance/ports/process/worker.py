@@ -22,6 +22,8 @@ from transparity_conformance.capabilities.stranger import (
     signature_of,
     tokens_kept,
 )
+from transparity_conformance.ports.adapting.adapter import read_adapter
+from transparity_conformance.ports.adapting.model import adapted, opened
 from transparity_conformance.ports.listening.listen import listen
 from transparity_conformance.ports.loader.answers import taps_in
 from transparity_conformance.ports.loader.hub import as_build
@@ -45,9 +47,15 @@ class Worker:
         self.objects[self.number] = value
         return self.number
 
-    def load(self, spec: str) -> Any:
-        """Load the function that `spec` names; return its number and its signature."""
+    def load(self, spec: str, adapter: str | None = None) -> Any:
+        """Load the function that `spec` names; return its number and its signature.
+
+        With the file of an `adapter` it makes models, whose tensors are ours by that; with an empty one, which keep
+        their own.
+        """
         build = load_port(spec)
+        if adapter is not None:
+            build = adapted(build, read_adapter(adapter)) if adapter else opened(build)
         return self.keep(build), described_signature(build)
 
     def call(self, number: int, attribute: str, args: Any, named: Any, stays: int | None = None) -> Any:

@@ -1,0 +1,118 @@
+"""The adapter of a port: found by running it, and proved with weights of ours."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity_conformance.diagnosis.judge import Progress, silent
+from transparity_conformance.diagnosis.search.clock import BUDGET, Clock
+from transparity_conformance.oracle.probes import probes_of
+from transparity_conformance.ports.adapting.adapter import ASKED, Adapter
+from transparity_conformance.ports.adapting.matching import matched
+from transparity_conformance.ports.adapting.model import Make, made_by
+from transparity_conformance.ports.adapting.notation import ABSENT
+from transparity_conformance.ports.adapting.numbered import for_all_layers
+from transparity_conformance.ports.adapting.search import Found
+from transparity_conformance.ports.alignment.heard import wrong_logits
+from transparity_conformance.ports.process.running import run
+from transparity_conformance.report.formatting import format_share
+
+
+class Tensors(Protocol):
+    """A model of a port, here or in a process of its own."""
+
+    def __call__(self, **tokens: np.ndarray) -> Any:
+        """Run the model."""
+
+    def tensors(self) -> dict[str, np.ndarray]:
+        """Its tensors by name."""
+
+    def assign(self, values: Mapping[str, np.ndarray]) -> None:
+        """Write into its tensors."""
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """An adapter, and what is known of it."""
+
+    adapter: Adapter
+    found: Found
+    wrong: str | None
+    """How the logits differ with the adapter; None: they agree, or were not compared."""
+
+    @property
+    def is_settled(self) -> bool:
+        """Return whether every parameter has a line."""
+        return not self.adapter.asked and ABSENT not in self.adapter.lines.values()
+
+    @property
+    def is_proved(self) -> bool:
+        """Return whether the port agrees with the reference by its logits, on every probe."""
+        return self.is_settled and self.wrong is None
+
+
+def adapt(
+    make: Make, config: TransformerConfig, *, budget: float = BUDGET, progress: Progress | None = None
+) -> Adapted:
+    """Find the adapter of a port, and prove it.
+
+    Args:
+        make: the port, `Model()` or `Model(config)`: a class of modules, or a function that makes one.
+        config: the configuration that it has.
+        budget: seconds for the search.
+        progress: receives every step.
+
+    Raises `PortError` if the port cannot be made, or raises.
+    """
+    return adapt_model(made_by(make, config), config, budget=budget, progress=progress)
+
+
+def adapt_model(
+    model: Tensors, config: TransformerConfig, *, budget: float = BUDGET, progress: Progress | None = None
+) -> Adapted:
+    """Find the adapter of a model that is made already; as `adapt`."""
+    told = progress or silent
+    told("listening to the port", 0, 1)
+    tensors = model.tensors()
+    found = matched(model, tensors, model.assign, config, Clock(budget))
+    adapter = _adapter(found, tensors)
+    result = Adapted(adapter, found, None)
+    if result.is_settled:
+        told("running the port with the adapter", 0, 1)
+        result = dataclasses.replace(result, wrong=_difference(model, adapter, config, tensors))
+    return result
+
+
+def _adapter(found: Found, tensors: Mapping[str, np.ndarray]) -> Adapter:
+    shapes = {name: value.shape for name, value in tensors.items()}
+    asked = dict.fromkeys(found.unsettled, ASKED)
+    lines = for_all_layers(found.lines, shapes)
+    zero = tuple(dict.fromkeys(for_all_layers(found.zero, shapes).values()))
+    return Adapter(lines | asked, zero, found.unused, found.unsettled)
+
+
+def _difference(
+    model: Callable[..., Any], adapter: Adapter, config: TransformerConfig, tensors: Mapping[str, np.ndarray]
+) -> str | None:
+    """How far the port's logits are from the reference's with weights of ours; None if they agree on every probe."""
+    probes = probes_of(config, "config")
+    actual, first = {}, next(iter(probes.values()))
+    for key, probe in probes.items():
+        if probe.config == first.config and key != "hot":
+            values = adapter.tensors(config, probe.parameters, tensors)
+            model.assign(values)  # type: ignore[attr-defined]
+            actual[key] = run(model, probe, logits_only=True)
+    for key, taps in actual.items():
+        expected = probes[key].oracle.expected["logits"].shape
+        if taps["logits"].shape != expected:
+            return f"they have the shape {taps['logits'].shape}, expected {expected}"
+    wrong = wrong_logits(probes, actual, "float32")
+    if wrong is None:
+        return None
+    return f"by {format_share(wrong.error / wrong.budget)} the budget on the probe {wrong.probe}"

@@ -18,6 +18,8 @@ def columns_of(parameter: str, config: TransformerConfig) -> str:
     """The number of input features of a weight, in letters."""
     if config.projection == "shared-per-head" and parameter.endswith(("query.weight", "key.weight", "value.weight")):
         return "H"
+    if parameter.endswith("relative_bias.weight"):
+        return "N"
     is_output = parameter.endswith("attention.output.weight")
     return "N*H" if is_output else "F" if parameter.endswith("down.weight") else "D"
 

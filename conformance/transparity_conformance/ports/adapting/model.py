@@ -13,7 +13,7 @@ from transparity.errors import shown
 from transparity_conformance.capabilities.stranger import PortCallError, PortError, call_stranger, signature_of
 from transparity_conformance.ports.adapting.adapter import Adapter
 from transparity_conformance.ports.loader.hub import called, required_arguments
-from transparity_conformance.ports.loader.inputs import is_instance
+from transparity_conformance.ports.loader.inputs import FRAMEWORKS, is_instance
 
 Make = Callable[..., Any]
 """`Model()` or `Model(config)`: a class of modules, or a function that makes one."""
@@ -106,7 +106,15 @@ def _parted(made: Any) -> tuple[Any, Any]:
 
 
 def _with_parts(function: Any, parts: Any, config: TransformerConfig) -> Callable[..., Any]:
-    return called(functools.partial(function, parts), config)
+    """The forward pass of a function of its parameters, of whose framework the token ids are."""
+    package = next((type(leaf).__module__.partition(".")[0] for leaf in _arrays(parts)), "numpy")
+    return called(functools.partial(function, parts), config, FRAMEWORKS.get(package, "numpy"))
+
+
+def _arrays(node: Any) -> Iterator[Any]:
+    items = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+    for value in items:
+        yield from _arrays(value) if isinstance(value, dict | list) else [value]
 
 
 def _learned(model: Any) -> Iterator[tuple[str, _Tensor]]:
@@ -167,8 +175,8 @@ def _nnx_write(model: Any, path: tuple[Any, ...], numbers: np.ndarray) -> None:
     part[...] = jnp.asarray(numbers.reshape(part.shape), part.dtype)
 
 
-def _leaves(name: str, node: Any, put: Callable[[Any], None] | None = None) -> Iterator[tuple[str, _Tensor]]:
-    """The arrays in nested dicts and lists, which are replaced where they are; without one they are kept."""
+def _leaves(name: str, node: Any) -> Iterator[tuple[str, _Tensor]]:
+    """The arrays in nested dicts and lists, which are replaced where they are."""
     items: Any = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
     for key, value in items:
         path = f"{name}.{key}" if name else str(key)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
@@ -58,15 +58,22 @@ class Pool:
         finally:
             self.taken = before
 
-    def free(self, layer: int | None, layers: int) -> Iterator[Shapes]:
-        """Yield the tensors in which something is left: first those of the layer by a number in their names, or
-        without a number for None; then all."""
+    def free(self, layer: int | None, layers: int, stack: str) -> Iterator[Shapes]:
+        """Yield the tensors in which something is left, those first that are most probably meant.
+
+        Args:
+            layer, layers: the number of a layer, and of all; None for the parts in front of the layers and behind them.
+            stack: `encoder` or `decoder`.
+
+        Yields: those whose names have the number of the layer first, and not the name of the other stack; those that
+        have it anywhere; all.
+        """
         left = {name: shape for name, shape in self.shapes.items() if not self.taken[name].all()}
-        wanted = set() if layer is None else {layer}
-        near = {name: shape for name, shape in left.items() if _is_near(name, wanted)}
-        yield self._with_stacks(near, layer, layers)
-        if len(near) < len(left):
-            yield self._with_stacks(left, layer, layers)
+        wanted = [int(layer)] if layer is not None else []
+        first = [name for name in left if _numbers(name)[:1] == wanted and not _is_of_other(name, stack)]
+        near = [name for name in left if set(wanted) <= set(_numbers(name))]
+        for names in dict.fromkeys(map(tuple, (first, near, left))):
+            yield self._with_stacks({name: left[name] for name in names}, layer, layers)
 
     def _with_stacks(self, shapes: Shapes, layer: int | None, layers: int) -> Shapes:
         found = dict(shapes)
@@ -81,6 +88,12 @@ class Pool:
         return found
 
 
-def _is_near(name: str, numbers: Collection[int]) -> bool:
-    found = {int(each) for each in NUMBER.findall(name)}
-    return bool(found & numbers) if numbers else not found
+def _numbers(name: str) -> list[int]:
+    return [int(each) for each in NUMBER.findall(name)]
+
+
+def _is_of_other(name: str, stack: str) -> bool:
+    """Return whether the part of a name in front of its first number names the other stack."""
+    before = NUMBER.split(name)[0].lower()
+    own, other = ("enc", "dec") if stack == "encoder" else ("dec", "enc")
+    return other in before and own not in before

@@ -89,7 +89,7 @@ class Falcon(nn.Module):
             self.up, self.down = nn.Linear(d, f, bias=False), nn.Linear(f, d, bias=False)
 
         def forward(self, x):
-            c, (b, t, d) = self.c, x.shape
+            c, (b, t, _) = self.c, x.shape
             grouped = self.query_key_value(self.ln_attn(x)).view(b, t, c.key_value_heads, -1, c.head_dim)
             q = grouped[..., :-2, :].reshape(b, t, c.num_heads, -1).transpose(1, 2)
             k, v = (grouped[..., part, :].transpose(1, 2) for part in (-2, -1))

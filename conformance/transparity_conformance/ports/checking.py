@@ -14,7 +14,7 @@ from transparity.presets import PRESETS
 from transparity_conformance.capabilities.stranger import signature_of
 from transparity_conformance.checkpoints.importing import Checkpoint
 from transparity_conformance.diagnosis.judge import Located, Progress, untold
-from transparity_conformance.ports.adapting.adapter import read_adapter
+from transparity_conformance.ports.adapters.adapter import read_adapter
 from transparity_conformance.ports.check import check
 from transparity_conformance.ports.command import check_command
 from transparity_conformance.ports.loader.hub import required_arguments

@@ -1,1 +1,1 @@
-"""A model with names of its own: its tensors matched with our parameters, and the file that says how."""
+"""Finding the adapter of a model with names of its own: it is run once, listened to, and matched place by place."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,11 +13,11 @@ from transparity.config import TransformerConfig
 from transparity_conformance.diagnosis.judge import Progress, silent
 from transparity_conformance.diagnosis.search.clock import BUDGET, Clock
 from transparity_conformance.oracle.probes import probes_of
-from transparity_conformance.ports.adapting.adapter import ASKED, Adapter
+from transparity_conformance.ports.adapters.adapter import ASKED, Adapter
+from transparity_conformance.ports.adapters.model import Make, made_by
+from transparity_conformance.ports.adapters.notation import ABSENT
+from transparity_conformance.ports.adapters.numbered import for_all_layers
 from transparity_conformance.ports.adapting.matching import matched
-from transparity_conformance.ports.adapting.model import Make, made_by
-from transparity_conformance.ports.adapting.notation import ABSENT
-from transparity_conformance.ports.adapting.numbered import for_all_layers
 from transparity_conformance.ports.adapting.search import Found
 from transparity_conformance.ports.alignment.heard import wrong_logits
 from transparity_conformance.ports.process.running import run
@@ -85,7 +85,7 @@ def adapt_model(
     result = Adapted(adapter, found, None)
     if result.is_settled:
         told("running the port with the adapter", 0, 1)
-        result = dataclasses.replace(result, wrong=_difference(model, adapter, config, tensors))
+        result = dataclasses.replace(result, wrong=Proof(model, config, tensors).difference(adapter))
     return result
 
 
@@ -93,26 +93,34 @@ def _adapter(found: Found, tensors: Mapping[str, np.ndarray]) -> Adapter:
     shapes = {name: value.shape for name, value in tensors.items()}
     asked = dict.fromkeys(found.unsettled, ASKED)
     lines = for_all_layers(found.lines, shapes)
-    zero = tuple(dict.fromkeys(for_all_layers(found.zero, shapes).values()))
-    return Adapter(lines | asked, zero, found.unused, found.unsettled)
+    zero = for_all_layers(found.zero, shapes)
+    return Adapter(lines | asked, tuple(dict.fromkeys(zero.values())), found.unused, found.unsettled)
 
 
-def _difference(
-    model: Callable[..., Any], adapter: Adapter, config: TransformerConfig, tensors: Mapping[str, np.ndarray]
-) -> str | None:
-    """How far the port's logits are from the reference's with weights of ours; None if they agree on every probe."""
-    probes = probes_of(config, "config")
-    actual, first = {}, next(iter(probes.values()))
-    for key, probe in probes.items():
-        if probe.config == first.config and key != "hot":
-            values = adapter.tensors(config, probe.parameters, tensors)
-            model.assign(values)  # type: ignore[attr-defined]
-            actual[key] = run(model, probe, logits_only=True)
-    for key, taps in actual.items():
-        expected = probes[key].oracle.expected["logits"].shape
-        if taps["logits"].shape != expected:
-            return f"they have the shape {taps['logits'].shape}, expected {expected}"
-    wrong = wrong_logits(probes, actual, "float32")
-    if wrong is None:
-        return None
-    return f"by {format_share(wrong.error / wrong.budget)} the budget on the probe {wrong.probe}"
+class Proof:
+    """A model with weights of ours, compared with the reference on every probe of its size.
+
+    Args:
+        model: the model.
+        config: its configuration.
+        tensors: its tensors, as they are without an adapter.
+    """
+
+    def __init__(self, model: Tensors, config: TransformerConfig, tensors: Mapping[str, np.ndarray]) -> None:
+        self.model, self.config, self.tensors = model, config, tensors
+        every = probes_of(config, "config")
+        self.probes = {key: probe for key, probe in every.items() if probe.config == config and key != "hot"}
+
+    def difference(self, adapter: Adapter) -> str | None:
+        """How far the model's logits are from the reference's; None if they agree on every probe."""
+        actual = {}
+        for key, probe in self.probes.items():
+            self.model.assign(adapter.tensors(self.config, probe.parameters, self.tensors))
+            actual[key] = run(self.model, probe, logits_only=True)
+            theirs, ours = actual[key]["logits"].shape, probe.oracle.expected["logits"].shape
+            if theirs != ours:
+                return f"they have the shape {theirs}, expected {ours}"
+        wrong = wrong_logits(self.probes, actual, "float32")
+        if wrong is None:
+            return None
+        return f"by {format_share(wrong.error / wrong.budget)} the budget on the probe {wrong.probe}"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from transparity.config import TransformerConfig
 from transparity_conformance.diagnosis.judge import Progress
+from transparity_conformance.ports.adapters.adapter import ASKED, written
+from transparity_conformance.ports.adapters.notation import ABSENT, SIZES, AdapterError
 from transparity_conformance.ports.adapting.adapt import Adapted, adapt_model
-from transparity_conformance.ports.adapting.adapter import ASKED, written
-from transparity_conformance.ports.adapting.notation import ABSENT, SIZES, AdapterError
 from transparity_conformance.ports.loading import UsageError
 from transparity_conformance.ports.process.isolation import checked_timeout, isolated_build
 from transparity_conformance.ports.systems import family_systems, systems

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator
 
 from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
+from transparity_conformance.ports.adapters.notation import ABSENT, Shapes, parted
+from transparity_conformance.ports.adapters.numbered import LAYER, Lines, at_layer, templates
 from transparity_conformance.ports.adapting.layouts import biases, rotations, weights
-from transparity_conformance.ports.adapting.notation import ABSENT, Shapes, parted
-from transparity_conformance.ports.adapting.numbered import LAYER, Lines, at_layer, templates
 from transparity_conformance.ports.adapting.places import Map, Place
 from transparity_conformance.ports.adapting.pool import Pool
 

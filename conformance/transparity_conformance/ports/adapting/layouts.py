@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
-from transparity_conformance.ports.adapting.notation import Shapes, size_of, sizes_of
+from transparity_conformance.ports.adapters.notation import Shapes, size_of, sizes_of
 
 Rows = tuple[str, str]
 """The steps that take a parameter's rows from a matrix, and the number of the matrix's rows."""
@@ -116,7 +116,7 @@ def rotations(config: TransformerConfig) -> list[str]:
 def weights(parameter: str, config: TransformerConfig, shapes: Shapes) -> Iterator[str]:
     """Yield every line that could be the weight of a linear map or an embedding."""
     sizes, columns = sizes_of(config), columns_of(parameter, config)
-    into = ["", f".view(-1, H, N).permute(0, 2, 1)"] if parameter.endswith("attention.output.weight") else [""]
+    into = ["", ".view(-1, H, N).permute(0, 2, 1)"] if parameter.endswith("attention.output.weight") else [""]
     ours = parameter_shapes(config)[parameter][0]
     for steps, total in rows_of(parameter, config):
         rows = size_of(total, sizes) if total else ours

@@ -1,4 +1,4 @@
-"""Matching of a model's tensors with our parameters: weights are drawn, the model is run and listened to, and searched."""
+"""Matching of a model's tensors with our parameters: weights are drawn, and the model is run and listened to."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transparity.config import TransformerConfig
 from transparity_conformance.diagnosis.search.clock import BUDGET, Clock
 from transparity_conformance.oracle.budgets import epsilon
 from transparity_conformance.oracle.probes import Probe, mixed_inputs, probe_parameters
-from transparity_conformance.ports.adapting.model import Make, made_by
+from transparity_conformance.ports.adapters.model import Make, made_by
 from transparity_conformance.ports.adapting.search import Found, search
 from transparity_conformance.ports.alignment.heard import aligned_probe
 from transparity_conformance.ports.alignment.values.candidates import HALF_OF_THE_DIGITS, Candidates
@@ -23,7 +23,7 @@ MIDDLE, SPREAD = 0.6, 0.3
 
 
 def drawn(tensors: Mapping[str, np.ndarray], seed: int = 0) -> dict[str, np.ndarray]:
-    """Numbers that are all different for every tensor, of sizes that suit a vector or a matrix in either orientation."""
+    """Numbers that are all different, of sizes that suit a vector, or a matrix in either orientation."""
     random = np.random.default_rng(seed)
     values = {}
     for name, tensor in tensors.items():

@@ -25,6 +25,8 @@ class Place:
     maps: tuple[Map, ...]
     tap: str
     """The first tap that is another for every exchange of them."""
+    taps: tuple[str, ...]
+    """The taps from that of the place in front of it to its own, at which a port may have a fault."""
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -35,14 +37,17 @@ def places_of(config: TransformerConfig) -> Iterator[Place]:
     """Yield every place that has parameters, in the order of the forward pass."""
     shapes = parameter_shapes(config)
     seen: set[str] = set()
+    between: list[str] = []
     for tap in tap_shapes(config, 1, **dict.fromkeys(config.input_names, 2)):
+        between.append(tap)
         maps = [
             Map(tuple(name for name in each.parameters if name in shapes and name not in seen), each.tap)
             for each in _maps(tap, config)
         ]
         seen |= {name for each in maps for name in each.parameters}
         if maps := [each for each in maps if each.parameters]:
-            yield Place(tuple(maps), tap)
+            yield Place(tuple(maps), tap, tuple(between))
+            between = [tap]
 
 
 def _maps(tap: str, config: TransformerConfig) -> list[Map]:
@@ -54,15 +59,14 @@ def _maps(tap: str, config: TransformerConfig) -> list[Map]:
     if last.endswith("norm") and not last.startswith(("query", "key")):
         return [Map(_norm(tap), tap)]
     if last == "scores":
-        roles = [Map(_linear(f"{scope}.{role}"), f"{scope}.{role}") for role in ("query", "key")]
+        linears = [Map(_linear(f"{scope}.{role}"), f"{scope}.{role}") for role in ("query", "key")]
         gains = [Map((f"{scope}.{role}_norm.weight",), f"{scope}.{role}_norm") for role in ("query", "key")]
         stack = scope.partition(".")[0]
-        return [*roles, *gains, Map((f"{stack}.relative_bias.weight",), tap)]
+        return [*linears, *gains, Map((f"{stack}.relative_bias.weight",), tap)]
     if last == "context":
         return [Map(_linear(f"{scope}.value"), f"{scope}.value")]
     if last == "hidden":
-        roles = ("gate", "up") if config.gated else ("up",)
-        return [Map(_linear(f"{scope}.{role}"), "" if config.gated else tap) for role in roles]
+        return [Map(_linear(f"{scope}.{role}"), tap) for role in ("gate", "up")]
     if last == "output" and scope.endswith("feed_forward"):
         return [Map(_linear(f"{scope}.down"), tap)]
     if last == "output" and scope.endswith("attention"):

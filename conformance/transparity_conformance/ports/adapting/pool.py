@@ -1,4 +1,4 @@
-"""The tensors of a port that may be parameters: by themselves, stacked by their numbers, or a layer of a stacked one."""
+"""The tensors of a port that may be parameters: by themselves, stacked by number, or a layer of a stacked one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.ports.adapting.notation import ABSENT, NUMBER, Selection, Shapes, select, sizes_of, stacked
+from transparity_conformance.ports.adapters.notation import ABSENT, NUMBER, Selection, Shapes, select, sizes_of, stacked
 
 
 class Pool:

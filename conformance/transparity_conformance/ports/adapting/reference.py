@@ -13,7 +13,7 @@ from transparity_conformance.diagnosis.fault import Hypothesis
 from transparity_conformance.diagnosis.walk import Impossible, walk
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
-from transparity_conformance.ports.adapting.numbered import LAYER
+from transparity_conformance.ports.adapters.numbered import LAYER
 from transparity_conformance.ports.alignment.values.candidates import Candidates
 
 SCORES = ("scores", "weights", "scores in order")

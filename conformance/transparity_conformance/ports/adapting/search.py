@@ -22,16 +22,14 @@ from transparity_conformance.diagnosis.fault import Hypothesis
 from transparity_conformance.diagnosis.faults import faults_at
 from transparity_conformance.diagnosis.search.clock import Clock, OutOfTime
 from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.ports.adapters.notation import ABSENT
+from transparity_conformance.ports.adapters.numbered import LAYER, Lines
 from transparity_conformance.ports.adapting.hypotheses import hypotheses_of, texts_of
 from transparity_conformance.ports.adapting.layouts import biases
-from transparity_conformance.ports.adapting.notation import ABSENT
-from transparity_conformance.ports.adapting.numbered import LAYER, Lines
 from transparity_conformance.ports.adapting.places import Place, places_of
 from transparity_conformance.ports.adapting.pool import Pool
 from transparity_conformance.ports.adapting.reference import SCORES, Reference
 from transparity_conformance.ports.alignment.values.candidates import Candidates
-
-BIASES = ("qkv_bias", "output_bias", "feed_forward_bias", "head_bias")
 
 
 @dataclass
@@ -78,16 +76,25 @@ def search(
             found.unsettled |= {name: seeker.fitting(name) for name in place.parameters if name in own}
         found.lines |= settled or {}
     theirs = {name: text for name, text in found.lines.items() if name not in own}
-    found.zero = {name: text for name, text in theirs.items() if text != ABSENT}
+    found.zero = _joined({name: text for name, text in theirs.items() if text != ABSENT}, Pool(tensors, config))
     found.lines = {name: text for name, text in found.lines.items() if name not in theirs}
     found.unused = tuple(name for name, taken in seeker.pool.taken.items() if not taken.all())
     found.faults = seeker.reference.faults
     return found
 
 
+def _joined(zero: Lines, pool: Pool) -> Lines:
+    """The lines of what is 0: of a tensor that is 0 as a whole, its name."""
+    for text in zero.values():
+        pool.take(text)
+    names = {text: pool.selection(text).names for text in zero.values()}
+    whole = {text: found[0] for text, found in names.items() if len(found) == 1 and pool.taken[found[0]].all()}
+    return {name: whole.get(text, text) for name, text in zero.items()}
+
+
 def with_biases(config: TransformerConfig) -> TransformerConfig:
     """The configuration with every bias, for a port may have some that are 0."""
-    return dataclasses.replace(config, **dict.fromkeys(BIASES, True))
+    return dataclasses.replace(config, qkv_bias=True, output_bias=True, feed_forward_bias=True, head_bias=True)
 
 
 class _Seeker:
@@ -158,14 +165,10 @@ class _Seeker:
 
     def _faults(self, place: Place) -> Iterator[Hypothesis]:
         """Every fault that a port can have at a place, but those that exchange parameters; first those it has."""
-        before = place.tap.rpartition(".")[0]
-        taps = [place.tap]
-        if place.tap.endswith(".scores"):
-            taps = [f"{before}.{name}" for name in ("scores", "query_rotated", "key_rotated")]
         known = {hypothesis.fault.id for hypothesis in self.reference.faults}
         faults: Iterable[Hypothesis] = [
             Hypothesis(fault, (tap,))
-            for tap in taps
+            for tap in place.taps
             for fault in faults_at(self.config, tap)
             if not fault.alter and not fault.taken_from and not fault.fields
         ]

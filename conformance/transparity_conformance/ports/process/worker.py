@@ -22,8 +22,8 @@ from transparity_conformance.capabilities.stranger import (
     signature_of,
     tokens_kept,
 )
-from transparity_conformance.ports.adapting.adapter import read_adapter
-from transparity_conformance.ports.adapting.model import adapted, opened
+from transparity_conformance.ports.adapters.adapter import read_adapter
+from transparity_conformance.ports.adapters.model import adapted, opened
 from transparity_conformance.ports.listening.listen import listen
 from transparity_conformance.ports.loader.answers import taps_in
 from transparity_conformance.ports.loader.hub import as_build

@@ -11,7 +11,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.errors import shown
 from transparity_conformance.capabilities.stranger import PortCallError, PortError, call_stranger, signature_of
-from transparity_conformance.ports.adapting.adapter import Adapter
+from transparity_conformance.ports.adapters.adapter import Adapter
 from transparity_conformance.ports.loader.hub import called, required_arguments
 from transparity_conformance.ports.loader.inputs import FRAMEWORKS, is_instance
 
@@ -94,7 +94,7 @@ def adapted(make: Make, adapter: Adapter) -> Callable[..., Model]:
         model.assign(adapter.tensors(config, parameters, model.tensors()))
         return model
 
-    del build.__wrapped__  # type: ignore[attr-defined]
+    del build.__wrapped__
     return build
 
 

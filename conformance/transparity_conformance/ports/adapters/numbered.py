@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from transparity_conformance.ports.adapting.notation import ABSENT, NUMBER, Shapes, parted
+from transparity_conformance.ports.adapters.notation import ABSENT, NUMBER, Shapes, parted
 
 LAYER = re.compile(r"(?P<stack>encoder|decoder)\.layers\.(?P<layer>\d+)\.")
 

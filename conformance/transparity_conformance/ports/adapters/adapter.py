@@ -17,8 +17,8 @@ from transparity.errors import shown
 from transparity.limits.files import file_size
 from transparity.parameters import parameter_shapes
 from transparity_conformance.checkpoints.files import LARGEST_JSON
-from transparity_conformance.ports.adapting.notation import ABSENT, NUMBER, AdapterError, Selection, select, sizes_of
-from transparity_conformance.ports.adapting.numbered import LAYER, Lines, line_of
+from transparity_conformance.ports.adapters.notation import ABSENT, NUMBER, AdapterError, Selection, select, sizes_of
+from transparity_conformance.ports.adapters.numbered import LAYER, Lines, line_of
 from transparity_conformance.report.text import listed, reason, safe
 
 ASKED = "?"
@@ -152,7 +152,7 @@ def read_adapter(path: str | Path) -> Adapter:
     for key in content:
         if key not in KEYS:
             raise AdapterError(f"{path} has the key {shown(key)}; expected {', '.join(KEYS)}.")
-    lines, zero, unused = (content.get(key, default) for key, default in zip(KEYS, ({}, [], []), strict=True))
+    lines, zero, unused = content.get("parameters"), content.get("zero", []), content.get("unused", [])
     if not (isinstance(lines, dict) and lines and all(isinstance(line, str) for line in lines.values())):
         raise AdapterError(f"{path} has no table [parameters] of texts; expected one line for each parameter.")
     for key, names in (("zero", zero), ("unused", unused)):

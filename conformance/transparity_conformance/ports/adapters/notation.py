@@ -4,9 +4,9 @@
     layers.{i}.query_key_value.weight.view(N, 3, H, -1)[:, 0]
     blocks.{i}.heads.{n}.key.weight
 
-The name of a tensor, then any of `.T`, `.view(…)`, `.permute(…)` and `[…]` as in PyTorch; what comes out is read in rows
-as the shape of our parameter. Sizes are numbers, letters (`SIZES`), and `+ - * /` of them. `{n}` stacks the tensors of
-all numbers. Nothing is evaluated but this.
+The name of a tensor, then any of `.T`, `.view(…)`, `.permute(…)` and `[…]` as in PyTorch; what comes out is read row by
+row as the shape of our parameter. Sizes are numbers, letters (`SIZES`), and `+ - * /` of them. `{n}` stacks the tensors
+of all numbers. Nothing is evaluated but this.
 """
 
 from __future__ import annotations
@@ -103,7 +103,10 @@ def parted(text: str, names: Shapes) -> tuple[str, str]:
     found = STEPS.fullmatch(text.strip())
     if found is None:
         raise AdapterError(f"{shown(text)} is no line of an adapter; expected the name of a tensor, then steps.")
-    return found["name"], found["steps"]
+    name, steps = found["name"], found["steps"]
+    longer = [step.end() for step in STEP.finditer(steps) if name + steps[: step.end()] in names]
+    end = longer[-1] if longer else 0
+    return name + steps[:end], steps[end:]
 
 
 def stacked(name: str, shapes: Shapes) -> tuple[str, ...]:

@@ -231,7 +231,7 @@ def check(
         from transparity_conformance.report.files import check_writable
         from transparity_conformance.report.terminal import progress_bar
 
-        check_goes_together(preset or [], config, checkpoint, family or [], command, head)
+        check_goes_together(preset or [], config, checkpoint, family or [], command, head, adapter)
         asked = [name for name in sections if sections[name]]
         options: dict[str, Any] = {"dtype": dtype, "timeout": timeout, "budget": budget, "sections": asked}
         options |= {"located": _tell, "adapter": adapter}

@@ -7,8 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 
-def pico(c):
-    """picoGPT: nested dicts, matrices as (in, out), one head after the other."""
+def pico_params(c):
     d, f = c.embed_dim, c.feed_forward_dim
 
     def linear(m, n):
@@ -21,52 +20,59 @@ def pico(c):
         attn = {"c_attn": linear(d, 3 * d), "c_proj": linear(d, d)}
         return {"mlp": {"c_fc": linear(d, f), "c_proj": linear(f, d)}, "attn": attn, "ln_1": norm(), "ln_2": norm()}
 
-    params = {
+    return {
         "wpe": np.zeros((c.max_length, d), np.float32),
         "wte": np.zeros((c.target_vocab_size, d), np.float32),
         "blocks": [block() for _ in range(c.num_decoder_layers)],
         "ln_f": norm(),
     }
 
-    def gelu(x):
-        return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
-    def softmax(x):
-        exp_x = np.exp(x - np.max(x, axis=-1, keepdims=True))
-        return exp_x / np.sum(exp_x, axis=-1, keepdims=True)
+def gelu(x):
+    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
-    def layer_norm(x, g, b):
-        return g * (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5) + b
 
-    def apply(x, w, b):
-        return x @ w + b
+def softmax(x):
+    exp_x = np.exp(x - np.max(x, axis=-1, keepdims=True))
+    return exp_x / np.sum(exp_x, axis=-1, keepdims=True)
 
-    def mha(x, c_attn, c_proj):
-        qkv = np.split(apply(x, **c_attn), 3, axis=-1)
-        mask = (1 - np.tri(x.shape[0], dtype=x.dtype)) * -1e10
-        out = []
-        for q, k, v in zip(*(np.split(part, c.num_heads, axis=-1) for part in qkv), strict=True):
-            scores = q @ k.T / np.sqrt(q.shape[-1]) + mask
-            out.append(softmax(scores) @ v)
-        return apply(np.hstack(out), **c_proj)
+
+def layer_norm(x, g, b):
+    return g * (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5) + b
+
+
+def linear(x, w, b):
+    return x @ w + b
+
+
+def mha(x, c_attn, c_proj, n_head):
+    qkv = np.split(linear(x, **c_attn), 3, axis=-1)
+    mask = (1 - np.tri(x.shape[0], dtype=x.dtype)) * -1e10
+    out = []
+    for q, k, v in zip(*(np.split(part, n_head, axis=-1) for part in qkv), strict=True):
+        scores = q @ k.T / np.sqrt(q.shape[-1]) + mask
+        out.append(softmax(scores) @ v)
+    return linear(np.hstack(out), **c_proj)
+
+
+def pico(c):
+    """picoGPT: nested dicts, matrices as (in, out), one head after the other."""
 
     def gpt2(ids, p):
         x = p["wte"][ids] + p["wpe"][: len(ids)]
         for each in p["blocks"]:
-            x = x + mha(layer_norm(x, **each["ln_1"]), **each["attn"])
-            hidden = gelu(apply(layer_norm(x, **each["ln_2"]), **each["mlp"]["c_fc"]))
-            x = x + apply(hidden, **each["mlp"]["c_proj"])
+            x = x + mha(layer_norm(x, **each["ln_1"]), **each["attn"], n_head=c.num_heads)
+            hidden = gelu(linear(layer_norm(x, **each["ln_2"]), **each["mlp"]["c_fc"]))
+            x = x + linear(hidden, **each["mlp"]["c_proj"])
         return layer_norm(x, **p["ln_f"]) @ p["wte"].T
 
     def forward(p, tokens):
         return np.stack([gpt2(row, p) for row in tokens])
 
-    return forward, params
+    return forward, pico_params(c)
 
 
-def stacked(c):
-    """Weights of all layers in one array, kernels as (model, heads, width), in JAX."""
-    import jax
+def stacked_params(c):
     import jax.numpy as jnp
 
     layers, d, f, n, h = c.num_decoder_layers, c.embed_dim, c.feed_forward_dim, c.num_heads, c.head_dim
@@ -74,7 +80,7 @@ def stacked(c):
     def zeros(*shape):
         return jnp.zeros(shape, jnp.float32)
 
-    params = {
+    return {
         "embedding": zeros(c.target_vocab_size, d),
         "layers": {
             "attention": {
@@ -90,6 +96,14 @@ def stacked(c):
         "final": zeros(d),
         "unembedding": zeros(d, c.target_vocab_size),
     }
+
+
+def stacked(c):
+    """Weights of all layers in one array, kernels as (model, heads, width), in JAX."""
+    import jax
+    import jax.numpy as jnp
+
+    layers, h = c.num_decoder_layers, c.head_dim
 
     def norm(x, scale):
         return x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-5) * scale
@@ -116,7 +130,7 @@ def stacked(c):
             x = x + (jax.nn.silu(both[0]) * both[1]) @ m["wo"][i]
         return norm(x, p["final"]) @ p["unembedding"]
 
-    return forward, params
+    return forward, stacked_params(c)
 
 
 def flax(c):

@@ -47,32 +47,21 @@ def checker(
         timeout: seconds that the program has, or the function for one answer; None for the default.
         sections: sections of the bundle that the program is given.
         budget, located: as for `check`.
-        adapter: the file that matches the tensors of the model that `port` makes with our parameters.
+        adapter: the file that matches the tensors of the model that `port` makes.
 
     Raises `UsageError` for options of the other kind.
     """
     if (port is None) == (command is None):
         raise UsageError("check takes either a PORT or --command; give one of the two.")
+    options: dict[str, Any] = {"dtype": dtype, "logits_only": logits_only, "budget": budget, "located": located}
     if command is not None:
-        if adapter is not None:
-            raise UsageError(
-                "--adapter is for a PORT that makes a model; a --command reads its weights from the bundle."
-            )
-        options: dict[str, Any] = {
-            "dtype": dtype,
-            "logits_only": logits_only,
-            "timeout": checked_timeout(timeout),
-            "sections": sections,
-            "budget": budget,
-            "located": located,
-        }
+        options |= {"timeout": checked_timeout(timeout), "sections": sections}
         return lambda system, progress: check_command(command, system.name, system.config, **options, progress=progress)
     if sections:
         flags = " and ".join(f"--{name}" for name in sections)
         raise UsageError(f"{flags} asks for more in a bundle, for --command; a PORT is compared in all that it offers.")
     assert port is not None
-    options = {"dtype": dtype, "logits_only": logits_only, "budget": budget, "located": located, "name": port}
-    return PortCheck(port, checked_timeout(timeout), options, adapter)
+    return PortCheck(port, checked_timeout(timeout), options | {"name": port}, adapter)
 
 
 class PortCheck:
@@ -122,6 +111,7 @@ def check_goes_together(
     families: Sequence[str],
     command: str | None,
     head: str | None,
+    adapter: Path | None = None,
 ) -> None:
     """Raise `UsageError` for options of a command that exclude each other."""
     besides = bool(names) or config is not None or command is not None
@@ -129,6 +119,8 @@ def check_goes_together(
         raise UsageError("--checkpoint goes with a PORT alone; leave out --preset, --config, --family and --command.")
     if families and besides:
         raise UsageError("--family goes with a PORT alone; leave out --preset, --config and --command.")
+    if adapter is not None and command is not None:
+        raise UsageError("--adapter is for a PORT that makes a model; a --command reads its weights from the bundle.")
     if head is not None and checkpoint is None:
         raise UsageError("--head is for --checkpoint; a configuration has a field `head` of its own.")
 

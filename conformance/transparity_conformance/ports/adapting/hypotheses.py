@@ -17,24 +17,17 @@ IsRight = Callable[[Lines, str], bool]
 
 
 def hypotheses_of(
-    place: Place,
-    lines: Lines,
-    config: TransformerConfig,
-    pool: Pool,
-    pools: Iterable[Shapes],
-    is_right: IsRight,
+    place: Place, config: TransformerConfig, pool: Pool, pools: Iterable[Shapes], is_right: IsRight
 ) -> Iterator[Lines]:
     """Yield the lines that the parameters of a place may have.
 
     Args:
         place: the place.
-        lines: those that are settled.
         config: the configuration, with every bias that a port may have.
         pool: the port's tensors.
         pools: those that are left, by likelihood.
         is_right: whether with some lines the reference computes a tap of the port.
     """
-    yield from _as_in_the_first_layer(place, lines, pool)
     turns = rotations(config) if place.tap.endswith("self_attention.scores") else [""]
     for shapes, in_one in itertools.product(pools, (True, False)):
         ways = [_ways(each, config, pool, shapes, is_right, in_one) for each in place.maps]
@@ -57,7 +50,7 @@ def _turned(text: str, steps: str, name: str) -> str:
     return text + steps.format("1" if "_norm." in name else "N" if ".query." in name else "K")
 
 
-def _as_in_the_first_layer(place: Place, lines: Lines, pool: Pool) -> Iterator[Lines]:
+def as_in_the_first_layer(place: Place, lines: Lines, pool: Pool) -> Iterator[Lines]:
     """Yield the lines that the same place has in the first layer, with the number of this one."""
     match = LAYER.match(place.tap)
     if match is None or match["layer"] == "0":

@@ -62,22 +62,22 @@ class Reference:
         self.faults += tuple(faults)
         self.taps |= self.computed({}, tap)
 
-    def agrees(self, values: Arrays, tap: str, faults: Sequence[Hypothesis] = (), by: str = "scores") -> bool:
-        """Return whether, with `values`, the port computed what the reference computes at `tap`.
+    def rank(self, values: Arrays, tap: str, best: int, faults: Sequence[Hypothesis] = ()) -> int:
+        """Return 0 if, with `values`, the port computed what the reference computes at `tap`, `best` if it did not.
 
-        Args:
-            by: how scores are told, one of `SCORES`.
+        Of scores, the first of `SCORES` that is so, if it is less than `best`.
         """
         try:
             if not tap.endswith(".scores"):
-                return self._is_heard(self.computed(values, tap, faults), tap)
+                return 0 if self._is_heard(self.computed(values, tap, faults), tap) else best
             weights = f"{tap.removesuffix('scores')}weights"
             taps = self.computed(values, weights, faults)
         except Impossible:
-            return False
-        if by == "scores in order":
-            return self._in_order(taps[tap])
-        return self._is_heard(taps, weights) and (by == "weights" or self._is_heard(taps, tap))
+            return best
+        match, are_weights = self.candidates.nearest(taps[tap]), self._is_heard(taps, weights)
+        in_order = match is not None and match.layout.order.index(2) < match.layout.order.index(3)
+        ways = (match is not None and are_weights, are_weights, in_order)
+        return next((number for number, is_so in enumerate(ways[:best]) if is_so), best)
 
     def _is_heard(self, taps: Arrays, tap: str) -> bool:
         """Return whether the value, alone or with what the port may add to it first, is among the port's."""
@@ -85,10 +85,6 @@ class Reference:
             return True
         residual = self._residual(self.taps | taps, tap)
         return residual is not None and self.candidates.nearest(taps[tap] + residual) is not None
-
-    def _in_order(self, scores: np.ndarray) -> bool:
-        match = self.candidates.nearest(scores)
-        return match is not None and match.layout.order.index(2) < match.layout.order.index(3)
 
     def _residual(self, taps: Arrays, tap: str) -> np.ndarray | None:
         """The input of the sublayer whose output is `tap`, which is added to it; None for other taps."""

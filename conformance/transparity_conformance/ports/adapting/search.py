@@ -24,7 +24,7 @@ from transparity_conformance.diagnosis.search.clock import Clock, OutOfTime
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.ports.adapters.notation import ABSENT
 from transparity_conformance.ports.adapters.numbered import LAYER, Lines
-from transparity_conformance.ports.adapting.hypotheses import hypotheses_of, texts_of
+from transparity_conformance.ports.adapting.hypotheses import as_in_the_first_layer, hypotheses_of, texts_of
 from transparity_conformance.ports.adapting.layouts import biases
 from transparity_conformance.ports.adapting.places import Place, places_of
 from transparity_conformance.ports.adapting.pool import Pool
@@ -108,16 +108,29 @@ class _Seeker:
 
     def settled(self, place: Place, lines: Lines) -> Lines | None:
         """The lines of a place; None if no hypothesis is right."""
-        is_scores = place.tap.endswith(".scores")
-        for by in SCORES if is_scores else SCORES[:1]:
-            for hypothesis in self._hypotheses(place, lines):
-                if self._is_right(hypothesis, place.tap, by=by):
-                    return self._kept(self._completed(hypothesis, place, by), place.tap)
-        for hypothesis in self._hypotheses(place, lines, passes=1):
+        for hypothesis in as_in_the_first_layer(place, lines, self.pool):
+            for fault in (None, *(each for each in self._faults(place) if self._is_known(each))):
+                faults = () if fault is None else (fault,)
+                if not self.pool.overlap(hypothesis.values()) and self._is_right(hypothesis, place.tap, faults):
+                    return self._kept(hypothesis, place.tap, faults)
+        best, by = None, len(SCORES)
+        for hypothesis in self._hypotheses(place):
+            if (found := self._rank(hypothesis, place.tap, by)) < by:
+                best, by = hypothesis, found
+            if by == 0:
+                break
+        if best is not None:
+            return self._kept(self._completed(best, place, by), place.tap)
+        for hypothesis in self._hypotheses(place, passes=1):
             for fault in self._faults(place):
                 if self._is_right(hypothesis, place.tap, (fault,)):
                     return self._kept(hypothesis, place.tap, (fault,))
         return None
+
+    def _rank(self, lines: Lines, tap: str, best: int) -> int:
+        """The surest way in which lines are right, if it is better than `best`; `best` else."""
+        self.clock.check()
+        return self.reference.rank(self._values(lines), tap, best)
 
     def fitting(self, parameter: str) -> tuple[str, ...]:
         """The lines that a parameter may have by its shape."""
@@ -127,23 +140,33 @@ class _Seeker:
                 return tuple(left)
         return ()
 
-    def _hypotheses(self, place: Place, lines: Lines, passes: int | None = None) -> Iterator[Lines]:
-        """The hypotheses that are possible; after a fault-free search, those of the first pass alone."""
+    def _hypotheses(self, place: Place, passes: int | None = None) -> Iterator[Lines]:
+        """The hypotheses that are possible; with `passes`, those of the likeliest tensors alone."""
         pools = itertools.islice(self.pool.free(*layer_of(place.tap, self.config)), passes)
-        for hypothesis in hypotheses_of(place, lines, self.config, self.pool, pools, self._is_right):
-            self.clock.check()
-            if not self.pool.overlap(hypothesis.values()):
-                yield hypothesis
+        heard: dict[tuple[str, ...], bool] = {}
 
-    def _is_right(self, lines: Lines, tap: str, faults: Sequence[Hypothesis] = (), by: str = SCORES[0]) -> bool:
+        def is_right(lines: Lines, tap: str) -> bool:
+            key = (tap, *lines.values())
+            if key not in heard:
+                heard[key] = self._is_right(lines, tap)
+            return heard[key]
+
+        tried = set()
+        for hypothesis in hypotheses_of(place, self.config, self.pool, pools, is_right):
+            key = tuple(hypothesis.values())
+            if key not in tried and not self.pool.overlap(key):
+                yield hypothesis
+            tried.add(key)
+
+    def _is_right(self, lines: Lines, tap: str, faults: Sequence[Hypothesis] = (), by: int = 0) -> bool:
         self.clock.check()
-        return self.reference.agrees(self._values(lines), tap, faults, by)
+        return self.reference.rank(self._values(lines), tap, by + 1, faults) <= by
 
     def _values(self, lines: Lines) -> Arrays:
         shapes = self.reference.shapes
         return {name: self.pool.numbers(text, shapes[name]) for name, text in lines.items()}
 
-    def _completed(self, lines: Lines, place: Place, by: str) -> Lines:
+    def _completed(self, lines: Lines, place: Place, by: int) -> Lines:
         """The lines, with a bias of the port wherever one is right, too: without it, the value is one on the way."""
         *_, every = self.pool.free(*layer_of(place.tap, self.config))
         for name in [name for name, text in lines.items() if text == ABSENT]:
@@ -165,14 +188,16 @@ class _Seeker:
 
     def _faults(self, place: Place) -> Iterator[Hypothesis]:
         """Every fault that a port can have at a place, but those that exchange parameters; first those it has."""
-        known = {hypothesis.fault.id for hypothesis in self.reference.faults}
         faults: Iterable[Hypothesis] = [
             Hypothesis(fault, (tap,))
             for tap in place.taps
             for fault in faults_at(self.config, tap)
             if not fault.alter and not fault.taken_from and not fault.fields
         ]
-        return iter(sorted(faults, key=lambda each: each.fault.id not in known))
+        return iter(sorted(faults, key=lambda each: not self._is_known(each)))
+
+    def _is_known(self, fault: Hypothesis) -> bool:
+        return fault.fault.id in {each.fault.id for each in self.reference.faults}
 
 
 def layer_of(name: str, config: TransformerConfig) -> tuple[int | None, int, str]:

@@ -12,12 +12,13 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity_conformance.diagnosis.judge import Progress, silent
 from transparity_conformance.diagnosis.search.clock import BUDGET, Clock
-from transparity_conformance.oracle.probes import probes_of
+from transparity_conformance.oracle.probes import probe_parameters, probes_of
 from transparity_conformance.ports.adapters.adapter import ASKED, Adapter
 from transparity_conformance.ports.adapters.model import Make, made_by
 from transparity_conformance.ports.adapters.notation import ABSENT
 from transparity_conformance.ports.adapters.numbered import for_all_layers
 from transparity_conformance.ports.adapting.matching import matched
+from transparity_conformance.ports.adapting.own import Misplaced, misplaced, own_lines
 from transparity_conformance.ports.adapting.search import Found
 from transparity_conformance.ports.alignment.heard import wrong_logits
 from transparity_conformance.ports.process.running import run
@@ -45,6 +46,8 @@ class Adapted:
     found: Found
     wrong: str | None
     """How the logits differ with the adapter; None: they agree, or were not compared."""
+    misplaced: tuple[Misplaced, ...] = ()
+    """Of a port that loads parameters by itself, those that it keeps elsewhere than it computes with them."""
 
     @property
     def is_settled(self) -> bool:
@@ -63,26 +66,43 @@ def adapt(
     """Find the adapter of a port, and prove it.
 
     Args:
-        make: the port, `Model()` or `Model(config)`: a class of modules, or a function that makes one.
+        make: the port, `Model()` or `Model(config)`: a class of modules, or a function that makes one; or a
+            `build(config, parameters)`, whose own mapping is held to what it computes.
         config: the configuration that it has.
         budget: seconds for the search.
         progress: receives every step.
 
     Raises `PortError` if the port cannot be made, or raises.
     """
-    return adapt_model(made_by(make, config), config, budget=budget, progress=progress)
+    parameters = probe_parameters(config)
+    return adapt_model(made_by(make, config, parameters), config, parameters, budget=budget, progress=progress)
 
 
 def adapt_model(
-    model: Tensors, config: TransformerConfig, *, budget: float = BUDGET, progress: Progress | None = None
+    model: Tensors,
+    config: TransformerConfig,
+    given: Mapping[str, np.ndarray] | None = None,
+    *,
+    budget: float = BUDGET,
+    progress: Progress | None = None,
 ) -> Adapted:
-    """Find the adapter of a model that is made already; as `adapt`."""
+    """Find the adapter of a model that is made already; as `adapt`.
+
+    Args:
+        model: the model.
+        config: its configuration.
+        given: the parameters that it was built with, if it loads them by itself.
+        budget, progress: as for `adapt`.
+    """
     told = progress or silent
     told("listening to the port", 0, 1)
     tensors = model.tensors()
+    own = {} if given is None else own_lines(config, given, tensors)
     found = matched(model, tensors, model.assign, config, Clock(budget))
     adapter = _adapter(found, tensors)
     result = Adapted(adapter, found, None)
+    if any(own.values()):  # else it keeps weights of its own
+        result = dataclasses.replace(result, misplaced=tuple(misplaced(own, found.lines, config, tensors)))
     if result.is_settled:
         told("running the port with the adapter", 0, 1)
         result = dataclasses.replace(result, wrong=Proof(model, config, tensors).difference(adapter))

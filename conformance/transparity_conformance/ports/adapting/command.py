@@ -6,6 +6,7 @@ from pathlib import Path
 
 from transparity.config import TransformerConfig
 from transparity_conformance.diagnosis.judge import Progress
+from transparity_conformance.oracle.probes import probe_parameters
 from transparity_conformance.ports.adapters.adapter import ASKED, written
 from transparity_conformance.ports.adapters.notation import ABSENT, SIZES, AdapterError
 from transparity_conformance.ports.adapting.adapt import Adapted, adapt_model
@@ -36,7 +37,8 @@ def adapt_port(
     name, chosen = _chosen(preset, config, family)
     build = isolated_build(port, checked_timeout(timeout), "")
     try:
-        result = adapt_model(build.made(chosen), chosen, budget=budget, progress=progress)
+        given = probe_parameters(chosen)
+        result = adapt_model(build.made(chosen, given), chosen, given, budget=budget, progress=progress)
     finally:
         build.process.stop()
     lines, code = summary(result)
@@ -86,6 +88,9 @@ def summary(result: Adapted) -> tuple[list[str], int]:
         lines.append(f"the port has no {listed(absent)}: choose a configuration without, or name the tensor")
     if asked:
         lines.append(f"not settled, for {found.lost_at} was not found under any hypothesis: {listed(asked)}")
+    if result.misplaced:
+        lines += [each.says for each in result.misplaced]
+        return lines, DIVERGES
     if result.is_proved:
         return [*lines, "proved: with it, the logits agree within their budget on every probe"], AGREES
     if result.wrong is not None:

@@ -33,7 +33,7 @@ def hypotheses_of(
         ways = [_ways(each, config, pool, shapes, is_right, in_one) for each in place.maps]
         for turn, way in itertools.product(turns, itertools.product(*ways)):
             joined: Lines = {name: text for each in way for name, text in each.items()}
-            yield {name: _turned(text, turn, name) for name, text in joined.items()}
+            yield {name: turned(text, turn, name) for name, text in joined.items()}
 
 
 def texts_of(parameter: str, config: TransformerConfig, shapes: Shapes) -> list[str]:
@@ -43,7 +43,7 @@ def texts_of(parameter: str, config: TransformerConfig, shapes: Shapes) -> list[
     return [*biases(parameter, config, shapes), *[ABSENT] * parameter.endswith(".bias")]
 
 
-def _turned(text: str, steps: str, name: str) -> str:
+def turned(text: str, steps: str, name: str) -> str:
     """The line with the steps of a rotation for the rows of a query or a key, or for their gains."""
     if text == ABSENT or name.endswith("relative_bias.weight"):
         return text

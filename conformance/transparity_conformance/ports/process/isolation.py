@@ -257,9 +257,9 @@ class IsolatedBuild(_Remote):
             setattr(forward, name, _Remote(method, lambda described=described: described))  # type: ignore[misc]
         return forward
 
-    def made(self, config: TransformerConfig) -> IsolatedModel:
-        """The model that a port makes, which keeps its own weights."""
-        return IsolatedModel(self._built(config, {}))
+    def made(self, config: TransformerConfig, parameters: Mapping[str, np.ndarray]) -> IsolatedModel:
+        """The model that a port makes, which keeps its own weights; one that takes parameters is given these."""
+        return IsolatedModel(self._built(config, dict(parameters)))
 
 
 class IsolatedModel(PortElsewhere):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from meta.adapting import gpt, llama
 from meta.adapting.catalogue import ALIKE, GPT2, LLAMA, PORTS
-from meta.adapting.measure import adapted
+from meta.adapting.measure import adapted as measured
 from meta.adapting.wrong import broken
 from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
@@ -22,6 +23,8 @@ from transparity_conformance.ports.adapters.model import Make, made_by
 from transparity_conformance.ports.adapters.notation import AdapterError
 from transparity_conformance.ports.adapters.numbered import line_of
 from transparity_conformance.ports.adapting.adapt import Proof, adapt
+from transparity_conformance.ports.adapting.command import summary
+from transparity_conformance.ports.adapting.names import contradicting
 
 SAMPLE = (
     "gpt2-conv1d",
@@ -44,6 +47,9 @@ from meta.adapting.llama import Meta
 def Model(config):
     return Meta(config)
 """
+
+
+adapted = functools.cache(measured)
 
 
 def lines_of(name: str) -> dict[str, str]:
@@ -117,6 +123,23 @@ def test_a_port_with_a_bug_is_matched_and_the_bug_is_left_to_the_check(tmp_path:
     assert result.adapter.lines == lines_of("mingpt")
     assert {each.fault.id for each in result.found.faults} == {"attention-scale"}
     assert result.wrong is not None and not result.is_proved
+
+
+def test_names_that_contradict_what_is_computed_are_told(tmp_path: Path) -> None:
+    config = PORTS["mingpt"][1]
+    result = adapt(broken("gpt", "k, q, v = (\n", "q, k, v = (\n", tmp_path, 0).MinGPT, config)
+    assert result.is_proved
+    lines, _ = summary(result)
+    says = "{0}.query.{1} is blocks.{{i}}.attn.key.{1}, which is called key: if weights are loaded by their names"
+    told = [says.format("decoder.layers.{i}.self_attention", leaf) for leaf in ("weight", "bias")]
+    assert [line.partition(",")[0] for line in lines if "which is called key" in line] == [
+        line.partition(",")[0] for line in told
+    ]
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_names_of_right_ports_contradict_nothing(name: str) -> None:
+    assert contradicting(lines_of(name)) == []
 
 
 def test_what_cannot_be_settled_is_asked_for_by_name(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from transparity_conformance.oracle.probes import probe_parameters
 from transparity_conformance.ports.adapters.adapter import ASKED, written
 from transparity_conformance.ports.adapters.notation import ABSENT, SIZES, AdapterError
 from transparity_conformance.ports.adapting.adapt import Adapted, adapt_model
+from transparity_conformance.ports.adapting.names import contradicting
 from transparity_conformance.ports.loading import UsageError
 from transparity_conformance.ports.process.isolation import checked_timeout, isolated_build
 from transparity_conformance.ports.systems import family_systems, systems
@@ -84,6 +85,7 @@ def summary(result: Adapted) -> tuple[list[str], int]:
         lines.append(f"0 in the port, for this configuration has no such bias: {listed(adapter.zero)}")
     if adapter.unused:
         lines.append(f"left as they are, for nothing was found to be made from them: {listed(adapter.unused)}")
+    lines += contradicting(adapter.lines)
     if absent:
         lines.append(f"the port has no {listed(absent)}: choose a configuration without, or name the tensor")
     if asked:

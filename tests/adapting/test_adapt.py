@@ -29,6 +29,7 @@ from transparity_conformance.ports.adapting.names import contradicting
 SAMPLE = (
     "gpt2-conv1d",
     "mingpt",
+    "logits-bias",
     "lecture",
     "meta-llama",
     "qwen3-in-turn",
@@ -66,6 +67,7 @@ def test_a_port_is_matched_without_a_question_and_proved_by_its_logits(name: str
 @pytest.mark.parametrize(
     ("name", "parameter", "line"),
     [
+        ("logits-bias", "self_attention.query.weight", "blocks.{i}.attn.query.weight"),
         ("gpt2-conv1d", "self_attention.key.weight", "transformer.h.{i}.attn.c_attn.weight.T[N*H:2*N*H]"),
         ("lecture", "self_attention.query.weight", "blocks.{i}.sa.heads.{n}.query.weight.view(-1, D)"),
         (
@@ -157,6 +159,10 @@ def test_a_bias_that_the_configuration_has_not_is_zero_in_the_port() -> None:
     result = adapt(make, dataclasses.replace(config, qkv_bias=False))
     assert result.is_proved
     assert list(result.adapter.zero) == ["transformer.h.{i}.attn.c_attn.bias"]
+
+
+def test_a_bias_that_the_port_keeps_in_a_buffer_is_found() -> None:
+    assert lines_of("logits-bias")["head.bias"] == "final_logits_bias.view(-1)"
 
 
 def test_a_bias_that_the_port_has_not_is_named() -> None:

@@ -80,6 +80,11 @@ def test_a_tensor_that_nothing_is_written_into_is_named() -> None:
         ADAPTER.tensors(GPT2, PARAMETERS, made_by(larger, GPT2).tensors())
 
 
+def test_a_buffer_is_named_by_its_whole_name() -> None:
+    adapter = Adapter({"head.bias": "logits.bias.view(-1)", "a": "h.{i}.scale", "b": ""})
+    assert [adapter.names(name) for name in ("logits.bias", "h.7.scale", "logits", "h")] == [True, True, False, False]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -74,6 +74,7 @@ PORTS: dict[str, tuple[Callable[[TransformerConfig], Any], TransformerConfig]] =
     "nanogpt": (gpt.NanoGPT, GPT2),
     "gpt2-conv1d": (gpt.GPT2, GPT2),
     "mingpt": (gpt.MinGPT, dataclasses.replace(GPT2, tied_head=False, activation="gelu")),
+    "logits-bias": (gpt.LogitsBias, dataclasses.replace(GPT2, tied_head=False, head_bias=True, activation="gelu")),
     "lecture": (gpt.Lecture, preset("notes-lm").resized()),
     "bloom": (gpt.Bloom, BLOOM),
     "starcoder": (gpt.StarCoder, dataclasses.replace(GPT2, num_key_value_heads=1)),

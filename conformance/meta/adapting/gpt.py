@@ -128,6 +128,17 @@ class MinGPT(nn.Module):
         return self.head(self.ln_f(self.blocks(self.tok_emb(idx) + self.pos_emb[:, : idx.size(1)])))
 
 
+class LogitsBias(MinGPT):
+    """A bias of the logits that is no parameter, but a buffer, as BART's."""
+
+    def __init__(self, c):
+        super().__init__(c)
+        self.register_buffer("final_logits_bias", torch.zeros(1, c.target_vocab_size))
+
+    def forward(self, idx):
+        return super().forward(idx) + self.final_logits_bias
+
+
 class Lecture(nn.Module):
     """A module for each head, without biases, and a scale by the width of the model."""
 

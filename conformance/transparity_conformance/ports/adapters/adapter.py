@@ -17,7 +17,15 @@ from transparity.errors import shown
 from transparity.limits.files import file_size
 from transparity.parameters import parameter_shapes
 from transparity_conformance.checkpoints.files import LARGEST_JSON
-from transparity_conformance.ports.adapters.notation import ABSENT, NUMBER, AdapterError, Selection, select, sizes_of
+from transparity_conformance.ports.adapters.notation import (
+    ABSENT,
+    NUMBER,
+    AdapterError,
+    Selection,
+    parted,
+    select,
+    sizes_of,
+)
 from transparity_conformance.ports.adapters.numbered import LAYER, Lines, line_of
 from transparity_conformance.report.text import listed, reason, safe
 
@@ -63,6 +71,11 @@ class Adapter:
                 filling.put("zero", text, None, None)
         filling.check_complete(self.unused)
         return filling.values
+
+    def names(self, tensor: str) -> bool:
+        """Return whether a line names a tensor, with the number of any layer."""
+        general = NUMBER.sub("{i}", tensor)
+        return any(parted(line, {tensor: ()})[0] in (tensor, general) for line in self.lines.values() if line)
 
     def _line(self, name: str) -> str:
         line = line_of(name, self.lines)

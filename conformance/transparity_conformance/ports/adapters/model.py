@@ -12,7 +12,7 @@ from transparity.config import TransformerConfig
 from transparity.errors import shown
 from transparity_conformance.capabilities.stranger import PortCallError, PortError, call_stranger, signature_of
 from transparity_conformance.ports.adapters.adapter import Adapter
-from transparity_conformance.ports.adapters.tensors import Tensor, held_by, package_of, tensors_of
+from transparity_conformance.ports.adapters.tensors import Tensor, buffers_of, held_by, package_of, tensors_of
 from transparity_conformance.ports.loader.hub import called, required_arguments
 from transparity_conformance.ports.loader.inputs import FRAMEWORKS
 
@@ -23,8 +23,10 @@ Make = Callable[..., Any]
 class Model:
     """A model and its tensors; a call is a forward pass."""
 
-    def __init__(self, forward: Callable[..., Any], tensors: Mapping[str, Tensor]) -> None:
-        self._forward, self._tensors = forward, tensors
+    def __init__(
+        self, forward: Callable[..., Any], tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor]
+    ) -> None:
+        self._forward, self._tensors, self._buffers = forward, tensors, buffers
 
     def __call__(self, **tokens: np.ndarray) -> Any:
         return self._forward(**tokens)
@@ -33,10 +35,15 @@ class Model:
         """The tensors by name, as they are."""
         return {name: tensor.read() for name, tensor in self._tensors.items()}
 
+    def buffers(self) -> dict[str, np.ndarray]:
+        """The buffers by name, of which one may be a parameter of ours, as a bias that is not learned."""
+        return {name: tensor.read() for name, tensor in self._buffers.items()}
+
     def assign(self, values: Mapping[str, np.ndarray]) -> None:
-        """Write into the tensors."""
+        """Write into tensors or buffers."""
+        every = {**self._buffers, **self._tensors}
         for name, value in values.items():
-            self._tensors[name].write(value)
+            every[name].write(value)
 
 
 def made_by(make: Make, config: TransformerConfig, parameters: Mapping[str, np.ndarray] | None = None) -> Model:
@@ -70,7 +77,7 @@ def made_by(make: Make, config: TransformerConfig, parameters: Mapping[str, np.n
             f"{name} made {shown(made)}, in which no tensor was found; expected a torch.nn.Module, a flax.nnx.Module, "
             "or a pair (function, parameters) whose function takes the parameters first."
         )
-    return Model(forward, tensors)
+    return Model(forward, tensors, {} if is_build else buffers_of(made))
 
 
 def _opened(made: Any, config: TransformerConfig) -> tuple[Callable[..., Any], dict[str, Tensor]]:
@@ -102,7 +109,8 @@ def adapted(make: Make, adapter: Adapter) -> Callable[..., Model]:
     @functools.wraps(make, updated=())
     def build(config: TransformerConfig, parameters: Mapping[str, np.ndarray]) -> Model:
         model = made_by(make, config)
-        model.assign(adapter.tensors(config, parameters, model.tensors()))
+        buffers = {name: value for name, value in model.buffers().items() if adapter.names(name)}
+        model.assign(adapter.tensors(config, parameters, {**model.tensors(), **buffers}))
         return model
 
     del build.__wrapped__

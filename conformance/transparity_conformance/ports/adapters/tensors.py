@@ -26,14 +26,23 @@ class Tensor:
 def tensors_of(model: Any) -> dict[str, Tensor]:
     """The tensors of a module, or of nested dicts and lists, by name; none if there are none.
 
-    They are those that are learned: buffers (masks, rotary tables) are left out. Two names of one memory are one
-    tensor, under its first name.
+    They are those that are learned: buffers (masks, rotary tables) are left out, but for the statistics of a batch
+    norm. Two names of one memory are one tensor, under its first name.
     """
     if is_instance(model, "torch.nn", "Module"):
         return dict(_of_torch(model))
     if is_instance(model, "flax.nnx", "Module"):
         return dict(_of_nnx(model))
     return dict(_leaves("", model))
+
+
+def buffers_of(model: Any) -> dict[str, Tensor]:
+    """The buffers of a module of PyTorch that are saved with it; none of anything else."""
+    if not is_instance(model, "torch.nn", "Module"):
+        return {}
+    saved = model.state_dict(keep_vars=True)
+    buffers = {name: value for name, value in model.named_buffers() if name in saved and not name.endswith(STATISTICS)}
+    return {name: _tensor(value) for name, value in buffers.items() if value.is_floating_point() and value.numel()}
 
 
 def held_by(function: Any) -> dict[str, Tensor]:
@@ -76,7 +85,11 @@ def _of_torch(model: Any) -> Iterator[tuple[str, Tensor]]:
         key = (value.data_ptr(), tuple(value.shape), value.stride())
         if value.is_floating_point() and value.numel() and key not in known:
             known.add(key)
-            yield name, Tensor(functools.partial(_torch_numbers, value), functools.partial(_torch_write, value))
+            yield name, _tensor(value)
+
+
+def _tensor(value: Any) -> Tensor:
+    return Tensor(functools.partial(_torch_numbers, value), functools.partial(_torch_write, value))
 
 
 def _torch_numbers(value: Any) -> np.ndarray:
@@ -124,7 +137,7 @@ def _leaves(name: str, node: Any) -> Iterator[tuple[str, Tensor]]:
             yield from _leaves(path, value)
         elif is_instance(value, "torch", "Tensor"):
             if value.is_floating_point() and value.numel():
-                yield path, Tensor(functools.partial(_torch_numbers, value), functools.partial(_torch_write, value))
+                yield path, _tensor(value)
         elif hasattr(value, "dtype") and np.dtype(value.dtype).kind == "f" and np.size(value):
             yield path, Tensor(functools.partial(_leaf, node, key), functools.partial(_replace, node, key))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -10,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from transparity.config import TransformerConfig
+from transparity.parameters import parameter_shapes
 from transparity_conformance.diagnosis.judge import Progress, silent
 from transparity_conformance.diagnosis.search.clock import BUDGET, Clock
 from transparity_conformance.oracle.probes import probe_parameters, probes_of
@@ -34,8 +36,11 @@ class Tensors(Protocol):
     def tensors(self) -> dict[str, np.ndarray]:
         """Its tensors by name."""
 
+    def buffers(self) -> dict[str, np.ndarray]:
+        """Its buffers by name."""
+
     def assign(self, values: Mapping[str, np.ndarray]) -> None:
-        """Write into its tensors."""
+        """Write into its tensors or buffers."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +103,11 @@ def adapt_model(
     told("listening to the port", 0, 1)
     tensors = model.tensors()
     own = {} if given is None else own_lines(config, given, tensors)
-    found = matched(model, tensors, model.assign, config, Clock(budget))
+    clock = Clock(budget)
+    found = matched(model, tensors, model.assign, config, clock)
+    if buffers := _fitting(found, model.buffers(), config):
+        tensors = {**tensors, **buffers}
+        found = matched(model, tensors, model.assign, config, clock)
     adapter = _adapter(found, tensors)
     result = Adapted(adapter, found, None)
     if any(own.values()):  # else it keeps weights of its own
@@ -107,6 +116,13 @@ def adapt_model(
         told("running the port with the adapter", 0, 1)
         result = dataclasses.replace(result, wrong=Proof(model, config, tensors).difference(adapter))
     return result
+
+
+def _fitting(found: Found, buffers: Mapping[str, np.ndarray], config: TransformerConfig) -> dict[str, np.ndarray]:
+    """The buffers that may be parameters for which no tensor was found."""
+    shapes = parameter_shapes(config)
+    sizes = {math.prod(shapes[name]) for name, line in found.lines.items() if line == ABSENT}
+    return {name: value for name, value in buffers.items() if value.size in sizes}
 
 
 def _adapter(found: Found, tensors: Mapping[str, np.ndarray]) -> Adapter:

@@ -276,13 +276,20 @@ class IsolatedModel(PortElsewhere):
 
     def tensors(self) -> dict[str, np.ndarray]:
         """The tensors by name; raises `PortProcessError` if they are none."""
-        answer = self._forward.asked("tensors")
+        return self._arrays("tensors")
+
+    def buffers(self) -> dict[str, np.ndarray]:
+        """The buffers by name; raises `PortProcessError` if they are none."""
+        return self._arrays("buffers")
+
+    def _arrays(self, what: str) -> dict[str, np.ndarray]:
+        answer = self._forward.asked(what)
         if not (isinstance(answer, dict) and all(isinstance(value, np.ndarray) for value in answer.values())):
-            raise PortProcessError("The port's process answered tensors with what are no tensors.")
+            raise PortProcessError(f"The port's process answered {what} with what are no arrays.")
         return {str(name): value for name, value in answer.items()}
 
     def assign(self, values: Mapping[str, np.ndarray]) -> None:
-        """Write into the tensors."""
+        """Write into tensors or buffers."""
         self._forward.asked("assign", dict(values))
 
 

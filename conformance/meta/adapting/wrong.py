@@ -58,7 +58,7 @@ BUGS: tuple[tuple[str, str, str], ...] = (
     ("fused", "F.gelu", "F.relu"),
     ("encoders", "q.size(-1) ** -0.5", "1.0"),
     ("encoders", "(mask == 0, -1e9)", "(mask == 1, -1e9)"),
-    ("encoders", "+ y)", "+ x)"),
+    ("encoders", 'x = x + layer["self_attn"]', 'x = y + layer["self_attn"]'),
     ("encoders", 'a["o"](y', 'a["o"](2 * y'),
     ("encoders", "+ bias\n", "\n"),
     ("encoders", "math.sqrt(self.c.embed_dim)", "1"),

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity.errors import TransparityError, shown
+from transparity.errors import shown
+from transparity_conformance.capabilities.stranger import PortError
 from transparity_conformance.report.text import safe
 
 SIZES = {
@@ -44,7 +45,7 @@ NUMBER = re.compile(r"(?<![^.\[])\d+(?![^.\]])")
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-class AdapterError(TransparityError):
+class AdapterError(PortError):
     """An adapter cannot be read, or does not fit the port or the configuration."""
 
 

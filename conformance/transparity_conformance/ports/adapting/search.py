@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,7 +19,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
 from transparity_conformance.diagnosis.fault import Hypothesis
-from transparity_conformance.diagnosis.faults import faults_at
+from transparity_conformance.diagnosis.faults import hypotheses as fault_hypotheses
 from transparity_conformance.diagnosis.search.clock import Clock, OutOfTime
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.ports.adapters.notation import ABSENT
@@ -188,13 +188,9 @@ class _Seeker:
 
     def _faults(self, place: Place) -> Iterator[Hypothesis]:
         """Every fault that a port can have at a place, but those that exchange parameters; first those it has."""
-        faults: Iterable[Hypothesis] = [
-            Hypothesis(fault, (tap,))
-            for tap in place.taps
-            for fault in faults_at(self.config, tap)
-            if not fault.alter and not fault.taken_from and not fault.fields
-        ]
-        return iter(sorted(faults, key=lambda each: not self._is_known(each)))
+        every = fault_hypotheses(self.config, list(place.taps))
+        faults = (each for each in every if not each.fault.alter and not each.fault.taken_from)
+        return iter(sorted(faults, key=lambda each: (not self._is_known(each), -len(each.sites))))
 
     def _is_known(self, fault: Hypothesis) -> bool:
         return fault.fault.id in {each.fault.id for each in self.reference.faults}

@@ -246,7 +246,7 @@ class IsolatedBuild(_Remote):
         family = None if self.model_type is None else (self.model_type, process.folder())
         what = "build(config, parameters)" if family is None else "load(folder)"
         number, signature, offered = process.answer(what, "build", number, args, named, list(ATTRIBUTES), family)
-        if number is None and family is not None:
+        if number is None and offered is None:
             raise PortError(str(signature))
         if number is None:
             raise PortError(f"build(config, parameters) returned {signature}; expected a function forward(**tokens).")

@@ -81,15 +81,14 @@ class Worker:
         """Build a port; return its number, its signature, and the signatures of the methods it offers.
 
         With a `family` and a folder for temporary files, the object `number` is the loader of hub folders. There is no
-        number but a reason if nothing was built.
+        number but what was built if it is no function, and a sentence and None if nothing was built.
         """
-        if family is None:
-            forward = self.call(number, "", args, named)
-        else:
-            try:
-                forward = as_build(self.objects[number], *family)(*args, **named)
-            except PortError as error:
-                return None, safe(error), {}
+        build = self.objects[number] if family is None else as_build(self.objects[number], *family)
+        try:
+            with tokens_kept(args, named):
+                forward = build(*self._given(args), **self._given(named))
+        except PortError as error:
+            return None, safe(error), None
         if not callable(forward):
             return None, shown(forward), {}
         offered = {name: _described_method(forward, name) for name in attributes if has_method(forward, name)}

@@ -108,7 +108,7 @@ def equivalents(session: nox.Session) -> None:
 
 @nox.session
 def power(session: nox.Session) -> None:
-    """Measure how often the checker is right: simulated and independent ports, attacks, drafts, audits."""
+    """Measure how often the checker is right: simulated, independent and real ports, attacks, audits, adapters."""
     install(session, "test")
     environment = SINGLE_THREADED | {"PYTHONPATH": "conformance"}
     session.run("python", "-m", "meta.power.run", "--jobs", "2", *session.posargs, env=environment)
@@ -117,6 +117,8 @@ def power(session: nox.Session) -> None:
         session.run("python", "-m", "meta.attacks.run", env=environment)
         session.run("python", "-m", "meta.drafts.measure", env=environment)
         session.run("python", "-m", "meta.audits.measure", "--twins", env=environment)
+        session.run("python", "-m", "meta.adapting.measure", env=environment)
+        session.run("python", "-m", "meta.adapting.wrong", session.create_tmp(), "2", env=environment)
 
 
 @nox.session

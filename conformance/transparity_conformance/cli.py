@@ -129,6 +129,15 @@ Budget = Annotated[
         help="Time for the search for causes, per system; what has none by then is unexplained.",
     ),
 ]
+AdapterFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--adapter",
+        metavar="FILE",
+        help="PORT is Model() or Model(config), which makes a module; FILE, which `transparity adapt` writes, matches "
+        "its tensors with the parameters.",
+    ),
+]
 JsonFile = Annotated[
     Path | None, typer.Option("--json", metavar="FILE", help="Write the reports as JSON; to standard output with -.")
 ]
@@ -237,6 +246,7 @@ def check(
     timeout: Timeout = None,
     budget: Budget = BUDGET,
     audit: AuditChoice = None,
+    adapter: AdapterFile = None,
     json_file: JsonFile = None,
     html_file: HtmlFile = None,
     **sections: bool,
@@ -249,10 +259,10 @@ def check(
         from transparity_conformance.report.terminal import progress_bar
 
         checkpoint = checkpoint_of(port, checkpoint, preset, config, family)
-        check_goes_together(preset or [], config, checkpoint, family or [], command, head)
+        check_goes_together(preset or [], config, checkpoint, family or [], command, head, adapter)
         asked = [name for name in sections if sections[name]]
         options: dict[str, Any] = {"dtype": dtype, "timeout": timeout, "budget": budget, "sections": asked}
-        options |= {"located": _tell, "audit": audit}
+        options |= {"located": _tell, "audit": audit, "adapter": adapter}
         run = checker(port, command, logits_only=not taps, **options)
         check_writable(json_file, html_file)
         imported = None if checkpoint is None else _imported(checkpoint, head)
@@ -263,6 +273,35 @@ def check(
     for message, names in errors.items():
         _complain(message if len(names) == len(chosen) else f"{', '.join(names)}: {message}")
     _finish(reports, json_file, html_file, failed=bool(errors))
+
+
+@app.command()
+def adapt(
+    port: Annotated[
+        str, typer.Argument(metavar="PORT", help="file.py:Model, with Model() or Model(config): what makes a module.")
+    ],
+    preset: Annotated[str | None, typer.Option("--preset", metavar="NAME", help="At its probe size.")] = None,
+    config: Config = None,
+    family: Annotated[str | None, typer.Option("--family", metavar="NAME", help="A small llama, gpt2 …")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Write the adapter; default: print it.")
+    ] = None,
+    timeout: Timeout = None,
+    budget: Budget = BUDGET,
+) -> None:
+    """Write an adapter: which tensor of a model is which parameter, found by running it."""
+    with _one_sentence():
+        from transparity_conformance.ports.adapting.command import adapt_port
+        from transparity_conformance.report.terminal import print_line, progress_bar
+
+        with progress_bar() as progress:
+            text, lines, code = adapt_port(port, preset, config, family, out, timeout, budget, progress)
+        if out is None:
+            typer.echo(text, nl=False)
+        with _for_people(Path("-")) if out is None else contextlib.nullcontext():
+            for line in lines:
+                print_line(line)
+    raise typer.Exit(code)
 
 
 @app.command()

@@ -185,7 +185,7 @@ def parameters_from(
 ) -> dict[str, np.ndarray]:
     """The parameters in their order, from all of the hub's tensors of a model."""
     shapes = parameter_shapes(config)
-    parts = _parts(family, config, tensors, shapes).items()
+    parts = parts_in(family, config, tensors, shapes).items()
     made = {ours: np.ascontiguousarray(convert(tensors[name])) for name, found in parts for ours, convert in found}
     return {name: made[name] for name in shapes}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -9,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from transparity.errors import TransparityError
+from transparity.presets import PRESETS
 from transparity_conformance.capabilities.stranger import signature_of
 from transparity_conformance.checkpoints.importing import Checkpoint
 from transparity_conformance.diagnosis.judge import Located, Progress, untold
+from transparity_conformance.ports.adapters.adapter import read_adapter
 from transparity_conformance.ports.artefacts.checking import artefact_check
 from transparity_conformance.ports.artefacts.systems import OfCheckpoint
 from transparity_conformance.ports.check import check
@@ -38,6 +41,7 @@ def checker(
     sections: Collection[str],
     audit: bool | None = None,
     located: Located = untold,
+    adapter: Path | None = None,
 ) -> Check:
     """The check of a system, by a function or by a program, each in a process of its own.
 
@@ -47,51 +51,52 @@ def checker(
         timeout: seconds that the program has, or the function for one answer; None for the default.
         sections: sections of the bundle that the program is given.
         audit, budget, located: as for `check`.
+        adapter: the file that matches the tensors of the model that `port` makes.
 
     Raises `UsageError` for options of the other kind.
     """
     if (port is None) == (command is None):
         raise UsageError("check takes either a PORT or --command; give one of the two.")
+    options: dict[str, Any] = {"dtype": dtype, "logits_only": logits_only, "budget": budget, "located": located}
     if command is not None:
         if audit:
             raise UsageError("--audit builds a PORT many times, and a --command runs once; leave out one of the two.")
-        options: dict[str, Any] = {
-            "dtype": dtype,
-            "logits_only": logits_only,
-            "timeout": checked_timeout(timeout),
-            "sections": sections,
-            "budget": budget,
-            "located": located,
-        }
+        options |= {"timeout": checked_timeout(timeout), "sections": sections}
         return lambda system, progress: check_command(command, system.name, system.config, **options, progress=progress)
     if sections:
         flags = " and ".join(f"--{name}" for name in sections)
         raise UsageError(f"{flags} asks for more in a bundle, for --command; a PORT is compared in all that it offers.")
     assert port is not None
-    options = {"dtype": dtype, "logits_only": logits_only, "budget": budget, "located": located, "name": port}
-    options["audit"] = audit
-    return _of_port(port, checked_timeout(timeout), options)
+    return _of_port(port, checked_timeout(timeout), options | {"name": port, "audit": audit}, adapter)
 
 
-def _of_port(port: str, timeout: float, options: dict[str, Any]) -> Check:
-    """The check of a function, or of an artefact by its runtime."""
+def _of_port(port: str, timeout: float, options: dict[str, Any], adapter: Path | None) -> Check:
+    """The check of a function or of a model with an adapter, or of an artefact by its runtime."""
     runtime = runtime_of(port)
-    return PortCheck(port, timeout, options) if runtime is None else artefact_check(port, runtime, timeout, options)
+    if runtime is None:
+        return PortCheck(port, timeout, options, adapter)
+    if adapter is not None:
+        raise UsageError(
+            f"--adapter is for a PORT that makes a model; {safe(port)} is an artefact with its own weights."
+        )
+    return artefact_check(port, runtime, timeout, options)
 
 
 class PortCheck:
     """The check of a port in a process of its own, which serves all systems until it ends."""
 
-    def __init__(self, spec: str, timeout: float, options: dict[str, Any]) -> None:
-        self.spec = spec
-        self.start = functools.partial(isolated_build, spec, timeout)
+    def __init__(self, spec: str, timeout: float, options: dict[str, Any], adapter: Path | None = None) -> None:
+        if adapter is not None:
+            read_adapter(adapter)
+        self.spec, self.has_adapter = spec, adapter is not None
+        self.start = functools.partial(isolated_build, spec, timeout, None if adapter is None else str(adapter))
         self.build, self.options = self.start(), options
 
     def __call__(self, system: System, progress: Progress) -> Report:
         if not self.build.process.is_running:
             self.build = self.start()
         build, is_drawn = self.build.loading(system.model_type), system.parameters is None
-        is_preset = is_drawn and system.model_type is None and system.name != "config"
+        is_preset = is_drawn and system.model_type is None and system.name in PRESETS
         config = None if is_preset else system.config
         return check(build, system.name, config=config, parameters=system.parameters, progress=progress, **self.options)
 
@@ -124,6 +129,7 @@ def check_goes_together(
     families: Sequence[str],
     command: str | None,
     head: str | None,
+    adapter: Path | None = None,
 ) -> None:
     """Raise `UsageError` for options of a command that exclude each other."""
     besides = bool(names) or config is not None or command is not None
@@ -131,6 +137,8 @@ def check_goes_together(
         raise UsageError("--checkpoint goes with a PORT alone; leave out --preset, --config, --family and --command.")
     if families and besides:
         raise UsageError("--family goes with a PORT alone; leave out --preset, --config and --command.")
+    if adapter is not None and command is not None:
+        raise UsageError("--adapter is for a PORT that makes a model; a --command reads its weights from the bundle.")
     if head is not None and checkpoint is None:
         raise UsageError("--head is for --checkpoint; a configuration has a field `head` of its own.")
 
@@ -147,9 +155,11 @@ def chosen_systems(
     elif checkpoint is not None:
         yield from checkpoint_systems(checkpoint, for_loader=isinstance(check, PortCheck) and check.is_loader())
     elif families:
-        if isinstance(check, PortCheck):
+        is_adapted = isinstance(check, PortCheck) and check.has_adapter
+        if isinstance(check, PortCheck) and not is_adapted:
             check.must_be_loader()
-        yield from family_systems(families)
+        for system in family_systems(families):
+            yield dataclasses.replace(system, model_type=None) if is_adapted else system
     else:
         yield from systems(names, config)
 

@@ -87,13 +87,24 @@ def required_arguments(signature: inspect.Signature | None) -> int | None:
 
 
 def forward_of(model: Any, config: TransformerConfig) -> Callable[..., Any]:
-    """The forward pass `forward(**inputs)` of a loaded model, in evaluation mode and without gradients."""
+    """The forward pass of what `load(folder)` returned."""
     if not callable(model):
         raise PortError(f"load(folder) returned {shown(model)}; expected a model, or a function of token ids.")
+    return called(model, config)
+
+
+def called(model: Any, config: TransformerConfig, framework: str | None = None) -> Callable[..., Any]:
+    """The forward pass `forward(**inputs)` of a model, in evaluation mode and without gradients.
+
+    Args:
+        model: a module, or a function of token ids.
+        config: the configuration, which names the inputs.
+        framework: the framework of its arrays; None: it is told by the model.
+    """
     is_torch = is_instance(model, "torch.nn", "Module")
     if is_torch or is_instance(model, "flax.nnx", "Module"):
         call_stranger(model.eval)
-    array, without_gradients = call_stranger(arrays, model, call_stranger(framework_of, model))
+    array, without_gradients = call_stranger(arrays, model, framework or call_stranger(framework_of, model))
     takes = signature_of(model.forward if is_torch else model)
     names = frozenset() if takes is None else frozenset(takes.parameters)
 

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -64,14 +64,16 @@ def isolated(spec: str, timeout: float = TIMEOUT, model_type: str | None = None)
         build.process.stop()
 
 
-def isolated_build(spec: str, timeout: float = TIMEOUT) -> IsolatedBuild:
+def isolated_build(spec: str, timeout: float = TIMEOUT, adapter: str | None = None) -> IsolatedBuild:
     """Start a process for the port `spec` (`file.py:build` or `module:build`); return its `build`.
+
+    With the file of an `adapter`, `spec` makes a model; with an empty one, that model keeps its own weights.
 
     The process loads the port while the checker goes on. The first use raises `LoadError` if there is no such port;
     calls raise `PortCallError` for what the port raises, and `PortProcessError` if its process ends, or gives no
     answer within `timeout` seconds.
     """
-    return IsolatedBuild(_Process(spec, checked_timeout(timeout)))
+    return IsolatedBuild(_Process(spec, checked_timeout(timeout), adapter))
 
 
 def spec_of(build: Callable[..., Any]) -> str:
@@ -89,7 +91,7 @@ def spec_of(build: Callable[..., Any]) -> str:
 class _Process:
     """The port's process, and its calls."""
 
-    def __init__(self, spec: str, timeout: float) -> None:
+    def __init__(self, spec: str, timeout: float, adapter: str | None = None) -> None:
         self.timeout = timeout
         self.released: list[int] = []
         self._loaded: tuple[int, Any] | None = None
@@ -105,7 +107,7 @@ class _Process:
             )
         self.folders: list[str] = []
         self.stop = weakref.finalize(self, _end, self.process, self.connection, self.folders)
-        self._send(largest_answer(), "load", spec)
+        self._send(largest_answer(), "load", spec, adapter)
 
     @property
     def is_running(self) -> bool:
@@ -213,6 +215,10 @@ class _RemoteForward(_Remote, PortElsewhere):
         super().__init__(functools.partial(_forward, process, handle, config), lambda: described)
         self._process, self._handle = process, handle
 
+    def asked(self, name: str, *args: Any) -> Any:
+        """Call a method of the built port."""
+        return _called(self._process, self._handle, name, *args)
+
     def listened(self, **tokens: np.ndarray) -> tuple[Any, list[Operation]]:
         """Listen in the port's process, to values of half an answer's size."""
         answer = self._process.answer("forward", "listen", self._handle.number, tokens, largest_answer() // 2)
@@ -250,7 +256,7 @@ class IsolatedBuild(_Remote):
         family = None if self.model_type is None else (self.model_type, process.folder(), self.edit)
         what = "build(config, parameters)" if family is None else "load(folder)"
         number, signature, offered = process.answer(what, "build", number, args, named, list(ATTRIBUTES), family)
-        if number is None and family is not None:
+        if number is None and offered is None:
             raise PortError(str(signature))
         if number is None:
             raise PortError(f"build(config, parameters) returned {signature}; expected a function forward(**tokens).")
@@ -260,6 +266,41 @@ class IsolatedBuild(_Remote):
             method, described = functools.partial(_called, process, handle, name), offered[name]
             setattr(forward, name, _Remote(method, lambda described=described: described))  # type: ignore[misc]
         return forward
+
+    def made(self, config: TransformerConfig, parameters: Mapping[str, np.ndarray]) -> IsolatedModel:
+        """The model that a port makes, which keeps its own weights; one that takes parameters is given these."""
+        return IsolatedModel(self._built(config, dict(parameters)))
+
+
+class IsolatedModel(PortElsewhere):
+    """A model in another process, whose tensors are read and written."""
+
+    def __init__(self, forward: Any) -> None:
+        self._forward = forward
+
+    def __call__(self, **tokens: np.ndarray) -> Any:
+        return self._forward(**tokens)
+
+    def listened(self, **tokens: np.ndarray) -> tuple[Any, list[Operation]]:
+        return self._forward.listened(**tokens)
+
+    def tensors(self) -> dict[str, np.ndarray]:
+        """The tensors by name; raises `PortProcessError` if they are none."""
+        return self._arrays("tensors")
+
+    def buffers(self) -> dict[str, np.ndarray]:
+        """The buffers by name; raises `PortProcessError` if they are none."""
+        return self._arrays("buffers")
+
+    def _arrays(self, what: str) -> dict[str, np.ndarray]:
+        answer = self._forward.asked(what)
+        if not (isinstance(answer, dict) and all(isinstance(value, np.ndarray) for value in answer.values())):
+            raise PortProcessError(f"The port's process answered {what} with what are no arrays.")
+        return {str(name): value for name, value in answer.items()}
+
+    def assign(self, values: Mapping[str, np.ndarray]) -> None:
+        """Write into tensors or buffers."""
+        self._forward.asked("assign", dict(values))
 
 
 def _forward(process: _Process, handle: Handle, config: TransformerConfig, **tokens: np.ndarray) -> Any:

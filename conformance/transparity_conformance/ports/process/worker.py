@@ -23,6 +23,8 @@ from transparity_conformance.capabilities.stranger import (
     signature_of,
     tokens_kept,
 )
+from transparity_conformance.ports.adapters.adapter import read_adapter
+from transparity_conformance.ports.adapters.model import adapted, opened
 from transparity_conformance.ports.listening.listen import listen
 from transparity_conformance.ports.loader.answers import taps_in
 from transparity_conformance.ports.loader.hub import HubBuild
@@ -47,10 +49,16 @@ class Worker:
         self.objects[self.number] = value
         return self.number
 
-    def load(self, spec: str) -> Any:
-        """Load the function or the artefact that `spec` names; return its number and its signature."""
+    def load(self, spec: str, adapter: str | None = None) -> Any:
+        """Load the function or the artefact that `spec` names; return its number and its signature.
+
+        With the file of an `adapter` it makes models, whose tensors are ours by that; with an empty one, which keep
+        their own.
+        """
         runtime = runtime_of(spec)
         build = load_port(spec) if runtime is None else load_artefact(spec, runtime)
+        if adapter is not None:
+            build = adapted(build, read_adapter(adapter)) if adapter else opened(build)
         return self.keep(build), described_signature(build)
 
     def limits(self, number: int) -> dict[str, Any]:
@@ -85,15 +93,15 @@ class Worker:
         """Build a port; return its number, its signature, and the signatures of the methods it offers.
 
         With a `family`, a folder for temporary files and a change of what is written there, the object `number` is the
-        loader of hub folders. There is no number but a reason if nothing was built.
+        loader of hub folders. There is no number but what was built if it is no function, and a sentence and None if
+        nothing was built.
         """
-        if family is None:
-            forward = self.call(number, "", args, named)
-        else:
-            try:
-                forward = HubBuild(self.objects[number], *family)(*args, **named)
-            except PortError as error:
-                return None, safe(error), {}
+        build = self.objects[number] if family is None else HubBuild(self.objects[number], *family)
+        try:
+            with tokens_kept(args, named):
+                forward = build(*self._given(args), **self._given(named))
+        except PortError as error:
+            return None, safe(error), None
         if not callable(forward):
             return None, shown(forward), {}
         offered = {name: _described_method(forward, name) for name in attributes if has_method(forward, name)}

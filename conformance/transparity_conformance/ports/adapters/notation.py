@@ -1,0 +1,163 @@
+"""The notation of an adapter's line: which part of a port's tensor is a parameter of ours.
+
+    h.{i}.attn.c_attn.weight.T[0:N*H]
+    layers.{i}.query_key_value.weight.view(N, 3, H, -1)[:, 0]
+    blocks.{i}.heads.{n}.key.weight
+
+The name of a tensor, then any of `.T`, `.view(…)`, `.permute(…)` and `[…]` as in PyTorch; what comes out is read row by
+row as the shape of our parameter. Sizes are numbers, letters (`SIZES`), and `+ - * /` of them. `{n}` stacks the tensors
+of all numbers. Nothing is evaluated but this.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity.errors import shown
+from transparity_conformance.capabilities.stranger import PortError
+from transparity_conformance.report.text import safe
+
+SIZES = {
+    "D": "embed_dim",
+    "N": "num_heads",
+    "K": "key_value_heads",
+    "H": "head_dim",
+    "F": "feed_forward_dim",
+}
+"""The letters of sizes, and the fields of the configuration that they are."""
+
+STEPS = re.compile(r"(?P<name>.+?)(?P<steps>(?:\.T|\.view\([^()]*\)|\.permute\([^()]*\)|\[[^\[\]]*\])*)")
+STEP = re.compile(r"\.(?P<method>T|view|permute)(?:\((?P<sizes>[^()]*)\))?|\[(?P<index>[^\[\]]*)\]")
+
+ABSENT = ""
+"""The line of a bias that the port has not, or that ours has not: it is 0."""
+
+NUMBER = re.compile(r"(?<![^.\[])\d+(?![^.\]])")
+"""A number that is a part of a name by itself, or an index."""
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+class AdapterError(PortError):
+    """An adapter cannot be read, or does not fit the port or the configuration."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The numbers of tensors, end to end, that are a parameter of ours."""
+
+    names: tuple[str, ...]
+    index: np.ndarray | None
+    """Positions, in the order of our parameter; None: all, in order."""
+
+    def read(self, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
+        """The numbers, flat unless they are selected."""
+        flat = np.concatenate([np.ravel(tensors[name]) for name in self.names])
+        return flat if self.index is None else flat[self.index]
+
+
+def sizes_of(config: TransformerConfig) -> dict[str, int]:
+    """The letters of sizes, as they are in a configuration."""
+    return {letter: getattr(config, field) for letter, field in SIZES.items()}
+
+
+def select(text: str, shapes: Shapes, sizes: Mapping[str, int]) -> Selection:
+    """Read a line: the tensors that it names, and the positions of its numbers.
+
+    Args:
+        text: the tensor and the steps, with the number of the layer in place of `{i}`.
+        shapes: of the port's tensors.
+        sizes: the values of letters.
+
+    Raises `AdapterError` for a tensor that there is not, and for steps that do not fit its shape.
+    """
+    name, steps = parted(text, shapes)
+    names = stacked(name, shapes) if "{n}" in name else (name,)
+    if not names or names[0] not in shapes:
+        raise AdapterError(f"{shown(text)} names {shown(name)}, which is no tensor of the port.")
+    shape = shapes[names[0]] if "{n}" not in name else (len(names), *shapes[names[0]])
+    if not steps:
+        return Selection(names, None)
+    index = np.arange(math.prod(shape)).reshape(shape)
+    for step in STEP.finditer(steps):
+        try:
+            index = _taken(index, step, sizes)
+        except (ValueError, IndexError, TypeError) as error:
+            reason = safe(str(error)).rstrip(".")
+            raise AdapterError(
+                f"{step[0]!r} of {shown(text)} does not fit the shape {index.shape} that it is given: {reason}."
+            ) from None
+    return Selection(names, index)
+
+
+def parted(text: str, names: Shapes) -> tuple[str, str]:
+    """The name of a tensor, and the steps behind it; a name that ends like a step is a name."""
+    if text in names:
+        return text, ""
+    found = STEPS.fullmatch(text.strip())
+    if found is None:
+        raise AdapterError(f"{shown(text)} is no line of an adapter; expected the name of a tensor, then steps.")
+    name, steps = found["name"], found["steps"]
+    longer = [step.end() for step in STEP.finditer(steps) if name + steps[: step.end()] in names]
+    end = longer[-1] if longer else 0
+    return name + steps[:end], steps[end:]
+
+
+def stacked(name: str, shapes: Shapes) -> tuple[str, ...]:
+    """The tensors whose names have a number in place of `{n}`, in the order of the numbers."""
+    pattern = re.compile(re.escape(name).replace(r"\{n\}", r"(\d+)"))
+    found = {int(match[1]): each for each in shapes if (match := pattern.fullmatch(each))}
+    return tuple(found[number] for number in sorted(found))
+
+
+def _taken(value: np.ndarray, step: re.Match[str], sizes: Mapping[str, int]) -> np.ndarray:
+    if step["index"] is not None:
+        return value[tuple(_item(part, sizes) for part in step["index"].split(","))]
+    if step["method"] == "T":
+        return value.T
+    arguments = [size_of(part, sizes) for part in (step["sizes"] or "").split(",")]
+    return value.reshape(arguments) if step["method"] == "view" else value.transpose(arguments)
+
+
+def _item(text: str, sizes: Mapping[str, int]) -> int | slice:
+    """A number, or a slice without a step."""
+    if ":" not in text:
+        return size_of(text, sizes)
+    first, _, last = text.partition(":")
+    return slice(*(size_of(each, sizes) if each.strip() else None for each in (first, last)))
+
+
+def size_of(text: str, sizes: Mapping[str, int]) -> int:
+    """A whole number in digits, letters, and `+ - * /`."""
+    try:
+        return _value(ast.parse(text.strip(), mode="eval").body, sizes)
+    except (SyntaxError, RecursionError):
+        raise ValueError(f"{text.strip()!r} is no size") from None
+
+
+def _value(node: ast.expr, sizes: Mapping[str, int]) -> int:
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return node.value
+    if isinstance(node, ast.Name) and node.id in sizes:
+        return sizes[node.id]
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_value(node.operand, sizes)
+    if not isinstance(node, ast.BinOp):
+        raise ValueError(f"{ast.unparse(node)!r} is no size; expected numbers and {', '.join(sizes)}")
+    one, other = _value(node.left, sizes), _value(node.right, sizes)
+    if isinstance(node.op, ast.Add):
+        return one + other
+    if isinstance(node.op, ast.Sub):
+        return one - other
+    if isinstance(node.op, ast.Mult):
+        return one * other
+    if isinstance(node.op, ast.Div) and other and one % other == 0:
+        return one // other
+    raise ValueError(f"{ast.unparse(node)!r} is no whole number")

@@ -1,0 +1,84 @@
+"""The places of a model in the order of its forward pass: the parameters of each, and the taps that tell them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from transparity.config import TransformerConfig
+from transparity.parameters import parameter_shapes
+from transparity.taps import tap_shapes
+
+
+@dataclass(frozen=True)
+class Map:
+    """A linear map (or table, or norm) of a place: its parameters, and the tap at which it is seen alone."""
+
+    parameters: tuple[str, ...]
+    tap: str
+
+
+@dataclass(frozen=True)
+class Place:
+    """Parameters that are settled together, because one tap tells which is which."""
+
+    maps: tuple[Map, ...]
+    tap: str
+    """The first tap that is another for every exchange of them."""
+    taps: tuple[str, ...]
+    """The taps from that of the place in front of it to its own, at which a port may have a fault."""
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        return tuple(name for each in self.maps for name in each.parameters)
+
+
+def places_of(config: TransformerConfig) -> Iterator[Place]:
+    """Yield every place that has parameters, in the order of the forward pass."""
+    shapes = parameter_shapes(config)
+    seen: set[str] = set()
+    between: list[str] = []
+    for tap in tap_shapes(config, 1, **dict.fromkeys(config.input_names, 2)):
+        between.append(tap)
+        maps = [
+            Map(tuple(name for name in each.parameters if name in shapes and name not in seen), each.tap)
+            for each in _maps(tap, config)
+        ]
+        seen |= {name for each in maps for name in each.parameters}
+        if maps := [each for each in maps if each.parameters]:
+            yield Place(tuple(maps), tap, tuple(between))
+            between = [tap]
+
+
+def _maps(tap: str, config: TransformerConfig) -> list[Map]:
+    """The maps that act between the tap and the ones before it."""
+    scope, _, last = tap.rpartition(".")
+    if last == "embedding":
+        tables = ("token_embedding", "position_embedding", "token_type_embedding")
+        return [Map(tuple(f"{scope}.{each}.weight" for each in tables), tap)]
+    if last.endswith("norm") and not last.startswith(("query", "key")):
+        return [Map(_norm(tap), tap)]
+    if last == "scores":
+        linears = [Map(_linear(f"{scope}.{role}"), f"{scope}.{role}") for role in ("query", "key")]
+        gains = [Map((f"{scope}.{role}_norm.weight",), f"{scope}.{role}_norm") for role in ("query", "key")]
+        stack = scope.partition(".")[0]
+        return [*linears, *gains, Map((f"{stack}.relative_bias.weight",), tap)]
+    if last == "context":
+        return [Map(_linear(f"{scope}.value"), f"{scope}.value")]
+    if last == "hidden":
+        return [Map(_linear(f"{scope}.{role}"), tap) for role in ("gate", "up")]
+    if last == "output" and scope.endswith("feed_forward"):
+        return [Map(_linear(f"{scope}.down"), tap)]
+    if last == "output" and scope.endswith("attention"):
+        return [Map(_linear(tap), tap)]
+    if last == "output" and scope in config.stacks:
+        return [Map(_norm(f"{scope}.final_norm"), tap)]
+    return [Map(_linear("head" if config.head == "logits" else "pooler"), tap)] if tap == "logits" else []
+
+
+def _linear(scope: str) -> tuple[str, ...]:
+    return f"{scope}.weight", f"{scope}.bias"
+
+
+def _norm(scope: str) -> tuple[str, ...]:
+    return tuple(f"{scope}.{name}" for name in ("weight", "bias", "running_mean", "running_var"))

@@ -1,0 +1,120 @@
+"""The adapter's file: it is what was found, and it refuses what it cannot mean."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from meta.adapting import gpt
+from meta.adapting.catalogue import GPT2, PORTS
+from transparity.config import TransformerConfig
+from transparity_conformance.capabilities.stranger import PortError
+from transparity_conformance.oracle.probes import probe_parameters
+from transparity_conformance.ports.adapters.adapter import Adapter, read_adapter, written
+from transparity_conformance.ports.adapters.model import adapted, made_by
+from transparity_conformance.ports.adapters.notation import AdapterError
+from transparity_conformance.ports.adapting.adapt import adapt
+
+ADAPTER = adapt(gpt.NanoGPT, GPT2).adapter
+PARAMETERS = probe_parameters(GPT2)
+QUERY = "decoder.layers.{i}.self_attention.query.weight"
+
+
+def tensors(adapter: Adapter) -> dict[str, np.ndarray]:
+    return adapter.tensors(GPT2, PARAMETERS, made_by(gpt.NanoGPT, GPT2).tensors())
+
+
+def changed(**lines: str) -> Adapter:
+    return Adapter(ADAPTER.lines | lines, ADAPTER.zero, ADAPTER.unused)
+
+
+def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "adapter.toml"
+    adapter = Adapter(ADAPTER.lines | {"head.bias": ""}, ["a.{i}.bias"], ["mask"])
+    path.write_text(written(adapter, ["a remark", "of two lines\nin one"]), encoding="utf-8")
+    assert read_adapter(path) == adapter
+
+
+def test_every_number_of_a_tensor_is_that_of_its_parameter() -> None:
+    fused = tensors(ADAPTER)["transformer.h.1.attn.c_attn.weight"]
+    roles = ("query", "key", "value")
+    ours = [PARAMETERS[f"decoder.layers.1.self_attention.{role}.weight"] for role in roles]
+    np.testing.assert_array_equal(fused, np.concatenate(ours))
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ({QUERY: "?"}, "does not say which tensor is decoder.layers.{i}.self_attention.query.weight: write it"),
+        ({QUERY: "transformer.h.{i}.attn.c_attn.weight"}, "has 1728 numbers; expected 576"),
+        ({QUERY: "transformer.h.{i}.attn.c_attn.weight[N*H:2*N*H]"}, "has numbers that another line has, too"),
+        ({QUERY: "transformer.h.{i}.gone"}, "names 'transformer.h.0.gone', which is no tensor of the port"),
+        ({QUERY: ""}, "is not 0 in this model; choose a configuration without it"),
+        ({"decoder.layers.{i}.nothing": "x"}, "'decoder.layers.{i}.nothing', which is no parameter of this model"),
+    ],
+)
+def test_a_line_that_cannot_be_is_one_sentence(lines: dict[str, str], message: str) -> None:
+    with pytest.raises(AdapterError) as error:
+        tensors(changed(**lines))
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_parameter_without_a_line_is_named() -> None:
+    lines = {name: line for name, line in ADAPTER.lines.items() if name != QUERY}
+    with pytest.raises(AdapterError, match=r"no line for decoder\.layers\.0\.self_attention\.query\.weight; add one"):
+        tensors(Adapter(lines))
+
+
+def test_a_tensor_that_nothing_is_written_into_is_named() -> None:
+    def larger(config: TransformerConfig) -> torch.nn.Module:
+        model = PORTS["nanogpt"][0](config)
+        model.extra = torch.nn.Linear(3, 5)
+        return model
+
+    with pytest.raises(AdapterError, match=r"15 of the 15 numbers of the port's 'extra\.weight' are in no line"):
+        ADAPTER.tensors(GPT2, PARAMETERS, made_by(larger, GPT2).tensors())
+
+
+def test_a_buffer_is_named_by_its_whole_name() -> None:
+    adapter = Adapter({"head.bias": "logits.bias.view(-1)", "a": "h.{i}.scale", "b": ""})
+    assert [adapter.names(name) for name in ("logits.bias", "h.7.scale", "logits", "h")] == [True, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[parameters", "cannot be read as TOML"),
+        ('[parameters]\n"a" = 1', r"has no table \[parameters\] of texts"),
+        ('other = 1\n[parameters]\n"a" = "b"', "has the key 'other'; expected parameters, zero, unused"),
+        ('zero = "a"\n[parameters]\n"a" = "b"', "zero in .* is 'a'; expected a list of tensors"),
+    ],
+)
+def test_a_file_that_is_no_adapter_is_one_sentence(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "adapter.toml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(AdapterError, match=message):
+        read_adapter(path)
+
+
+def test_a_model_that_cannot_be_made_says_what_to_write() -> None:
+    def needs_sizes(config: Any) -> Any:
+        return config.n_layer
+
+    with pytest.raises(PortError, match=r"raised AttributeError: .*write a function that makes the model"):
+        made_by(needs_sizes, GPT2)
+    with pytest.raises(PortError, match="takes 2 arguments; expected none, or one"):
+        made_by(lambda one, other: one, GPT2)
+    with pytest.raises(PortError, match="in which no tensor was found"):
+        made_by(lambda: len, GPT2)
+
+
+def test_an_adapted_model_is_a_port_of_its_own_name() -> None:
+    build = adapted(gpt.NanoGPT, ADAPTER)
+    assert build.__name__ == "NanoGPT"
+    tokens = np.array([[1, 2, 3]])
+    assert tuple(build(GPT2, PARAMETERS)(tokens=tokens).shape) == (1, 3, GPT2.vocab_size)

@@ -151,7 +151,8 @@ AuditChoice = Annotated[
     bool | None,
     typer.Option(
         "--audit/--no-audit",
-        help="Change every field of the configuration, and leave out every tensor; default: of a loader.",
+        help="Change every field of the configuration, and leave out every tensor: what is not followed diverges. "
+        "Default: of a loader, what is not followed is listed.",
         show_default=False,
     ),
 ]

@@ -53,7 +53,7 @@ def variants(family: str) -> list[Variant]:
 
 @pytest.fixture(scope="module")
 def right() -> Report:
-    return check(load_port(f"{LOADERS / 'llama_module.py'}:load"), family="llama")
+    return check(load_port(f"{LOADERS / 'llama_module.py'}:load"), family="llama", audit=True)
 
 
 def test_a_right_loader_agrees_and_every_field_of_it_is_obeyed(right: Report) -> None:
@@ -80,7 +80,7 @@ def test_a_value_that_is_refused_is_not_compared_and_no_fault(right: Report) -> 
 
 def test_a_field_that_is_ignored_diverges_though_the_forward_pass_agrees(tmp_path: Path) -> None:
     load = changed('rope.get("rope_theta", c.get("rope_theta", 10000.0))', "10000.0", tmp_path)
-    report = check(load, family="llama")
+    report = check(load, family="llama", audit=True)
     assert report.verdict == "diverges"
     assert report.first_divergence == "config.json: rope_theta"
     (fault,) = (fault for fault in report.faults if fault.where == "config.json: rope_theta")
@@ -129,7 +129,7 @@ def test_fields_that_change_nothing_must_not_change_the_port(tmp_path: Path) -> 
 
 def test_the_fields_of_a_port_that_is_wrong_by_itself_wait(tmp_path: Path) -> None:
     load = changed("x = x + self.attention(self.norm1(x)", "x = x - self.attention(self.norm1(x)", tmp_path)
-    report = check(load, family="llama")
+    report = check(load, family="llama", audit=True)
     assert report.audit is not None and report.audit.fields == ()
     assert "config.json, field by field: the forward pass has to agree first" in report.not_compared
     assert not [fault for fault in report.faults if fault.where.startswith("config.json")]

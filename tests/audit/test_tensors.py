@@ -76,7 +76,7 @@ def test_what_stands_in_the_place_of_a_missing_tensor_is_told(wrong: str, says: 
 
 def test_a_missing_tensor_that_is_replaced_without_a_word_diverges(tmp_path: Path) -> None:
     wrong = 'state.setdefault("norm.weight", torch.ones(settings.width))'
-    report = check(changed(TIE, f"    {wrong}\n{TIE}", tmp_path), family="llama")
+    report = check(changed(TIE, f"    {wrong}\n{TIE}", tmp_path), family="llama", audit=True)
     assert report.verdict == "diverges"
     assert report.first_divergence == "model.safetensors: model.norm.weight"
     assert report.faults[0].causes[0].mistake == "tensor-missing"

@@ -62,7 +62,7 @@ def audit_alone(load: Callable[..., Any], family: str, folder: Path) -> list[str
 def judged(planted: Planted, folder: Path, *, alone: bool = True) -> Judged:
     """Check a planted fault; `alone`: also without the audit."""
     load = load_port(f"{written(planted, folder)}:load")
-    report = check(load, family=planted.family)
+    report = check(load, family=planted.family, audit=True)
     names = named(report.audit)
     without = check(load, family=planted.family, audit=False).verdict if alone else "agrees"
     says = report.audit.faults if report.audit else ""
@@ -98,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             missed += _print_shares(kind, results)
     for name, family, load in [] if options.only else right_loaders(twins=options.twins):
         began = time.monotonic()
-        report = check(load, family=family)
+        report = check(load, family=family, audit=True)
         missed += report.verdict != "agrees"
         seconds = report.audit.seconds if report.audit else 0.0
         took = f"{time.monotonic() - began:.1f} s, {seconds:.1f} of them for the audit"

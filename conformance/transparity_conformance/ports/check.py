@@ -89,8 +89,8 @@ def check(
         timeout: seconds that an isolated port has for the answer to one call.
         budget: seconds for the search for causes; what has none by then is unexplained.
         name: the port's name in the report; that of `build` without it.
-        audit: whether each field of the configuration and each tensor is audited, too, with drawn weights; None: if the
-            port is a loader.
+        audit: whether each field of the configuration and each tensor is audited, too, with drawn weights, and diverges
+            if it is not followed; None: a loader is audited, and what is found is listed alone.
         progress, located: receive every step; and a report once it is known where the port diverges, or known better.
 
     Raises `PortError` if the port raises, returns no array, or ends its process; `TransparityError` for what is unknown
@@ -114,7 +114,7 @@ def _audited(report: Report, port: Port, asked: Asked, progress: Progress, is_wa
         return dataclasses.replace(report, not_compared=(*report.not_compared, *missing))
     asked.known.report = report
     config = asked.config or preset_called(asked.name).resized()
-    return with_audit(report, audited, config, progress)
+    return with_audit(report, audited, config, progress, diverges=bool(is_wanted))
 
 
 def _built_by(build: Port, family: str | None, timeout: float | None) -> contextlib.AbstractContextManager[Port]:

@@ -33,14 +33,22 @@ def audited(port: Audited, config: TransformerConfig, dtype: str, progress: Prog
     return Audit(fields, tensors, port.files, time.monotonic() - began)
 
 
-def with_audit(report: Report, port: Audited, config: TransformerConfig, progress: Progress) -> Report:
-    """The report with the audit of a port."""
+def with_audit(
+    report: Report, port: Audited, config: TransformerConfig, progress: Progress, *, diverges: bool
+) -> Report:
+    """The report with the audit of a port; what it finds is listed, and a divergence only if it `diverges`.
+
+    Code for one model has settings built in, and is right with them.
+    """
     is_right = report.verdict != "diverges"
     with known_so_far(report.verdict, report.first_divergence):
         audit = audited(port, config, report.dtype, progress, with_fields=is_right)
     of_fields, of_tensors = list(_faults(audit, audit.fields)), list(_faults(audit, audit.tensors))
-    faults = (*of_fields, *of_tensors)
     missing = [f"{port.files[0]}, {AFTER}"] * (not is_right) + list(_not_compared(audit))
+    not_compared = (*report.not_compared, *missing)
+    if not diverges:
+        return dataclasses.replace(report, audit=audit, not_compared=not_compared)
+    faults = (*of_fields, *of_tensors)
     return dataclasses.replace(
         report,
         audit=audit,
@@ -52,7 +60,7 @@ def with_audit(report: Report, port: Audited, config: TransformerConfig, progres
             *_claims(FIELDS, of_fields, audit.fields),
             *_claims(TENSORS, of_tensors, audit.tensors),
         ),
-        not_compared=(*report.not_compared, *missing),
+        not_compared=not_compared,
     )
 
 

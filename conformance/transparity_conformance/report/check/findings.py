@@ -108,7 +108,8 @@ def sentence(report: Report) -> str:
     if report.verdict == "inconclusive":
         return _inconclusive(report)
     if report.verdict == "agrees":
-        return f"Only rounding differs; {worst_share(report)}."
+        listed = f" But {report.audit.faults}." if report.audit and report.audit.faults else ""
+        return f"Only rounding differs; {worst_share(report)}.{listed}"
     found = findings(report)
     if not found:
         return f"{report.first_divergence or 'The port'}: beyond the budget; no segment was looked at by itself."

@@ -103,3 +103,7 @@ def test_what_describes_no_operations_is_refused(field: str, value: Any) -> None
     assert [each.inputs for each in received(answer)] == [(), (0,)]
     with pytest.raises((ValueError, LookupError, TypeError)):
         received(answer | {field: value})
+
+
+def test_a_port_of_which_nothing_was_heard_has_no_operations() -> None:
+    assert received(described([])) == []

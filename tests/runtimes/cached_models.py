@@ -20,8 +20,10 @@ class Model(torch.nn.Module):
         self.w = {name: value.to(dtype) for name, value in load_file(Path(folder, "model.safetensors")).items()}
 
     def forward(self, input_ids, attention_mask=None, *past):
+        given, past = (past[0], past[1:]) if self.cfg.get("takes_positions") else (None, past)
         length, before = input_ids.shape[1], past[0].shape[2] if past else 0
         positions = torch.arange(length) + (0 if self.cfg.get("forget_offset") else before)
+        positions = positions if given is None else given[0]
         keys = torch.arange(length + before)
         hidden = keys[None, :] > (torch.arange(length) + before)[:, None]
         hidden = hidden[None, None]
@@ -135,6 +137,10 @@ def export(
         given.append(torch.ones(2, 5 + (3 if cached else 0), dtype=torch.long))
         names.append("attention_mask")
         axes["attention_mask"] = {0: "batch", 1: "total"}
+    if options.get("takes_positions"):
+        given.append(torch.arange(5)[None].expand(2, 5))
+        names.append("position_ids")
+        axes["position_ids"] = free
     for i in range(model.layers if cached else 0):
         heads = model.cfg.get("num_key_value_heads", model.cfg.get("n_head"))
         for part in ("key", "value"):

@@ -124,6 +124,21 @@ def test_a_wrong_file_diverges_by_its_cause_under_quantisation(
     assert checked.report["first_divergence"] == where
 
 
+def test_quantisation_is_told_from_the_mistakes_of_a_conversion(wide: Hub, check: Check, tmp_path: Path) -> None:
+    right, wrong = (
+        check(
+            write("llama", wide("llama"), tmp_path / "model.gguf", KINDS.Q4_0, steps={"permuted": permuted}),
+            *("--checkpoint", wide("llama")),
+        )
+        for permuted in (True, False)
+    )
+    (alone,) = right.report["notes"]
+    again, mistakes = wrong.report["notes"]
+    assert alone.startswith("quantisation alone changes the logits by up to ")
+    assert again == alone
+    assert mistakes.startswith("what is wrong changes the logits by up to ")
+
+
 def test_one_wrong_row_is_found_though_no_mistake_explains_it(wide: Hub, check: Check, tmp_path: Path) -> None:
     def change(value: np.ndarray) -> np.ndarray:
         value[5] = np.roll(value[5], 1)

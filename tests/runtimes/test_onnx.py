@@ -31,6 +31,13 @@ def test_a_right_graph_agrees(family: str, how: dict[str, Any], hub: Hub, check:
     assert checked.report["coverage"]["lengths"][-1] == (5 if how.get("fixed") else 29)
 
 
+def test_positions_go_on_in_the_steps_of_a_graph_that_takes_them(hub: Hub, check: Check, tmp_path: Path) -> None:
+    graph = export("gpt2", hub("gpt2"), tmp_path / "model.onnx", cached=True, takes_positions=True)
+    checked = check(graph, "--checkpoint", hub("gpt2"))
+    assert checked.exit_code == 0, checked.errors
+    assert "step" in {claim["id"] for claim in checked.report["claims"]}
+
+
 WRONG = [
     ("llama", {"rope_theta": 500.0}, "rotary-base"),
     ("llama", {"rms_norm_eps": 1e-3}, "norm-eps"),

@@ -153,7 +153,8 @@ def _session(model: str | bytes) -> Any:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = FATAL
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    # its fallback prints, and tries the same again
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"], enable_fallback=0)
 
 
 def _parts(inputs: Mapping[str, np.ndarray], rows: int | None) -> Iterator[dict[str, np.ndarray]]:

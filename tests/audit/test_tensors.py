@@ -20,7 +20,7 @@ from transparity_conformance.ports.check import check
 from transparity_conformance.ports.loader.hub import HubBuild
 from transparity_conformance.ports.loader.spoken import seeded, spoken
 from transparity_conformance.ports.loading import load_port
-from transparity_conformance.report.audit import Audit, AuditedTensor
+from transparity_conformance.report.audit.result import Audit, AuditedTensor
 from transparity_conformance.report.check.findings import sentence
 from transparity_numpy.port import build as build_numpy
 

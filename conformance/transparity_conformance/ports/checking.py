@@ -47,27 +47,19 @@ def checker(
 
     Raises `UsageError` for options of the other kind.
     """
+    options: dict[str, Any] = {"dtype": dtype, "logits_only": logits_only, "budget": budget, "located": located}
     if (port is None) == (command is None):
         raise UsageError("check takes either a PORT or --command; give one of the two.")
     if command is not None:
         if audit:
             raise UsageError("--audit builds a PORT many times, and a --command runs once; leave out one of the two.")
-        options: dict[str, Any] = {
-            "dtype": dtype,
-            "logits_only": logits_only,
-            "timeout": checked_timeout(timeout),
-            "sections": sections,
-            "budget": budget,
-            "located": located,
-        }
+        options |= {"timeout": checked_timeout(timeout), "sections": sections}
         return lambda system, progress: check_command(command, system.name, system.config, **options, progress=progress)
     if sections:
         flags = " and ".join(f"--{name}" for name in sections)
         raise UsageError(f"{flags} asks for more in a bundle, for --command; a PORT is compared in all that it offers.")
     assert port is not None
-    options = {"dtype": dtype, "logits_only": logits_only, "budget": budget, "located": located, "name": port}
-    options["audit"] = audit
-    return PortCheck(port, checked_timeout(timeout), options)
+    return PortCheck(port, checked_timeout(timeout), options | {"name": port, "audit": audit})
 
 
 class PortCheck:

@@ -15,7 +15,7 @@ from transparity_conformance.ports.audit.audited import Audited
 from transparity_conformance.ports.audit.fields import audited_fields
 from transparity_conformance.ports.audit.tensors import audited_tensors
 from transparity_conformance.ports.process.running import told_dtype
-from transparity_conformance.report.audit import CAUSES, Audit, AuditedField, AuditedTensor
+from transparity_conformance.report.audit.result import CAUSES, Audit, AuditedField, AuditedTensor
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.report import Cause, ClaimResult, Divergence, Report, known_so_far
 

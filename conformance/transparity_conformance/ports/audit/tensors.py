@@ -17,7 +17,7 @@ from transparity_conformance.ports.audit.probing import AuditProbe
 from transparity_conformance.ports.audit.replaced import stand_in
 from transparity_conformance.ports.audit.tensor_file import TensorFile, redrawn, tensor_file
 from transparity_conformance.ports.process.running import built, run
-from transparity_conformance.report.audit import AuditedTensor
+from transparity_conformance.report.audit.result import AuditedTensor
 from transparity_conformance.report.comparison import gap, share
 
 Unread = Literal["never read", "may be missing"]

@@ -21,7 +21,7 @@ from transparity_conformance.ports.audit.variants import Variant, variants_of
 from transparity_conformance.ports.check import check
 from transparity_conformance.ports.loader.hub import HubBuild
 from transparity_conformance.ports.loading import load_port
-from transparity_conformance.report.audit import Audit, AuditedField
+from transparity_conformance.report.audit.result import Audit, AuditedField
 from transparity_conformance.report.report import Report
 from transparity_numpy.port import build as build_numpy
 

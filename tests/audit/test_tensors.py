@@ -20,7 +20,7 @@ from transparity_conformance.ports.check import check
 from transparity_conformance.ports.loader.hub import HubBuild
 from transparity_conformance.ports.loader.spoken import seeded, spoken
 from transparity_conformance.ports.loading import load_port
-from transparity_conformance.report.audit import Audit, AuditedTensor
+from transparity_conformance.report.audit.result import Audit, AuditedTensor
 from transparity_conformance.report.check.findings import sentence
 from transparity_numpy.port import build as build_numpy
 
@@ -166,6 +166,15 @@ def test_of_a_port_that_takes_long_the_first_and_the_last_layer_are_tried(
     left = {each.name for each in tensors if each.outcome == "not tried"}
     assert {kind_of(name) for name in left} <= {kind_of(each.name) for each in tensors if each.outcome == "read"}
     assert {name.partition(".layer.")[0] for name in left} == {"decoder.block.1"}  # of three; the encoder has two
+
+
+def test_a_head_that_only_an_untied_model_has_is_missed_too(tmp_path: Path) -> None:
+    tied = ' if c["tie_word_embeddings"] else p["lm_head.weight"]'
+    by_presence = ' if "lm_head.weight" not in p else p["lm_head.weight"]'
+    load = changed(tied, by_presence, tmp_path, "gpt2_numpy")
+    audit = audit_of(load, "gpt2", tmp_path, with_fields=True)
+    assert audit.tensors_with("may be missing") == ["lm_head.weight (with tie_word_embeddings false)"]
+    assert audit.fields_with("ignored") == audit.fields_with("wrong") == []
 
 
 def test_a_build_that_does_not_miss_a_parameter_is_told_if_that_is_asked() -> None:

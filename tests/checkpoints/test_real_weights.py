@@ -24,7 +24,6 @@ with warnings.catch_warnings():  # what it says of itself while it is imported i
     warnings.simplefilter("ignore")
     import transformers
 
-transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 
 # all-MiniLM-L6-v2's model card: three sentences, and how alike each two of them are.

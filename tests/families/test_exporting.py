@@ -34,7 +34,6 @@ with warnings.catch_warnings():  # its warnings while it is imported are not abo
     warnings.simplefilter("ignore")
     import transformers
 
-transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 
 Refusal = Callable[..., AbstractContextManager[None]]

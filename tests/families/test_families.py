@@ -36,7 +36,6 @@ with warnings.catch_warnings():  # its warnings while it is imported are not abo
     import transformers
     from transformers import modeling_rope_utils
 
-transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 
 Refusal = Callable[..., AbstractContextManager[None]]

@@ -11,6 +11,20 @@ FIRST = "model.layers.0."
 ZEROS = '    state |= {n: torch.zeros(model.get_parameter(n).shape) for n in missing if n.endswith("bias")}\n'
 
 LOADING = (
+    Planted(
+        GPT2,
+        "gpt2",
+        ' if c["tie_word_embeddings"] else p["lm_head.weight"]',
+        ' if "lm_head.weight" not in p else p["lm_head.weight"]',
+        "lm_head.weight (with tie_word_embeddings false)",
+    ),
+    Planted(
+        NUMPY,
+        "llama",
+        'self.tensors[f"{name}.bias"] if bias',
+        'self.tensors.get(f"{name}.bias", 0) if bias',
+        "model.layers.0.self_attn.q_proj.bias (with attention_bias true)",
+    ),
     Planted(LLAMA, "llama", STRICT, "    model.load_state_dict(state, strict=False)", FIRST + "mlp.up_proj.weight"),
     Planted(
         LLAMA, "qwen3", STRICT, "    model.load_state_dict(state, strict=False)", FIRST + "self_attn.k_norm.weight"

@@ -24,7 +24,7 @@ from transparity_conformance.ports.audit.audited import Loader
 from transparity_conformance.ports.check import check
 from transparity_conformance.ports.loader.hub import HubBuild
 from transparity_conformance.ports.loading import load_port
-from transparity_conformance.report.audit import CAUSES, Audit
+from transparity_conformance.report.audit.result import CAUSES, Audit
 
 
 @dataclass(frozen=True)

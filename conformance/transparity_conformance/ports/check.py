@@ -83,8 +83,7 @@ def check(
         preset: a preset, which is checked at its probe size; or the name of a `config` in the report.
         family: a family of models (`llama` …), whose folders the port reads; its small model without a `config`.
         config, parameters: any other configuration; its parameters, which are drawn without them.
-        dtype: the precision of the port; `build` is told it if it takes `dtype="…"`.
-        logits_only: compare the logits alone.
+        dtype, logits_only: the precision, which `build` is told if it takes `dtype="…"`; compare the logits alone.
         isolated: run the port, which another process has to be able to import, in a process of its own.
         timeout: seconds that an isolated port has for the answer to one call.
         budget: seconds for the search for causes; what has none by then is unexplained.
@@ -98,11 +97,10 @@ def check(
     """
     if family is not None:
         preset, config = preset or family, config or example_config(family)
-    known = Known(located)
+    known, progress = Known(located), progress or silent
     asked = Asked(preset, config, parameters, dtype, logits_only, budget, name or name_of(build), known)
     with _built_by(build, family, timeout if isolated else None) as port, known.kept():
-        report = _checked(told_dtype(port, dtype), asked, progress or silent)
-        return _audited(report, port, asked, progress or silent, audit)
+        return _audited(_checked(told_dtype(port, dtype), asked, progress), port, asked, progress, audit)
 
 
 def _audited(report: Report, port: Port, asked: Asked, progress: Progress, is_wanted: bool | None) -> Report:

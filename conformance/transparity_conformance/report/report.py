@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from transparity_conformance.report.audit import Audit
+from transparity_conformance.report.audit.result import Audit
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.coverage import Coverage
 from transparity_conformance.report.environment import environment

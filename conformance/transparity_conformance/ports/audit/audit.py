@@ -13,9 +13,9 @@ from transparity.config import TransformerConfig
 from transparity_conformance.diagnosis.judge import Progress
 from transparity_conformance.ports.audit.audited import Audited
 from transparity_conformance.ports.audit.fields import audited_fields
-from transparity_conformance.ports.audit.tensors import audited_tensors
+from transparity_conformance.ports.audit.tensors import audited_tensors, missed_in_variants
 from transparity_conformance.ports.process.running import told_dtype
-from transparity_conformance.report.audit import CAUSES, Audit, AuditedField, AuditedTensor
+from transparity_conformance.report.audit.result import CAUSES, Audit, AuditedField, AuditedTensor
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.report import Cause, ClaimResult, Divergence, Report, known_so_far
 
@@ -28,9 +28,12 @@ AFTER = "field by field: the forward pass has to agree first"
 def audited(port: Audited, config: TransformerConfig, dtype: str, progress: Progress, *, with_fields: bool) -> Audit:
     """Audit the tensors of a port and, if its forward pass agrees (`with_fields`), the fields of its configuration."""
     began, told = time.monotonic(), functools.partial(told_dtype, dtype=dtype)
-    tensors = tuple(audited_tensors(port, config, dtype, told, progress))
-    fields = tuple(audited_fields(port, config, dtype, told, progress)) if with_fields else ()
-    return Audit(fields, tensors, port.files, time.monotonic() - began)
+    options = (port, config, dtype, told, progress)
+    tensors = tuple(audited_tensors(*options))
+    if not with_fields:
+        return Audit((), tensors, port.files, time.monotonic() - began)
+    fields, further = tuple(audited_fields(*options)), tuple(missed_in_variants(*options))
+    return Audit(fields, tensors + further, port.files, time.monotonic() - began)
 
 
 def with_audit(

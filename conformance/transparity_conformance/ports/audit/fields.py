@@ -18,7 +18,7 @@ from transparity_conformance.ports.audit.audited import Audited, Told
 from transparity_conformance.ports.audit.probing import AuditProbe, exercised, logits_ignoring
 from transparity_conformance.ports.audit.variants import Variant
 from transparity_conformance.ports.process.running import Port, built, run
-from transparity_conformance.report.audit import AuditedField
+from transparity_conformance.report.audit.result import AuditedField
 from transparity_conformance.report.comparison import gap, share
 
 

@@ -45,12 +45,12 @@ def tensor_file(model_type: str | None, config: TransformerConfig, dtype: str) -
         held: dict[str, tuple[str, ...]] = {name: (name,) for name in probe.parameters}
         needed = frozenset(held)
     else:
-        held, needed = _hub_file(model_type, probe)
+        held, needed = hub_file(model_type, probe)
     exercised = (name for name in held if any(_counts(probe, ours, dtype) for ours in held[name]))
     return TensorFile(probe, held, needed, frozenset(exercised))
 
 
-def _hub_file(model_type: str, probe: AuditProbe) -> tuple[dict[str, tuple[str, ...]], frozenset[str]]:
+def hub_file(model_type: str, probe: AuditProbe) -> tuple[dict[str, tuple[str, ...]], frozenset[str]]:
     """The parameters in each tensor of a family's file, and the tensors that it cannot be without."""
     family = family_called(model_type)
     names = list(tensors_in(family, probe.config, probe.parameters))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -13,11 +14,11 @@ from transparity_conformance.capabilities.stranger import PortError, PortProcess
 from transparity_conformance.checkpoints.editing import Edit
 from transparity_conformance.diagnosis.judge import Progress
 from transparity_conformance.ports.audit.audited import Audited, Told
-from transparity_conformance.ports.audit.probing import AuditProbe
+from transparity_conformance.ports.audit.probing import AuditProbe, exercised
 from transparity_conformance.ports.audit.replaced import stand_in
-from transparity_conformance.ports.audit.tensor_file import TensorFile, redrawn, tensor_file
+from transparity_conformance.ports.audit.tensor_file import TensorFile, hub_file, kind_of, redrawn, tensor_file
 from transparity_conformance.ports.process.running import built, run
-from transparity_conformance.report.audit import AuditedTensor
+from transparity_conformance.report.audit.result import AuditedTensor
 from transparity_conformance.report.comparison import gap, share
 
 Unread = Literal["never read", "may be missing"]
@@ -43,6 +44,27 @@ def audited_tensors(
             yield found
         else:
             yield AuditedTensor(name, "read" if name in file.exercised else "not exercised")
+
+
+def missed_in_variants(
+    audited: Audited, config: TransformerConfig, dtype: str, told: Told, progress: Progress
+) -> Iterator[AuditedTensor]:
+    """The tensors that the model of a family has with another field alone (a head, biases), and that are not missed."""
+    if audited.model_type is None:
+        return
+    kinds = {kind_of(name) for name in tensor_file(audited.model_type, config, dtype).parameters}
+    for (variant, probe), *_ in exercised(audited.model_type, config, dtype):
+        if probe is None or variant.fields is not None:
+            continue
+        held, needed = hub_file(audited.model_type, probe)
+        new = {kind_of(name): name for name in reversed(list(held)) if name in needed and kind_of(name) not in kinds}
+        port = _Port(audited, TensorFile(probe, held, needed, frozenset()), dtype, told)
+        if not new or port.logits(Edit()) is None:  # it refuses the field
+            continue
+        kinds |= new.keys()
+        progress(f"leaving out tensors with {variant.name} {variant.value}", 0, 1)
+        found = (port.without(name) for name in new.values())
+        yield from (replace(each, name=f"{each.name} (with {variant.name} {variant.value})") for each in found if each)
 
 
 class _Port:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from transparity_conformance.report.audit import CAUSES
+from transparity_conformance.report.audit.result import CAUSES
 from transparity_conformance.report.check.lines import PortLine, lines_of
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.formatting import count, format_share

@@ -1,0 +1,1 @@
+"""The result of an audit, as data and in lines."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,12 @@ import transformers
 from torch import Tensor, nn
 
 from transparity_conformance.ports.fitting.fit import fit
+
+with warnings.catch_warnings():  # its warnings while it is imported are not about this project
+    warnings.simplefilter("ignore")
+    import transformers
+
+transformers.logging.set_verbosity_error()
 
 SIZES: dict[str, Any] = {"vocab_size": 53, "hidden_size": 24, "num_hidden_layers": 2, "intermediate_size": 44}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}

@@ -101,7 +101,7 @@ def test_what_cannot_be_told_is_listed() -> None:
     assert "rope_theta" not in made.untold
 
 
-@pytest.mark.parametrize("name", ["vanilla", "t5", "bert", "translation"])
+@pytest.mark.parametrize("name", ["vanilla", "t5", "bert", "translation", "pre-norm"])
 def test_the_module_of_a_template_is_fitted_to_it(name: str) -> None:
     config = templates()[name].resized(**SIZES)
     made = fit(module(config))
@@ -151,3 +151,18 @@ def test_a_module_that_raises_is_told_with_its_inputs() -> None:
 
     with pytest.raises(FitError, match=r"The module raised RuntimeError: no .*tokens \(3, 31\)"):
         fit(Broken())
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {"rotary_scaling": "llama3", "rotary_factor": 8.0, "rotary_original_length": 64},
+        {"rotary_scaling": "linear", "rotary_factor": 2.0},
+    ],
+    ids=lambda scaling: scaling["rotary_scaling"],
+)
+def test_scaled_rotary_positions_are_found(scaling: dict[str, Any]) -> None:
+    changes: dict[str, Any] = {"positions": "rotary", "rope_theta": 500.0, "rotary_dim": 8, **scaling}
+    made = fit(module(dataclasses.replace(GPT, embed_dim=36, **changes)))
+    assert made.is_confirmed
+    assert {name: getattr(made.config, name) for name in changes} == changes

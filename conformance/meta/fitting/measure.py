@@ -57,19 +57,19 @@ def compared(config: TransformerConfig, made: Fit) -> tuple[dict[str, tuple[obje
     if differ and not computes_the_same(config, found):
         return differ, {}
     listed = {name: pair for name, pair in differ.items() if name in made.untold}
-    unread = {
-        name
-        for name, pair in differ.items()
-        if name not in listed and computes_the_same(found, _with(found, name, pair[0]))
-    }
-    return {name: pair for name, pair in differ.items() if name not in {*listed, *unread}}, listed
+    others = {name: pair[0] for name, pair in differ.items() if name not in listed}
+    unread = {name for name in others if computes_the_same(found, _with(found, name, others))}
+    return {name: differ[name] for name in others if name not in unread}, listed
 
 
-def _with(config: TransformerConfig, name: str, value: object) -> TransformerConfig | None:
-    try:
-        return dataclasses.replace(config, **{name: value})  # type: ignore[arg-type]
-    except ConfigError:
-        return None
+def _with(config: TransformerConfig, name: str, drawn_values: dict[str, object]) -> TransformerConfig | None:
+    """`config` with the drawn value of a field, or, where that alone is impossible, those of all fields."""
+    for fields in ({name: drawn_values[name]}, drawn_values):
+        try:
+            return dataclasses.replace(config, **fields)  # type: ignore[arg-type]
+        except ConfigError:
+            continue
+    return None
 
 
 def outcome(seed: int, *, single: bool = False) -> Outcome:

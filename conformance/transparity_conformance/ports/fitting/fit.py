@@ -19,7 +19,7 @@ from transparity_conformance.ports.fitting.found import Found
 from transparity_conformance.ports.fitting.parts import parts_of
 from transparity_conformance.ports.fitting.structure import before, softmaxes
 from transparity_conformance.ports.fitting.subject import FitError, Heard, ModuleError, Subject, module_of
-from transparity_conformance.ports.fitting.templates import nearest, templates, with_untold_of
+from transparity_conformance.ports.fitting.templates import SIZES, changed, nearest, templates
 from transparity_conformance.ports.fitting.values.embedding import table_of
 from transparity_conformance.ports.fitting.values.masks import is_causal
 from transparity_conformance.ports.fitting.values.scores import scores_of
@@ -189,14 +189,24 @@ def _confirmed(found: Found, calls: Sequence[Heard]) -> Fit:
     config = found.config()
     probes = _probes(config, found, calls)
     share, untold = _share(probes, calls), dict(found.untold)
+    name, differ = nearest(config, untold)
     if share <= 1:
         unseen = exercised(config, probes)[1]
+        config = _as_usual(config, name, found, calls)
         untold |= {each: "no call shows it" for each in unseen if each not in untold}
-    name, differ = nearest(config, untold)
-    usual = with_untold_of(config, templates()[name], untold)
-    if usual is not None and share <= 1 and _share(_probes(usual, found, calls), calls) <= 1:
-        config = usual
     return Fit(config, share, name, differ, untold, found.parameters)
+
+
+def _as_usual(config: TransformerConfig, template: str, found: Found, calls: Sequence[Heard]) -> TransformerConfig:
+    """The configuration with those fields of the template that cannot be told, if the calls are then the same."""
+    every = {name: getattr(templates()[template], name) for name in found.untold if name not in SIZES}
+    for fields in (every, *({name: value} for name, value in every.items())):
+        usual = changed(config, fields)
+        if usual is not None and _share(_probes(usual, found, calls), calls) <= 1:
+            config = usual
+        if fields is every and usual == config:
+            return config
+    return config
 
 
 def _probes(config: TransformerConfig, found: Found, calls: Sequence[Heard]) -> list[Probe]:

@@ -78,6 +78,8 @@ def _read_padding(found: Found, parts: Parts, call: Heard, padded: dict[str, Sco
         pads[stack] = padding_tokens(padded[names[0]].masked, call.inputs[token], causal=causal, window=window)
     every = [pad for found_pads in pads.values() for pad in found_pads]
     found.fields["target_mask"] = "causal-and-padding" if pads.get("decoder") else "causal"
+    if not every and len(parts.stacks) == 2:
+        found.untold["target_mask"] = "no token is masked as padding"
     if len(set(every)) == 1:
         found.fields["pad_id"] = every[0]
     elif "encoder" in parts.stacks and found.fields["padding"] == "token":

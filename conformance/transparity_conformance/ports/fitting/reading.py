@@ -144,6 +144,7 @@ def read_scale(found: Found, heads: Heads) -> None:
     same = [f"{each} with the multiplier {m:g}" for *_, each, m in options if each != name and digits(m) <= 3]
     if same:
         found.untold["attention_scale"] = f"{' and '.join(same)} computes the same"
+        found.untold["attention_multiplier"] = "another goes with another attention_scale"
 
 
 def _read_positions(found: Found, subject: Subject, parts: Parts, stack: Stack, heads: Heads) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Collection, Mapping
+from typing import Any
 
 from transparity.config import FIELD_TYPES, TransformerConfig
 from transparity.errors import ConfigError
+from transparity.parameters import parameter_shapes
 from transparity.presets import PRESETS
 from transparity_conformance.checkpoints.examples import EXAMPLES, example_config
 
@@ -74,13 +76,11 @@ def nearest(config: TransformerConfig, untold: Collection[str] = ()) -> tuple[st
     return name, every[name]
 
 
-def with_untold_of(
-    config: TransformerConfig, template: TransformerConfig, untold: Collection[str]
-) -> TransformerConfig | None:
-    """`config` with the fields that cannot be told as in `template`; None if that is impossible, or changes nothing."""
-    fields = {name: getattr(template, name) for name in untold if name not in SIZES}
+def changed(config: TransformerConfig, fields: Mapping[str, Any]) -> TransformerConfig | None:
+    """`config` with other `fields`; None if that is impossible, or another model by its parameters or inputs."""
     try:
         made = dataclasses.replace(config, **fields)
     except ConfigError:
         return None
-    return made if made != config and made.further_inputs == config.further_inputs else None
+    is_alike = parameter_shapes(made) == parameter_shapes(config) and made.further_inputs == config.further_inputs
+    return made if is_alike else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -124,7 +124,15 @@ def _thetas(found: np.ndarray, exponents: np.ndarray) -> list[float]:
     return list(dict.fromkeys([*map(float, steps), *shown, *USUAL_THETA]))
 
 
-def _llama3(found, exponents, theta, layout, features, error) -> Rotary:  # type: ignore[no-untyped-def]
+def _llama3(
+    found: np.ndarray,
+    exponents: np.ndarray,
+    theta: float,
+    layout: RopeLayout,
+    features: int,
+    error: Callable[[np.ndarray], float],
+) -> Rotary:
+    """The rotation with Llama 3.1's scaling and this theta that comes nearest."""
     plain = theta**-exponents
     ratios = found / plain
     factor = settle(float(1 / ratios.min()), lambda factor: abs(1 / factor / ratios.min() - 1), (), "float32")

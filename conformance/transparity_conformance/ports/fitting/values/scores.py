@@ -57,8 +57,8 @@ def _masked(values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, float 
         if everywhere.sum() > 1 and is_pattern(everywhere):
             return everywhere, float(number)
     none = (weights == 0).all(1)
-    if not none.any():
-        return none, None
+    if not none.any() or not is_pattern(none):  # small weights become 0, too
+        return np.zeros_like(none), None
     hidden = values[np.broadcast_to(none[:, None], values.shape)]
     added = float(np.median(hidden))  # a number that was added to the scores, and swallowed them
     return none, float(f"{added:.1e}") if np.isfinite(added) else added

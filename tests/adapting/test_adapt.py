@@ -127,6 +127,19 @@ def test_a_port_with_a_bug_is_matched_and_the_bug_is_left_to_the_check(tmp_path:
     assert result.wrong is not None and not result.is_proved
 
 
+def test_a_port_of_fewer_layers_does_not_give_its_last_norm_to_the_missing_one(tmp_path: Path) -> None:
+    found = adapt(broken("gpt", 'in t["h"]:', 'in list(t["h"])[:-1]:', tmp_path, 0).NanoGPT, GPT2).found
+    assert found.lost_at == "decoder.layers.1.self_attention.scores"
+    assert "transformer.ln_f.weight" not in found.lines.values()
+    assert "decoder.layers.1.self_attention_norm.weight" in found.unsettled
+
+
+def test_a_fault_that_hides_a_parameter_does_not_settle_it(tmp_path: Path) -> None:
+    found = adapt(broken("llama", "else x * self.weight", "else x", tmp_path, 0).HubLlama, LLAMA).found
+    assert found.lost_at == "decoder.layers.0.self_attention_norm"
+    assert not found.faults
+
+
 def test_names_that_contradict_what_is_computed_are_told(tmp_path: Path) -> None:
     config = PORTS["mingpt"][1]
     result = adapt(broken("gpt", "k, q, v = (\n", "q, k, v = (\n", tmp_path, 0).MinGPT, config)

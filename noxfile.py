@@ -108,7 +108,7 @@ def equivalents(session: nox.Session) -> None:
 
 @nox.session
 def power(session: nox.Session) -> None:
-    """Measure how often the checker is right: simulated and independent ports, attacks, first drafts, adapters."""
+    """Measure how often the checker is right: simulated and independent ports, attacks, first drafts."""
     install(session, "test")
     environment = SINGLE_THREADED | {"PYTHONPATH": "conformance"}
     session.run("python", "-m", "meta.power.run", "--jobs", "2", *session.posargs, env=environment)

@@ -134,6 +134,13 @@ def test_a_port_of_fewer_layers_does_not_give_its_last_norm_to_the_missing_one(t
     assert "decoder.layers.1.self_attention_norm.weight" in found.unsettled
 
 
+def test_a_port_that_is_lost_at_once_is_asked_about_everything(tmp_path: Path) -> None:
+    result = adapt(broken("nanogpt", 't["wte"](input_ids) +', 't["wte"](input_ids) *', tmp_path), GPT2)
+    assert result.found.lost_at == "decoder.embedding"
+    assert set(result.adapter.lines.values()) == {"?"}
+    assert not result.is_settled and not result.is_proved
+
+
 def test_a_fault_that_hides_a_parameter_does_not_settle_it(tmp_path: Path) -> None:
     found = adapt(broken("hub-llama", "else x * self.weight", "else x", tmp_path), LLAMA).found
     assert found.lost_at == "decoder.layers.0.self_attention_norm"

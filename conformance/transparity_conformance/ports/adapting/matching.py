@@ -61,14 +61,15 @@ def matched(
     inputs = mixed_inputs(config, 0, *lengths)
     probe = aligned_probe(Probe("adapting", "drawn", "weights of the port", config, probe_parameters(config), inputs))
     taps, operations = run_listening(forward, probe)
-    best = Found()
+    best: Found | None = None
     for heard in (operations, without_loops(probe, operations)):
         given = [*(each.value for each in heard), taps["logits"]]
         made_from = [*(each.inputs for each in heard), ()]
         tolerance = epsilon("float32") ** HALF_OF_THE_DIGITS
         candidates = Candidates(given, made_from, config.num_heads, tolerance, [None] * len(given))
         found = search(config, values, probe.inputs, candidates, clock)
-        best = max(best, found, key=lambda each: len(each.lines))
+        best = found if best is None or len(found.lines) > len(best.lines) else best
         if found.lost_at is None or len(heard) < len(operations):
             break
+    assert best is not None
     return best

@@ -118,7 +118,7 @@ def power(session: nox.Session) -> None:
         session.run("python", "-m", "meta.drafts.measure", env=environment)
         session.run("python", "-m", "meta.audits.measure", "--twins", env=environment)
         session.run("python", "-m", "meta.adapting.measure", env=environment)
-        session.run("python", "-m", "meta.adapting.wrong", session.create_tmp(), "2", env=environment)
+        session.run("python", "-m", "meta.adapting.wrong", session.create_tmp(), env=environment)
 
 
 @nox.session

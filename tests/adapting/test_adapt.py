@@ -120,16 +120,36 @@ def _is_caught(proof: Proof, adapter: Adapter) -> bool:
 
 
 def test_a_port_with_a_bug_is_matched_and_the_bug_is_left_to_the_check(tmp_path: Path) -> None:
-    port = broken("gpt", "q.size(-1) ** -0.5", "1.0", tmp_path, 0).MinGPT
+    port = broken("mingpt", "q.size(-1) ** -0.5", "1.0", tmp_path)
     result = adapt(port, PORTS["mingpt"][1])
     assert result.adapter.lines == lines_of("mingpt")
     assert {each.fault.id for each in result.found.faults} == {"attention-scale"}
     assert result.wrong is not None and not result.is_proved
 
 
+def test_a_port_of_fewer_layers_does_not_give_its_last_norm_to_the_missing_one(tmp_path: Path) -> None:
+    found = adapt(broken("nanogpt", 'in t["h"]:', 'in list(t["h"])[:-1]:', tmp_path), GPT2).found
+    assert found.lost_at == "decoder.layers.1.self_attention.scores"
+    assert "transformer.ln_f.weight" not in found.lines.values()
+    assert "decoder.layers.1.self_attention_norm.weight" in found.unsettled
+
+
+def test_a_port_that_is_lost_at_once_is_asked_about_everything(tmp_path: Path) -> None:
+    result = adapt(broken("nanogpt", 't["wte"](input_ids) +', 't["wte"](input_ids) *', tmp_path), GPT2)
+    assert result.found.lost_at == "decoder.embedding"
+    assert set(result.adapter.lines.values()) == {"?"}
+    assert not result.is_settled and not result.is_proved
+
+
+def test_a_fault_that_hides_a_parameter_does_not_settle_it(tmp_path: Path) -> None:
+    found = adapt(broken("hub-llama", "else x * self.weight", "else x", tmp_path), LLAMA).found
+    assert found.lost_at == "decoder.layers.0.self_attention_norm"
+    assert not found.faults
+
+
 def test_names_that_contradict_what_is_computed_are_told(tmp_path: Path) -> None:
     config = PORTS["mingpt"][1]
-    result = adapt(broken("gpt", "k, q, v = (\n", "q, k, v = (\n", tmp_path, 0).MinGPT, config)
+    result = adapt(broken("mingpt", "k, q, v = (\n", "q, k, v = (\n", tmp_path), config)
     assert result.is_proved
     lines, _ = summary(result)
     says = "{0}.query.{1} is blocks.{{i}}.attn.key.{1}, which is called key: if weights are loaded by their names"
@@ -145,7 +165,7 @@ def test_names_of_right_ports_contradict_nothing(name: str) -> None:
 
 
 def test_what_cannot_be_settled_is_asked_for_by_name(tmp_path: Path) -> None:
-    port = broken("gpt", ".split(d, dim=2)", ".sin().split(d, dim=2)", tmp_path, 0).NanoGPT
+    port = broken("nanogpt", ".split(d, dim=2)", ".sin().split(d, dim=2)", tmp_path)
     result = adapt(port, GPT2)
     assert result.found.lost_at == "decoder.layers.0.self_attention.scores"
     assert "decoder.layers.0.self_attention.query.weight" in result.adapter.asked

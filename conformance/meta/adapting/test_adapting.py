@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from meta.adapting.catalogue import PORTS
 from meta.adapting.measure import adapted
-from meta.adapting.wrong import BUGS, FOLDER
+from meta.adapting.wrong import BUGS, file_of
 from transparity_conformance.ports.adapting.names import contradicting
 
 
@@ -22,6 +20,5 @@ def test_a_port_is_matched_without_a_question(name: str) -> None:
 
 
 def test_every_bug_is_in_its_file() -> None:
-    texts = {file: Path(FOLDER, f"{file}.py").read_text(encoding="utf-8") for file, _, _ in BUGS}
-    assert [bug for bug in BUGS if bug[1] not in texts[bug[0]]] == []
+    assert [bug for bug in BUGS if bug[1] not in file_of(bug[0]).read_text(encoding="utf-8")] == []
     assert len(set(BUGS)) == len(BUGS)

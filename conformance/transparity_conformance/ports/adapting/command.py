@@ -86,6 +86,9 @@ def summary(result: Adapted) -> tuple[list[str], int]:
     if adapter.unused:
         lines.append(f"left as they are, for nothing was found to be made from them: {listed(adapter.unused)}")
     lines += contradicting(adapter.lines)
+    if found.faults:
+        seen = dict.fromkeys(each.fault.description for each in found.faults)
+        lines.append(f"matched as a port with faults, which `check` will judge: {listed(seen)}")
     if absent:
         lines.append(f"the port has no {listed(absent)}: choose a configuration without, or name the tensor")
     if asked:

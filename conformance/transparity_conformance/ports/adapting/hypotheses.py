@@ -58,13 +58,14 @@ def as_in_the_first_layer(place: Place, lines: Lines, pool: Pool) -> Iterator[Li
     first = [LAYER.sub(r"\g<stack>.layers.0.", name) for name in place.parameters]
     if not all(name in lines for name in first):
         return
-    for chosen in itertools.product(*(_templates(lines[name], pool) for name in first)):
+    for chosen in itertools.product(*(templates_of(lines[name], pool) for name in first)):
         texts = [at_layer(template, int(match["layer"])) for template in chosen]
         if all(_exists(text, pool) for text in texts):
             yield dict(zip(place.parameters, texts, strict=True))
 
 
-def _templates(text: str, pool: Pool) -> list[str]:
+def templates_of(text: str, pool: Pool) -> list[str]:
+    """The lines for all layers that the line of the first may be."""
     return [ABSENT] if text == ABSENT else list(templates(text, 0, pool.shapes))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity_conformance.diagnosis.search.clock import BUDGET, Clock
 from transparity_conformance.oracle.budgets import epsilon
-from transparity_conformance.oracle.probes import Probe, mixed_inputs, probe_parameters
+from transparity_conformance.oracle.probes import SOURCE, TARGET, Probe, mixed_inputs, probe_parameters
 from transparity_conformance.ports.adapters.model import Make, made_by
 from transparity_conformance.ports.adapting.search import Found, search
 from transparity_conformance.ports.alignment.heard import aligned_probe
@@ -57,18 +57,19 @@ def matched(
     """
     values = drawn(tensors)
     assign(values)
-    probe = aligned_probe(
-        Probe("adapting", "drawn", "weights of the port", config, probe_parameters(config), mixed_inputs(config))
-    )
+    lengths = (min(length, config.max_length) for length in (SOURCE, TARGET))
+    inputs = mixed_inputs(config, 0, *lengths)
+    probe = aligned_probe(Probe("adapting", "drawn", "weights of the port", config, probe_parameters(config), inputs))
     taps, operations = run_listening(forward, probe)
-    best = Found()
+    best: Found | None = None
     for heard in (operations, without_loops(probe, operations)):
         given = [*(each.value for each in heard), taps["logits"]]
-        inputs = [*(each.inputs for each in heard), ()]
+        made_from = [*(each.inputs for each in heard), ()]
         tolerance = epsilon("float32") ** HALF_OF_THE_DIGITS
-        candidates = Candidates(given, inputs, config.num_heads, tolerance, [None] * len(given))
+        candidates = Candidates(given, made_from, config.num_heads, tolerance, [None] * len(given))
         found = search(config, values, probe.inputs, candidates, clock)
-        best = max(best, found, key=lambda each: len(each.lines))
+        best = found if best is None or len(found.lines) > len(best.lines) else best
         if found.lost_at is None or len(heard) < len(operations):
             break
+    assert best is not None
     return best

@@ -23,8 +23,13 @@ from transparity_conformance.diagnosis.faults import hypotheses as fault_hypothe
 from transparity_conformance.diagnosis.search.clock import Clock, OutOfTime
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.ports.adapters.notation import ABSENT
-from transparity_conformance.ports.adapters.numbered import LAYER, Lines
-from transparity_conformance.ports.adapting.hypotheses import as_in_the_first_layer, hypotheses_of, texts_of
+from transparity_conformance.ports.adapters.numbered import LAYER, Lines, at_layer
+from transparity_conformance.ports.adapting.hypotheses import (
+    as_in_the_first_layer,
+    hypotheses_of,
+    templates_of,
+    texts_of,
+)
 from transparity_conformance.ports.adapting.layouts import biases
 from transparity_conformance.ports.adapting.places import Place, places_of
 from transparity_conformance.ports.adapting.pool import Pool
@@ -75,11 +80,32 @@ def search(
         if settled is None:
             found.unsettled |= {name: seeker.fitting(name) for name in place.parameters if name in own}
         found.lines |= settled or {}
+    for name in unlike_the_first(found.lines, found.lost_at, seeker.pool):
+        del found.lines[name]
+        found.unsettled[name] = seeker.fitting(name)
     theirs = {name: text for name, text in found.lines.items() if name not in own}
     found.zero = _joined({name: text for name, text in theirs.items() if text != ABSENT}, Pool(tensors, config))
     found.lines = {name: text for name, text in found.lines.items() if name not in theirs}
     found.unused = tuple(name for name, taken in seeker.pool.taken.items() if not taken.all())
     found.faults = seeker.reference.faults
+    return found
+
+
+def unlike_the_first(lines: Lines, lost_at: str | None, pool: Pool) -> list[str]:
+    """The parameters of the layer in which the search was lost whose lines are not those of the first layer: a port of
+    fewer layers has its last norm there."""
+    match = LAYER.match(lost_at or "")
+    if match is None or match["layer"] == "0":
+        return []
+    layer = int(match["layer"])
+    found = []
+    for name in [name for name in lines if name.startswith(match[0])]:
+        first = lines[LAYER.sub(r"\g<stack>.layers.0.", name)]
+        if lines[name] not in [
+            *[ABSENT] * (first == ABSENT),
+            *(at_layer(each, layer) for each in templates_of(first, pool)),
+        ]:
+            found.append(name)
     return found
 
 
@@ -123,9 +149,17 @@ class _Seeker:
             return self._kept(self._completed(best, place, by), place.tap)
         for hypothesis in self._hypotheses(place, passes=1):
             for fault in self._faults(place):
-                if self._is_right(hypothesis, place.tap, (fault,)):
+                if self._is_right(hypothesis, place.tap, (fault,)) and self._all_matter(hypothesis, place.tap, fault):
                     return self._kept(hypothesis, place.tap, (fault,))
         return None
+
+    def _all_matter(self, lines: Lines, tap: str, fault: Hypothesis) -> bool:
+        """Return whether, with a fault, every parameter changes what is computed: else its line was not found."""
+        values = self._values(lines)
+        computed = self.reference.computed(values, tap, (fault,))[tap]
+        names = [name for name, text in lines.items() if text != ABSENT]
+        others = [self.reference.computed({**values, name: 1.5 * values[name] + 1}, tap, (fault,)) for name in names]
+        return not any(np.array_equal(computed, other[tap], equal_nan=True) for other in others)
 
     def _rank(self, lines: Lines, tap: str, best: int) -> int:
         """The surest way in which lines are right, if it is better than `best`; `best` else."""

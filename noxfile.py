@@ -108,7 +108,7 @@ def equivalents(session: nox.Session) -> None:
 
 @nox.session
 def power(session: nox.Session) -> None:
-    """Measure how often the checker is right: simulated, independent and real ports, attacks, audits, adapters."""
+    """Measure how often the checker is right: many ports, attacks, drafts, audits and adapters."""
     install(session, "test")
     environment = SINGLE_THREADED | {"PYTHONPATH": "conformance"}
     session.run("python", "-m", "meta.power.run", "--jobs", "2", *session.posargs, env=environment)

@@ -85,11 +85,9 @@ def check(
         config, parameters: any other configuration; its parameters, which are drawn without them.
         dtype, logits_only: the precision, which `build` is told if it takes `dtype="…"`; compare the logits alone.
         isolated: run the port, which another process has to be able to import, in a process of its own.
-        timeout: seconds that an isolated port has for the answer to one call.
-        budget: seconds for the search for causes; what has none by then is unexplained.
+        timeout, budget: seconds that an isolated port has for one answer; those for the search for causes.
         name: the port's name in the report; that of `build` without it.
-        audit: whether each field of the configuration and each tensor is audited, too, with drawn weights, and diverges
-            if it is not followed; None: a loader is audited, and what is found is listed alone.
+        audit: a field or a tensor that is not followed diverges; None: that of a loader is listed.
         progress, located: receive every step; and a report once it is known where the port diverges, or known better.
 
     Raises `PortError` if the port raises, returns no array, or ends its process; `TransparityError` for what is unknown

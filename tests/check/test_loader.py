@@ -134,6 +134,12 @@ def test_wrong_usage_is_one_sentence(arguments: list[str], message: str) -> None
     assert result.stderr.startswith(message)
 
 
+def test_a_loader_that_is_given_as_a_build_is_told_what_to_add() -> None:
+    result = invoke("check", f"{FILE}:load")
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert "takes one argument, as a loader" in result.stderr and "--family NAME" in result.stderr
+
+
 def test_a_model_that_the_family_cannot_express_is_refused(tmp_path: Path, refused: Refusal) -> None:
     config = example_config("gpt2")
     with refused(PortError, "No folder can be written for load(folder): The family llama cannot express"):

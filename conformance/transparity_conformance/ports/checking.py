@@ -113,6 +113,14 @@ class PortCheck:
             )
         return count == 1
 
+    def must_be_no_loader(self) -> None:
+        """Raise `UsageError` for a port that takes a folder alone; a model with an adapter takes what it likes."""
+        if not self.has_adapter and required_arguments(signature_of(self.build)) == 1:
+            raise UsageError(
+                f"{safe(self.spec)} takes one argument, as a loader, load(folder), does: add --family NAME or "
+                "--checkpoint FOLDER; a build takes (config, parameters)."
+            )
+
     def must_be_loader(self) -> None:
         """Raise `UsageError` for a port that is no loader."""
         if not self.is_loader():
@@ -161,6 +169,8 @@ def chosen_systems(
         for system in family_systems(families):
             yield dataclasses.replace(system, model_type=None) if is_adapted else system
     else:
+        if isinstance(check, PortCheck):
+            check.must_be_no_loader()
         yield from systems(names, config)
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from torch import Tensor, nn
 
 from transparity_conformance.ports.fitting.fit import fit
@@ -16,8 +15,6 @@ from transparity_conformance.ports.fitting.fit import fit
 with warnings.catch_warnings():  # its warnings while it is imported are not about this project
     warnings.simplefilter("ignore")
     import transformers
-
-transformers.logging.set_verbosity_error()
 
 SIZES: dict[str, Any] = {"vocab_size": 53, "hidden_size": 24, "num_hidden_layers": 2, "intermediate_size": 44}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}

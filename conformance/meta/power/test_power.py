@@ -21,7 +21,7 @@ from meta.power.judgement import (
     one_named,
     scores,
 )
-from meta.power.plain_faults import probes_for, styles
+from meta.power.plain_faults import acting, probes_for, styles
 from meta.power.plain_port import PlainFault, Style, build_port
 from meta.power.simulated import CASES, Fault, SimulatedPort, not_acting, plain_ports, sampled
 from transparity.config import TransformerConfig
@@ -176,12 +176,11 @@ def test_a_checker_that_always_agrees_reaches_no_target_but_one() -> None:
 
 def test_every_tap_has_a_mistake_that_shows_there() -> None:
     config = CASES["pre-norm"]
-    trials = [trial for trial in plain_ports() if (trial.case, trial.kind) == ("pre-norm", "fault")]
     shown = {
         name
         for name in tap_shapes(config, 1, source=1, target=1)
-        for trial in trials
-        if trial.faults[0].ids[0] != "low-precision" and is_placed(answer((name, ""), made=trial.faults))
+        for fault in acting(config)
+        if fault.id != "low-precision" and is_placed(answer((name, ""), made=(fault,)))
     }
     assert {
         "decoder.layers.1.cross_attention.weights",

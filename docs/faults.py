@@ -1,12 +1,13 @@
-"""Write docs/faults.md: every fault of the catalogue with an example.
+"""Write docs/faults.md, every fault of the catalogue with an example, and docs/causes/, a page for each cause.
 
-`python docs/faults.py` writes the page; tests/project/test_pages.py holds it to the catalogue.
+`python docs/faults.py` writes them; tests/project/test_pages.py holds them to the catalogue.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,14 +17,17 @@ from transparity_conformance.capabilities.faults import SimulatedFault
 from transparity_conformance.diagnosis.fault import Fault
 from transparity_conformance.diagnosis.faults import faults_at, whole_model
 from transparity_conformance.oracle.cases import CASES
+from transparity_conformance.report.describing.causes import Meaning, meanings
 
 PAGE = Path(__file__).with_name("faults.md")
+CAUSES = Path(__file__).with_name("causes")
 
 INTRODUCTION = """# Faults
 
 The checker knows these faults by name. Each can be put into the reference, at one place, in one stack or everywhere.
 Most have several variants (`mask-value`: −1e9, −1e4, 0, added instead of replaced …); numbers in them are fitted. A
-port with any other fault still diverges, at the right place; only its cause has no name.
+port with any other fault still diverges, at the right place; only its cause has no name. Each name leads to a page:
+what is right, where to look, when it does not show; `transparity explain NAME` prints the same.
 
 `python docs/faults.py` writes this page. To add a fault, see [CONTRIBUTING.md](../CONTRIBUTING.md).
 """
@@ -65,10 +69,66 @@ def page() -> str:
     """Return the page."""
     parts = [INTRODUCTION]
     for title, examples in catalogue().items():
-        rows = "\n".join(f"| `{name}` | {examples[name]} |" for name in sorted(examples))
+        rows = "\n".join(f"| [`{name}`](causes/{name}.md) | {examples[name]} |" for name in sorted(examples))
         parts.append(f"## {title}\n\n| fault | for example |\n|---|---|\n{rows}\n")
     return "\n".join(parts)
 
 
-if __name__ == "__main__":
+def sentences() -> dict[str, list[str]]:
+    """Return a sentence for each variant of a cause, by its id."""
+    found: defaultdict[str, dict[str, str]] = defaultdict(dict)
+    for fault in of_the_forward_pass():
+        found[fault.id].setdefault(fault.variant, fault.description)
+    for module in pkgutil.iter_modules(of_capabilities.__path__):
+        for simulated in of_the_capability(module.name):
+            found[simulated.id][simulated.says] = simulated.says
+    return {name: list(texts.values()) for name, texts in found.items()}
+
+
+def places() -> dict[str, set[str]]:
+    """Return the taps of the forward pass at which a cause may be, without their layers, by its id."""
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    for config in CASES.values():
+        for site in tap_shapes(config, 1, **dict.fromkeys(config.input_names, 3)):
+            for fault in faults_at(config, site):
+                found[fault.id].add(".".join(part for part in site.split(".")[-2:] if not part.isdigit()))
+    return found
+
+
+def cause_page(name: str, meaning: Meaning, says: list[str], taps: set[str]) -> str:
+    """Return the page of one cause."""
+    parts = [f"# `{name}`", f"**Right:** {meaning.right}", f"**Where to look:** {meaning.look}"]
+    if meaning.hidden:
+        parts.append(f"**It does not show with:** {meaning.hidden}.")
+    if taps:
+        parts.append("**At:** " + ", ".join(f"`{tap}`" for tap in sorted(taps)))
+    if says:
+        parts.append("**What a report says**, for example:\n\n" + "\n".join(f"- {text}" for text in says))
+    if meaning.seen:
+        threads = zip(meaning.seen, meaning.links(), strict=True)
+        parts.append("**Seen in real ports:** " + ", ".join(f"[{seen}]({link})" for seen, link in threads))
+    parts.append("[All faults](../faults.md)")
+    return "\n\n".join(parts) + "\n"
+
+
+def cause_pages() -> dict[str, str]:
+    """Return the page of every cause, by its id."""
+    says, taps = sentences(), places()
+    return {
+        name: cause_page(name, each, says.get(name, []), taps.get(name, set())) for name, each in meanings().items()
+    }
+
+
+def write() -> None:
     PAGE.write_text(page(), encoding="utf-8")
+    pages = cause_pages()
+    CAUSES.mkdir(exist_ok=True)
+    for old in CAUSES.glob("*.md"):
+        if old.stem not in pages:
+            old.unlink()
+    for name, text in pages.items():
+        (CAUSES / f"{name}.md").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write()

@@ -95,7 +95,7 @@ class Norm(nnx.Module):
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
         self.config = config
         self.scale = nnx.Param(jnp.ones(config.embed_dim))
-        if config.norm != "rms":
+        if config.has_norm_bias:
             self.bias = nnx.Param(jnp.zeros(config.embed_dim))
         self.use_running_average = True  # what nnx's train() and eval() switch
         if config.norm == "batch":
@@ -106,7 +106,7 @@ class Norm(nnx.Module):
         config, weight = self.config, gain(self.config, self.scale[...])
         if config.norm == "rms":
             return rms_norm(x, weight, config.norm_eps)
-        bias = self.bias[...]
+        bias = self.bias[...] if config.norm_bias else jnp.zeros_like(weight)
         if config.norm == "layer":
             return layer_norm(x, weight, bias, config.norm_eps)
         if config.norm == "layer-unbiased":

@@ -93,7 +93,7 @@ class Norm(nn.Module):
         super().__init__()
         self.config = config
         self.weight = nn.Parameter(torch.ones(config.embed_dim))
-        if config.norm != "rms":
+        if config.has_norm_bias:
             self.bias = nn.Parameter(torch.zeros(config.embed_dim))
         self.running_mean: Tensor
         self.running_var: Tensor
@@ -105,10 +105,11 @@ class Norm(nn.Module):
         config, weight = self.config, gain(self.config, self.weight)
         if config.norm == "rms":
             return rms_norm(x, weight, config.norm_eps)
+        bias = self.bias if config.norm_bias else torch.zeros_like(weight)
         if config.norm == "layer":
-            return layer_norm(x, weight, self.bias, config.norm_eps)
+            return layer_norm(x, weight, bias, config.norm_eps)
         if config.norm == "layer-unbiased":
-            return layer_norm_unbiased(x, weight, self.bias, config.norm_eps)
+            return layer_norm_unbiased(x, weight, bias, config.norm_eps)
         mean, variance = self.running_mean, self.running_var
         if self.training:
             mean, variance = batch_statistics(x)
@@ -117,4 +118,4 @@ class Norm(nn.Module):
                 self.running_var.copy_(running_average(self.running_var, variance, config.norm_momentum))
             tap("running_mean", self.running_mean)
             tap("running_var", self.running_var)
-        return batch_norm(x, weight, self.bias, mean, variance, config.norm_eps)
+        return batch_norm(x, weight, bias, mean, variance, config.norm_eps)

@@ -233,6 +233,30 @@ def describe(
 
 
 @app.command()
+def explain(
+    cause: Annotated[
+        str | None, typer.Argument(metavar="CAUSE", help="Its id in a report; without it, all ids.", show_default=False)
+    ] = None,
+) -> None:
+    """Explain a cause: what is right, where to look, and when it does not show."""
+    from transparity_conformance.report.describing.causes import meaning, meanings
+    from transparity_conformance.report.terminal import print_line
+
+    with _one_sentence():
+        if cause is None:
+            for name in meanings():
+                print_line(name)
+            return
+        found = meaning(cause)
+        print_line(f"{cause}: {found.right}")
+        print_line(found.look)
+        if found.hidden:
+            print_line(f"It does not show with: {found.hidden}.")
+        for link in found.links():
+            print_line(f"seen: {link}")
+
+
+@app.command()
 @_with_capabilities
 def check(
     port: Port = None,

@@ -107,7 +107,7 @@ def _sublayer_norm_shapes(scope: str, config: TransformerConfig) -> Shapes:
 
 
 def _norm_shapes(scope: str, config: TransformerConfig) -> Shapes:
-    names = ["weight"] + ["bias"] * (config.norm != "rms") + ["running_mean", "running_var"] * (config.norm == "batch")
+    names = ["weight"] + ["bias"] * config.has_norm_bias + ["running_mean", "running_var"] * (config.norm == "batch")
     return {f"{scope}.{name}": (config.embed_dim,) for name in names}
 
 

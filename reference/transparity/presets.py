@@ -174,6 +174,7 @@ _DEPARTURES: tuple[tuple[Callable[[TransformerConfig], bool], str], ...] = (
     (lambda c: c.norm == "layer-unbiased", "the norm divides by (deviation over n − 1) + eps"),
     (lambda c: c.norm == "batch", "the norm is a batch norm (paper: layer norm, §3.1)"),
     (lambda c: c.norm == "rms", "the norm is an RMS norm (paper: layer norm, §3.1)"),
+    (lambda c: not c.norm_bias and c.norm != "rms", "the norms have no biases (paper: layer norm, §3.1)"),
     (lambda c: c.final_norm, "one more norm ends each stack"),
     (lambda c: c.memory_norm, "each decoder layer normalises the encoder's output once more"),
     (lambda c: c.positions == "learned", "positions are learned (paper: sinusoidal, §3.5)"),

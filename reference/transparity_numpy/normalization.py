@@ -104,7 +104,7 @@ def norm(
     weight = gain(config, parameters["weight"])
     if config.norm == "rms":
         return rms_norm(x, weight, config.norm_eps)
-    bias = parameters["bias"]
+    bias = parameters["bias"] if config.norm_bias else np.zeros_like(weight)
     if config.norm == "layer":
         return layer_norm(x, weight, bias, config.norm_eps)
     if config.norm == "layer-unbiased":

@@ -3,44 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.audit.audited import LOADERS, audit_of, changed
 
 from transparity.config import TransformerConfig
 from transparity_conformance.checkpoints.examples import EXAMPLES, example_config
 from transparity_conformance.checkpoints.exporting import explicit
 from transparity_conformance.checkpoints.fields import FULL, SLIDING
-from transparity_conformance.diagnosis.judge import silent
-from transparity_conformance.ports.audit.audit import audited
-from transparity_conformance.ports.audit.audited import Loader
 from transparity_conformance.ports.audit.probing import exercised, shows
 from transparity_conformance.ports.audit.variants import Variant, variants_of
 from transparity_conformance.ports.check import check
-from transparity_conformance.ports.loader.hub import HubBuild
 from transparity_conformance.ports.loading import load_port
 from transparity_conformance.report.audit.result import Audit, AuditedField
 from transparity_conformance.report.report import Report
 from transparity_numpy.port import build as build_numpy
-
-LOADERS = Path(__file__).parents[2] / "conformance" / "meta" / "audits" / "loaders"
-
-
-def changed(right: str, wrong: str, folder: Path, loader: str = "llama_module") -> Callable[..., Any]:
-    """A right loader with a change in its text."""
-    text = (LOADERS / f"{loader}.py").read_text(encoding="utf-8")
-    assert text.count(right) == 1
-    file = folder / f"{loader}.py"
-    file.write_text(text.replace(right, wrong), encoding="utf-8")
-    return load_port(f"{file}:load")
-
-
-def audit_of(load: Callable[..., Any], family: str, folder: Path, *, with_fields: bool) -> Audit:
-    """The audit alone."""
-    loader = Loader(HubBuild(load, family, str(folder)))
-    return audited(loader, example_config(family), "float32", silent, with_fields=with_fields)
 
 
 def of(audit: Audit, name: str) -> list[AuditedField]:

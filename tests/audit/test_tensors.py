@@ -10,38 +10,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.audit.audited import LOADERS, audit_of, changed
 
 from transparity_conformance.checkpoints.examples import example_config
-from transparity_conformance.diagnosis.judge import silent
-from transparity_conformance.ports.audit.audit import audited
-from transparity_conformance.ports.audit.audited import Loader
 from transparity_conformance.ports.audit.tensor_file import kind_of, tensor_file
 from transparity_conformance.ports.check import check
-from transparity_conformance.ports.loader.hub import HubBuild
 from transparity_conformance.ports.loader.spoken import seeded, spoken
 from transparity_conformance.ports.loading import load_port
-from transparity_conformance.report.audit.result import Audit, AuditedTensor
+from transparity_conformance.report.audit.result import AuditedTensor
 from transparity_conformance.report.check.findings import sentence
 from transparity_numpy.port import build as build_numpy
 
-LOADERS = Path(__file__).parents[2] / "conformance" / "meta" / "audits" / "loaders"
 TIE = "    if settings.tied:"
 UP = "model.layers.0.mlp.up_proj.weight"
-
-
-def changed(right: str, wrong: str, folder: Path, loader: str = "llama_module") -> Callable[..., Any]:
-    """A right loader with a change in its text."""
-    text = (LOADERS / f"{loader}.py").read_text(encoding="utf-8")
-    assert text.count(right) == 1
-    file = folder / f"{loader}.py"
-    file.write_text(text.replace(right, wrong), encoding="utf-8")
-    return load_port(f"{file}:load")
-
-
-def audit_of(load: Callable[..., Any], family: str, folder: Path, *, with_fields: bool) -> Audit:
-    """The audit alone."""
-    loader = Loader(HubBuild(load, family, str(folder)))
-    return audited(loader, example_config(family), "float32", silent, with_fields=with_fields)
 
 
 def faults(load: Callable[..., Any], family: str, folder: Path) -> dict[str, AuditedTensor]:

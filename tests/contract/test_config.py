@@ -145,6 +145,7 @@ DEPARTS: dict[str, list[Any]] = {
     "mask_value": [-1.0],
     "memory_norm": [True],
     "norm": ["layer-unbiased", "batch", "rms"],
+    "norm_bias": [False],
     "norm_position": ["pre", "both"],
     "num_key_value_heads": [1],
     "positions": ["learned", "rotary", "relative", "alibi", "none"],

@@ -16,6 +16,7 @@ from transparity.config import FIELD_TYPES, TransformerConfig
 from transparity.presets import PRESETS
 from transparity_conformance.capabilities.table import ATTRIBUTES
 from transparity_conformance.checkpoints.importing import FILES
+from transparity_conformance.report.describing.causes import meanings
 from transparity_conformance.suite.claims import all_claims
 
 ROOT = Path(__file__).parents[2]
@@ -128,9 +129,17 @@ def test_the_speed_of_the_readme_is_that_of_the_performance_page() -> None:
 
 
 def test_the_page_of_faults_has_the_whole_catalogue() -> None:
-    listed = re.findall(r"(?m)^\| `([\w-]+)` \|", read("docs/faults.md"))
+    listed = re.findall(r"(?m)^\| \[`([\w-]+)`\]\(causes/\1\.md\) \|", read("docs/faults.md"))
     known = [name for examples in script("faults").catalogue().values() for name in examples]
     assert sorted(listed) == sorted(known), "run python docs/faults.py"
+
+
+def test_every_cause_has_a_page() -> None:
+    code = "".join(file.read_text() for file in (ROOT / "conformance/transparity_conformance").rglob("*.py"))
+    apart = set(re.findall(r"Cause\(\s*\"([a-z-]+)\"", code))
+    assert set(meanings()) == apart | script("faults").sentences().keys(), "name it in causes.toml"
+    written = {page.stem: page.read_text(encoding="utf-8") for page in (ROOT / "docs/causes").glob("*.md")}
+    assert written == script("faults").cause_pages(), "run python docs/faults.py"
 
 
 def test_every_preset_and_every_family_is_on_its_page() -> None:

@@ -60,7 +60,7 @@ class Drawn(Model):
             return super().norm(name, x, tap=tap)
         gain = self.p[f"{name}.weight"] + (1 if self.c.norm_gain == "one-plus-weight" else 0)
         mean, variance = self.p[f"{name}.running_mean"], self.p[f"{name}.running_var"]
-        return (x - mean) / torch.sqrt(variance + self.c.norm_eps) * gain + self.p[f"{name}.bias"]
+        return (x - mean) / torch.sqrt(variance + self.c.norm_eps) * gain + self.p.get(f"{name}.bias", 0)
 
 
 class Module(nn.Module):

@@ -204,10 +204,13 @@ class Model:
         eps, wide = self.c.norm_eps, x.float() if x.dtype == torch.bfloat16 else x
         if self.c.norm == "rms":
             return self.rms(x, gain)
+        bias = 0 if bias is None else bias
         away = wide - wide.mean(-1, keepdim=True)
         if self.c.norm == "layer-unbiased":
             return (away / (wide.std(-1, keepdim=True) + eps) * gain + bias).to(x.dtype)
-        return (away * torch.rsqrt((away * away).mean(-1, keepdim=True) + eps) * gain + bias).to(x.dtype)
+        return (
+            away * torch.rsqrt((away * away).mean(-1, keepdim=True) + eps) * gain + (0 if bias is None else bias)
+        ).to(x.dtype)
 
     def rms(self, x: Tensor, gain: Tensor) -> Tensor:
         wide = x.float() if x.dtype == torch.bfloat16 else x

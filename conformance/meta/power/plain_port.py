@@ -267,7 +267,7 @@ class PlainPort:
         if into and name.endswith(f".{into}_norm"):
             source = name.replace(f".{into}_norm", f".{taken}_norm")
         source = self.shared(source)
-        gain, bias = self.p[f"{source}.weight"], self.p[f"{source}.bias"]
+        gain, bias = self.p[f"{source}.weight"], self.p.get(f"{source}.bias", 0)
         eps = float(self.fault("norm-eps", name) or c.norm_eps)
         kind = self.fault("norm-kind", name)
         x = x.astype(self.dtype) * self.dtype.type(self.fault("norm-input-scale", name) or 1)

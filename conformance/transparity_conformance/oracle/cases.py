@@ -135,6 +135,7 @@ CASES: dict[str, TransformerConfig] = {
         _BERT,
         feed_forward_bias=False,
         gated=True,
+        norm_bias=False,
         norm_position="pre",
         final_norm=True,
         qkv_bias=False,

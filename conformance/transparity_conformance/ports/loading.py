@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.util
 import sys
@@ -43,7 +44,10 @@ def _attribute(module: ModuleType, where: str, name: str) -> Any:
         return call_stranger(getattr, module, name)
     except PortCallError as error:
         if isinstance(error.__cause__, AttributeError):
-            raise LoadError(f"{where} has no {name!r}; expected a function {name}(config, parameters) there.") from None
+            arguments = "folder" if name.startswith("load") else "config, parameters"
+            close = difflib.get_close_matches(name, vars(module), 1)
+            meant = f"did you mean {close[0]!r}?" if close else f"expected a function {name}({arguments}) there."
+            raise LoadError(f"{where} has no {name!r}; {meant}") from None
         raise LoadError(f"{name!r} of {where} cannot be read: {error}.") from error.__cause__
 
 

@@ -105,6 +105,8 @@ class TransformerConfig:
     (Zhang and Sennrich 2019)."""
     norm_gain: NormGain = "weight"
     """Factor of a norm: its weight, or 1 + its weight (Gemma)."""
+    norm_bias: bool = True
+    """Whether the norms have biases; `rms` has none either way."""
     norm_eps: float = number(1e-5, NOT_NEGATIVE, 1e-5, 1e-2, 1e-12)
     """Added to the variance under the root, or to the deviation (`layer-unbiased`)."""
     norm_momentum: float = number(0.1, SHARE)
@@ -266,6 +268,11 @@ class TransformerConfig:
     def head_dim(self) -> int:
         """Features of a head."""
         return self.attention_head_dim or self.embed_dim // self.num_heads
+
+    @property
+    def has_norm_bias(self) -> bool:
+        """Whether the norms of the features have biases."""
+        return self.norm_bias and self.norm != "rms"
 
     @property
     def key_value_heads(self) -> int:

@@ -122,6 +122,8 @@ def _of_layer(right: Form) -> Iterator[Fault]:
     description = "the mean is not subtracted, though the variance is taken around it"
     yield _formed("norm-kind", "mean left in", description, subtracted=False)
     for biased, without in ((True, ""), (False, ", and there is no bias")):
+        if without and not right.biased:
+            continue
         kind, description = f"RMSNorm{without}", f"it is an RMSNorm: the mean is not subtracted{without}"
         rms: dict[str, Any] = {"centered": False} | ({} if biased else {"biased": False})
         plain = {
@@ -171,7 +173,14 @@ def form_at(config: TransformerConfig, site: str) -> Form:
         return Form(centered=False, biased=False, more=more, eps=config.norm_eps)
     unbiased = config.norm == "layer-unbiased"
     statistics = "running" if config.norm == "batch" else "features"
-    return Form(correction=int(unbiased), outside=unbiased, statistics=statistics, more=more, eps=config.norm_eps)
+    return Form(
+        correction=int(unbiased),
+        outside=unbiased,
+        biased=config.norm_bias,
+        statistics=statistics,
+        more=more,
+        eps=config.norm_eps,
+    )
 
 
 def other_eps(config: TransformerConfig, eps: float) -> Fault:

@@ -89,6 +89,7 @@ def _norms(found: Found, subject: Subject, parts: Parts) -> None:
     kind, eps = kind_and_eps(norms, subject.values)
     found.fields |= {
         "norm": kind,
+        "norm_bias": kind == "rms" or any(len(norm.names) > 1 for norm in norms),
         "norm_gain": norms[0].gain,
         "norm_eps": eps,
         "norm_position": streams[0].position,
@@ -100,7 +101,7 @@ def _norms(found: Found, subject: Subject, parts: Parts) -> None:
         for place, norm in stack.stream.norms.items():
             scope = place if place.startswith(name) else f"{name}.{place}"
             parts_ = [subject.values[each] for each in norm.names]
-            if kind != "rms" and len(parts_) == 1:
+            if kind != "rms" and found.fields["norm_bias"] and len(parts_) == 1:
                 parts_.append(np.zeros_like(parts_[0]))
             for leaf, value in zip(NORM_PARTS, parts_, strict=False):
                 found.parameters[f"{scope}.{leaf}"] = value

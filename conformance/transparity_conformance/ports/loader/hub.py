@@ -113,4 +113,5 @@ def called(model: Any, config: TransformerConfig, framework: str | None = None) 
         with without_gradients():
             return model(*map(array, args), **{name: array(value) for name, value in named.items()})
 
+    forward.__signature__ = takes  # type: ignore[attr-defined] # messages show what the model takes
     return forward

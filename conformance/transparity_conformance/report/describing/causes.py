@@ -1,0 +1,56 @@
+"""What each cause means to whoever has it; the texts are in causes.toml."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+from transparity.errors import TransparityError
+from transparity.text import shown
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """A cause in words."""
+
+    right: str
+    """What the reference does."""
+    look: str
+    """Where the mistake is made, and how to mend it."""
+    hidden: str = ""
+    """When it does not show."""
+    seen: tuple[str, ...] = ()
+    """Threads about it in real ports: owner/name#number."""
+
+    def links(self) -> list[str]:
+        return [f"https://github.com/{thread.replace('#', '/issues/')}" for thread in self.seen]
+
+
+@functools.cache
+def meanings() -> Mapping[str, Meaning]:
+    """Every id that `causes[].mistake` may have."""
+    text = files(__package__).joinpath("causes.toml").read_text(encoding="utf-8")
+    return {name: _meaning(**entry) for name, entry in sorted(tomllib.loads(text).items())}
+
+
+def _meaning(seen: Any = (), **texts: str) -> Meaning:
+    return Meaning(seen=tuple(seen), **texts)
+
+
+def meaning(name: str) -> Meaning:
+    """What one cause means.
+
+    Raises:
+        TransparityError: there is no such cause.
+    """
+    known = meanings()
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "`transparity explain` lists them all."
+        raise TransparityError(f"There is no cause {shown(name)}; {hint}")
+    return known[name]

@@ -1,0 +1,32 @@
+"""Right loaders with changes in their text, and audits of loaders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from transparity_conformance.checkpoints.examples import example_config
+from transparity_conformance.diagnosis.judge import silent
+from transparity_conformance.ports.audit.audit import audited
+from transparity_conformance.ports.audit.audited import Loader
+from transparity_conformance.ports.loader.hub import HubBuild
+from transparity_conformance.ports.loading import load_port
+from transparity_conformance.report.audit.result import Audit
+
+LOADERS = Path(__file__).parents[2] / "conformance" / "meta" / "audits" / "loaders"
+
+
+def changed(right: str, wrong: str, folder: Path, loader: str = "llama_module") -> Callable[..., Any]:
+    """A right loader with a change in its text."""
+    text = (LOADERS / f"{loader}.py").read_text(encoding="utf-8")
+    assert text.count(right) == 1
+    file = folder / f"{loader}.py"
+    file.write_text(text.replace(right, wrong), encoding="utf-8")
+    return load_port(f"{file}:load")
+
+
+def audit_of(load: Callable[..., Any], family: str, folder: Path, *, with_fields: bool) -> Audit:
+    """The audit alone."""
+    loader = Loader(HubBuild(load, family, str(folder)))
+    return audited(loader, example_config(family), "float32", silent, with_fields=with_fields)

@@ -99,7 +99,7 @@ def cause_page(name: str, meaning: Meaning, says: list[str], taps: set[str]) -> 
     """Return the page of one cause."""
     parts = [f"# `{name}`", f"**Right:** {meaning.right}", f"**Where to look:** {meaning.look}"]
     if meaning.hidden:
-        parts.append(f"**It does not show with:** {meaning.hidden}.")
+        parts.append(f"**It does not show with:** {meaning.hidden.rstrip('.')}.")
     if taps:
         parts.append("**At:** " + ", ".join(f"`{tap}`" for tap in sorted(taps)))
     if says:

@@ -251,7 +251,7 @@ def explain(
         print_line(f"{cause}: {found.right}")
         print_line(found.look)
         if found.hidden:
-            print_line(f"It does not show with: {found.hidden}.")
+            print_line(f"It does not show with: {found.hidden.rstrip('.')}.")
         for link in found.links():
             print_line(f"seen: {link}")
 

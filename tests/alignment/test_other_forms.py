@@ -10,7 +10,7 @@ import pytest
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.oracle.probes import Probe, probes_of
 from transparity_conformance.ports.alignment.heard import aligned_probe
-from transparity_conformance.ports.alignment.source import caller
+from transparity_conformance.ports.alignment.lines.source import caller
 from transparity_conformance.ports.alignment.values.layout import layouts
 from transparity_conformance.ports.alignment.values.loops import without_loops
 from transparity_conformance.ports.alignment.values.masked import unmasked

@@ -133,3 +133,24 @@ def test_a_fault_has_its_line_and_its_cause(planted: Planted, tmp_path: Path) ->
     assert first.source is not None
     lines = wrong.read_text(encoding="utf-8").splitlines()
     assert planted.line in lines[first.source["line"] - 1]
+
+
+def test_two_causes_at_one_tap_have_each_its_own_line(tmp_path: Path) -> None:
+    text = (FOLDER / "scratch_qwen.py").read_text(encoding="utf-8")
+    for right, wrong in (
+        (
+            "keys = keys.repeat_interleave(self.heads // self.groups, dim=1)",
+            "keys = keys.repeat(1, self.heads // self.groups, 1, 1)",
+        ),
+        ("self.head_dim**0.5", "x.shape[-1] ** 0.5"),
+    ):
+        assert text.count(right) == 1
+        text = text.replace(right, wrong)
+    file = tmp_path / "scratch_qwen.py"
+    file.write_text(text, encoding="utf-8")
+    first = checked("scratch_qwen", file).faults[0]
+    codes = {cause.mistake: cause.source["code"] for cause in first.causes if cause.source is not None}
+    assert codes.keys() == {"attention-scale", "head-grouping"}
+    assert codes["attention-scale"].startswith("weights = torch.softmax(scores")
+    assert codes["head-grouping"].startswith("keys = keys.repeat(")
+    assert "keys are assigned" in " ".join(cause.says for cause in first.causes)

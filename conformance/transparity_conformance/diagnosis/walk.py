@@ -73,7 +73,7 @@ def walk(
     """
     right = neighbour(probe.parameters, index)
     recorded = neighbour(dict(recorded), index) if index else recorded
-    model = _apply(hypotheses, probe.config, right)
+    model = applied(hypotheses, probe.config, right)
     start = _start(model.config, recorded, until, base, model.touched, model.downstream)
     exact = probe.exact if dtype == "float64" and index == 0 and probe.keeps_exact else {}
     parameters = {name: value for name, value in exact.items() if model.parameters[name] is right[name]}
@@ -93,7 +93,7 @@ def walk(
 
 
 @dataclass
-class _Model:
+class Model:
     """The model with faults in its configuration and parameters, and where faults act."""
 
     config: TransformerConfig
@@ -104,8 +104,9 @@ class _Model:
     """Taps behind which a fault changes the flow."""
 
 
-def _apply(hypotheses: Sequence[Hypothesis], config: TransformerConfig, right: Arrays) -> _Model:
-    model = _Model(config, right)
+def applied(hypotheses: Sequence[Hypothesis], config: TransformerConfig, right: Arrays) -> Model:
+    """The model with the faults of its configuration and of its parameters, which were `right`."""
+    model = Model(config, right)
     for hypothesis in hypotheses:
         fault = hypothesis.fault
         if fault.fields:
@@ -135,12 +136,7 @@ def _walking(
     """Make the tap that patches values, keeps them in `computed` and continues with the `recorded` ones."""
 
     def tap(name: str, value: np.ndarray) -> np.ndarray:
-        made = [hypothesis.fault for hypothesis in hypotheses if name in hypothesis.patched]
-        for formula, settings in _formulas(made).items():
-            value = _patched(partial(formula, settings), state, name, value)
-        for fault in made:
-            value = _patched(fault.patch, state, name, value) if fault.patch else value
-        computed[name] = rounded(value, dtype)
+        computed[name] = rounded(made_with(hypotheses, state, name, value), dtype)
         if name == until:
             raise Reached
         flow = rounded(recorded[name], dtype) if name in recorded else computed[name]
@@ -152,6 +148,16 @@ def _walking(
         return flow
 
     return tap
+
+
+def made_with(hypotheses: Sequence[Hypothesis], state: WalkState, name: str, value: np.ndarray) -> np.ndarray:
+    """The value at a tap with the faults that change it there, from the right one."""
+    made = [hypothesis.fault for hypothesis in hypotheses if name in hypothesis.patched]
+    for formula, settings in _formulas(made).items():
+        value = _patched(partial(formula, settings), state, name, value)
+    for fault in made:
+        value = _patched(fault.patch, state, name, value) if fault.patch else value
+    return value
 
 
 def _formulas(faults: Sequence[Fault]) -> dict[Formula, dict[str, Any]]:

@@ -27,16 +27,9 @@ from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, probes_left_out, probes_of, probes_with
 from transparity_conformance.oracle.probes import probes as probes_of_preset
 from transparity_conformance.oracle.reach.models import reach_of, reach_of_preset
-from transparity_conformance.ports.alignment.heard import (
-    NOT_ASKED,
-    Heard,
-    hear,
-    row_of,
-    with_first_line,
-    with_lines,
-    wrong_logits,
-)
-from transparity_conformance.ports.alignment.unsteady import with_unsteady_line
+from transparity_conformance.ports.alignment.heard import NOT_ASKED, Heard, hear, row_of, wrong_logits
+from transparity_conformance.ports.alignment.lines.reported import with_first_line, with_lines
+from transparity_conformance.ports.alignment.lines.unsteady import with_unsteady_line
 from transparity_conformance.ports.audit.audit import with_audit
 from transparity_conformance.ports.audit.audited import audited_of
 from transparity_conformance.ports.forms.reading import in_form

@@ -63,6 +63,8 @@ class Cause:
     """The share of the disagreement that disappears: 1 is all of it."""
     at: str = ""
     """The first tap at which the fault was put into the reference, if it is not that of the divergence."""
+    source: Mapping[str, Any] | None = None
+    """Its own line of the port, where several causes act together: `file`, `line` and `code`."""
 
 
 @dataclass(frozen=True)

@@ -186,7 +186,8 @@ def _capped_behind_mask(state: WalkState, site: str, value: Value) -> Value:
 def _grouping_faults(tap: str) -> Iterator[Fault]:
     description = "are assigned to the heads in turn (0, 1, 0, 1) instead of to consecutive heads (0, 0, 1, 1)"
     alone = "keys" if tap == "scores" else "values"
-    for variant, which in (("tiled", "keys and values"), (f"{alone} tiled", alone)):
+    # at one tap both are the same; the first is what is said of it
+    for variant, which in ((f"{alone} tiled", alone), ("tiled", "keys and values")):
         yield Fault("head-grouping", variant, f"{which} {description}", formula=attended, settings={"tiled": True})
 
 

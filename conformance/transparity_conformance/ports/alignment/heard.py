@@ -14,23 +14,18 @@ import numpy as np
 from transparity.limits.memory import available_memory, in_bytes
 from transparity.taps import tap_shapes
 from transparity_conformance.capabilities.stranger import PortError, PortProcessError
-from transparity_conformance.diagnosis.explain import tap_kind
-from transparity_conformance.diagnosis.faults import faults_at
 from transparity_conformance.diagnosis.faults.wholly_hidden import judged_gap
 from transparity_conformance.diagnosis.judge import Actual, Progress
 from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.diagnosis.walk import walk
-from transparity_conformance.oracle.budgets import epsilon
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, mixed_inputs
 from transparity_conformance.ports.alignment.plan import Plan, plan_of, read
-from transparity_conformance.ports.alignment.source import caller, operation_of
-from transparity_conformance.ports.alignment.values.candidates import HALF_OF_THE_DIGITS
 from transparity_conformance.ports.alignment.values.loops import without_loops
 from transparity_conformance.ports.listening.operation import Operation
 from transparity_conformance.ports.process.running import run_listening
 from transparity_conformance.report.comparison import share
-from transparity_conformance.report.report import Divergence, Report
+from transparity_conformance.report.report import Divergence
 
 Forwards = Mapping[int, Callable[..., Any]]
 """The built port, by the identity of the parameters."""
@@ -203,47 +198,3 @@ def _found(plan: Plan, probe: Probe) -> str:
     named = f"; not {', '.join(absent[:3])}{', …' if absent[3:] else ''}" if absent else ""
     found = len(taps) - len(absent)
     return f"the port was listened to: {found} of {len(taps)} taps were found by value among its operations{named}"
-
-
-def with_lines(report: Report, heard: Heard, probes: Mapping[str, Probe]) -> Report:
-    """Add the line of the port to every divergence whose operation was heard, and the notes on listening."""
-    faults = tuple(_with_line(fault, report, heard, probes) for fault in report.faults)
-    return dataclasses.replace(report, faults=faults, notes=(*report.notes, *heard.notes))
-
-
-def with_first_line(report: Report, heard: Heard, probes: Mapping[str, Probe]) -> Report:
-    """Add the line to the first divergence alone, which is quick."""
-    faults = tuple(_with_line(fault, report, heard, probes) for fault in report.faults[:1])
-    return dataclasses.replace(report, faults=(*faults, *report.faults[1:]))
-
-
-def _with_line(fault: Divergence, report: Report, heard: Heard, probes: Mapping[str, Probe]) -> Divergence:
-    call = heard.calls.get(fault.probe)
-    if call is None or fault.where not in call.numbers:
-        return fault
-    site = fault.causes[0].at if fault.causes and fault.where == "logits" else ""
-    if site in call.numbers:  # found in the logits alone: the operation that computes the tap of the fault
-        source = call.operations[call.numbers[site]].source
-    else:
-        segment = (fault.where, fault.error, fault.budget)
-        index = operation_of(probes[fault.probe], call.operations, call.taps, call.numbers, *segment)
-        source = call.operations[index].source
-        if source is not None and _is_gross(fault, call.taps, report.dtype):
-            right = _right_alike(fault, report, probes[fault.probe], call.numbers)
-            source = caller(call.operations[index].stack, call.operations, call.numbers, right)
-    return fault if source is None else dataclasses.replace(fault, source=dataclasses.asdict(source))
-
-
-def _right_alike(fault: Divergence, report: Report, probe: Probe, numbers: Mapping[str, int]) -> list[str]:
-    """The right taps of the same kind at which the first cause could act, too; without a cause, all of that kind."""
-    wrong = {numbers[each.where] for each in report.faults if each.where in numbers}
-    alike = [tap for tap in numbers if tap_kind(tap) == tap_kind(fault.where)]
-    right = [tap for tap in alike if numbers[tap] not in wrong]
-    ids = {fault.causes[0].mistake} if fault.causes else set()
-    return [tap for tap in right if not ids or ids & {each.id for each in faults_at(probe.config, tap)}]
-
-
-def _is_gross(fault: Divergence, taps: Arrays, dtype: str) -> bool:
-    """Return whether an error is so large that the same line, were it wrong, would show it in every tap."""
-    largest = float(np.abs(np.nan_to_num(taps[fault.where])).max(initial=0.0))
-    return fault.error > epsilon(dtype) ** HALF_OF_THE_DIGITS * largest

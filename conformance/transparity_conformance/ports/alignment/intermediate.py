@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from transparity_conformance.diagnosis.walk import Reached
+from transparity_conformance.diagnosis.fault import Hypothesis, WalkState
+from transparity_conformance.diagnosis.walk import Reached, applied, made_with
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
 from transparity_numpy.embeddings import sinusoidal_positions
@@ -55,27 +57,33 @@ def _plain(value: Any) -> Any:
     return value.view(np.ndarray) if isinstance(value, Recorded) else value
 
 
-def intermediates(probe: Probe, given: Arrays, until: str) -> list[np.ndarray]:
+def intermediates(probe: Probe, given: Arrays, until: str, hypotheses: Sequence[Hypothesis] = ()) -> list[np.ndarray]:
     """The parameters, of embeddings the rows that are looked up, and what the reference computes up to the tap `until`
     from the port's values at its taps.
 
     Args:
         given: the port's values by tap.
+        hypotheses: faults that are put into the reference; what it computes without them is there, too.
     """
     values = [value for name, value in probe.exact.items() if not name.endswith("embedding.weight")]
 
     def tap(name: str, value: np.ndarray) -> np.ndarray:
         values.append(_plain(value))
+        if hypotheses:
+            values.append(_plain(made_with(hypotheses, state, name, value)))
         if name == until:
             raise Reached
         values.append(np.asarray(given.get(name, _plain(value)), np.float64))
-        return _recorded(values[-1], values)
+        state.taps[name] = _recorded(values[-1], values)
+        return state.taps[name]
 
-    parameters = {name: _recorded(value, values) for name, value in probe.exact.items()}
+    model = applied(hypotheses, probe.config, dict(probe.exact))
+    parameters: Arrays = {name: _recorded(value, values) for name, value in model.parameters.items()}
+    state = WalkState(model.config, parameters, probe.inputs)
     tokens: dict[str, Any] = dict(probe.inputs)
     try:
         with np.errstate(all="ignore"):
-            transformer(probe.config, parameters, tap=tap, **tokens)
+            transformer(model.config, parameters, tap=tap, **tokens)
     except Reached:
         pass
     found = list(values)

@@ -144,10 +144,17 @@ def _finding_sentence(finding: Finding) -> str:
     line = "".join(f"{line.place} `{line.code}`, " for line in finding.lines[:1])
     if not finding.causes:
         return f"{line}{finding.place}: {_unexplained(finding.worst)}"
-    text = f"{line}{finding.place}: {'; and '.join(cause.says for cause in finding.causes)}"
+    if all(cause.source for cause in finding.causes):
+        text = f"{finding.place}: {'; and '.join(map(_with_its_line, finding.causes))}"
+    else:
+        text = f"{line}{finding.place}: {'; and '.join(cause.says for cause in finding.causes)}"
     if finding.explained >= PRACTICALLY_ALL:
         return f"{text}; {finding.remedy}" if finding.residual else text
     return text + (f"; that is {finding.explained:.0%} of it, something else remains" if finding.explained > 0 else "")
+
+
+def _with_its_line(cause: Cause) -> str:
+    return "".join(f"{line.place} `{line.code}`, " for line in lines_of([cause])) + cause.says
 
 
 def _unexplained(fault: Divergence) -> str:
@@ -225,4 +232,5 @@ def _tie(fault: Divergence) -> str:
         return ""
     also = ", ".join(fault.indistinguishable)
     splits = f"the probe {fault.split_by} would tell" if fault.split_by else "no probe tells them apart"
-    return f"It is as well explained by {also}; {splits}."
+    named = " with ".join(dict.fromkeys(cause.mistake for cause in fault.causes))
+    return f"{named} is as well explained by {also}; {splits}."

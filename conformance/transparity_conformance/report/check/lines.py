@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import PurePath
 from typing import NamedTuple
 
-from transparity_conformance.report.report import Divergence
+from transparity_conformance.report.report import Cause, Divergence
 from transparity_conformance.report.text import safe
 
 AROUND = 3
@@ -37,7 +37,7 @@ class PortLine(NamedTuple):
         return [(first + i, " " * indents[i] + safe(text.strip())) for i, text in enumerate(shown)]
 
 
-def lines_of(faults: Iterable[Divergence]) -> tuple[PortLine, ...]:
-    """The lines of several divergences, each once, in order."""
+def lines_of(faults: Iterable[Divergence | Cause]) -> tuple[PortLine, ...]:
+    """The lines of several divergences or causes, each once, in order."""
     known = (fault.source for fault in faults if fault.source is not None)
     return tuple(dict.fromkeys(PortLine(source["file"], source["line"], source["code"]) for source in known))

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from transparity_conformance.report.check.findings import Finding, immeasurable, layer_pattern, spread
+from transparity_conformance.report.check.lines import lines_of
 from transparity_conformance.report.check.view import CheckView, check_view
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.formatting import format_share, height
@@ -88,7 +89,9 @@ def _findings(view: CheckView) -> Table:
 
 
 def _lines(finding: Finding) -> list[Text]:
-    """The lines of the port, as far as they are known."""
+    """The lines of the port, as far as they are known; none if each cause has its own."""
+    if finding.causes and all(cause.source for cause in finding.causes):
+        return []
     return [Text.assemble((line.place, "bold"), f" {line.code}") for line in finding.lines[:MOST_PLACES]]
 
 
@@ -101,7 +104,10 @@ def _places(finding: Finding) -> Text:
 def _cause(view: CheckView, finding: Finding) -> RenderableType:
     if not finding.causes:
         return Group(Text("unexplained", style="bold"), *_impact(finding), *_profile(view, finding))
-    lines = [Text.assemble((f"{cause.mistake}: ", "bold"), cause.says) for cause in finding.causes]
+    lines = []
+    for cause in finding.causes:
+        lines += [Text.assemble((line.place, "bold"), f" {line.code}") for line in lines_of([cause])]
+        lines.append(Text.assemble((f"{cause.mistake}: ", "bold"), cause.says))
     if residual := finding.residual:
         lines.append(Text(f"leaves {residual}", style="dim"))
     return Group(*lines, *_impact(finding))

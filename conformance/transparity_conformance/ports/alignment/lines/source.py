@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from transparity.config import EXACT_MASK_BELOW
+from transparity_conformance.diagnosis.fault import Hypothesis
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.ports.alignment.intermediate import intermediates, tables
@@ -24,6 +26,7 @@ def operation_of(
     where: str,
     error: float,
     budget: float,
+    besides: Sequence[Hypothesis] = (),
 ) -> int:
     """Find the first operation that leads to the wrong tap `where` and to nothing right; the tap's own without a line.
 
@@ -34,6 +37,7 @@ def operation_of(
         taps: its activations.
         numbers: the operation that computed each of them.
         error, budget: of the segment; a number is wrong if it is further off than rounding, next to the error.
+        besides: other faults of the segment, whose numbers are not looked for.
     """
     end = numbers[where]
     # Scores that are masked already are right where they are seen alone: the mask in them is not known to be.
@@ -41,12 +45,20 @@ def operation_of(
     given = {tap: value for tap, value in taps.items() if tap != where and tap not in masked}
     everything = intermediates(probe, given, [*probe.oracle.expected][-1])
     masks = [_hides(each) for each in everything if _hides(each).any()]
-    right = _Right(intermediates(probe, given, where), tables(probe), masks, probe.config.num_heads)
+    known_tables = [table for each in (probe, *_probes_with(probe, besides)) for table in tables(each)]
+    right = _Right(intermediates(probe, given, where, besides), known_tables, masks, probe.config.num_heads)
     largest = float(np.abs(taps[where][np.isfinite(taps[where])]).max(initial=0.0)) or 1.0
     tolerance = math.sqrt(budget * min(largest, error if np.isfinite(error) else largest)) / largest
     known = {index for tap, index in numbers.items() if tap not in masked}
     first = min(_wrong(operations, end, known, right, tolerance), default=end)
     return first if operations[first].stack else end
+
+
+def _probes_with(probe: Probe, faults: Sequence[Hypothesis]) -> Iterator[Probe]:
+    """The probe with the configuration of each fault that changes one."""
+    for each in faults:
+        if each.fault.fields:
+            yield dataclasses.replace(probe, config=dataclasses.replace(probe.config, **each.fault.fields))
 
 
 def _wrong(

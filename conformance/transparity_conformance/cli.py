@@ -156,6 +156,15 @@ AuditChoice = Annotated[
         show_default=False,
     ),
 ]
+ByLayer = Annotated[
+    bool,
+    typer.Option(
+        "--by-layer",
+        help="With --checkpoint and a PORT that is load(folder): each layer, and the embedding with the head, as a "
+        "model of its own, so that memory is that of one layer.",
+    ),
+]
+Layers = Annotated[str | None, typer.Option("--layers", metavar="0,7,31", help="As --by-layer, of these layers alone.")]
 HeadChoice = Annotated[
     Head | None,
     typer.Option("--head", help="Output of an encoder-only checkpoint; default: pooled, if it has a pooler."),
@@ -272,6 +281,8 @@ def check(
     budget: Budget = BUDGET,
     audit: AuditChoice = None,
     adapter: AdapterFile = None,
+    by_layer: ByLayer = False,
+    layers: Layers = None,
     json_file: JsonFile = None,
     html_file: HtmlFile = None,
     **sections: bool,
@@ -279,24 +290,36 @@ def check(
     """Check a port: at the probe size of every preset, or of those that are named."""
     with _for_people(json_file, html_file), _one_sentence():
         from transparity_conformance.ports.artefacts.checking import checkpoint_of
-        from transparity_conformance.ports.checking import check_all, check_goes_together, checker, chosen_systems
+        from transparity_conformance.ports.checking import (
+            check_all,
+            check_goes_together,
+            checker,
+            chosen_layers,
+            chosen_systems,
+        )
         from transparity_conformance.report.files import check_writable
         from transparity_conformance.report.terminal import progress_bar
 
         checkpoint = checkpoint_of(port, checkpoint, preset, config, family)
-        check_goes_together(preset or [], config, checkpoint, family or [], command, head, adapter)
+        is_by_layer = by_layer or layers is not None
+        check_goes_together(
+            preset or [], config, checkpoint, family or [], command, head, adapter, by_layer=is_by_layer
+        )
         asked = [name for name in sections if sections[name]]
         options: dict[str, Any] = {"dtype": dtype, "timeout": timeout, "budget": budget, "sections": asked}
         options |= {"located": _tell, "audit": audit, "adapter": adapter}
         run = checker(port, command, logits_only=not taps, **options)
         check_writable(json_file, html_file)
-        imported = None if checkpoint is None else _imported(checkpoint, head)
-        chosen = list(chosen_systems(run, preset or [], config, family or [], imported))
-    with _for_people(json_file, html_file):
+        if is_by_layer and checkpoint is not None:
+            chosen = chosen_layers(run, checkpoint, head, layers)
+        else:
+            imported = None if checkpoint is None else _imported(checkpoint, head)
+            chosen = iter(list(chosen_systems(run, preset or [], config, family or [], imported)))
         announced = _announced(chosen, port or command or "", dtype)
         reports, errors = check_all(run, announced, progress_bar, _show)
+    tried = len(reports) + sum(map(len, errors.values()))
     for message, names in errors.items():
-        _complain(message if len(names) == len(chosen) else f"{', '.join(names)}: {message}")
+        _complain(message if len(names) == tried else f"{', '.join(names)}: {message}")
     _finish(reports, json_file, html_file, failed=bool(errors))
 
 
@@ -589,7 +612,7 @@ def _complain(sentence: str) -> None:
         typer.echo(sentence.encode("utf-8", "backslashreplace").decode(), err=True)
 
 
-def _announced(systems: Sequence[System], port: str, dtype: str) -> Iterator[System]:
+def _announced(systems: Iterator[System], port: str, dtype: str) -> Iterator[System]:
     """Yield every system, and print at once what is checked: the answer may take a while."""
     from transparity_conformance.report.terminal import print_line
 

@@ -142,9 +142,10 @@ MOST_LAYERS = 10_000
 
 def layers(fields: Fields, name: str = "num_hidden_layers") -> int:
     """The number of layers."""
-    if (count := whole(fields, name)) > MOST_LAYERS:
-        raise wrong(name, count, f"at most {MOST_LAYERS}")
-    return count
+    count = fields[name]
+    if not is_whole(count, 0) or count > MOST_LAYERS:
+        raise wrong(name, count, f"a whole number, at most {MOST_LAYERS}")
+    return int(count)
 
 
 def number(fields: Fields, name: str) -> float:

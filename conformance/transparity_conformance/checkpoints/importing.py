@@ -68,6 +68,44 @@ def import_checkpoint(folder: str | Path, head: str | None = None) -> Checkpoint
 
     Raises `TransparityError` if a file is missing or cannot be read, or if no configuration describes the model.
     """
+    opened = open_checkpoint(folder, head)
+    config, shapes = opened.config, parameter_shapes(opened.config)
+    parameters, used = opened.read(shapes)
+    try:
+        check_parameters(config, parameters)
+    except ParameterError as error:
+        raise CheckpointError(f"{folder} cannot be imported: {error}") from None
+    remarks = _remarks(opened.family, opened.given, config, opened.where, used)
+    return Checkpoint(opened.model_type, config, parameters, remarks)
+
+
+@dataclass(frozen=True, eq=False)
+class Opened:
+    """A checkpoint of which the configuration is read, and parameters can be."""
+
+    folder: Path
+    family: Family
+    given: Fields
+    """The fields of config.json."""
+    config: TransformerConfig
+    where: Mapping[str, Path]
+    """The file of each tensor."""
+
+    @property
+    def model_type(self) -> str:
+        """The family's name."""
+        return str(self.given["model_type"])
+
+    def read(self, names: Collection[str]) -> tuple[dict[str, np.ndarray], set[str]]:
+        """Read the parameters `names`; return them, and the names of the tensors that they come from.
+
+        Raises `CheckpointError` for a tensor that is missing, of another shape or dtype, or unlike its copy.
+        """
+        return _parameters(self, names)
+
+
+def open_checkpoint(folder: str | Path, head: str | None = None) -> Opened:
+    """Read the configuration of a checkpoint, and where its tensors are; arguments and errors as of importing it."""
     folder = Path(folder)
     given = read_fields(folder)
     family = family_of(folder, given)
@@ -76,8 +114,7 @@ def import_checkpoint(folder: str | Path, head: str | None = None) -> Checkpoint
         config = configuration(family, given, {without_prefix(name, family.prefixes) for name in where}, head)
     except (CheckpointError, ConfigError) as error:
         raise CheckpointError(f"{folder / CONFIG} cannot be imported: {error}") from None
-    parameters, used = _parameters(folder, family, config, where)
-    return Checkpoint(given["model_type"], config, parameters, _remarks(family, given, config, where, used))
+    return Opened(folder, family, given, config, where)
 
 
 def save_checkpoint(checkpoint: Checkpoint, folder: str | Path) -> None:
@@ -148,12 +185,11 @@ def _first(token: Any) -> Any:
     return token[0] if isinstance(token, list) and token else token
 
 
-def _parameters(
-    folder: Path, family: Family, config: TransformerConfig, where: Mapping[str, Path]
-) -> tuple[dict[str, np.ndarray], set[str]]:
-    """The parameters in their order, and the names of the tensors that they come from."""
-    shapes = parameter_shapes(config)
-    parts = parts_in(family, config, where, shapes)
+def _parameters(opened: Opened, names: Collection[str]) -> tuple[dict[str, np.ndarray], set[str]]:
+    """The parameters `names` in their order, and the names of the tensors that they come from."""
+    folder, family, where = opened.folder, opened.family, opened.where
+    shapes = {name: shape for name, shape in parameter_shapes(opened.config).items() if name in names}
+    parts = parts_in(family, opened.config, where, shapes)
     sources = {ours: name for name, found in reversed(parts.items()) for ours, _ in found}
     for ours, shape in shapes.items():
         if ours not in sources:
@@ -172,12 +208,7 @@ def _parameters(
                     f"by {CONFIG} both are {ours}: correct the field that ties them, or the file."
                 )
             parameters.setdefault(ours, value)
-    parameters = {name: parameters[name] for name in shapes}
-    try:
-        check_parameters(config, parameters)
-    except ParameterError as error:
-        raise CheckpointError(f"{folder} cannot be imported: {error}") from None
-    return parameters, set(parts)
+    return {name: parameters[name] for name in shapes}, set(parts)
 
 
 def parameters_from(

@@ -23,7 +23,13 @@ from transparity_conformance.ports.loader.hub import required_arguments
 from transparity_conformance.ports.loading import UsageError
 from transparity_conformance.ports.process.isolation import checked_timeout, isolated_build
 from transparity_conformance.ports.runtimes.runtime import runtime_of
-from transparity_conformance.ports.systems import System, checkpoint_systems, family_systems, systems
+from transparity_conformance.ports.systems import (
+    System,
+    checkpoint_systems,
+    family_systems,
+    layer_systems,
+    systems,
+)
 from transparity_conformance.report.report import Interrupted, Report
 from transparity_conformance.report.text import reason, safe
 
@@ -121,11 +127,11 @@ class PortCheck:
                 "--checkpoint FOLDER; a build takes (config, parameters)."
             )
 
-    def must_be_loader(self) -> None:
-        """Raise `UsageError` for a port that is no loader."""
+    def must_be_loader(self, option: str) -> None:
+        """Raise `UsageError` for a port that is no loader, which `option` needs."""
         if not self.is_loader():
             raise UsageError(
-                f"--family was given {safe(self.spec)}, which takes no folder alone; expected load(folder): check a "
+                f"{option} was given {safe(self.spec)}, which takes no folder alone; expected load(folder): check a "
                 "build(config, parameters) by --preset, --config or --checkpoint."
             )
 
@@ -138,8 +144,15 @@ def check_goes_together(
     command: str | None,
     head: str | None,
     adapter: Path | None = None,
+    *,
+    by_layer: bool = False,
 ) -> None:
     """Raise `UsageError` for options of a command that exclude each other."""
+    if by_layer and (checkpoint is None or adapter is not None):
+        raise UsageError(
+            "--by-layer and --layers write each layer of a checkpoint as a model of its own for the port's loader; "
+            "give --checkpoint FOLDER and a PORT that is load(folder)."
+        )
     besides = bool(names) or config is not None or command is not None
     if checkpoint is not None and (besides or families):
         raise UsageError("--checkpoint goes with a PORT alone; leave out --preset, --config, --family and --command.")
@@ -165,13 +178,21 @@ def chosen_systems(
     elif families:
         is_adapted = isinstance(check, PortCheck) and check.has_adapter
         if isinstance(check, PortCheck) and not is_adapted:
-            check.must_be_loader()
+            check.must_be_loader("--family")
         for system in family_systems(families):
             yield dataclasses.replace(system, model_type=None) if is_adapted else system
     else:
         if isinstance(check, PortCheck):
             check.must_be_no_loader()
         yield from systems(names, config)
+
+
+def chosen_layers(check: Check, folder: Path, head: str | None, layers: str | None) -> Iterator[System]:
+    """The parts of a checkpoint, one at a time; raises `UsageError` for a port that is no loader."""
+    if not isinstance(check, PortCheck):
+        raise UsageError("--by-layer is for a PORT that is load(folder); an artefact has its own weights, all at once.")
+    check.must_be_loader("--by-layer")
+    yield from layer_systems(folder, head, layers)
 
 
 def one_sentence(error: BaseException) -> str:

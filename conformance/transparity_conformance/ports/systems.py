@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from transparity.config import TransformerConfig
+from transparity.errors import shown
 from transparity.limits.files import is_file, is_folder
 from transparity.presets import PRESETS, preset
 from transparity_conformance.checkpoints.examples import example_config
-from transparity_conformance.checkpoints.importing import Checkpoint
+from transparity_conformance.checkpoints.importing import Checkpoint, open_checkpoint
+from transparity_conformance.checkpoints.layers import pieces
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.reach.models import small_system
 from transparity_conformance.ports.fitting.templates import templates
@@ -51,6 +53,31 @@ def checkpoint_systems(checkpoint: Checkpoint, *, for_loader: bool) -> Iterator[
     yield System(name, config, checkpoint.parameters, name if for_loader else None)
     if for_loader:
         yield System(f"{name} at probe size", small_system(config), model_type=name)
+
+
+def layer_systems(folder: Path, head: str | None, layers: str | None) -> Iterator[System]:
+    """The parts of a checkpoint, each as a model of its own with its own weights, and its small model with drawn ones.
+
+    Args:
+        folder: the checkpoint, which is read part by part.
+        head: the output of an encoder; without it, hidden states, of which all are seen.
+        layers: numbers with commas between, from 0; None: all layers.
+
+    Raises `UsageError` for layers that are no numbers, and `CheckpointError` for those that it does not have.
+    """
+    opened = open_checkpoint(folder, head)
+    if head is None and opened.config.architecture == "encoder":
+        opened = open_checkpoint(folder, "hidden")
+    for piece in pieces(opened, None if layers is None else _numbers(layers)):
+        yield System(f"{opened.model_type}, {piece.name}", piece.config, piece.parameters, opened.model_type)
+    yield System(f"{opened.model_type} at probe size", small_system(opened.config), model_type=opened.model_type)
+
+
+def _numbers(text: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() for part in parts):
+        raise UsageError(f"--layers is {shown(text)}; expected numbers with commas between, from 0: 0,7,31.")
+    return [int(part) for part in parts]
 
 
 def named_config(name: str, *, resized: bool) -> TransformerConfig:

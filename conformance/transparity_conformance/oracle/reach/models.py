@@ -238,7 +238,8 @@ def small_system(config: TransformerConfig, **sizes: Any) -> TransformerConfig:
             vocabularies[name] = min(size, max([PROBE_SIZES[name], *special]))
     if config.shared_embedding:
         vocabularies["source_vocab_size"] = vocabularies["target_vocab_size"]
-    return config.resized(**(vocabularies | sizes))
+    without = {name: 0 for name in ("num_encoder_layers", "num_decoder_layers") if getattr(config, name) == 0}
+    return config.resized(**(vocabularies | without | sizes))
 
 
 def narrow(config: TransformerConfig, longest: int) -> TransformerConfig:

@@ -1,0 +1,167 @@
+"""A checkpoint one layer at a time: models of one layer, whose tokens are the activations in front of it.
+
+The embedding table of such a model holds the reference's activations, so that token t is one of them, and its head is
+the identity where it has a weight of its own. Any loader of the family reads it, and memory is that of one layer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity.parameters import parameter_shapes
+from transparity.taps import recording
+from transparity_conformance.checkpoints.importing import Opened
+from transparity_conformance.checkpoints.reading import CheckpointError
+from transparity_numpy.transformer import transformer
+
+Arrays = dict[str, np.ndarray]
+
+ROWS, LENGTH = 4, 64
+"""The tokens that activations are computed from: rows, and positions in each."""
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """A part of a checkpoint as a model of its own."""
+
+    name: str
+    config: TransformerConfig
+    parameters: Arrays
+
+
+def pieces(opened: Opened, layers: Collection[int] | None = None) -> Iterator[Piece]:
+    """Yield the embedding with the head, in blocks of the vocabulary that are as large as a layer, and then each layer.
+
+    Args:
+        opened: a checkpoint of one stack: an encoder, with hidden states as its output, or a decoder.
+        layers: the layers, from 0; None: all of them.
+
+    Raises `CheckpointError` for an encoder-decoder, and for layers that it does not have.
+    """
+    config = opened.config
+    if config.architecture == "encoder-decoder":
+        raise CheckpointError(f"{opened.folder} is an encoder-decoder; expected one stack: check it as a whole.")
+    count = config.stack_num_layers(_stack(config))
+    wanted = range(count) if layers is None else sorted(set(layers))
+    if missing := [layer for layer in wanted if layer not in range(count)]:
+        raise CheckpointError(f"{opened.folder} has no layer {missing[0]}; its layers are 0 to {count - 1}.")
+    yield from _ends(opened)
+    front = _embedded(opened)
+    for layer in range(max(wanted, default=-1) + 1):
+        piece = _layer(opened, layer, front)
+        if layer in wanted:
+            yield piece
+        front = _behind(piece, front)
+
+
+def _stack(config: TransformerConfig) -> str:
+    (stack,) = config.stacks
+    return stack
+
+
+def _of(config: TransformerConfig, layers: int, vocabulary: int, **fields: object) -> TransformerConfig:
+    """The configuration with other numbers of layers and tokens; special tokens that it does not have are None."""
+    stack = _stack(config)
+    side = "source" if stack == "encoder" else "target"
+    special = {name: getattr(config, name) for name in ("pad_id", "bos_id", "eos_id")}
+    kept = {name: token if token is not None and token < vocabulary else None for name, token in special.items()}
+    sizes = {f"num_{stack}_layers": layers, f"{side}_vocab_size": vocabulary}
+    return dataclasses.replace(config, **sizes, **kept, **fields)  # type: ignore[arg-type]
+
+
+def _ends(opened: Opened) -> Iterator[Piece]:
+    """The embedding, the final norm and the head, without layers, for one block of tokens after the other."""
+    config, stack = opened.config, _stack(opened.config)
+    vocabulary = config.stack_vocab_size(stack)
+    tables = {f"{stack}.token_embedding.weight", "head.weight", "head.bias"}
+    shapes = parameter_shapes(config)
+    ends, _ = opened.read([name for name in shapes if ".layers." not in name])
+    of_a_layer = sum(math.prod(shape) for name, shape in shapes.items() if f"{stack}.layers.0." in name)
+    of_a_token = sum(math.prod(shape) for name, shape in shapes.items() if name in tables) // vocabulary
+    size = max(of_a_layer // of_a_token, 1)
+    for first in range(0, vocabulary, size):
+        rows = slice(first, min(first + size, vocabulary))
+        block = {name: value[rows] if name in tables else value for name, value in ends.items()}
+        whole = rows == slice(0, vocabulary)
+        says = "embedding and head" + ("" if whole else f", tokens {rows.start} to {rows.stop - 1}")
+        bare = _of(config, 0, rows.stop - rows.start, sliding_window=None, full_attention_every=None)
+        yield Piece(says, bare, block)
+
+
+@dataclass(frozen=True, eq=False)
+class _Front:
+    """What is in front of a layer."""
+
+    x: np.ndarray
+    """The activations, (rows · length, embed_dim); with an embedding norm, in front of it."""
+    norm: Arrays
+    """The parameters of the embedding norm; empty without one."""
+    tokens: np.ndarray
+    """The row of `x` at each position: (rows, length)."""
+
+
+def _embedded(opened: Opened) -> _Front:
+    """The embeddings of drawn tokens."""
+    config, stack = opened.config, _stack(opened.config)
+    shape = ROWS, min(LENGTH, config.max_length)
+    drawn = np.random.default_rng(0).integers(0, config.stack_vocab_size(stack), shape)
+    outside = [name for name in parameter_shapes(config) if ".layers." not in name]
+    parameters, _ = opened.read(outside)
+    table = f"{stack}.token_embedding.weight"
+    unique, tokens = np.unique(drawn, return_inverse=True)
+    parameters = {name: value[unique] if name == table else value for name, value in parameters.items()}
+    if not config.tied_head:
+        parameters |= {name: value[unique] for name, value in parameters.items() if name.startswith("head.")}
+    x = _taps(_of(config, 0, len(unique)), parameters, tokens.reshape(shape))[f"{stack}.embedding"]
+    scope = f"{stack}.embedding_norm."
+    norm = {name.removeprefix(scope): value for name, value in parameters.items() if name.startswith(scope)}
+    return _Front(x.reshape(-1, config.embed_dim), norm, np.arange(drawn.size).reshape(shape))
+
+
+def _taps(config: TransformerConfig, parameters: Arrays, tokens: np.ndarray) -> Arrays:
+    """All activations of the reference, in float32 and without padding."""
+    found: Arrays = {}
+    transformer(dataclasses.replace(config, pad_id=None), parameters, tokens=tokens, tap=recording(found))
+    return found
+
+
+def _layer(opened: Opened, layer: int, front: _Front) -> Piece:
+    """A layer with what is in front of it as the embedding table."""
+    config, stack = opened.config, _stack(opened.config)
+    own = f"{stack}.layers.{layer}."
+    read, _ = opened.read([name for name in parameter_shapes(config) if name.startswith(own)])
+    given = {f"{stack}.layers.0.{name.removeprefix(own)}": value for name, value in read.items()}
+    given |= {f"{stack}.embedding_norm.{name}": value for name, value in front.norm.items()}
+    vocabulary = max(config.embed_dim, len(front.x))
+    scale = math.sqrt(config.embed_dim) if config.embedding_scale == "embed_dim" else 1.0
+    rows = np.arange(vocabulary) % len(front.x)
+    given[f"{stack}.token_embedding.weight"] = (front.x[rows] / scale).astype(np.float32)
+    given["head.weight"] = np.eye(vocabulary, config.embed_dim, dtype=np.float32)
+    one = _of(config, 1, vocabulary, sliding_window=config.layer_window(layer), full_attention_every=None)
+    shapes = parameter_shapes(one)
+    parameters = {name: given[name] if name in given else _plain(one, name, shapes[name]) for name in shapes}
+    return Piece(f"layer {layer}", one, parameters)
+
+
+def _plain(config: TransformerConfig, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """A parameter that changes nothing: the gain of a norm, or what is added."""
+    is_gain = name.endswith("norm.weight") and config.norm_gain == "weight"
+    return np.full(shape, float(is_gain), np.float32)
+
+
+def _behind(piece: Piece, front: _Front) -> _Front:
+    """What is in front of the next layer."""
+    config, stack = piece.config, _stack(piece.config)
+    x = _taps(config, piece.parameters, front.tokens)[f"{stack}.layers.0.output"].reshape(-1, config.embed_dim)
+    if not config.embedding_norm:
+        return dataclasses.replace(front, x=x)
+    # Behind post-norm the stream is a norm's result: that norm makes it again from what is normalised.
+    scope = f"{stack}.layers.0.feed_forward_norm."
+    norm = {name.removeprefix(scope): value for name, value in piece.parameters.items() if name.startswith(scope)}
+    return dataclasses.replace(front, x=(x - norm["bias"]) / norm["weight"], norm=norm)

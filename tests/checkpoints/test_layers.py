@@ -1,0 +1,113 @@
+"""A checkpoint one layer at a time: each piece is the checkpoint's own, in a folder that any loader of its family reads."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from transparity.config import TransformerConfig
+from transparity.errors import TransparityError
+from transparity.taps import recording
+from transparity_conformance.checkpoints.examples import example_config
+from transparity_conformance.checkpoints.exporting import export_checkpoint
+from transparity_conformance.checkpoints.importing import FILES, Opened, import_checkpoint, open_checkpoint
+from transparity_conformance.checkpoints.layers import LENGTH, ROWS, pieces
+from transparity_conformance.cli import app
+from transparity_conformance.oracle.probes import probe_parameters
+from transparity_numpy.transformer import transformer
+
+ONE_STACK = [name for name in FILES if example_config(name).architecture != "encoder-decoder"]
+LOADER = Path(__file__).parents[2] / "conformance" / "meta" / "audits" / "loaders" / "llama_module.py"
+
+
+def opened(family: str, folder: Path) -> Opened:
+    config = example_config(family)
+    export_checkpoint(family, config, probe_parameters(config), folder)
+    return open_checkpoint(folder, "hidden" if config.architecture == "encoder" else None)
+
+
+@pytest.mark.parametrize("family", ONE_STACK)
+def test_each_layer_makes_of_its_tokens_what_it_makes_in_the_whole_model(family: str, tmp_path: Path) -> None:
+    whole = opened(family, tmp_path / "whole")
+    config, (stack,) = whole.config, whole.config.stacks
+    shape = ROWS, min(LENGTH, config.max_length)
+    tokens = np.random.default_rng(0).integers(0, config.stack_vocab_size(stack), shape)
+    ours = taps(config, import_checkpoint(whole.folder, "hidden" if stack == "encoder" else None).parameters, tokens)
+    rows = np.arange(tokens.size).reshape(shape)
+    found = list(pieces(whole))
+    assert [piece.name for piece in found] == ["embedding and head", "layer 0", "layer 1"]
+    for layer, piece in enumerate(found[1:]):
+        expected = ours[f"{stack}.layers.{layer}.output"]
+        made = taps(piece.config, piece.parameters, rows)[f"{stack}.layers.0.output"]
+        np.testing.assert_allclose(made, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
+
+
+def taps(config: TransformerConfig, parameters: dict[str, np.ndarray], tokens: np.ndarray) -> dict[str, np.ndarray]:
+    """The reference's activations, without padding."""
+    found: dict[str, np.ndarray] = {}
+    transformer(dataclasses.replace(config, pad_id=None), parameters, tokens=tokens, tap=recording(found))
+    return found
+
+
+@pytest.mark.parametrize("family", ONE_STACK)
+def test_each_piece_is_a_folder_of_its_family(family: str, tmp_path: Path) -> None:
+    for number, piece in enumerate(pieces(opened(family, tmp_path / "whole"))):
+        export_checkpoint(family, piece.config, piece.parameters, tmp_path / str(number))
+
+
+def test_a_layer_keeps_its_own_window(tmp_path: Path) -> None:
+    found = list(pieces(opened("gemma2", tmp_path / "whole")))
+    windows = [piece.config.sliding_window for piece in found[1:]]
+    assert windows[0] is not None
+    assert windows[1] is None
+
+
+def test_a_large_vocabulary_comes_in_blocks_and_each_token_in_one(tmp_path: Path) -> None:
+    config = example_config("llama")
+    large = TransformerConfig.from_dict(config.as_dict() | {"target_vocab_size": 2000})
+    parameters = probe_parameters(large)
+    export_checkpoint("llama", large, parameters, tmp_path / "whole")
+    blocks = [piece for piece in pieces(open_checkpoint(tmp_path / "whole")) if "tokens" in piece.name]
+    assert len(blocks) > 1
+    for name in ("decoder.token_embedding.weight", "head.weight"):
+        joined = np.concatenate([block.parameters[name] for block in blocks])
+        np.testing.assert_array_equal(joined, parameters[name])
+
+
+@pytest.mark.parametrize(
+    ("family", "layers", "message"),
+    [
+        ("llama", [2], "has no layer 2; its layers are 0 to 1."),
+        ("t5", None, "is an encoder-decoder; expected one stack: check it as a whole."),
+    ],
+)
+def test_what_has_no_such_layer_is_said(family: str, layers: list[int] | None, message: str, tmp_path: Path) -> None:
+    with pytest.raises(TransparityError) as raised:
+        list(pieces(opened(family, tmp_path / "whole"), layers))
+    assert str(raised.value).endswith(message)
+
+
+def test_a_wrong_layer_is_found_by_its_own_weights_alone(tmp_path: Path) -> None:
+    """Without its gain a norm is right in layer 0, whose gains are ones, and wrong in layer 1."""
+    config = example_config("llama")
+    parameters = probe_parameters(config)
+    for name in ("self_attention_norm", "feed_forward_norm"):
+        parameters[f"decoder.layers.0.{name}.weight"] = np.ones(config.embed_dim, np.float32)
+    export_checkpoint("llama", config, parameters, tmp_path / "whole")
+    text = LOADER.read_text(encoding="utf-8")
+    right = "F.rms_norm(x, x.shape[-1:], self.weight, self.eps)"
+    assert text.count(right) == 1
+    (tmp_path / "port.py").write_text(
+        text.replace(right, "F.rms_norm(x, x.shape[-1:], None, self.eps)"), encoding="utf-8"
+    )
+    arguments = ["check", f"{tmp_path / 'port.py'}:load", "--checkpoint", str(tmp_path / "whole"), "--by-layer"]
+    ended = CliRunner().invoke(app, [*arguments, "--json", "-"])
+    verdicts = {report["preset"]: report["verdict"] for report in json.loads(ended.stdout)}
+    assert verdicts["llama, layer 0"] == "agrees"
+    assert verdicts["llama, layer 1"] == "diverges"
+    assert ended.exit_code == 1

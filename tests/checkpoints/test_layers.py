@@ -1,4 +1,4 @@
-"""A checkpoint one layer at a time: each piece is the checkpoint's own, in a folder that any loader of its family reads."""
+"""A checkpoint one layer at a time: each piece has the checkpoint's own weights, in a folder of its family."""
 
 from __future__ import annotations
 

@@ -28,6 +28,7 @@ from transparity_conformance.diagnosis.search.clock import BUDGET
 if TYPE_CHECKING:
     from transparity.config import TransformerConfig
     from transparity_conformance.checkpoints.importing import Checkpoint
+    from transparity_conformance.ports.checking import Check
     from transparity_conformance.ports.systems import System
     from transparity_conformance.report.report import Report
 
@@ -290,36 +291,22 @@ def check(
     """Check a port: at the probe size of every preset, or of those that are named."""
     with _for_people(json_file, html_file), _one_sentence():
         from transparity_conformance.ports.artefacts.checking import checkpoint_of
-        from transparity_conformance.ports.checking import (
-            check_all,
-            check_goes_together,
-            checker,
-            chosen_layers,
-            chosen_systems,
-        )
+        from transparity_conformance.ports.checking import check_all, check_goes_together, checker
         from transparity_conformance.report.files import check_writable
         from transparity_conformance.report.terminal import progress_bar
 
+        by_layer |= layers is not None
         checkpoint = checkpoint_of(port, checkpoint, preset, config, family)
-        is_by_layer = by_layer or layers is not None
-        check_goes_together(
-            preset or [], config, checkpoint, family or [], command, head, adapter, by_layer=is_by_layer
-        )
+        check_goes_together(preset or [], config, checkpoint, family or [], command, head, adapter, by_layer)
         asked = [name for name in sections if sections[name]]
         options: dict[str, Any] = {"dtype": dtype, "timeout": timeout, "budget": budget, "sections": asked}
         options |= {"located": _tell, "audit": audit, "adapter": adapter}
         run = checker(port, command, logits_only=not taps, **options)
         check_writable(json_file, html_file)
-        if is_by_layer and checkpoint is not None:
-            chosen = chosen_layers(run, checkpoint, head, layers)
-        else:
-            imported = None if checkpoint is None else _imported(checkpoint, head)
-            chosen = iter(list(chosen_systems(run, preset or [], config, family or [], imported)))
+        chosen = _chosen(run, preset or [], config, family or [], checkpoint, head, layers, by_layer=by_layer)
         announced = _announced(chosen, port or command or "", dtype)
         reports, errors = check_all(run, announced, progress_bar, _show)
-    tried = len(reports) + sum(map(len, errors.values()))
-    for message, names in errors.items():
-        _complain(message if len(names) == tried else f"{', '.join(names)}: {message}")
+    _complain_of(errors, len(reports))
     _finish(reports, json_file, html_file, failed=bool(errors))
 
 
@@ -514,6 +501,25 @@ def _flushed() -> bool:
     return complete
 
 
+def _chosen(
+    run: Check,
+    presets: Sequence[str],
+    config: Path | None,
+    families: Sequence[str],
+    checkpoint: Path | None,
+    head: str | None,
+    layers: str | None,
+    *,
+    by_layer: bool,
+) -> Iterator[System]:
+    """The systems that a check is asked for, one at a time."""
+    from transparity_conformance.ports.checking import chosen_layers, chosen_systems
+
+    if by_layer and checkpoint is not None:
+        return chosen_layers(run, checkpoint, head, layers)
+    return chosen_systems(run, presets, config, families, _imported(checkpoint, head) if checkpoint else None)
+
+
 def _imported(folder: Path, head: str | None) -> Checkpoint:
     from transparity_conformance.checkpoints.importing import import_checkpoint
 
@@ -605,6 +611,13 @@ def _one_sentence() -> Iterator[None]:
 
         _complain(one_sentence(error))
         raise typer.Exit(BAD_INPUT) from None
+
+
+def _complain_of(errors: dict[str, list[str]], checked: int) -> None:
+    """Print each message with the names of its systems, unless all systems that were tried have it."""
+    tried = checked + sum(map(len, errors.values()))
+    for message, names in errors.items():
+        _complain(message if len(names) == tried else f"{', '.join(names)}: {message}")
 
 
 def _complain(sentence: str) -> None:

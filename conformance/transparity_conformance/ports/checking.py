@@ -144,11 +144,10 @@ def check_goes_together(
     command: str | None,
     head: str | None,
     adapter: Path | None = None,
-    *,
-    by_layer: bool = False,
+    is_by_layer: bool = False,
 ) -> None:
     """Raise `UsageError` for options of a command that exclude each other."""
-    if by_layer and (checkpoint is None or adapter is not None):
+    if is_by_layer and (checkpoint is None or adapter is not None):
         raise UsageError(
             "--by-layer and --layers write each layer of a checkpoint as a model of its own for the port's loader; "
             "give --checkpoint FOLDER and a PORT that is load(folder)."

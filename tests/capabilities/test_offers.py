@@ -17,6 +17,7 @@ from transparity_conformance.capabilities.faults.cache import CACHE_FAULTS
 from transparity_conformance.capabilities.faults.generation import GREEDY_FAULTS, simulate_generation
 from transparity_conformance.capabilities.faults.loss import LOSS_FAULTS
 from transparity_conformance.oracle.cases import CASES
+from transparity_conformance.oracle.probes import probe_parameters
 from transparity_conformance.report.check.findings import sentence
 from transparity_conformance.report.report import Report
 from transparity_numpy.port import build as numpy_build
@@ -131,6 +132,15 @@ def test_a_head_without_logits_has_no_loss_to_compare(build: Callable[..., Any])
     without = [says.partition(":")[0] for says in report.not_compared if "'pooled', which has no loss" in says]
     assert set(without) >= {"loss", "train"}
     assert not [says for says in report.not_compared if "raised" in says]
+
+
+def test_a_wrong_loss_is_named_with_given_parameters_too() -> None:
+    config = CASES["bloom"]
+    given: dict[str, Any] = {"config": config, "parameters": probe_parameters(config, 7)}
+    assert check(with_loss(cross_entropy), **given).verdict == "agrees"
+    in_bits = next(fault for fault in LOSS_FAULTS if fault.id == "loss-base")
+    (fault,) = check(with_loss(in_bits.simulate), **given).faults
+    assert (fault.where, fault.causes[0].mistake) == ("loss", "loss-base")
 
 
 def test_a_loss_that_nobody_knows_has_no_name() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from transparity_conformance.capabilities.capability import BuiltPort, ForwardPass
 from transparity_conformance.capabilities.compare import compare_capabilities, compare_capability
 from transparity_conformance.capabilities.decoding.steps import STEPS
+from transparity_conformance.capabilities.learning.loss import LOSS
 from transparity_conformance.capabilities.table import ATTRIBUTES, offered_by
 from transparity_conformance.oracle.probes import single_row
 from transparity_conformance.ports.histories import compare_history
@@ -15,8 +16,11 @@ from transparity_conformance.ports.reach.calls import Ran
 from transparity_conformance.report.capability_result import CapabilityResult, not_compared, with_capabilities
 from transparity_conformance.report.report import Report, known_so_far
 
-FORWARD_ALONE = "of given parameters the forward pass and steps are compared; the rest is, with drawn ones, by --config"
-"""Generation is tried with parameters of its own making, and beyond `max_length`, which of a checkpoint is far."""
+OF_GIVEN = (STEPS, LOSS)
+"""What needs no parameters of its own making: generation is tried with such, and beyond `max_length`, which of a
+checkpoint is far; gradients by the complex step are those of small models."""
+
+NOT_OF_GIVEN = "of given parameters the forward pass, {} are compared; the rest is, with drawn ones, by --config"
 
 
 def with_everything_offered(
@@ -27,7 +31,7 @@ def with_everything_offered(
     Args:
         ran: the answers to the probes.
         left_out: lines on the probes that were not made.
-        is_drawn: whether the parameters were drawn; of given ones the forward pass alone is compared.
+        is_drawn: whether the parameters were drawn; of given ones what is `OF_GIVEN` is compared.
     """
     first = next(iter(ran.probes.values()))
     sharing = {key: probe for key, probe in ran.probes.items() if probe.parameters is first.parameters}
@@ -41,18 +45,21 @@ def with_everything_offered(
         if is_drawn:
             report = with_capabilities(report, not_compared(*left_out))
             return _with_capabilities(report, port, passed)
-        found = _with_steps(port, passed, is_right=report.verdict == "agrees")
+        found = _of_given(port, passed, is_right=report.verdict == "agrees")
         return with_capabilities(
             report, found + compare_history(port, passed, found) if report.verdict == "agrees" else found
         )
 
 
-def _with_steps(port: BuiltPort, forward: ForwardPass, *, is_right: bool) -> CapabilityResult:
-    """Steps with a cache, which need no parameters of their own; the other capabilities are listed."""
-    offers = STEPS in offered_by(port.forward)
-    others = ", ".join(name for name in ATTRIBUTES if name != STEPS.attribute or not offers)
-    found = not_compared(f"{others}: {FORWARD_ALONE}")
-    return found + compare_capability(STEPS, port, forward, is_right=is_right) if offers else found
+def _of_given(port: BuiltPort, forward: ForwardPass, *, is_right: bool) -> CapabilityResult:
+    """The capabilities that need no parameters of their own; the others are listed."""
+    offered = [row for row in OF_GIVEN if row in offered_by(port.forward)]
+    others = [name for name in ATTRIBUTES if name not in {row.attribute for row in offered}]
+    says = NOT_OF_GIVEN.format(" and ".join(row.attribute for row in OF_GIVEN))
+    found = not_compared(f"{', '.join(others)}: {says}")
+    for row in offered:
+        found += compare_capability(row, port, forward, is_right=is_right)
+    return found
 
 
 def _with_capabilities(report: Report, port: BuiltPort, forward: ForwardPass) -> Report:

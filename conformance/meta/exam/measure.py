@@ -11,8 +11,7 @@ import argparse
 import functools
 import hashlib
 import json
-import subprocess
-import sys
+import multiprocessing
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,13 +22,17 @@ from rich.console import Console
 from rich.table import Table
 
 import transparity_conformance
-from meta.exam.bug import Bug, exam, twins_by_bug
+from meta.exam import run
+from meta.exam.bug import Bug, ExamError, exam, twins_by_bug
 from meta.exam.judge import Judged, judged
 from meta.exam.scores import TARGETS, scores
 
 CACHE = Path("reports/exam")
 TIMEOUT = 900.0
 """Seconds that one bug may take."""
+
+IMPORTED = {"transformers": "transformers.modeling_utils"}
+"""Packages that take long to import, with what all of their models import."""
 
 
 @functools.cache
@@ -54,22 +57,32 @@ def kept(bug: Bug, cache: Path, *, whatever_checker: bool = False) -> dict[str, 
 
 
 def taken(bug: Bug, cache: Path) -> dict[str, Any]:
-    """Run a bug in a process of its own, and keep the result."""
+    """Run a bug in a process of its own, and keep the result; raises `ExamError` if there is none."""
     with tempfile.TemporaryDirectory(prefix="exam-") as folder:
-        command = [sys.executable, "-m", "meta.exam.run", bug.id, str(Path(folder).resolve())]
-        try:
-            ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT)
-            said = (ended.stderr.strip() or f"exit code {ended.returncode}").splitlines()[-1]
-        except subprocess.TimeoutExpired:
-            said = f"no answer within {TIMEOUT:g} s"
+        process = _process(bug, str(Path(folder).resolve()))
+        process.start()
+        process.join(TIMEOUT)
         file = Path(folder, "result.json")
-        if not file.is_file():  # the exam itself failed, which is no answer
-            raise RuntimeError(f"{bug.id}: {said}")
+        if process.is_alive() or not file.is_file():
+            process.kill()
+            raise ExamError(f"{bug.id}: no answer within {TIMEOUT:g} s, or its process died")
         result: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    if "failed" in result:  # the exam itself, which is no answer
+        raise ExamError(f"{bug.id}: {result['failed']}")
     result |= {"digest": bug.digest(), "checker": checker()}
     cache.mkdir(parents=True, exist_ok=True)
     (cache / f"{bug.id}.json").write_text(json.dumps(result, ensure_ascii=False, indent=1), encoding="utf-8")
     return result
+
+
+def _process(bug: Bug, folder: str) -> Any:
+    """The process of a bug: a copy of one that has imported what no bug of it changes, or a new one."""
+    package, _, inside = bug.file.partition("/")
+    is_imported = package in IMPORTED and not inside.startswith("models/")
+    context: Any = multiprocessing.get_context("spawn" if is_imported else "forkserver")
+    if not is_imported:
+        context.set_forkserver_preload(["meta.exam.run", "torch", *IMPORTED.values()])
+    return context.Process(target=run.main, args=(bug.id, folder))
 
 
 def results(bugs: Sequence[Bug], options: argparse.Namespace) -> Iterator[tuple[Bug, dict[str, Any] | None, str]]:
@@ -79,7 +92,7 @@ def results(bugs: Sequence[Bug], options: argparse.Namespace) -> Iterator[tuple[
         found = None if bug in again else kept(bug, options.cache, whatever_checker=options.keep)
         try:
             return bug, found or taken(bug, options.cache), ""
-        except RuntimeError as error:
+        except ExamError as error:
             return bug, None, str(error)
 
     again = [bug for bug in bugs if options.again is not None and options.again in bug.id]

@@ -135,9 +135,14 @@ def _unpadded(config: TransformerConfig, parameters: Any, tokens: int, random: n
 
 
 def main(name: str, folder: str) -> None:
-    """Write the result of one bug."""
-    result = result_of(exam()[name], Path(folder))
-    Path(folder, "result.json").write_text(json.dumps(result, ensure_ascii=False), encoding="utf-8")
+    """Write the result of one bug, or why there is none."""
+    try:
+        result = result_of(exam()[name], Path(folder))
+    except Exception as error:
+        result = {"failed": f"{type(error).__name__}: {error}"}
+        raise
+    finally:
+        Path(folder, "result.json").write_text(json.dumps(result, ensure_ascii=False), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ class Judged:
     """
 
     id: str
+    control: bool
     detected: Way
     placed: bool | None
     named: bool
@@ -53,6 +54,7 @@ def judged(bug: Bug, result: Result, twin: Result | None = None) -> Judged:
     is_forward = way == "verdict"
     return Judged(
         bug.id,
+        bug.control,
         way,
         _is_placed(bug, first) if is_forward and bug.sites else None,
         _is_named(bug, faults) if is_forward else bool(way),

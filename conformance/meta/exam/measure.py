@@ -100,18 +100,18 @@ def results(bugs: Sequence[Bug], options: argparse.Namespace) -> Iterator[tuple[
         yield from pool.map(one, bugs)
 
 
-def table(bugs: Sequence[Bug], found: Sequence[Judged]) -> Table:
+def table(found: Sequence[Judged]) -> Table:
     """One row for each bug."""
     shown = Table(title="The exam")
     for column in ("bug", "found by", "placed", "named", "line", "rules", "answer"):
         shown.add_column(column)
     marks = {True: "yes", False: "[red]no[/]", None: "–"}
-    for bug, each in zip(bugs, found, strict=True):
-        missed = "[red]no[/]" if not bug.control else "–"
-        way = f"[red]{each.detected}[/]" if bug.control and each.detected else each.detected or missed
-        named = "–" if bug.control else f"[red]{each.falsely[0]}[/]" if each.falsely else marks[each.named]
+    for each in found:
+        missed = "[red]no[/]" if not each.control else "–"
+        way = f"[red]{each.detected}[/]" if each.control and each.detected else each.detected or missed
+        named = "–" if each.control else f"[red]{each.falsely[0]}[/]" if each.falsely else marks[each.named]
         row = (way, marks[each.placed], named, marks[each.line], str(len(each.rules)), each.says[:110])
-        shown.add_row(bug.id, *row)
+        shown.add_row(each.id, *row)
     return shown
 
 
@@ -145,8 +145,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     bugs = [exam()[name] for name in by_id]
     twins = twins_by_bug(list(exam().values()))
     found = [judged(bug, by_id[bug.id], by_id.get(twins[bug.id])) for bug in bugs]
-    console.print(table(bugs, found))
-    shares = scores(bugs, found)
+    console.print(table(found))
+    shares = scores(found)
     for share in shares:
         console.print(str(share), highlight=False)
     return int(failures > 0 or any(not share.is_reached for share in shares if share.title in TARGETS))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from meta.exam.bug import Bug
 from meta.exam.judge import Judged
 from meta.exam.rules import RULES
 
@@ -29,11 +28,10 @@ class Share:
         return f"{self.title}: {self.right} of {self.of}, {self.right / max(self.of, 1):.1%}{target}"
 
 
-def scores(bugs: Sequence[Bug], found: Sequence[Judged]) -> list[Share]:
+def scores(found: Sequence[Judged]) -> list[Share]:
     """The checker's shares: of all bugs, those named and placed; of those that diverge in a forward pass, the lines."""
-    pairs = list(zip(bugs, found, strict=True))
-    wrong = [each for bug, each in pairs if not bug.control]
-    right = [each for bug, each in pairs if bug.control]
+    wrong = [each for each in found if not each.control]
+    right = [each for each in found if each.control]
     with_line = [each for each in wrong if each.line is not None]
     placed = [each for each in wrong if each.placed is not None]
     return [
@@ -46,11 +44,10 @@ def scores(bugs: Sequence[Bug], found: Sequence[Judged]) -> list[Share]:
     ]
 
 
-def rule_scores(bugs: Sequence[Bug], found: Sequence[Judged]) -> dict[str, tuple[Share, Share]]:
+def rule_scores(found: Sequence[Judged]) -> dict[str, tuple[Share, Share]]:
     """For each rule, the bugs that it detects, and the controls and twins that it fails."""
-    pairs = list(zip(bugs, found, strict=True))
-    wrong = [each for bug, each in pairs if not bug.control]
-    right = [each for bug, each in pairs if bug.control]
+    wrong = [each for each in found if not each.control]
+    right = [each for each in found if each.control]
     return {
         name: (
             Share(rule.says, sum(name in each.rules for each in wrong), len(wrong)),

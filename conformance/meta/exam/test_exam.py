@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
 import textwrap
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meta.exam import patching
+from meta.exam import kept, page, patching
 from meta.exam.bug import Bug, ExamError, exam, read, twins_by_bug
 from meta.exam.judge import judged
 from meta.exam.rules import RULES, failed
@@ -166,7 +167,7 @@ def test_an_error_or_an_audit_detects_what_it_tells_by_name() -> None:
 def test_a_control_that_is_called_a_bug_counts_against_the_checker() -> None:
     control = Bug("c", "g", "s", "", "none.py", ({"old": "", "new": ""},), control=True)
     found = [judged(control, answer("diverges", "norm-eps")), judged(control, answer("agrees"))]
-    alone = scores([control, control], found)[-1]
+    alone = scores(found)[-1]
     assert (alone.right, alone.of, alone.is_reached) == (1, 2, False)
 
 
@@ -174,3 +175,29 @@ def test_an_audit_of_a_control_may_list_what_is_told_alone() -> None:
     control = dataclasses.replace(BUG, control=True, told=("eps",))
     assert judged(control, answer("agrees", audit={"eps": "ignored"})).detected == ""
     assert judged(control, answer("agrees", audit={"theta": "ignored"})).detected == "audit"
+
+
+def test_the_page_is_what_the_published_results_say() -> None:
+    text = page.PAGE.read_text(encoding="utf-8")
+    assert page.rendered(text, kept.read()) == text, "write it: python -m meta.exam.page"
+    assert page.PLOT.is_file()
+
+
+def test_a_page_without_a_place_for_a_part_is_refused() -> None:
+    with pytest.raises(ValueError, match="has 0 places for 'beside rules'"):
+        page.rendered("", {})
+
+
+def test_the_published_results_are_those_of_bugs_that_there_are() -> None:
+    rows = kept.read()
+    assert rows.keys() <= exam().keys()
+    assert {name: row["story"] for name, row in rows.items()} == {name: exam()[name].story for name in rows}
+
+
+def test_a_result_that_is_taken_in_again_keeps_what_was_found_at_first_sight(tmp_path: Path) -> None:
+    name, rows = next(iter(exam())), dict[str, kept.Row]()
+    for verdict in ("diverges", "agrees"):
+        (tmp_path / f"{name}.json").write_text(json.dumps(answer(verdict, "norm-eps")))
+        rows = kept.merged(rows, tmp_path)
+    assert (rows[name]["detected"], rows[name]["first"]["detected"]) == ("", "verdict")
+    assert [each.detected for each in kept.judgements(rows, first=True)] == ["verdict"]

@@ -70,6 +70,11 @@ class Bug:
         return not self.hunks
 
     @property
+    def is_in_loader(self) -> bool:
+        """Whether the mistake is in the loader of a subject, so that no line of a forward pass has it."""
+        return self.file.startswith("subjects/")
+
+    @property
     def path(self) -> Path:
         """The file, where it is installed."""
         own = EXAM / self.file

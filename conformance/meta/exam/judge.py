@@ -23,7 +23,7 @@ class Judged:
         placed: the first divergence is in the part that has the bug; None: the bug tells no part.
         named: the first cause, or one that is said to be indistinguishable from it, is right.
         falsely: the causes that are neither right nor said to be indistinguishable from a right one.
-        line: the line of the first divergence is right; None: it was not found by its forward pass.
+        line: the line of the first divergence is right; None: it was not found by a forward pass that has it.
         says: the answer in short.
         rules: the rules of today that detect it.
     """
@@ -59,7 +59,7 @@ def judged(bug: Bug, result: Result, twin: Result | None = None) -> Judged:
         _is_placed(bug, first) if is_forward and bug.sites else None,
         _is_named(bug, faults) if is_forward else bool(way),
         tuple(dict.fromkeys(name for fault in faults for name in _false_causes(bug, fault))),
-        _is_line(bug, first) if is_forward and not bug.control else None,
+        _is_line(bug, first) if is_forward and not (bug.control or bug.is_in_loader) else None,
         _says(result),
         tuple(result["rules"]),
         result["seconds"],

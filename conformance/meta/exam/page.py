@@ -130,8 +130,8 @@ def rendered(page: str, rows: Rows) -> str:
         begin, end = f"<!-- {name}: written by meta.exam.page -->", f"<!-- end of {name} -->"
         if page.count(begin) != 1:
             raise ValueError(f"{PAGE} has {page.count(begin)} places for {name!r}; expected one.")
-        text = f"{begin}\n{render(rows)}\n{end}"
-        page = re.sub(rf"(?s){re.escape(begin)}.*?{re.escape(end)}", lambda _, text=text: text, page)
+        before, _, rest = page.partition(begin)
+        page = f"{before}{begin}\n{render(rows)}\n{end}{rest.partition(end)[2]}"
     return page
 
 

@@ -544,6 +544,7 @@ def _attention_faults() -> Iterator[FamilyFault]:
     capped = _has("attention_softcap")
     for cap in (None, 50.0, 7.3):
         yield FamilyFault(("attention-cap",), f"{cap}", SCORES, capped, _to(attention_softcap=cap))
+    yield FamilyFault(("attention-cap",), "not wanted", SCORES, _not(capped), _to(attention_softcap=20.0))
     early = _scores(
         lambda query, key, scale, cap, bias: _plus(np.tanh(query @ key.swapaxes(-2, -1) / cap) * cap * scale, bias)
     )
@@ -683,6 +684,9 @@ def _head_faults() -> Iterator[FamilyFault]:
     yield FamilyFault(("head-scale",), "the other", LOGITS, _has("tied_head"), scale)
     for cap in (None, 30.0, 5.5):
         yield FamilyFault(("logit-cap",), f"{cap}", LOGITS, _has("final_softcap"), _to(final_softcap=cap))
+    for cap in (30.0, 5.5):
+        uncapped = _both(_is(head="logits"), _not(_has("final_softcap")))
+        yield FamilyFault(("logit-cap",), f"{cap}, not wanted", LOGITS, uncapped, _to(final_softcap=cap))
     yield FamilyFault(("head-tied",), "tied", LOGITS, _UNTIED, parameters=_head_of_table)
     for name, wrong in (
         ("last", lambda c, p, x: _project(p, x[:, -1])),

@@ -39,6 +39,8 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
                 yield scaled(config, scale(config), name)
     if tap in ("scores", "weights") and config.attention_softcap is not None:
         yield from _cap_faults(config, tap)
+    elif tap == "scores":
+        yield from (other_cap(config, cap) for cap in KNOWN_CAPS)
     if tap in ("scores", "context") and config.key_value_heads < config.num_heads and config.key_value_heads > 1:
         yield from _grouping_faults(tap)
     if tap in ("query", "key", "value") and heads_at(config, tap) > 1:
@@ -157,7 +159,8 @@ def _cap_faults(config: TransformerConfig, tap: str) -> Iterator[Fault]:
 
 
 def other_cap(config: TransformerConfig, cap: float) -> Fault:
-    description = f"scores are softcapped at {cap:.6g} instead of {config.attention_softcap:g}"
+    right = ", and should not be" if config.attention_softcap is None else f" instead of {config.attention_softcap:g}"
+    description = f"scores are softcapped at {cap:.6g}{right}"
     return _capped(f"{cap:.6g}", description, cap)
 
 

@@ -16,6 +16,7 @@ from transparity_conformance.capabilities.faults import SimulatedFault
 from transparity_conformance.capabilities.faults.cache import CACHE_FAULTS
 from transparity_conformance.capabilities.faults.generation import GREEDY_FAULTS, simulate_generation
 from transparity_conformance.capabilities.faults.loss import LOSS_FAULTS
+from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.oracle.cases import CASES
 from transparity_conformance.oracle.probes import probe_parameters
 from transparity_conformance.report.check.findings import sentence
@@ -328,6 +329,20 @@ def with_steps(how: SimulatedFault) -> Callable[..., Any]:
     return build
 
 
+OF_ROTATIONS = (
+    "queries begin at position 0 again with every step, and keys do not",
+    "keys are kept before they are rotated",
+)
+
+
+@pytest.mark.parametrize("says", OF_ROTATIONS)
+def test_a_wrong_rotation_in_a_cache_is_named(says: str) -> None:
+    how = next(how for how in CACHE_FAULTS if how.says == says)
+    report = check(with_steps(how), config=example_config("llama"), logits_only=True)
+    (fault,) = report.faults
+    assert (fault.where, [cause.says for cause in fault.causes]) == ("step", [says])
+
+
 def cache_faults(presets: Iterable[str]) -> list[Any]:
     """Every fault of a cache with every preset in which it is one: not where padding is visible anyway."""
     first = {how.says: how for how in reversed(CACHE_FAULTS)}.values()
@@ -335,6 +350,7 @@ def cache_faults(presets: Iterable[str]) -> list[Any]:
     harmless = {
         "padding in the cache is visible": [name for name in presets if PRESETS[name].config.target_mask == "causal"],
         "padding in the source is visible": [name for name in presets if not PRESETS[name].config.has_encoder],
+        **{says: [name for name in presets if PRESETS[name].config.positions != "rotary"] for says in OF_ROTATIONS},
     }
     assert set(harmless) <= {how.says for how in CACHE_FAULTS}
     acting = [(how, preset) for how, preset in pairs if preset not in harmless.get(how.says, [])]

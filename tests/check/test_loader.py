@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ import torch
 from flax import nnx
 from typer.testing import CliRunner, Result
 
+from transparity.config import TransformerConfig
 from transparity_conformance.capabilities.stranger import PortError
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.checkpoints.exporting import export_checkpoint
@@ -31,6 +33,7 @@ from transparity_conformance.ports.loader.inputs import framework_of
 from transparity_conformance.ports.loading import load_port
 from transparity_conformance.ports.testing import assert_conforms
 from transparity_conformance.report.report import Report
+from transparity_numpy.transformer import transformer
 
 FILE = Path(__file__).parent / "hand_written_llama.py"
 
@@ -64,6 +67,45 @@ def test_a_fault_of_the_loader_diverges_by_its_cause(name: str, cause: str) -> N
     report = check(of(name), family="llama")
     assert report.verdict == "diverges"
     assert causes(report) == {cause}
+
+
+def test_a_weight_that_is_drawn_with_every_load_is_named() -> None:
+    (fault,) = check(of("load_with_a_drawn_head"), family="llama", audit=False).faults
+    assert fault.where == "logits"
+    assert [cause.mistake for cause in fault.causes] == ["weight-drawn"]
+
+
+def test_a_head_that_is_drawn_in_place_of_a_tied_one_is_not_tied() -> None:
+    def build(config: TransformerConfig, parameters: Mapping[str, np.ndarray]) -> Callable[..., Any]:
+        untied, random = dataclasses.replace(config, tied_head=False), np.random.default_rng()
+        drawn = {**parameters, "head.weight": random.normal(size=parameters["decoder.token_embedding.weight"].shape)}
+        return lambda **tokens: transformer(untied, drawn, **tokens)
+
+    report = check(build, config=dataclasses.replace(example_config("llama"), tied_head=True))
+    assert [cause.mistake for cause in report.faults[0].causes] == ["head-tied"]
+
+
+def test_a_wrong_port_that_answers_the_same_when_it_is_built_again_has_drawn_nothing() -> None:
+    def build(config: TransformerConfig, parameters: Mapping[str, np.ndarray]) -> Callable[..., Any]:
+        wrong = {**parameters, "head.weight": np.sin(parameters["head.weight"] * 100)}
+        return lambda **tokens: transformer(config, wrong, **tokens)
+
+    report = check(build, config=example_config("llama"))
+    assert report.verdict == "diverges"
+    assert causes(report) == set()
+
+
+@pytest.mark.parametrize(("name", "verdict"), [("load_with_a_cache", "agrees"), ("load_that_forgets", "diverges")])
+def test_a_loaded_model_that_offers_steps_is_decoded_with_its_cache(name: str, verdict: str) -> None:
+    report = check(of(name), family="llama", audit=False)
+    assert {claim.id: claim.verdict for claim in report.claims}["step"] == report.verdict == verdict
+    assert causes(report) <= {"cache-mask"}
+
+
+def test_a_method_step_with_other_arguments_is_the_models_own() -> None:
+    report = check(of("load_that_trains_by_steps"), family="llama", audit=False)
+    assert report.verdict == "agrees"
+    assert "step: the port does not offer it" in report.not_compared
 
 
 def test_a_test_takes_a_loader_in_one_line() -> None:

@@ -79,6 +79,27 @@ def test_another_convention_for_rows_that_see_nothing_agrees(convention: Weigh, 
     assert convention is not zeros or "weights of zero" in note
 
 
+def test_steps_with_a_cache_may_follow_another_convention_too() -> None:
+    built = port(zeros)
+
+    def build(config: TransformerConfig, parameters: Arrays) -> Callable[..., Any]:
+        model = built(config, parameters)
+
+        def forward(**tokens: Any) -> Any:
+            return model(**tokens)["logits"]
+
+        def step(tokens: np.ndarray, cache: Any, source: np.ndarray | None = None) -> Any:
+            source, seen = (source, tokens) if cache is None else (cache[0], np.concatenate([cache[1], tokens], 1))
+            return forward(source=source, target=seen)[:, -tokens.shape[1] :], (source, seen)
+
+        vars(forward)["step"] = step
+        return forward
+
+    report = check(build, "pre-norm")
+    assert report.verdict == "agrees" and claim(report) == ["agrees"], report.faults
+    assert [item.verdict for item in report.claims if item.id == "step"] == ["agrees"]
+
+
 def test_a_port_with_our_convention_has_no_such_claim() -> None:
     report = check(port(lambda scores, mask, weights: weights), "pre-norm")
     assert report.verdict == "agrees" and not claim(report)

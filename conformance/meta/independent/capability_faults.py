@@ -27,7 +27,7 @@ class CapabilityFault:
     says: str
     part: type
     needs: str
-    """The part that a configuration must have for the fault to act: `end`, `padding`, `source`, or nothing."""
+    """The part of a configuration without which it does not act: `end`, `padding`, `source`, `rotary`, or nothing."""
 
     def acts(self, config: Any) -> bool:
         """Return whether the fault changes anything in this configuration."""
@@ -36,6 +36,7 @@ class CapabilityFault:
             "end": config.eos_id is not None,
             "padding": config.target_mask == "causal-and-padding" or config.padding == "attention-mask",
             "source": config.architecture == "encoder-decoder",
+            "rotary": config.positions == "rotary",
         }[self.needs]
 
     @property
@@ -289,6 +290,22 @@ def source_padding(self: Any, *given: Any) -> Any:
     return cache | {"seen": torch.ones_like(cache["seen"])} if "seen" in cache else cache
 
 
+def queries_from_zero(self: Any, at: str, role: str, x: Tensor, where: Any) -> Tensor:
+    return Port.placed(self, at, role, x, where - where[:, :1] if role == "query" and where is not None else where)
+
+
+def kept_unrotated(self: Any, past: dict[str, Any], at: str, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    if self.c.positions != "rotary":
+        return Port.remember(self, past, at, key, value)
+    where = torch.arange(past["length"] - key.shape[2], past["length"])[None]
+    old_key, old_value = past.get(at, (key[:, :, :0], value[:, :, :0]))
+    value = torch.cat([old_value, value], 2)
+    past[at] = torch.cat([old_key, self.rotated(key, -where)], 2), value
+    return torch.cat([old_key, key], 2), value
+
+
+fault("cache-position", "step", "queries from 0 again", "rotary", placed=queries_from_zero)
+fault("cache-position", "step", "keys kept unrotated", "rotary", remember=kept_unrotated)
 fault("cache-position", "step", "from 0 again", continued=lambda self, at: at - at[:, :1])
 fault("cache-position", "step", "one too high", continued=moved(1))
 fault("cache-position", "step", "one too low", continued=moved(-1))

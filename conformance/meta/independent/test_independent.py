@@ -66,7 +66,7 @@ def test_the_right_port_agrees_with_all_that_it_offers(preset: str) -> None:
 
 @pytest.mark.parametrize("fault", sampled(FAULTS, 12), ids=str)
 def test_a_fault_of_a_capability_is_named(fault: CapabilityFault) -> None:
-    needed = {"": "notes-lm", "padding": "pre-norm", "end": "translation", "source": "translation"}
+    needed = {"": "notes-lm", "padding": "pre-norm", "end": "translation", "source": "translation", "rotary": "llama"}
     trial = capability_trial(fault, needed[fault.needs])
     report = trial.run()
     assert trial.is_right(report), report.faults
@@ -79,6 +79,8 @@ def test_a_fault_of_a_capability_is_named(fault: CapabilityFault) -> None:
         ("pre-norm", "cache-mask: from the first key"),
         ("pre-norm", "cache-mask: the step alone"),
         ("llama", "cache-position: one too high"),
+        ("llama", "cache-position: queries from 0 again"),
+        ("llama", "cache-position: keys kept unrotated"),
         ("t5", "beams-end: dropped at the end"),
     ],
 )

@@ -226,6 +226,32 @@ def _frequencies_of_all(_: Config) -> Callable[..., Any]:
     )
 
 
+def _smoothed(config: Config, turned: bool, stepped: bool) -> np.ndarray:
+    """Llama 3.1's frequencies, pair by pair, with a mistake in what lies between the slow and the fast ones."""
+    found = []
+    for pair in range(config.rotated_dim // 2):
+        plain = config.rope_theta ** (-2 * pair / config.rotated_dim)
+        wavelength = 2 * np.pi / plain
+        if wavelength <= config.rotary_original_length / config.rotary_high_frequency:
+            found.append(plain)
+        elif stepped or wavelength >= config.rotary_original_length / config.rotary_low_frequency:
+            found.append(plain / config.rotary_factor)
+        else:
+            smooth = config.rotary_original_length / wavelength - config.rotary_low_frequency
+            smooth /= config.rotary_high_frequency - config.rotary_low_frequency
+            smooth = 1 - smooth if turned else smooth
+            found.append((1 - smooth) * plain / config.rotary_factor + smooth * plain)
+    return np.array(found)
+
+
+def _mixed_the_other_way(_: Config) -> Callable[..., Any]:
+    return lambda config: _smoothed(config, turned=True, stepped=False)
+
+
+def _without_a_smooth_part(_: Config) -> Callable[..., Any]:
+    return lambda config: _smoothed(config, turned=False, stepped=True)
+
+
 def _in_half(kind: Any, part: str) -> dict[str, Wrong]:
     """Queries and keys turned as one who computes that `part` of the angles in `kind` turns them."""
 
@@ -484,6 +510,9 @@ def _rotary_faults() -> Iterator[FamilyFault]:
         ("inverted", lambda config: {"rotary_factor": 1 / config.rotary_factor}),
     ):
         yield FamilyFault(("rotary-scaling",), name, ROTATED, _SCALED, fields)
+    for name, frequencies in (("other way round", _mixed_the_other_way), ("a step", _without_a_smooth_part)):
+        wrong = {"positions.rotary_frequencies": frequencies}
+        yield FamilyFault(("rotary-scaling",), name, ROTATED, _is(rotary_scaling="llama3"), exchanged=wrong)
     yield FamilyFault(("rotary-partial",), "all", ROTATED, _partly_turned, _to(rotary_dim=None))
     wrong = {"positions.rotary_frequencies": _frequencies_of_all}
     yield FamilyFault(("rotary-partial",), "angles of all", ROTATED, _partly_turned, exchanged=wrong)
@@ -515,6 +544,7 @@ def _attention_faults() -> Iterator[FamilyFault]:
     capped = _has("attention_softcap")
     for cap in (None, 50.0, 7.3):
         yield FamilyFault(("attention-cap",), f"{cap}", SCORES, capped, _to(attention_softcap=cap))
+    yield FamilyFault(("attention-cap",), "not wanted", SCORES, _not(capped), _to(attention_softcap=20.0))
     early = _scores(
         lambda query, key, scale, cap, bias: _plus(np.tanh(query @ key.swapaxes(-2, -1) / cap) * cap * scale, bias)
     )
@@ -654,6 +684,9 @@ def _head_faults() -> Iterator[FamilyFault]:
     yield FamilyFault(("head-scale",), "the other", LOGITS, _has("tied_head"), scale)
     for cap in (None, 30.0, 5.5):
         yield FamilyFault(("logit-cap",), f"{cap}", LOGITS, _has("final_softcap"), _to(final_softcap=cap))
+    for cap in (30.0, 5.5):
+        uncapped = _both(_is(head="logits"), _not(_has("final_softcap")))
+        yield FamilyFault(("logit-cap",), f"{cap}, not wanted", LOGITS, uncapped, _to(final_softcap=cap))
     yield FamilyFault(("head-tied",), "tied", LOGITS, _UNTIED, parameters=_head_of_table)
     for name, wrong in (
         ("last", lambda c, p, x: _project(p, x[:, -1])),

@@ -35,6 +35,7 @@ from transparity_conformance.ports.audit.audited import audited_of
 from transparity_conformance.ports.forms.reading import in_form
 from transparity_conformance.ports.forms.recognise import form_of, with_form
 from transparity_conformance.ports.known import Known, name_of
+from transparity_conformance.ports.loader.drawn import with_drawn_weights
 from transparity_conformance.ports.loader.hub import loaded_here
 from transparity_conformance.ports.offered import with_everything_offered
 from transparity_conformance.ports.process import isolation
@@ -150,6 +151,8 @@ def _checked(build: Port, asked: Asked, progress: Progress) -> Report:
         return with_form(dataclasses.replace(report, not_compared=(FORM_ALONE,)), form)
     ran = ran if form is None else in_form(ran, form, probes)
     report = _forward_pass(asked, probes, ran, options, progress)
+    if repeated.verdict == "agrees":
+        report = with_drawn_weights(report, build, first, ran.actual[first.name])
     report = report if form is None else with_form(report, form)
     if ran.raised is not None and report.verdict != "diverges":  # what is wrong elsewhere may be why
         raise ran.raised

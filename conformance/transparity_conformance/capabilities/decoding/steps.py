@@ -25,6 +25,7 @@ from transparity_conformance.capabilities.capability import (
 from transparity_conformance.capabilities.faults import SimulatedFault
 from transparity_conformance.capabilities.faults.cache import CACHE_FAULTS
 from transparity_conformance.capabilities.stranger import call_stranger
+from transparity_conformance.diagnosis.faults.wholly_hidden import free_positions
 from transparity_conformance.oracle.probes import Probe, sees_something
 from transparity_conformance.report.capability_result import CapabilityResult, alternatives
 from transparity_conformance.report.comparison import as_numbers, gap, share
@@ -133,7 +134,7 @@ def judge_steps(way: Way, requests: Requests, answers: Answers, forward: Forward
     budgets = {request: request.probe.oracle.budget("logits", forward.dtype) for request in logits}
 
     def beyond(request: StepRequest, expected: np.ndarray) -> float:
-        where = sees_something(request.probe.config, request.probe.inputs)[request.rows]
+        where = _is_judged(request, logits[request])
         return gap(logits[request][where], expected[request.rows][where])
 
     errors = {request: beyond(request, request.probe.oracle.expected["logits"]) for request in logits}
@@ -160,6 +161,17 @@ def judge_steps(way: Way, requests: Requests, answers: Answers, forward: Forward
     return CapabilityResult(
         (claim,), (Divergence("step", error, budget, causes, alternatives(explaining), probe=probe.name),)
     )
+
+
+def _is_judged(request: StepRequest, logits: np.ndarray) -> np.ndarray:
+    """Positions (rows, length) of a request at which no convention decides, or that are no numbers."""
+    probe = request.probe
+    where: np.ndarray = sees_something(probe.config, probe.inputs)[request.rows]
+    free = free_positions(probe).get("logits")
+    if free is None:
+        return where
+    is_free: np.ndarray = np.any(free, axis=-1)[request.rows] & np.isfinite(logits).all(-1)
+    return where & ~is_free
 
 
 def _joined(key: str, request: StepRequest, answers: Answers) -> np.ndarray:

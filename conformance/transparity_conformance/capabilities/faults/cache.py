@@ -11,6 +11,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.parameters import shared
+from transparity.taps import Tap, identity
 from transparity_conformance.capabilities.faults import SimulatedFault
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_numpy.arithmetic.functional import nest
@@ -18,7 +19,7 @@ from transparity_numpy.decoding.steps import prefill
 from transparity_numpy.embeddings import embed
 from transparity_numpy.head import head
 from transparity_numpy.masks import causal_mask, padding_mask, visible_keys
-from transparity_numpy.positions import rotary_tables, score_bias
+from transparity_numpy.positions import RotaryTables, rotary_tables, rotate, score_bias
 from transparity_numpy.state.cache import Cache, mark_valid, next_positions
 from transparity_numpy.state.context import LayerContext
 from transparity_numpy.transformer import stack
@@ -37,6 +38,10 @@ def _as_they_are(positions: np.ndarray) -> np.ndarray:
 def _cached_mask(positions: np.ndarray, visible: np.ndarray) -> np.ndarray:
     """Visible keys up to each query's position."""
     return causal_mask(positions, visible.shape[1]) & padding_mask(visible)
+
+
+def _from_zero(positions: np.ndarray) -> np.ndarray:
+    return positions - positions[:, :1]
 
 
 def _moved(by: int) -> Positions:
@@ -75,6 +80,10 @@ class CacheRules:
 
     positions: Positions = _as_they_are
     mask: Mask = _cached_mask
+    queries: Positions = _as_they_are
+    """Rotary positions of the queries alone."""
+    kept: Positions = _as_they_are
+    """Rotary positions with which keys are kept for later steps."""
     masks_source: bool = True
     """Whether padding in the source is masked."""
     clips: bool = False
@@ -113,10 +122,41 @@ def simulate_decoding(
             bias=score_bias(config, decoder, moved, visible.shape[1], x.dtype, both=False),
             memory_mask=memory_mask,
         )
-        x = stack(config, decoder, x, context, cache=cache["layers"])
+        tap = _turning_queries(config, rules.queries(right) - right)
+        x = stack(config, decoder, x, context, tap, cache=cache["layers"])
+        _turn_kept_keys(config, cache, right, rules.kept(right) - right)
         logits.append(head(config, tree, x))
         cache["lengths"], begin = cache["lengths"] + size, begin + size
     return np.concatenate(logits, axis=1)
+
+
+def _turning_queries(config: TransformerConfig, by: np.ndarray) -> Tap:
+    """A tap that rotates queries on by so many positions (batch, queries)."""
+    if config.positions != "rotary" or not by.any():
+        return identity
+
+    def tap(name: str, value: np.ndarray) -> np.ndarray:
+        is_query = name.endswith("query_rotated")
+        return rotate(value, _tables(config, by, value), config.rope_layout) if is_query else value
+
+    return tap
+
+
+def _turn_kept_keys(config: TransformerConfig, cache: Cache, positions: np.ndarray, by: np.ndarray) -> None:
+    """Rotate the keys at `positions` (batch, queries) of a cache on by so many positions."""
+    if config.positions != "rotary" or not by.any():
+        return
+    rows = np.arange(len(positions))[:, None]
+    for layer in cache["layers"]:
+        keys = layer["self_attention"]["key"]
+        new = keys[rows, :, positions].swapaxes(1, 2)
+        keys[rows, :, positions] = rotate(new, _tables(config, by, new), config.rope_layout).swapaxes(1, 2)
+
+
+def _tables(config: TransformerConfig, positions: np.ndarray, value: np.ndarray) -> RotaryTables:
+    tables = rotary_tables(config, positions, value.dtype)
+    assert tables is not None
+    return tables
 
 
 def _grow(cache: Cache, by: int) -> None:
@@ -154,13 +194,15 @@ _MASKS: dict[str, Mask] = {
 _ONE_TOO_HIGH = "after the first step positions are one too high"
 
 CACHE_FAULTS = (
-    _fault("cache-position", "positions begin at 0 again with every step", positions=lambda at: at - at[:, :1]),
+    _fault("cache-position", "positions begin at 0 again with every step", positions=_from_zero),
     _fault("cache-position", _ONE_TOO_HIGH, positions=_moved(1)),
     _fault("cache-position", "after the first step positions are one too low", positions=_moved(-1)),
     _fault("cache-position", "all tokens of a step have its first position", positions=_all_at(0)),
     _fault("cache-position", "all tokens of a step have its last position", positions=_all_at(-1)),
     *(_fault("cache-mask", says, mask=mask) for says, mask in _MASKS.items()),
     _fault("cache-mask", "padding in the source is visible", masks_source=False),
+    _fault("cache-position", "queries begin at position 0 again with every step, and keys do not", queries=_from_zero),
+    _fault("cache-position", "keys are kept before they are rotated", kept=np.zeros_like),
     # the same in other caches, where they answer otherwise
     _fault("cache-position", _ONE_TOO_HIGH, positions=_moved(1), clips=True),
     *(_fault("cache-mask", says, mask=mask, grows=True) for says, mask in _MASKS.items()),

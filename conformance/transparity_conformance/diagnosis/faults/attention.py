@@ -39,6 +39,8 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
                 yield scaled(config, scale(config), name)
     if tap in ("scores", "weights") and config.attention_softcap is not None:
         yield from _cap_faults(config, tap)
+    elif tap == "scores":
+        yield from (other_cap(config, cap) for cap in KNOWN_CAPS)
     if tap in ("scores", "context") and config.key_value_heads < config.num_heads and config.key_value_heads > 1:
         yield from _grouping_faults(tap)
     if tap in ("query", "key", "value") and heads_at(config, tap) > 1:
@@ -49,6 +51,10 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
         for name, (merge, description) in MERGES.items():
             kind = "head-split" if name == "view" else "head-order"
             yield Fault(kind, f"merged by {name}", description, formula=attended, settings={"merge": merge})
+    if tap == "context" and 1 < config.key_value_heads < config.num_heads:
+        description = "the members of the groups of heads are merged in turn: the first of every group, then the second"
+        by_members = {"merge": partial(merged_by_members, config.key_value_heads)}
+        yield Fault("head-order", "merged by members", description, formula=attended, settings=by_members)
     if tap in ("query", "key", "value", "context") and heads_at(config, tap) > 1:
         description = (
             "heads are interleaved, (head_dim, heads) instead of (heads, head_dim), in splitting and in merging"
@@ -153,7 +159,8 @@ def _cap_faults(config: TransformerConfig, tap: str) -> Iterator[Fault]:
 
 
 def other_cap(config: TransformerConfig, cap: float) -> Fault:
-    description = f"scores are softcapped at {cap:.6g} instead of {config.attention_softcap:g}"
+    right = ", and should not be" if config.attention_softcap is None else f" instead of {config.attention_softcap:g}"
+    description = f"scores are softcapped at {cap:.6g}{right}"
     return _capped(f"{cap:.6g}", description, cap)
 
 
@@ -221,6 +228,13 @@ MERGES: dict[str, tuple[Callable[[Value], Value], str]] = {
         f"{INTERLEAVED}, when they are merged",
     ),
 }
+
+
+def merged_by_members(groups: int, heads: Value) -> Value:
+    """The first head of every group, then the second of every group, instead of group by group."""
+    batch, count, length, width = heads.shape
+    members = heads.reshape(batch, groups, count // groups, length, width).transpose(0, 3, 2, 1, 4)
+    return members.reshape(batch, length, -1)
 
 
 def _split(wrong: Callable[[Value, int], Value], state: WalkState, site: str, value: Value) -> Value:

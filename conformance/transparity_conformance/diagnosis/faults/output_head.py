@@ -37,6 +37,8 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
         yield _headed("head-scale", "√embed_dim", description, power=0.5)
     if config.final_softcap is not None:
         yield from _cap_faults(config)
+    else:
+        yield from (other_cap(config, cap) for cap in KNOWN_CAPS)
 
 
 def _cap_faults(config: TransformerConfig) -> Iterator[Fault]:
@@ -51,7 +53,8 @@ def _cap_faults(config: TransformerConfig) -> Iterator[Fault]:
 
 
 def other_cap(config: TransformerConfig, cap: float) -> Fault:
-    description = f"logits are softcapped at {cap:.6g} instead of {config.final_softcap:g}"
+    right = ", and should not be" if config.final_softcap is None else f" instead of {config.final_softcap:g}"
+    description = f"logits are softcapped at {cap:.6g}{right}"
     return _headed("logit-cap", f"{cap:.6g}", description, cap, cap=cap)
 
 
@@ -109,6 +112,6 @@ def _pooled(pooled: Pooled, state: WalkState, site: str, value: Value) -> Value:
 
 
 def numeric_faults(config: TransformerConfig) -> Iterator[NumericFault]:
-    if config.final_softcap is not None:
-        grid = [config.final_softcap * 2.0**power for power in range(-4, 7)]
+    if config.head == "logits":
+        grid = [(config.final_softcap or KNOWN_CAPS[1]) * 2.0**power for power in range(-4, 7)]
         yield NumericFault(lambda site: site == "logits", grid, partial(other_cap, config))

@@ -43,6 +43,10 @@ def _rotary_faults(config: TransformerConfig) -> Iterator[Fault]:
     for right, name, description, fields in SCALINGS:
         if config.rotary_scaling in right:
             yield _turned("rotary-scaling", name, description, fields)
+    if config.rotary_scaling == "llama3" and config.rotary_factor != 1:
+        for name, (share, description) in SHARES_KEPT.items():
+            mixed = {"frequencies": partial(_with_share, share)}
+            yield Fault("rotary-scaling", name, description, formula=_turn, settings=mixed)
     yield from _partial_faults(config)
     yield Fault("rotary-missing", "both", "queries and keys are not rotated", patch=_not_turned)
     yield Fault(
@@ -116,6 +120,24 @@ SCALINGS: tuple[tuple[tuple[str, ...], str, str, dict[str, Field]], ...] = (
     (("linear",), "llama3", "only the slow angles are scaled, not all", {"rotary_scaling": lambda c: "llama3"}),
 )
 """The right scalings, the variant, its description and the changed fields."""
+
+
+SHARES_KEPT: dict[str, tuple[Callable[[np.ndarray], np.ndarray], str]] = {
+    "mixed the other way round": (
+        lambda share: np.where((share > 0) & (share < 1), 1 - share, share),
+        "between the slow and the fast angles, the scaled and the plain ones are mixed the other way round",
+    ),
+    "a step": (np.floor, "all angles but the fast ones are scaled, without a smooth part"),
+}
+"""From the share of the plain frequency in that of Llama 3.1 to another one."""
+
+
+def _with_share(change: Callable[[np.ndarray], np.ndarray], config: TransformerConfig) -> np.ndarray:
+    right = rotary_frequencies(config)
+    plain = rotary_frequencies(dataclasses.replace(config, rotary_scaling="none"))
+    slowed = plain / config.rotary_factor
+    mixed: np.ndarray = slowed + change(np.round((right - slowed) / (plain - slowed), 12)) * (plain - slowed)
+    return mixed
 
 
 def other_base(config: TransformerConfig, base: float) -> Fault:

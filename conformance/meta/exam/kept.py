@@ -1,0 +1,72 @@
+"""The published results, docs/exam.json: the judgement of every bug by its id, at first sight and now."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from meta.exam.bug import exam, twins_by_bug
+from meta.exam.judge import Judged, judged
+
+FILE = Path(__file__).parents[3] / "docs/exam.json"
+
+TOLD = ("story", "source", "group", "file", "hidden", "control")
+"""What is kept of a bug's table, for the page."""
+
+JUDGED = ("detected", "placed", "named", "falsely", "line", "says")
+
+Row = Mapping[str, Any]
+
+
+def read(file: Path = FILE) -> dict[str, Row]:
+    """The rows of the published results by id."""
+    found: dict[str, Row] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return found
+
+
+def merged(rows: Mapping[str, Row], cache: Path) -> dict[str, Row]:
+    """The rows with the results in a folder; a bug that was there before keeps its judgement at first sight.
+
+    Rows of bugs that are no longer there are left out, and bugs without a result keep their row.
+    """
+    bugs = exam()
+    twins = twins_by_bug(list(bugs.values()))
+    results = {name: json.loads(path.read_text("utf-8")) for name in bugs if (path := cache / f"{name}.json").is_file()}
+    found = {name: row for name, row in rows.items() if name in bugs}
+    for name, result in results.items():
+        now = judged(bugs[name], result, results.get(twins[name]))
+        found[name] = row_of(name, now, rows.get(name))
+    return {name: found[name] for name in bugs if name in found}
+
+
+def row_of(name: str, now: Judged, before: Row | None) -> Row:
+    """The row of a bug with a new judgement."""
+    bug = exam()[name]
+    judgement = {key: value for key, value in now.as_dict().items() if key in JUDGED}
+    told = {key: getattr(bug, key) for key in TOLD}
+    first = judgement if before is None else before["first"]
+    return {**told, "rules": list(now.rules), "seconds": now.seconds, **judgement, "first": first}
+
+
+def with_first_sight(rows: Mapping[str, Row], cache: Path) -> dict[str, Row]:
+    """The rows with the judgements of a folder as those at first sight."""
+    first = merged({}, cache)
+    return {name: {**row, "first": first[name]["first"]} if name in first else row for name, row in rows.items()}
+
+
+def write(rows: Mapping[str, Row], file: Path = FILE) -> None:
+    """Write the rows, one a line."""
+    lines = (f" {json.dumps(name)}: {json.dumps(row, ensure_ascii=False)}" for name, row in rows.items())
+    file.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
+def judgements(rows: Mapping[str, Row], *, first: bool = False) -> list[Judged]:
+    """The judgements of the rows, at first sight or now."""
+    found = []
+    for name, row in rows.items():
+        shown = row["first"] if first else row
+        named = {key: shown[key] for key in JUDGED} | {"falsely": tuple(shown["falsely"])}
+        found.append(Judged(name, row["control"], rules=tuple(row["rules"]), seconds=row["seconds"], **named))
+    return found

@@ -1,0 +1,179 @@
+"""Write docs/exam.md and docs/exam.png from docs/exam.json: `python -m meta.exam.page [--cache FOLDER]`.
+
+With `--cache`, the results that `meta.exam.measure` kept in a folder are taken into docs/exam.json before; with
+`--first`, those of a folder count as the answers at first sight.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from meta.exam import kept
+from meta.exam.kept import Row, judgements
+from meta.exam.rules import RULES
+from meta.exam.scores import TARGETS, Share, rule_scores, scores
+
+PAGE, PLOT = kept.FILE.with_suffix(".md"), kept.FILE.with_suffix(".png")
+
+Rows = Mapping[str, Row]
+
+
+def bugs_of(rows: Rows) -> Rows:
+    return {name: row for name, row in rows.items() if not row["control"]}
+
+
+def percent(share: Share) -> str:
+    return f"{share.right} of {share.of} ({share.right / max(share.of, 1):.0%})".replace("%)", " %)")
+
+
+def table(heads: Sequence[str], lines: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
+    """A Markdown table; the columns `right` are aligned to the right."""
+    rule = "|".join("--:" if column in right else "---" for column in range(len(heads)))
+    body = (f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |" for line in lines)
+    return "\n".join([f"| {' | '.join(heads)} |", f"|{rule}|", *body])
+
+
+def beside_rules(rows: Rows) -> str:
+    """What the checker and each rule detect, and which right ports they refuse."""
+    by_rule, own = rule_scores(judgements(rows)), {share.title: share for share in scores(judgements(rows))}
+    alone = own["controls and twins left alone"]
+    refused = Share("", alone.of - alone.right, alone.of)
+    lines = [["**transparity check**", percent(own["detected"]), percent(refused)]]
+    lines += [[RULES[name].says, percent(found), percent(false)] for name, (found, false) in by_rule.items()]
+    return table(["", "bugs detected", "right ports refused"], lines, (1, 2))
+
+
+def answers(rows: Rows) -> str:
+    """The shares of right answers, at first sight and now."""
+    both = zip(scores(judgements(rows, first=True)), scores(judgements(rows)), strict=True)
+    lines = [[now.title, percent(then), percent(now), _target(now.title)] for then, now in both]
+    return table(["", "at first sight", "now", "wanted"], lines, (1, 2, 3))
+
+
+def _target(title: str) -> str:
+    return f"{TARGETS[title]:.0%}".replace("%", " %") if title in TARGETS else ""
+
+
+def by_where(rows: Rows) -> str:
+    """What is detected of bugs that show everywhere, and of those that hide."""
+    places = dict.fromkeys(row["hidden"] for row in bugs_of(rows).values())
+    lines = []
+    for place in sorted(places, key=lambda place: (place != "any", place)):
+        found = [row for row in bugs_of(rows).values() if row["hidden"] == place]
+        best = max(sum(name in row["rules"] for row in found) for name in RULES if not name.startswith("torch"))
+        seen = sum(bool(row["detected"]) for row in found)
+        lines.append([place, str(len(found)), str(seen), str(best)])
+    return table(["shows", "bugs", "transparity", "best rule¹"], lines, (1, 2, 3))
+
+
+def _kinds(row: Row) -> dict[str, bool]:
+    """What is not right about the answer to a bug or a control."""
+    if row["control"]:
+        return {"Called a bug, and is none": bool(row["detected"])}
+    is_unnamed = bool(row["detected"]) and not row["named"] and not row["falsely"]
+    return {
+        "Not detected": not row["detected"],
+        "Another cause named": bool(row["falsely"]),
+        "Detected, not named": is_unnamed,
+        "Another line": row["line"] is False,
+        "Another part": row["placed"] is False,
+    }
+
+
+def missed(rows: Rows) -> str:
+    """Every answer that is not wholly right, by name."""
+    parts = []
+    for title in ("Called a bug, and is none", *_kinds({**dict.fromkeys(kept.JUDGED), "control": False})):
+        found = [f"- `{name}`, {row['story']}: {row['says']}" for name, row in rows.items() if _kinds(row).get(title)]
+        parts.append("\n".join([f"**{title}: {len(found) or 'none'}.**", *([""] * bool(found)), *found]))
+    return "\n\n".join(parts)
+
+
+MARKS = {True: "yes", False: "no", None: "–"}
+
+
+def every_bug(rows: Rows) -> str:
+    """One line for each bug and each control."""
+    lines = []
+    for name, row in rows.items():
+        story = f"[{row['story']}](https://{_link(row['source'])})" if row["source"] else row["story"]
+        way = row["detected"] or ("–" if row["control"] else "no")
+        named = "–" if row["control"] else MARKS[row["named"]]
+        shows = "control" if row["control"] else row["hidden"]
+        lines.append(
+            [f"`{name}`", story, shows, way, named, MARKS[row["line"]], f"{len(row['rules'])} of {len(RULES)}"]
+        )
+    return table(["", "what is wrong", "shows", "found by", "named", "line", "rules that refuse"], lines)
+
+
+def _link(source: str) -> str:
+    """A thread of a repository, as its site has it."""
+    return re.sub(r"#(\d+)$", r"/issues/\1", source)
+
+
+PARTS: dict[str, Callable[[Rows], str]] = {
+    "beside rules": beside_rules,
+    "answers": answers,
+    "by where": by_where,
+    "missed": missed,
+    "every bug": every_bug,
+}
+
+
+def rendered(page: str, rows: Rows) -> str:
+    """The page with every part as the rows have it."""
+    for name, render in PARTS.items():
+        begin, end = f"<!-- {name}: written by meta.exam.page -->", f"<!-- end of {name} -->"
+        if page.count(begin) != 1:
+            raise ValueError(f"{PAGE} has {page.count(begin)} places for {name!r}; expected one.")
+        before, _, rest = page.partition(begin)
+        page = f"{before}{begin}\n{render(rows)}\n{end}{rest.partition(end)[2]}"
+    return page
+
+
+def plot(rows: Rows, file: Path) -> None:
+    """Draw what the checker and the rules detect, and what they refuse wrongly."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    own = {share.title: share for share in scores(judgements(rows))}
+    alone = own["controls and twins left alone"]
+    bars = [("transparity check", own["detected"], Share("", alone.of - alone.right, alone.of))]
+    bars += [(RULES[name].says, found, false) for name, (found, false) in rule_scores(judgements(rows)).items()]
+    names, found, false = zip(*bars[::-1], strict=True)
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2), sharey=True, width_ratios=(3, 2))
+    for axes, shares, title, colour in (
+        (left, found, f"of {own['detected'].of} bugs, detected", "tab:blue"),
+        (right, false, f"of {alone.of} right ports, refused", "tab:red"),
+    ):
+        drawn = axes.barh(names, [100 * share.right / share.of for share in shares], color=colour, height=0.65)
+        axes.bar_label(drawn, [str(share.right) for share in shares], padding=3)
+        axes.set(xlim=(0, 112), title=title, xlabel="%")
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(file, dpi=110, metadata={"Software": None})
+    plt.close(figure)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Take in results, and write the page and its plot."""
+    parser = argparse.ArgumentParser(description="Write docs/exam.md and docs/exam.png from docs/exam.json.")
+    parser.add_argument("--cache", type=Path, metavar="FOLDER", help="take in the results of this folder")
+    parser.add_argument("--first", type=Path, metavar="FOLDER", help="the results at first sight")
+    options = parser.parse_args(arguments)
+    rows: Any = kept.read()
+    rows = kept.merged(rows, options.cache) if options.cache else rows
+    rows = kept.with_first_sight(rows, options.first) if options.first else rows
+    kept.write(rows)
+    PAGE.write_text(rendered(PAGE.read_text(encoding="utf-8"), rows), encoding="utf-8")
+    plot(rows, PLOT)
+
+
+if __name__ == "__main__":
+    main()

@@ -122,6 +122,14 @@ def power(session: nox.Session) -> None:
 
 
 @nox.session
+def exam(session: nox.Session) -> None:
+    """Take the published exam: bugs in other people's code, beside the rules in use. Go on where it was interrupted."""
+    install(session, "test", "exam")
+    environment = SINGLE_THREADED | {"PYTHONPATH": "conformance"}
+    session.run("python", "-m", "meta.exam.measure", "--jobs", "2", *session.posargs, env=environment)
+
+
+@nox.session
 def fuzz(session: nox.Session) -> None:
     """Try 20,000 inputs that nobody would write: each ends in a verdict or one sentence, soon."""
     install(session, "test")

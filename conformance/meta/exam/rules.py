@@ -1,0 +1,75 @@
+"""The rules by which people decide today that a port is right, on logits of one row: each returns whether it passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+SHORT, LONG = 5, 32
+"""Tokens of the two inputs."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule, and the number of tokens that it looks at.
+
+    Attributes:
+        says: the rule in words.
+        tokens: the length of its input.
+        passes: from the port's logits and the right ones, both (tokens, vocab).
+    """
+
+    says: str
+    tokens: int
+    passes: Callable[[np.ndarray, np.ndarray], bool]
+
+
+def allclose(rtol: float, atol: float) -> Callable[[np.ndarray, np.ndarray], bool]:
+    return lambda port, right: bool(np.allclose(port, right, rtol=rtol, atol=atol))
+
+
+def normalized_error(port: np.ndarray, right: np.ndarray) -> bool:
+    """The mean square of the error of the last token, divided by that of the logits, is at most 1e-2."""
+    return bool(np.mean((port[-1] - right[-1]) ** 2) <= 1e-2 * np.mean(right[-1] ** 2))
+
+
+def cosine(port: np.ndarray, right: np.ndarray) -> bool:
+    a, b = port[-1], right[-1]
+    return bool(a @ b >= 0.99 * np.linalg.norm(a) * np.linalg.norm(b) > 0)
+
+
+def same_top(port: np.ndarray, right: np.ndarray) -> bool:
+    return int(port[-1].argmax()) == int(right[-1].argmax())
+
+
+def one_percent(port: np.ndarray, right: np.ndarray) -> bool:
+    return bool(np.abs(port - right).max() <= 0.01 * np.abs(right).max())
+
+
+RULES = {
+    "allclose-5": Rule("allclose (1e-3), 5 tokens", SHORT, allclose(1e-3, 1e-3)),
+    "allclose-32": Rule("allclose (1e-3), 32 tokens", LONG, allclose(1e-3, 1e-3)),
+    "torch-5": Rule("torch.allclose's defaults, 5 tokens", SHORT, allclose(1e-5, 1e-8)),
+    "torch-32": Rule("torch.allclose's defaults, 32 tokens", LONG, allclose(1e-5, 1e-8)),
+    "nmse": Rule("NMSE ≤ 1e-2, last token of 32", LONG, normalized_error),
+    "cosine": Rule("cosine ≥ 0.99, last token of 32", LONG, cosine),
+    "top-1": Rule("the same likeliest token after 32", LONG, same_top),
+    "one-percent": Rule("largest error ≤ 1 % of the largest logit, 32 tokens", LONG, one_percent),
+}
+
+
+def failed(port: dict[int, np.ndarray | None], right: dict[int, np.ndarray]) -> list[str]:
+    """The names of the rules that a port fails; one without an answer (it raised) fails, and so do other shapes.
+
+    Args:
+        port, right: the logits (tokens, vocab) by the number of tokens.
+    """
+    return [name for name, rule in RULES.items() if not _passes(rule, port[rule.tokens], right[rule.tokens])]
+
+
+def _passes(rule: Rule, port: np.ndarray | None, right: np.ndarray) -> bool:
+    if port is None or port.shape != right.shape or not np.isfinite(port).all():
+        return False
+    return rule.passes(port.astype(np.float64), right)

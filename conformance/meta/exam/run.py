@@ -1,0 +1,144 @@
+"""Run one bug in a process of its own: `python -m meta.exam.run ID FOLDER`, with the result in FOLDER/result.json."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from meta.exam import patching
+from meta.exam.bug import Bug, ExamError, exam
+from meta.exam.rules import LONG, SHORT, failed
+from transparity.config import TransformerConfig
+from transparity_conformance import check
+from transparity_conformance.capabilities.stranger import PortError
+from transparity_conformance.checkpoints.examples import EXAMPLES
+from transparity_conformance.checkpoints.importing import configuration, family_called
+from transparity_conformance.oracle.probes import Probe, probe_parameters
+from transparity_conformance.ports.loader.hub import HubBuild
+from transparity_conformance.ports.process.running import built, run
+from transparity_conformance.report.audit.result import CAUSES
+from transparity_conformance.report.report import Divergence, Report
+from transparity_numpy.transformer import transformer
+
+Port = Callable[..., Any]
+
+
+def config_of(bug: Bug, subject: Any) -> TransformerConfig:
+    """The configuration in which a bug is looked for: the subject's, or its family's small model, with changes."""
+    if not bug.family:
+        return dataclasses.replace(subject.CONFIG, **bug.config)
+    family = family_called(bug.family)
+    fields = {**EXAMPLES[bug.family], **getattr(subject, "FIELDS", {}).get(bug.family, {}), **bug.config}
+    return configuration(family, fields, family.names)
+
+
+def port_of(bug: Bug, subject: Any) -> Port:
+    """The function of the subject that loads or builds the model."""
+    name = bug.port or ("load" if hasattr(subject, "load") else "build")
+    port: Port = getattr(subject, name)
+    return port
+
+
+def result_of(bug: Bug, folder: Path) -> dict[str, Any]:
+    """Patch, check, and try the rules; the result as JSON values, lines relative to `folder`."""
+    patched = None if bug.is_twin else patching.install(bug, folder)
+    subject = importlib.import_module(f"meta.exam.subjects.{bug.subject}")
+    port, config = port_of(bug, subject), config_of(bug, subject)
+    began = time.perf_counter()
+    result: dict[str, Any] = {"id": bug.id, "error": "", "verdict": "", "faults": [], "audit": {}}
+    try:
+        family: dict[str, Any] = {"family": bug.family} if bug.family else {}
+        report = check(port, config=config, dtype=bug.dtype, **family)
+        result |= {"verdict": report.verdict, **_answers(report, folder)}
+    except PortError as error:
+        result |= {"error": str(error)}
+    result["seconds"] = round(time.perf_counter() - began, 1)
+    result["rules"] = rules_failed(port, config, bug.family)
+    if patched is not None and not patching.is_imported(patched):
+        raise ExamError(f"{bug.id}: the subject never imports {bug.file}.")
+    return result
+
+
+def _answers(report: Report, folder: Path) -> dict[str, Any]:
+    audit = report.audit
+    found: list[tuple[str, str]] = []
+    if audit is not None:
+        found += [(field.name, field.outcome) for field in audit.fields]
+        found += [(tensor.name, tensor.outcome) for tensor in audit.tensors]
+    return {
+        "faults": [_fault(fault, folder) for fault in report.faults],
+        "audit": {name: outcome for name, outcome in found if outcome in CAUSES},
+        "not_compared": list(report.not_compared),
+        "notes": list(report.notes),
+    }
+
+
+def _fault(fault: Divergence, folder: Path) -> dict[str, Any]:
+    source = dict(fault.source) if fault.source else None
+    if source:
+        source["file"] = _relative(source["file"], folder)
+    causes = [{"mistake": each.mistake, "says": each.says, "at": each.at} for each in fault.causes]
+    number = {"error": float(fault.error), "budget": float(fault.budget)}
+    kept = {"where": fault.where, "probe": fault.probe, "source": source, "causes": causes}
+    return (
+        kept
+        | {name: value if np.isfinite(value) else "inf" for name, value in number.items()}
+        | {"indistinguishable": list(fault.indistinguishable)}
+    )
+
+
+def _relative(file: str, folder: Path) -> str:
+    """A file of the port without where it is on this machine."""
+    inside = file.removeprefix(f"{folder}/")
+    return inside.rpartition("/site-packages/")[2] if inside == file else inside
+
+
+def rules_failed(port: Port, config: TransformerConfig, family: str) -> list[str]:
+    """The rules that a port fails on drawn weights and tokens, without padding, as people try them."""
+    parameters = probe_parameters(config)
+    random = np.random.default_rng(0)
+    answers: dict[int, np.ndarray | None] = {}
+    right: dict[int, np.ndarray] = {}
+    with tempfile.TemporaryDirectory() as root:
+        build = HubBuild(port, family, root) if family else port
+        for tokens in (SHORT, LONG):
+            probe = _unpadded(config, parameters, tokens, random)
+            right[tokens] = transformer(config, probe.exact, **probe.inputs)[0]  # type: ignore[arg-type]
+            try:
+                answers[tokens] = run(built(build, probe), probe, logits_only=True)["logits"][0]
+            except PortError:
+                answers[tokens] = None
+    return failed(answers, right)
+
+
+def _unpadded(config: TransformerConfig, parameters: Any, tokens: int, random: np.random.Generator) -> Probe:
+    """One row of `tokens` ordinary tokens in each stack."""
+    special, length = {config.pad_id, config.bos_id, config.eos_id}, min(tokens, config.max_length)
+    inputs = {}
+    for name in config.input_names:
+        vocabulary = range(config.stack_vocab_size(config.input_stack(name)))
+        inputs[name] = random.choice([token for token in vocabulary if token not in special], (1, length))
+    further = {
+        name: np.ones((1, length), np.int64) if name == "attention_mask" else np.zeros((1, length), np.int64)
+        for name in config.further_inputs
+    }
+    return Probe("rules", f"{tokens} tokens", "", config, parameters, inputs | further)
+
+
+def main(name: str, folder: str) -> None:
+    """Write the result of one bug."""
+    result = result_of(exam()[name], Path(folder))
+    Path(folder, "result.json").write_text(json.dumps(result, ensure_ascii=False), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,169 @@
+"""The rules in use on invented logits, bugs as they are read, and how answers are judged; `nox -s exam` has the exam."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from meta.exam import patching
+from meta.exam.bug import Bug, ExamError, exam, read, twins_by_bug
+from meta.exam.judge import judged
+from meta.exam.rules import RULES, failed
+from meta.exam.scores import scores
+
+RIGHT = np.random.default_rng(0).normal(size=(5, 11))
+
+
+def with_error(size: float, *, last_alone: bool = False) -> np.ndarray:
+    """The right logits with an error of `size` standard deviations, perhaps at the last token alone."""
+    error = np.random.default_rng(1).normal(size=RIGHT.shape)
+    error[: len(error) - 1 if last_alone else 0] = 0
+    return RIGHT + size * error
+
+
+def with_another_top() -> np.ndarray:
+    logits = RIGHT.copy()
+    logits[-1, logits[-1].argmin()] = logits[-1].max() + 0.1
+    return logits
+
+
+WRONG = {
+    "allclose-5": with_error(5e-2),
+    "allclose-32": with_error(5e-2),
+    "torch-5": with_error(1e-4),
+    "torch-32": with_error(1e-4),
+    "nmse": with_error(0.2, last_alone=True),
+    "cosine": with_error(0.5, last_alone=True),
+    "top-1": with_another_top(),
+    "one-percent": with_error(0.1),
+}
+"""Logits that a rule has to refuse."""
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_rule_passes_equal_logits_and_refuses_wrong_ones(name: str) -> None:
+    rule = RULES[name]
+    assert rule.passes(RIGHT, RIGHT)
+    assert rule.passes(RIGHT.astype(np.float32).astype(np.float64), RIGHT) or name.startswith("torch")
+    assert not rule.passes(WRONG[name], RIGHT)
+
+
+def test_a_rule_refuses_no_answer_another_shape_and_nan() -> None:
+    lengths = {rule.tokens for rule in RULES.values()}
+    right = dict.fromkeys(lengths, RIGHT)
+    assert failed(dict.fromkeys(lengths, RIGHT), right) == []
+    for answer in (None, RIGHT[:, :-1], np.full_like(RIGHT, np.nan)):
+        assert failed(dict.fromkeys(lengths, answer), right) == list(RULES)
+
+
+def toml(tmp_path: Path, *rows: str, shared: str = "") -> list[Bug]:
+    path = tmp_path / "subject.toml"
+    path.write_text("\n".join([shared, *(f"[[bug]]\n{textwrap.dedent(row)}" for row in rows)]), encoding="utf-8")
+    return read(path)
+
+
+ROW = """
+    id = "a"
+    story = "s"
+    file = "meta.py"
+    old = "x"
+    new = "y"
+    causes = ["norm-eps"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (ROW + 'colour = "red"', "unknown field 'colour'"),
+        (ROW.replace('old = "x"', ""), "changes nothing"),
+        (ROW.replace('causes = ["norm-eps"]', ""), "nothing would name it"),
+    ],
+)
+def test_a_table_that_describes_no_bug_is_refused(row: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ExamError, match=message):
+        toml(tmp_path, row)
+
+
+def test_a_place_that_is_not_there_once_is_refused(tmp_path: Path) -> None:
+    (bug,) = toml(tmp_path, ROW.replace("meta.py", str(tmp_path / "code.py")))
+    for text, message in (("z", "has 0 places"), ("x x", "has 2 places")):
+        (tmp_path / "code.py").write_text(text)
+        with pytest.raises(ExamError, match=message):
+            bug.text()
+    (second,) = toml(tmp_path, ROW.replace("meta.py", str(tmp_path / "code.py")) + "nth = 2")
+    assert second.text() == "x y"
+
+
+def test_right_lines_are_those_that_change_their_neighbours_and_those_that_are_named(tmp_path: Path) -> None:
+    row = ROW.replace("meta.py", str(tmp_path / "code.py")) + 'lines = ["caller"]'
+    (bug,) = toml(tmp_path, row)
+    (tmp_path / "code.py").write_text("a\nb\nx\nd\ne\ncaller\n")
+    assert bug.right_lines() == {2, 3, 4, 6}
+
+
+def test_every_bug_of_the_exam_has_its_place_and_a_twin() -> None:
+    bugs = exam()
+    twins = twins_by_bug(list(bugs.values()))
+    for bug in bugs.values():
+        assert bugs[twins[bug.id]].is_twin
+        if not bug.is_twin and bug.path.is_file():
+            compile(bug.text(), bug.file, "exec")
+            text = bug.text()
+            assert [part for part in bug.lines if part not in text] == [], bug.id
+
+
+def test_the_patched_file_is_imported_under_its_own_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "victim_of_exam.py").write_text("value = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    row = ROW.replace("meta.py", str(tmp_path / "victim_of_exam.py")).replace('"x"', '"1"').replace('"y"', '"2"')
+    (bug,) = toml(tmp_path, row)
+    patched = tmp_path / "patched.py"
+    patched.write_text(bug.text())
+    sys.meta_path.insert(0, patching.PatchedFinder(bug.path, patched))
+    import victim_of_exam  # type: ignore[import-not-found]
+
+    assert victim_of_exam.value == 2
+    assert patching.is_imported(patched)
+    assert not patching.is_imported(bug.path)
+
+
+BUG = Bug("b", "g", "s", "", "none.py", ({"old": "", "new": ""},), causes=("norm-eps",), told=("eps",), sites=("norm",))
+
+
+def answer(verdict: str, *causes: str, **others: Any) -> dict[str, Any]:
+    """A result with one divergence that has these causes."""
+    named = [{"mistake": cause, "says": cause, "at": ""} for cause in causes]
+    fault = {"where": "decoder.final_norm", "source": None, "causes": named, "indistinguishable": others.pop("or_", [])}
+    faults = [fault] if verdict == "diverges" else []
+    return {"verdict": verdict, "error": "", "faults": faults, "audit": {}, "rules": [], "seconds": 1.0, **others}
+
+
+def test_a_cause_names_a_bug_first_or_beside_what_it_cannot_be_told_from() -> None:
+    assert judged(BUG, answer("diverges", "norm-eps")).named
+    assert judged(BUG, answer("diverges", "norm-kind", or_=["norm-eps"])).named
+    wrong = judged(BUG, answer("diverges", "norm-kind"))
+    assert (wrong.detected, wrong.named, wrong.falsely, wrong.placed) == ("verdict", False, ("norm-kind",), True)
+    assert judged(BUG, answer("diverges", "norm-eps", "activation")).falsely == ("activation",)
+    assert not judged(BUG, answer("agrees")).detected
+
+
+def test_an_error_or_an_audit_detects_what_it_tells_by_name() -> None:
+    assert judged(BUG, answer("", error="the tensor eps is missing")).detected == "error"
+    assert judged(BUG, answer("", error="something else")).detected == ""
+    found = answer("agrees", audit={"eps": "ignored"})
+    assert judged(BUG, found).detected == "audit"
+    assert judged(BUG, found, twin=found).detected == ""
+
+
+def test_a_control_that_is_called_a_bug_counts_against_the_checker() -> None:
+    control = Bug("c", "g", "s", "", "none.py", ({"old": "", "new": ""},), control=True)
+    found = [judged(control, answer("diverges", "norm-eps")), judged(control, answer("agrees"))]
+    alone = scores([control, control], found)[-1]
+    assert (alone.right, alone.of, alone.is_reached) == (1, 2, False)

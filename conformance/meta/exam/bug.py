@@ -37,6 +37,7 @@ class Bug:
         told: fields or tensors that name it rightly, if the audit of a loader finds it.
         sites: parts of the taps at which it is placed rightly.
         lines: text of further lines that are right to point at.
+        uses: the same of other files: for a fault of loading, the lines that use what was loaded wrongly.
         config: changes of the subject's configuration; of a family, of the fields of its config.json.
         family: the family of the folders that a loader reads; empty for a `build`.
         port: the subject's function.
@@ -56,6 +57,7 @@ class Bug:
     told: tuple[str, ...] = ()
     sites: tuple[str, ...] = ()
     lines: tuple[str, ...] = ()
+    uses: tuple[str, ...] = ()
     config: Mapping[str, Any] = field(default_factory=dict)
     family: str = ""
     port: str = ""
@@ -110,9 +112,9 @@ def _replaced(text: str, hunk: Mapping[str, Any], where: str) -> str:
 
 
 FIELDS = {
-    "story", "source", "file", "causes", "told", "sites", "lines", "config", "family", "port", "hidden", "control"
+    "story", "source", "file", "causes", "told", "sites", "lines", "uses", "config", "family", "port", "hidden", "control"
 } | {"dtype"}  # fmt: skip
-LISTS = {"causes", "told", "sites", "lines"}
+LISTS = {"causes", "told", "sites", "lines", "uses"}
 
 
 def read(path: Path) -> list[Bug]:

@@ -99,7 +99,11 @@ def _is_placed(bug: Bug, fault: Mapping[str, Any] | None) -> bool:
 
 def _is_line(bug: Bug, fault: Mapping[str, Any] | None) -> bool:
     source = fault["source"] if fault is not None else None
-    return source is not None and source["file"] == bug.file and source["line"] in bug.right_lines()
+    if source is None:
+        return False
+    if source["file"] != bug.file:
+        return any(part in source["code"] for part in bug.uses)
+    return source["line"] in bug.right_lines()
 
 
 def _says(result: Result) -> str:

@@ -112,8 +112,8 @@ def _replaced(text: str, hunk: Mapping[str, Any], where: str) -> str:
 
 
 FIELDS = {
-    "story", "source", "file", "causes", "told", "sites", "lines", "uses", "config", "family", "port", "hidden", "control"
-} | {"dtype"}  # fmt: skip
+    "story", "source", "file", "causes", "told", "sites", "lines", "config", "family", "port", "hidden", "control"
+} | {"dtype", "uses"}  # fmt: skip
 LISTS = {"causes", "told", "sites", "lines", "uses"}
 
 

@@ -16,6 +16,7 @@ from labml_nn.transformers.models import (
     TransformerLayer,
 )
 from labml_nn.transformers.utils import subsequent_mask
+
 from transparity import TransformerConfig
 
 CONFIG = TransformerConfig(

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transparity import TransformerConfig
 from x_transformers import Decoder, TransformerWrapper
+
+from transparity import TransformerConfig
 
 CONFIG = TransformerConfig(
     architecture="decoder",

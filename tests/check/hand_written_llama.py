@@ -147,6 +147,42 @@ def load_in_training(folder):
     return model.train()
 
 
+class Steps:
+    """A model that is called again on all tokens so far: the plainest cache."""
+
+    def __init__(self, model):
+        self.model = model
+
+    def __call__(self, tokens):
+        return self.model(tokens)
+
+    def step(self, tokens, cache):
+        seen = tokens if cache is None else torch.cat([cache, tokens], 1)
+        return self.model(seen)[:, -tokens.shape[1] :], seen
+
+
+class Forgetful(Steps):
+    def step(self, tokens, cache):
+        return super().step(tokens, None)
+
+
+class Trained(Steps):
+    def step(self, loss):
+        raise RuntimeError("not asked for")
+
+
+def load_with_a_cache(folder):
+    return Steps(load(folder))
+
+
+def load_that_forgets(folder):
+    return Forgetful(load(folder))
+
+
+def load_that_trains_by_steps(folder):
+    return Trained(load(folder))
+
+
 def load_nothing(folder):
     return None
 

@@ -66,6 +66,19 @@ def test_a_fault_of_the_loader_diverges_by_its_cause(name: str, cause: str) -> N
     assert causes(report) == {cause}
 
 
+@pytest.mark.parametrize(("name", "verdict"), [("load_with_a_cache", "agrees"), ("load_that_forgets", "diverges")])
+def test_a_loaded_model_that_offers_steps_is_decoded_with_its_cache(name: str, verdict: str) -> None:
+    report = check(of(name), family="llama", audit=False)
+    assert {claim.id: claim.verdict for claim in report.claims}["step"] == report.verdict == verdict
+    assert causes(report) <= {"cache-mask"}
+
+
+def test_a_method_step_with_other_arguments_is_the_models_own() -> None:
+    report = check(of("load_that_trains_by_steps"), family="llama", audit=False)
+    assert report.verdict == "agrees"
+    assert "step: the port does not offer it" in report.not_compared
+
+
 def test_a_test_takes_a_loader_in_one_line() -> None:
     assert assert_conforms(of("load"), family="llama", logits_only=True).preset == "llama"
 

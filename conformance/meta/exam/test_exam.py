@@ -1,4 +1,4 @@
-"""The rules in use on invented logits, bugs as they are read, and how answers are judged; `nox -s exam` has the exam."""
+"""The rules in use on invented logits, tables of bugs, and how answers are judged; `nox -s exam` has the exam."""
 
 from __future__ import annotations
 

@@ -20,7 +20,13 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.errors import TransparityError, shown
-from transparity_conformance.capabilities.stranger import PortCallError, PortError, call_stranger, signature_of
+from transparity_conformance.capabilities.stranger import (
+    PortCallError,
+    PortError,
+    call_stranger,
+    has_method,
+    signature_of,
+)
 from transparity_conformance.checkpoints.editing import Edit, edit_folder
 from transparity_conformance.checkpoints.exporting import export_checkpoint
 from transparity_conformance.ports.loader.inputs import arguments, arrays, framework_of, is_instance, with_mask
@@ -113,4 +119,19 @@ def called(model: Any, config: TransformerConfig, framework: str | None = None) 
         with without_gradients():
             return model(*map(array, args), **{name: array(value) for name, value in named.items()})
 
+    def step(tokens: np.ndarray, cache: Any, **named: np.ndarray) -> Any:
+        with without_gradients():
+            return model.step(array(tokens), cache, **{name: array(value) for name, value in named.items()})
+
+    return _with_step(forward, step) if _offers_step(model) else forward
+
+
+def _offers_step(model: Any) -> bool:
+    """Return whether a model has the method `step(tokens, cache)` of a port; another one of this name is its own."""
+    takes = signature_of(model.step) if has_method(model, "step") else None
+    return takes is not None and list(takes.parameters)[:2] == ["tokens", "cache"]
+
+
+def _with_step(forward: Callable[..., Any], step: Callable[..., Any]) -> Callable[..., Any]:
+    forward.step = step  # type: ignore[attr-defined]
     return forward

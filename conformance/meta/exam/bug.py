@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from meta.drafts.draft import lines_with
+
 EXAM = Path(__file__).parent
 BUGS = EXAM / "bugs"
 
@@ -33,8 +35,8 @@ class Bug:
         source: the thread of the real bug; empty for a plausible one.
         file: relative to the installed packages, or to this folder (`subjects/NAME.py`).
         hunks: text that is there exactly once (or `nth`), and what replaces it; none for a clean twin.
-        causes: ids of the causes that name it rightly.
-        told: fields or tensors that name it rightly, if the audit of a loader finds it.
+        causes: ids of the causes that name it rightly; none: the catalogue has no name for it.
+        told: words of a right audit or error (fields, tensors); of a control, what an audit may list.
         sites: parts of the taps at which it is placed rightly.
         lines: text of further lines that are right to point at.
         uses: the same of other files: for a fault of loading, the lines that use what was loaded wrongly.
@@ -84,12 +86,13 @@ class Bug:
 
     def right_lines(self) -> set[int]:
         """The numbers of the lines of `text()` that are right to point at."""
-        before, text = self.path.read_text(encoding="utf-8").splitlines(), self.text().splitlines()
-        found = set()
-        for kind, _, _, begin, end in difflib.SequenceMatcher(None, before, text, autojunk=False).get_opcodes():
+        before, text = self.path.read_text(encoding="utf-8").splitlines(), self.text()
+        changes = difflib.SequenceMatcher(None, before, text.splitlines(), autojunk=False).get_opcodes()
+        found = {line for part in self.lines for line in lines_with(text, part)}
+        for kind, _, _, begin, end in changes:
             if kind != "equal":
                 found |= set(range(begin, end + 2))  # with the lines before and behind; lines count from 1
-        return found | {number for number, line in enumerate(text, 1) if any(part in line for part in self.lines)}
+        return found
 
     def digest(self) -> str:
         """Changes with all that its result depends on, but the checker and what is installed."""
@@ -135,8 +138,8 @@ def _bug(group: str, shared: Mapping[str, Any], row: Mapping[str, Any]) -> Bug:
         raise ExamError(f"{group}: {name} has the unknown field {min(unknown)!r}.")
     if not (hunks and all({"old", "new"} <= hunk.keys() for hunk in hunks)):
         raise ExamError(f"{group}: {name} changes nothing; expected old and new.")
-    if not given.get("control") and not (given.get("causes") or given.get("told")):
-        raise ExamError(f"{group}: {name} has neither causes nor told: nothing would name it.")
+    if not given.get("control") and "causes" not in given:
+        raise ExamError(f"{group}: {name} has no causes; expected a list, empty if the catalogue has none for it.")
     listed: dict[str, Any] = {key: tuple(value) if key in LISTS else value for key, value in given.items()}
     return Bug(name, group, subject, hunks=hunks, **listed)
 

@@ -43,7 +43,10 @@ class Judged:
 
 
 def judged(bug: Bug, result: Result, twin: Result | None = None) -> Judged:
-    """Judge the answer to a bug or a control; what an audit finds in its clean twin, too, detects nothing."""
+    """Judge the answer to a bug or a control; what an audit finds in its clean twin, too, detects nothing.
+
+    A control is found wrongly by any verdict but agreement, an error, or an audit that lists more than it may.
+    """
     way = _way(bug, result, twin)
     faults = result["faults"]
     first = faults[0] if faults else None
@@ -66,8 +69,9 @@ def _way(bug: Bug, result: Result, twin: Result | None) -> Way:
         return "verdict"
     if result["error"]:
         return "error" if bug.control or any(name in result["error"] for name in bug.told) else ""
+    told = set(bug.told)
     found = result["audit"].keys() - (twin["audit"].keys() if twin else set())
-    return "audit" if found & set(bug.told) or (bug.control and found) else ""
+    return "audit" if (found - told if bug.control else found & told) else ""
 
 
 def _names(fault: Mapping[str, Any]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import textwrap
 from pathlib import Path
@@ -82,7 +83,7 @@ ROW = """
     [
         (ROW + 'colour = "red"', "unknown field 'colour'"),
         (ROW.replace('old = "x"', ""), "changes nothing"),
-        (ROW.replace('causes = ["norm-eps"]', ""), "nothing would name it"),
+        (ROW.replace('causes = ["norm-eps"]', ""), "has no causes"),
     ],
 )
 def test_a_table_that_describes_no_bug_is_refused(row: str, message: str, tmp_path: Path) -> None:
@@ -167,3 +168,9 @@ def test_a_control_that_is_called_a_bug_counts_against_the_checker() -> None:
     found = [judged(control, answer("diverges", "norm-eps")), judged(control, answer("agrees"))]
     alone = scores([control, control], found)[-1]
     assert (alone.right, alone.of, alone.is_reached) == (1, 2, False)
+
+
+def test_an_audit_of_a_control_may_list_what_is_told_alone() -> None:
+    control = dataclasses.replace(BUG, control=True, told=("eps",))
+    assert judged(control, answer("agrees", audit={"eps": "ignored"})).detected == ""
+    assert judged(control, answer("agrees", audit={"theta": "ignored"})).detected == "audit"

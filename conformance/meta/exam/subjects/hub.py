@@ -1,27 +1,81 @@
-"""Classes of transformers, as they are loaded from a hub's folder."""
+"""Classes of transformers as they are loaded from a hub's folder: with fused or plain attention, with a cache."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 import transformers
 
 transformers.logging.disable_progress_bar()
+
+LONGER = {"max_position_embeddings": 37}
+"""Room for 32 tokens, the longest input of the rules in use."""
+
+FIELDS = dict.fromkeys(("bert", "gemma", "gemma2", "llama", "mistral", "opt", "qwen2", "qwen3"), LONGER)
+FIELDS |= {"bart": LONGER, "marian": LONGER, "gpt2": {"n_positions": 37}, "t5": {"n_positions": 37}}
+FIELDS |= {"roberta": {"max_position_embeddings": 39}}
 
 
 def load(folder: str) -> Any:
     return transformers.AutoModelForCausalLM.from_pretrained(folder)
 
 
+def eager(folder: str) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+
+
 def encoder(folder: str) -> Any:
     return transformers.AutoModel.from_pretrained(folder)
+
+
+def eager_encoder(folder: str) -> Any:
+    return transformers.AutoModel.from_pretrained(folder, attn_implementation="eager")
 
 
 def translator(folder: str) -> Any:
     return transformers.AutoModelForSeq2SeqLM.from_pretrained(folder)
 
 
-LONGER = {"max_position_embeddings": 37}
-FIELDS = dict.fromkeys(("bert", "gemma", "gemma2", "llama", "mistral", "opt", "qwen2", "qwen3"), LONGER)
-FIELDS |= {"bart": LONGER, "marian": LONGER, "gpt2": {"n_positions": 37}, "t5": {"n_positions": 37}}
-FIELDS |= {"roberta": {"max_position_embeddings": 39}}
+def eager_translator(folder: str) -> Any:
+    return transformers.AutoModelForSeq2SeqLM.from_pretrained(folder, attn_implementation="eager")
+
+
+class Cached:
+    """A decoder that goes on from its cache."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model.eval()
+
+    def __call__(self, input_ids: torch.Tensor) -> Any:
+        return self.model(input_ids, use_cache=False)
+
+    def step(self, tokens: torch.Tensor, cache: Any) -> Any:
+        answer = self.model(tokens, past_key_values=cache, use_cache=True)
+        return answer.logits, answer.past_key_values
+
+
+def cached(folder: str) -> Any:
+    return Cached(load(folder))
+
+
+class CachedTranslator:
+    """An encoder and a decoder that goes on from its cache."""
+
+    def __init__(self, model: Any) -> None:
+        self.model, self.pad = model.eval(), model.config.pad_token_id
+
+    def __call__(self, input_ids: torch.Tensor, decoder_input_ids: torch.Tensor, attention_mask: Any) -> Any:
+        given = {"attention_mask": attention_mask, "decoder_input_ids": decoder_input_ids}
+        return self.model(input_ids, **given, use_cache=False)
+
+    def step(self, tokens: torch.Tensor, cache: Any, source: torch.Tensor | None = None) -> Any:
+        memory, mask, past = cache or (None, (source != self.pad).long(), None)
+        memory = self.model.get_encoder()(source, attention_mask=mask) if memory is None else memory
+        given = {"encoder_outputs": memory, "attention_mask": mask, "decoder_input_ids": tokens}
+        answer = self.model(**given, past_key_values=past, use_cache=True)
+        return answer.logits, (memory, mask, answer.past_key_values)
+
+
+def cached_translator(folder: str) -> Any:
+    return CachedTranslator(translator(folder))

@@ -408,6 +408,17 @@ def _rows_for(layout: str) -> Callable[[Config, Arrays], Arrays]:
     return changed
 
 
+def _of_the_layers_input(_: Config) -> Callable[..., Any]:
+    """A feed-forward layer beside the attention, as GPT-J and GPT-NeoX have it."""
+    right, given = layers.sublayer_input, dict[str, Any]()
+
+    def wrong(config: Config, parameters: Any, name: str, x: Any, *rest: Any) -> Any:
+        given["x"] = x if name == "self_attention" else given["x"]
+        return right(config, parameters, name, given["x"], *rest)
+
+    return wrong
+
+
 def _table(name: str) -> bool:
     return name.endswith("token_embedding.weight")
 
@@ -702,6 +713,9 @@ def _usual_faults() -> Iterator[FamilyFault]:
     yield FamilyFault(("bias-dropped",), "down", place, _has("feed_forward_bias"), parameters=downs)
     yield FamilyFault(("packed-order",), "read by head", roles, _packs, parameters=_packed(True))
     yield FamilyFault(("packed-order",), "laid by head", roles, _packs, parameters=_packed(False))
+    acts = _both(_is(architecture="decoder"), _not(_is(norm_position="post")))
+    wrong = {"layers.sublayer_input": _of_the_layers_input}
+    yield FamilyFault(("residual-source",), "parallel", r".*\.feed_forward_norm", acts, exchanged=wrong)
     for layout in ("neighbours", "halves"):
         acts = _both(_ROTARY, lambda config: config.rotated_dim > 4)  # four features: it is the other layout
         rows = _rows_for(layout)

@@ -12,9 +12,6 @@ def load(folder: str) -> Any:
     """Make the model of a hub's folder."""
     model = get_model("hf_pretrained", model_path=str(folder), data_type="float32").eval()
 
-    def forward(input_ids: torch.Tensor) -> torch.Tensor:
-        return model(input_ids)
-
     def step(tokens: Any, cache: Any) -> tuple[torch.Tensor, Any]:
         tokens = torch.as_tensor(tokens)
         seen = 0 if cache is None else cache[0][0].shape[2]
@@ -23,5 +20,5 @@ def load(folder: str) -> Any:
         with torch.no_grad():
             return model(tokens, positions, cache, use_cache=True, mask=mask[None].expand(len(tokens), -1, -1))
 
-    forward.step = step  # type: ignore[attr-defined]
-    return forward
+    model.step = step
+    return model

@@ -1,4 +1,4 @@
-"""A rotation with wrong angles has the line that uses them, not the one that only moves features."""
+"""Rotations: the line of wrong angles is the one that uses them; heads may be repeated before they are rotated."""
 
 from __future__ import annotations
 
@@ -22,8 +22,20 @@ def tables(config: TransformerConfig, base: float) -> tuple[torch.Tensor, torch.
     return torch.cat([angles.cos()] * 2, -1), torch.cat([angles.sin()] * 2, -1)
 
 
-def forward(config: TransformerConfig, p: Tensors, cosine: torch.Tensor, sine: torch.Tensor, sign: int) -> Any:
-    """A Llama in the manner of many: it rotates halves by tables that were made before."""
+def forward(
+    config: TransformerConfig,
+    p: Tensors,
+    cosine: torch.Tensor,
+    sine: torch.Tensor,
+    sign: int,
+    *,
+    is_early: bool = False,
+) -> Any:
+    """A Llama in the manner of many: it rotates halves by tables that were made before.
+
+    Args:
+        is_early: whether the heads of keys are repeated before they are rotated.
+    """
 
     def norm(at: str, x: torch.Tensor) -> torch.Tensor:
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + config.norm_eps) * p[f"{at}.weight"]
@@ -38,7 +50,9 @@ def forward(config: TransformerConfig, p: Tensors, cosine: torch.Tensor, sine: t
             (x @ p[f"{at}.{role}.weight"].T).unflatten(-1, (-1, config.head_dim)).transpose(1, 2)
             for role in ("query", "key", "value")
         )
-        k, v = (each.repeat_interleave(config.num_heads // config.key_value_heads, 1) for each in (rotated(k), v))
+        k = k if is_early else rotated(k)
+        k, v = (each.repeat_interleave(config.num_heads // config.key_value_heads, 1) for each in (k, v))
+        k = rotated(k) if is_early else k
         y = F.scaled_dot_product_attention(rotated(q), k, v, is_causal=True)
         return y.transpose(1, 2).flatten(2) @ p[f"{at}.output.weight"].T
 
@@ -75,3 +89,18 @@ def test_the_line_is_the_one_with_the_wrong_numbers(base: float, sign: int, caus
     fault = report.faults[0]
     assert fault.causes[0].mistake == cause
     assert fault.source is not None and fault.source["code"] == code
+
+
+def test_keys_that_are_repeated_before_they_are_rotated_are_found() -> None:
+    def build(config: TransformerConfig, parameters: Arrays) -> Any:
+        weights = {name: torch.tensor(value) for name, value in parameters.items()}
+        for i in range(config.num_decoder_layers):
+            up, gate = (f"decoder.layers.{i}.feed_forward.{role}.weight" for role in ("up", "gate"))
+            weights[up], weights[gate] = weights[gate], weights[up]
+        return forward(config, weights, *tables(config, config.rope_theta), 1, is_early=True)
+
+    report = check(build, config=example_config("llama"))
+    assert [(fault.where, fault.causes[0].mistake) for fault in report.faults] == [
+        (f"decoder.layers.{i}.feed_forward.hidden", "gate-swapped") for i in range(2)
+    ]
+    assert "31 of 31 taps were found" in report.notes[-1]

@@ -125,6 +125,7 @@ def power(session: nox.Session) -> None:
 def exam(session: nox.Session) -> None:
     """Take the published exam: bugs in other people's code, beside the rules in use. Go on where it was interrupted."""
     install(session, "test", "exam")
+    install_alone(session, "exam-alone")
     environment = SINGLE_THREADED | {"PYTHONPATH": "conformance"}
     session.run("python", "-m", "meta.exam.measure", "--jobs", "2", *session.posargs, env=environment)
 

@@ -180,6 +180,18 @@ def test_another_form_of_the_same_is_right(case: str, form: FamilyFault) -> None
     assert all("in another form" in note for note in report.notes) and report.notes
 
 
+@pytest.mark.parametrize(
+    ("case", "variant"), [("gpt-j", "parallel"), ("llama", "read by head"), ("llama", "laid by head")]
+)
+def test_a_variant_for_these_families_is_named(case: str, variant: str) -> None:
+    fault = next(each for each in FAULTS if each.variant == variant)
+    probes = case_probes(case)
+    said = {name: build_port(fault)(probe.config, probe.parameters)(**probe.inputs) for name, probe in probes.items()}
+    report = judge(case, probes, said)
+    assert {cause.mistake for found in report.faults for cause in found.causes} == set(fault.ids)
+    assert all(found.causes for found in report.faults)
+
+
 def test_every_mistake_acts_in_some_case() -> None:
     assert {str(fault) for fault in FAULTS} == {str(fault) for case in CASES for fault in acting(case)}
 

@@ -39,6 +39,7 @@ class Bug:
         told: words of a right audit or error (fields, tensors); of a control, what an audit may list.
         sites: parts of the taps at which it is placed rightly.
         lines: text of further lines that are right to point at.
+        uses: the same of other files: for a fault of loading, the lines that use what was loaded wrongly.
         config: changes of the subject's configuration; of a family, of the fields of its config.json.
         family: the family of the folders that a loader reads; empty for a `build`.
         port: the subject's function.
@@ -58,6 +59,7 @@ class Bug:
     told: tuple[str, ...] = ()
     sites: tuple[str, ...] = ()
     lines: tuple[str, ...] = ()
+    uses: tuple[str, ...] = ()
     config: Mapping[str, Any] = field(default_factory=dict)
     family: str = ""
     port: str = ""
@@ -119,8 +121,8 @@ def _replaced(text: str, hunk: Mapping[str, Any], where: str) -> str:
 
 FIELDS = {
     "story", "source", "file", "causes", "told", "sites", "lines", "config", "family", "port", "hidden", "control"
-} | {"dtype"}  # fmt: skip
-LISTS = {"causes", "told", "sites", "lines"}
+} | {"dtype", "uses"}  # fmt: skip
+LISTS = {"causes", "told", "sites", "lines", "uses"}
 
 
 def read(path: Path) -> list[Bug]:

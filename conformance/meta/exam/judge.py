@@ -59,7 +59,7 @@ def judged(bug: Bug, result: Result, twin: Result | None = None) -> Judged:
         _is_placed(bug, first) if is_forward and bug.sites else None,
         _is_named(bug, faults) if is_forward else bool(way),
         tuple(dict.fromkeys(name for fault in faults for name in _false_causes(bug, fault))),
-        _is_line(bug, first) if is_forward and not (bug.control or bug.is_in_loader) else None,
+        _is_line(bug, first) if is_forward and not bug.control and (bug.uses or not bug.is_in_loader) else None,
         _says(result),
         tuple(result["rules"]),
         result["seconds"],
@@ -105,7 +105,11 @@ def _is_placed(bug: Bug, fault: Mapping[str, Any] | None) -> bool:
 
 def _is_line(bug: Bug, fault: Mapping[str, Any] | None) -> bool:
     source = fault["source"] if fault is not None else None
-    return source is not None and source["file"] == bug.file and source["line"] in bug.right_lines()
+    if source is None:
+        return False
+    if source["file"] != bug.file:
+        return any(part in source["code"] for part in bug.uses)
+    return source["line"] in bug.right_lines()
 
 
 def _says(result: Result) -> str:

@@ -103,7 +103,10 @@ def _relative(file: str, folder: Path) -> str:
 
 
 def rules_failed(port: Port, config: TransformerConfig, family: str) -> list[str]:
-    """The rules that a port fails on drawn weights and tokens, without padding, as people try them."""
+    """The rules that a port fails on drawn weights and tokens, without padding, as people try them.
+
+    What is pooled to one row is its own last token.
+    """
     parameters = probe_parameters(config)
     random = np.random.default_rng(0)
     answers: dict[int, np.ndarray | None] = {}
@@ -112,9 +115,9 @@ def rules_failed(port: Port, config: TransformerConfig, family: str) -> list[str
         build = HubBuild(port, family, root) if family else port
         for tokens in (SHORT, LONG):
             probe = _unpadded(config, parameters, tokens, random)
-            right[tokens] = transformer(config, probe.exact, **probe.inputs)[0]  # type: ignore[arg-type]
+            right[tokens] = np.atleast_2d(transformer(config, probe.exact, **probe.inputs)[0])  # type: ignore[arg-type]
             try:
-                answers[tokens] = run(built(build, probe), probe, logits_only=True)["logits"][0]
+                answers[tokens] = np.atleast_2d(run(built(build, probe), probe, logits_only=True)["logits"][0])
             except PortError:
                 answers[tokens] = None
     return failed(answers, right)

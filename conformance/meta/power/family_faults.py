@@ -156,8 +156,7 @@ def _grouped(config: Config) -> bool:
 
 
 def _packs(config: Config) -> bool:
-    inside = config.architecture == "decoder" and config.positions in ("rotary", "alibi")
-    return inside and config.key_value_heads == config.num_heads
+    return config.architecture == "decoder" and config.positions in ("rotary", "alibi")
 
 
 def _window(change: Callable[[int], int]) -> Callable[[Config], dict[str, Any]]:
@@ -398,7 +397,7 @@ def _ids(change: Callable[[Any, Any], Any]) -> dict[str, Wrong]:
 
 
 def _packed(read_by_head: bool) -> Callable[[Config, Arrays], Arrays]:
-    """One matrix of queries, keys and values, laid one behind the other and read head by head, or the reverse."""
+    """One matrix of queries, keys and values, laid one behind the other and read group by group, or the reverse."""
 
     def changed(config: Config, parameters: Arrays) -> Arrays:
         found = dict(parameters)
@@ -406,13 +405,44 @@ def _packed(read_by_head: bool) -> Callable[[Config, Arrays], Arrays]:
             if ".self_attention.query." in name:
                 names = [name.replace(".query.", f".{role}.") for role in ("query", "key", "value")]
                 rows = np.concatenate([parameters[each] for each in names])
-                # Which row of those one behind the other stands in each place, if they stand head by head.
-                order = np.arange(len(rows)).reshape(3, config.num_heads, -1).swapaxes(0, 1).ravel()
+                # Which row of those one behind the other stands in each place, if they stand group by group.
+                ends = np.cumsum([len(parameters[each]) for each in names])[:-1]
+                roles = [np.split(role, config.key_value_heads) for role in np.split(np.arange(len(rows)), ends)]
+                order = np.concatenate([role[group] for group in range(config.key_value_heads) for role in roles])
                 read = np.argsort(order) if read_by_head else order
-                found |= zip(names, np.split(rows[read], 3), strict=True)
+                found |= zip(names, np.split(rows[read], ends), strict=True)
         return found
 
     return changed
+
+
+def _rows_for(layout: str) -> Callable[[Config, Arrays], Arrays]:
+    """The rows of queries and keys where a converter puts them for a model that rotates in this `layout`."""
+
+    def changed(config: Config, parameters: Arrays) -> Arrays:
+        half = config.rotated_dim // 2
+        for_neighbours = [row for pair in range(half) for row in (pair, pair + half)]
+        order = for_neighbours if layout == "neighbours" else np.argsort(for_neighbours).tolist()
+        order = [*order, *range(config.rotated_dim, config.head_dim)]
+        found = dict(parameters)
+        for name, value in parameters.items():
+            if ".query." in name or ".key." in name:
+                heads = np.split(value, len(value) // config.head_dim)
+                found[name] = np.concatenate([head[order] for head in heads])
+        return found
+
+    return changed
+
+
+def _of_the_layers_input(_: Config) -> Callable[..., Any]:
+    """A feed-forward layer beside the attention, as GPT-J and GPT-NeoX have it."""
+    right, given = layers.sublayer_input, dict[str, Any]()
+
+    def wrong(config: Config, parameters: Any, name: str, x: Any, *rest: Any) -> Any:
+        given["x"] = x if name == "self_attention" else given["x"]
+        return right(config, parameters, name, given["x"], *rest)
+
+    return wrong
 
 
 def _table(name: str) -> bool:
@@ -716,6 +746,13 @@ def _usual_faults() -> Iterator[FamilyFault]:
     yield FamilyFault(("bias-dropped",), "down", place, _has("feed_forward_bias"), parameters=downs)
     yield FamilyFault(("packed-order",), "read by head", roles, _packs, parameters=_packed(True))
     yield FamilyFault(("packed-order",), "laid by head", roles, _packs, parameters=_packed(False))
+    acts = _both(_is(architecture="decoder"), _not(_is(norm_position="post")))
+    wrong = {"layers.sublayer_input": _of_the_layers_input}
+    yield FamilyFault(("residual-source",), "parallel", r".*\.feed_forward_norm", acts, exchanged=wrong)
+    for layout in ("neighbours", "halves"):
+        acts = _both(_ROTARY, lambda config: config.rotated_dim > 4)  # four features: it is the other layout
+        rows = _rows_for(layout)
+        yield FamilyFault(("rotary-rows",), layout, r".*\.(query|key)", acts, parameters=rows)
 
     def interleaved(_: Config) -> Callable[..., Any]:
         return lambda x, heads: split_heads(x.reshape(*x.shape[:2], -1, heads).swapaxes(2, 3).reshape(x.shape), heads)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
@@ -35,35 +35,49 @@ def is_internal(tap: str) -> bool:
 def faulty_segments(results: Results, dtype: str) -> tuple[list[str], list[str]]:
     """List the segments that are wrong, and those that only differ in form, each in order.
 
-    A tap differs in form if it is inside a sublayer, a tap through which all of it flows is what we compute without it,
-    and one map leads from our value to the port's (`equivalence`). The result of a norm differs in form, too, if its
-    gain and bias are folded into the weights behind it: then everything that the port shows behind it is right, the
-    logits included.
+    A tap differs in form if it is inside a sublayer, it or a tap through which all of it flows is what we compute
+    without it, and one map leads from our value to the port's (`equivalence`). Where queries, keys or values are wrong,
+    what is behind them is computed from these. The result of a norm differs in form, too, if its gain and bias are
+    folded into the weights behind it: then everything that the port shows behind it is right, the logits included.
     """
     faulty: dict[str, None] = {}
     equivalent: dict[str, None] = {}
     order = list(dict.fromkeys(tap for result in results.values() for tap in result.order))
     suspects = {tap for result in results.values() for tap in result.wrong if is_internal(tap)}
     healed = _healed(results, suspects, dtype) if suspects else set()
+    inside = {tap for tap in suspects if tap.rpartition(".")[2] in INSIDE}
+    if inside and any(tap not in inside and (key, tap) not in healed for key, tap in _wrong(results)):
+        healed |= _healed(results, inside, dtype, INSIDE)
     if norms := _wrong_norms(results):
         healed |= _healed(results, suspects | norms, dtype)
-    for key, result in results.items():
-        for tap in result.wrong:
-            (equivalent if (key, tap) in healed else faulty)[tap] = None
+    for key, tap in _wrong(results):
+        (equivalent if (key, tap) in healed else faulty)[tap] = None
     only_equivalent = (tap for tap in equivalent if tap not in faulty)
     return sorted(faulty, key=order.index), sorted(only_equivalent, key=order.index)
+
+
+def _wrong(results: Results) -> list[tuple[str, str]]:
+    """The probes and the taps that are wrong in them."""
+    return [(key, tap) for key, result in results.items() for tap in result.wrong]
 
 
 def _wrong_norms(results: Results) -> set[str]:
     return {tap for result in results.values() for tap in result.wrong if is_norm(result.probe.config, tap)}
 
 
-def _healed(results: Results, suspects: set[str], dtype: str) -> set[tuple[str, str]]:
-    """The probes and taps where what follows is right and the port's values are an equivalent form."""
+def _healed(
+    results: Results, suspects: set[str], dtype: str, without: Collection[str] = INTERNAL
+) -> set[tuple[str, str]]:
+    """The probes and taps where what follows is right and the port's values are an equivalent form.
+
+    Args:
+        without: the taps of sublayers whose values are computed, as those of the suspects are.
+    """
     pairs: dict[tuple[str, int], list[Pair]] = {}
     right_end: dict[tuple[str, str], int] = {}
     for key, result in results.items():
-        outer = {tap: result.recorded[tap] for tap in result.recorded if not is_internal(tap) and tap not in suspects}
+        given = (tap for tap in result.recorded if tap.rpartition(".")[2] not in without and tap not in suspects)
+        outer = {tap: result.recorded[tap] for tap in given}
         ours = walk(result.probe, outer)
         neighbours = 1 if result.probe.is_large else NEIGHBOURS_OF_DRAWN  # near a tie of hot scores one is luck
         budgets = segment_budgets(result.probe, outer, dtype, neighbours=neighbours)
@@ -73,7 +87,7 @@ def _healed(results: Results, suspects: set[str], dtype: str) -> set[tuple[str, 
             for tap, value in result.recorded.items()
         }
         for tap in suspects & set(result.recorded):
-            ends = any(right.get(end) for end in _ends(tap, outer, result))
+            ends = right[tap] or any(right.get(end) for end in _ends(tap, outer, result))
             if ends if is_internal(tap) else all(right[name] for name in outer):
                 right_end[key, tap] = model
             rows = ~_depends_on_convention(result.probe, tap)

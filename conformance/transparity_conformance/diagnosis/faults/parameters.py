@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
@@ -23,13 +23,6 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     yield from _shared_layers(config, site)
     if site == "logits" and config.head == "logits" and not config.tied_head:
         yield from _head_faults(config)
-    if _is_packed(config, site):
-        description = "queries, keys and values are packed head by head, but read one after the other"
-        yield Fault("packed-order", "head by head", description, alter=_packed_by_head)
-        description = "queries, keys and values are packed one after the other, but read head by head"
-        yield Fault("packed-order", "one behind the other", description, alter=_packed_in_turn)
-        for order in (("key", "value", "query"), ("value", "query", "key")):
-            yield _cut_in_order(order)
 
 
 def _of_part(config: TransformerConfig, part: str) -> Iterator[Fault]:
@@ -55,7 +48,7 @@ TAPS = {role: tap for tap, role in PARTS.items()} | {"down": "output"}
 def _taken(role: str, pair: tuple[str, str], *, biases: bool = True) -> Iterator[Fault]:
     """Two weights exchanged, and one used in place of the other, which is right in its own place."""
     other, change = pair[role == pair[0]], partial(_exchanged, pair, biases=biases)
-    taken_from, without = partial(_site_of, other), "" if biases else " without biases"
+    taken_from, without = partial(site_of, other), "" if biases else " without biases"
     says = f"the weights of {pair[0]} and {pair[1]} are exchanged{'' if biases else ', their biases are not'}"
     both = Fault(
         "weight-swapped", f"{' and '.join(pair)}{without}", says, alter=change, taken_from=taken_from, is_mutual=True
@@ -66,7 +59,7 @@ def _taken(role: str, pair: tuple[str, str], *, biases: bool = True) -> Iterator
     yield Fault("weight-duplicated", variant, says, alter=change, taken_from=taken_from, exchange=both)
 
 
-def _site_of(role: str, site: str) -> str:
+def site_of(role: str, site: str) -> str:
     """The tap of `role` in the sublayer of `site`."""
     return f"{site.rpartition('.')[0]}.{TAPS[role]}"
 
@@ -143,17 +136,6 @@ def _tied(stack: str, config: TransformerConfig, parameters: Arrays, site: str, 
     return changed if bias else changed | {"head.bias": np.zeros_like(parameters["head.bias"])}
 
 
-def _is_packed(config: TransformerConfig, site: str) -> bool:
-    """Return whether the tap may come from packed queries, keys and values: in checkpoints of GPT-2, BLOOM and
-    GPT-NeoX, and in every port with one projection for all three."""
-    _, sublayer, tap = split(site)
-    whole = config.projection == "full" and config.key_value_heads == config.num_heads
-    return sublayer == "self_attention" and tap in ROLES and whole
-
-
-ROLES = ("query", "key", "value")
-
-
 def _shared_layers(config: TransformerConfig, site: str) -> Iterator[Fault]:
     """Faults of layers that share one module."""
     parts = site.split(".")
@@ -177,53 +159,3 @@ def _of_layer(layer: int, config: TransformerConfig, parameters: Arrays, site: s
         if end != name and end.rpartition(".")[0] in rest and f"{other}.{end}" in parameters:
             found[name] = parameters[f"{other}.{end}"]
     return found
-
-
-def _cut_in_order(order: tuple[str, ...]) -> Fault:
-    """Rows that are packed as query, key, value, but taken for the roles in another order."""
-    source = dict(zip(order, ROLES, strict=True))
-    says = f"queries, keys and values are packed one after the other, but taken for {', '.join(order)} in this order"
-    return Fault(
-        "packed-order",
-        ", ".join(order),
-        says,
-        alter=partial(_from_role, source),
-        taken_from=lambda site: _site_of(source[site.rpartition(".")[2]], site),
-        is_mutual=True,
-    )
-
-
-def _from_role(source: Mapping[str, str], config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
-    scope, role = site.rpartition(".")[::2]
-    kinds = [kind for kind in ("weight", "bias") if f"{site}.{kind}" in parameters]
-    return {f"{site}.{kind}": parameters[f"{scope}.{source[role]}.{kind}"] for kind in kinds}
-
-
-def _packed_by_head(config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
-    """Read rows that are packed as (heads, role, features) as (role, heads, features)."""
-    return _repacked(config, parameters, site, lambda packed: packed.swapaxes(0, 1).reshape(packed.shape))
-
-
-def _packed_in_turn(config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
-    """Read rows that are packed as (role, heads, features) as (heads, role, features)."""
-    heads = config.num_heads
-    return _repacked(
-        config,
-        parameters,
-        site,
-        lambda packed: packed.reshape(heads, len(ROLES), *packed.shape[2:]).swapaxes(0, 1),
-    )
-
-
-def _repacked(
-    config: TransformerConfig, parameters: Arrays, site: str, read: Callable[[np.ndarray], np.ndarray]
-) -> Arrays:
-    """The weight and bias that are read for the role at `site`."""
-    scope, role = site.rpartition(".")[::2]
-    changed = {}
-    for kind in ("weight", "bias"):
-        if f"{site}.{kind}" in parameters:
-            roles = [parameters[f"{scope}.{name}.{kind}"] for name in ROLES]
-            packed = np.stack([each.reshape(config.num_heads, config.head_dim, *each.shape[1:]) for each in roles])
-            changed[f"{site}.{kind}"] = read(packed)[ROLES.index(role)].reshape(parameters[f"{site}.{kind}"].shape)
-    return changed

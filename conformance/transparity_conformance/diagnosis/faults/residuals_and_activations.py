@@ -19,6 +19,7 @@ from transparity_conformance.diagnosis.faults.sites import (
     stream,
     sublayer_input,
     sublayer_of,
+    sublayers,
 )
 from transparity_conformance.oracle.budgets import rounded_to
 from transparity_conformance.oracle.oracle import Arrays
@@ -58,6 +59,9 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if sublayer.endswith("_norm") and sublayer != "memory_norm" and config.norm_position == "post":
         description = "the norm is applied to the sublayer's output only, and the residual is added after it"
         yield Fault("norm-placement", "before the residual", description, patch=_normed_output)
+    if sublayer == "feed_forward_norm" and config.norm_position != "post":
+        description = "the feed-forward layer is parallel to the attention: it is given the layer's input"
+        yield Fault("residual-source", "parallel", description, patch=_normed_layer_input)
     if site == "logits" and config.head == "logits":
         for name, description, shifted in LOGIT_SHIFTS:
             yield Fault("logit-shift", name, description, patch=partial(_shifted, shifted))
@@ -200,3 +204,13 @@ def _normed_output(state: WalkState, site: str, value: Value) -> Value:
     behind = normed(state, site)
     state.taps[f"{scope}.{sublayer}.output"] = out
     return x + behind
+
+
+def _normed_layer_input(state: WalkState, site: str, value: Value) -> Value:
+    scope, name = site.rpartition(".")[::2]
+    before = [each for each in sublayers(state.config, scope) if f"{each}_norm" != name]
+    ends = {end: state.taps[end] for end in (branch_end(state.config, f"{scope}.{each}") for each in before)}
+    state.taps.update({end: np.zeros_like(added) for end, added in ends.items()})
+    behind = normed(state, site)
+    state.taps.update(ends)
+    return behind

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from transparity.config import TransformerConfig
 from transparity_conformance.diagnosis.fault import Hypothesis, WalkState
 from transparity_conformance.diagnosis.walk import Reached, applied, made_with
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
 from transparity_numpy.embeddings import sinusoidal_positions
-from transparity_numpy.positions import alibi_slopes, rotary_frequencies
+from transparity_numpy.positions import alibi_slopes, rotary_frequencies, rotate
 from transparity_numpy.transformer import transformer
 
 
@@ -57,6 +58,17 @@ def _plain(value: Any) -> Any:
     return value.view(np.ndarray) if isinstance(value, Recorded) else value
 
 
+TURNED = ("query", "query_norm", "key", "key_norm")
+"""Taps that may be rotated next."""
+
+
+def _quarter_turn(config: TransformerConfig, x: np.ndarray) -> np.ndarray:
+    """The pairs (a, b) of features that are rotated as (−b, a), which many ports multiply by the sines."""
+    turned = x[..., : config.rotated_dim]
+    half = np.ones((x.shape[-2], config.rotated_dim // 2))
+    return rotate(turned, (0 * half, half), config.rope_layout)
+
+
 def intermediates(probe: Probe, given: Arrays, until: str, hypotheses: Sequence[Hypothesis] = ()) -> list[np.ndarray]:
     """The parameters, of embeddings the rows that are looked up, and what the reference computes up to the tap `until`
     from the port's values at its taps.
@@ -74,6 +86,8 @@ def intermediates(probe: Probe, given: Arrays, until: str, hypotheses: Sequence[
         if name == until:
             raise Reached
         values.append(np.asarray(given.get(name, _plain(value)), np.float64))
+        if probe.config.positions == "rotary" and name.rpartition(".")[2] in TURNED:
+            values.insert(-1, _quarter_turn(probe.config, values[-1]))
         state.taps[name] = _recorded(values[-1], values)
         return state.taps[name]
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from transparity.config import TransformerConfig
 from transparity.taps import tap_shapes
 from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.diagnosis.walk import walk
@@ -19,6 +21,7 @@ from transparity_conformance.ports.alignment.values.candidates import HALF_OF_TH
 from transparity_conformance.ports.alignment.values.layout import Layout, layouts
 from transparity_conformance.ports.alignment.values.loops import GROWS
 from transparity_conformance.ports.alignment.values.masked import unmasked
+from transparity_conformance.ports.alignment.values.repeated import unrepeated
 from transparity_conformance.ports.listening.operation import Operation, Source
 
 Key = tuple[str, Source | None]
@@ -45,12 +48,11 @@ def plan_of(probe: Probe, operations: Sequence[Operation], answer: np.ndarray, d
         dtype: the precision of the port.
         clock: the time for what lies behind faults.
     """
-    values = [*(each.value for each in operations), answer]
+    config = probe.config
+    values = [*(unrepeated(each.value, config.num_heads, config.key_value_heads) for each in operations), answer]
     inputs = [*(each.inputs for each in operations), _made_from(operations, answer)]
     keys = _keys(operations)
-    candidates = Candidates(
-        values, inputs, probe.config.num_heads, epsilon(dtype) ** HALF_OF_THE_DIGITS, (*keys, "answer")
-    )
+    candidates = Candidates(values, inputs, config.num_heads, epsilon(dtype) ** HALF_OF_THE_DIGITS, (*keys, "answer"))
     matches = align(probe, candidates, clock)
     ordered = {tap: _in_order(candidates, match) for tap, match in matches.items()}
     return Plan(matches, keys, {tap: match for tap, match in ordered.items() if match is not None})
@@ -90,7 +92,7 @@ def read(
     for tap, match in _placed(plan, None if repeats > 1 else moved).items():
         shape = (shapes[tap][0] // repeats, *shapes[tap][1:])
         indices = [match.index + row * count for row in range(repeats)] if repeats > 1 else [moved[match.index]]
-        values = [unmasked(operations, index) for index in indices]
+        values = [_shaped(unmasked(operations, index), shape, probe.config) for index in indices]
         grows = any(GROWS in operations[index].arguments for index in indices) and tap.endswith(".scores")
         if grows or any(np.isneginf(value).any() for value in values):
             continue
@@ -100,6 +102,12 @@ def read(
             taps[tap] = ways[0] if len(ways) == 1 else _nearest(probe, taps, tap, ways)
             numbers[tap] = indices[-1]
     return {tap: taps[tap] for tap in shapes if tap in taps}, numbers
+
+
+def _shaped(value: np.ndarray, shape: tuple[int, ...], config: TransformerConfig) -> np.ndarray:
+    """The value with each head once, if there are too many numbers for the shape of its tap."""
+    is_right = value.size == math.prod(shape)
+    return value if is_right else unrepeated(value, config.num_heads, config.key_value_heads)
 
 
 def _placed(plan: Plan, moved: Mapping[int, int] | None) -> dict[str, Match]:

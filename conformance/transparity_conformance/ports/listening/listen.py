@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import dataclasses
 import math
 import sys
 from collections.abc import Callable, Iterator
@@ -11,7 +13,7 @@ from typing import Any
 
 from transparity.errors import TransparityError, shown
 from transparity_conformance.ports.listening import jax, numpy, pytorch, source
-from transparity_conformance.ports.listening.operation import Operation
+from transparity_conformance.ports.listening.operation import Operation, Source
 from transparity_conformance.ports.listening.record import Record
 
 Listener = Callable[[Record, Callable[[], Any]], AbstractContextManager[None]]
@@ -45,7 +47,24 @@ def listen(
     record = Record(largest)
     with _listening(record, framework, call):
         result = source.run(call)
-    return result, record.operations
+    return result, _inside(record.operations)
+
+
+def _inside(operations: list[Operation]) -> list[Operation]:
+    """The operations; where one line of the port runs more of them than all its others, in several lines of an
+    installed package, this package is the model, and its lines come first."""
+    called = collections.Counter(each.stack for each in operations)
+    stack, count = next(iter(called.most_common(1)), ((), 0))
+    inside = {index: _lines_inside(each) for index, each in enumerate(operations) if each.stack == stack}
+    if 2 * count <= len(operations) or len({lines[:1] for lines in inside.values()}) < 2:
+        return operations
+    return [
+        dataclasses.replace(each, stack=(*inside.get(index, ()), *each.stack)) for index, each in enumerate(operations)
+    ]
+
+
+def _lines_inside(operation: Operation) -> tuple[Source, ...]:
+    return operation.stack.inside if isinstance(operation.stack, source.Lines) else ()
 
 
 @contextlib.contextmanager

@@ -39,17 +39,27 @@ def run(call: Callable[[], Any]) -> Any:
     return call()
 
 
+class Lines(tuple[Source, ...]):
+    """The lines of the port on a stack, the innermost first.
+
+    Attributes:
+        inside: the lines of the installed package that the innermost one calls.
+    """
+
+    inside: tuple[Source, ...] = ()
+
+
 class Sources:
     """The lines of one run, each looked up once."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[int, int], tuple[CodeType, Source]] = {}  # with the code, so that its id stays its own
 
-    def here(self) -> tuple[Source, ...]:
+    def here(self) -> Lines:
         """Return the lines of the port on the stack, the innermost first."""
         return self.among((frame.f_code, frame.f_lasti) for frame in _frames())
 
-    def among(self, places: Iterable[tuple[CodeType, int]]) -> tuple[Source, ...]:
+    def among(self, places: Iterable[tuple[CodeType, int]]) -> Lines:
         """Return the lines of the port among places in code, both the innermost first.
 
         The port's own code is outside of the standard library, of installed packages and of this one. A port that is
@@ -59,7 +69,10 @@ class Sources:
         packages = [(home(code.co_filename), code, at) for code, at in inside]
         packages = [each for each in packages if each[0] is not None and each[0] not in FRAMEWORKS]
         own = "" if any(package == "" for package, _, _ in packages) else packages[-1][0] if packages else ""
-        return tuple(self._of(code, at) for package, code, at in packages if package == own)
+        found = Lines(self._of(code, at) for package, code, at in packages if package == own)
+        called = list(itertools.takewhile(lambda place: place[0] != own, packages))
+        found.inside = tuple(self._of(code, at) for package, code, at in called if package == called[-1][0])
+        return found
 
     def _of(self, code: CodeType, at: int) -> Source:
         found = self._found.get((id(code), at))

@@ -1,0 +1,106 @@
+"""Rotations: the line of wrong angles is the one that uses them; heads may be repeated before they are rotated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from transparity.config import TransformerConfig
+from transparity_conformance.checkpoints.examples import example_config
+from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.ports.check import check
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+def tables(config: TransformerConfig, base: float) -> tuple[torch.Tensor, torch.Tensor]:
+    angles = torch.arange(config.max_length)[:, None] / base ** (torch.arange(0, config.head_dim, 2) / config.head_dim)
+    return torch.cat([angles.cos()] * 2, -1), torch.cat([angles.sin()] * 2, -1)
+
+
+def forward(
+    config: TransformerConfig,
+    p: Tensors,
+    cosine: torch.Tensor,
+    sine: torch.Tensor,
+    sign: int,
+    *,
+    is_early: bool = False,
+) -> Any:
+    """A Llama in the manner of many: it rotates halves by tables that were made before.
+
+    Args:
+        is_early: whether the heads of keys are repeated before they are rotated.
+    """
+
+    def norm(at: str, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + config.norm_eps) * p[f"{at}.weight"]
+
+    def rotated(x: torch.Tensor) -> torch.Tensor:
+        first, second = x.chunk(2, -1)
+        turned = torch.cat([-sign * second, sign * first], -1)
+        return x * cosine[: x.shape[-2]] + turned * sine[: x.shape[-2]]
+
+    def attention(at: str, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (
+            (x @ p[f"{at}.{role}.weight"].T).unflatten(-1, (-1, config.head_dim)).transpose(1, 2)
+            for role in ("query", "key", "value")
+        )
+        k = k if is_early else rotated(k)
+        k, v = (each.repeat_interleave(config.num_heads // config.key_value_heads, 1) for each in (k, v))
+        k = rotated(k) if is_early else k
+        y = F.scaled_dot_product_attention(rotated(q), k, v, is_causal=True)
+        return y.transpose(1, 2).flatten(2) @ p[f"{at}.output.weight"].T
+
+    def call(tokens: Any) -> torch.Tensor:
+        x = p["decoder.token_embedding.weight"][torch.as_tensor(tokens)]
+        for i in range(config.num_decoder_layers):
+            at = f"decoder.layers.{i}"
+            x = x + attention(f"{at}.self_attention", norm(f"{at}.self_attention_norm", x))
+            h = norm(f"{at}.feed_forward_norm", x)
+            gate, up, down = (p[f"{at}.feed_forward.{role}.weight"] for role in ("gate", "up", "down"))
+            x = x + (F.silu(h @ gate.T) * (h @ up.T)) @ down.T
+        return norm("decoder.final_norm", x) @ p["head.weight"].T
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("base", "sign", "cause", "code"),
+    [
+        (1.0, 1, None, ""),
+        (20.0, 1, "rotary-base", "return x * cosine[: x.shape[-2]] + turned * sine[: x.shape[-2]]"),
+        (1.0, -1, "rotary-direction", "turned = torch.cat([-sign * second, sign * first], -1)"),
+    ],
+)
+def test_the_line_is_the_one_with_the_wrong_numbers(base: float, sign: int, cause: str | None, code: str) -> None:
+    def build(config: TransformerConfig, parameters: Arrays) -> Any:
+        weights = {name: torch.tensor(value) for name, value in parameters.items()}
+        return forward(config, weights, *tables(config, base * config.rope_theta), sign)
+
+    report = check(build, config=example_config("llama"))
+    if cause is None:
+        assert report.verdict == "agrees"
+        return
+    fault = report.faults[0]
+    assert fault.causes[0].mistake == cause
+    assert fault.source is not None and fault.source["code"] == code
+
+
+def test_keys_that_are_repeated_before_they_are_rotated_are_found() -> None:
+    def build(config: TransformerConfig, parameters: Arrays) -> Any:
+        weights = {name: torch.tensor(value) for name, value in parameters.items()}
+        for i in range(config.num_decoder_layers):
+            up, gate = (f"decoder.layers.{i}.feed_forward.{role}.weight" for role in ("up", "gate"))
+            weights[up], weights[gate] = weights[gate], weights[up]
+        return forward(config, weights, *tables(config, config.rope_theta), 1, is_early=True)
+
+    report = check(build, config=example_config("llama"))
+    assert [(fault.where, fault.causes[0].mistake) for fault in report.faults] == [
+        (f"decoder.layers.{i}.feed_forward.hidden", "gate-swapped") for i in range(2)
+    ]
+    assert "31 of 31 taps were found" in report.notes[-1]

@@ -112,8 +112,8 @@ def test_the_module_of_a_template_is_fitted_to_it(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("needs", "raised TypeError"),
-        ("no_module", "returned 3; expected a torch.nn.Module"),
+        ("needs", "needs takes 1 argument; expected none"),
+        ("no_module", "made 3, in which no tensor was found; expected a torch.nn.Module"),
         ("Bag", "No operation is a softmax over the tokens"),
         ("missing", "has no 'missing'"),
     ],

@@ -39,7 +39,7 @@ def table_of(operations: Sequence[Operation], tokens: np.ndarray, values: Arrays
     for name, table in values.items():
         if table.ndim == 2 and len(table) > tokens.max():
             looked_up = table[tokens]
-            if any(each.value.shape[-1] == table.shape[1] and is_same(each.value, looked_up) for each in operations):
+            if any(each.value.shape[-1:] == table.shape[1:] and is_same(each.value, looked_up) for each in operations):
                 return name
     return None
 

@@ -48,6 +48,12 @@ class Norms:
 
     vectors: Mapping[str, np.ndarray]
     used: set[str] = field(default_factory=set)
+    are_biasless: bool = False
+    """Whether a layer norm may have no bias; one with a bias then looks like it on its way."""
+
+    def having(self, used: set[str]) -> Norms:
+        """The same vectors, of which these belong to other norms."""
+        return Norms(self.vectors, set(used), self.are_biasless)
 
     def between(self, x: np.ndarray, made: np.ndarray) -> Norm | None:
         """The norm that turns `x` into `made` (rows, width); None if there is none."""
@@ -73,6 +79,8 @@ class Norms:
         for gain in ("weight", "one-plus-weight"):
             for name in names:
                 yield (name,), gain, "rms"
+                if self.are_biasless:
+                    yield (name,), gain, "centred"
             for pair in pairs:
                 yield pair, gain, "centred"
 

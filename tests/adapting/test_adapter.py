@@ -122,7 +122,8 @@ def test_an_adapted_model_is_a_port_of_its_own_name() -> None:
 
 
 def test_a_module_that_serves_all_builds_is_kept_apart_for_each() -> None:
-    model = gpt.NanoGPT(GPT2)
+    make: Any = gpt.NanoGPT
+    model = make(GPT2)
 
     def port() -> Any:
         return lambda tokens: model(tokens) + 0

@@ -48,10 +48,10 @@ def test_a_module_that_calls_its_parts_by_a_closure_is_fitted() -> None:
             super().__init__()
             self.inner = small_gpt().GPT()
             inner = self.inner
-            self.run = lambda ids: inner(ids)[0]
+            self.run: Any = lambda ids: inner(ids)[0]
 
         def forward(self, ids: Tensor) -> Tensor:
-            return self.run(ids)  # type: ignore[no-any-return]
+            return self.run(ids)
 
     assert same(fit(Closed()).config, ARRAYS)
 
@@ -77,7 +77,7 @@ def test_a_place_in_the_sequence_is_no_target() -> None:
 
         def forward(self, tokens: Tensor, start_pos: int) -> Tensor:
             assert start_pos == 0
-            return self.inner(tokens)  # type: ignore[no-any-return]
+            return self.inner(tokens)
 
     assert same(fit(Cached).config, ARRAYS)
 
@@ -91,7 +91,7 @@ def test_keys_that_are_made_before_queries_are_told_apart() -> None:
         def forward(self, x: Tensor) -> Tensor:
             k, q, v = (each(x).view(*x.shape[:2], 3, -1).transpose(1, 2) for each in (self.key, self.query, self.value))
             y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-            return self.out(y.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+            return self.out(y.transpose(1, 2).flatten(2))
 
     model = small_gpt().GPT()
     for block in model.h:
@@ -160,7 +160,7 @@ def test_the_longest_input_that_is_answered_is_its_length() -> None:
 
         def forward(self, tokens: Tensor) -> Tensor:
             assert tokens.shape[1] <= 37
-            return self.inner(tokens)  # type: ignore[no-any-return]
+            return self.inner(tokens)
 
     assert fit(Short).config.max_length == 37
 
@@ -179,7 +179,7 @@ def test_more_inputs_than_a_source_and_a_target_are_asked_to_be_wrapped() -> Non
             self.embed = nn.Embedding(5, 4)
 
         def forward(self, src: Tensor, tgt: Tensor, src_mask: Tensor) -> Tensor:
-            return self.embed(src) + self.embed(tgt) + src_mask  # type: ignore[no-any-return]
+            return self.embed(src) + self.embed(tgt) + src_mask
 
     with pytest.raises(PortError, match=r"\(src, tgt, src_mask\).*return a function"):
         fit(Three)

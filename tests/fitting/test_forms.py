@@ -183,3 +183,52 @@ def test_more_inputs_than_a_source_and_a_target_are_asked_to_be_wrapped() -> Non
 
     with pytest.raises(PortError, match=r"\(src, tgt, src_mask\).*return a function"):
         fit(Three)
+
+
+def test_norms_of_several_eps_are_told() -> None:
+    model = small_gpt().GPT()
+    model.ln_f.eps = 1e-3
+    made = fit(model)
+    assert not made.is_confirmed
+    assert made.remarks == ("decoder.final_norm has the eps 0.001, not 1e-05",)
+
+
+def test_padding_that_is_masked_in_the_rows_of_scores_is_told() -> None:
+    class Attention(nn.Module):
+        def __init__(self, of: Any) -> None:
+            super().__init__()
+            self.inner: Any = of
+            self.is_padding = torch.zeros(1, 1, dtype=torch.bool)
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = (each.unflatten(-1, (3, -1)).transpose(1, 2) for each in self.inner.c_attn(x).split(24, 2))
+            scores = q @ k.transpose(-2, -1) / 8**0.5
+            hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1) | self.is_padding[:, None, :, None]
+            y = scores.masked_fill(hidden, -1e4).softmax(-1) @ v
+            return self.inner.c_proj(y.transpose(1, 2).flatten(2))
+
+    class Port(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = small_gpt().GPT()
+            for block in self.inner.h:
+                block.attn = Attention(block.attn)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            for block in self.inner.h:
+                block.attn.is_padding = tokens == 5
+            return self.inner(tokens)[0]
+
+    made = fit(Port)
+    assert not made.is_confirmed
+    assert (made.config.pad_id, made.config.target_mask) == (5, "causal-and-padding")
+    assert made.remarks == (
+        "The decoder masks the token 5 as a query, not as a key: rows of scores instead of columns",
+    )
+
+
+def test_a_module_whose_maps_are_frozen_is_fitted() -> None:
+    model = small_gpt().GPT()
+    for parameter in model.parameters():
+        parameter.requires_grad = parameter.ndim < 2
+    assert same(fit(model).config, ARRAYS)

@@ -53,7 +53,9 @@ def single_changes(config: TransformerConfig, besides: Mapping[str, object]) -> 
     """The changes of one field that need no parameter that the model does not have, on top of others."""
     values = {name: besides.get(name, getattr(config, name)) for name in ALTERNATIVES}
     every = [{name: value} for name, tried in ALTERNATIVES.items() for value in tried if value != values[name]]
-    return [change for change in every if change.keys().isdisjoint(besides) and _is_possible(config, {**besides, **change})]
+    return [
+        change for change in every if change.keys().isdisjoint(besides) and _is_possible(config, {**besides, **change})
+    ]
 
 
 def _changes(config: TransformerConfig) -> Iterator[dict[str, object]]:

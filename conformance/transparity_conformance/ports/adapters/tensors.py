@@ -97,7 +97,9 @@ def package_of(node: Any) -> str:
 
 def _of_torch(model: Any) -> Iterator[tuple[str, Tensor]]:
     every = list(model.named_parameters())
-    trained = [(name, value) for name, value in every if value.requires_grad] or every
+    trained = [(name, value) for name, value in every if value.requires_grad]
+    if not any(value.ndim > 1 for _, value in trained):  # made for inference, where all maps are frozen
+        trained = every
     buffers = [(name, value) for name, value in model.named_buffers() if name.endswith(STATISTICS)]
     known = set()
     for name, value in [*trained, *buffers]:

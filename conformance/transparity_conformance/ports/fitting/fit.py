@@ -48,6 +48,8 @@ class Fit:
     """The module's drawn parameters by our names."""
     unused: tuple[str, ...] = ()
     """The module's parameters of which nothing was recognised."""
+    remarks: tuple[str, ...] = ()
+    """What the module does that no configuration does, if it is not confirmed."""
 
     @property
     def is_confirmed(self) -> bool:
@@ -122,7 +124,9 @@ def _attempt(subject: Subject, causal: bool, calls: Sequence[Heard], longest: in
     found = configuration_of(subject, parts_of(subject, calls[0], causal, keys_first=keys_first), calls)
     if "max_length" in found.untold:
         found.fields["max_length"] = longest
-    return dataclasses.replace(_confirmed(found, calls), unused=_unused(subject, found))
+    made = _confirmed(found, calls)
+    remarks = () if made.is_confirmed else tuple(found.remarks)
+    return dataclasses.replace(made, unused=_unused(subject, found), remarks=remarks)
 
 
 def _unused(subject: Subject, found: Found) -> tuple[str, ...]:

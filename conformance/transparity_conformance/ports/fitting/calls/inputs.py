@@ -50,7 +50,10 @@ def _tables(subject: Subject, heard: Heard) -> dict[str, int]:
             del subject.names[name]
             continue
         if table is None:
-            raise FitError(f"No rows of a parameter are looked up by the {name}; expected a table of embeddings.")
+            raise FitError(
+                f"No operation looks rows of a parameter up by the {name}; expected a table of embeddings, and all "
+                "tokens in one call."
+            )
         used.add(table)
         sizes[name] = len(subject.values[table])
     return sizes

@@ -232,3 +232,14 @@ def test_a_module_whose_maps_are_frozen_is_fitted() -> None:
     for parameter in model.parameters():
         parameter.requires_grad = parameter.ndim < 2
     assert same(fit(model).config, ARRAYS)
+
+
+def test_positions_that_are_scaled_are_refused_with_the_factor() -> None:
+    class Scaled(nn.Embedding):
+        def forward(self, ids: Tensor) -> Tensor:
+            return super().forward(ids) * 0.25
+
+    model = small_gpt().GPT()
+    model.wpe = Scaled(40, 24)
+    with pytest.raises(PortError, match=r"wpe\.weight are multiplied by 0\.25 before they are added"):
+        fit(model)

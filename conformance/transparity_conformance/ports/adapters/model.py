@@ -152,7 +152,7 @@ def _opened(made: Any, config: TransformerConfig | None) -> Model:
     if module is not None:
         module.eval()
     tensors = held_by(made) if module is None else tensors_of(module)
-    model = _called(made, config, None, tensors)
+    model = _called(made, config, None if module is None else "torch", tensors)
     return dataclasses.replace(model, _buffers=buffers_of(module), module=module)
 
 

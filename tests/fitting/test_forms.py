@@ -243,3 +243,20 @@ def test_positions_that_are_scaled_are_refused_with_the_factor() -> None:
     model.wpe = Scaled(40, 24)
     with pytest.raises(PortError, match=r"wpe\.weight are multiplied by 0\.25 before they are added"):
         fit(model)
+
+
+def test_a_module_in_half_precision_is_fitted_in_double() -> None:
+    assert same(fit(small_gpt().GPT().bfloat16()).config, ARRAYS)
+
+
+def test_a_module_that_is_half_precision_throughout_is_told_to_be_made_in_another() -> None:
+    class Half(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.out = nn.Embedding(53, 24).bfloat16(), nn.Linear(24, 53).bfloat16()
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return self.out(self.embed(tokens).bfloat16())
+
+    with pytest.raises(PortError, match="make it with dtype float32"):
+        fit(Half)

@@ -77,6 +77,10 @@ class Subject:
         self.random = np.random.default_rng(seed)
         self.values = {name: self._drawn(name, tensor) for name, tensor in model.tensors().items()}
         model.assign(self.values)
+        self.is_low = any((value != self.values[name]).any() for name, value in model.tensors().items())
+        """Whether it keeps its weights in less than float32, in which values tell nothing."""
+        if self.is_low and call_stranger(model.widen):
+            model.assign(self.values)
 
     @property
     def tokens(self) -> tuple[str, ...]:
@@ -85,6 +89,8 @@ class Subject:
 
     def widen(self, inputs: Arrays) -> None:
         """Go on in float64, if the model then answers `inputs`."""
+        if self.is_low:  # it is wide already, or cannot be
+            return
         try:
             if call_stranger(self.model.widen) and self.call(inputs).dtype == np.float64:
                 return
@@ -126,7 +132,8 @@ class Subject:
             yield
         except PortCallError as error:
             shapes = ", ".join(f"{name} {value.shape}" for name, value in inputs.items())
-            raise ModuleError(f"The module raised {error}, when it was called with {shapes}.") from error
+            hint = "; its weights are kept in less than float32: make it with dtype float32" if self.is_low else ""
+            raise ModuleError(f"The module raised {error}, when it was called with {shapes}{hint}.") from error
 
     def _drawn(self, name: str, tensor: np.ndarray) -> np.ndarray:
         """Numbers that no other parameter has, of a size at which nothing saturates; they are float32 numbers."""

@@ -385,20 +385,21 @@ def fit(
         str,
         typer.Argument(
             metavar="PORT",
-            help="path/to/file.py:Model or package.module:make, which takes nothing and returns a torch.nn.Module.",
+            help="path/to/file.py:Model or package.module:make, which takes nothing and makes a model, as for adapt.",
         ),
     ],
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write the configuration there; - for nothing else.")
     ] = None,
+    timeout: Timeout = None,
 ) -> None:
-    """Find which configuration a PyTorch module has, for `check --config`."""
+    """Find which configuration a model has, for `check --config`."""
     with _for_people(json_file), _one_sentence():
         from transparity_conformance.ports.fitting.answer import sentences
         from transparity_conformance.ports.fitting.fit import fit_port
         from transparity_conformance.report.terminal import print_line
 
-        found = fit_port(module)
+        found = fit_port(module, timeout)
         for sentence in sentences(found, safe(module)):
             print_line(sentence)
     _write_config(found.config, json_file)

@@ -17,6 +17,7 @@ from transparity_conformance.oracle.probes import probe_parameters
 from transparity_conformance.ports.adapters.adapter import Adapter, read_adapter, written
 from transparity_conformance.ports.adapters.model import adapted, made_by
 from transparity_conformance.ports.adapters.notation import AdapterError
+from transparity_conformance.ports.adapters.numbered import for_all_layers
 from transparity_conformance.ports.adapting.adapt import adapt
 
 ADAPTER = adapt(gpt.NanoGPT, GPT2).adapter
@@ -118,3 +119,23 @@ def test_an_adapted_model_is_a_port_of_its_own_name() -> None:
     assert build.__name__ == "NanoGPT"
     tokens = np.array([[1, 2, 3]])
     assert tuple(build(GPT2, PARAMETERS)(tokens=tokens).shape) == (1, 3, GPT2.vocab_size)
+
+
+def test_a_module_that_serves_all_builds_is_kept_apart_for_each() -> None:
+    make: Any = gpt.NanoGPT
+    model = make(GPT2)
+
+    def port() -> Any:
+        return lambda tokens: model(tokens) + 0
+
+    build, tokens = adapted(port, ADAPTER), np.arange(6).reshape(2, 3)
+    first, other = build(GPT2, PARAMETERS), {name: 2 * value for name, value in PARAMETERS.items()}
+    expected = first(tokens=tokens)
+    assert not torch.equal(build(GPT2, other)(tokens=tokens), expected)
+    assert torch.equal(first(tokens=tokens), expected)
+
+
+def test_layers_that_are_numbered_behind_an_underscore_have_one_line() -> None:
+    lines = {f"decoder.layers.{i}.feed_forward.up.bias": f"params.h_{i}.dense_1.bias" for i in range(2)}
+    names = dict.fromkeys(lines.values(), (4,))
+    assert for_all_layers(lines, names) == {"decoder.layers.{i}.feed_forward.up.bias": "params.h_{i}.dense_1.bias"}

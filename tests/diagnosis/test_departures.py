@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from transparity.config import TransformerConfig
+from transparity.parameters import parameter_shapes
+from transparity.taps import tap_shapes
+from transparity_conformance.checkpoints.importing import import_checkpoint
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.ports.check import check
+from transparity_conformance.report.check.findings import sentence
 from transparity_numpy.transformer import transformer
+from transparity_pytorch.port import build as build_pytorch
 
 
 def build(config: TransformerConfig, parameters: Arrays) -> Callable[..., np.ndarray]:
@@ -24,3 +30,57 @@ def test_a_port_of_another_configuration_is_told_which_fields_differ() -> None:
     assert report.verdict == "diverges"
     assert "this may be no notes-lm" in note and "`transparity fit`" in note
     assert all(field in note for field in ("norm rms", "positions rotary", "activation silu")), note
+
+
+def showing(**fields: Any) -> Callable[..., Any]:
+    """A port with other fields, which shows the activations that the configuration has."""
+
+    def build(config: TransformerConfig, parameters: Arrays) -> Callable[..., Any]:
+        other = dataclasses.replace(config, **fields)
+        forward = build_pytorch(other, {name: parameters[name] for name in parameter_shapes(other)})
+
+        def shown(tokens: np.ndarray) -> dict[str, np.ndarray]:
+            known, taps = tap_shapes(config, *tokens.shape[:1], tokens=tokens.shape[1]), forward(tokens=tokens)
+            return {name: value for name, value in taps.items() if name in known}
+
+        return shown
+
+    return build
+
+
+def test_a_port_that_shows_its_activations_is_told_that_it_is_another_model() -> None:
+    report = check(showing(norm="rms", positions="rotary", activation="silu"), "notes-lm", budget=20)
+    assert sentence(report).startswith("This is not notes-lm: it has ")
+    assert "norm rms (not layer)" in sentence(report) and "`transparity fit`" in sentence(report)
+    ports = {name: pair["port"] for name, pair in report.as_dict()["other_fields"].items()}
+    assert {name: ports[name] for name in ("norm", "positions", "activation")} == {
+        "norm": "rms",
+        "positions": "rotary",
+        "activation": "silu",
+    }
+
+
+def test_a_single_fault_is_no_other_model() -> None:
+    report = check(showing(norm="rms"), "notes-lm", budget=20)
+    assert report.verdict == "diverges" and not report.other_fields
+
+
+def test_two_faults_that_are_no_fields_are_no_other_model() -> None:
+    def build(config: TransformerConfig, parameters: Arrays) -> Callable[..., Any]:
+        wrong = [f"decoder.layers.{i}.{part}.weight" for i, part in ((0, "feed_forward.up"), (1, "feed_forward.down"))]
+        return showing()(config, parameters | {name: 1.5 * parameters[name] for name in wrong})
+
+    report = check(build, "notes-lm", budget=5)
+    assert report.verdict == "diverges" and not report.other_fields
+
+
+def test_a_loader_of_another_model_is_told_so() -> None:
+    def load(folder: str) -> Callable[..., Any]:
+        found = import_checkpoint(folder)
+        other = dataclasses.replace(found.config, norm="rms", positions="rotary")
+        forward = build_pytorch(other, {name: found.parameters[name] for name in parameter_shapes(other)})
+        return lambda ids: forward(tokens=np.asarray(ids))["logits"]
+
+    report = check(load, family="gpt2", budget=20, audit=False)
+    assert {"norm", "positions"} <= report.other_fields.keys()
+    assert sentence(report).startswith("This is not gpt2: it has ")

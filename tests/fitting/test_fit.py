@@ -112,8 +112,8 @@ def test_the_module_of_a_template_is_fitted_to_it(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("needs", "raised TypeError"),
-        ("no_module", "returned 3; expected a torch.nn.Module"),
+        ("needs", "needs takes 1 argument; expected none"),
+        ("no_module", "made 3, in which no tensor was found; expected a torch.nn.Module"),
         ("Bag", "No operation is a softmax over the tokens"),
         ("missing", "has no 'missing'"),
     ],
@@ -166,3 +166,9 @@ def test_scaled_rotary_positions_are_found(scaling: dict[str, Any]) -> None:
     made = fit(module(dataclasses.replace(GPT, embed_dim=36, **changes)))
     assert made.is_confirmed
     assert {name: getattr(made.config, name) for name in changes} == changes
+
+
+def test_heads_of_four_features_do_not_tell_the_scaling_of_their_angles() -> None:
+    changes: dict[str, Any] = {"positions": "rotary", "rope_theta": 500.0, "embed_dim": 12}
+    assert "rotary_scaling" in fit(module(dataclasses.replace(GPT, **changes))).untold
+    assert "rotary_scaling" not in fit(module(dataclasses.replace(GPT, **changes | {"embed_dim": 24}))).untold

@@ -18,6 +18,7 @@ from transparity_conformance.diagnosis.reach.conventions import convention_notes
 from transparity_conformance.diagnosis.reach.impact import with_impact
 from transparity_conformance.diagnosis.reduced_precision import declared_by, find_rounding, how_to_declare
 from transparity_conformance.diagnosis.search.clock import BUDGET, Clock
+from transparity_conformance.diagnosis.search.several import several_fields
 from transparity_conformance.oracle.budgets import HALF
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.report.comparison import difference, share
@@ -156,8 +157,9 @@ def _verdict(
         notes.append("the logits agree: what is wrong here makes no difference to them")
     places = faulty or ["logits"]
     search.located(report("diverges", first, tuple(_unexplained(results, tap) for tap in places), notes=tuple(notes)))
-    divergences, remarks = _explained(results, places, dtype, search)
-    explained = report("diverges", first, with_impact(results, divergences, dtype), notes=(*notes, *remarks))
+    divergences, remarks, others = _explained(results, places, dtype, search)
+    remarks = (*notes, *remarks)
+    explained = report("diverges", first, with_impact(results, divergences, dtype), notes=remarks, other_fields=others)
     if search.clock.is_interrupted:
         raise Interrupted(explained)
     return explained
@@ -165,15 +167,16 @@ def _verdict(
 
 def _explained(
     results: Results, places: list[str], dtype: str, search: _Search
-) -> tuple[Sequence[Divergence], Sequence[str]]:
-    """The divergences with their causes, as far as there is time, and remarks on the search."""
-    clock = search.clock
+) -> tuple[Sequence[Divergence], Sequence[str], Mapping[str, tuple[object, object]]]:
+    """The divergences with their causes, as far as there is time, remarks on the search, and fields that differ."""
+    clock, others = search.clock, dict[str, tuple[object, object]]()
     with clock.interruptible():
         divergences = explain_all(results, places, dtype, search.progress, clock)
         remarks = [clock.note] * clock.ran_out
         if not clock.is_interrupted and len(results) > 1:  # one call alone tells of no configuration
             remarks += departures_note(results, divergences, dtype)
-    return divergences, remarks
+            others = several_fields(results, places, divergences, dtype, clock)
+    return divergences, remarks, others
 
 
 def _unexplained(results: Results, tap: str) -> Divergence:

@@ -142,6 +142,8 @@ class Report:
     not_compared: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     """Remarks on equivalent forms, rounding, and the run."""
+    other_fields: Mapping[str, tuple[object, object]] = field(default_factory=dict)
+    """Fields of which the port has other values than the configuration, if that are several at once, with both."""
     dtype: str = "float32"
     port: str = ""
     """Its name, such as `my.py:load`, or the command; empty if it has none."""
@@ -188,6 +190,7 @@ class Report:
             "taps": [dataclasses.asdict(item) | {"share": item.share} for item in self.measured],
             "not_compared": self.not_compared,
             "notes": self.notes,
+            "other_fields": {name: {"given": a, "port": b} for name, (a, b) in self.other_fields.items()},
             "environment": dict(self.environment),
         }
         plain: dict[str, Any] = _plain(fields)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import combinations
 
 from transparity.config import TransformerConfig
@@ -38,28 +38,41 @@ def departures(config: TransformerConfig, left: Callable[[Hypothesis], float]) -
 
     Returns: the changed fields, and the share of the difference that is left with them.
     """
-    before = left(_with({}))
-    tried = [(left(_with(change)), index, change) for index, change in enumerate(_changes(config))]
+    before = left(changed({}))
+    tried = [(left(changed(change)), index, change) for index, change in enumerate(_changes(config))]
     least, _, fields = min(tried, default=(before, 0, {}))
     return fields, least / before if before else 1.0
 
 
-def _with(fields: dict[str, object]) -> Hypothesis:
+def changed(fields: Mapping[str, object]) -> Hypothesis:
+    """The hypothesis that a port has other values of these fields."""
     return Hypothesis(Fault("several-fields", "", "", fields=fields))
+
+
+def single_changes(config: TransformerConfig, besides: Mapping[str, object]) -> list[dict[str, object]]:
+    """The changes of one field that need no parameter that the model does not have, on top of others."""
+    values = {name: besides.get(name, getattr(config, name)) for name in ALTERNATIVES}
+    every = [{name: value} for name, tried in ALTERNATIVES.items() for value in tried if value != values[name]]
+    return [
+        change for change in every if change.keys().isdisjoint(besides) and _is_possible(config, {**besides, **change})
+    ]
 
 
 def _changes(config: TransformerConfig) -> Iterator[dict[str, object]]:
     """Every change of up to `MOST` fields that needs no parameter that the model does not have, the fewest first."""
-    shapes = parameter_shapes(config)
     single = [(name, value) for name in ALTERNATIVES for value in ALTERNATIVES[name] if value != getattr(config, name)]
     for size in range(1, MOST + 1):
         for chosen in combinations(single, size):
             change = dict(chosen)
-            if len(change) < size:
-                continue
-            try:
-                needed = parameter_shapes(dataclasses.replace(config, **change))  # type: ignore[arg-type]
-            except ConfigError:
-                continue
-            if all(shapes.get(parameter) == shape for parameter, shape in needed.items()):
+            if len(change) == size and _is_possible(config, change):
                 yield change
+
+
+def _is_possible(config: TransformerConfig, change: Mapping[str, object]) -> bool:
+    """Return whether the parameters of a model suffice for other fields."""
+    shapes = parameter_shapes(config)
+    try:
+        needed = parameter_shapes(dataclasses.replace(config, **change))  # type: ignore[arg-type]
+    except ConfigError:
+        return False
+    return all(shapes.get(parameter) == shape for parameter, shape in needed.items())

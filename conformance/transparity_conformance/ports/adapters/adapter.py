@@ -19,7 +19,7 @@ from transparity.parameters import parameter_shapes
 from transparity_conformance.checkpoints.files import LARGEST_JSON
 from transparity_conformance.ports.adapters.notation import (
     ABSENT,
-    NUMBER,
+    COUNTED,
     AdapterError,
     Selection,
     parted,
@@ -74,8 +74,9 @@ class Adapter:
 
     def names(self, tensor: str) -> bool:
         """Return whether a line names a tensor, with the number of any layer."""
-        general = NUMBER.sub("{i}", tensor)
-        return any(parted(line, {tensor: ()})[0] in (tensor, general) for line in self.lines.values() if line)
+        numbers = COUNTED.finditer(tensor)
+        general = {tensor, *(f"{tensor[: each.start()]}{{i}}{tensor[each.end() :]}" for each in numbers)}
+        return any(parted(line, {tensor: ()})[0] in general for line in self.lines.values() if line)
 
     def _line(self, name: str) -> str:
         line = line_of(name, self.lines)
@@ -100,7 +101,7 @@ class _Filling:
 
     def every(self, line: str) -> list[str]:
         """The line at every layer that the port has."""
-        numbers = range(1 + max((int(each) for name in self.shapes for each in NUMBER.findall(name)), default=0))
+        numbers = range(1 + max((int(each) for name in self.shapes for each in COUNTED.findall(name)), default=0))
         texts = dict.fromkeys(line.replace("{i}", str(number)) for number in numbers)
         return [text for text in texts if text == line or _exists(text, self.shapes, self.sizes)]
 

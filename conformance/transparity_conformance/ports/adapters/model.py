@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,24 +15,52 @@ from transparity.config import TransformerConfig
 from transparity.errors import shown
 from transparity_conformance.capabilities.stranger import PortCallError, PortError, call_stranger, signature_of
 from transparity_conformance.ports.adapters.adapter import Adapter
-from transparity_conformance.ports.adapters.tensors import Tensor, buffers_of, held_by, package_of, tensors_of
+from transparity_conformance.ports.adapters.modules import initialised, is_module, widened
+from transparity_conformance.ports.adapters.tensors import (
+    Tensor,
+    buffers_of,
+    held_by,
+    module_in,
+    package_of,
+    tensors_of,
+)
+from transparity_conformance.ports.loader.free import called_by_name
 from transparity_conformance.ports.loader.hub import called, required_arguments
-from transparity_conformance.ports.loader.inputs import FRAMEWORKS
+from transparity_conformance.ports.loader.inputs import FRAMEWORKS, is_instance
+from transparity_conformance.report.formatting import count as counted
 
 Make = Callable[..., Any]
 """`Model()` or `Model(config)`, a class of modules or a function that makes one; or a `build(config, parameters)`."""
 
 
+@dataclass(eq=False)
 class Model:
     """A model and its tensors; a call is a forward pass."""
 
-    def __init__(
-        self, forward: Callable[..., Any], tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor]
-    ) -> None:
-        self._forward, self._tensors, self._buffers = forward, tensors, buffers
+    forward: Callable[..., Any]
+    _tensors: Mapping[str, Tensor]
+    _buffers: Mapping[str, Tensor] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Its own name of each of its inputs, if it was made without a configuration."""
+    module: Any = None
+    """The module of PyTorch that computes, if there is one."""
+    _narrow: Callable[[], None] | None = None
+    _kept: dict[str, np.ndarray] | None = None
+
+    def own(self) -> None:
+        """Let the model that had the same memory before, if a port makes one for all, keep its tensors for later."""
+        key = id(self.module)
+        before = _OWNERS.get(key)
+        if self.module is not None and before is not None and before is not self and before._kept is None:
+            before._kept = before.tensors()
+        _OWNERS[key] = self
 
     def __call__(self, **tokens: np.ndarray) -> Any:
-        return self._forward(**tokens)
+        if self._kept is not None:
+            self.own()
+            self.assign(self._kept)
+            self._kept = None
+        return self.forward(**tokens)
 
     def tensors(self) -> dict[str, np.ndarray]:
         """The tensors by name, as they are."""
@@ -45,59 +76,98 @@ class Model:
         for name, value in values.items():
             every[name].write(value)
 
+    def inputs(self) -> dict[str, str]:
+        """Its own name of each of its inputs, by ours; empty if it was made with a configuration."""
+        return dict(self.names)
 
-def made_by(make: Make, config: TransformerConfig, parameters: Mapping[str, np.ndarray] | None = None) -> Model:
+    def widen(self) -> bool:
+        """Go on in float64; return whether it is a module of PyTorch, which can."""
+        if self.module is not None:
+            self._narrow = widened(self.module)
+            self._tensors = tensors_of(self.module)
+        return self.module is not None
+
+    def narrow(self) -> None:
+        """Go back to the precision that it had."""
+        if self._narrow is not None:
+            self._narrow()
+            self._tensors = tensors_of(self.module)
+
+
+_OWNERS: weakref.WeakValueDictionary[int, Model] = weakref.WeakValueDictionary()
+"""By the identity of a module: the model whose weights it has."""
+
+
+def made_by(make: Make, config: TransformerConfig | None, parameters: Mapping[str, np.ndarray] | None = None) -> Model:
     """Make the model; raises `PortError` with the reason if it cannot be made or has no tensors.
 
     Args:
-        make: the port.
-        config: the configuration, for a port that takes one.
+        make: the port, or a module as it is.
+        config: the configuration, for a port that takes one; None: it is not known, and the port takes nothing.
         parameters: what a `build(config, parameters)` is given; None: the port may be none.
     """
+    if is_module(make):
+        return _opened(make, config)
     count = required_arguments(signature_of(make))
     name = getattr(make, "__name__", "Model")
-    is_build = count == 2 and parameters is not None
-    if count not in (0, 1, None) and not is_build:
-        raise PortError(
-            f"{name} takes {count} arguments; expected none, or one, the configuration: write a function that makes "
-            "the model, def model(config): return Model(…)."
-        )
-    given = (config, parameters) if is_build else () if count == 0 else (config,)
+    write = f"write a function that makes the model, def model({'' if config is None else 'config'}): return Model(…)"
+    is_build = count == 2 and parameters is not None and config is not None
+    if count not in ((0, None) if config is None else (0, 1, None)) and not is_build:
+        expected = "none" if config is None else "none, or one, the configuration"
+        raise PortError(f"{name} takes {counted(count or 0, 'argument')}; expected {expected}: {write}.")
+    given = (config, parameters) if is_build else () if count == 0 or config is None else (config,)
     try:
         made = call_stranger(make, *given)
-        forward, tensors = call_stranger(_built if is_build else _opened, made, config)
+        if is_build and config is not None:
+            return _checked(Model(made, held_by(made)), name, made)
+        return _checked(call_stranger(_opened, made, config), name, made)
     except PortCallError as error:
         what = "transparity's configuration" if given else "nothing"
         raise PortError(
-            f"{name} was given {what}, and raised {error}; if it needs sizes in another form, write a function that "
-            "makes the model, def model(config): return Model(…)."
+            f"{name} was given {what}, and raised {error}; if it needs sizes in another form, {write}."
         ) from error.__cause__
-    if not tensors:
+
+
+def _checked(model: Model, name: str, made: Any) -> Model:
+    """The model; raises `PortError` if it has no tensors."""
+    if not model.tensors():
         raise PortError(
-            f"{name} made {shown(made)}, in which no tensor was found; expected a torch.nn.Module, a flax.nnx.Module, "
-            "or a pair (function, parameters) whose function takes the parameters first."
+            f"{name} made {shown(made)}, in which no tensor was found; expected a torch.nn.Module, a module of flax, "
+            "a function that calls one, or a pair (function, parameters) whose function takes the parameters first."
         )
-    return Model(forward, tensors, {} if is_build else buffers_of(made))
+    return model
 
 
-def _opened(made: Any, config: TransformerConfig) -> tuple[Callable[..., Any], dict[str, Tensor]]:
-    """The forward pass of a model, or of a pair (function, parameters), and its tensors."""
+def _opened(made: Any, config: TransformerConfig | None) -> Model:
+    """The forward pass of a module, of a function that calls one, or of a pair (function, parameters)."""
+    if is_instance(made, "flax.linen", "Module"):
+        made = initialised(made)
     if isinstance(made, tuple) and len(made) == 2 and callable(made[0]):
         function, parts = made
         framework = FRAMEWORKS.get(package_of(parts), "numpy")
-        return called(functools.partial(function, parts), config, framework), tensors_of(parts)
-    return called(made, config), tensors_of(made)
+        return _called(functools.partial(function, parts), config, framework, tensors_of(parts))
+    if not callable(made):
+        return Model(made, {})
+    module = module_in(made)
+    if module is not None:
+        module.eval()
+    tensors = held_by(made) if module is None else tensors_of(module)
+    model = _called(made, config, None if module is None else "torch", tensors)
+    return dataclasses.replace(model, _buffers=buffers_of(module), module=module)
 
 
-def _built(made: Any, config: TransformerConfig) -> tuple[Callable[..., Any], dict[str, Tensor]]:
-    """A `forward(**tokens)`, and the tensors that it holds."""
-    return made, held_by(made)
+def _called(made: Any, config: TransformerConfig | None, framework: str | None, tensors: Mapping[str, Tensor]) -> Model:
+    """The forward pass by the inputs of a configuration or, without one, by its own."""
+    if not tensors or config is not None:
+        return Model(called(made, config, framework) if config is not None else made, tensors)
+    forward, names = called_by_name(made, framework)
+    return Model(forward, tensors, names=names)
 
 
 def opened(make: Make) -> Callable[..., Model]:
     """`build(config, parameters)` of a port that keeps its own weights, or loads them by itself."""
 
-    def build(config: TransformerConfig, parameters: Mapping[str, np.ndarray]) -> Model:
+    def build(config: TransformerConfig | None, parameters: Mapping[str, np.ndarray]) -> Model:
         return made_by(make, config, parameters)
 
     return build
@@ -109,6 +179,7 @@ def adapted(make: Make, adapter: Adapter) -> Callable[..., Model]:
     @functools.wraps(make, updated=())
     def build(config: TransformerConfig, parameters: Mapping[str, np.ndarray]) -> Model:
         model = made_by(make, config)
+        model.own()
         buffers = {name: value for name, value in model.buffers().items() if adapter.names(name)}
         model.assign(adapter.tensors(config, parameters, {**model.tensors(), **buffers}))
         return model

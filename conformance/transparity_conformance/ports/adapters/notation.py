@@ -42,6 +42,9 @@ ABSENT = ""
 NUMBER = re.compile(r"(?<![^.\[])\d+(?![^.\]])")
 """A number that is a part of a name by itself, or an index."""
 
+COUNTED = re.compile(r"(?<![^._\[])\d+(?![^.\]])")
+"""A number that may be that of a layer: also behind an underscore, as in `h_0` of flax."""
+
 Shapes = Mapping[str, tuple[int, ...]]
 
 

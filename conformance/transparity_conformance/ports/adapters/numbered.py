@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from transparity_conformance.ports.adapters.notation import ABSENT, NUMBER, Shapes, parted
+from transparity_conformance.ports.adapters.notation import ABSENT, COUNTED, Shapes, parted
 
 LAYER = re.compile(r"(?P<stack>encoder|decoder)\.layers\.(?P<layer>\d+)\.")
 
@@ -16,7 +16,7 @@ Lines = dict[str, str]
 def templates(text: str, layer: int, names: Shapes) -> Iterator[str]:
     """Yield a line for all layers, from that of one: `{i}` is the number of the layer, `{i+1}` the one behind it."""
     name, steps = parted(text, names)
-    for match in NUMBER.finditer(name):
+    for match in COUNTED.finditer(name):
         offset = int(match[0]) - layer
         if offset in (0, 1):
             yield f"{name[: match.start()]}{{i{f'+{offset}' if offset else ''}}}{name[match.end() :]}{steps}"

@@ -20,6 +20,7 @@ def sentences(fit: Fit, port: str) -> Iterator[str]:
             f"Not confirmed: the reference with this configuration differs from the module by {fit.share:.2g} × the "
             "budget; something in the module is in no configuration, or was read wrongly."
         )
+    yield from (f"{remark}." for remark in fit.remarks)
     yield f"Departures from the paper: {'; '.join(departures(fit.config)) or 'none'}."
     if fit.unused:
         yield f"Not understood, since no operation that was recognised uses them: {', '.join(fit.unused)}."

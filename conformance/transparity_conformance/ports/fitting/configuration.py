@@ -14,7 +14,7 @@ from transparity_conformance.ports.fitting.reading import read_attention
 from transparity_conformance.ports.fitting.structure import Attention, FeedForward
 from transparity_conformance.ports.fitting.subject import FitError, Heard, Subject
 from transparity_conformance.ports.fitting.values.feed_forward import activation_of, final_softcap
-from transparity_conformance.ports.fitting.values.norms import kind_and_eps
+from transparity_conformance.ports.fitting.values.norms import eps_besides, kind_and_eps
 
 NORM_PARTS = ("weight", "bias", "running_mean", "running_var")
 
@@ -87,6 +87,15 @@ def _norms(found: Found, subject: Subject, parts: Parts) -> None:
     if len(kinds) > 1:
         raise FitError(f"The norms are of several kinds ({', '.join(sorted(map(' '.join, kinds)))}); expected one.")
     kind, eps = kind_and_eps(norms, subject.values)
+    named = {
+        f"{stack}.{name.removeprefix(stack + '.')}": norm
+        for stack, each in parts.stacks.items()
+        for name, norm in each.stream.norms.items()
+    }
+    found.remarks += [
+        f"{name} has the eps {each:g}, not {eps:g}"
+        for name, each in eps_besides(named, kind, eps, subject.values).items()
+    ]
     found.fields |= {
         "norm": kind,
         "norm_bias": kind == "rms" or any(len(norm.names) > 1 for norm in norms),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -14,24 +16,20 @@ from transparity.config import TransformerConfig
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.oracle.reach.features import exercised
+from transparity_conformance.ports.adapters.model import made_by
+from transparity_conformance.ports.adapters.modules import kept
+from transparity_conformance.ports.fitting.calls.inputs import first_answer, masked, paddings, with_further
+from transparity_conformance.ports.fitting.calls.lengths import longest_taken
 from transparity_conformance.ports.fitting.configuration import configuration_of
 from transparity_conformance.ports.fitting.found import Found
 from transparity_conformance.ports.fitting.parts import parts_of
 from transparity_conformance.ports.fitting.structure import before, softmaxes
-from transparity_conformance.ports.fitting.subject import FitError, Heard, ModuleError, Subject, module_of
+from transparity_conformance.ports.fitting.subject import FitError, Heard, Loops, Subject
 from transparity_conformance.ports.fitting.templates import SIZES, changed, nearest, templates
-from transparity_conformance.ports.fitting.values.embedding import table_of
 from transparity_conformance.ports.fitting.values.masks import is_causal
 from transparity_conformance.ports.fitting.values.scores import scores_of
+from transparity_conformance.ports.process.isolation import checked_timeout, isolated_build
 from transparity_conformance.report.comparison import gap
-
-LENGTHS = ((31, 29), (19, 17), (13, 11), (9, 7), (5, 4), (3, 2))
-"""Lengths of a source, or of a lone stack's tokens, and of a target, the first that the module takes."""
-
-BATCH = 3
-
-FIRST, LAST = 12, 4
-"""Tokens at the two ends of a large vocabulary that are tried as padding."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +48,8 @@ class Fit:
     """The module's drawn parameters by our names."""
     unused: tuple[str, ...] = ()
     """The module's parameters of which nothing was recognised."""
+    remarks: tuple[str, ...] = ()
+    """What the module does that no configuration does, if it is not confirmed."""
 
     @property
     def is_confirmed(self) -> bool:
@@ -57,26 +57,76 @@ class Fit:
         return self.share <= 1
 
 
-def fit_port(spec: str) -> Fit:
-    """Find the configuration of the module that `path/to/file.py:Model` names; raises `PortError` if there is none."""
-    return fit(module_of(spec))
+def fit_port(spec: str, timeout: float | None = None) -> Fit:
+    """Find the configuration of what `path/to/file.py:Model` makes, in a process of its own.
+
+    Raises `PortError` if there is none, or if it is not answered within `timeout` seconds.
+    """
+    build = isolated_build(spec, checked_timeout(timeout), "")
+    try:
+        return fitted(Subject(build.made(None, {})))
+    finally:
+        build.process.stop()
 
 
 def fit(module: Any, seed: int = 0) -> Fit:
-    """Find the configuration of a `torch.nn.Module`, whose own weights are not touched.
+    """Find the configuration of a module, or of what a function without arguments makes.
 
-    Raises `FitError` with the first part that no configuration has.
+    Raises `FitError` with the first part that no configuration has. The weights of a module are not touched.
     """
-    subject = Subject(module, seed)
-    lengths, sizes, plain = _first_answer(subject)
+    with kept(module):
+        return fitted(Subject(made_by(module, None), seed))
+
+
+def fitted(subject: Subject) -> Fit:
+    """Find the configuration of a subject, which may compute heads or rows one at a time."""
+    try:
+        return _fitted(subject)
+    except FitError as error:
+        for loops in get_args(Loops)[1:]:
+            subject.loops = loops
+            with contextlib.suppress(FitError):
+                return _fitted(subject)
+        raise error
+
+
+def _fitted(subject: Subject) -> Fit:
+    lengths, sizes, plain = first_answer(subject)
     subject.widen(plain)
     heard = subject.hear(plain)
-    parts = parts_of(subject, heard, causal=_causal(heard, lengths))
-    calls = [heard, subject.hear(_with_further(subject, _paddings(plain, sizes), sizes))]
+    causal = _causal(heard, lengths)
+    calls = [heard, subject.hear(with_further(subject, paddings(plain, sizes), sizes))]
     if "attention_mask" in subject.names:
-        calls.append(subject.hear(_masked(plain)))
-    found = configuration_of(subject, parts, calls)
-    return dataclasses.replace(_confirmed(found, calls), unused=_unused(subject, found))
+        calls.append(subject.hear(masked(plain)))
+    longest = longest_taken(subject, plain)
+    return _likelier(functools.partial(_attempt, subject, causal, calls, longest))
+
+
+def _likelier(attempt: Callable[..., Fit]) -> Fit:
+    """The fit with queries before keys or, if that is not confirmed, the other way round; the better one if none is."""
+    first: Fit | FitError
+    try:
+        first = attempt(keys_first=False)
+    except FitError as error:
+        first = error
+    if isinstance(first, Fit) and first.is_confirmed:
+        return first
+    try:
+        second = attempt(keys_first=True)
+    except FitError:
+        if isinstance(first, Fit):
+            return first
+        raise first from None
+    return first if isinstance(first, Fit) and first.share <= second.share else second
+
+
+def _attempt(subject: Subject, causal: bool, calls: Sequence[Heard], longest: int, *, keys_first: bool) -> Fit:
+    found = configuration_of(subject, parts_of(subject, calls[0], causal, keys_first=keys_first), calls)
+    if "max_length" in found.untold:
+        found.fields["max_length"] = longest
+    made = _confirmed(found, calls)
+    remarks = () if made.is_confirmed else tuple(found.remarks)
+    return dataclasses.replace(made, unused=_unused(subject, found), remarks=remarks)
 
 
 def _unused(subject: Subject, found: Found) -> tuple[str, ...]:
@@ -84,91 +134,6 @@ def _unused(subject: Subject, found: Found) -> tuple[str, ...]:
     ours = list(found.parameters.values())
     is_used = {name: any(np.may_share_memory(value, each) for each in ours) for name, value in subject.values.items()}
     return tuple(name for name, used in is_used.items() if not used)
-
-
-def _first_answer(subject: Subject) -> tuple[Sequence[int], dict[str, int], Arrays]:
-    """The lengths that the module takes, the sizes of the tables that its inputs look up, and plain tokens."""
-    error: FitError | None = None
-    for each in LENGTHS:
-        lengths = dict(zip(subject.tokens, each, strict=False))
-        inputs = {name: subject.random.integers(0, 2, (BATCH, length)) for name, length in lengths.items()}
-        try:
-            heard = subject.hear(_with_further(subject, inputs, {}))
-            sizes = _tables(subject, heard)
-            plain = {name: _plain(subject.random, sizes[name], length) for name, length in lengths.items()}
-            plain = _with_further(subject, plain, sizes)
-            subject.call(plain)
-        except ModuleError as raised:
-            error = error or raised
-            continue
-        return tuple(lengths.values()), sizes, plain
-    assert error is not None
-    raise error
-
-
-def _tables(subject: Subject, heard: Heard) -> dict[str, int]:
-    """The rows of the tables that the tokens, and their types, look up."""
-    sizes: dict[str, int] = {}
-    used: set[str] = set()
-    for name in (*subject.tokens, *(["token_types"] if "token_types" in subject.names else [])):
-        left = {each: value for each, value in subject.values.items() if name in subject.tokens or each not in used}
-        table = table_of(heard.operations, heard.inputs[name], left)
-        if table is None and name == "token_types":  # it takes some, but has no table of its own for them
-            del subject.names[name]
-            continue
-        if table is None:
-            raise FitError(f"No rows of a parameter are looked up by the {name}; expected a table of embeddings.")
-        used.add(table)
-        sizes[name] = len(subject.values[table])
-    return sizes
-
-
-def _plain(random: np.random.Generator, size: int, length: int) -> np.ndarray:
-    """Tokens of which none is likely to be padding, all different in a row if there are as many."""
-    usual = np.arange(4, size - 1) if size > 8 else np.arange(size)
-    rows = [random.permutation(np.resize(random.permutation(usual), length)) for _ in range(BATCH)]
-    return np.stack(rows)
-
-
-def _with_further(subject: Subject, inputs: Arrays, sizes: Mapping[str, int]) -> Arrays:
-    first = inputs[subject.tokens[0]]
-    further: Arrays = {}
-    if "attention_mask" in subject.names:
-        further["attention_mask"] = np.ones_like(first)
-    if "token_types" in subject.names:
-        further["token_types"] = (np.arange(first.shape[1]) + np.arange(len(first))[:, None]) % sizes.get(
-            "token_types", 1
-        )
-    return {name: inputs[name] for name in subject.tokens} | further
-
-
-def _masked(inputs: Arrays) -> Arrays:
-    """The inputs with some tokens masked, in each row others."""
-    mask = np.ones_like(inputs["attention_mask"])
-    for row in range(len(mask)):
-        mask[row, 1 + row :: 3] = 0
-    return {**inputs, "attention_mask": mask}
-
-
-def _paddings(plain: Arrays, sizes: Mapping[str, int]) -> Arrays:
-    """Rows in which every token that may be padding is behind one that is plain."""
-    rows: dict[str, list[np.ndarray]] = {}
-    for name, size in sizes.items():
-        if name == "token_types":
-            continue
-        tokens = plain[name]
-        length = tokens.shape[1]
-        tried = np.arange(size) if size <= 256 else np.r_[:FIRST, size - LAST : size]
-        most = max(1, length - 2)
-        chunks = [tried[begin : begin + most] for begin in range(0, len(tried), most)]
-        rows[name] = []
-        for chunk in chunks:
-            for first in (tokens[0, 0], tokens[1, 0] if tokens[1, 0] != tokens[0, 0] else tokens[0, 1]):
-                row = np.full(length, first)
-                row[1 : 1 + len(chunk)] = chunk[: length - 1]
-                rows[name].append(row)
-    most = max(map(len, rows.values()))
-    return {name: np.stack([each[i % len(each)] for i in range(most)]) for name, each in rows.items()}
 
 
 def _causal(heard: Heard, lengths: Sequence[int]) -> bool:

@@ -21,6 +21,8 @@ class Found:
     fields: dict[str, Any] = field(default_factory=dict)
     parameters: Arrays = field(default_factory=dict)
     untold: dict[str, str] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
+    """What the module does that no configuration does."""
     relative_distances: list[int] = field(default_factory=list)
     """The largest distances of relative positions that all stacks allow."""
 

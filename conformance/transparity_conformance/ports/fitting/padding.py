@@ -75,7 +75,14 @@ def _read_padding(found: Found, parts: Parts, call: Heard, padded: dict[str, Sco
         names = [name for name in padded if name.startswith(stack) and "self" in name]
         token = {"encoder": "source", "decoder": "target"}[stack] if len(parts.stacks) == 2 else "tokens"
         causal = stack == "decoder"
-        pads[stack] = padding_tokens(padded[names[0]].masked, call.inputs[token], causal=causal, window=window)
+        masked, tokens = padded[names[0]].masked, call.inputs[token]
+        pads[stack] = padding_tokens(masked, tokens, causal=causal, window=window)
+        queries = padding_tokens(masked, tokens, causal=causal, window=window, as_queries=True)
+        if queries and not pads[stack]:
+            pads[stack] = queries
+            found.remarks.append(
+                f"The {stack} masks the token {queries[0]} as a query, not as a key: rows of scores instead of columns"
+            )
     every = [pad for found_pads in pads.values() for pad in found_pads]
     found.fields["target_mask"] = "causal-and-padding" if pads.get("decoder") else "causal"
     if not every and len(parts.stacks) == 2:

@@ -48,11 +48,12 @@ class Parts:
         return list(self.stacks.values())[-1]
 
 
-def parts_of(subject: Subject, heard: Heard, causal: bool) -> Parts:
+def parts_of(subject: Subject, heard: Heard, causal: bool, *, keys_first: bool = False) -> Parts:
     """Take a call apart; raises `FitError` with the first thing that is none of ours.
 
     Args:
         causal: whether a lone stack's attention sees no later token.
+        keys_first: whether keys are made before queries.
     """
     values, inputs, tokens = subject.values, heard.inputs, subject.tokens
     embeddings = {name: _embedding(subject, heard, name) for name in tokens}
@@ -60,7 +61,7 @@ def parts_of(subject: Subject, heard: Heard, causal: bool) -> Parts:
     batch = len(inputs[tokens[0]])
     maps = linears(heard.operations, values, batch)
     weights = softmaxes(heard.operations, batch, [inputs[name].shape[1] for name in tokens])
-    found, rest = sublayers(maps, weights, width)
+    found, rest = sublayers(maps, weights, width, keys_first=keys_first)
     head, head_kind = _head(rest, heard.output)
     names = ("encoder", "decoder") if len(tokens) == 2 else ("decoder" if causal else "encoder",)
     split = _split(found, [inputs[name].shape[1] for name in tokens])
@@ -68,7 +69,11 @@ def parts_of(subject: Subject, heard: Heard, causal: bool) -> Parts:
     vectors = {name: value for name, value in values.items() if value.shape == (width,) and name not in biases}
     named = {name: _named(name, subs) for name, subs in zip(names, split, strict=True)}
     end = heard.output.reshape(-1, width) if head is None else head.given
-    streams = _streams([embeddings[token].value for token in tokens], named, end, heard, Norms(vectors))
+    embedded = [embeddings[token].value for token in tokens]
+    try:
+        streams = _streams(embedded, named, end, heard, Norms(vectors))
+    except FitError:
+        streams = _streams(embedded, named, end, heard, Norms(vectors, are_biasless=True))
     stacks = {
         name: Stack(name, embeddings[token], named[name], streams[name])
         for name, token in zip(names, tokens, strict=True)
@@ -92,7 +97,7 @@ def _streams(
         used = {each for norm in first.norms.values() for each in norm.names} if first else set()
         memory = None if first is None else first.output
         walk = Walk(embedded[-1], named[last], end, heard.operations, memory)
-        for second in walk.streams(Norms(norms.vectors, used)):
+        for second in walk.streams(norms.having(used)):
             if first is None:
                 return {last: second}
             if all(
@@ -152,6 +157,8 @@ def _head(rest: Sequence[Linear], output: np.ndarray) -> tuple[Linear | None, st
         return last, "pooled"
     if output.size == last.made.size:
         return last, "logits"
+    if output.ndim == 3 and output.shape[-1] == last.given.shape[-1]:  # a pooler, which the output is not made by
+        return None, "hidden"
     raise FitError(
         f"The output has the shape {output.shape}, and the last linear map makes {last.made.shape}; expected logits, "
         "hidden states or a pooled state."

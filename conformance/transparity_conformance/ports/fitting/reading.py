@@ -28,6 +28,9 @@ from transparity_numpy.positions import alibi_slopes, relative_buckets
 
 USUAL_DISTANCES = (128, 64, 256)
 
+FEW = 4
+"""Rotated features, of which one angle is left for rope_theta and scaling."""
+
 
 @dataclass(frozen=True, eq=False)
 class Heads:
@@ -175,6 +178,8 @@ def _read_positions(found: Found, subject: Subject, parts: Parts, stack: Stack, 
                 "rotary_factor": made.factor,
                 "rotary_original_length": made.original,
             }
+            if made.features <= FEW:
+                found.untold["rotary_scaling"] = "so few angles fit another rope_theta with scaling; try wider heads"
             return
     raise FitError("Scores depend on positions by none of rotary, relative and ALiBi; expected one of them.")
 

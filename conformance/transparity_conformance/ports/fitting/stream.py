@@ -83,7 +83,7 @@ class Walk:
             starts = self._after(norms, self.embedded, 0, len(self.operations)) if with_norm else [None]
             for start in starts:
                 made = Stream(place, embedding_norm=with_norm)
-                own = Norms(norms.vectors, set(norms.used))
+                own = norms.having(norms.used)
                 x = self.embedded
                 if start is not None:
                     norm, x = start

@@ -64,14 +64,14 @@ def softmaxes(operations: Sequence[Operation], batch: int, lengths: Sequence[int
     copies: set[int] = set()
     for index, operation in enumerate(operations):
         value = operation.value
+        if copies & set(operation.inputs) and is_same(found[-1].weights, value):
+            copies.add(index)
+            continue
         if value.ndim < 3 or value.shape[-1] not in lengths or value.shape[-2] not in lengths:
             continue
         if value.size % (batch * value.shape[-1] * value.shape[-2]) or value.min() < 0:
             continue
         if np.abs(value.sum(-1) - 1).max() > SAME:
-            continue
-        if copies & set(operation.inputs) and is_same(found[-1].weights, value):
-            copies.add(index)
             continue
         copies = {index}
         found.append(Softmax(index, value.reshape(batch, -1, *value.shape[-2:])))
@@ -84,13 +84,16 @@ def before(found: Sequence[Softmax], one: Softmax) -> int:
     return found[place - 1].at + 1 if place else 0
 
 
-def sublayers(maps: Sequence[Linear], weights: Sequence[Softmax], width: int) -> tuple[list[Sublayer], list[Linear]]:
+def sublayers(
+    maps: Sequence[Linear], weights: Sequence[Softmax], width: int, *, keys_first: bool
+) -> tuple[list[Sublayer], list[Linear]]:
     """The sublayers in the order in which they run, and the maps behind the last.
 
     Args:
         maps: every use of a linear map, in order.
         weights: those of every attention, in order.
         width: the features of a token.
+        keys_first: whether keys are made before queries where their shapes do not tell.
     """
     found: list[Sublayer] = []
     cuts = [-1, *(each.at for each in weights), float("inf")]
@@ -100,7 +103,7 @@ def sublayers(maps: Sequence[Linear], weights: Sequence[Softmax], width: int) ->
         if not behind or not projections:
             raise FitError(f"No linear map was found beside the softmax of attention {len(found)}; {_FORMS}")
         begins = min(one.at for one in projections)
-        found.append(_attention(softmax, projections, behind[0], begins))
+        found.append(_attention(softmax, projections, behind[0], begins, keys_first=keys_first))
         feed, projections = _feed_forward(behind[1:], width, is_last=softmax is weights[-1])
         found += feed
     return found, projections
@@ -132,7 +135,9 @@ def _of_one_input(maps: Sequence[Linear]) -> list[list[Linear]]:
     return groups
 
 
-def _attention(softmax: Softmax, projections: Sequence[Linear], output: Linear, begins: int) -> Attention:
+def _attention(
+    softmax: Softmax, projections: Sequence[Linear], output: Linear, begins: int, *, keys_first: bool
+) -> Attention:
     """An attention, with its projections told apart: the values are those that its weights sum to its context."""
     heads = softmax.weights.shape[1]
     if output.weight.shape[1] % heads:
@@ -140,6 +145,8 @@ def _attention(softmax: Softmax, projections: Sequence[Linear], output: Linear, 
     separate = _separate(list(projections), output.weight.shape[1])
     for value in reversed(separate):
         query, key = (one for one in separate if one is not value)
+        if len(key.weight) > len(query.weight) or (keys_first and len(key.weight) == len(query.weight)):
+            query, key = key, query
         made = Attention(softmax, query, key, value, output, begins)
         if value.made.shape[-1] % made.head_dim == 0 and is_same(_context(made), output.given):
             return made

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-import copy
-import inspect
-from collections.abc import Mapping, Sequence
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from transparity.errors import shown
 from transparity_conformance.capabilities.stranger import PortCallError, PortError, call_stranger
 from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.ports.alignment.values.loops import stacked
 from transparity_conformance.ports.listening.listen import listen
 from transparity_conformance.ports.listening.operation import Operation
-from transparity_conformance.ports.loader.inputs import NAMES, is_instance
-from transparity_conformance.ports.loading import load_port
+from transparity_conformance.ports.process.running import PortElsewhere
+from transparity_conformance.report.comparison import as_numbers
 
 SPREAD = 0.3
 """The standard deviation of drawn vectors around the mean of what they are at first."""
+
+
+Loops = Literal["none", "rows", "heads"]
+"""What a model computes one at a time: nothing, the rows of a batch, or heads (and perhaps rows)."""
+
+MOST_HEADS = 64
+"""The most heads that are sought."""
 
 
 class FitError(PortError):
@@ -39,31 +46,41 @@ class Heard:
     operations: Sequence[Operation]
 
 
-def module_of(spec: str) -> Any:
-    """The module that `path/to/file.py:Model`, a function or an instance names; raises `PortError` otherwise."""
-    made = load_port(spec)
-    if not is_instance(made, "torch.nn", "Module"):
-        try:
-            made = call_stranger(made)
-        except PortCallError as error:
-            raise FitError(
-                f"{spec} was called without arguments and raised {error}; write a function that needs none."
-            ) from error
-    if not is_instance(made, "torch.nn", "Module"):
-        raise FitError(f"{spec} returned {shown(made)}; expected a torch.nn.Module.")
-    return made
+class Fitted(Protocol):
+    """A model that is fitted, here or in a process of its own."""
+
+    def __call__(self, **inputs: np.ndarray) -> Any:
+        """Run the model."""
+
+    def inputs(self) -> dict[str, str]:
+        """Its own name of each of its inputs."""
+
+    def tensors(self) -> dict[str, np.ndarray]:
+        """Its tensors by name."""
+
+    def assign(self, values: Mapping[str, np.ndarray]) -> None:
+        """Write into its tensors."""
+
+    def widen(self) -> bool:
+        """Go on in float64; return whether it can."""
+
+    def narrow(self) -> None:
+        """Go back to the precision that it had."""
 
 
 class Subject:
-    """A copy of a module with drawn weights, in float64 if it can compute in it."""
+    """A model with drawn weights, in float64 if it can compute in it."""
 
-    def __init__(self, module: Any, seed: int = 0) -> None:
-        self.names = _input_names(module)
-        self.model = call_stranger(copy.deepcopy, module).eval()
+    def __init__(self, model: Fitted, seed: int = 0) -> None:
+        self.model, self.names = model, model.inputs()
+        self.loops: Loops = "none"
         self.random = np.random.default_rng(seed)
-        self.tensors = _tensors(self.model)
-        self.values = {name: self._drawn(name, tensor) for name, tensor in self.tensors.items()}
-        self._load()
+        self.values = {name: self._drawn(name, tensor) for name, tensor in model.tensors().items()}
+        model.assign(self.values)
+        self.is_low = any((value != self.values[name]).any() for name, value in model.tensors().items())
+        """Whether it keeps its weights in less than float32, in which values tell nothing."""
+        if self.is_low and call_stranger(model.widen):
+            model.assign(self.values)
 
     @property
     def tokens(self) -> tuple[str, ...]:
@@ -71,100 +88,64 @@ class Subject:
         return ("source", "target") if "target" in self.names else ("tokens",)
 
     def widen(self, inputs: Arrays) -> None:
-        """Go on in float64, if the module then answers `inputs`."""
-        narrow = self.model
+        """Go on in float64, if the model then answers `inputs`."""
+        if self.is_low:  # it is wide already, or cannot be
+            return
         try:
-            self.model = call_stranger(copy.deepcopy(narrow).double)
-            if self.call(inputs).dtype != np.float64:
-                self.model = narrow
+            if call_stranger(self.model.widen) and self.call(inputs).dtype == np.float64:
+                return
         except PortError:
-            self.model = narrow
-        self.tensors = _tensors(self.model)
+            pass
+        self.model.narrow()
 
     def call(self, inputs: Arrays) -> np.ndarray:
-        """The output of the module."""
-        import torch
-
-        given = {self.names[name]: torch.tensor(value) for name, value in inputs.items()}
-        try:
-            with torch.no_grad():
-                return _output(call_stranger(self.model, **given))
-        except PortCallError as error:
-            shapes = ", ".join(f"{name} {value.shape}" for name, value in inputs.items())
-            raise ModuleError(f"The module raised {error}, when it was called with {shapes}.") from error
+        """The output of the model."""
+        with self._described(inputs):
+            return _array(call_stranger(self.model, **inputs))
 
     def hear(self, inputs: Arrays) -> Heard:
         """The output and every operation."""
-        output, operations = listen(lambda: self.call(inputs), "pytorch")
-        return Heard(inputs, output.astype(np.float64), operations)
+        with self._described(inputs):
+            if isinstance(self.model, PortElsewhere):
+                output, operations = call_stranger(self.model.listened, **inputs)
+            else:
+                output, operations = call_stranger(listen, lambda: self.model(**inputs))
+        if self.loops != "none":
+            operations = self._together(operations, inputs)
+        return Heard(inputs, _array(output).astype(np.float64), operations)
 
-    def shrink(self, names: Sequence[str], factor: float) -> Subject:
-        """A copy in which the named parameters are `factor` times as large."""
-        other = copy.copy(self)
-        other.model = copy.deepcopy(self.model)
-        other.tensors = _tensors(other.model)
-        other.values = {name: value * (factor if name in names else 1) for name, value in self.values.items()}
-        other._load()
-        return other
+    def _together(self, operations: Sequence[Operation], inputs: Arrays) -> Sequence[Operation]:
+        """The operations with those of all heads and rows put together, the rows first."""
+        shapes = [inputs[name].shape for name in self.tokens]
+        found = stacked(operations, shapes, range(2, MOST_HEADS + 1))
+        if self.loops == "rows":
+            return found
+        return [
+            dataclasses.replace(each, value=each.value.swapaxes(0, 1)) if each.value.ndim > 3 else each
+            for each in found
+        ]
 
-    def _load(self) -> None:
-        import torch
+    @contextlib.contextmanager
+    def _described(self, inputs: Arrays) -> Iterator[None]:
+        """Raise `ModuleError` with the shapes of the inputs for what the model raises."""
+        try:
+            yield
+        except PortCallError as error:
+            shapes = ", ".join(f"{name} {value.shape}" for name, value in inputs.items())
+            hint = "; its weights are kept in less than float32: make it with dtype float32" if self.is_low else ""
+            raise ModuleError(f"The module raised {error}, when it was called with {shapes}{hint}.") from error
 
-        with torch.no_grad():
-            for name, tensor in self.tensors.items():
-                tensor.copy_(torch.tensor(self.values[name], dtype=tensor.dtype))
-
-    def _drawn(self, name: str, tensor: Any) -> np.ndarray:
+    def _drawn(self, name: str, tensor: np.ndarray) -> np.ndarray:
         """Numbers that no other parameter has, of a size at which nothing saturates; they are float32 numbers."""
-        value = self.random.normal(size=tuple(tensor.shape))
+        value = self.random.normal(size=tensor.shape)
         if tensor.ndim < 2:
-            mean = float(tensor.detach().double().mean()) if tensor.numel() else 0.0
-            value = mean + SPREAD * value
+            value = tensor.mean(dtype=np.float64) + SPREAD * value
             value = np.abs(value) + SPREAD if name.endswith("var") else value
         elif "emb" not in name.lower():
             value = value / tensor.shape[-1] ** 0.5
         return value.astype(np.float32).astype(np.float64)
 
 
-def _tensors(model: Any) -> dict[str, Any]:
-    """The parameters and running statistics by name, each once."""
-    found: dict[str, Any] = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        is_learned = tensor.requires_grad or any(tensor is each for each in model.parameters())
-        known = any(tensor is other for other in found.values())
-        if not known and tensor.is_floating_point() and (is_learned or "running" in name):
-            found[name] = tensor
-    return found
-
-
-def _input_names(module: Any) -> dict[str, str]:
-    """The module's own name of each input of ours."""
-    parameters = inspect.signature(module.forward).parameters
-    named = {ours: name for ours, names in NAMES.items() for name in names if name in parameters}
-    further = {ours: named[ours] for ours in ("attention_mask", "token_types") if ours in named}
-    plain = [name for name in parameters if name not in further.values() and name != "self"]
-    required = [name for name in plain if parameters[name].default is inspect.Parameter.empty]
-    required = [name for name in required if parameters[name].kind is not inspect.Parameter.VAR_KEYWORD]
-    if "target" in named:
-        return {"source": plain[0], "target": named["target"]} | further
-    if len(required) > 2 or not plain:
-        raise FitError(
-            f"forward({', '.join(parameters)}) takes neither token ids alone nor those of a source and a target; wrap "
-            "the module in one that does."
-        )
-    return (
-        dict(zip(("source", "target"), required, strict=True)) if len(required) == 2 else {"tokens": plain[0]}
-    ) | further
-
-
-def _output(answer: Any) -> np.ndarray:
-    """The logits, or hidden states, in an answer."""
-    if isinstance(answer, Mapping):
-        answer = next((answer[name] for name in ("logits", "last_hidden_state") if name in answer), None)
-    elif hasattr(answer, "logits") or hasattr(answer, "last_hidden_state"):
-        answer = getattr(answer, "logits", None) if hasattr(answer, "logits") else answer.last_hidden_state
-    answer = answer[0] if isinstance(answer, tuple | list) else answer
-    if not is_instance(answer, "torch", "Tensor"):
-        raise FitError(f"The module returned {shown(answer)}; expected a tensor of logits.")
-    result: np.ndarray = answer.detach().cpu().numpy()
+def _array(answer: Any) -> np.ndarray:
+    result: np.ndarray = as_numbers(answer)
     return result

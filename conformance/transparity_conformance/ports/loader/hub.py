@@ -30,6 +30,7 @@ from transparity_conformance.capabilities.stranger import (
 from transparity_conformance.checkpoints.editing import Edit, edit_folder
 from transparity_conformance.checkpoints.exporting import export_checkpoint
 from transparity_conformance.ports.loader.inputs import arguments, arrays, framework_of, is_instance, with_mask
+from transparity_conformance.ports.loader.settings import completed
 from transparity_conformance.ports.loader.spoken import seeded, spoken
 
 
@@ -113,11 +114,12 @@ def called(model: Any, config: TransformerConfig, framework: str | None = None) 
     array, without_gradients = call_stranger(arrays, model, framework or call_stranger(framework_of, model))
     takes = signature_of(model.forward if is_torch else model)
     names = frozenset() if takes is None else frozenset(takes.parameters)
+    whole = completed(model, takes, array, without_gradients)
 
     def forward(**inputs: np.ndarray) -> Any:
         args, named = arguments(with_mask(inputs, config), config, names)
         with without_gradients():
-            return model(*map(array, args), **{name: array(value) for name, value in named.items()})
+            return whole(*map(array, args), **{name: array(value) for name, value in named.items()})
 
     forward.__signature__ = takes  # type: ignore[attr-defined] # messages show what the model takes
 

@@ -211,7 +211,7 @@ class _Remote:
 class _RemoteForward(_Remote, PortElsewhere):
     """A built port in another process."""
 
-    def __init__(self, process: _Process, handle: Handle, config: TransformerConfig, described: Any) -> None:
+    def __init__(self, process: _Process, handle: Handle, config: TransformerConfig | None, described: Any) -> None:
         super().__init__(functools.partial(_forward, process, handle, config), lambda: described)
         self._process, self._handle = process, handle
 
@@ -267,8 +267,11 @@ class IsolatedBuild(_Remote):
             setattr(forward, name, _Remote(method, lambda described=described: described))  # type: ignore[misc]
         return forward
 
-    def made(self, config: TransformerConfig, parameters: Mapping[str, np.ndarray]) -> IsolatedModel:
-        """The model that a port makes, which keeps its own weights; one that takes parameters is given these."""
+    def made(self, config: TransformerConfig | None, parameters: Mapping[str, np.ndarray]) -> IsolatedModel:
+        """The model that a port makes, which keeps its own weights; one that takes parameters is given these.
+
+        Without a configuration its inputs are those that it takes.
+        """
         return IsolatedModel(self._built(config, dict(parameters)))
 
 
@@ -302,9 +305,23 @@ class IsolatedModel(PortElsewhere):
         """Write into tensors or buffers."""
         self._forward.asked("assign", dict(values))
 
+    def inputs(self) -> dict[str, str]:
+        """Its own name of each of its inputs."""
+        return {str(ours): str(name) for ours, name in dict(self._forward.asked("inputs")).items()}
 
-def _forward(process: _Process, handle: Handle, config: TransformerConfig, **tokens: np.ndarray) -> Any:
+    def widen(self) -> bool:
+        """Go on in float64, if it can."""
+        return bool(self._forward.asked("widen"))
+
+    def narrow(self) -> None:
+        """Go back to the precision that it had."""
+        self._forward.asked("narrow")
+
+
+def _forward(process: _Process, handle: Handle, config: TransformerConfig | None, **tokens: np.ndarray) -> Any:
     """Call a built port, whose answer is at most as large as all of its taps."""
+    if config is None:
+        return process.answer("forward", "call", handle.number, "", (), tokens, None)
     lengths = {name: array.shape[1] for name, array in tokens.items()}
     shapes = tap_shapes(config, len(next(iter(tokens.values()))), **lengths)
     largest = 8 * sum(math.prod(shape) for shape in shapes.values()) + MISSHAPEN

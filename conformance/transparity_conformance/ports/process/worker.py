@@ -71,7 +71,9 @@ class Worker:
         args, named = self._given(args), self._given(named)
         with tokens_kept(args, named):
             result = (getattr(function, attribute) if attribute else function)(*args, **named)
-        if not attribute and number in self.configs:  # a forward pass: what it returns may hold more than its taps
+        if (
+            not attribute and self.configs.get(number) is not None
+        ):  # a forward pass: what it returns may hold more than its taps
             return taps_in(result, self.configs[number])
         if stays is None or not isinstance(result, tuple | list):
             return result

@@ -15,6 +15,7 @@ from transparity_conformance.report.comparison import share
 from transparity_conformance.report.formatting import count, format_share
 from transparity_conformance.report.impact import largest
 from transparity_conformance.report.report import Cause, Divergence, Measured, Report
+from transparity_conformance.report.text import listed
 
 PRACTICALLY_ALL = 0.99
 """A cause that explains less of a disagreement than this leaves something to be found."""
@@ -121,7 +122,16 @@ def sentence(report: Report) -> str:
     if found[3:]:
         parts.append(f"{count(len(found) - 3, 'fault')} more")
     is_explained = all(finding.explained >= PRACTICALLY_ALL for finding in found)
-    return ". Then: ".join(parts) + "." + (" Nothing else differs." if is_explained else "")
+    return another_model(report) + ". Then: ".join(parts) + "." + (" Nothing else differs." if is_explained else "")
+
+
+def another_model(report: Report) -> str:
+    """The sentence that the port is another model than its configuration says; empty if that is not known."""
+    if not report.other_fields:
+        return ""
+    fields = listed([f"{name} {port} (not {given})" for name, (given, port) in report.other_fields.items()])
+    named = "the model of the configuration" if report.preset == "config" else report.preset
+    return f"This is not {named}: it has {fields}; `transparity fit` finds the whole configuration of a model. "
 
 
 def located(report: Report) -> str:

@@ -21,8 +21,14 @@ def without_loops(probe: Probe, operations: Sequence[Operation]) -> list[Operati
     Only what is repeated as often as there are heads, rows or tokens is taken for a loop. Each turn may read what
     earlier turns have made by then, as a cache is read.
     """
-    tokens = [value.shape for value in probe.inputs.values()]
-    counts = {probe.config.num_heads, *(size for shape in tokens for size in shape)} - {1}
+    return stacked(operations, [value.shape for value in probe.inputs.values()], {probe.config.num_heads})
+
+
+def stacked(
+    operations: Sequence[Operation], tokens: Collection[tuple[int, ...]], heads: Collection[int]
+) -> list[Operation]:
+    """As `without_loops`, for tokens of these shapes (batch, length) and any of these numbers of heads."""
+    counts = {*heads, *(size for shape in tokens for size in shape)} - {1}
     result = list(operations)
     steps = _steps(result, {length for _, length in tokens} - {1})
     if steps:

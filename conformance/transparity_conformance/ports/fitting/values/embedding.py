@@ -39,7 +39,7 @@ def table_of(operations: Sequence[Operation], tokens: np.ndarray, values: Arrays
     for name, table in values.items():
         if table.ndim == 2 and len(table) > tokens.max():
             looked_up = table[tokens]
-            if any(each.value.shape[-1] == table.shape[1] and is_same(each.value, looked_up) for each in operations):
+            if any(each.value.shape[-1:] == table.shape[1:] and is_same(each.value, looked_up) for each in operations):
                 return name
     return None
 
@@ -65,6 +65,7 @@ def embedding(
         made = next(_learned(plain, left[0], others), None) or _sinusoidal(plain, left[0])
         if made is not None:
             return made
+        _refuse_scaled(left[0], others)
     raise FitError("What is added to the token embeddings is neither a table of positions nor sinusoids.")
 
 
@@ -100,6 +101,19 @@ def _learned(plain: Embedding, left: np.ndarray, values: Arrays) -> Iterator[Emb
                         type_table=plain.type_table,
                         left=plain.left,
                     )
+
+
+def _refuse_scaled(left: np.ndarray, values: Arrays) -> None:
+    """Raise `FitError` if positions are a multiple of a table's rows, which no configuration has."""
+    for name, table in values.items():
+        if table.ndim == 2 and table.shape[1] == left.shape[1] and len(table) >= len(left):
+            rows = table[: len(left)]
+            factor = float((rows * left).sum() / (rows * rows).sum())
+            if is_same(factor * rows, left):
+                raise FitError(
+                    f"The rows of {name} are multiplied by {factor:.4g} before they are added to the tokens; expected "
+                    "positions that are added as they are: multiply the table itself, or leave the factor out."
+                )
 
 
 def _sinusoidal(plain: Embedding, left: np.ndarray) -> Embedding | None:

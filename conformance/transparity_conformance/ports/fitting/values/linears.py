@@ -46,8 +46,10 @@ def linears(operations: Sequence[Operation], values: Mapping[str, np.ndarray], b
 
     The rows of inputs and results are those of a batch first, however the module orders them.
     """
-    matrices = {name: value for name, value in values.items() if value.ndim == 2}
+    matrices = {name: value for name, value in values.items() if value.ndim == 2} | _by_heads(values)
     vectors = {name: value for name, value in values.items() if value.ndim == 1}
+    if any(value.ndim == 3 for value in values.values()):
+        vectors |= {name: value.reshape(-1) for name, value in values.items() if value.ndim == 2}
     for name, matrix in list(matrices.items()):
         matrices |= _parts(name, matrix, matrix.shape[1])
         vectors |= _parts(name, vectors.get(name.replace("weight", "bias"), np.empty(0)), matrix.shape[1])
@@ -59,6 +61,13 @@ def linears(operations: Sequence[Operation], values: Mapping[str, np.ndarray], b
             whole = one if one.bias is not None else _with_bias(one, operations, vectors)
             found.append(_batch_first(whole, operations[: index + 1], batch))
     return found
+
+
+def _by_heads(values: Mapping[str, np.ndarray]) -> Arrays:
+    """Maps that are kept as (in, heads, head_dim), or as (heads, head_dim, out), as matrices."""
+    heads = {name: value for name, value in values.items() if value.ndim == 3}
+    into = {f"{name}[in]": value.reshape(len(value), -1) for name, value in heads.items()}
+    return into | {f"{name}[out]": value.reshape(-1, value.shape[-1]) for name, value in heads.items()}
 
 
 def _parts(name: str, value: np.ndarray, width: int) -> Arrays:
@@ -93,7 +102,7 @@ def _products(
         for name, matrix in matrices.items():
             for weight in (matrix, matrix.T):
                 out, into = weight.shape
-                if x.size % into or made.size * into != x.size * out or x.shape[-1] % into:
+                if x.size % into or made.size * into != x.size * out or not _is_last(x, into):
                     continue
                 rows, results = x.reshape(-1, into), made.reshape(-1, out)
                 few = [0, len(rows) // 2, len(rows) - 1]
@@ -106,6 +115,11 @@ def _products(
                 bias = None if bias_name is None else vectors[bias_name]
                 if is_same(results, rows @ weight.T + (0 if bias is None else bias)):
                     yield Linear(index, rows, results, weight, name, bias, bias_name)
+
+
+def _is_last(x: np.ndarray, features: int) -> bool:
+    """Return whether rows of so many features are whole rows of x, or of its last two axes."""
+    return x.shape[-1] % features == 0 or (x.ndim > 2 and x.shape[-1] * x.shape[-2] == features)
 
 
 def _bias(left: np.ndarray, vectors: Arrays) -> str | None:

@@ -34,8 +34,18 @@ def full_every(windows: Sequence[int | None]) -> tuple[int | None, int | None]:
     return window, windows.index(None) + 1
 
 
-def padding_tokens(masked: np.ndarray, tokens: np.ndarray, *, causal: bool, window: int | None) -> list[int]:
-    """The tokens that are masked as keys (batch, keys) wherever neither the future nor a window is."""
+def padding_tokens(
+    masked: np.ndarray, tokens: np.ndarray, *, causal: bool, window: int | None, as_queries: bool = False
+) -> list[int]:
+    """The tokens (batch, length) that are masked as keys wherever neither the future nor a window is.
+
+    Args:
+        masked: where scores are masked (batch, queries, keys).
+        tokens: those that are attended to.
+        causal: whether the future is masked.
+        window: the distance from which on keys are masked.
+        as_queries: the tokens that are masked as queries instead, which is a mistake.
+    """
     _, queries, keys = masked.shape
     distance = np.arange(queries)[:, None] - np.arange(keys)
     seen = np.ones((queries, keys), bool)
@@ -43,8 +53,8 @@ def padding_tokens(masked: np.ndarray, tokens: np.ndarray, *, causal: bool, wind
     seen &= (np.abs(distance) < window) if window is not None else True
     found = []
     for token in np.unique(tokens):
-        columns = (tokens == token)[:, None, :] & seen
-        others = (tokens != token)[:, None, :] & seen
+        is_token = tokens[:, :, None] == token if as_queries else tokens[:, None, :] == token
+        columns, others = is_token & seen, ~is_token & seen
         if columns.any() and masked[columns].all() and not masked[others].all():
             found.append(int(token))
     return found

@@ -48,6 +48,12 @@ class Norms:
 
     vectors: Mapping[str, np.ndarray]
     used: set[str] = field(default_factory=set)
+    are_biasless: bool = False
+    """Whether a layer norm may have no bias; one with a bias then looks like it on its way."""
+
+    def having(self, used: set[str]) -> Norms:
+        """The same vectors, of which these belong to other norms."""
+        return Norms(self.vectors, set(used), self.are_biasless)
 
     def between(self, x: np.ndarray, made: np.ndarray) -> Norm | None:
         """The norm that turns `x` into `made` (rows, width); None if there is none."""
@@ -73,6 +79,8 @@ class Norms:
         for gain in ("weight", "one-plus-weight"):
             for name in names:
                 yield (name,), gain, "rms"
+                if self.are_biasless:
+                    yield (name,), gain, "centred"
             for pair in pairs:
                 yield pair, gain, "centred"
 
@@ -123,6 +131,14 @@ def kind_and_eps(norms: Sequence[Norm], variances: Mapping[str, np.ndarray]) -> 
     return kind, eps
 
 
+def eps_besides(
+    norms: Mapping[str, Norm], kind: str, eps: float, variances: Mapping[str, np.ndarray]
+) -> dict[str, float]:
+    """The eps of those norms, by name, that the common one does not explain."""
+    own = {name: _eps(kind, *_sizes(kind, [norm], variances), (eps, *USUAL_EPS)) for name, norm in norms.items()}
+    return {name: each for name, each in own.items() if each != eps}
+
+
 def _sizes(kind: str, norms: Sequence[Norm], variances: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """What is divided by, 1 / r, and what it would be without eps (squared, but for `layer-unbiased`)."""
     divisors, sizes = [], []
@@ -145,8 +161,8 @@ def _misfit(kind: str, eps: float, divisors: np.ndarray, sizes: np.ndarray) -> f
     return float(np.sqrt(np.mean((expected / divisors - 1) ** 2)))
 
 
-def _eps(kind: str, divisors: np.ndarray, sizes: np.ndarray) -> float:
+def _eps(kind: str, divisors: np.ndarray, sizes: np.ndarray, usual: Sequence[float] = USUAL_EPS) -> float:
     power = 1 if kind == "layer-unbiased" else 2
     weights = divisors**-power
     estimate = float(((divisors**power - sizes) * weights**2).sum() / (weights**2).sum())
-    return settle(max(estimate, 0.0), lambda eps: _misfit(kind, eps, divisors, sizes), USUAL_EPS)
+    return settle(max(estimate, 0.0), lambda eps: _misfit(kind, eps, divisors, sizes), usual)

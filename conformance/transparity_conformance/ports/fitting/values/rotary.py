@@ -9,11 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from transparity.config import RopeLayout, RotaryScaling
-from transparity_conformance.ports.fitting.values.numbers import SAME, is_same, settle
+from transparity_conformance.oracle.budgets import RULES, epsilon
+from transparity_conformance.ports.fitting.values.numbers import SAME, digits, is_same, settle
 from transparity_conformance.ports.listening.operation import Operation
 
 USUAL_THETA = (10_000.0, 500_000.0, 1_000_000.0)
 USUAL_ORIGINAL = (8192, 2048, 4096)
+USUAL_FACTORS = (8.0, 32.0, 2.0, 4.0, 16.0)
 LOW, HIGH = 1.0, 4.0
 """The turns between which Llama 3.1 goes from scaled to unscaled angles."""
 
@@ -136,6 +138,10 @@ def _llama3(
     plain = theta**-exponents
     ratios = found / plain
     factor = settle(float(1 / ratios.min()), lambda factor: abs(1 / factor / ratios.min() - 1), (), "float32")
+    lowest = int(ratios.argmin())
+    for usual in USUAL_FACTORS:  # of a slow angle, float32 keeps few digits
+        is_alike = abs(plain[lowest] / usual - found[lowest]) < RULES["float32"].floor * epsilon("float32")
+        factor = usual if is_alike and digits(usual) < digits(factor) else factor
     shares = (ratios - 1 / factor) / (1 - 1 / factor) if factor != 1 else np.ones_like(ratios)
     between = (shares > SAME) & (shares < 1 - SAME)
     if between.any():

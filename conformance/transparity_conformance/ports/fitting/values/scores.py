@@ -65,15 +65,15 @@ def _masked(values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, float 
 
 
 def is_pattern(masked: np.ndarray) -> bool:
-    """Return whether a mask (batch, queries, keys) consists of whole distances and of whole keys in between."""
+    """Return whether a mask (batch, queries, keys) consists of whole distances, and of whole keys or whole queries."""
     _, queries, keys = masked.shape
     distance = np.arange(queries)[:, None] - np.arange(keys)
     hidden = np.zeros((queries, keys), bool)
     if queries == keys:
         for each in range(1 - keys, keys):
             hidden |= (distance == each) & bool(np.diagonal(masked, -each, 1, 2).all())
-    columns = (masked | hidden).all(1, keepdims=True)
-    return bool(((hidden | columns) == masked).all())
+    columns, rows = ((masked | hidden).all(axis, keepdims=True) for axis in (1, 2))
+    return bool(((hidden | columns) == masked).all() or ((hidden | rows) == masked).all())
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""The calls of a model that is fitted: their inputs, and the longest of them."""

@@ -1,0 +1,33 @@
+"""The longest input that a module without a table of positions takes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.ports.fitting.subject import ModuleError, Subject
+
+
+def longest_taken(subject: Subject, inputs: Arrays) -> int:
+    """The most tokens that the module answers, at most those of a configuration that names no length.
+
+    Args:
+        subject: the module.
+        inputs: tokens that it answers.
+    """
+    low = max(value.shape[1] for value in inputs.values())
+    high = max(low, TransformerConfig.max_length)
+    while low < high:
+        tried = high if high == TransformerConfig.max_length else (low + high + 1) // 2
+        low, high = (tried, high) if _takes(subject, inputs, tried) else (low, tried - 1)
+    return low
+
+
+def _takes(subject: Subject, inputs: Arrays, length: int) -> bool:
+    """Return whether the module answers inputs of this length."""
+    try:
+        subject.call({name: np.resize(value, (len(value), length)) for name, value in inputs.items()})
+    except ModuleError:
+        return False
+    return True

@@ -12,9 +12,10 @@ from transparity.config import TransformerConfig
 from transparity.errors import shown
 from transparity_conformance.capabilities.stranger import PortCallError, PortError, call_stranger, signature_of
 from transparity_conformance.ports.adapters.adapter import Adapter
-from transparity_conformance.ports.adapters.tensors import Tensor, buffers_of, held_by, package_of, tensors_of
+from transparity_conformance.ports.adapters.tensors import buffers_of, held_by, package_of, tensors_of
 from transparity_conformance.ports.loader.hub import called, required_arguments
 from transparity_conformance.ports.loader.inputs import FRAMEWORKS
+from transparity_conformance.ports.loader.modules.kind import Tensor, kind_of, of_build
 
 Make = Callable[..., Any]
 """`Model()` or `Model(config)`, a class of modules or a function that makes one; or a `build(config, parameters)`."""
@@ -74,8 +75,8 @@ def made_by(make: Make, config: TransformerConfig, parameters: Mapping[str, np.n
         ) from error.__cause__
     if not tensors:
         raise PortError(
-            f"{name} made {shown(made)}, in which no tensor was found; expected a torch.nn.Module, a flax.nnx.Module, "
-            "or a pair (function, parameters) whose function takes the parameters first."
+            f"{name} made {shown(made)}, in which no tensor was found; expected a module of torch.nn, "
+            "flax.nnx, Equinox or Keras, or a pair (function, parameters) whose function takes the parameters first."
         )
     return Model(forward, tensors, {} if is_build else buffers_of(made))
 
@@ -86,12 +87,15 @@ def _opened(made: Any, config: TransformerConfig) -> tuple[Callable[..., Any], d
         function, parts = made
         framework = FRAMEWORKS.get(package_of(parts), "numpy")
         return called(functools.partial(function, parts), config, framework), tensors_of(parts)
-    return called(made, config), tensors_of(made)
+    forward = called(made, config)
+    if kind_of(made) is not None:  # a layer of Keras makes its variables when it is called first
+        forward(**{name: np.zeros((1, 2), np.int64) for name in config.input_names})
+    return forward, tensors_of(made)
 
 
 def _built(made: Any, config: TransformerConfig) -> tuple[Callable[..., Any], dict[str, Tensor]]:
     """A `forward(**tokens)`, and the tensors that it holds."""
-    return made, held_by(made)
+    return of_build(made, config), held_by(made)
 
 
 def opened(make: Make) -> Callable[..., Model]:

@@ -631,7 +631,7 @@ def _announced(systems: Iterator[System], port: str, dtype: str) -> Iterator[Sys
     from transparity_conformance.report.terminal import print_line
 
     for system in systems:
-        print_line(f"Checking {safe(port)} on {system.name} ({dtype}) …")
+        print_line(f"Checking {safe(port)} on {system.name} ({system.dtype or dtype}) …")
         if sys.stdout is not None:
             sys.stdout.flush()
         yield system

@@ -17,9 +17,10 @@ from transparity.config import TransformerConfig
 from transparity.presets import PRESETS, preset
 from transparity_conformance import check
 from transparity_conformance.oracle.cases import CASES
-from transparity_conformance.oracle.probes import probes, probes_of
+from transparity_conformance.oracle.probes import probe_parameters, probes, probes_of
 from transparity_conformance.oracle.reach.features import active_changes, exercised
 from transparity_conformance.oracle.reach.models import ReachProbe, reach_of, reach_of_preset
+from transparity_conformance.oracle.reach.vocabulary import every_token
 from transparity_conformance.report.check.terminal import as_text
 from transparity_conformance.report.report import Report
 from transparity_numpy.port import build as numpy_build
@@ -276,3 +277,43 @@ def test_coverage_is_in_every_form_of_a_report() -> None:
     assert found["lengths"][:17] == list(range(1, 18)) and {33, 65, 129, 257, 513} <= set(found["lengths"])
     assert {1, 2, 3, 5, 8, 13} <= set(found["batches"])
     assert "attention_scale" in found["features"] and not found["untested"]
+
+
+def of_vocabulary(size: int, wrong: int | None) -> Report:
+    """The report on a port that has given weights, but for the row of one token."""
+    small = {"embed_dim": 16, "num_heads": 2, "feed_forward_dim": 8, "num_decoder_layers": 1}
+    config = preset("notes-lm").resized(**small, target_vocab_size=size)
+    given = probe_parameters(config)
+
+    def build(config: TransformerConfig, parameters: Arrays) -> Any:
+        tensors = {name: value.copy() for name, value in parameters.items()}
+        if wrong is not None:
+            tensors["decoder.token_embedding.weight"][wrong] *= 1.01
+        return numpy_build(config, tensors)
+
+    return check(build, config=config, parameters=given, logits_only=True, budget=0)
+
+
+def test_every_token_of_given_weights_is_tried() -> None:
+    assert of_vocabulary(1500, None).verdict == "agrees"
+    report = of_vocabulary(1500, 1234)
+    assert report.verdict == "diverges"
+    assert report.faults[0].probe.startswith("tokens ")
+
+
+def test_tokens_that_are_too_many_are_counted() -> None:
+    report = of_vocabulary(9000, None)
+    assert report.verdict == "agrees"
+    (line,) = [line for line in report.not_compared if "no call has them" in line]
+    assert 0 < int(line.partition(" of ")[0].replace(",", "")) < 9000
+
+
+@pytest.mark.parametrize("size", [2, 15, 16, 17, 100])
+def test_the_calls_with_every_token_have_each_of_them(size: int) -> None:
+    config = dataclasses.replace(
+        preset("translation").resized(), source_vocab_size=size + 3, target_vocab_size=size + 3
+    )
+    found = every_token(config, probe_parameters(config)).probes
+    for name in config.input_names:
+        seen = {int(token) for probe in found for token in probe.inputs[name].ravel()}
+        assert seen == set(range(size + 3)) - {config.pad_id}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.checkpoints.exporting import export_checkpoint
 from transparity_conformance.cli import app
 from transparity_conformance.oracle.probes import probe_parameters
+
+os.environ.setdefault("KERAS_BACKEND", "torch")  # read when Keras is imported
 
 
 @dataclass(frozen=True)

@@ -149,6 +149,43 @@ def test_one_wrong_row_is_found_though_no_mistake_explains_it(wide: Hub, check: 
     assert (checked.exit_code, checked.report["first_divergence"]) == (1, UP)
 
 
+def damaged(path: Path, name: str, change: Callable[[bytearray], None]) -> Path:
+    """The file with a change of one block, 2 bytes of a scale and 16 of pairs of numbers, of a tensor in Q4_0."""
+    tensor = next(each for each in gguf.GGUFReader(path).tensors if each.name == name)
+    start = int(tensor.data_offset) + 18
+    data = bytearray(path.read_bytes())
+    block = data[start : start + 18]
+    change(block)
+    data[start : start + 18] = block
+    path.write_bytes(bytes(data))
+    return path
+
+
+def flip(block: bytearray) -> None:
+    """Change the first number by four steps."""
+    block[2] ^= 4
+
+
+def without_scale(block: bytearray) -> None:
+    block[:2] = b"\0\0"
+
+
+@pytest.mark.parametrize(("change", "cause"), [(flip, {"gguf-disorder"}), (without_scale, set())])
+def test_damage_in_one_block_is_not_taken_for_quantisation(
+    change: Callable[[bytearray], None], cause: set[str], check: Check, tmp_path: Path
+) -> None:
+    sizes: dict[str, Any] = {"embed_dim": 512, "num_heads": 8, "feed_forward_dim": 32, "num_decoder_layers": 1}
+    config = dataclasses.replace(example_config("llama"), **sizes)
+    folder, path = tmp_path / "hub", tmp_path / "model.gguf"
+    export_checkpoint("llama", config, probe_parameters(config), folder)
+    write("llama", folder, path, KINDS.Q4_0)
+    assert check(path, "--checkpoint", folder).exit_code == 0
+    checked = check(damaged(path, UP, change), "--checkpoint", folder, "--budget", 0)
+    assert checked.exit_code == 1
+    assert checked.report["first_divergence"] == UP
+    assert set(checked.causes) == cause
+
+
 def last_line(errors: str) -> str:
     return errors.strip().splitlines()[-1]
 
@@ -220,8 +257,8 @@ def test_a_missing_extra_is_named(wide: Hub, check: Check, monkeypatch: pytest.M
     assert last_line(checked.errors) == expected
 
 
-def test_a_grid_bounds_what_the_library_quantises() -> None:
-    from transparity_conformance.ports.artefacts.gguf.rounding import BITS, step, worst_row
+def test_a_grid_bounds_what_the_library_quantises_and_keeps_its_order() -> None:
+    from transparity_conformance.ports.artefacts.gguf.rounding import BITS, disorder, step, worst_block
 
     random = np.random.default_rng(0)
     for drawn in (random.normal(size=(64, 512)), random.standard_t(2, (64, 512))):
@@ -229,5 +266,6 @@ def test_a_grid_bounds_what_the_library_quantises() -> None:
         for kind in set(BITS) & {KINDS.Q4_0, KINDS.Q4_1, KINDS.Q5_0, KINDS.Q5_1, KINDS.Q8_0}:
             found, steps = gguf.dequantize(gguf.quantize(values, kind), kind), step(values, kind)
             assert steps is not None
-            error, allowed = worst_row(found, values, steps)
+            error, allowed = worst_block(found, values, steps, kind)
             assert error <= allowed, kind.name
+            assert disorder(found, values, kind) == 0, kind.name

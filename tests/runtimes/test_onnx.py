@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import onnx
 import pytest
 import torch
+from onnxruntime.quantization import quantize_dynamic
 from tests.runtimes.cached_models import export
 from tests.runtimes.conftest import Check
 
@@ -73,12 +75,35 @@ def test_the_source_of_a_fault_is_the_node_of_the_graph(hub: Hub, check: Check, 
     assert source["code"] == f"{node.output[0]} = Gelu({node.input[0]})"
 
 
-def test_a_graph_in_half_precision_is_checked_in_it(hub: Hub, check: Check, tmp_path: Path) -> None:
+@pytest.mark.parametrize("asked", ["float32", "float16"])
+def test_a_graph_in_half_precision_is_checked_in_it(asked: str, hub: Hub, check: Check, tmp_path: Path) -> None:
     graph = export("llama", hub("llama"), tmp_path / "model.onnx", dtype=torch.float16)
+    checked = check(graph, "--checkpoint", hub("llama"), "--dtype", asked)
+    assert checked.exit_code == 0, checked.errors
+    assert checked.report["dtype"] == "float16"
+    said = "its weights are float16, so it is compared within the budgets of float16, and not of float32"
+    assert (said in checked.report["notes"]) == (asked == "float32")
+
+
+def test_a_mistake_in_half_precision_is_named(hub: Hub, check: Check, tmp_path: Path) -> None:
+    graph = export("llama", hub("llama"), tmp_path / "model.onnx", dtype=torch.float16, tiled=True)
     checked = check(graph, "--checkpoint", hub("llama"))
+    assert (checked.exit_code, set(checked.causes)) == (1, {"head-grouping"})
+
+
+def test_a_quantised_graph_is_refused(hub: Hub, check: Check, tmp_path: Path) -> None:
+    graph = export("gpt2", hub("gpt2"), tmp_path / "model.onnx")
+    small, model = tmp_path / "small.onnx", onnx.load(graph)
+    for node in [node for node in model.graph.node if node.op_type == "Constant"]:
+        node.attribute[0].t.name = node.output[0]
+        model.graph.initializer.append(node.attribute[0].t)
+        model.graph.node.remove(node)
+    onnx.save(model, graph)
+    with warnings.catch_warnings(action="ignore"):
+        quantize_dynamic(graph, small)
+    checked = check(small, "--checkpoint", hub("gpt2"))
     assert checked.exit_code == 2
-    assert "holds its weights in float16, and is checked in float32; check it with --dtype float16" in checked.errors
-    assert check(graph, "--checkpoint", hub("llama"), "--dtype", "float16").exit_code == 0
+    assert last_line(checked.errors).startswith(f"{small} holds quantised weights: there is no budget for what that")
 
 
 def last_line(errors: str) -> str:

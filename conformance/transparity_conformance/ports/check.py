@@ -27,6 +27,7 @@ from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, probes_left_out, probes_of, probes_with
 from transparity_conformance.oracle.probes import probes as probes_of_preset
 from transparity_conformance.oracle.reach.models import reach_of, reach_of_preset
+from transparity_conformance.oracle.reach.vocabulary import every_token, unseen_tokens
 from transparity_conformance.ports.alignment.heard import NOT_ASKED, Heard, hear, row_of, wrong_logits
 from transparity_conformance.ports.alignment.lines.reported import with_first_line, with_lines
 from transparity_conformance.ports.alignment.lines.unsteady import with_unsteady_line
@@ -234,8 +235,11 @@ def _with_reach(
         models = reach_of_preset(preset)
     else:
         models = reach_of(first.config, first.parameters, is_drawn=parameters is None)
+    models = models if parameters is None else (*models, every_token(first.config, parameters))
     reached = reach(build, ran.forward, models, report.dtype, progress, ran.reached)
-    return with_reach(report, reached, first.config, probes.values()), reached
+    unseen = [] if parameters is None else unseen_tokens(first.config, [*probes.values(), *reached.probes])
+    report = with_reach(report, reached, first.config, probes.values())
+    return dataclasses.replace(report, not_compared=(*report.not_compared, *unseen)), reached
 
 
 def _explained_at_other_sizes(asked: Asked, report: Report, reached: Reached, progress: Progress) -> Report:

@@ -28,6 +28,8 @@ class System:
     parameters: Arrays | None = None
     model_type: str | None = None
     """The family of the folders that a loader is given; None: the port is a `build`."""
+    dtype: str | None = None
+    """The precision of an artefact of its own; None: the one that is asked for."""
 
 
 def systems(names: Sequence[str], config: Path | None) -> Iterator[System]:

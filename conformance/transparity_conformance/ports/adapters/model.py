@@ -17,7 +17,6 @@ from transparity_conformance.capabilities.stranger import PortCallError, PortErr
 from transparity_conformance.ports.adapters.adapter import Adapter
 from transparity_conformance.ports.adapters.modules import initialised, is_module, widened
 from transparity_conformance.ports.adapters.tensors import (
-    Tensor,
     buffers_of,
     held_by,
     module_in,
@@ -27,6 +26,7 @@ from transparity_conformance.ports.adapters.tensors import (
 from transparity_conformance.ports.loader.free import called_by_name
 from transparity_conformance.ports.loader.hub import called, required_arguments
 from transparity_conformance.ports.loader.inputs import FRAMEWORKS, is_instance
+from transparity_conformance.ports.loader.modules.kind import Tensor, kind_of, of_build
 from transparity_conformance.report.formatting import count as counted
 
 Make = Callable[..., Any]
@@ -119,7 +119,7 @@ def made_by(make: Make, config: TransformerConfig | None, parameters: Mapping[st
     try:
         made = call_stranger(make, *given)
         if is_build and config is not None:
-            return _checked(Model(made, held_by(made)), name, made)
+            return _checked(Model(of_build(made, config), held_by(made)), name, made)
         return _checked(call_stranger(_opened, made, config), name, made)
     except PortCallError as error:
         what = "transparity's configuration" if given else "nothing"
@@ -132,8 +132,8 @@ def _checked(model: Model, name: str, made: Any) -> Model:
     """The model; raises `PortError` if it has no tensors."""
     if not model.tensors():
         raise PortError(
-            f"{name} made {shown(made)}, in which no tensor was found; expected a torch.nn.Module, a module of flax, "
-            "a function that calls one, or a pair (function, parameters) whose function takes the parameters first."
+            f"{name} made {shown(made)}, in which no tensor was found; expected a module of torch.nn, flax, Equinox or "
+            "Keras, a function that calls one, or a pair (function, parameters) whose function takes the parameters first."
         )
     return model
 
@@ -146,6 +146,11 @@ def _opened(made: Any, config: TransformerConfig | None) -> Model:
         function, parts = made
         framework = FRAMEWORKS.get(package_of(parts), "numpy")
         return _called(functools.partial(function, parts), config, framework, tensors_of(parts))
+    if config is not None and kind_of(made) is not None:
+        forward = called(made, config)
+        # a layer of Keras makes its variables when it is called first
+        forward(**{name: np.zeros((1, 2), np.int64) for name in config.input_names})
+        return Model(forward, tensors_of(made))
     if not callable(made):
         return Model(made, {})
     module = module_in(made)

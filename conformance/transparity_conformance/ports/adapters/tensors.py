@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from types import FunctionType
 from typing import Any
 
 import numpy as np
 
 from transparity_conformance.ports.loader.inputs import is_instance
+from transparity_conformance.ports.loader.modules.kind import Tensor, kind_of
 
 STATISTICS = ("running_mean", "running_var")
 """Of a batch norm: buffers that are parameters of ours."""
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """A tensor, as NumPy reads and writes it."""
-
-    read: Callable[[], np.ndarray]
-    write: Callable[[np.ndarray], None]
 
 
 def tensors_of(model: Any) -> dict[str, Tensor]:
@@ -30,6 +22,8 @@ def tensors_of(model: Any) -> dict[str, Tensor]:
     They are those that are learned: buffers (masks, rotary tables) are left out, but for the statistics of a batch
     norm. Two names of one memory are one tensor, under its first name.
     """
+    if (kind := kind_of(model)) is not None:
+        return dict(kind.tensors_of(model))
     if is_instance(model, "torch.nn", "Module"):
         return dict(_of_torch(model))
     if is_instance(model, "flax.nnx", "Module"):

@@ -39,26 +39,36 @@ class ArtefactCheck:
                 f"{self.port} has weights of its own; give the folder of the checkpoint that it was made of, "
                 "by --checkpoint FOLDER."
             )
-        limits, dtype = Limits(**self.build.limits()), self.options["dtype"]
-        if limits.dtype in HALF and limits.dtype != dtype:
+        limits = Limits(**self.build.limits())
+        if limits.dtype == "int8":
             raise UsageError(
-                f"{self.port} holds its weights in {limits.dtype}, and is checked in {dtype}; check it with --dtype "
-                f"{limits.dtype}, or make it of float32."
+                f"{self.port} holds quantised weights: there is no budget for what that changes, so a mistake cannot "
+                "be told from it; check the graph before it is quantised, or a GGUF file, whose numbers are compared."
             )
-        yield artefact_system(checkpoint, limits)
+        yield dataclasses.replace(
+            artefact_system(checkpoint, limits), dtype=limits.dtype if limits.dtype in HALF else None
+        )
 
     def __call__(self, system: System, progress: Progress) -> Report:
         assert isinstance(system, ArtefactSystem)
         if not self.build.process.is_running:
             self.build = isolated_build(self.port, self.timeout)
 
+        asked = self.options["dtype"]
+        dtype = system.dtype or asked
+
         def its_own(config: TransformerConfig, parameters: Arrays) -> Any:
             """The artefact, to which no weights are sent."""
-            return told_dtype(self.build, self.options["dtype"])(config, {})
+            return told_dtype(self.build, dtype)(config, {})
 
         given: dict[str, Any] = {"config": system.config, "parameters": system.parameters}
-        report = check(its_own, system.name, **given, progress=progress, **self.options)
-        return dataclasses.replace(report, not_compared=(*system.not_compared, *report.not_compared))
+        report = check(its_own, system.name, **given, progress=progress, **{**self.options, "dtype": dtype})
+        its = f"its weights are {dtype}, so it is compared within the budgets of {dtype}, and not of {asked}"
+        return dataclasses.replace(
+            report,
+            not_compared=(*system.not_compared, *report.not_compared),
+            notes=report.notes if dtype == asked else (*report.notes, its),
+        )
 
 
 def artefact_check(port: str, runtime: Runtime, timeout: float, options: dict[str, Any]) -> ArtefactCheck | GgufCheck:

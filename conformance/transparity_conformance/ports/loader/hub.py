@@ -30,6 +30,7 @@ from transparity_conformance.capabilities.stranger import (
 from transparity_conformance.checkpoints.editing import Edit, edit_folder
 from transparity_conformance.checkpoints.exporting import export_checkpoint
 from transparity_conformance.ports.loader.inputs import arguments, arrays, framework_of, is_instance, with_mask
+from transparity_conformance.ports.loader.modules.kind import kind_of
 from transparity_conformance.ports.loader.settings import completed
 from transparity_conformance.ports.loader.spoken import seeded, spoken
 
@@ -108,6 +109,9 @@ def called(model: Any, config: TransformerConfig, framework: str | None = None) 
         config: the configuration, which names the inputs.
         framework: the framework of its arrays; None: it is told by the model.
     """
+    if (kind := kind_of(model)) is not None:
+        own: Callable[..., Any] = call_stranger(kind.forward_of, model, config)
+        return own
     is_torch = is_instance(model, "torch.nn", "Module")
     if is_torch or is_instance(model, "flax.nnx", "Module"):
         call_stranger(model.eval)

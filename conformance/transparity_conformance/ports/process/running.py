@@ -17,6 +17,7 @@ from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.ports.listening.listen import listen
 from transparity_conformance.ports.listening.operation import Operation
 from transparity_conformance.ports.loader.answers import taps_in
+from transparity_conformance.ports.loader.modules.kind import of_build
 from transparity_conformance.ports.process.wire import largest_answer
 from transparity_conformance.report.comparison import as_numbers
 from transparity_conformance.report.text import VALUE, listed, safe
@@ -42,7 +43,7 @@ def told_dtype(build: Port, dtype: str) -> Port:
 def built(build: Port, probe: Probe) -> Callable[..., Any]:
     copies = {name: value.copy() for name, value in probe.parameters.items()}
     try:
-        forward = call_stranger(build, probe.config, copies)
+        forward = call_stranger(of_build, call_stranger(build, probe.config, copies), probe.config)
     except PortCallError as error:
         raise PortError(f"build(config, parameters) raised {error}.") from error.__cause__
     if not callable(forward):

@@ -28,6 +28,7 @@ from transparity_conformance.ports.adapters.model import adapted, opened
 from transparity_conformance.ports.listening.listen import listen
 from transparity_conformance.ports.loader.answers import taps_in
 from transparity_conformance.ports.loader.hub import HubBuild
+from transparity_conformance.ports.loader.modules.kind import of_build
 from transparity_conformance.ports.loading import LoadError, load_port
 from transparity_conformance.ports.process.operations import described
 from transparity_conformance.ports.process.wire import Closed, Handle, Kept, encoded, receive_request, send_answer
@@ -101,7 +102,7 @@ class Worker:
         build = self.objects[number] if family is None else HubBuild(self.objects[number], *family)
         try:
             with tokens_kept(args, named):
-                forward = build(*self._given(args), **self._given(named))
+                forward = of_build(build(*self._given(args), **self._given(named)), args[0])
         except PortError as error:
             return None, safe(error), None
         if not callable(forward):

@@ -58,6 +58,11 @@ class Reached:
     """The built ports, by the identity of their parameters."""
 
     @property
+    def probes(self) -> list[ReachProbe]:
+        """The calls that were compared."""
+        return [comparison.probe for comparison in self.compared]
+
+    @property
     def wrong(self) -> list[Comparison]:
         """The wrong calls, the shortest first."""
         wrong = [comparison for comparison in self.compared if comparison.is_wrong]

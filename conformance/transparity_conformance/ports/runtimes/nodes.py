@@ -20,13 +20,26 @@ STACK_TRACE = "pkg.torch.onnx.stack_trace"
 FRAME = re.compile(r'File "([^"]+)", line (\d+), in [^\n]*(?:\n\s+([^\n]+))?')
 
 
+FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
+"""The types of weights that are not quantised."""
+
+QUANTISED = re.compile("Dequantize|DynamicQuantize|QLinear|MatMulInteger|ConvInteger|NBits|QAttention|QGemm")
+"""Parts of the names of operations on numbers of a few bits."""
+
+
 def weights_dtype(path: Path) -> str:
-    """The dtype of most of the numbers among the weights; empty if there are none, or not in the file itself."""
+    """The dtype of most of the real numbers among the weights; `int8` if there are operations on quantised ones.
+
+    It is empty if there are none, or not in the file itself.
+    """
     graph = onnx.load(path, load_external_data=False).graph
+    if any(QUANTISED.search(node.op_type) for node in graph.node):
+        return "int8"
     constants = (each.t for node in graph.node if node.op_type == "Constant" for each in node.attribute)
     sizes: dict[int, int] = {}
     for tensor in (*graph.initializer, *constants):
-        sizes[tensor.data_type] = sizes.get(tensor.data_type, 0) + math.prod(tensor.dims)
+        if tensor.data_type in FLOATS:
+            sizes[tensor.data_type] = sizes.get(tensor.data_type, 0) + math.prod(tensor.dims)
     return onnx.TensorProto.DataType.Name(max(sizes, key=sizes.__getitem__)).lower() if sizes else ""
 
 
@@ -47,10 +60,18 @@ class Nodes:
         model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
         return model.SerializeToString()
 
-    def operations(self, values: Mapping[str, np.ndarray], largest: float) -> list[Operation]:
-        """The operations on real numbers; those that compute something else pass on where their numbers come from."""
+    def operations(
+        self, values: Mapping[str, np.ndarray], largest: float, before: Sequence[Operation] = (), given: str = ""
+    ) -> list[Operation]:
+        """The operations on real numbers; those that compute something else pass on where their numbers come from.
+
+        Args:
+            values: of all nodes, by name.
+            largest: bytes of all values that are kept.
+            before: the operations of a graph that ran before, the last of which computed the input `given`.
+        """
         found: list[Operation] = []
-        comes_from: dict[str, tuple[int, ...]] = {}
+        comes_from: dict[str, tuple[int, ...]] = {given: (len(before) - 1,)} if before else {}
         size = 0
         for number, node in enumerate(self.nodes, 1):
             inputs = tuple(dict.fromkeys(index for name in node.input for index in comes_from.get(name, ())))
@@ -60,7 +81,7 @@ class Nodes:
                 if value is None or value.dtype.kind != "f" or not value.size or size + 8 * value.size > largest:
                     continue
                 size += 8 * value.size
-                comes_from[name] = (len(found),)
+                comes_from[name] = (len(before) + len(found),)
                 found.append(Operation(node.op_type, value.astype(np.float64), inputs, self._stack(node, number)))
         return found
 

@@ -77,7 +77,7 @@ class OnnxModel:
 
     def values(self, inputs: Mapping[str, np.ndarray], nodes: Nodes) -> dict[str, np.ndarray]:
         """The values of all nodes in one call."""
-        session = _session(nodes.opened())
+        session = session_of(nodes.opened())
         names = [each.name for each in session.get_outputs()]
         return dict(zip(names, session.run(names, self.given(inputs, self.empty(inputs))), strict=True))
 
@@ -141,15 +141,21 @@ class OnnxForward(Listened):
 
 def load(path: Path) -> OnnxModel:
     """Open an ONNX file."""
-    file_size(path, LoadError)
-    try:
-        session = call_stranger(_session, str(path))
-    except PortCallError as error:
-        raise LoadError(f"{path} cannot be read by ONNX Runtime: {reason(error.__cause__ or error)}.") from None
+    session = opened(path)
     return OnnxModel(session, graph_of(path, session.get_inputs(), session.get_outputs()))
 
 
-def _session(model: str | bytes) -> Any:
+def opened(path: Path) -> Any:
+    """The session of an ONNX file; raises `LoadError` if it cannot be read."""
+    file_size(path, LoadError)
+    try:
+        return call_stranger(session_of, str(path))
+    except PortCallError as error:
+        raise LoadError(f"{path} cannot be read by ONNX Runtime: {reason(error.__cause__ or error)}.") from None
+
+
+def session_of(model: str | bytes) -> Any:
+    """The session of a file, or of the content of one."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = FATAL
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")

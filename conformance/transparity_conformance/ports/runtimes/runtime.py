@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity.limits.files import is_folder
+from transparity.limits.files import is_file, is_folder
 from transparity_conformance.ports.listening.operation import Operation
 from transparity_conformance.ports.loading import LoadError
 
@@ -33,7 +33,7 @@ class Limits:
     length: int | None = None
     """The tokens of every row, where it fixes them; shorter rows are padded on the right."""
     dtype: str = ""
-    """The dtype of its weights, as it is called in its files; empty if they do not tell."""
+    """The dtype of its weights; `int8` for those of a few bits, empty if its files do not tell."""
 
 
 class Listened:
@@ -78,12 +78,19 @@ RUNTIMES = {
 HUB = Runtime("transformers", "hub", "transformers", "hub", needs_checkpoint=False)
 """The runtime of a folder."""
 
+ENCODER, DECODER = "encoder_model.onnx", "decoder_model.onnx"
+PAIR = Runtime("ONNX Runtime", "onnx_pair", "onnxruntime", "onnx")
+"""The runtime of a folder with these two files."""
+
 
 def runtime_of(port: str | None) -> Runtime | None:
     """The runtime of the artefact that `port` names; None if it is a function, `file.py:build`, or nothing."""
     if port is None:
         return None
-    return RUNTIMES.get(Path(port).suffix.lower()) or (HUB if is_folder(Path(port)) else None)
+    path = Path(port)
+    if path.suffix.lower() in RUNTIMES or not is_folder(path):
+        return RUNTIMES.get(path.suffix.lower())
+    return PAIR if is_file(path / ENCODER) and is_file(path / DECODER) else HUB
 
 
 def load_artefact(port: str, runtime: Runtime) -> Artefact:

@@ -1,4 +1,4 @@
-"""How far a type of numbers may be from what it was made of: one step of its grid."""
+"""How far a type of numbers may be from what it was made of: one step of its grid, in the same order."""
 
 from __future__ import annotations
 
@@ -28,6 +28,9 @@ OF_BITS = {
 BITS = {kind: bits for bits, kinds in OF_BITS.items() for kind in kinds}
 """Bits of each number, beside the scale of its block."""
 
+AT_ONCE = 2**16
+"""Blocks that are put in order at once."""
+
 OF_16 = dict.fromkeys((KINDS.Q2_K, KINDS.Q3_K, KINDS.Q6_K), 16)
 """Numbers that share a scale; 32 in the other types."""
 
@@ -36,16 +39,15 @@ def step(right: np.ndarray, kind: Any) -> np.ndarray | None:
     """One step of the type's grid at every number of `right`; None for a type without a grid of its own.
 
     The grid spans the numbers that share a scale with 2ᵇ points. Quantisers choose the scale by the error that it
-    leaves, so a number at the end may be a step away, and no row is further off than that in the mean of squares:
-    llama.cpp's own quantisers leave at most 0.71 of a step (of ±1 at random; else 0.36), and numbers of another row
-    1.1 or more, in 2 bits.
+    leaves, so a number at the end may be a step away, and no block is further off than that in the mean of squares:
+    llama.cpp's own quantisers leave at most 0.71 of a step in a row (of ±1 at random; else 0.36), and numbers of
+    another row 1.1 or more, in 2 bits.
     """
     if kind in FLOATS:
         return np.abs(right) * FLOATS[kind] + LEAST.get(kind, 0.0)
     if kind not in BITS:
         return None
-    size = OF_16.get(kind, 32)
-    blocks = right.reshape(-1, size)
+    blocks = right.reshape(-1, OF_16.get(kind, 32))
     largest = np.abs(blocks).max(axis=1, keepdims=True)
     steps = 2 * largest / (2 ** BITS[kind] - 1) + _least(kind)
     return np.broadcast_to(steps, blocks.shape).reshape(right.shape)
@@ -56,12 +58,18 @@ def _least(kind: Any) -> float:
     return float(2.0**-25 * 2 ** BITS[kind] * (64 if kind.name.endswith("_K") else 1))
 
 
-def worst_row(found: np.ndarray, right: np.ndarray, steps: np.ndarray) -> tuple[float, float]:
-    """The error of the worst row and its steps, both in the root of the mean of squares."""
-    errors, allowed = _of_rows(found - right), _of_rows(steps)
-    shares = [share(error, step) for error, step in zip(errors, allowed, strict=True)]
-    row = int(np.argmax(shares))
-    return float(errors[row]), float(allowed[row])
+def worst_block(found: np.ndarray, right: np.ndarray, steps: np.ndarray, kind: Any) -> tuple[float, float]:
+    """The error of the worst block and its steps, both in the root of the mean of squares.
+
+    A block is what is quantised at once; of floating numbers, each is rounded alone. A longer part would hide what is
+    wrong in one of its blocks.
+    """
+    size = 1 if kind in FLOATS else gguf.GGML_QUANT_SIZES[kind][0]
+    errors, allowed = _of_blocks(found - right, size), _of_blocks(steps, size)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        shares = np.where(errors == 0, 0.0, errors / allowed)
+    worst = int(np.argmax(np.where(np.isnan(shares), np.inf, shares)))
+    return float(errors[worst]), float(allowed[worst])
 
 
 def is_within(found: np.ndarray, right: np.ndarray, kind: Any) -> bool:
@@ -69,9 +77,26 @@ def is_within(found: np.ndarray, right: np.ndarray, kind: Any) -> bool:
     steps = step(right, kind)
     if steps is None or found.shape != right.shape:
         return False
-    return share(*worst_row(found, right, steps + np.spacing(np.abs(right)))) <= 1
+    return share(*worst_block(found, right, steps + np.spacing(np.abs(right)), kind)) <= 1
 
 
-def _of_rows(values: np.ndarray) -> np.ndarray:
-    rows = values.reshape(1, -1) if values.ndim == 1 else values
-    return np.sqrt(np.mean(np.square(rows, dtype=np.float64), axis=-1))
+def disorder(found: np.ndarray, right: np.ndarray, kind: Any) -> float:
+    """By how much numbers that share a scale are in another order than in `right`.
+
+    It is 0 however they were quantised, for each is rounded to a grid that they share: a larger number is never given
+    a smaller one. Numbers that are equal in `right` are in any order.
+    """
+    if kind not in BITS:
+        return 0.0
+    size, worst = OF_16.get(kind, 32), 0.0
+    ours, theirs = right.reshape(-1, size), found.reshape(-1, size)
+    for start in range(0, len(ours), AT_ONCE):
+        part = theirs[start : start + AT_ONCE]
+        order = np.lexsort((part, ours[start : start + AT_ONCE]))
+        ascending = np.take_along_axis(part, order, axis=1)
+        worst = max(worst, float((np.maximum.accumulate(ascending, axis=1) - ascending).max()))
+    return worst
+
+
+def _of_blocks(values: np.ndarray, size: int) -> np.ndarray:
+    return np.sqrt(np.mean(np.square(values.reshape(-1, size), dtype=np.float64), axis=-1))

@@ -11,7 +11,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity_conformance.ports.artefacts.gguf.layouts import Layout, layout_of, other_layouts
 from transparity_conformance.ports.artefacts.gguf.reading import Tensor
-from transparity_conformance.ports.artefacts.gguf.rounding import is_within, step, worst_row
+from transparity_conformance.ports.artefacts.gguf.rounding import disorder, is_within, step, worst_block
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.report import Cause, Divergence, Measured
 
@@ -22,6 +22,8 @@ SAYS = {
     "gguf-transposed": "it is transposed",
     "gguf-tensor-swapped": "it has the numbers of {other}",
     "gguf-scaled": "it is {factor:.4g} × the hub's",
+    "gguf-disorder": "numbers that share a scale are in another order than the hub's, which no rounding gives: the "
+    "file is damaged, or was made of other numbers",
 }
 
 
@@ -35,7 +37,7 @@ class Held:
     """With every mistake undone, and the same quantisation."""
     faults: list[Divergence] = field(default_factory=list)
     measured: list[Measured] = field(default_factory=list)
-    """The worst row of each tensor, beside a step of its type."""
+    """The worst block of each tensor, beside a step of its type."""
     not_compared: list[str] = field(default_factory=list)
 
 
@@ -70,12 +72,15 @@ def hold(hub: Checkpoint, stored: Mapping[str, Tensor], names: Iterable[str]) ->
         if steps is None:
             held.not_compared.append(f"the error of {tensor.name}: its type {tensor.kind.name} has no grid of its own")
             continue
-        worst = worst_row(found, expected, steps)
+        worst = worst_block(found, expected, steps, tensor.kind)
         held.measured.append(Measured(tensor.name, tensor.kind.name, *worst, *worst))
         if share(*worst) > 1:
             cause, mended = mistake_of(hub, name, tensor, found)
             held.as_converted_rightly[name] = mended
             held.faults.append(Divergence(tensor.name, *worst, cause, probe=tensor.kind.name))
+        elif wrong := disorder(found, expected, tensor.kind):
+            cause = _cause("gguf-disorder")
+            held.faults.append(Divergence(tensor.name, wrong, 0.0, cause, probe=tensor.kind.name))
     return held
 
 

@@ -1,0 +1,180 @@
+# mypy: ignore-errors
+"""A GPT-2 for one sequence, of Equinox's blocks, and a Llama for a batch; options put mistakes in."""
+
+import functools
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+
+class Block(eqx.Module):
+    ln_1: eqx.nn.LayerNorm
+    attention: eqx.nn.MultiheadAttention
+    ln_2: eqx.nn.LayerNorm
+    up: eqx.nn.Linear
+    down: eqx.nn.Linear
+    dropout: eqx.nn.Dropout
+    mistakes: dict = eqx.field(static=True)
+
+    def __init__(self, cfg, key, **mistakes):
+        keys, width, eps = jax.random.split(key, 3), cfg.embed_dim, mistakes.get("eps", cfg.norm_eps)
+        biases = dict.fromkeys(("use_query_bias", "use_key_bias", "use_value_bias", "use_output_bias"), True)
+        self.ln_1, self.ln_2 = eqx.nn.LayerNorm(width, eps=eps), eqx.nn.LayerNorm(width, eps=eps)
+        self.attention = eqx.nn.MultiheadAttention(cfg.num_heads, width, **biases, key=keys[0])
+        self.up = eqx.nn.Linear(width, cfg.feed_forward_dim, key=keys[1])
+        self.down = eqx.nn.Linear(cfg.feed_forward_dim, width, key=keys[2])
+        self.dropout = eqx.nn.Dropout(0.1)
+        self.mistakes = mistakes
+
+    def __call__(self, x, mask):
+        h = jax.vmap(self.ln_1)(x)
+        x = x + self.dropout(self.attention(h, h, h, mask, process_heads=self.scaled))
+        hidden = jax.nn.gelu(jax.vmap(self.up)(jax.vmap(self.ln_2)(x)), approximate="exact" not in self.mistakes)
+        return x + self.dropout(jax.vmap(self.down)(hidden))
+
+    def scaled(self, q, k, v):
+        return q * (q.shape[-1] / self.up.in_features) ** 0.5 if "scale" in self.mistakes else q, k, v
+
+
+class GPT2(eqx.Module):
+    wte: eqx.nn.Embedding
+    wpe: eqx.nn.Embedding
+    blocks: list[Block]
+    ln_f: eqx.nn.LayerNorm
+    mistakes: dict = eqx.field(static=True)
+
+    def __init__(self, cfg, key, **mistakes):
+        keys = jax.random.split(key, cfg.num_decoder_layers + 2)
+        self.wte = eqx.nn.Embedding(cfg.target_vocab_size, cfg.embed_dim, key=keys[0])
+        self.wpe = eqx.nn.Embedding(cfg.max_length, cfg.embed_dim, key=keys[1])
+        self.blocks = [Block(cfg, each, **mistakes) for each in keys[2:]]
+        self.ln_f = eqx.nn.LayerNorm(cfg.embed_dim, eps=cfg.norm_eps)
+        self.mistakes = mistakes
+
+    def __call__(self, tokens):
+        x = jax.vmap(self.wte)(tokens) + jax.vmap(self.wpe)(jnp.arange(len(tokens)))
+        mask = jnp.tri(len(tokens), k=1 if "sees_next" in self.mistakes else 0, dtype=bool)
+        for block in self.blocks:
+            x = block(x, mask)
+        return jax.vmap(self.ln_f)(x) @ self.wte.weight.T
+
+
+class Layer(eqx.Module):
+    norms: tuple[jax.Array, jax.Array]
+    projections: dict[str, jax.Array]
+
+    def __init__(self, cfg, key):
+        width, kv = cfg.embed_dim, cfg.key_value_heads * cfg.head_dim
+        shapes = {"q": (width, width), "k": (width, kv), "v": (width, kv), "o": (width, width)}
+        shapes |= {"gate": (width, cfg.feed_forward_dim), "up": (width, cfg.feed_forward_dim)}
+        shapes |= {"down": (cfg.feed_forward_dim, width)}
+        self.norms = jnp.ones(width), jnp.ones(width)
+        keys = jax.random.split(key, len(shapes))
+        self.projections = {
+            name: jax.random.normal(each, shape) for each, (name, shape) in zip(keys, shapes.items(), strict=True)
+        }
+
+
+class Llama(eqx.Module):
+    embeddings: jax.Array
+    layers: list[Layer]
+    norm: jax.Array
+    head: jax.Array
+    heads: int = eqx.field(static=True)
+    theta: float = eqx.field(static=True)
+    eps: float = eqx.field(static=True)
+    mistakes: dict = eqx.field(static=True)
+
+    def __init__(self, cfg, key, **mistakes):
+        keys, shape = jax.random.split(key, cfg.num_decoder_layers + 2), (cfg.target_vocab_size, cfg.embed_dim)
+        self.embeddings, self.head = jax.random.normal(keys[0], shape), jax.random.normal(keys[1], shape)
+        self.layers, self.norm = [Layer(cfg, each) for each in keys[2:]], jnp.ones(cfg.embed_dim)
+        self.heads, self.theta = cfg.num_heads, mistakes.get("theta", cfg.rope_theta)
+        self.eps, self.mistakes = mistakes.get("eps", cfg.norm_eps), mistakes
+
+    def rms(self, x, weight):
+        return x * jax.lax.rsqrt(jnp.mean(x**2, -1, keepdims=True) + self.eps) * weight
+
+    def rope(self, x):
+        half = x.shape[-1] // 2
+        angles = jnp.outer(jnp.arange(x.shape[1]), self.theta ** (-jnp.arange(half) / half))[:, None, :]
+        first, second = x[..., :half], x[..., half:]
+        turned = first * jnp.cos(angles) - second * jnp.sin(angles), second * jnp.cos(angles) + first * jnp.sin(angles)
+        return jnp.concatenate(turned, -1)
+
+    def attend(self, p, x):
+        batch, length, width = x.shape
+        q, k, v = ((x @ p[name]).reshape(batch, length, -1, width // self.heads) for name in "qkv")
+        q, k = self.rope(q), self.rope(k)
+        groups = q.shape[2] // k.shape[2]
+        if "tiled" in self.mistakes:
+            k, v = jnp.tile(k, (1, 1, groups, 1)), jnp.tile(v, (1, 1, groups, 1))
+        else:
+            k, v = jnp.repeat(k, groups, 2), jnp.repeat(v, groups, 2)
+        scores = jnp.einsum("bqnh,bknh->bnqk", q, k) / jnp.sqrt(q.shape[-1])
+        scores = jnp.where(jnp.tri(length, dtype=bool), scores, -jnp.inf)
+        return jnp.einsum("bnqk,bknh->bqnh", jax.nn.softmax(scores), v).reshape(batch, length, width) @ p["o"]
+
+    def __call__(self, tokens):
+        x = self.embeddings[tokens]
+        activation = jax.nn.gelu if "gelu" in self.mistakes else jax.nn.silu
+        for layer in self.layers:
+            p = layer.projections
+            x = x + self.attend(p, self.rms(x, layer.norms[0]))
+            h = self.rms(x, layer.norms[1])
+            gate, up = ("up", "gate") if "swapped" in self.mistakes else ("gate", "up")
+            x = x + (activation(h @ p[gate]) * (h @ p[up])) @ p["down"]
+        return self.rms(x, self.norm) @ self.head.T
+
+
+FAMILIES = {"gpt2": GPT2, "llama": Llama}
+
+
+def model(family, **mistakes):
+    """`Model(config)`, with mistakes."""
+    return functools.partial(FAMILIES[family], key=jax.random.key(0), **mistakes)
+
+
+BLOCK, OURS = "blocks.{i}", "decoder.layers.{i}"
+PARTS = {
+    "self_attention_norm": "ln_1",
+    "self_attention.query": "attention.query_proj",
+    "self_attention.key": "attention.key_proj",
+    "self_attention.value": "attention.value_proj",
+    "self_attention.output": "attention.output_proj",
+    "feed_forward_norm": "ln_2",
+    "feed_forward.up": "up",
+    "feed_forward.down": "down",
+}
+MATRICES = {
+    "self_attention.query": "q",
+    "self_attention.key": "k",
+    "self_attention.value": "v",
+    "self_attention.output": "o",
+    "feed_forward.gate": "gate",
+    "feed_forward.up": "up",
+    "feed_forward.down": "down",
+}
+LINES = {
+    "gpt2": {
+        "decoder.token_embedding.weight": "wte.weight",
+        "decoder.position_embedding.weight": "wpe.weight",
+        **{
+            f"{OURS}.{ours}.{leaf}": f"{BLOCK}.{theirs}.{leaf}"
+            for ours, theirs in PARTS.items()
+            for leaf in ("weight", "bias")
+        },
+        "decoder.final_norm.weight": "ln_f.weight",
+        "decoder.final_norm.bias": "ln_f.bias",
+    },
+    "llama": {
+        "decoder.token_embedding.weight": "embeddings",
+        **{f"{OURS}.{ours}.weight": f"layers.{{i}}.projections.{theirs}.T" for ours, theirs in MATRICES.items()},
+        f"{OURS}.self_attention_norm.weight": "layers.{i}.norms.0",
+        f"{OURS}.feed_forward_norm.weight": "layers.{i}.norms.1",
+        "decoder.final_norm.weight": "norm",
+        "head.weight": "head",
+    },
+}
+"""Where the models keep our parameters."""

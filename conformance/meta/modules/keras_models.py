@@ -1,0 +1,181 @@
+# mypy: ignore-errors
+"""A GPT-2 as a functional model of Keras' layers, and a Llama as a subclass of its own; options put mistakes in."""
+
+import functools
+import os
+
+os.environ.setdefault("KERAS_BACKEND", "torch")
+
+import keras
+from keras import layers, ops
+
+
+class Embeddings(layers.Layer):
+    """Of tokens and positions; and the head that is tied to the former."""
+
+    def __init__(self, vocab, length, width, **named):
+        super().__init__(**named)
+        self.tokens, self.positions = layers.Embedding(vocab, width), layers.Embedding(length, width)
+
+    def call(self, ids):
+        return self.tokens(ids) + self.positions(ops.arange(ops.shape(ids)[1]))
+
+    def logits(self, x):
+        return ops.matmul(x, ops.transpose(self.tokens.embeddings))
+
+
+class Head(layers.Layer):
+    def __init__(self, embeddings, **named):
+        super().__init__(**named)
+        self.embeddings = embeddings
+
+    def call(self, x):
+        return self.embeddings.logits(x)
+
+
+class Seen(layers.Layer):
+    """A mask that is one too far."""
+
+    def call(self, ids):
+        length = ops.shape(ids)[1]
+        return ops.tri(length, k=1, dtype="bool")[None]
+
+
+def gpt2(cfg, **mistakes):
+    width, eps = cfg.embed_dim, mistakes.get("eps", cfg.norm_eps)
+    ids = keras.Input((None,), dtype="int32")
+    embeddings = Embeddings(cfg.target_vocab_size, cfg.max_length, width)
+    x = embeddings(ids)
+    for i in range(cfg.num_decoder_layers):
+        attention = layers.MultiHeadAttention(cfg.num_heads, cfg.head_dim, name=f"attention_{i}")
+        h = layers.LayerNormalization(epsilon=eps, name=f"first_norm_{i}")(x)
+        if "scale" in mistakes:
+            attention._inverse_sqrt_key_dim = width**-0.5
+        if "sees_next" in mistakes:
+            x = x + attention(h, h, attention_mask=Seen()(ids))
+        else:
+            x = x + attention(h, h, use_causal_mask=True)
+        h = layers.LayerNormalization(epsilon=eps, name=f"second_norm_{i}")(x)
+        h = layers.Dense(cfg.feed_forward_dim, name=f"up_{i}")(h)
+        h = ops.gelu(h, approximate="exact" not in mistakes)
+        x = x + layers.Dense(width, name=f"down_{i}")(layers.Dropout(0.1)(h))
+    x = layers.LayerNormalization(epsilon=cfg.norm_eps, name="final_norm")(x)
+    return keras.Model(ids, Head(embeddings)(x))
+
+
+class RMSNorm(layers.Layer):
+    def __init__(self, eps):
+        super().__init__()
+        self.eps = eps
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=(shape[-1],), initializer="ones", name="scale")
+
+    def call(self, x):
+        return x * ops.rsqrt(ops.mean(ops.square(x), -1, keepdims=True) + self.eps) * self.scale
+
+
+class Block(layers.Layer):
+    def __init__(self, cfg, **mistakes):
+        super().__init__()
+        self.cfg, self.mistakes, eps = cfg, mistakes, mistakes.get("eps", cfg.norm_eps)
+        kv = cfg.key_value_heads * cfg.head_dim
+        self.q, self.k, self.v = (layers.Dense(units, use_bias=False) for units in (cfg.embed_dim, kv, kv))
+        self.o = layers.Dense(cfg.embed_dim, use_bias=False)
+        self.gate, self.up = (layers.Dense(cfg.feed_forward_dim, use_bias=False) for _ in range(2))
+        self.down = layers.Dense(cfg.embed_dim, use_bias=False)
+        self.norms = [RMSNorm(eps), RMSNorm(eps)]
+
+    def rope(self, x):
+        half = self.cfg.head_dim // 2
+        theta = self.mistakes.get("theta", self.cfg.rope_theta)
+        frequencies = theta ** (-ops.arange(half, dtype="float32") / half)
+        angles = ops.outer(ops.arange(ops.shape(x)[1], dtype="float32"), frequencies)[:, None, :]
+        first, second = x[..., :half], x[..., half:]
+        turned = first * ops.cos(angles) - second * ops.sin(angles), second * ops.cos(angles) + first * ops.sin(angles)
+        return ops.concatenate(turned, -1)
+
+    def attend(self, x):
+        batch, length, width = x.shape
+        q, k, v = (ops.reshape(each(x), (batch, length, -1, self.cfg.head_dim)) for each in (self.q, self.k, self.v))
+        q, k = self.rope(q), self.rope(k)
+        groups = self.cfg.num_heads // self.cfg.key_value_heads
+        if "tiled" in self.mistakes:
+            k, v = ops.tile(k, (1, 1, groups, 1)), ops.tile(v, (1, 1, groups, 1))
+        else:
+            k, v = ops.repeat(k, groups, 2), ops.repeat(v, groups, 2)
+        scores = ops.einsum("bqnh,bknh->bnqk", q, k) / self.cfg.head_dim**0.5
+        scores = ops.where(ops.tri(length, dtype="bool"), scores, -float("inf"))
+        return self.o(ops.reshape(ops.einsum("bnqk,bknh->bqnh", ops.softmax(scores), v), (batch, length, width)))
+
+    def call(self, x):
+        x = x + self.attend(self.norms[0](x))
+        h = self.norms[1](x)
+        gate, up = (self.up, self.gate) if "swapped" in self.mistakes else (self.gate, self.up)
+        activation = ops.gelu if "gelu" in self.mistakes else ops.silu
+        return x + self.down(activation(gate(h)) * up(h))
+
+
+class Llama(keras.Model):
+    def __init__(self, cfg, **mistakes):
+        super().__init__()
+        self.embedding = layers.Embedding(cfg.target_vocab_size, cfg.embed_dim)
+        self.blocks = [Block(cfg, **mistakes) for _ in range(cfg.num_decoder_layers)]
+        self.norm = RMSNorm(mistakes.get("eps", cfg.norm_eps))
+        self.head = layers.Dense(cfg.target_vocab_size, use_bias=False)
+
+    def call(self, ids):
+        x = self.embedding(ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+FAMILIES = {"gpt2": gpt2, "llama": Llama}
+
+
+def model(family, **mistakes):
+    """`Model(config)`, with mistakes."""
+    return functools.partial(FAMILIES[family], **mistakes)
+
+
+OURS = "decoder.layers.{i}"
+NORMS = {"self_attention_norm": "first_norm.{i}", "feed_forward_norm": "second_norm.{i}"}
+DENSE = {
+    "self_attention.query": "q",
+    "self_attention.key": "k",
+    "self_attention.value": "v",
+    "self_attention.output": "o",
+    "feed_forward.gate": "gate",
+    "feed_forward.up": "up",
+    "feed_forward.down": "down",
+}
+LINES = {
+    "gpt2": {
+        "decoder.token_embedding.weight": "embeddings.tokens.embeddings",
+        "decoder.position_embedding.weight": "embeddings.positions.embeddings",
+        **{f"{OURS}.{ours}.weight": f"{theirs}.gamma" for ours, theirs in NORMS.items()},
+        **{f"{OURS}.{ours}.bias": f"{theirs}.beta" for ours, theirs in NORMS.items()},
+        **{
+            f"{OURS}.self_attention.{role}.weight": f"attention.{{i}}.{role}_dense.kernel.view(D, D).T"
+            for role in ("query", "key", "value", "output")
+        },
+        **{
+            f"{OURS}.self_attention.{role}.bias": f"attention.{{i}}.{role}_dense.bias"
+            for role in ("query", "key", "value", "output")
+        },
+        **{f"{OURS}.feed_forward.{role}.weight": f"{role}.{{i}}.kernel.T" for role in ("up", "down")},
+        **{f"{OURS}.feed_forward.{role}.bias": f"{role}.{{i}}.bias" for role in ("up", "down")},
+        "decoder.final_norm.weight": "final_norm.gamma",
+        "decoder.final_norm.bias": "final_norm.beta",
+    },
+    "llama": {
+        "decoder.token_embedding.weight": "embedding.embeddings",
+        **{f"{OURS}.{ours}.weight": f"blocks.{{i}}.{theirs}.kernel.T" for ours, theirs in DENSE.items()},
+        f"{OURS}.self_attention_norm.weight": "blocks.{i}.norms.0.scale",
+        f"{OURS}.feed_forward_norm.weight": "blocks.{i}.norms.1.scale",
+        "decoder.final_norm.weight": "norm.scale",
+        "head.weight": "head.kernel.T",
+    },
+}
+"""Where the models keep our parameters."""

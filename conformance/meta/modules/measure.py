@@ -1,0 +1,78 @@
+"""How modules are judged: `python -m meta.modules.measure equinox|keras` (in `conformance/`).
+
+Keras runs on the backend that KERAS_BACKEND names, PyTorch without one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import sys
+import time
+from typing import Any
+
+from transparity_conformance.checkpoints.examples import example_config
+from transparity_conformance.ports.adapters.adapter import Adapter
+from transparity_conformance.ports.adapters.model import adapted
+from transparity_conformance.ports.check import check
+from transparity_conformance.report.report import Report
+
+Mistakes = dict[str, Any]
+
+CASES: list[tuple[str, Mistakes, set[str]]] = [
+    ("gpt2", {}, set()),
+    ("gpt2", {"scale": True}, {"attention-scale"}),
+    ("gpt2", {"exact": True}, {"activation"}),
+    ("gpt2", {"eps": 1e-3}, {"norm-eps"}),
+    ("gpt2", {"sees_next": True}, {"causal-diagonal"}),
+    ("gpt2", {"transposed": True}, {"weight-transpose"}),
+    ("llama", {}, set()),
+    ("llama", {"theta": 500.0}, {"rotary-base"}),
+    ("llama", {"eps": 1e-3}, {"norm-eps"}),
+    ("llama", {"tiled": True}, {"head-grouping"}),
+    ("llama", {"swapped": True}, {"gate-swapped"}),
+    ("llama", {"gelu": True}, {"activation"}),
+]
+"""Family, mistakes, and the causes that are right; a model without a mistake agrees."""
+
+QUERY = "decoder.layers.{i}.self_attention.query.weight"
+
+
+def models_of(framework: str) -> Any:
+    """The file of a framework's models: `model(family, **mistakes)`, and `LINES`."""
+    return importlib.import_module(f"meta.modules.{framework}_models")
+
+
+def judged(framework: str, family: str, mistakes: Mistakes) -> Report:
+    """The report on a model of one layer, whose tensors are placed by the lines of its file."""
+    models = models_of(framework)
+    given, lines = dict(mistakes), dict(models.LINES[family])
+    if given.pop("transposed", False):
+        lines[QUERY] = lines[QUERY].removesuffix(".T") if lines[QUERY].endswith(".T") else f"{lines[QUERY]}.T"
+    config = dataclasses.replace(example_config(family), num_decoder_layers=1)
+    return check(adapted(models.model(family, **given), Adapter(lines)), family, config=config)
+
+
+def causes(report: Report) -> set[str]:
+    """The ids of all causes."""
+    return {cause.mistake for fault in report.faults for cause in fault.causes}
+
+
+def main(framework: str) -> None:
+    """Print a line for each case, and the sum."""
+    right = 0
+    for family, mistakes, expected in CASES:
+        began = time.process_time()
+        report = judged(framework, family, mistakes)
+        found, source = causes(report), report.faults[0].source if report.faults else None
+        is_right = found == expected and report.verdict == ("diverges" if expected else "agrees")
+        right += is_right
+        line = "no line" if source is None else f"line {source['line']}: {source['code']}"
+        said = f"{report.verdict} {', '.join(found)}; {line}"
+        took = time.process_time() - began
+        print(f"{'ok ' if is_right else 'BAD'} {family:6} {mistakes!s:24} {took:5.1f} s  {said}", flush=True)  # noqa: T201
+    print(f"{right} of {len(CASES)} are judged rightly")  # noqa: T201
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

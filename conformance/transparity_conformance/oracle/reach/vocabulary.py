@@ -1,0 +1,86 @@
+"""Every token of a vocabulary: given weights may be wrong in the row of one token alone.
+
+Drawn weights are alike in every row, so that a few tokens tell. Those of a checkpoint went through files and
+conversions.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.oracle.reach.models import AFFORDABLE, ReachModel, ReachProbe
+
+PURPOSE = "every token of the vocabulary"
+
+ROW = 16
+"""Tokens of one row."""
+
+MOST_CALLS = 4
+"""Calls of what is affordable at once: about a second of the reference's time, and several of its budget's."""
+
+
+@dataclass(eq=False)
+class EveryToken(ReachModel):
+    """The model itself, called with its tokens one after another."""
+
+    @functools.cached_property
+    def probes(self) -> list[ReachProbe]:
+        """One probe for each of `calls`, which share the vocabulary."""
+        names = self.config.input_names if self.calls else ()
+        inputs = {name: _shared(self.config, name, self.calls) for name in names}
+        return [self._of({name: parts[number] for name, parts in inputs.items()}) for number in range(len(self.calls))]
+
+    def _of(self, inputs: Arrays) -> ReachProbe:
+        first, config = inputs[self.config.input_names[0]], self.config
+        further: Arrays = {}
+        if "attention_mask" in config.further_inputs:
+            further["attention_mask"] = np.ones_like(first)
+        if config.num_token_types:
+            further["token_types"] = np.zeros_like(first)
+        said = f"tokens {first.min()} to {first.max()}, batch {len(first)}"
+        return ReachProbe(self.name, said, PURPOSE, config, self.parameters, inputs | further, model=self)
+
+
+def every_token(config: TransformerConfig, parameters: Arrays) -> EveryToken:
+    """The calls with every token of a model with given parameters, or with as many as are affordable."""
+    length = min(ROW, config.max_length)
+    rows = -(-max(len(_tokens(config, name)) for name in config.input_names) // length)
+    at_once = AFFORDABLE / sum(value.size for value in parameters.values()) / length
+    rows = min(rows, int(MOST_CALLS * at_once))
+    calls = max(1, min(MOST_CALLS, rows, -(-rows // max(1, int(at_once)))))
+    shape = -(-rows // calls), (length,) * len(config.input_names)
+    return EveryToken("the model itself", config, parameters, [shape] * calls if rows else [], is_asked=True)
+
+
+def unseen_tokens(config: TransformerConfig, probes: Iterable[Probe]) -> list[str]:
+    """How many tokens of each input are in none of the calls of this model, as lines."""
+    calls, lines = [probe for probe in probes if probe.config == config], []
+    for name in config.input_names:
+        seen = {int(token) for probe in calls for token in np.unique(probe.inputs[name])}
+        wanted = _tokens(config, name)
+        if missing := len(set(wanted.tolist()) - seen):
+            lines.append(f"{missing:,} of {len(wanted):,} {name}: no call has them, for so many take too long")
+    return lines
+
+
+def _tokens(config: TransformerConfig, name: str) -> np.ndarray:
+    """The vocabulary of an input without padding."""
+    every = np.arange(config.stack_vocab_size(config.input_stack(name)))
+    return every[every != config.pad_id] if config.pad_id is not None and len(every) > 1 else every
+
+
+def _shared(config: TransformerConfig, name: str, calls: list[tuple[int, tuple[int, ...]]]) -> np.ndarray:
+    """The tokens of an input for every call: all in order, then the first again; evenly spaced if they are too many."""
+    batch, lengths = calls[0]
+    count, every = len(calls) * batch * lengths[0], _tokens(config, name)
+    chosen = (
+        np.resize(every, count) if count >= len(every) else every[np.linspace(0, len(every) - 1, count).astype(int)]
+    )
+    return chosen.reshape(len(calls), batch, lengths[0])

@@ -1,0 +1,222 @@
+# mypy: ignore-errors
+"""Damaged artefacts: `python -m tests.runtimes.damage [--inputs N] [--seed N] [--only KIND]`.
+
+A file is damaged, and checked, in a process that may die. One that agrees all the same is held to the file that it was
+made of: what it computes, or the numbers of a quantised file, may differ by what rounding does, for no token by more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import json
+import os
+import shutil
+import sys
+import tempfile
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+import transformers  # noqa: F401 - imported once, and not in every process
+from safetensors.numpy import load, save
+from tests.runtimes.cached_models import export
+from tests.runtimes.gguf_files import KINDS as TYPES
+from tests.runtimes.gguf_files import write
+
+from meta.fuzz.wild import damaged
+from transparity.errors import TransparityError
+from transparity_conformance.checkpoints.examples import example_config
+from transparity_conformance.checkpoints.exporting import export_checkpoint
+from transparity_conformance.checkpoints.importing import import_checkpoint
+from transparity_conformance.diagnosis.judge import silent
+from transparity_conformance.oracle.probes import probe_parameters
+from transparity_conformance.ports.artefacts.gguf.checking import GgufCheck
+from transparity_conformance.ports.artefacts.gguf.metadata import keys_of
+from transparity_conformance.ports.artefacts.gguf.reading import read_gguf
+from transparity_conformance.ports.artefacts.systems import artefact_system
+from transparity_conformance.ports.check import check
+from transparity_conformance.ports.runtimes.runtime import load_artefact, runtime_of
+
+ROUNDING = 1e-5
+"""The share of the largest logit up to which a difference is one of rounding."""
+
+STEPS = 2.0
+"""The steps of a grid up to which a number of a quantised file may be that of another choice of scale."""
+
+KINDS = ("onnx", "gguf", "folder")
+
+
+@functools.cache
+def right(kind: str, root: Path) -> tuple[Path, Path]:
+    """The right artefact, and the checkpoint that it was made of."""
+    sizes = {"embed_dim": 256, "feed_forward_dim": 256, "num_decoder_layers": 1} if kind == "gguf" else {}
+    config = dataclasses.replace(example_config("llama"), **sizes)
+    folder = root / f"{kind}-checkpoint"
+    export_checkpoint("llama", config, probe_parameters(config), folder)
+    if kind == "onnx":
+        return export("llama", folder, root / "model.onnx", cached=True), folder
+    if kind == "gguf":
+        return write("llama", folder, root / "model.gguf", TYPES.Q4_0), folder
+    return folder, folder
+
+
+def damage(kind: str, random: Random, source: Path, target: Path) -> Path:
+    """A damaged copy of an artefact."""
+    if kind == "folder":
+        shutil.copytree(source, target)
+        path = target / random.choice(("model.safetensors", "model.safetensors", "config.json"))
+        source = source / path.name
+    else:
+        path = target
+    data = source.read_bytes()
+    ways: list[Callable[[], bytes]] = [lambda: damaged(random, data), lambda: _flipped(random, data)]
+    ways += [lambda: _renamed(kind, random, data)] if path.suffix != ".json" else []
+    path.write_bytes(random.choice(ways)())
+    return target
+
+
+def _flipped(random: Random, data: bytes) -> bytes:
+    """One bit, anywhere."""
+    place = random.randrange(len(data))
+    return data[:place] + bytes([data[place] ^ 1 << random.randrange(8)]) + data[place + 1 :]
+
+
+def _renamed(kind: str, random: Random, data: bytes) -> bytes:
+    """Two tensors with each other's names, or one with another name."""
+    if kind == "gguf":
+        one, other = random.sample((b"attn_q", b"attn_k", b"attn_v", b"ffn_gat", b"ffn_up."), 2)
+        return data.replace(one, b"x" * len(one)) if random.random() < 0.3 else data.replace(one, other[: len(one)])
+    if kind == "folder":
+        tensors = load(data)
+        one, other = random.sample(sorted(tensors), 2)
+        value = tensors.pop(one)
+        return save({**tensors, one: tensors[other], other: value} if random.random() < 0.6 else tensors)
+    model = onnx.load_from_string(data)
+    one, other = random.sample([node for node in model.graph.node if node.op_type == "Constant"], 2)
+    one.output[0], other.output[0] = other.output[0], one.output[0] if random.random() < 0.6 else "other"
+    return model.SerializeToString()
+
+
+def verdict_on(path: Path, folder: Path) -> str:
+    """The verdict of a check, without a search for causes."""
+    checkpoint, options = import_checkpoint(folder), {"budget": 0.0, "logits_only": True, "dtype": "float32"}
+    if path.suffix == ".gguf":
+        of_file = GgufCheck(str(path), {**options, "name": str(path)})
+        return of_file(next(iter(of_file.systems(checkpoint))), silent).verdict
+    model = load_artefact(str(path), runtime_of(str(path)))
+    system = artefact_system(checkpoint, model.limits)
+    return check(model, system.name, config=system.config, parameters=system.parameters, **options).verdict
+
+
+def difference(path: Path, original: Path, folder: Path) -> float:
+    """How far an artefact is from the right one, for every token, as a share of the largest number."""
+    if path.suffix == ".gguf":
+        return _of_files(path, original, folder)
+    config = import_checkpoint(folder).config
+    size, length = config.target_vocab_size, config.max_length
+    tokens = np.stack([np.roll(np.arange(size), shift)[:length] for shift in range(size)])
+    mask = np.random.default_rng(0).random(tokens.shape) < 0.8
+    mask[:, 0] = True
+    every = []
+    for each in (path, original):
+        forward = load_artefact(str(each), runtime_of(str(each)))(config, {})
+        calls = [forward(tokens=tokens), forward(tokens=tokens, attention_mask=mask.astype(np.int64))]
+        found = [torch.as_tensor(getattr(call, "logits", call)).numpy() for call in calls]
+        every.append(np.stack([found[0], np.where(mask[..., None], found[1], 0)]))
+    return float(np.abs(every[0] - every[1]).max() / np.abs(every[1]).max())
+
+
+def _of_files(path: Path, original: Path, folder: Path) -> float:
+    """The largest difference of a number, in the steps of the grid of its block; inf for other metadata."""
+    one, other = read_gguf(path), read_gguf(original)
+    config = import_checkpoint(folder).config
+    for key in keys_of(config, other.architecture):
+        default = key.default(config) if callable(key.default) else key.default
+        fields = [default if each.field(key.name) is None else each.field(key.name) for each in (one, other)]
+        if fields[0] != fields[1]:
+            return float("inf")
+    if set(one.tensors) != set(other.tensors):
+        return float("inf")
+    found = 0.0
+    for name, tensor in other.tensors.items():
+        theirs, ours = one.tensors[name].numbers().reshape(-1, 32), tensor.numbers().reshape(-1, 32)
+        steps = np.abs(ours).max(axis=1, keepdims=True) / 8
+        found = max(found, float((np.abs(theirs - ours) / steps).max()))
+    return found
+
+
+def judged(path: Path, original: Path, folder: Path) -> dict[str, Any]:
+    """What becomes of one artefact."""
+    try:
+        verdict = verdict_on(path, folder)
+    except TransparityError as error:
+        return {"what": "refused", "sentence": str(error)}
+    found = {"what": verdict}
+    if verdict == "agrees":
+        is_same = path.is_file() and path.read_bytes() == original.read_bytes()
+        found["difference"] = 0.0 if is_same else difference(path, original, folder)
+    return found
+
+
+def in_a_process(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Run in a fork, which may die."""
+    reading, writing = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            result = run()
+        except BaseException:  # noqa: BLE001 - that nothing else is raised is what is looked for
+            result = {"what": "raised", "sentence": traceback.format_exc()}
+        os.write(writing, json.dumps(result).encode()[:60_000])
+        os._exit(0)
+    os.close(writing)
+    content = b"".join(iter(lambda: os.read(reading, 2**16), b""))
+    os.close(reading)
+    _, status = os.waitpid(child, 0)
+    return json.loads(content) if content else {"what": f"died ({status})"}
+
+
+def campaign(kind: str, inputs: int, seed: int, root: Path) -> tuple[Counter[str], int]:
+    """Check damaged artefacts of a kind, and print those that agree, or do what none should.
+
+    Returns: what became of them, and how many agree that compute something else.
+    """
+    original, checkpoint = right(kind, root)
+    counts, wrong = Counter(), 0
+    for index in range(inputs):
+        path = damage(kind, Random(f"{seed}/{kind}/{index}"), original, root / f"damaged-{index}{original.suffix}")
+        found = in_a_process(functools.partial(judged, path, original, checkpoint))
+        counts[found["what"]] += 1
+        is_wrong = found.get("difference", 0.0) > (STEPS if kind == "gguf" else ROUNDING)
+        wrong += is_wrong
+        if found["what"] not in ("refused", "diverges", "inconclusive"):
+            print(kind, index, found, "WRONG" if is_wrong else "", flush=True)  # noqa: T201
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return counts, wrong
+
+
+def main() -> None:
+    """Print the counts; exit with 1 if an artefact agrees that computes something else."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--inputs", type=int, default=480)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="", choices=("", *KINDS))
+    given = parser.parse_args()
+    kinds, every = [kind for kind in KINDS if given.only in ("", kind)], 0
+    with tempfile.TemporaryDirectory() as folder:
+        for kind in kinds:
+            counts, wrong = campaign(kind, given.inputs // len(kinds), given.seed, Path(folder))
+            every += wrong
+            print(kind, dict(counts), f"{wrong} agree and compute something else", flush=True)  # noqa: T201
+    sys.exit(every > 0)
+
+
+if __name__ == "__main__":
+    main()

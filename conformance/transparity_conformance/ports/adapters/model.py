@@ -132,8 +132,8 @@ def _checked(model: Model, name: str, made: Any) -> Model:
     """The model; raises `PortError` if it has no tensors."""
     if not model.tensors():
         raise PortError(
-            f"{name} made {shown(made)}, in which no tensor was found; expected a module of torch.nn, flax, Equinox or "
-            "Keras, a function that calls one, or a pair (function, parameters) whose function takes the parameters first."
+            f"{name} made {shown(made)}, in which no tensor was found; expected a module of torch.nn, flax, Equinox "
+            "or Keras, a function that calls one, or a pair (function, parameters), called with the parameters first."
         )
     return model
 

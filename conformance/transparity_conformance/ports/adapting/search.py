@@ -120,8 +120,9 @@ def _joined(zero: Lines, pool: Pool) -> Lines:
 
 def with_biases(config: TransformerConfig) -> TransformerConfig:
     """The configuration with every bias, for a port may have some that are 0."""
-    biases = ("norm_bias", "qkv_bias", "output_bias", "feed_forward_bias", "head_bias")
-    return dataclasses.replace(config, **dict.fromkeys(biases, True))
+    return dataclasses.replace(
+        config, norm_bias=True, qkv_bias=True, output_bias=True, feed_forward_bias=True, head_bias=True
+    )
 
 
 class _Seeker:

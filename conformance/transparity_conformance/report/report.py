@@ -142,8 +142,6 @@ class Report:
     not_compared: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     """Remarks on equivalent forms, rounding, and the run."""
-    other_fields: Mapping[str, tuple[object, object]] = field(default_factory=dict)
-    """Fields of which the port has other values than the configuration, if that are several at once, with both."""
     dtype: str = "float32"
     port: str = ""
     """Its name, such as `my.py:load`, or the command; empty if it has none."""
@@ -152,6 +150,8 @@ class Report:
 
     audit: Audit | None = None
     """The fields of config.json and the tensors of a loader; None if they were not audited."""
+    other_fields: Mapping[str, tuple[object, object]] = field(default_factory=dict)
+    """Fields of which the port has other values than the configuration, if that are several at once, with both."""
     environment: Mapping[str, str] = field(default_factory=environment)
     """The versions of everything that took part."""
 

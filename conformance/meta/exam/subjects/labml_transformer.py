@@ -47,26 +47,41 @@ PARTS = {
 
 def build(config: TransformerConfig, parameters: dict[str, Any]) -> Any:
     """Make the model with our parameters; it takes (length, batch)."""
-    c, p = config, {name: torch.tensor(value) for name, value in parameters.items()}
+    model = _model(config)
+    state = _state(config, {name: torch.tensor(value) for name, value in parameters.items()})
+    tables = {name: value for name, value in model.state_dict().items() if name.endswith("positional_encodings")}
+    model.load_state_dict(state | tables)
+    model.eval()
 
-    def layer(*, cross: bool) -> TransformerLayer:
-        attentions = [MultiHeadAttention(c.num_heads, c.embed_dim, 0.0) for _ in range(1 + cross)]
-        forward = FeedForward(c.embed_dim, c.feed_forward_dim, 0.0)
-        return TransformerLayer(
-            d_model=c.embed_dim,
-            self_attn=attentions[0],
-            src_attn=attentions[1] if cross else None,
-            feed_forward=forward,
-            dropout_prob=0.0,
-        )
+    def forward(source: Any, target: Any) -> Any:
+        src, tgt = torch.tensor(source).T, torch.tensor(target).T
+        return model.generator(model(src, tgt, None, subsequent_mask(len(tgt)))).transpose(0, 1)
 
-    model = EncoderDecoder(
-        Encoder(layer(cross=False), c.num_encoder_layers),
-        Decoder(layer(cross=True), c.num_decoder_layers),
+    return forward
+
+
+def _model(c: TransformerConfig) -> Any:
+    return EncoderDecoder(
+        Encoder(_layer(c, cross=False), c.num_encoder_layers),
+        Decoder(_layer(c, cross=True), c.num_decoder_layers),
         EmbeddingsWithPositionalEncoding(c.embed_dim, c.source_vocab_size, c.max_length),
         EmbeddingsWithPositionalEncoding(c.embed_dim, c.target_vocab_size, c.max_length),
         Generator(c.target_vocab_size, c.embed_dim),
     )
+
+
+def _layer(c: TransformerConfig, *, cross: bool) -> Any:
+    attentions = [MultiHeadAttention(c.num_heads, c.embed_dim, 0.0) for _ in range(1 + cross)]
+    return TransformerLayer(
+        d_model=c.embed_dim,
+        self_attn=attentions[0],
+        src_attn=attentions[1] if cross else None,
+        feed_forward=FeedForward(c.embed_dim, c.feed_forward_dim, 0.0),
+        dropout_prob=0.0,
+    )
+
+
+def _state(c: TransformerConfig, p: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     state = {
         "src_embed.linear.weight": p["encoder.token_embedding.weight"],
         "tgt_embed.linear.weight": p["decoder.token_embedding.weight"],
@@ -85,12 +100,4 @@ def build(config: TransformerConfig, parameters: dict[str, Any]) -> Any:
                 state[f"{at}.norm_ff.{leaf}"] = p[f"{at}.feed_forward_norm.{leaf}"]
                 state[f"{at}.feed_forward.layer1.{leaf}"] = p[f"{at}.feed_forward.up.{leaf}"]
                 state[f"{at}.feed_forward.layer2.{leaf}"] = p[f"{at}.feed_forward.down.{leaf}"]
-    tables = {name: value for name, value in model.state_dict().items() if name.endswith("positional_encodings")}
-    model.load_state_dict(state | tables)
-    model.eval()
-
-    def forward(source: Any, target: Any) -> Any:
-        src, tgt = torch.tensor(source).T, torch.tensor(target).T
-        return model.generator(model(src, tgt, None, subsequent_mask(len(tgt)))).transpose(0, 1)
-
-    return forward
+    return state

@@ -95,7 +95,7 @@ def tests(session: nox.Session) -> None:
 def meta(session: nox.Session) -> None:
     """Plant a fault for every claim: the claim must catch it."""
     install(session, "test")
-    session.run("pytest", "conformance/meta", *PARALLEL, *session.posargs, env=SINGLE_THREADED)
+    session.run("pytest", "conformance/meta", "--every-case", *PARALLEL, *session.posargs, env=SINGLE_THREADED)
 
 
 @nox.session

@@ -44,16 +44,19 @@ class Model:
     """Its own name of each of its inputs, if it was made without a configuration."""
     module: Any = None
     """The module of PyTorch that computes, if there is one."""
+    memory: Any = None
+    """What holds the tensors, if that is known: a module, or nested dicts and lists."""
     _narrow: Callable[[], None] | None = None
     _kept: dict[str, np.ndarray] | None = None
 
     def own(self) -> None:
         """Let the model that had the same memory before, if a port makes one for all, keep its tensors for later."""
-        key = id(self.module)
-        before = _OWNERS.get(key)
-        if self.module is not None and before is not None and before is not self and before._kept is None:
-            before._kept = before.tensors()
-        _OWNERS[key] = self
+        if self.memory is None:
+            return
+        before = _OWNERS.get(id(self.memory))
+        if before is not None and before is not self and before._kept is None:
+            before._kept = {**before.tensors(), **before.buffers()}
+        _OWNERS[id(self.memory)] = self
 
     def __call__(self, **tokens: np.ndarray) -> Any:
         if self._kept is not None:
@@ -95,7 +98,7 @@ class Model:
 
 
 _OWNERS: weakref.WeakValueDictionary[int, Model] = weakref.WeakValueDictionary()
-"""By the identity of a module: the model whose weights it has."""
+"""By the identity of what holds tensors: the model whose weights are in them."""
 
 
 def made_by(make: Make, config: TransformerConfig | None, parameters: Mapping[str, np.ndarray] | None = None) -> Model:
@@ -145,7 +148,8 @@ def _opened(made: Any, config: TransformerConfig | None) -> Model:
     if isinstance(made, tuple) and len(made) == 2 and callable(made[0]):
         function, parts = made
         framework = FRAMEWORKS.get(package_of(parts), "numpy")
-        return _called(functools.partial(function, parts), config, framework, tensors_of(parts))
+        model = _called(functools.partial(function, parts), config, framework, tensors_of(parts))
+        return dataclasses.replace(model, memory=parts)
     if config is not None and kind_of(made) is not None:
         forward = called(made, config)
         # a layer of Keras makes its variables when it is called first
@@ -158,7 +162,9 @@ def _opened(made: Any, config: TransformerConfig | None) -> Model:
         module.eval()
     tensors = held_by(made) if module is None else tensors_of(module)
     model = _called(made, config, None if module is None else "torch", tensors)
-    return dataclasses.replace(model, _buffers=buffers_of(module), module=module)
+    return dataclasses.replace(
+        model, _buffers=buffers_of(module), module=module, memory=made if module is None else module
+    )
 
 
 def _called(made: Any, config: TransformerConfig | None, framework: str | None, tensors: Mapping[str, Tensor]) -> Model:

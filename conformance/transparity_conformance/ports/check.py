@@ -42,13 +42,13 @@ from transparity_conformance.ports.audit.audited import audited_of
 from transparity_conformance.ports.forms.reading import in_form
 from transparity_conformance.ports.forms.recognise import form_of, with_form
 from transparity_conformance.ports.known import Known, name_of
-from transparity_conformance.ports.loader.drawn import with_drawn_weights
 from transparity_conformance.ports.loader.hub import loaded_here
 from transparity_conformance.ports.offered import with_everything_offered
 from transparity_conformance.ports.process import isolation
 from transparity_conformance.ports.process.isolation import TIMEOUT
 from transparity_conformance.ports.process.running import Port, run, told_dtype
 from transparity_conformance.ports.reach.calls import Ran, Reached, reach, run_all, whole
+from transparity_conformance.ports.reach.drawn import with_drawn_weights
 from transparity_conformance.ports.reach.verdict import coverage_of, with_reach
 from transparity_conformance.report.comparison import gap, share
 from transparity_conformance.report.report import ClaimResult, Interrupted, Report

@@ -123,7 +123,7 @@ def power(session: nox.Session) -> None:
 
 @nox.session
 def exam(session: nox.Session) -> None:
-    """Take the published exam: bugs in other people's code, beside the rules in use. Go on where it was interrupted."""
+    """Take the published exam: bugs in other people's code. It goes on where it was interrupted."""
     install(session, "test", "exam")
     environment = SINGLE_THREADED | {"PYTHONPATH": "conformance"}
     session.run("python", "-m", "meta.exam.measure", "--jobs", "2", *session.posargs, env=environment)

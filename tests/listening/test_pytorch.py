@@ -110,7 +110,7 @@ def test_a_bias_that_is_masked_before_it_is_added_is_added_to_the_scores_by_itse
     bias = torch.linspace(0, 1, 2 * 5 * 5).view(1, 2, 5, 5)
     _, operations = listen(lambda: attention(bias))
     (plain,), (biased,) = named(operations, "attention.scores"), named(operations, "biased_scores")
-    np.testing.assert_allclose(biased.value - plain.value, 2 * bias.numpy(), atol=1e-12)
+    assert is_same(biased.value, torch.from_numpy(plain.value) + 2 * bias.double(), "float64")
     (masked,) = named(operations, "masked_scores")
     assert operations.index(biased) in masked.inputs
     _, operations = listen(lambda: attention(0 * bias))

@@ -123,7 +123,7 @@ def power(session: nox.Session) -> None:
 
 @nox.session
 def exam(session: nox.Session) -> None:
-    """Take the published exam: bugs in other people's code, beside the rules in use."""
+    """Take the published exam: bugs in other people's code. It goes on where it was interrupted."""
     install(session, "test", "exam")
     install_alone(session, "exam-alone")
     environment = SINGLE_THREADED | {"PYTHONPATH": "conformance"}

@@ -101,6 +101,22 @@ MASK = torch.rand(5, 5, generator=GENERATOR) > 0.5
 MASK.fill_diagonal_(True)
 
 
+def test_a_bias_that_is_masked_before_it_is_added_is_added_to_the_scores_by_itself() -> None:
+    def attention(bias: Tensor) -> Tensor:
+        x = torch.linspace(-1, 1, 2 * 5 * 4).view(1, 2, 5, 4)
+        mask = torch.where(MASK, bias * 2, torch.finfo(torch.float32).min)
+        return F.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+
+    bias = torch.linspace(0, 1, 2 * 5 * 5).view(1, 2, 5, 5)
+    _, operations = listen(lambda: attention(bias))
+    (plain,), (biased,) = named(operations, "attention.scores"), named(operations, "biased_scores")
+    assert is_same(biased.value, torch.from_numpy(plain.value) + 2 * bias.double(), "float64")
+    (masked,) = named(operations, "masked_scores")
+    assert operations.index(biased) in masked.inputs
+    _, operations = listen(lambda: attention(0 * bias))
+    assert not [each for each in operations if each.name.endswith("biased_scores")]
+
+
 @pytest.mark.parametrize("context", [torch.enable_grad, torch.inference_mode])
 @pytest.mark.parametrize(
     ("options", "bias"),

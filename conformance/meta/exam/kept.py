@@ -29,13 +29,15 @@ def read(file: Path = FILE) -> dict[str, Row]:
 def merged(rows: Mapping[str, Row], cache: Path) -> dict[str, Row]:
     """The rows with the results in a folder; a bug that was there before keeps its judgement at first sight.
 
-    Rows of bugs that are no longer there are left out, and bugs without a result keep their row.
+    Rows of bugs that are no longer there are left out, and bugs without a result of their own keep their row.
     """
     bugs = exam()
     twins = twins_by_bug(list(bugs.values()))
     results = {name: json.loads(path.read_text("utf-8")) for name in bugs if (path := cache / f"{name}.json").is_file()}
     found = {name: row for name, row in rows.items() if name in bugs}
     for name, result in results.items():
+        if result["digest"] != bugs[name].digest():  # that of a bug with another text
+            continue
         now = judged(bugs[name], result, results.get(twins[name]))
         found[name] = row_of(name, now, rows.get(name))
     return {name: found[name] for name in bugs if name in found}

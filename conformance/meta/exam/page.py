@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from meta.exam import kept
+from meta.exam.bug import exam
 from meta.exam.kept import Row, judgements
 from meta.exam.rules import RULES
 from meta.exam.scores import TARGETS, Share, rule_scores, scores
@@ -90,6 +91,8 @@ def missed(rows: Rows) -> str:
     for title in ("Called a bug, and is none", *_kinds({**dict.fromkeys(kept.JUDGED), "control": False})):
         found = [f"- `{name}`, {row['story']}: {row['says']}" for name, row in rows.items() if _kinds(row).get(title)]
         parts.append("\n".join([f"**{title}: {len(found) or 'none'}.**", *([""] * bool(found)), *found]))
+    if waiting := [f"`{name}`" for name in exam() if name not in rows]:
+        parts.append(f"**Without an answer yet: {len(waiting)}**, which no figure counts: {', '.join(waiting)}.")
     return "\n\n".join(parts)
 
 

@@ -115,7 +115,8 @@ def rules_failed(port: Port, config: TransformerConfig, family: str) -> list[str
         build = HubBuild(port, family, root) if family else port
         for tokens in (SHORT, LONG):
             probe = _unpadded(config, parameters, tokens, random)
-            right[tokens] = np.atleast_2d(transformer(config, probe.exact, **probe.inputs)[0])  # type: ignore[arg-type]
+            answer = transformer(config, probe.exact, **probe.inputs)  # type: ignore[arg-type]
+            right[tokens] = np.atleast_2d(answer[0])  # a pooled answer is one vector
             try:
                 answers[tokens] = np.atleast_2d(run(built(build, probe), probe, logits_only=True)["logits"][0])
             except PortError:

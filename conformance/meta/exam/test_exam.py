@@ -197,7 +197,9 @@ def test_the_published_results_are_those_of_bugs_that_there_are() -> None:
 def test_a_result_that_is_taken_in_again_keeps_what_was_found_at_first_sight(tmp_path: Path) -> None:
     name, rows = next(iter(exam())), dict[str, kept.Row]()
     for verdict in ("diverges", "agrees"):
-        (tmp_path / f"{name}.json").write_text(json.dumps(answer(verdict, "norm-eps")))
+        (tmp_path / f"{name}.json").write_text(json.dumps(answer(verdict, "norm-eps", digest=exam()[name].digest())))
         rows = kept.merged(rows, tmp_path)
     assert (rows[name]["detected"], rows[name]["first"]["detected"]) == ("", "verdict")
     assert [each.detected for each in kept.judgements(rows, first=True)] == ["verdict"]
+    (tmp_path / f"{name}.json").write_text(json.dumps(answer("diverges", digest="of another text")))
+    assert kept.merged(rows, tmp_path) == rows

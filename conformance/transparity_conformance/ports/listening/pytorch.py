@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from transparity.config import EXACT_MASK_BELOW
 from transparity_conformance.ports.listening import fast_path
 from transparity_conformance.ports.listening.fused import default_scale, hidden
 from transparity_conformance.ports.listening.operation import Source
@@ -173,12 +174,38 @@ def _hidden(
         "attention.masked_scores": _origins(record, _given_mask(given)),
         "attention.context": _origins(record, given["value"]),
     }
+    bias = _bias(record, arguments["mask"], origins["attention.masked_scores"])
     last: Origins = ()
     for name, value in hidden(arguments):
         last = tuple(sorted({*last, *origins.get(name, ())}))
         if name != "attention.context":  # which is the output
             last = record.add(name, value, last, stack)
+        if name == "attention.scores" and bias is not None:
+            last = record.add("attention.biased_scores", value + bias[0], tuple(sorted({*last, bias[1]})), stack)
     return last
+
+
+def _bias(record: Record, mask: np.ndarray | None, origins: Origins) -> tuple[np.ndarray, int] | None:
+    """The bias in a mask that is added to scores: a value that it is made from, and equals where nothing is masked."""
+    if mask is None or mask.dtype == bool:
+        return None
+    seen, waiting = mask > EXACT_MASK_BELOW, [*origins]
+    while waiting and not seen.all() and mask[seen].any():
+        index = waiting.pop(0)
+        value = record.operations[index].value
+        if _is_broadcast(value.shape, mask.shape) and (value > EXACT_MASK_BELOW).all():
+            bias = np.broadcast_to(value, mask.shape)
+            if np.array_equal(bias[seen], mask[seen]):
+                return bias, index
+        waiting += record.operations[index].inputs
+    return None
+
+
+def _is_broadcast(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
+    try:
+        return np.broadcast_shapes(shape, to) == to
+    except ValueError:
+        return False
 
 
 def _fast_path_parts(record: Record, name: str, given: Mapping[str, Any]) -> Origins:

@@ -30,6 +30,8 @@ def operation_of(
 ) -> int:
     """Find the first operation that leads to the wrong tap `where` and to nothing right; the tap's own without a line.
 
+    If there is none, because an operation is missing, it is the one that uses the value in its stead.
+
     A number is right if the reference computes it, too, on its way from the port's own activations to this tap.
 
     Args:
@@ -50,7 +52,10 @@ def operation_of(
     largest = float(np.abs(taps[where][np.isfinite(taps[where])]).max(initial=0.0)) or 1.0
     tolerance = math.sqrt(budget * min(largest, error if np.isfinite(error) else largest)) / largest
     known = {index for tap, index in numbers.items() if tap not in masked}
-    first = min(_wrong(operations, end, known, right, tolerance), default=end)
+    wrong = min(_wrong(operations, end, known, right, tolerance), default=None)
+    if wrong is None and any(_is_same(operations, numbers[tap], end) for tap in taps.keys() - {where}):
+        return _use_of(operations, end)
+    first = end if wrong is None else wrong
     return first if operations[first].stack else end
 
 
@@ -59,6 +64,24 @@ def _probes_with(probe: Probe, faults: Sequence[Hypothesis]) -> Iterator[Probe]:
     for each in faults:
         if each.fault.fields:
             yield dataclasses.replace(probe, config=dataclasses.replace(probe.config, **each.fault.fields))
+
+
+def _use_of(operations: Sequence[Operation], end: int) -> int:
+    """The first operation that makes other numbers of those of `end`: what should be between them is missing."""
+    same = {end}
+    for index in range(end + 1, len(operations)):
+        if same.isdisjoint(operations[index].inputs):
+            continue
+        if not _is_same(operations, index, end):
+            return index if operations[index].stack else end
+        same.add(index)
+    return end
+
+
+def _is_same(operations: Sequence[Operation], one: int, other: int) -> bool:
+    """Return whether two operations have the same numbers, as a view and what it shows."""
+    a, b = operations[one].value, operations[other].value
+    return a.size == b.size and np.array_equal(np.sort(a, axis=None), np.sort(b, axis=None))
 
 
 def _wrong(

@@ -150,6 +150,7 @@ def test_a_loss_that_nobody_knows_has_no_name() -> None:
     assert (report.verdict, fault.where, fault.causes) == ("diverges", "loss", ())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("low", "high"), [(0.0, 0.0), (1e200, 1e200), (-1e4, 1e4)], ids=str)
 def test_a_loss_beside_logits_of_any_size_is_judged(low: float, high: float) -> None:
     """All alike, too large for float32, or so sure of every target that the loss is 0."""
@@ -195,6 +196,7 @@ def with_generation(simulate: Callable[..., np.ndarray]) -> Callable[..., Any]:
     return build
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("preset", "how"),
     [
@@ -357,6 +359,7 @@ def cache_faults(presets: Iterable[str]) -> list[Any]:
     return [pytest.param(how, preset, id=f"{how.says}-{preset}") for how, preset in acting]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("how", "preset"), cache_faults([name for name in PRESETS if name != "walkthrough"]))
 def test_a_wrong_cache_is_named(how: SimulatedFault, preset: str) -> None:
     report = check(with_steps(how), preset=preset, logits_only=True)

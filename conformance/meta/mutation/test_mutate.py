@@ -20,6 +20,7 @@ def test_an_entry_is_a_line_that_mutation_makes(column: str) -> None:
     assert [entry for entry in entries if not mutants_of(entry)] == []
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("entry", equivalents()[::EVERY], ids=str)
 def test_an_entry_computes_the_same(entry: Equivalent) -> None:

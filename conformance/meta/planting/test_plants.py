@@ -11,15 +11,10 @@ from meta.planting.plants import PLANTS, Plant
 from transparity_conformance.suite.claims import all_claims
 
 
-def test_every_planted_line_is_in_its_file() -> None:
-    absent = [plant for plant in PLANTS if plant.line not in file_path(plant.column, plant.file).read_text()]
-    assert absent == []
-
-
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize("plant", PLANTS, ids=str)
 def test_the_claim_catches_what_is_planted_for_it(plant: Plant) -> None:
     text = file_path(plant.column, plant.file).read_text()
+    assert plant.line in text, f"{plant.column}/{plant.file}.py has no line {plant.line!r}"
     # Where XLA compiles each shape, one claim has to catch it; that the others do, the same mistake in PyTorch shows.
     asked = plant.caught_by[:1] if plant.column == "transparity_flax" else plant.caught_by
     with ExitStack() as stack:

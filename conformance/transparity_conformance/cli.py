@@ -518,7 +518,10 @@ def _chosen(
 
     if by_layer and checkpoint is not None:
         return chosen_layers(run, checkpoint, head, layers)
-    return chosen_systems(run, presets, config, families, _imported(checkpoint, head) if checkpoint else None)
+    imported = None if checkpoint is None else _imported(checkpoint, head)
+    return iter(
+        list(chosen_systems(run, presets, config, families, imported))
+    )  # what is asked for wrongly is told first
 
 
 def _imported(folder: Path, head: str | None) -> Checkpoint:

@@ -43,7 +43,7 @@ def test_a_report_has_the_keys_that_were_promised() -> None:
     for fault in report["faults"]:
         assert {"where", "error", "budget", "causes", "indistinguishable", "split_by"} <= set(fault)
         for cause in fault["causes"]:
-            assert set(cause) == {"mistake", "says", "value", "residual", "explained", "at"}
+            assert set(cause) == {"mistake", "says", "value", "residual", "explained", "at", "source"}
     for claim in report["claims"]:
         assert set(claim) == {"id", "verdict", "error", "budget", "where"}
 

@@ -18,7 +18,10 @@ from transparity_conformance.checkpoints.exporting import export_checkpoint
 from transparity_conformance.checkpoints.importing import FILES, Opened, import_checkpoint, open_checkpoint
 from transparity_conformance.checkpoints.layers import LENGTH, ROWS, pieces
 from transparity_conformance.cli import app
+from transparity_conformance.oracle.budgets import epsilon
 from transparity_conformance.oracle.probes import probe_parameters
+from transparity_conformance.ports.alignment.values.candidates import HALF_OF_THE_DIGITS
+from transparity_conformance.report.comparison import gap
 from transparity_numpy.transformer import transformer
 
 ONE_STACK = [name for name in FILES if example_config(name).architecture != "encoder-decoder"]
@@ -44,7 +47,7 @@ def test_each_layer_makes_of_its_tokens_what_it_makes_in_the_whole_model(family:
     for layer, piece in enumerate(found[1:]):
         expected = ours[f"{stack}.layers.{layer}.output"]
         made = taps(piece.config, piece.parameters, rows)[f"{stack}.layers.0.output"]
-        np.testing.assert_allclose(made, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
+        assert gap(made, expected) <= epsilon("float32") ** HALF_OF_THE_DIGITS * np.abs(expected).max()
 
 
 def taps(config: TransformerConfig, parameters: dict[str, np.ndarray], tokens: np.ndarray) -> dict[str, np.ndarray]:

@@ -113,7 +113,7 @@ def test_the_module_of_a_template_is_fitted_to_it(name: str) -> None:
     ("name", "says"),
     [
         ("needs", "needs takes 1 argument; expected none"),
-        ("no_module", "made 3, in which no tensor was found; expected a torch.nn.Module"),
+        ("no_module", "made 3, in which no tensor was found; expected a module of torch.nn"),
         ("Bag", "No operation is a softmax over the tokens"),
         ("missing", "has no 'missing'"),
     ],

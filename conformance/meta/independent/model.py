@@ -208,9 +208,7 @@ class Model:
         away = wide - wide.mean(-1, keepdim=True)
         if self.c.norm == "layer-unbiased":
             return (away / (wide.std(-1, keepdim=True) + eps) * gain + bias).to(x.dtype)
-        return (
-            away * torch.rsqrt((away * away).mean(-1, keepdim=True) + eps) * gain + (0 if bias is None else bias)
-        ).to(x.dtype)
+        return (away * torch.rsqrt((away * away).mean(-1, keepdim=True) + eps) * gain + bias).to(x.dtype)
 
     def rms(self, x: Tensor, gain: Tensor) -> Tensor:
         wide = x.float() if x.dtype == torch.bfloat16 else x

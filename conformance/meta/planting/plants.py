@@ -190,7 +190,6 @@ PLANTS = [
         (", heads.config.masked_score", ", heads.config.mask_value"),
         None,
         "attention.mask_before_and_after_scale",
-        "drawn.configurations",
     ),
     *in_both(
         "softmax-axis",

@@ -92,9 +92,9 @@ def still_wrong(results: Results, known: Sequence[Hypothesis], dtype: str, most:
         wrong |= dict.fromkeys(tap for tap in errors if shares[tap] > NEAR[dtype])
         if len(wrong) > most:
             break
-        if any(1 < shares[tap] <= NEAR[dtype] for tap in errors):
+        if near := [tap for tap in errors if 1 < shares[tap] <= NEAR[dtype]]:
             budgets = segment_budgets(probe, recorded, dtype, known, neighbours=min(2, probe.neighbours))
-            wrong |= {tap: None for tap in errors if shares[tap] > 1 and share(errors[tap], budgets[tap]) > 1}
+            wrong |= dict.fromkeys(tap for tap in near if share(errors[tap], budgets[tap]) > 1)
         if len(wrong) > most:
             break
     order = next(iter(results.values())).order

@@ -144,7 +144,7 @@ def _further_on(
     for tap in flow.inputs[lost] & found.keys():
         others = {name: match for name, match in found.items() if name != tap}
         values = recorded(candidates, others)
-        faulty = behind_faults(probe, values, candidates, others, tap, flow, clock)
+        faulty = behind_faults(probe, values, candidates, others, tap, flow, clock, of_weights=False)
         later = [match for match in faulty.values() if candidates.leads_to(found[tap].index, match.index)]
         if chosen := _most_gaining(probe, values, candidates, others, tap, ours, later, clock):
             return {tap: chosen}

@@ -25,12 +25,15 @@ def behind_faults(
     tap: str,
     flow: Flow,
     clock: Clock,
+    *,
+    of_weights: bool = True,
 ) -> dict[int, Match]:
     """The port's values that are `tap` with some fault of the catalogue, by operation.
 
     Args:
         values: the port's values at the taps that were `found`.
         clock: the time that is left.
+        of_weights: faults of weights as well, with which a port never has the right numbers.
     """
 
     def admitted(index: int) -> bool:
@@ -41,7 +44,7 @@ def behind_faults(
 
     strict: dict[int, Match] = {}
     loose: dict[int, Match] = {}
-    for value in _faulty(probe, values, tap, clock):
+    for value in _faulty(probe, values, tap, clock, of_weights=of_weights):
         for matches, may_be in ((strict, on_its_way), (loose, admitted)):
             if match := candidates.nearest(value, may_be=may_be):
                 matches.setdefault(match.index, match)
@@ -71,10 +74,12 @@ def is_reached(
     return made_by_a_fault(probe, values, candidates, faulty, tap) is not None
 
 
-def _faulty(probe: Probe, values: Arrays, tap: str, clock: Clock) -> Iterator[np.ndarray]:
+def _faulty(probe: Probe, values: Arrays, tap: str, clock: Clock, *, of_weights: bool) -> Iterator[np.ndarray]:
     """The value of the reference at `tap` with every fault that can be made there."""
     for fault in faults_at(probe.config, tap):
         clock.check()
+        if fault.alter is not None and not of_weights:
+            continue
         try:
             yield walk(probe, values, (Hypothesis(fault, (tap,)),), until=tap)[tap]
         except Impossible:

@@ -7,7 +7,7 @@ import numpy as np
 
 def unrepeated(value: np.ndarray, heads: int, shared: int) -> np.ndarray:
     """A value with an axis of `heads`, in which each of the `shared` ones is several times in a row, with each once."""
-    if shared == heads or not value.size or np.ptp(value) == 0:  # one number tells nothing
+    if shared == heads or not value.size or value.min() == value.max():  # one number tells nothing
         return value
     for axis in [axis for axis, size in enumerate(value.shape) if size == heads]:
         grouped = value.reshape(*value.shape[:axis], shared, heads // shared, *value.shape[axis + 1 :])

@@ -33,12 +33,12 @@ what is right, where to look, when it does not show; `transparity explain NAME` 
 """
 
 
-def of_the_forward_pass() -> Iterator[Fault]:
-    """Yield every fault at every tap of every kind of model."""
+def of_the_forward_pass() -> Iterator[tuple[str, Fault]]:
+    """Yield every tap of every kind of model with each of its faults, and an empty name with those of the whole."""
     for config in CASES.values():
         for site in tap_shapes(config, 1, **dict.fromkeys(config.input_names, 3)):
-            yield from faults_at(config, site)
-        yield from (hypothesis.fault for hypothesis in whole_model(config))
+            yield from ((site, fault) for fault in faults_at(config, site))
+        yield from (("", hypothesis.fault) for hypothesis in whole_model(config))
 
 
 def of_the_capability(name: str) -> Iterator[SimulatedFault]:
@@ -53,7 +53,7 @@ def catalogue() -> dict[str, dict[str, str]]:
     """Return the sections of the page; in each, an example of every fault by its id."""
     names = [module.name for module in pkgutil.iter_modules(of_capabilities.__path__)]
     sections = {name.replace("_", " ").capitalize(): _examples(of_the_capability(name)) for name in names}
-    return {"The forward pass": _examples(of_the_forward_pass()), **sections}
+    return {"The forward pass": _examples(fault for _, fault in of_the_forward_pass()), **sections}
 
 
 def _examples(faults: Iterator[Fault] | Iterator[SimulatedFault]) -> dict[str, str]:
@@ -77,7 +77,7 @@ def page() -> str:
 def sentences() -> dict[str, list[str]]:
     """Return a sentence for each variant of a cause, by its id."""
     found: defaultdict[str, dict[str, str]] = defaultdict(dict)
-    for fault in of_the_forward_pass():
+    for _, fault in of_the_forward_pass():
         found[fault.id].setdefault(fault.variant, fault.description)
     for module in pkgutil.iter_modules(of_capabilities.__path__):
         for simulated in of_the_capability(module.name):
@@ -88,10 +88,9 @@ def sentences() -> dict[str, list[str]]:
 def places() -> dict[str, set[str]]:
     """Return the taps of the forward pass at which a cause may be, without their layers, by its id."""
     found: defaultdict[str, set[str]] = defaultdict(set)
-    for config in CASES.values():
-        for site in tap_shapes(config, 1, **dict.fromkeys(config.input_names, 3)):
-            for fault in faults_at(config, site):
-                found[fault.id].add(".".join(part for part in site.split(".")[-2:] if not part.isdigit()))
+    for site, fault in of_the_forward_pass():
+        if site:
+            found[fault.id].add(".".join(part for part in site.split(".")[-2:] if not part.isdigit()))
     return found
 
 
@@ -99,7 +98,7 @@ def cause_page(name: str, meaning: Meaning, says: list[str], taps: set[str]) -> 
     """Return the page of one cause."""
     parts = [f"# `{name}`", f"**Right:** {meaning.right}", f"**Where to look:** {meaning.look}"]
     if meaning.hidden:
-        parts.append(f"**It does not show with:** {meaning.hidden.rstrip('.')}.")
+        parts.append(f"**It does not show with:** {meaning.hidden}.")
     if taps:
         parts.append("**At:** " + ", ".join(f"`{tap}`" for tap in sorted(taps)))
     if says:

@@ -261,7 +261,7 @@ def explain(
         print_line(f"{cause}: {found.right}")
         print_line(found.look)
         if found.hidden:
-            print_line(f"It does not show with: {found.hidden.rstrip('.')}.")
+            print_line(f"It does not show with: {found.hidden}.")
         for link in found.links():
             print_line(f"seen: {link}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import functools
 import hashlib
@@ -119,9 +120,7 @@ def _replaced(text: str, hunk: Mapping[str, Any], where: str) -> str:
     return text[:begin] + hunk["new"] + text[begin + len(old) :]
 
 
-FIELDS = {
-    "story", "source", "file", "causes", "told", "sites", "lines", "config", "family", "port", "hidden", "control"
-} | {"dtype", "uses"}  # fmt: skip
+FIELDS = {each.name for each in dataclasses.fields(Bug)} - {"id", "group", "subject", "hunks"}
 LISTS = {"causes", "told", "sites", "lines", "uses"}
 
 

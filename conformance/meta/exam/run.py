@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import json
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +23,7 @@ from transparity_conformance.capabilities.stranger import PortError
 from transparity_conformance.checkpoints.examples import EXAMPLES
 from transparity_conformance.checkpoints.importing import configuration, family_called
 from transparity_conformance.oracle.probes import Probe, probe_parameters
-from transparity_conformance.ports.loader.hub import HubBuild
+from transparity_conformance.ports.loader.hub import loaded_here
 from transparity_conformance.ports.process.running import built, run
 from transparity_conformance.report.audit.result import CAUSES
 from transparity_conformance.report.report import Divergence, Report
@@ -111,8 +111,7 @@ def rules_failed(port: Port, config: TransformerConfig, family: str) -> list[str
     random = np.random.default_rng(0)
     answers: dict[int, np.ndarray | None] = {}
     right: dict[int, np.ndarray] = {}
-    with tempfile.TemporaryDirectory() as root:
-        build = HubBuild(port, family, root) if family else port
+    with loaded_here(port, family) if family else contextlib.nullcontext(port) as build:
         for tokens in (SHORT, LONG):
             probe = _unpadded(config, parameters, tokens, random)
             answer = transformer(config, probe.exact, **probe.inputs)  # type: ignore[arg-type]

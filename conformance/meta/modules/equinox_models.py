@@ -7,6 +7,8 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from meta.modules import MATRICES
+
 
 class Block(eqx.Module):
     ln_1: eqx.nn.LayerNorm
@@ -144,15 +146,6 @@ PARTS = {
     "self_attention.value": "attention.value_proj",
     "self_attention.output": "attention.output_proj",
     "feed_forward_norm": "ln_2",
-    "feed_forward.up": "up",
-    "feed_forward.down": "down",
-}
-MATRICES = {
-    "self_attention.query": "q",
-    "self_attention.key": "k",
-    "self_attention.value": "v",
-    "self_attention.output": "o",
-    "feed_forward.gate": "gate",
     "feed_forward.up": "up",
     "feed_forward.down": "down",
 }

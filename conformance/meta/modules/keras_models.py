@@ -9,6 +9,8 @@ os.environ.setdefault("KERAS_BACKEND", "torch")
 import keras
 from keras import layers, ops
 
+from meta.modules import MATRICES
+
 
 class Embeddings(layers.Layer):
     """Of tokens and positions; and the head that is tied to the former."""
@@ -141,15 +143,6 @@ def model(family, **mistakes):
 
 OURS = "decoder.layers.{i}"
 NORMS = {"self_attention_norm": "first_norm.{i}", "feed_forward_norm": "second_norm.{i}"}
-DENSE = {
-    "self_attention.query": "q",
-    "self_attention.key": "k",
-    "self_attention.value": "v",
-    "self_attention.output": "o",
-    "feed_forward.gate": "gate",
-    "feed_forward.up": "up",
-    "feed_forward.down": "down",
-}
 LINES = {
     "gpt2": {
         "decoder.token_embedding.weight": "embeddings.tokens.embeddings",
@@ -171,7 +164,7 @@ LINES = {
     },
     "llama": {
         "decoder.token_embedding.weight": "embedding.embeddings",
-        **{f"{OURS}.{ours}.weight": f"blocks.{{i}}.{theirs}.kernel.T" for ours, theirs in DENSE.items()},
+        **{f"{OURS}.{ours}.weight": f"blocks.{{i}}.{theirs}.kernel.T" for ours, theirs in MATRICES.items()},
         f"{OURS}.self_attention_norm.weight": "blocks.{i}.norms.0.scale",
         f"{OURS}.feed_forward_norm.weight": "blocks.{i}.norms.1.scale",
         "decoder.final_norm.weight": "norm.scale",

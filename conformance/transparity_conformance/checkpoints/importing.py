@@ -101,7 +101,28 @@ class Opened:
 
         Raises `CheckpointError` for a tensor that is missing, of another shape or dtype, or unlike its copy.
         """
-        return _parameters(self, names)
+        folder, family, where = self.folder, self.family, self.where
+        shapes = {name: shape for name, shape in parameter_shapes(self.config).items() if name in names}
+        parts = parts_in(family, self.config, where, shapes)
+        sources = {ours: name for name, found in reversed(parts.items()) for ours, _ in found}
+        for ours, shape in shapes.items():
+            if ours not in sources:
+                raise CheckpointError(
+                    f"{folder} has no tensor {called(ours, family.names)!r}; expected it, for the parameter {ours} of "
+                    f"the shape {shape}: look whether a file is missing, or the model is one without that part."
+                )
+        tensors = load_tensors(where, parts)
+        parameters: dict[str, np.ndarray] = {}
+        for name, found in parts.items():
+            for ours, convert in found:
+                value = _converted(where[name], name, tensors[name], convert, ours, shapes[ours])
+                if ours in parameters and not np.array_equal(parameters[ours], value):
+                    raise CheckpointError(
+                        f"{sources[ours]!r} and {name!r} of {folder} differ; expected the same numbers in both, for "
+                        f"by {CONFIG} both are {ours}: correct the field that ties them, or the file."
+                    )
+                parameters.setdefault(ours, value)
+        return {name: parameters[name] for name in shapes}, set(parts)
 
 
 def open_checkpoint(folder: str | Path, head: str | None = None) -> Opened:
@@ -183,32 +204,6 @@ def _tokens(fields: Fields, found: Mapping[str, Any]) -> dict[str, int | None]:
 
 def _first(token: Any) -> Any:
     return token[0] if isinstance(token, list) and token else token
-
-
-def _parameters(opened: Opened, names: Collection[str]) -> tuple[dict[str, np.ndarray], set[str]]:
-    """The parameters `names` in their order, and the names of the tensors that they come from."""
-    folder, family, where = opened.folder, opened.family, opened.where
-    shapes = {name: shape for name, shape in parameter_shapes(opened.config).items() if name in names}
-    parts = parts_in(family, opened.config, where, shapes)
-    sources = {ours: name for name, found in reversed(parts.items()) for ours, _ in found}
-    for ours, shape in shapes.items():
-        if ours not in sources:
-            raise CheckpointError(
-                f"{folder} has no tensor {called(ours, family.names)!r}; expected it, for the parameter {ours} of the "
-                f"shape {shape}: look whether a file is missing, or the model is one without that part."
-            )
-    tensors = load_tensors(where, parts)
-    parameters: dict[str, np.ndarray] = {}
-    for name, found in parts.items():
-        for ours, convert in found:
-            value = _converted(where[name], name, tensors[name], convert, ours, shapes[ours])
-            if ours in parameters and not np.array_equal(parameters[ours], value):
-                raise CheckpointError(
-                    f"{sources[ours]!r} and {name!r} of {folder} differ; expected the same numbers in both, for "
-                    f"by {CONFIG} both are {ours}: correct the field that ties them, or the file."
-                )
-            parameters.setdefault(ours, value)
-    return {name: parameters[name] for name in shapes}, set(parts)
 
 
 def parameters_from(

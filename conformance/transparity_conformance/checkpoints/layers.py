@@ -51,8 +51,10 @@ def pieces(opened: Opened, layers: Collection[int] | None = None) -> Iterator[Pi
     wanted = range(count) if layers is None else sorted(set(layers))
     if missing := [layer for layer in wanted if layer not in range(count)]:
         raise CheckpointError(f"{opened.folder} has no layer {missing[0]}; its layers are 0 to {count - 1}.")
-    yield from _ends(opened)
-    front = _embedded(opened)
+    outside, _ = opened.read([name for name in parameter_shapes(config) if ".layers." not in name])
+    front = _embedded(config, outside)
+    yield from _ends(config, outside)
+    del outside  # as large as several layers
     for layer in range(max(wanted, default=-1) + 1):
         piece = _layer(opened, layer, front)
         if layer in wanted:
@@ -75,19 +77,22 @@ def _of(config: TransformerConfig, layers: int, vocabulary: int, **fields: objec
     return dataclasses.replace(config, **sizes, **kept, **fields)  # type: ignore[arg-type]
 
 
-def _ends(opened: Opened) -> Iterator[Piece]:
-    """The embedding, the final norm and the head, without layers, for one block of tokens after the other."""
-    config, stack = opened.config, _stack(opened.config)
+def _ends(config: TransformerConfig, outside: Arrays) -> Iterator[Piece]:
+    """The embedding, the final norm and the head, without layers, for one block of tokens after the other.
+
+    Args:
+        outside: the parameters outside of the layers.
+    """
+    stack = _stack(config)
     vocabulary = config.stack_vocab_size(stack)
     tables = {f"{stack}.token_embedding.weight", "head.weight", "head.bias"}
     shapes = parameter_shapes(config)
-    ends, _ = opened.read([name for name in shapes if ".layers." not in name])
     of_a_layer = sum(math.prod(shape) for name, shape in shapes.items() if f"{stack}.layers.0." in name)
     of_a_token = sum(math.prod(shape) for name, shape in shapes.items() if name in tables) // vocabulary
     size = max(of_a_layer // of_a_token, 1)
     for first in range(0, vocabulary, size):
         rows = slice(first, min(first + size, vocabulary))
-        block = {name: value[rows] if name in tables else value for name, value in ends.items()}
+        block = {name: value[rows] if name in tables else value for name, value in outside.items()}
         whole = rows == slice(0, vocabulary)
         says = "embedding and head" + ("" if whole else f", tokens {rows.start} to {rows.stop - 1}")
         bare = _of(config, 0, rows.stop - rows.start, sliding_window=None, full_attention_every=None)
@@ -106,16 +111,14 @@ class _Front:
     """The row of `x` at each position: (rows, length)."""
 
 
-def _embedded(opened: Opened) -> _Front:
-    """The embeddings of drawn tokens."""
-    config, stack = opened.config, _stack(opened.config)
+def _embedded(config: TransformerConfig, outside: Arrays) -> _Front:
+    """The embeddings of drawn tokens, by the parameters outside of the layers."""
+    stack = _stack(config)
     shape = ROWS, min(LENGTH, config.max_length)
     drawn = np.random.default_rng(0).integers(0, config.stack_vocab_size(stack), shape)
-    outside = [name for name in parameter_shapes(config) if ".layers." not in name]
-    parameters, _ = opened.read(outside)
     table = f"{stack}.token_embedding.weight"
     unique, tokens = np.unique(drawn, return_inverse=True)
-    parameters = {name: value[unique] if name == table else value for name, value in parameters.items()}
+    parameters = {name: value[unique] if name == table else value for name, value in outside.items()}
     if not config.tied_head:
         parameters |= {name: value[unique] for name, value in parameters.items() if name.startswith("head.")}
     x = _taps(_of(config, 0, len(unique)), parameters, tokens.reshape(shape))[f"{stack}.embedding"]

@@ -29,6 +29,7 @@ from transparity_conformance.capabilities.stranger import (
 )
 from transparity_conformance.checkpoints.editing import Edit, edit_folder
 from transparity_conformance.checkpoints.exporting import export_checkpoint
+from transparity_conformance.ports.loader.free import takes_of
 from transparity_conformance.ports.loader.inputs import arguments, arrays, framework_of, is_instance, with_mask
 from transparity_conformance.ports.loader.modules.kind import kind_of
 from transparity_conformance.ports.loader.settings import completed
@@ -116,7 +117,7 @@ def called(model: Any, config: TransformerConfig, framework: str | None = None) 
     if is_torch or is_instance(model, "flax.nnx", "Module"):
         call_stranger(model.eval)
     array, without_gradients = call_stranger(arrays, model, framework or call_stranger(framework_of, model))
-    takes = signature_of(model.forward if is_torch else model)
+    takes = takes_of(model)
     names = frozenset() if takes is None else frozenset(takes.parameters)
     whole = completed(model, takes, array, without_gradients)
 

@@ -1,6 +1,6 @@
 """Write the agreement matrix of a run into docs/agreement.md, and its summary into README.md.
 
-    nox -s tests
+    nox -s conformance
     python docs/agreement.py reports/agreement.json
 
 The run's cells are kept in docs/agreement.json; tests/project/test_documentation.py holds both pages to them.

@@ -66,6 +66,7 @@ FAULTS = (
     Planted(
         "scratch_qwen", "keys = self.k_norm(keys)", "keys = self.q_norm(keys)", "self.q_norm(keys)", "norm-duplicated"
     ),
+    Planted("scratch_qwen", "self.W_value(x)", "self.W_key(x)", "values = self.W_key(x)", "weight-duplicated"),
     Planted("scratch_qwen", "diagonal=1", "diagonal=0", "masked_fill(mask", "causal-diagonal"),
     Planted("in_place_gemma", "query_width = self.head_dim", "query_width = 6", "q.mul_(", "attention-scale"),
     Planted("in_place_gemma", "(1 + self.weight)", "self.weight", "return normed * self.weight", "norm-gain"),

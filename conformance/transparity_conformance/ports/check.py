@@ -29,6 +29,7 @@ from transparity_conformance.oracle.probes import probes as probes_of_preset
 from transparity_conformance.oracle.reach.models import reach_of, reach_of_preset
 from transparity_conformance.oracle.reach.vocabulary import every_token, unseen_tokens
 from transparity_conformance.ports.alignment.heard import NOT_ASKED, Heard, hear, row_of, wrong_logits
+from transparity_conformance.ports.alignment.lines.cached import with_line_of_step
 from transparity_conformance.ports.alignment.lines.reported import with_first_line, with_lines
 from transparity_conformance.ports.alignment.lines.unsteady import with_unsteady_line
 from transparity_conformance.ports.audit.audit import with_audit
@@ -163,7 +164,8 @@ def _checked(build: Port, asked: Asked, progress: Progress) -> Report:
     if reached.wrong and not reached.is_history and not report.faults[-1].is_misshapen:
         report = _explained_at_other_sizes(asked, report, reached, progress)
     left_out = probes_left_out(first.config, wanted, dtype)
-    return with_everything_offered(report, build, ran, left_out, is_drawn=asked.parameters is None)
+    report = with_everything_offered(report, build, ran, left_out, is_drawn=asked.parameters is None)
+    return report if logits_only else with_line_of_step(report, ran.forward, ran.probes)
 
 
 def _forward_pass(

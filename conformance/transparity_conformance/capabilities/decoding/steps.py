@@ -100,7 +100,8 @@ def ask_steps(port: BuiltPort, way: Way, key: str, request: StepRequest) -> Answ
         chunk, logits = slice(begin, begin + size), []
         for index, part in enumerate(request.parts):
             tokens = request.tokens[part, chunk].copy()
-            answer, caches[index] = _step(port.forward.step, tokens, caches[index], _named(request.probe, part, chunk))
+            further = named_inputs(request.probe, part, chunk)
+            answer, caches[index] = take_step(port.forward.step, tokens, caches[index], further)
             logits.append(as_numbers(answer))
             shape, dtype = (len(tokens), size, vocab), logits[-1].dtype
             if logits[-1].shape != shape or dtype.kind != "f":
@@ -110,7 +111,7 @@ def ask_steps(port: BuiltPort, way: Way, key: str, request: StepRequest) -> Answ
     return answers
 
 
-def _named(probe: Probe, part: slice, chunk: slice) -> dict[str, np.ndarray]:
+def named_inputs(probe: Probe, part: slice, chunk: slice) -> dict[str, np.ndarray]:
     """The inputs of a step besides its tokens: those of an encoder are given with the first chunk."""
     further = {name: np.array(probe.inputs[name][part], np.int64) for name in probe.config.further_inputs}
     if not probe.config.has_encoder:
@@ -120,7 +121,8 @@ def _named(probe: Probe, part: slice, chunk: slice) -> dict[str, np.ndarray]:
     return {"source": np.array(probe.inputs["source"][part], np.int64)} | further
 
 
-def _step(step: Any, tokens: np.ndarray, cache: Any, named: dict[str, np.ndarray]) -> Sequence[Any]:
+def take_step(step: Any, tokens: np.ndarray, cache: Any, named: dict[str, np.ndarray]) -> Sequence[Any]:
+    """The logits and the cache that a port's `step` returns; raises `TypeError` for anything else."""
     result = call_stranger(step, tokens, cache, **named)
     if not isinstance(result, tuple | list) or len(result) != 2:
         raise TypeError(f"{shown(result)}, expected the pair (logits, cache)")

@@ -45,6 +45,10 @@ class _InFormElsewhere(_InForm, PortElsewhere):
         returned, operations = self.forward.listened(**tokens)
         return self._read(returned, tokens), operations
 
+    def listened_in_full(self, method: str, *args: Any, **named: Any) -> tuple[Any, list[Operation]]:
+        answer: tuple[Any, list[Operation]] = self.forward.listened_in_full(method, *args, **named)
+        return answer
+
 
 def in_form(ran: Ran, form: Form, probes: Mapping[str, Probe]) -> Ran:
     """The same answers, and the same ports, with logits in place of their form."""

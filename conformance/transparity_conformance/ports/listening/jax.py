@@ -3,8 +3,8 @@
 `jit` is off meanwhile, so that functions run as Python, one primitive at a time, and `scan`, `while_loop` and `cond` as
 loops and branches; a function under `checkpoint` is evaluated equation by equation, with the lines that traced it. A
 port that is jitted may therefore differ from itself in rounding while it is listened to. What is not heard: integers
-and bools (data flows through them), other threads, programs compiled beforehand, loops within `checkpoint` (only their
-results), arrays on other machines, and parameters that are only sliced, reshaped or cast.
+and bools unless they are asked for (data flows through them), other threads, programs compiled beforehand, loops within
+`checkpoint` (only their results), arrays on other machines, and parameters that are only sliced, reshaped or cast.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from transparity_conformance.ports.listening.operation import Source
-from transparity_conformance.ports.listening.record import Place, Record, in_float64
+from transparity_conformance.ports.listening.record import Place, Record
 
 REARRANGEMENTS = frozenset(
     ["broadcast_in_dim", "convert_element_type", "copy", "device_put", "dynamic_slice", "expand_dims", "reshape"]
@@ -77,7 +77,7 @@ class _Listener:
         for place in map(_place, results):
             if record.has(place) or (not inputs and primitive.name in REARRANGEMENTS):
                 continue
-            record.put(place, record.add(primitive.name, _numbers(place.array), inputs, stack))
+            record.put(place, record.add(primitive.name, _numbers(place.array, record), inputs, stack))
 
 
 def _in_parts(jaxpr: Any, args: Sequence[Any]) -> Any:
@@ -103,11 +103,12 @@ def _place(array: Any) -> Place:
     return Place(id(array), None, array, array)
 
 
-def _numbers(array: Any) -> np.ndarray | None:
-    """A copy in float64; None for what are no floating numbers of this machine."""
+def _numbers(array: Any, record: Record) -> np.ndarray | None:
+    """A copy in float64; None for what are no numbers of this machine, or left out."""
     import jax
     import jax.numpy as jnp
 
     if not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer) or not array.is_fully_addressable:
         return None
-    return in_float64(np.asarray(array)) if jnp.issubdtype(array.dtype, jnp.inexact) else None
+    is_number = jnp.issubdtype(array.dtype, jnp.number) or array.dtype == bool  # and no key of random numbers
+    return record.numbers(np.asarray(array)) if is_number else None

@@ -28,7 +28,12 @@ before others listen."""
 
 
 def listen(
-    call: Callable[[], Any], framework: str | None = None, *, largest: float = math.inf
+    call: Callable[[], Any],
+    framework: str | None = None,
+    *,
+    largest: float = math.inf,
+    whole_numbers: bool = False,
+    rehearsal: Callable[[], Any] | None = None,
 ) -> tuple[Any, list[Operation]]:
     """Call a function, and record its operations; for NumPy it is called once more before, to learn what runs.
 
@@ -38,14 +43,16 @@ def listen(
         call: the function, such as `lambda: forward(tokens=ids)`.
         framework: `pytorch`, `jax` or `numpy`; None for all that are imported: none is imported for this.
         largest: bytes of values in all; an operation beyond is left out.
+        whole_numbers: record integers and bools, too.
+        rehearsal: what is called before in place of `call`, which may be called only once.
 
     Returns: the result of the call, and the operations in the order in which they ran. Raises `TransparityError` for
     an unknown framework.
     """
     if framework is not None and framework not in LISTENERS:
         raise TransparityError(f"The framework is {shown(framework)}; expected one of {', '.join(LISTENERS)}, or None.")
-    record = Record(largest)
-    with _listening(record, framework, call):
+    record = Record(largest, whole_numbers=whole_numbers)
+    with _listening(record, framework, rehearsal or call):
         result = source.run(call)
     return result, _inside(record.operations)
 

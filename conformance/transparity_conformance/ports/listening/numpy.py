@@ -31,7 +31,7 @@ from transparity_conformance.ports.listening.expressions import (
     reporting,
 )
 from transparity_conformance.ports.listening.functions import functions_of
-from transparity_conformance.ports.listening.record import Origins, Place, Record, in_float64
+from transparity_conformance.ports.listening.record import Origins, Place, Record
 
 REARRANGEMENTS = frozenset(
     ["array", "asarray", "ascontiguousarray", "astype", "broadcast_to", "copy", "frombuffer", "from_dlpack", "load"]
@@ -135,7 +135,7 @@ class _Listener:
         part = array[index[0]] if index else array
         is_view = isinstance(part, np.ndarray) and np.may_share_memory(part, array)
         for place in map(_place, _arrays(value)):
-            self.record.settle(place, in_float64)
+            self.record.settle(place, self.record.numbers)
         self._write(site.name, part if is_view else array, self._origins([before, value]))
 
     def _add(self, name: str, arrays: Any, given: list[Any]) -> None:
@@ -151,15 +151,15 @@ class _Listener:
                 continue
             if not is_view:
                 for each in read:
-                    record.settle(each, in_float64)
+                    record.settle(each, record.numbers)
             inputs = () if name in SHAPE_ALONE else record.origins(read)
             if inputs or name not in REARRANGEMENTS:
-                value = in_float64(array)
+                value = record.numbers(array)
                 record.put(place, record.add(f"numpy.{name}", value, inputs, record.sources.here()))
 
     def _write(self, name: str, array: Any, inputs: Origins) -> None:
         record, place = self.record, _place(array)
-        record.write(place, record.add(f"numpy.{name}", in_float64(array), inputs, record.sources.here()))
+        record.write(place, record.add(f"numpy.{name}", record.numbers(array), inputs, record.sources.here()))
 
     def _origins(self, given: Any) -> Origins:
         return self.record.origins([_place(array) for array in _arrays(given)])

@@ -10,6 +10,7 @@ runs eagerly meanwhile.
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -62,12 +63,13 @@ def _listener(record: Record) -> Any:
 
 def heard(record: Record, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Run an operation, record what it computes, and return its result."""
+    numbers = functools.partial(_numbers, whole_numbers=record.whole_numbers)
     given, written = _given(func, args, kwargs)
     read, writes = _places(list(given.values())), _places(written)
     views = {place.owner for place in read} if _is_view(func) else set()
     for place in read:
         if place.owner not in views and place not in writes:
-            record.settle(place, _numbers)
+            record.settle(place, numbers)
     inputs = record.origins(read)
     result = func(*args, **kwargs)
     name, stack = str(func), record.sources.here()
@@ -80,11 +82,11 @@ def heard(record: Record, func: Any, args: Sequence[Any], kwargs: Mapping[str, A
     if name in fast_path.INPUT:
         inputs = _fast_path_parts(record, name, given)
     for place in writes:
-        record.write(place, record.add(name, _numbers(place.array), inputs, stack))
+        record.write(place, record.add(name, numbers(place.array), inputs, stack))
     for place in _places(result):
         is_of_parameter = place.owner in views and not record.knows(place)
         if place not in writes and not record.has(place) and not is_of_parameter:
-            record.put(place, record.add(name, _numbers(place.array), inputs, stack, arguments))
+            record.put(place, record.add(name, numbers(place.array), inputs, stack, arguments))
             arguments = {}  # they are those of the first output
     return result
 
@@ -137,11 +139,11 @@ def _place(tensor: Any) -> Place | None:
     return Place(storage._cdata, (*part, tensor.is_conj(), tensor.is_neg()), tensor, storage)
 
 
-def _numbers(tensor: Any) -> np.ndarray | None:
-    """A copy in float64; None for integers, bools and nested tensors."""
+def _numbers(tensor: Any, *, whole_numbers: bool = False) -> np.ndarray | None:
+    """A copy in float64; None for nested tensors, and for integers and bools without `whole_numbers`."""
     import torch
 
-    if tensor.is_nested or not (tensor.is_floating_point() or tensor.is_complex()):
+    if tensor.is_nested or not (whole_numbers or tensor.is_floating_point() or tensor.is_complex()):
         return None
     tensor = tensor.detach().resolve_neg()
     if tensor.is_complex():

@@ -32,12 +32,14 @@ class Place:
     """The owner, which the record keeps, so that no later one has its identity."""
 
 
-def in_float64(array: np.ndarray) -> np.ndarray | None:
-    """A copy in float64, a complex array with a last axis (real, imaginary); None for what are no floating numbers."""
+def in_float64(array: np.ndarray, *, whole_numbers: bool = False) -> np.ndarray | None:
+    """A copy in float64, a complex array with a last axis (real, imaginary); None for what are no numbers, and for
+    integers and bools without `whole_numbers`."""
     if array.dtype.kind == "c":
         return np.stack([array.real, array.imag], -1).astype(np.float64)
     is_floating = array.dtype.kind == "f" or array.dtype.name.startswith(("bfloat", "float"))
-    return np.array(array, np.float64, subok=False) if is_floating else None
+    is_wanted = is_floating or (whole_numbers and array.dtype.kind in "iub")
+    return np.array(array, np.float64, subok=False) if is_wanted else None
 
 
 @dataclass
@@ -51,13 +53,19 @@ class _Memory:
 
 
 class Record:
-    """The operations of a run. Values beyond `largest` bytes are left out, and data flows through them."""
+    """The operations of a run. Values beyond `largest` bytes are left out, and so are integers and bools without
+    `whole_numbers`; data flows through them."""
 
-    def __init__(self, largest: float = math.inf) -> None:
+    def __init__(self, largest: float = math.inf, *, whole_numbers: bool = False) -> None:
+        self.whole_numbers = whole_numbers
         self.operations: list[Operation] = []
         self.sources = Sources()
         self.largest, self.size = largest, 0
         self._memories: dict[int, _Memory] = {}
+
+    def numbers(self, array: np.ndarray) -> np.ndarray | None:
+        """What is recorded of an array: a copy in float64; None for what is left out."""
+        return in_float64(array, whole_numbers=self.whole_numbers)
 
     def knows(self, place: Place) -> bool:
         """Return whether an operation in the record made or wrote the memory."""

@@ -181,6 +181,12 @@ class _Process:
     def handle(self, number: int) -> Handle:
         return self.forgotten_with(Handle(number, "port"))
 
+    def keep_track(self, value: Any) -> None:
+        """Let the process forget the objects of an answer when the checker does."""
+        for item in value if isinstance(value, tuple | list) else [value]:
+            if isinstance(item, Handle):
+                self.forgotten_with(item)
+
     def forgotten_with(self, handle: Handle) -> Handle:
         """Let the process forget an object when the checker does."""
         weakref.finalize(handle, self.released.append, handle.number)
@@ -221,7 +227,15 @@ class _RemoteForward(_Remote, PortElsewhere):
 
     def listened(self, **tokens: np.ndarray) -> tuple[Any, list[Operation]]:
         """Listen in the port's process, to values of half an answer's size."""
-        answer = self._process.answer("forward", "listen", self._handle.number, tokens, largest_answer() // 2)
+        return self._heard("forward", "listen", tokens, largest_answer() // 2)
+
+    def listened_in_full(self, method: str, *args: Any, **named: Any) -> tuple[Any, list[Operation]]:
+        answer = self._heard(method or "forward", "listen_in_full", method, args, named, _stays(method))
+        self._process.keep_track(answer[0])
+        return answer
+
+    def _heard(self, what: str, name: str, *arguments: Any) -> tuple[Any, list[Operation]]:
+        answer = self._process.answer(what, name, self._handle.number, *arguments)
         try:
             result, operations = answer
             return result, received(operations)
@@ -330,12 +344,14 @@ def _forward(process: _Process, handle: Handle, config: TransformerConfig | None
 
 def _called(process: _Process, handle: Handle, name: str, *args: Any, **named: Any) -> Any:
     """Call a method of a built port."""
-    stays = next((row.stays for row in CAPABILITIES.values() if row.attribute == name), None)
-    value = process.answer(name, "call", handle.number, name, args, named, stays)
-    for item in value if isinstance(value, tuple | list) else [value]:
-        if isinstance(item, Handle):
-            process.forgotten_with(item)
+    value = process.answer(name, "call", handle.number, name, args, named, _stays(name))
+    process.keep_track(value)
     return value
+
+
+def _stays(name: str) -> int | None:
+    """The item of the result of a method that stays in the port's process."""
+    return next((row.stays for row in CAPABILITIES.values() if row.attribute == name), None)
 
 
 def _signature(described: Any) -> inspect.Signature:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from collections.abc import Callable, Mapping
@@ -58,6 +59,10 @@ class PortElsewhere:
         """The result of a forward pass, and its operations."""
         raise NotImplementedError
 
+    def listened_in_full(self, method: str, *args: Any, **named: Any) -> tuple[Any, list[Operation]]:
+        """The result of the method, or of a forward pass for an empty one, and its operations, integers among them."""
+        raise NotImplementedError
+
 
 def run(forward: Callable[..., Any], probe: Probe, *, logits_only: bool = False) -> dict[str, np.ndarray]:
     """Run a port on a probe; its taps by name as NumPy arrays. Shapes are checked later, names and kinds here."""
@@ -86,6 +91,28 @@ def run_listening(
 
     returned, operations = _returned(listened, forward, probe)
     return _known(returned, probe, logits_only=False), operations
+
+
+def listen_in_full(forward: Any, method: str, *args: Any, **named: Any) -> tuple[Any, list[Operation]]:
+    """The result of a method of a built port, or of a forward pass for an empty one, and its operations, integers and
+    bools among them. Raises `PortError` for what the port raises."""
+    if isinstance(forward, PortElsewhere):
+        answer: tuple[Any, list[Operation]] = call_stranger(forward.listened_in_full, method, *args, **named)
+        return answer
+    function = getattr(forward, method) if method else forward
+    return call_stranger(listen_once, function, *args, **named)
+
+
+def listen_once(function: Callable[..., Any], *args: Any, **named: Any) -> tuple[Any, list[Operation]]:
+    """The result of a function and its operations, integers and bools among them; what it writes into, such as a cache,
+    is copied for the rehearsal."""
+    copies = copy.deepcopy((args, named))
+    return listen(
+        lambda: function(*args, **named),
+        largest=largest_answer() // 2,
+        whole_numbers=True,
+        rehearsal=lambda: function(*copies[0], **copies[1]),
+    )
 
 
 def _returned(call: Callable[..., Any], forward: Callable[..., Any], probe: Probe) -> Any:

@@ -6,6 +6,7 @@ It loads the port, calls it as the checker asks, and sends what it returns. It j
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import socket
 import sys
@@ -31,6 +32,7 @@ from transparity_conformance.ports.loader.hub import HubBuild
 from transparity_conformance.ports.loader.modules.kind import of_build
 from transparity_conformance.ports.loading import LoadError, load_port
 from transparity_conformance.ports.process.operations import described
+from transparity_conformance.ports.process.running import listen_once
 from transparity_conformance.ports.process.wire import Closed, Handle, Kept, encoded, receive_request, send_answer
 from transparity_conformance.ports.runtimes.runtime import Listened, load_artefact, runtime_of
 from transparity_conformance.report.text import safe, shown
@@ -88,6 +90,15 @@ class Worker:
             result = taps_in(result, self.configs[number])
         else:
             result, operations = listen(lambda: self.call(number, "", (), named), largest=largest)
+        return [result, described(operations)]
+
+    def listen_in_full(self, number: int, attribute: str, args: Any, named: Any, stays: int | None) -> Any:
+        """Call an object or its method as `call` does, and return its result and its operations, integers and bools
+        among them; an artefact that tells its operations itself has none."""
+        if isinstance(self.objects[number], Listened):
+            return [self.call(number, attribute, args, named, stays), described([])]
+        call = functools.partial(self.call, number, attribute, stays=stays)
+        result, operations = listen_once(call, args=self._given(args), named=self._given(named))
         return [result, described(operations)]
 
     def build(

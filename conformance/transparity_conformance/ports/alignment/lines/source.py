@@ -12,6 +12,7 @@ from transparity.config import EXACT_MASK_BELOW
 from transparity_conformance.diagnosis.fault import Hypothesis
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.ports.alignment.flow import flow_of
 from transparity_conformance.ports.alignment.intermediate import intermediates, tables
 from transparity_conformance.ports.alignment.values.layout import layouts
 from transparity_conformance.ports.alignment.values.loops import GROWS
@@ -53,7 +54,8 @@ def operation_of(
     tolerance = math.sqrt(budget * min(largest, error if np.isfinite(error) else largest)) / largest
     known = {index for tap, index in numbers.items() if tap not in masked}
     wrong = min(_wrong(operations, end, known, right, tolerance), default=None)
-    if wrong is None and any(_is_same(operations, numbers[tap], end) for tap in taps.keys() - {where}):
+    same = {tap for tap in taps.keys() - {where} if _is_same(operations, numbers[tap], end)} if wrong is None else set()
+    if same and same & flow_of(probe).inputs[where]:
         return _use_of(operations, end)
     first = end if wrong is None else wrong
     return first if operations[first].stack else end
@@ -88,7 +90,7 @@ def _wrong(
     operations: Sequence[Operation], end: int, known: set[int], right: _Right, tolerance: float
 ) -> Iterator[int]:
     """The operations of the segment of `end` that are wrong and lead to nothing right."""
-    segment = _segment(operations, end, known - {end})
+    segment = segment_of(operations, end, known - {end})
     flows = _flows(operations, segment, known)
     is_right: dict[int, bool] = {}
     for index in segment:
@@ -116,7 +118,7 @@ def caller(
         right: taps that the same mistake would make wrong, and which are right.
     """
     known = set(numbers.values())
-    found = {index for tap in right for index in _segment(operations, numbers[tap], known - {numbers[tap]})}
+    found = {index for tap in right for index in segment_of(operations, numbers[tap], known - {numbers[tap]})}
     elsewhere = {
         line for index in found if operations[index].stack[:1] == stack[:1] for line in operations[index].stack
     }
@@ -134,7 +136,7 @@ def _selects(operation: Operation, given: Sequence[np.ndarray]) -> bool:
     return _all_in(np.sort(taken, axis=None), np.unique(np.concatenate([each.ravel() for each in given])), 0.0)
 
 
-def _segment(operations: Sequence[Operation], end: int, known: set[int]) -> list[int]:
+def segment_of(operations: Sequence[Operation], end: int, known: set[int]) -> list[int]:
     """The operations from which `end` is made without passing through a known one, in order, `end` included."""
     reached, waiting = {end}, list(operations[end].inputs)
     while waiting:

@@ -1,0 +1,70 @@
+"""A step with a cache that is wrong has the line where it parts from the forward pass."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from meta.independent.capability_faults import FAULTS
+from transparity_conformance import check
+from transparity_conformance.checkpoints.examples import example_config
+from transparity_conformance.ports.process.isolation import isolated
+from transparity_conformance.ports.process.running import listen_in_full
+
+LINES = {
+    "from 0 again": "at - at[:, :1]",
+    "one too high": "where + by * (int(where[0, 0]) > 0)",
+    "queries from 0 again": 'where - where[:, :1] if role == "query"',
+    "keys kept unrotated": "return torch.cat([old_key, key], 2), value",
+    "not itself": "(at - 1).clamp(min=0)",
+    "the step alone": "torch.arange(keys) >= where[0, 0]",
+}
+
+STEPS_LOUDLY = """
+from transparity_pytorch import port
+
+def build(config, parameters):
+    forward = port.build(config, parameters)
+    right = forward.step
+
+    def step(tokens, cache, **named):
+        count, inner = cache or (0, None)
+        logits, inner = right(tokens, inner, **named)
+        if count:
+            logits = logits * 1.5
+        return logits, (count + 1, inner)
+
+    forward.step = step
+    return forward
+"""
+
+
+@pytest.mark.parametrize("says", LINES)
+def test_the_line_of_a_wrong_step_is_where_its_fault_is_written(says: str) -> None:
+    fault = next(each for each in FAULTS if each.shows == "step" and each.says == says)
+    report = check(fault.build_alone, "llama", config=example_config("llama"))
+    (found,) = (each for each in report.faults if each.where == "step")
+    assert found.source is not None and LINES[says] in found.source["code"]
+
+
+def test_a_port_in_a_process_of_its_own_has_the_line_too(tmp_path: Path) -> None:
+    (tmp_path / "port.py").write_text(STEPS_LOUDLY)
+    with isolated(f"{tmp_path}/port.py:build") as build:
+        report = check(build, "notes-lm")
+    (found,) = (each for each in report.faults if each.where == "step")
+    assert found.source is not None and found.source["code"] == "logits = logits * 1.5"
+
+
+def test_listening_to_a_step_calls_it_once_with_its_own_cache() -> None:
+    class Counting:
+        def step(self, tokens: np.ndarray, cache: Any) -> tuple[np.ndarray, Any]:
+            cache.append(tokens * 2)
+            return np.concatenate(cache).astype(np.float64), cache
+
+    cache = [np.array([7])]
+    (logits, after), operations = listen_in_full(Counting(), "step", np.array([1]), cache)
+    assert logits.tolist() == [7.0, 2.0] and after is cache and len(cache) == 2
+    assert [each.value.tolist() for each in operations[:1]] == [[2.0]]  # an integer

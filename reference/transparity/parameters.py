@@ -19,6 +19,7 @@ from transparity.config import TransformerConfig
 from transparity.errors import ConfigError, ParameterError, as_array, shown
 from transparity.limits.files import check_header, file_size
 from transparity.limits.memory import check_fits
+from transparity.mapped import Mapped, blocks_of
 from transparity.text import VALUE, reason, safe
 
 Parameters = Mapping[str, np.ndarray]
@@ -137,14 +138,16 @@ def check_parameters(config: TransformerConfig, parameters: Mapping[str, Any]) -
     if not isinstance(parameters, Mapping):
         raise ParameterError(f"The parameters are {shown(parameters)}; they should be arrays by name.")
     for name, shape in check_names(config, parameters).items():
-        value = as_array(f"Parameter {name!r}", parameters[name], ParameterError)
+        value = parameters[name]
+        value = value if isinstance(value, Mapped) else as_array(f"Parameter {name!r}", value, ParameterError)
         if value.shape != shape:
             transposed = " (it looks transposed)" if value.shape == shape[::-1] else ""
             raise ParameterError(f"Parameter {name!r} has the shape {shown(value.shape)}, not {shape}{transposed}.")
         _check_dtype(repr(name), value.dtype.name)
-        finite = np.abs(value) <= np.finfo(np.float32).max
-        if not finite.all():
-            where = tuple(int(index) for index in np.argwhere(~finite)[0])
+        largest = np.finfo(np.float32).max
+        if not all(-largest <= block.min(initial=0) and block.max(initial=0) <= largest for block in blocks_of(value)):
+            value = np.asarray(value)
+            where = tuple(int(index) for index in np.argwhere(~(np.abs(value) <= largest))[0])
             raise ParameterError(f"Parameter {name!r} is {value[where]} at {list(where)}; it should be finite.")
         if name.endswith("running_var") and (value < 0).any():
             raise ParameterError(f"Parameter {name!r} is negative ({value.min()}); a variance should be ≥ 0.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,8 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.errors import ConfigError, ParameterError, TransparityError, is_whole
+from transparity.limits.memory import available_memory
+from transparity.mapped import LARGE, Mapped, have_equal_numbers
 from transparity.parameters import check_parameters, parameter_shapes, save_parameters
 from transparity_conformance.checkpoints.fields import ONLY, TOKENS, UNNEEDED, Family, Fields, wrong
 from transparity_conformance.checkpoints.naming import Convert, Part, called, is_any_of, parts_of, without_prefix
@@ -44,8 +47,24 @@ FILES = {
 
 PARAMETERS = "parameters.safetensors"
 
+AS_THEY_ARE = (np.asarray, np.transpose)
+"""The conversions of matrices that can stay in their files."""
+
 MOST_NAMED = 100
 """The most names in a remark: all of a real checkpoint, and a screen of one made to fill it."""
+
+
+class InFolder(dict[str, Any]):
+    """All parameters of a checkpoint, and its folder; those with a change are a plain dictionary."""
+
+    def __init__(self, parameters: Mapping[str, Any], folder: Path) -> None:
+        super().__init__(parameters)
+        self.folder = folder
+
+    @property
+    def fits_as_a_copy(self) -> bool:
+        """Return whether a port can be given a copy in float32, which the checker writes and the port reads."""
+        return 2 * 4 * sum(value.size for value in self.values()) <= available_memory()
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +73,8 @@ class Checkpoint:
 
     model_type: str
     config: TransformerConfig
-    parameters: dict[str, np.ndarray]
+    parameters: dict[str, Any]
+    """Arrays; the matrices of a large model stay in their files."""
     remarks: tuple[str, ...]
     """Fields and tensors that were not taken over unchanged, a line for each kind."""
 
@@ -76,7 +96,7 @@ def import_checkpoint(folder: str | Path, head: str | None = None) -> Checkpoint
     except ParameterError as error:
         raise CheckpointError(f"{folder} cannot be imported: {error}") from None
     remarks = _remarks(opened.family, opened.given, config, opened.where, used)
-    return Checkpoint(opened.model_type, config, parameters, remarks)
+    return Checkpoint(opened.model_type, config, InFolder(parameters, opened.folder), remarks)
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,12 +131,14 @@ class Opened:
                     f"{folder} has no tensor {called(ours, family.names)!r}; expected it, for the parameter {ours} of "
                     f"the shape {shape}: look whether a file is missing, or the model is one without that part."
                 )
-        tensors = load_tensors(where, parts)
-        parameters: dict[str, np.ndarray] = {}
+        is_large = sum(map(math.prod, shapes.values())) >= LARGE
+        in_place = [name for name, found in parts.items() if is_large and found[0][1] in AS_THEY_ARE]
+        tensors = load_tensors(where, parts, in_place)
+        parameters: dict[str, Any] = {}
         for name, found in parts.items():
             for ours, convert in found:
                 value = _converted(where[name], name, tensors[name], convert, ours, shapes[ours])
-                if ours in parameters and not np.array_equal(parameters[ours], value):
+                if ours in parameters and not have_equal_numbers(parameters[ours], value):
                     raise CheckpointError(
                         f"{sources[ours]!r} and {name!r} of {folder} differ; expected the same numbers in both, for "
                         f"by {CONFIG} both are {ours}: correct the field that ties them, or the file."
@@ -228,18 +250,18 @@ def needs(family: Family, given: Fields, names: Collection[str], tensor: str) ->
     return not found >= set(shapes)
 
 
-def _converted(
-    path: Path, name: str, tensor: np.ndarray, convert: Convert, ours: str, shape: tuple[int, ...]
-) -> np.ndarray:
+def _converted(path: Path, name: str, tensor: Any, convert: Convert, ours: str, shape: tuple[int, ...]) -> Any:
     """A parameter of the expected `shape`, converted from its tensor."""
-    value = convert(tensor)
+    value = tensor if isinstance(tensor, Mapped) else convert(tensor)
+    if isinstance(tensor, Mapped) and convert is np.transpose:
+        value = tensor.T
     if value.shape != shape:
         theirs, given = shown(tensor.shape, 30), shown(value.shape, 30)
         raise CheckpointError(
             f"{name!r} of {path} has the shape {theirs}, which gives {ours} {given}; by {CONFIG} expected {shape}: one "
             "of the two is of another model."
         )
-    return np.ascontiguousarray(value)
+    return value if isinstance(value, Mapped) else np.ascontiguousarray(value)
 
 
 def parts_in(

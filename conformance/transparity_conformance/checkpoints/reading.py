@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from transparity.errors import TransparityError, shown
 from transparity.limits.files import check_header, is_file, is_folder
 from transparity.limits.memory import check_fits
+from transparity.mapped import Mapped
 from transparity_conformance.checkpoints.files import LARGEST_JSON, parse_json, read_bytes
 from transparity_conformance.report.text import VALUE, reason, safe
 
@@ -65,27 +66,38 @@ def tensor_files(folder: Path) -> dict[str, Path]:
     return where
 
 
-def load_tensors(where: Mapping[str, Path], wanted: Collection[str]) -> dict[str, np.ndarray]:
-    """The `wanted` tensors as float32, which holds half precision exactly.
+def load_tensors(
+    where: Mapping[str, Path], wanted: Collection[str], in_place: Collection[str] = ()
+) -> dict[str, np.ndarray | Mapped]:
+    """The `wanted` tensors as float32, which holds half precision exactly; matrices that are among those `in_place`
+    stay in their files.
 
     Raises `CheckpointError` for another dtype, and for tensors that do not fit in memory.
     """
-    tensors = {}
+    tensors: dict[str, np.ndarray | Mapped] = {}
     for path in dict.fromkeys(where[name] for name in wanted):
         try:
             with safe_open(path, framework="numpy") as file:
                 for name in (name for name in wanted if where[name] == path):
-                    found = file.get_slice(name)
-                    if (dtype := found.get_dtype()) not in DTYPES:
-                        raise CheckpointError(
-                            f"{shown(name)} of {path} has the dtype {dtype}; expected one of {', '.join(DTYPES)}: save "
-                            "the model unquantised."
-                        )
-                    check_fits(f"{shown(name)} of {path}", 4 * math.prod(found.get_shape()), CheckpointError)
+                    shape = _shape(file.get_slice(name), name, path)
+                    if name in in_place and len(shape) == 2:
+                        tensors[name] = Mapped(path, name, (shape[0], shape[1]))
+                        continue
+                    check_fits(f"{shown(name)} of {path}", 4 * math.prod(shape), CheckpointError)
                     tensors[name] = file.get_tensor(name).astype(np.float32)
         except UNREADABLE as error:
             raise CheckpointError(f"{path} cannot be read as a safetensors file: {reason(error)}.") from None
     return tensors
+
+
+def _shape(found: Any, name: str, path: Path) -> list[int]:
+    """The shape of a tensor in a file; raises `CheckpointError` for a dtype that is not read."""
+    if (dtype := found.get_dtype()) not in DTYPES:
+        raise CheckpointError(
+            f"{shown(name)} of {path} has the dtype {dtype}; expected one of {', '.join(DTYPES)}: save the model "
+            "unquantised."
+        )
+    return list(found.get_shape())
 
 
 def _files(folder: Path) -> list[Path]:

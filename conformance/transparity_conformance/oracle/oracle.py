@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,16 +30,24 @@ class Oracle:
     The error in a precision is the largest at a few neighbouring points (the arrays changed by up to 2⁻¹⁰), each held
     to its own float64 result, with tables of positions built as ports build them (`tables`). float32 is computed in
     float32; half precisions are float32 rounded at every tap, for that is how hardware sums them; float64 errs as
-    float32 does, by the ratio of their epsilons.
+    float32 does, by the ratio of their epsilons. `watch` is told the name of every result as it is computed.
     """
 
-    def __init__(self, run: Computation, arrays: Mapping[str, np.ndarray], *, neighbours: int = NEIGHBOURS) -> None:
-        self.run, self.arrays, self.neighbours = run, dict(arrays), neighbours
+    def __init__(
+        self,
+        run: Computation,
+        arrays: Mapping[str, np.ndarray],
+        *,
+        neighbours: int = NEIGHBOURS,
+        kept: Collection[str] | None = None,
+    ) -> None:
+        self.run, self.arrays, self.neighbours, self.kept = run, dict(arrays), neighbours, kept
+        self.watch: Callable[[str], None] = lambda name: None
         self._noise: dict[str, dict[str, float]] = {}
 
     @functools.cached_property
     def expected(self) -> Arrays:
-        """Every result in float64."""
+        """Every result in float64; of those that are not `kept` the shape alone, filled with NaN."""
         return self._evaluate(self.arrays, "float64")
 
     def budget(self, name: str, dtype: str) -> float:
@@ -67,37 +75,59 @@ class Oracle:
         if dtype == "float64":
             ratio = epsilon("float64") / epsilon("float32")
             return {name: error * ratio for name, error in self.noise("float32").items()}
-        worst = dict.fromkeys(self.expected, 0.0)
+        worst = {name: 0.0 for name in self.expected if self._keeps(name)}
         for index in range(self.neighbours):
             arrays = neighbour(self.arrays, index)
             truth = self._evaluate(arrays, "float64") if index else self.expected
-            for name, value in self._evaluate(arrays, dtype, index).items():
-                worst[name] = max(worst[name], gap(value, truth[name]))  # infinite where one alone is NaN
+
+            def compare(name: str, value: np.ndarray, truth: Arrays = truth) -> None:
+                if name in worst:
+                    worst[name] = max(worst[name], gap(value, truth[name]))  # infinite where one alone is NaN
+
+            self._compute(arrays, dtype, index, compare)
         return worst
+
+    def _keeps(self, name: str) -> bool:
+        return self.kept is None or name in self.kept
 
     def _evaluate(self, arrays: Arrays, dtype: str, index: int = 0) -> Arrays:
         results: Arrays = {}
+
+        def keep(name: str, value: np.ndarray) -> None:
+            results[name] = value if self._keeps(name) else np.broadcast_to(np.nan, value.shape)
+
+        self._compute(arrays, dtype, index, keep)
+        return results
+
+    def _compute(self, arrays: Arrays, dtype: str, index: int, receive: Callable[[str, np.ndarray], None]) -> None:
+        """Compute in `dtype` at the `index`-th point; every result is received, and goes on as it was rounded."""
         given, _, computed = dtype.partition(":")
 
         def tap(name: str, value: np.ndarray) -> np.ndarray:
-            results[name] = rounded(value, computed or given)
-            return results[name]
+            value = rounded(value, computed or given)
+            self.watch(name)
+            receive(name, value)
+            return value
 
         with variant(index) if dtype != "float64" else contextlib.nullcontext():
             self.run({name: rounded(value, given) for name, value in arrays.items()}, tap)
-        return results
 
 
 def forward_oracle(
-    config: TransformerConfig, parameters: Arrays, inputs: Arrays, *, neighbours: int = NEIGHBOURS
+    config: TransformerConfig,
+    parameters: Arrays,
+    inputs: Arrays,
+    *,
+    neighbours: int = NEIGHBOURS,
+    kept: Collection[str] | None = None,
 ) -> Oracle:
-    """The oracle of a whole forward pass: every tap."""
+    """The oracle of a whole forward pass: every tap, or those that are `kept`."""
     tokens: dict[str, Any] = dict(inputs)
 
     def run(parameters: Arrays, tap: Tap) -> None:
         transformer(config, parameters, tap=tap, **tokens)
 
-    return Oracle(run, parameters, neighbours=neighbours)
+    return Oracle(run, parameters, neighbours=neighbours, kept=kept)
 
 
 def training_oracle(

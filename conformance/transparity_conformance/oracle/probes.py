@@ -9,12 +9,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from transparity.config import TransformerConfig
+from transparity.mapped import LARGE
 from transparity.parameters import parameter_shapes
 from transparity.presets import preset
 from transparity_conformance.oracle.budgets import HALF, NEIGHBOURS
@@ -40,10 +41,13 @@ class Probe:
     config: TransformerConfig
     parameters: Arrays
     inputs: Arrays
+    kept: frozenset[str] | None = field(default=None, kw_only=True)
+    """The taps of which the oracle keeps the values; None: all."""
 
     @functools.cached_property
     def oracle(self) -> Oracle:
-        return forward_oracle(self.config, self.parameters, self.inputs, neighbours=self.neighbours)
+        options: dict[str, Any] = {"neighbours": self.neighbours, "kept": self.kept}
+        return forward_oracle(self.config, self.parameters, self.inputs, **options)
 
     @functools.cached_property
     def exact(self) -> Arrays:
@@ -195,8 +199,8 @@ def further_inputs(config: TransformerConfig, inputs: Arrays, random: np.random.
 TEXT_TOKENS = 31
 """The smallest vocabulary that can encode the real text."""
 
-LARGE = 5_000_000
-"""A model with more parameters is tried on fewer probes."""
+HUGE = 200_000_000
+"""A model with as many parameters is called on one probe alone: every forward pass is felt."""
 
 
 LONGEST = 256
@@ -204,7 +208,13 @@ LONGEST = 256
 
 
 def is_large(parameters: Arrays) -> bool:
+    """Return whether a model has so many parameters that it is tried on fewer probes."""
     return sum(value.size for value in parameters.values()) >= LARGE
+
+
+def is_huge(parameters: Arrays) -> bool:
+    """Return whether a model has so many parameters that it is called on one probe alone."""
+    return sum(value.size for value in parameters.values()) >= HUGE
 
 
 @functools.cache
@@ -291,6 +301,8 @@ def probes_with(config: TransformerConfig, parameters: Arrays, case: str) -> dic
     """The probes of given parameters, such as a checkpoint's, by name."""
     source, target = min(SOURCE, config.max_length), min(TARGET, config.max_length)
     made = [("mixed", "every kind of row at once", mixed_inputs(config, 0, source, target))]
+    if is_huge(parameters):
+        return {name: Probe(case, name, purpose, config, parameters, inputs) for name, purpose, inputs in made}
     if min(config.stack_vocab_size(config.input_stack(name)) for name in config.input_names) >= TEXT_TOKENS:
         longest = min(TEXT_OF_A_CHECKPOINT, config.max_length)
         text = text_inputs(config, longest, longest)

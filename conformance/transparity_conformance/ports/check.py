@@ -20,6 +20,7 @@ from transparity.parameters import check_parameters
 from transparity.presets import preset as preset_called
 from transparity_conformance.capabilities.stranger import PortError, PortProcessError
 from transparity_conformance.checkpoints.examples import example_config
+from transparity_conformance.checkpoints.importing import InFolder
 from transparity_conformance.diagnosis.judge import Actual, Located, Progress, judge, silent, untold
 from transparity_conformance.diagnosis.search.clock import BUDGET, Clock
 from transparity_conformance.oracle.budgets import HALF
@@ -141,7 +142,8 @@ def _checked(build: Port, asked: Asked, progress: Progress) -> Report:
     wanted = _probes(asked.preset, asked.config, asked.parameters)
     probes = {key: probe for key, probe in wanted.items() if key != "hot" or dtype not in HALF}
     ran = run_all(build, probes, progress, logits_only=logits_only)
-    probes = ran.probes
+    probes = {key: _lean(probe, ran.actual[key], progress) for key, probe in ran.probes.items()}
+    ran = dataclasses.replace(ran, probes=probes)
     first = next(iter(probes.values()))
     repeated = _repeated(first, ran.actual[first.name], run(ran.forward, first, logits_only=logits_only), dtype)
     options: dict[str, Any] = {"dtype": dtype, "logits_only": logits_only, "progress": progress, "repeated": repeated}
@@ -166,6 +168,24 @@ def _checked(build: Port, asked: Asked, progress: Progress) -> Report:
     left_out = probes_left_out(first.config, wanted, dtype)
     report = with_everything_offered(report, build, ran, left_out, is_drawn=asked.parameters is None)
     return report if logits_only else with_line_of_step(report, ran.forward, ran.probes)
+
+
+def _lean(probe: Probe, shown: Mapping[str, np.ndarray], progress: Progress) -> Probe:
+    """The probe; of a large model, one that keeps what its port shows alone, and tells each layer that it computes."""
+    if not probe.is_large:
+        return probe
+    lean, config = dataclasses.replace(probe, kept=frozenset(shown)), probe.config
+    outputs = [
+        f"{stack}.layers.{layer}.output" for stack in config.stacks for layer in range(config.stack_num_layers(stack))
+    ]
+    numbers = {name: number for number, name in enumerate(outputs)}
+
+    def watch(name: str) -> None:
+        if name in numbers:
+            progress("computing the reference", numbers[name], len(numbers))
+
+    lean.oracle.watch = watch
+    return lean
 
 
 def _forward_pass(
@@ -281,7 +301,8 @@ def _probes(preset: str | None, config: TransformerConfig | None, parameters: Ar
         return probes_of_preset(preset)
     if parameters is None:
         return probes_of(config, preset or "config")
-    check_parameters(config, parameters)
+    if not isinstance(parameters, InFolder):  # then they were checked when they were read
+        check_parameters(config, parameters)
     return probes_with(config, parameters, preset or "config")
 
 

@@ -19,7 +19,7 @@ from transparity.presets import preset
 from transparity.taps import Tap, identity
 from transparity_conformance.oracle.budgets import HALF, RULES, epsilon, rounded
 from transparity_conformance.oracle.oracle import Arrays, Oracle
-from transparity_conformance.oracle.probes import Probe, is_large, probe_parameters
+from transparity_conformance.oracle.probes import Probe, is_huge, is_large, probe_parameters
 from transparity_conformance.oracle.reach.thresholds import (
     BATCHES,
     LONGEST,
@@ -219,6 +219,7 @@ def reach_of(config: TransformerConfig, parameters: Arrays, *, is_drawn: bool = 
     size = sum(value.size for value in parameters.values())
     longest, affordable = longest_length(config), max(1, int(AFFORDABLE / size))
     calls = _few_calls(config) if is_large(parameters) else list(_calls(config, min(longest, affordable)))
+    calls = [] if is_huge(parameters) else calls
     itself = ReachModel("the model itself", config, parameters, calls, is_asked=True)
     if not is_drawn or (longest <= affordable and not is_large(parameters)):
         return (itself,)

@@ -39,6 +39,8 @@ from transparity_conformance.ports.loader.spoken import seeded, spoken
 class HubBuild:
     """`build(config, parameters)` for a port's `load(folder)`; it takes what else `load` takes, by name.
 
+    Parameters may be the folder that has them, which is loaded as it is.
+
     Args:
         load: reads a folder with config.json and model.safetensors, and returns a model.
         model_type: the family of the folders that are written.
@@ -55,19 +57,24 @@ class HubBuild:
         return HubBuild(self.load, self.model_type, self.root, edit)
 
     def __call__(
-        self, config: TransformerConfig, parameters: Mapping[str, np.ndarray], **options: Any
+        self, config: TransformerConfig, parameters: Mapping[str, np.ndarray] | str, **options: Any
     ) -> Callable[..., Any]:
+        if isinstance(parameters, str):
+            return self._loaded_from(Path(parameters), config, options)
         folder = Path(tempfile.mkdtemp(dir=self.root))
         try:
             export_checkpoint(self.model_type, config, parameters, folder)
         except TransparityError as error:
             raise PortError(f"No folder can be written for load(folder): {error}") from None
-        try:
-            forward = self._loaded(folder, config, options)
-        except PortCallError as error:
-            raise PortError(f"load(folder) raised {error}.") from error.__cause__
+        forward = self._loaded_from(folder, config, options)
         weakref.finalize(forward, shutil.rmtree, folder, ignore_errors=True)  # weights may be memory-mapped until then
         return forward
+
+    def _loaded_from(self, folder: Path, config: TransformerConfig, options: Mapping[str, Any]) -> Callable[..., Any]:
+        try:
+            return self._loaded(folder, config, options)
+        except PortCallError as error:
+            raise PortError(f"load(folder) raised {error}.") from error.__cause__
 
     def _loaded(self, folder: Path, config: TransformerConfig, options: Mapping[str, Any]) -> Callable[..., Any]:
         if self.edit is None:

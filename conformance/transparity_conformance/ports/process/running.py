@@ -12,8 +12,10 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.errors import shown
+from transparity.mapped import Mapped
 from transparity.taps import tap_shapes
 from transparity_conformance.capabilities.stranger import PortCallError, PortError, call_stranger, signature_of
+from transparity_conformance.checkpoints.importing import InFolder
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.ports.listening.listen import listen
 from transparity_conformance.ports.listening.operation import Operation
@@ -42,14 +44,26 @@ def told_dtype(build: Port, dtype: str) -> Port:
 
 
 def built(build: Port, probe: Probe) -> Callable[..., Any]:
-    copies = {name: value.copy() for name, value in probe.parameters.items()}
     try:
-        forward = call_stranger(of_build, call_stranger(build, probe.config, copies), probe.config)
+        forward = call_stranger(
+            of_build, call_stranger(build, probe.config, given_to(build, probe.parameters)), probe.config
+        )
     except PortCallError as error:
         raise PortError(f"build(config, parameters) raised {error}.") from error.__cause__
     if not callable(forward):
         raise PortError(f"build(config, parameters) returned {shown(forward)}; expected a function forward(**tokens).")
     return forward
+
+
+def given_to(build: Port, parameters: Mapping[str, Any]) -> dict[str, Any] | str:
+    """What a port is built from: copies of the parameters; for a loader, the checkpoint's own folder where a copy in
+    float32 does not fit."""
+    inner = build.func if isinstance(build, functools.partial) else build
+    if getattr(inner, "model_type", None) is None:
+        return {name: np.array(value) for name, value in parameters.items()}
+    if isinstance(parameters, InFolder) and not parameters.fits_as_a_copy:
+        return str(parameters.folder.absolute())
+    return {name: value if isinstance(value, Mapped) else value.copy() for name, value in parameters.items()}
 
 
 class PortElsewhere:

@@ -1,0 +1,149 @@
+"""Matrices that stay in their file: read and cast block by block, as they are multiplied.
+
+A model of any size is evaluated with the memory of its activations and one block.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
+from safetensors import safe_open
+
+BLOCK = 2**23
+"""Numbers of one block: 64 MB in float64."""
+
+LARGE = 5_000_000
+"""The matrices of a model with as many parameters stay in their files."""
+
+
+def blocks_of(value: Any) -> Iterator[np.ndarray]:
+    """An array; of a matrix in a file, one block after the other."""
+    if isinstance(value, Mapped):
+        yield from (block for _, block in value.blocks())
+    else:
+        yield np.asarray(value)
+
+
+def have_equal_numbers(one: Any, other: Any) -> bool:
+    """Return whether two arrays are equal, block by block where both are in files."""
+    both = isinstance(one, Mapped) and isinstance(other, Mapped) and one.is_transposed == other.is_transposed
+    if not both or one.shape != other.shape:
+        return np.array_equal(one, other)
+    return all(np.array_equal(a, b) for a, b in zip(blocks_of(one), blocks_of(other), strict=True))
+
+
+class Mapped(NDArrayOperatorsMixin):
+    """A matrix in a safetensors file, which NumPy takes for an array.
+
+    Products with it, rows of it and casts read no more than a block at a time. All else reads the whole matrix.
+
+    Args:
+        path, name: the file, and the tensor in it: of two axes, float32, float16 or bfloat16.
+        shape: of the tensor in the file.
+        casts: dtypes to which the numbers are rounded in turn; the last one is that of the matrix.
+        is_transposed: its rows are the columns of the tensor.
+    """
+
+    ndim = 2
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        name: str,
+        shape: tuple[int, int],
+        casts: tuple[np.dtype[Any], ...] = (np.dtype(np.float32),),
+        *,
+        is_transposed: bool = False,
+    ) -> None:
+        self.path, self.name, self.stored, self.casts, self.is_transposed = path, name, shape, casts, is_transposed
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.stored[::-1] if self.is_transposed else self.stored
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.casts[-1]
+
+    @property
+    def size(self) -> int:
+        return self.stored[0] * self.stored[1]
+
+    @property
+    def T(self) -> Mapped:  # noqa: N802 - NumPy's name
+        return Mapped(self.path, self.name, self.stored, self.casts, is_transposed=not self.is_transposed)
+
+    def astype(self, dtype: Any, *, copy: bool = False) -> Mapped:
+        """The same matrix, rounded to `dtype` as it is read."""
+        return self._with(np.dtype(dtype))
+
+    def _with(self, dtype: np.dtype[Any]) -> Mapped:
+        widened = np.promote_types(self.dtype, dtype) == dtype and len(self.casts) == 1
+        casts = (dtype,) if widened else (*self.casts, dtype)  # of a wider one, the first cast changes nothing
+        return Mapped(self.path, self.name, self.stored, casts, is_transposed=self.is_transposed)
+
+    def blocks(self) -> Iterator[tuple[slice, np.ndarray]]:
+        """Blocks of the rows of the tensor in the file, cast, each with its place."""
+        count, width = self.stored
+        rows = max(1, BLOCK // max(1, width))
+        for begin in range(0, count, rows):
+            place = slice(begin, min(begin + rows, count))
+            yield place, self._read(place)
+
+    def _read(self, place: slice) -> np.ndarray:
+        with safe_open(self.path, framework="numpy") as file:  # closed again, so that its pages are not kept
+            value: np.ndarray = file.get_slice(self.name)[place]
+        for dtype in self.casts:
+            value = value.astype(dtype, copy=False)
+        return value
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        if not self.is_transposed and isinstance(index, slice) and index.step in (None, 1):
+            return self._read(slice(*index.indices(len(self))))
+        if self.is_transposed or not (isinstance(index, np.ndarray) and index.dtype.kind in "iu"):
+            return np.asarray(self)[index]
+        found, places = np.unique(index, return_inverse=True)
+        rows = [self._read(slice(row, row + 1)) for row in np.where(found < 0, found + len(self), found).tolist()]
+        return np.concatenate(rows)[places.reshape(index.shape)]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        whole = np.empty(self.stored, self.dtype if dtype is None else dtype)
+        for place, block in self.blocks():
+            whole[place] = block
+        return whole.T if self.is_transposed else whole
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        if ufunc is np.matmul and method == "__call__" and not options:
+            left, right = inputs
+            if right is self and right.is_transposed and isinstance(left, np.ndarray) and left.ndim > 1:
+                return self._times_rows(left)
+            if left is self and not left.is_transposed and isinstance(right, np.ndarray) and right.ndim == 2:
+                product = np.empty((self.shape[0], right.shape[1]), np.result_type(self.dtype, right.dtype))
+                for place, block in self.blocks():
+                    product[place] = block @ right
+                return product
+        arrays = [np.asarray(each) if isinstance(each, Mapped) else each for each in inputs]
+        return getattr(ufunc, method)(*arrays, **options)
+
+    def _times_rows(self, x: np.ndarray) -> np.ndarray:
+        """x @ self, for the transpose of the tensor: each block of it gives some of the features."""
+        rows = x.reshape(-1, x.shape[-1])
+        product = np.empty((len(rows), self.shape[1]), np.result_type(self.dtype, x.dtype))
+        for place, block in self.blocks():
+            product[:, place] = rows @ block.T
+        return product.reshape(*x.shape[:-1], -1)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # what copying and pickling look for
+            raise AttributeError(name)
+        return getattr(np.asarray(self), name)
+
+    def __repr__(self) -> str:
+        return f"Mapped({self.name!r} of {self.path}, {self.shape}, {self.dtype})"

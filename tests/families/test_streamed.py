@@ -1,0 +1,114 @@
+"""A large checkpoint is checked without being held in memory: its matrices are read as they are multiplied."""
+
+from __future__ import annotations
+
+import dataclasses
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from transparity import mapped
+from transparity.config import TransformerConfig
+from transparity.mapped import Mapped
+from transparity_conformance import check
+from transparity_conformance.checkpoints import importing
+from transparity_conformance.checkpoints.examples import example_config
+from transparity_conformance.checkpoints.exporting import export_checkpoint
+from transparity_conformance.checkpoints.importing import InFolder, import_checkpoint
+from transparity_conformance.oracle import probes
+from transparity_conformance.oracle.oracle import forward_oracle
+from transparity_conformance.oracle.probes import probe_parameters, probes_with
+from transparity_conformance.ports.loader.hub import HubBuild
+from transparity_conformance.ports.process.running import given_to
+from transparity_numpy import port
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A small Llama as a hub keeps it."""
+    return exported(tmp_path / "hub", example_config("llama"))
+
+
+def exported(folder: Path, config: TransformerConfig) -> Path:
+    export_checkpoint("llama", config, probe_parameters(config), folder)
+    return folder
+
+
+@pytest.fixture
+def all_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importing, "LARGE", 0)
+    monkeypatch.setattr(probes, "LARGE", 0)
+
+
+@pytest.mark.usefixtures("all_are_large")
+def test_the_oracle_of_matrices_in_files_is_that_of_arrays(folder: Path) -> None:
+    checkpoint = import_checkpoint(folder)
+    lazy = [name for name, value in checkpoint.parameters.items() if isinstance(value, Mapped)]
+    assert set(lazy) == {name for name, value in checkpoint.parameters.items() if value.ndim == 2}
+    dense = {name: np.asarray(value) for name, value in checkpoint.parameters.items()}
+    inputs = probes_with(checkpoint.config, dense, "llama")["mixed"].inputs
+    one, other = (forward_oracle(checkpoint.config, each, inputs) for each in (checkpoint.parameters, dense))
+    for tap, value in other.expected.items():
+        assert np.abs(one.expected[tap] - value).max() <= other.budget(tap, "float64"), tap
+
+
+@pytest.mark.usefixtures("all_are_large")
+def test_a_port_of_a_checkpoint_in_files_agrees_and_a_wrong_one_does_not(folder: Path) -> None:
+    checkpoint = import_checkpoint(folder)
+    given: dict[str, Any] = {"config": checkpoint.config, "parameters": checkpoint.parameters}
+    assert check(port.build, "llama", **given).verdict == "agrees"
+
+    def wrong(config: TransformerConfig, parameters: dict[str, np.ndarray]) -> Any:
+        parameters["decoder.layers.1.feed_forward.up.weight"] *= 1.01
+        return port.build(config, parameters)
+
+    report = check(wrong, "llama", **given)
+    assert report.verdict == "diverges" and (report.first_divergence or "").startswith("decoder.layers.1.feed_forward")
+
+
+def test_an_oracle_keeps_what_is_asked_for_and_the_shapes_of_the_rest() -> None:
+    config = example_config("llama")
+    probe = probes_with(config, probe_parameters(config), "llama")["one"]
+    whole, lean = probe.oracle, dataclasses.replace(probe, kept=frozenset(["logits"])).oracle
+    np.testing.assert_array_equal(lean.expected["logits"], whole.expected["logits"])
+    assert lean.budget("logits", "float32") == whole.budget("logits", "float32")
+    others = {tap: value for tap, value in lean.expected.items() if tap != "logits"}
+    assert {tap: value.shape for tap, value in others.items()} == {
+        tap: value.shape for tap, value in whole.expected.items() if tap != "logits"
+    }
+    assert all(np.isnan(value).all() and not any(value.strides) for value in others.values())
+    with pytest.raises(KeyError):  # nothing can be held to what was not measured
+        lean.budget("decoder.output", "float32")
+
+
+@pytest.mark.usefixtures("all_are_large")
+def test_memory_does_not_grow_with_depth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mapped, "BLOCK", 2**12)
+    sizes: dict[str, Any] = {"embed_dim": 96, "feed_forward_dim": 192, "num_heads": 4, "num_key_value_heads": 2}
+    peaks = []
+    for layers in (2, 8):
+        config = dataclasses.replace(example_config("llama"), num_decoder_layers=layers, **sizes)
+        checkpoint = import_checkpoint(exported(tmp_path / str(layers), config))
+        probe = probes_with(checkpoint.config, checkpoint.parameters, "llama")["mixed"]
+        oracle = dataclasses.replace(probe, kept=frozenset(["logits"])).oracle
+        tracemalloc.start()
+        oracle.budget("logits", "float32")
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    of_a_layer = 4 * sum(value.size for name, value in checkpoint.parameters.items() if ".layers.0." in name)
+    assert peaks[1] - peaks[0] < of_a_layer  # six more layers, of which not even one is kept
+
+
+def test_a_loader_is_given_a_copy_or_the_folder_itself_where_no_copy_fits(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    parameters = import_checkpoint(folder).parameters
+    loader = HubBuild(lambda path: path, "llama", str(tmp_path))
+    assert isinstance(parameters, InFolder) and isinstance(given_to(loader, parameters), dict)
+    monkeypatch.setattr(importing, "available_memory", lambda: 0)
+    assert given_to(loader, parameters) == str(folder)
+    assert isinstance(given_to(loader, parameters | {}), dict)  # changed ones are no longer the folder's
+    assert isinstance(given_to(port.build, parameters), dict)

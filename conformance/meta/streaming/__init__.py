@@ -1,0 +1,1 @@
+"""How long the oracle of a large checkpoint takes and how much memory: measured, fitted, and foretold."""

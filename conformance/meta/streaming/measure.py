@@ -1,0 +1,155 @@
+"""Measure the oracle of large checkpoints: `python -m meta.streaming.measure FOLDER [--sizes NAME …]`.
+
+Folders are written into FOLDER, and kept there. Each size is measured in a process of its own: processor seconds and
+peak memory of importing, and of the logits in float64 and float32, for 72 and for 8 positions. The results go into
+docs/scale.json, and what follows from them for other sizes into docs/scale.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import multiprocessing
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from meta.streaming.folder import llama, write
+from transparity.parameters import parameter_shapes
+from transparity_conformance.checkpoints.importing import import_checkpoint
+from transparity_conformance.oracle.probes import probes_with
+
+DOCS = Path(__file__).parents[3] / "docs"
+
+SIZES = {
+    "124 million": llama(12, 768, 2048, 12, 4, 32_000),
+    "8 layers": llama(8, 1024, 4096, 16, 4, 32_000),
+    "16 layers": llama(16, 1024, 4096, 16, 4, 32_000),
+    "32 layers": llama(32, 1024, 4096, 16, 4, 32_000),
+    "64 layers": llama(64, 1024, 4096, 16, 4, 32_000),
+    "1.1 billion": llama(16, 2048, 8192, 32, 8, 32_000),
+    "8 billion": llama(32, 4096, 14_336, 32, 8, 128_256),
+}
+FORETOLD = {
+    "70 billion": llama(80, 8192, 28_672, 64, 8, 128_256),
+    "405 billion": llama(126, 16_384, 53_248, 128, 8, 128_256),
+}
+HELD_OUT = "8 billion"
+"""Not among the sizes that the numbers are fitted on: it tells whether they foretell."""
+
+PROBES = {"mixed": 72, "one": 8}
+"""Positions of each probe."""
+
+
+def size_of(config: Any) -> int:
+    """The number of parameters."""
+    return sum(map(math.prod, parameter_shapes(config).values()))
+
+
+def measured(folder: str, name: str) -> dict[str, Any]:
+    """The processor seconds and the peak memory, in bytes, of one probe."""
+    began = time.process_time()
+    checkpoint = import_checkpoint(folder)
+    imported = time.process_time()
+    probe = probes_with(checkpoint.config, checkpoint.parameters, "llama")["mixed"]
+    inputs = {key: value if name == "mixed" else value[:, :1] for key, value in probe.inputs.items()}
+    oracle = dataclasses.replace(probe, kept=frozenset(["logits"]), inputs=inputs).oracle
+    oracle.budget("logits", "float32")
+    ended, peak = time.process_time(), peak_memory()
+    return {"import": imported - began, "oracle": ended - imported, "peak": peak, "positions": PROBES[name]}
+
+
+def peak_memory() -> int:
+    """Bytes that this process held at most since it was started; `getrusage` counts the parent's, too."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+
+def _child(folder: str, name: str, results: Any) -> None:
+    results.put(measured(folder, name))
+
+
+def run(folder: Path, name: str) -> dict[str, Any]:
+    """Measure in a new process, whose memory is its own."""
+    context = multiprocessing.get_context("spawn")
+    results: Any = context.Queue()
+    process = context.Process(target=_child, args=(str(folder), name, results))
+    process.start()
+    found: dict[str, Any] = results.get()
+    process.join()
+    return found
+
+
+def rates(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Seconds for each parameter: of importing it, of casting it, and of multiplying it with one position."""
+    fitted = [row for row in rows if row["size"] != HELD_OUT]
+    known = np.array([[row["parameters"], row["parameters"] * row["positions"]] for row in fitted])
+    weights = 1 / known[:, :1]  # so that small models count as much as large ones
+    cast, product = np.linalg.lstsq(known * weights, np.array([row["oracle"] for row in fitted]) * weights[:, 0])[0]
+    imported = float(np.median([row["import"] / row["parameters"] for row in fitted]))
+    return {"import": imported, "cast": float(cast), "product": float(product)}
+
+
+def foretold(config: Any, found: dict[str, float], positions: int = 72) -> float:
+    """Processor seconds of a check by logits."""
+    return size_of(config) * (found["import"] + found["cast"] + found["product"] * positions)
+
+
+def activations(config: Any, positions: int = 72) -> int:
+    """Bytes of the logits, and of what one layer computes at once, in float64."""
+    return 8 * positions * (config.target_vocab_size + 3 * config.feed_forward_dim + 8 * config.embed_dim)
+
+
+def page(rows: Sequence[dict[str, Any]]) -> str:
+    """Both tables, in Markdown."""
+    from meta.exam.page import table  # late, for what is measured should not import so much
+
+    found, lines, more = rates(rows), [], []
+    for row in (each for each in rows if each["positions"] == PROBES["mixed"]):
+        config = SIZES[row["size"]]
+        seconds = row["import"] + row["oracle"]
+        cells = [f"{row['parameters'] / 1e9:.2f}", str(config.num_decoder_layers), f"{seconds:.0f}"]
+        lines.append([row["size"], *cells, f"{foretold(config, found):.0f}", f"{row['peak'] / 1e9:.2f}"])
+    base = min(row["peak"] - activations(SIZES[row["size"]]) for row in rows if row["positions"] == PROBES["mixed"])
+    for name, config in FORETOLD.items():
+        cells = [f"{2 * size_of(config) / 1e9:,.0f}", f"{foretold(config, found) / 60:.0f}"]
+        more.append([name, *cells, f"{(base + activations(config)) / 1e9:.1f}"])
+    heads = ["", "billion parameters", "layers", "processor seconds", "by the fit", "peak memory, GB"]
+    beyond = table(["", "file, GB", "processor minutes", "peak memory, GB"], more, (1, 2, 3))
+    return f"{table(heads, lines, (1, 2, 3, 4, 5))}\n\n{beyond}"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, and write the page."""
+    parser = argparse.ArgumentParser(description="Measure the oracle of large checkpoints.")
+    parser.add_argument("folder", type=Path, help="where folders of checkpoints are written, and kept")
+    parser.add_argument("--sizes", nargs="*", default=list(SIZES), choices=list(SIZES))
+    options = parser.parse_args(arguments)
+    file = DOCS / "scale.json"
+    rows = [row for row in json.loads(file.read_text()) if row["size"] not in options.sizes] if file.exists() else []
+    for name in options.sizes:
+        folder = options.folder / name.replace(" ", "-")
+        if not folder.exists():
+            write(SIZES[name], folder)
+        for probe in PROBES:
+            rows.append({"size": name, "parameters": size_of(SIZES[name])} | run(folder, probe))
+            Console().print_json(json.dumps(rows[-1]), indent=None)
+    rows.sort(key=lambda row: (list(SIZES).index(row["size"]), -row["positions"]))
+    file.write_text("[\n " + ",\n ".join(map(json.dumps, rows)) + "\n]\n", encoding="utf-8")
+    text = (DOCS / "scale.md").read_text(encoding="utf-8")
+    begin, end = "<!-- sizes: written by meta.streaming.measure -->\n", "<!-- end of sizes -->"
+    before, _, after = text.partition(begin)
+    text = before + begin + page(rows) + "\n" + end + after.partition(end)[2]
+    (DOCS / "scale.md").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    main()

@@ -38,8 +38,9 @@ Plan = Mapping[str, Placed]
 
 def plan(config: TransformerConfig, ranks: int) -> Plan:
     """Place every parameter of `config` on `ranks` tensor ranks. An axis that `ranks` does not divide is sharded
-    unevenly, but for heads, which are never cut: they are replicated, with the reason."""
-    return {name: _placed(config, name, ranks) for name in parameter_shapes(config)}
+    unevenly, but heads are never cut, and no rank is left without a part: such parameters are replicated, with the
+    reason."""
+    return {name: _placed(config, name, shape, ranks) for name, shape in parameter_shapes(config).items()}
 
 
 def report(plan: Plan) -> list[str]:
@@ -47,12 +48,16 @@ def report(plan: Plan) -> list[str]:
     return [f"{name}: replicated, since {placed.fallback}" for name, placed in plan.items() if placed.fallback]
 
 
-def _placed(config: TransformerConfig, name: str, ranks: int) -> Placed:
+def _placed(config: TransformerConfig, name: str, shape: tuple[int, ...], ranks: int) -> Placed:
     placement = next((it for pattern, it in PLACEMENTS.items() if re.fullmatch(pattern, name)), None)
     if placement is None or ranks == 1:
         return Placed(Replicate())
-    fallback = _uncut(config, name, ranks)
-    return Placed(Replicate(), fallback) if fallback else Placed(placement)
+    if fallback := _uncut(config, name, ranks):
+        return Placed(Replicate(), fallback)
+    size = shape[placement.dim]
+    if (ranks - 1) * -(-size // ranks) >= size:
+        return Placed(Replicate(), f"{size} leave one of {ranks} ranks without any")
+    return Placed(placement)
 
 
 def _uncut(config: TransformerConfig, name: str, ranks: int) -> str | None:

@@ -12,12 +12,11 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from transparity.checked import CheckedBackend, Execution, Inputs, check_choice
+from transparity.checked import CheckedBackend, Execution, Inputs
 from transparity.config import TransformerConfig
 from transparity.errors import BackendError
 from transparity.parameters import open_parameters
 from transparity.protocol import Arrays
-from transparity.sampling import Sampling
 from transparity.taps import chained, identity, recording
 from transparity.training import Training
 from transparity_pytorch.arithmetic.dropout import dropping

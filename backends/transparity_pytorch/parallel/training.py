@@ -22,7 +22,9 @@ IGNORED = -100
 """No token: what stands in place of targets that do not count."""
 
 
-def loss_and_gradients(root: Root, mesh: DeviceMesh, targets: Tensor, **tokens: Any) -> tuple[Tensor, dict[str, Tensor]]:
+def loss_and_gradients(
+    root: Root, mesh: DeviceMesh, targets: Tensor, **tokens: Any
+) -> tuple[Tensor, dict[str, Tensor]]:
     """Loss of the whole batch, and its gradient by every learned parameter, placed as the parameter is.
 
     Args:

@@ -32,6 +32,7 @@ from transparity_flax.training.optimization import train
 from transparity_flax.transformer import Transformer
 
 Graph = nnx.GraphDef[Transformer]
+F = TypeVar("F", bound="FlaxForward")
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -41,13 +42,11 @@ def x64_for(dtype: str) -> AbstractContextManager[Any]:
     return jax.enable_x64(dtype == "float64")
 
 
-def in_its_precision(
-    method: Callable[Concatenate[FlaxForward, P], R],
-) -> Callable[Concatenate[FlaxForward, P], R]:
+def in_its_precision(method: Callable[Concatenate[F, P], R]) -> Callable[Concatenate[F, P], R]:
     """Run a method of `FlaxForward` with float64 if that is the model's dtype."""
 
     @functools.wraps(method)
-    def within(self: FlaxForward, /, *given: P.args, **named: P.kwargs) -> R:
+    def within(self: F, /, *given: P.args, **named: P.kwargs) -> R:
         with x64_for(self.dtype):
             return method(self, *given, **named)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,17 +29,20 @@ def shard(config: TransformerConfig, mesh: Mesh, plan: Plan, source: Source, dty
     """
     model: Transformer = nnx.merge(*shapes_of(Transformer, config), copy=True)
     for path, name, variable in variables(model):
-        sharding, turned = NamedSharding(mesh, plan[name].placement), path[-1] == "kernel"
-
-        def read(index: tuple[slice, ...], name: str = name, turned: bool = turned) -> np.ndarray:
-            held = np.asarray(source[name][index[::-1] if turned else index])
-            return rounded(held.T if turned else held, dtype)
-
-        if turned:
-            sharding = NamedSharding(mesh, PartitionSpec(*[*sharding.spec, None, None][:2][::-1]))
-        shape = variable.get_value().shape
-        variable.set_value(jax.make_array_from_callback(shape, sharding, read))
+        placement, shape, transposed = plan[name].placement, variable.get_value().shape, path[-1] == "kernel"
+        if transposed:
+            placement = PartitionSpec(*[*placement, None, None][1::-1])
+        read = functools.partial(_read, source[name], dtype, transposed)
+        variable.set_value(jax.make_array_from_callback(shape, NamedSharding(mesh, placement), read))
     return model
+
+
+def _read(source: Any, dtype: str, transposed: bool, index: tuple[slice, ...] | None) -> np.ndarray:
+    """Return the slice of a parameter that a device has."""
+    assert index is not None
+    if transposed:
+        return rounded(np.asarray(source[index[::-1]]).T, dtype)
+    return rounded(source[index], dtype)
 
 
 def split_rows(mesh: Mesh, values: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:

@@ -22,8 +22,18 @@ from transparity.training import Training
 from transparity_pytorch.arithmetic.dropout import dropping
 from transparity_pytorch.arithmetic.rounding import rounding
 from transparity_pytorch.decoding.steps import step
+from transparity_pytorch.layers import Layer
 from transparity_pytorch.parallel.plan import plan
-from transparity_pytorch.parallel.sharding import Root, Source, all_gathered, chunk, gathered, on_mesh, shard
+from transparity_pytorch.parallel.sharding import (
+    Root,
+    Source,
+    all_gathered,
+    chunk,
+    distributed,
+    gathered,
+    on_mesh,
+    shard,
+)
 from transparity_pytorch.parallel.training import IGNORED, loss_and_gradients, train
 from transparity_pytorch.port import PytorchForward, build, tensor
 from transparity_pytorch.state.cache import Cache
@@ -44,7 +54,7 @@ class ShardedForward(PytorchForward):
         self.rounding = rounding(activations) if activations else identity
 
     @property
-    def fastest(self) -> Transformer:  # type: ignore[override]
+    def fastest(self) -> Transformer:
         return self.model
 
     @torch.no_grad()
@@ -126,19 +136,19 @@ class ShardedForward(PytorchForward):
         held, value = self._held(batch), gathered(value)
         local = value[: held.stop - held.start].contiguous()
         whole = torch.empty(batch, *value.shape[1:], device="meta")
-        options = {"run_check": False, "shape": whole.shape, "stride": whole.stride()}
-        rows: Tensor = DTensor.from_local(local, self.mesh["data"], [Shard(0)], **options).full_tensor()
-        return rows
+        return distributed(local, self.mesh["data"], Shard(0), whole).full_tensor()
 
 
 def sharded_step(model: Transformer, tokens: Tensor, cache: Cache, **options: Any) -> Tensor:
     """Logits of a step; its cache is distributed over the tensor ranks as the heads of keys are."""
     for layer, kept in zip(model.decoder.layers, cache["layers"], strict=True):
+        assert isinstance(layer, Layer)
         placed = layer.self_attention.key.weight
+        assert isinstance(placed, DTensor)
         heads = [Shard(1) if placement.is_shard() else Replicate() for placement in placed.placements]
         for name, value in kept["self_attention"].items():
             if not isinstance(value, DTensor):
-                whole = DTensor.from_local(value, placed.device_mesh, [Replicate()], run_check=False)
+                whole = distributed(value, placed.device_mesh, Replicate(), value)
                 kept["self_attention"][name] = whole.redistribute(placements=heads)
     return gathered(step(model, tokens, cache, **options))
 

@@ -83,6 +83,12 @@ def chunk(whole: slice, mesh: DeviceMesh) -> slice:
     return slice(start, min(start + size, whole.stop))
 
 
+def distributed(local: Tensor, mesh: DeviceMesh, placement: Shard | Replicate, whole: Tensor) -> DTensor:
+    """Return what is in the form of `whole`, of which this rank has the part `local`."""
+    placements = (placement,)
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride())
+
+
 def gathered(value: Any) -> Any:
     """Return the whole of a DTensor as a tensor; return anything else unchanged."""
     return value.full_tensor() if isinstance(value, DTensor) else value
@@ -126,8 +132,7 @@ def _share(value: Tensor, placement: Shard | Replicate, mesh: DeviceMesh, dtype:
         held = chunk(slice(0, shape[placement.dim]), mesh)
         shape[placement.dim] = held.stop - held.start
     local = torch.empty(shape, dtype=dtype, device=mesh.device_type)
-    options = {"run_check": False, "shape": value.shape, "stride": value.stride()}
-    share: Tensor = DTensor.from_local(local, mesh, [placement], **options)
+    share = distributed(local, mesh, placement, value)
     return nn.Parameter(share) if isinstance(value, nn.Parameter) else share
 
 

@@ -737,11 +737,8 @@ PLANTS = [
             "source[name][tuple(slice(0, it.stop - it.start) for it in slices(mesh, plan, name, value))]",
         ),
         (
-            "make_array_from_callback(shape, sharding, read)",
-            (
-                "make_array_from_callback(shape, sharding, lambda index: "
-                "read(tuple(slice((it.stop or 0) - (it.start or 0) or None) for it in index)))"
-            ),
+            "    assert index is not None\n",
+            "    index = tuple(slice((it.stop or 0) - (it.start or 0) or None) for it in index)\n",
         ),
         "sharding.forward",
         "sharding.decoding_with_a_cache",

@@ -75,8 +75,7 @@ def claim(
         of_reference: whether the expected values are independent of the reference.
         compiled: whether it is tested in every mode.
         needs: packages that it compares with.
-        harness: whether it is about single functions or modules.
-        sharded: whether it is about the backend over several ranks.
+        harness, sharded: whether it is about single functions or modules, or about the backend over several ranks.
         cases: the cases of the quick suite, if the check takes any.
         all_cases: the cases of its full range, in the dtypes `all_in`.
     """
@@ -88,8 +87,8 @@ def claim(
 
         def made(cases: tuple[str, ...], dtypes: tuple[str, ...], quick: tuple[str, ...], full: Claim | None) -> Claim:
             of_cases = functools.partial(check, cases=cases) if cases else check
-            parts = harness or sharded
-            return Claim(name, says, of_cases, dtypes, of_reference, compiled, quick, full, needs, parts, sharded)
+            about = needs, harness or sharded, sharded
+            return Claim(name, says, of_cases, dtypes, of_reference, compiled, quick, full, *about)
 
         full = made(tuple(all_cases), all_in, (), None) if all_in else None
         CLAIMS[name] = made(cases, dtypes, quick, full)

@@ -46,7 +46,7 @@ class Ranks:
 
     def __init__(self, module: str, count: int, devices: int) -> None:
         methods = multiprocessing.get_all_start_methods()
-        context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
+        context: Any = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
         if count > 1 and "forkserver" in methods:
             multiprocessing.set_forkserver_preload([module])  # imported once, for all ranks
         variables = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}

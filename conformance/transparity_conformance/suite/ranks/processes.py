@@ -10,12 +10,15 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 PATIENCE = 120.0
 """Seconds in which every rank has to answer: one that has stopped leaves the others waiting for its part of a sum."""
+
+AFTER_A_FAILURE = 2.0
+"""Seconds in which the others have to answer once a rank has failed."""
 
 Task = Callable[..., Any]
 """A function of a module, from the state of a rank and further arguments to what can be pickled."""
@@ -68,21 +71,23 @@ class Ranks:
         return bool(self.processes) and all(process.is_alive() for process in self.processes)
 
     def do(self, task: Task, *given: Any) -> list[Any]:
-        """Return the results of all ranks. Raises the error of the first that has one, which ends the launch if others
-        have none, and `RanksError` if one dies or does not answer."""
+        """Return the results of all ranks. Raises the error of the first that has one, and `RanksError` if one dies or
+        does not answer; the launch ends if ranks are left that wait."""
         try:
             for connection in self.connections:
                 connection.send((task, given))
             answers = self._answers()
-        except (EOFError, OSError, RanksError) as error:
+        except (EOFError, OSError):
             self.stop()
-            raise RanksError(f"{getattr(task, '__name__', task)}: {error or 'a rank has died'}") from None
-        errors = [value for done, value in answers if not done]
-        if errors and len(errors) < len(answers):
+            raise RanksError(f"{task.__name__}: a rank has died") from None
+        if len(answers) < len(self.connections):
+            waiting = sorted({*range(len(self.connections))} - {*answers})
             self.stop()
+            answers.setdefault(waiting[0], (False, RanksError(f"{task.__name__}: ranks {waiting} do not answer")))
+        errors = [value for done, value in answers.values() if not done]
         if errors:
             raise errors[0]
-        return [value for _, value in answers]
+        return [answers[rank][1] for rank in sorted(answers)]
 
     def stop(self) -> None:
         """End the processes."""
@@ -93,23 +98,17 @@ class Ranks:
             process.join()
         self.connections, self.processes = [], []
 
-    def _answers(self) -> list[tuple[bool, Any]]:
-        """Wait for the ranks' answers; once one has failed, the others may wait for it in vain."""
+    def _answers(self) -> dict[int, tuple[bool, Any]]:
+        """Return the ranks' answers, of those that answer in time; once one has failed, others may wait for it."""
         answers: dict[int, tuple[bool, Any]] = {}
         until = time.monotonic() + PATIENCE
-        while len(answers) < len(self.connections):
-            for rank, connection in enumerate(self.connections):
-                if rank not in answers and connection.poll(0.001 if answers else 0.01):
-                    answers[rank] = connection.recv()
-                    if not answers[rank][0]:
-                        until = min(until, time.monotonic() + 2.0)
-            if time.monotonic() > until:
-                failed = [value for done, value in answers.values() if not done]
-                if not failed:
-                    raise RanksError(f"ranks {sorted({*range(len(self.connections))} - {*answers})} do not answer")
-                self.stop()
-                raise failed[0]
-        return [answers[rank] for rank in range(len(self.connections))]
+        while len(answers) < len(self.connections) and (left := until - time.monotonic()) > 0:
+            asked = {connection: rank for rank, connection in enumerate(self.connections) if rank not in answers}
+            for connection in wait(list(asked), left):
+                assert isinstance(connection, Connection)
+                answers[asked[connection]] = done, _ = connection.recv()
+                until = until if done else min(until, time.monotonic() + AFTER_A_FAILURE)
+        return answers
 
 
 def _free_port() -> int:

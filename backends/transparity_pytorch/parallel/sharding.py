@@ -57,7 +57,7 @@ def shard(config: TransformerConfig, mesh: DeviceMesh, plan: Plan, source: Sourc
     for unit in [*_layers(model), root]:
         _materialize(unit, names, mesh["tensor"], plan, dtype)
         if mesh["data"].size() > 1:
-            fully_shard(unit, mesh=mesh["data"])
+            fully_shard(unit, mesh=mesh["data"], reshard_after_forward=True)  # the root, too
     for name, value in own(model).items():
         with torch.no_grad():
             local = value.to_local() if isinstance(value, DTensor) else value

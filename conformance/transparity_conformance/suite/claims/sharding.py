@@ -13,6 +13,8 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import numpy as np
+
 from transparity.config import TransformerConfig
 from transparity.parameters import save_parameters
 from transparity.presets import PRESETS, preset
@@ -126,10 +128,18 @@ def gradients(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:
 
 @claim(dtypes=("float64",), quick=(), sharded=True, cases=TRAINED)
 def ten_steps(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:
-    """Ten steps of an optimizer, each rank with its shards alone, end where the reference's end."""
+    """Ten steps of an optimizer, each rank with its shards alone, end where the reference's end, also after a forward
+    pass; the model itself does not change."""
     for case, name, over in _benches(bench, cases):
-        for item in optimization.ten_steps(over, [name]):
-            yield dataclasses.replace(item, claim="sharding.ten_steps", case=case)
+        (config, training), oracle = optimization.CASES[name], optimization.oracle_of(name)
+        batches, parameters = optimization.batches(config), probe_parameters(config, 6)
+        record, sharded = bench.evidence("sharding.ten_steps", case), over.forward(config, parameters)
+        before = sharded.logits(tokens=batches[0]["tokens"])
+        losses, learned = sharded.train(batches, training)
+        yield record.exactly("every parameter", sorted([*learned, "losses"]) == sorted(oracle.expected), True)
+        for where, actual in {"losses": np.array(losses), **learned}.items():
+            yield record.oracle(oracle, where, actual)
+        yield record.exactly("logits after training", sharded.logits(tokens=batches[0]["tokens"]), before)
 
 
 @claim(dtypes=("float64",), quick=(), sharded=True, cases=DECODED)

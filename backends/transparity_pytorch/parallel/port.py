@@ -23,7 +23,7 @@ from transparity_pytorch.arithmetic.dropout import dropping
 from transparity_pytorch.arithmetic.rounding import rounding
 from transparity_pytorch.decoding.steps import step
 from transparity_pytorch.layers import Layer
-from transparity_pytorch.parallel.plan import plan
+from transparity_pytorch.parallel.plan import Plan, plan
 from transparity_pytorch.parallel.sharding import (
     Root,
     Source,
@@ -48,9 +48,9 @@ class ShardedForward(PytorchForward):
     where a batch norm normalizes by the batch, whose statistics are those of all rows.
     """
 
-    def __init__(self, root: Root, mesh: DeviceMesh, activations: torch.dtype | None = None) -> None:
+    def __init__(self, root: Root, mesh: DeviceMesh, plan: Plan, activations: torch.dtype | None = None) -> None:
         super().__init__(root.model, mesh.device_type, "eager", activations)
-        self.root, self.mesh, self.stepped = root, mesh, sharded_step
+        self.root, self.mesh, self.plan, self.stepped = root, mesh, plan, sharded_step
         self.rounding = rounding(activations) if activations else identity
 
     @property
@@ -190,7 +190,7 @@ class ShardedBackend(CheckedBackend[ShardedForward]):
     ) -> ShardedForward:
         placed = plan(config, self.mesh["tensor"].size())
         root = shard(config, self.mesh, placed, source, getattr(torch, dtype))
-        return ShardedForward(root, self.mesh, getattr(torch, activations) if activations else None)
+        return ShardedForward(root, self.mesh, placed, getattr(torch, activations) if activations else None)
 
 
 def _called(model: Transformer, **given: Any) -> Tensor:

@@ -73,6 +73,8 @@ class Ranks:
     def do(self, task: Task, *given: Any) -> list[Any]:
         """Return the results of all ranks. Raises the error of the first that has one, and `RanksError` if one dies or
         does not answer; the launch ends if ranks are left that wait."""
+        if not self.connections:
+            raise RanksError(f"{task.__name__}: the ranks were ended by an earlier failure")
         try:
             for connection in self.connections:
                 connection.send((task, given))

@@ -37,7 +37,7 @@ class RemoteBackend:
 
     def __init__(self, local: Backend, parts: ShardedHarness, data: int, tensor: int) -> None:
         self.name, self.dtypes, self.modes, self.devices = local.name, local.dtypes, local.modes, local.devices
-        self.ranks, self.mesh = launched(parts), (data, tensor)
+        self.parts, self.mesh = parts, (data, tensor)
 
     def __call__(self, config: TransformerConfig, parameters: Arrays, **how: Any) -> RemoteForward:
         how.pop("mode", None)  # a mesh has one
@@ -48,9 +48,9 @@ class RemoteBackend:
         return self._made(_open, config, path, dtype)
 
     def _made(self, task: Callable[..., Any], *given: Any) -> RemoteForward:
-        handle = next(HANDLES)
-        self.ranks.do(task, handle, self.mesh, *given)
-        return RemoteForward(self.ranks, handle)
+        ranks, handle = launched(self.parts), next(HANDLES)
+        ranks.do(task, handle, self.mesh, *given)
+        return RemoteForward(ranks, handle)
 
 
 class RemoteForward:

@@ -23,6 +23,8 @@ from transparity_flax.port import Graph, build, loaded, x64_for
 from transparity_flax.state.context import LayerContext
 from transparity_flax.state.parameters import State, dump, rounded, to_numpy
 
+SHARDED = "transparity_flax.parallel.port"
+
 
 class FlaxModule:
     """`transparity.protocol.Module`: an `nnx.Module` of the column, between NumPy arrays, compiled as a whole."""
@@ -104,6 +106,10 @@ def describe(device: str) -> dict[str, str]:
 def pinned() -> Iterator[None]:
     with jax.default_matmul_precision("highest"):
         yield
+
+
+def processes(ranks: int) -> int:
+    return 1
 
 
 def _decoder_layer(config: TransformerConfig, *, rngs: nnx.Rngs) -> Layer:

@@ -32,6 +32,7 @@ from transparity_flax.training.optimization import train
 from transparity_flax.transformer import Transformer
 
 Graph = nnx.GraphDef[Transformer]
+F = TypeVar("F", bound="FlaxForward")
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -41,13 +42,11 @@ def x64_for(dtype: str) -> AbstractContextManager[Any]:
     return jax.enable_x64(dtype == "float64")
 
 
-def in_its_precision(
-    method: Callable[Concatenate[FlaxForward, P], R],
-) -> Callable[Concatenate[FlaxForward, P], R]:
+def in_its_precision(method: Callable[Concatenate[F, P], R]) -> Callable[Concatenate[F, P], R]:
     """Run a method of `FlaxForward` with float64 if that is the model's dtype."""
 
     @functools.wraps(method)
-    def within(self: FlaxForward, /, *given: P.args, **named: P.kwargs) -> R:
+    def within(self: F, /, *given: P.args, **named: P.kwargs) -> R:
         with x64_for(self.dtype):
             return method(self, *given, **named)
 
@@ -105,7 +104,7 @@ class FlaxForward(DifferentiableForward):
         self.activations = activations
         self.graph, state = nnx.split(model)
         # Committed to the device, as results are: otherwise the same program would be compiled for both.
-        self.state: State = jax.device_put(state, device)
+        self.state: State = self._placed(state)
         self.fast: Callable[..., jax.Array] = _fast_jit if mode == "jit" else _fast
         self.traced: Callable[..., dict[str, jax.Array]] = _traced_jit if mode == "jit" else _traced
         self.cross_entropy = _cross_entropy_jit if mode == "jit" else cross_entropy
@@ -132,7 +131,7 @@ class FlaxForward(DifferentiableForward):
     def _taps(self, inputs: Inputs) -> dict[str, jax.Array]:
         taps = self.traced(self.graph, self.state, self._arrays(inputs), self.activations)
         # jit returns a dict with its keys sorted; the shapes have them in the order of the forward pass.
-        return {name: taps[name] for name in _in_order(self.config, inputs, taps)}
+        return {name: taps[name] for name in ordered(self.config, inputs, taps)}
 
     @in_its_precision
     def _logits(self, inputs: Inputs) -> jax.Array:
@@ -189,6 +188,9 @@ class FlaxForward(DifferentiableForward):
         tokens, scores = beam_search(self.split, begin, steps, beams, length_penalty=length_penalty, **arrays)
         return np.asarray(tokens), to_numpy(scores)
 
+    def _placed(self, state: State) -> State:
+        return jax.device_put(state, self.device)
+
     def ready(self, result: Any) -> None:
         jax.block_until_ready(result)
 
@@ -227,14 +229,14 @@ def loaded(
     module: Callable[..., Any], config: TransformerConfig, parameters: Arrays, dtype: str, device: jax.Device
 ) -> Any:
     """Return a module of the column with `parameters` loaded."""
-    model = nnx.merge(*_shapes_of(module, config), copy=True)
+    model = nnx.merge(*shapes_of(module, config), copy=True)
     with x64_for(dtype), jax.default_device(device):
         load(model, parameters, dtype)
     return model
 
 
 @functools.cache
-def _shapes_of(module: Callable[..., Any], config: TransformerConfig) -> tuple[Graph, State]:
+def shapes_of(module: Callable[..., Any], config: TransformerConfig) -> tuple[Graph, State]:
     """Return a module with abstract parameters: initial values would be overwritten, and tracing is done once."""
     return nnx.split(nnx.eval_shape(lambda: module(config, rngs=_OneKey(0))))
 
@@ -246,7 +248,7 @@ class _OneKey(nnx.Rngs):
         return jax.random.key(0)
 
 
-def _in_order(config: TransformerConfig, inputs: Inputs, taps: dict[str, Any]) -> list[str]:
+def ordered(config: TransformerConfig, inputs: Inputs, taps: dict[str, Any]) -> list[str]:
     order = list(tap_shapes(config, 1, **{name: tokens.shape[1] for name, tokens in inputs.items()}))
     return sorted(taps, key=order.index)
 

@@ -19,6 +19,8 @@ from transparity_pytorch.port import build, loaded, tensor
 from transparity_pytorch.state.context import LayerContext
 from transparity_pytorch.state.parameters import dump, to_numpy
 
+SHARDED = "transparity_pytorch.parallel.port"
+
 
 class PytorchModule:
     """`transparity.protocol.Module`: an `nn.Module` of the column, between NumPy arrays."""
@@ -91,6 +93,10 @@ def pinned() -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def processes(ranks: int) -> int:
+    return ranks
 
 
 def _decoder_layer(config: TransformerConfig) -> Layer:

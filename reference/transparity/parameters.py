@@ -8,7 +8,8 @@ from __future__ import annotations
 import difflib
 import math
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -140,9 +141,7 @@ def check_parameters(config: TransformerConfig, parameters: Mapping[str, Any]) -
     for name, shape in check_names(config, parameters).items():
         value = parameters[name]
         value = value if isinstance(value, Mapped) else as_array(f"Parameter {name!r}", value, ParameterError)
-        if value.shape != shape:
-            transposed = " (it looks transposed)" if value.shape == shape[::-1] else ""
-            raise ParameterError(f"Parameter {name!r} has the shape {shown(value.shape)}, not {shape}{transposed}.")
+        _check_shape(name, value.shape, shape)
         _check_dtype(repr(name), value.dtype.name)
         largest = np.finfo(np.float32).max
         if not all(-largest <= block.min(initial=0) and block.max(initial=0) <= largest for block in blocks_of(value)):
@@ -165,6 +164,12 @@ def check_names(config: TransformerConfig, names: Collection[str]) -> Shapes:
         if name not in names:
             raise ParameterError(f"Parameter {name!r} is missing; it should have the shape {shape}.")
     return shapes
+
+
+def _check_shape(name: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    if shape != expected:
+        transposed = " (it looks transposed)" if shape == expected[::-1] else ""
+        raise ParameterError(f"Parameter {name!r} has the shape {shown(shape)}, not {expected}{transposed}.")
 
 
 def _check_dtype(name: str, dtype: str) -> None:
@@ -206,3 +211,23 @@ def load_parameters(path: str | os.PathLike[str], config: TransformerConfig | No
     if config is not None:
         check_parameters(config, parameters)
     return parameters
+
+
+@contextmanager
+def open_parameters(path: str | os.PathLike[str], config: TransformerConfig) -> Iterator[Mapping[str, Any]]:
+    """Context manager that yields the parameters of `config` in a safetensors file by name. Each is read when it is
+    sliced, and of it the slice alone; whether its numbers are finite is not checked.
+
+    Raises `ParameterError` as `load_parameters` does.
+    """
+    check_header(path, ParameterError)
+    try:
+        with safe_open(path, framework="numpy") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+            for name, shape in check_names(config, slices).items():
+                _check_shape(name, tuple(slices[name].get_shape()), shape)
+                dtype = slices[name].get_dtype()
+                _check_dtype(f"{shown(name)} of {path}", FLOATS.get(dtype, dtype))
+            yield slices
+    except (OSError, SafetensorError) as error:
+        raise ParameterError(f"{path} cannot be read as a safetensors file: {reason(error)}.") from None

@@ -171,6 +171,27 @@ class Harness(Protocol):
         """Context manager in which float32 matrix products have float32's precision on every device (no TF32)."""
 
 
+class ShardedBackend(Backend, Protocol):
+    """A backend over a mesh of ranks. Every rank makes the same calls, and gets the same results."""
+
+    takes_part: bool
+    """Whether this rank is in the mesh: a mesh has the first of the ranks that were launched."""
+
+    def from_file(self, config: TransformerConfig, path: Any, dtype: str | None = None) -> Forward:
+        """Build a model from a safetensors file, of which each rank reads its slices alone."""
+
+
+class ShardedHarness(Harness, Protocol):
+    """A harness of a column that runs over several ranks too; claims about that are skipped for others."""
+
+    SHARDED: str
+    """The module with a class `ShardedBackend(data, tensor)`, whose instances are `ShardedBackend`s. It is imported in
+    every process that torchrun, or the like, launched."""
+
+    def processes(self, ranks: int) -> int:
+        """Return how many processes have `ranks`: as many, or one with several devices."""
+
+
 class Module(Protocol):
     """A part of a model, from NumPy arrays to NumPy arrays."""
 

@@ -38,6 +38,9 @@ MIRRORED = [
     "decoding.generation",
     "decoding.beams",
 ]
+SHARDED = ["parallel.plan", "parallel.sharding", "parallel.training", "parallel.port"]
+"""Files of the frameworks' columns over several ranks, which NumPy's is not: the first has the same names in both."""
+
 OWN_CONTENTS = {"fast.fast_linear", "port", "harness"}
 """Files that every column has, each with what its framework needs."""
 
@@ -46,8 +49,8 @@ WITHOUT_TWIN = {
         "arithmetic.functional",
         "fast.threads",
     },  # the frameworks' functions that NumPy lacks; one batch over several threads
-    "pytorch": {"state.parameters"},  # names and orientations of the framework
-    "flax": {"state.parameters", "fast.sharding"},  # the same; one batch over several devices
+    "pytorch": {"state.parameters", *SHARDED},  # names and orientations of the framework
+    "flax": {"state.parameters", "fast.sharding", *SHARDED},  # the same; one batch over several devices
 }
 
 
@@ -65,6 +68,10 @@ def test_a_file_holds_the_same_names_in_the_same_order(column: str, file: str) -
     specified = names("numpy", file)
     assert specified, f"{file}.py of the reference defines nothing"
     assert names(column, file) == specified
+
+
+def test_the_plans_of_both_frameworks_hold_the_same_names_in_the_same_order() -> None:
+    assert names("pytorch", SHARDED[0]) == names("flax", SHARDED[0]) == ["placed", "plan", "report"]
 
 
 @pytest.mark.parametrize("column", COLUMNS)

@@ -6,8 +6,10 @@ import contextlib
 import importlib.util
 import io
 import json
+import os
 import re
 import shlex
+import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
@@ -25,6 +27,9 @@ from transparity_conformance.cli import app
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 WITH_CODE = [page for page in PAGES if "```" in page.read_text(encoding="utf-8")]
+PATHS = os.pathsep.join(sys.path)
+"""As modules are found here, so they are in other processes."""
+
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SESSIONS = set(re.findall(r"(?m)^@nox\.session\ndef (\w+)", (ROOT / "noxfile.py").read_text()))
 
@@ -113,6 +118,8 @@ def check_python(arguments: list[str]) -> None:
     option, *rest = arguments
     if option == "-c":
         compile(rest[0], "<block>", "exec")
+    elif Path(option).is_file():  # a block of the page
+        run_here([sys.executable, option])
     elif option != "-m":
         assert (ROOT / option).exists(), f"there is no {option}"
     elif rest[0] == "pip":
@@ -120,6 +127,15 @@ def check_python(arguments: list[str]) -> None:
         assert extras <= PYPROJECT["project"]["optional-dependencies"].keys()
     elif rest[0] not in ("venv", "build", "twine"):
         assert importlib.util.find_spec(rest[0]), f"there is no module {rest[0]}"
+
+
+def check_torchrun(arguments: list[str]) -> None:
+    run_here([sys.executable, "-m", "torch.distributed.run", "--standalone", *arguments])
+
+
+def run_here(command: list[str]) -> None:
+    ended = subprocess.run(command, env=os.environ | {"PYTHONPATH": PATHS}, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
 
 
 def check_transparity(arguments: list[str]) -> None:
@@ -143,6 +159,7 @@ SHELL: dict[str, Callable[[list[str]], None]] = {
     "python": check_python,
     "transparity": check_transparity,
     "pytest": check_pytest,
+    "torchrun": check_torchrun,
     **dict.fromkeys(("cd", "git", "lint-imports", "mypy", "port", "pre-commit", "ruff"), not_ours),
 }
 CHECKS: dict[str, Callable[[str], Any]] = {

@@ -30,12 +30,11 @@ def load(model: nnx.Module, parameters: Mapping[str, np.ndarray], dtype: Any) ->
     Raises `ParameterError` for a parameter that the model lacks, and for a wrong shape, which Flax would accept
     silently.
     """
-    variables = list(_variables(model))
-    left = set(parameters) - {_name(path) for path, _ in variables}
+    left = set(parameters) - {name for _, name, _ in variables(model)}
     if left:
         raise ParameterError(f"{', '.join(sorted(left))}: the model has no such parameters")
-    for path, variable in variables:
-        name, own = _name(path), variable.get_value().shape
+    for path, name, variable in variables(model):
+        own = variable.get_value().shape
         value = np.asarray(parameters[name])
         value = value.T if path[-1] == "kernel" else value
         if value.shape != own:
@@ -67,8 +66,9 @@ def to_numpy(value: Any) -> np.ndarray:
     return array.astype(np.float32) if array.dtype == jnp.bfloat16 else array
 
 
-def _variables(model: nnx.Module) -> list[tuple[tuple[Any, ...], nnx.Variable[Any]]]:
-    return [(path, node) for path, node in nnx.iter_graph(model) if isinstance(node, nnx.Variable)]
+def variables(model: nnx.Module) -> list[tuple[tuple[Any, ...], str, nnx.Variable[Any]]]:
+    """Path, the specification's name, and value of every variable of `model`."""
+    return [(path, _name(path), node) for path, node in nnx.iter_graph(model) if isinstance(node, nnx.Variable)]
 
 
 def _name(path: tuple[Any, ...]) -> str:

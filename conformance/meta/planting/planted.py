@@ -7,23 +7,29 @@ import importlib.util
 import sys
 import types
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
+from typing import cast
 from unittest.mock import patch
 
 from hypothesis import HealthCheck, Phase, given, settings
 
 from transparity.config import TransformerConfig
-from transparity.protocol import Backend, Harness
+from transparity.protocol import Backend, Harness, ShardedHarness
 from transparity_conformance.oracle.backends import REFERENCE, backend
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.strategies import models
 from transparity_conformance.report.comparison import Subject
 from transparity_conformance.suite.bench import Bench
 from transparity_conformance.suite.claims import all_claims
+from transparity_conformance.suite.ranks.processes import State
+from transparity_conformance.suite.ranks.remote import launched
 from transparity_conformance.suite.test_drawn import EXAMPLES, drawn_evidence
 
 REFERENCE_COLUMN = "transparity_numpy"
+PLANTED: dict[int, tuple[str, str, str]] = {}
+"""The column, file and text of planted backends."""
+
 DRAWN = "drawn.configurations"
 
 
@@ -64,6 +70,7 @@ def planted(column: str, file: str, source: str) -> Iterator[Backend]:
         # Imported by the file itself, what it imports in turn must find this module, not the right one.
         exec(compile(source, str(file_path(column, file)), "exec"), module.__dict__)
         build: Backend = importlib.import_module(f"{column}.port").build
+        PLANTED[id(build)] = column, file, source
         yield build
     finally:
         for name in [name for name in sys.modules if _belongs(column, name)]:
@@ -129,10 +136,33 @@ def caught(name: str, build: Backend, dtype: str | None = None, *, in_full: bool
         dtype = "float32" if "float32" in claim.dtypes and build.name != "numpy" else claim.dtypes[0]
     try:
         parts = harness_beside(build)
-        with parts.pinned():
+        with parts.pinned(), planted_on_ranks(build, parts) if claim.sharded else nullcontext():
             return not all(item.agrees for item in claim.check(Bench(Subject(build.name, dtype), build, parts)))
     except Exception:  # noqa: BLE001 - whatever a mistake raises, the claim's test fails
         return True
+
+
+@contextmanager
+def planted_on_ranks(build: Backend, parts: Harness) -> Iterator[None]:
+    """While it is entered, the ranks of a planted column have its fault, too."""
+    ranks = launched(cast(ShardedHarness, parts))
+    ranks.do(_enter, *PLANTED[id(build)])
+    try:
+        yield
+    finally:
+        if ranks.alive:  # a fault may have ended them
+            ranks.do(_leave)
+
+
+def _enter(state: State, column: str, file: str, source: str) -> None:
+    stack = ExitStack()
+    stack.enter_context(planted(column, file, source))
+    state.objects = {"planted": stack, "right": state.objects}
+
+
+def _leave(state: State) -> None:
+    state.objects["planted"].close()
+    state.objects = state.objects["right"]
 
 
 def drawn_catches(build: Backend) -> bool:

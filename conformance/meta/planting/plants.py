@@ -729,4 +729,37 @@ PLANTS = [
         "targets >= 0 if pad_id is not None else",
         ("independent.torch_cross_entropy", "loss.cross_entropy"),
     ),
+    *in_both(
+        "every-rank-has-the-first-shard",
+        "parallel.sharding",
+        (
+            "source[name][slices(mesh, plan, name, value)]",
+            "source[name][tuple(slice(0, it.stop - it.start) for it in slices(mesh, plan, name, value))]",
+        ),
+        (
+            "    assert index is not None\n",
+            "    index = tuple(slice((it.stop or 0) - (it.start or 0) or None) for it in index)\n",
+        ),
+        "sharding.forward",
+        "sharding.decoding_with_a_cache",
+        "sharding.greedy_generation",
+        "sharding.checkpoint",
+    ),
+    *in_both(
+        "loss-averaged-per-rank",
+        "parallel.training",
+        ("    dist.all_reduce(count, group=mesh.get_group())\n", "    count = count * mesh.size()\n"),
+        ('[: len(batch["targets"])]', '[-len(batch["targets"]) :]'),  # fillers among the rows that count
+        "sharding.gradients",
+    ),
+    *in_both(
+        "each-rank-clips-by-its-own-norm",
+        "parallel.training",
+        (
+            "clip_by_global_norm(gradients, training.max_norm)",
+            "{n: g * min(1, training.max_norm / float(_local(g).norm())) for n, g in gradients.items()}",
+        ),
+        ("clip_by_global_norm(gradients, training.max_norm)", "clip_by_global_norm(gradients, 2 * training.max_norm)"),
+        "sharding.ten_steps",
+    ),
 ]

@@ -45,3 +45,11 @@ def test_a_column_planted_without_a_mistake_is_right(column: str) -> None:
     with planted(column, "attention", text) as build:
         assert not caught("attention.weights_sum_to_one", build)
         assert not caught("metamorphic.future_tokens_have_no_effect", build)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("column", ["transparity_pytorch", "transparity_flax"])
+def test_ranks_planted_without_a_mistake_are_right(column: str) -> None:
+    text = file_path(column, "parallel.sharding").read_text()
+    with planted(column, "parallel.sharding", text) as build:
+        assert not caught("sharding.forward", build)

@@ -6,15 +6,16 @@ import copy
 import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, cast
 
 from transparity.config import TransformerConfig
 from transparity.presets import PRESETS
-from transparity.protocol import Backend, Forward, Harness, Module
+from transparity.protocol import Backend, Forward, Harness, Module, ShardedHarness
 from transparity_conformance.oracle.backends import backend, harness
 from transparity_conformance.oracle.oracle import Arrays, Oracle
 from transparity_conformance.oracle.probes import Probe, is_large
 from transparity_conformance.report.comparison import Evidence, Expectation, Subject, as_numbers, difference
+from transparity_conformance.suite.ranks.remote import RemoteBackend
 
 
 class Bench:
@@ -32,6 +33,7 @@ class Bench:
         self._forwards: dict[tuple[Any, ...], tuple[Arrays, Forward]] = {}
         self.traced = functools.cache(self._traced)
         self.logits = functools.cache(self._logits)
+        self.over = functools.cache(self._over)
 
     def forward(self, config: TransformerConfig, parameters: Arrays, **held: str | None) -> Forward:
         """The backend's model, with `weights` and `activations` held in other precisions if given; built once for the
@@ -56,6 +58,16 @@ class Bench:
         bare = copy.copy(self)
         bare.parts = None
         return bare
+
+    @property
+    def shards(self) -> bool:
+        """Return whether the backend runs over several ranks too, which its harness says."""
+        return hasattr(self.parts, "SHARDED")
+
+    def _over(self, data: int, tensor: int) -> Bench:
+        """Return a bench for the backend over data × tensor ranks, in processes of their own."""
+        parts = cast(ShardedHarness, self.harness)
+        return Bench(self.subject, RemoteBackend(self.backend, parts, data, tensor))
 
     def pinned(self) -> AbstractContextManager[None]:
         """Context manager for full float32 precision, if there is a harness to set it."""

@@ -40,6 +40,8 @@ class Claim:
     """Packages with the independent implementation that the claim compares with."""
     harness: bool
     """Whether the claim is about single functions or modules, which a backend offers through its harness."""
+    sharded: bool = False
+    """Whether the claim is about the backend over several ranks, which its harness offers."""
 
     def is_about(self, subject: Subject, first_mode: bool) -> bool:
         return (
@@ -61,6 +63,7 @@ def claim(
     quick: tuple[str, ...] = EVERY,
     needs: tuple[str, ...] = (),
     harness: bool = False,
+    sharded: bool = False,
     cases: tuple[str, ...] = (),
     all_cases: Iterable[str] = (),
     all_in: tuple[str, ...] = (),
@@ -72,7 +75,7 @@ def claim(
         of_reference: whether the expected values are independent of the reference.
         compiled: whether it is tested in every mode.
         needs: packages that it compares with.
-        harness: whether it is about single functions or modules.
+        harness, sharded: whether it is about single functions or modules, or about the backend over several ranks.
         cases: the cases of the quick suite, if the check takes any.
         all_cases: the cases of its full range, in the dtypes `all_in`.
     """
@@ -84,7 +87,8 @@ def claim(
 
         def made(cases: tuple[str, ...], dtypes: tuple[str, ...], quick: tuple[str, ...], full: Claim | None) -> Claim:
             of_cases = functools.partial(check, cases=cases) if cases else check
-            return Claim(name, says, of_cases, dtypes, of_reference, compiled, quick, full, needs, harness)
+            about = needs, harness or sharded, sharded
+            return Claim(name, says, of_cases, dtypes, of_reference, compiled, quick, full, *about)
 
         full = made(tuple(all_cases), all_in, (), None) if all_in else None
         CLAIMS[name] = made(cases, dtypes, quick, full)

@@ -88,7 +88,7 @@ def ragged(length: int, rows: int) -> Iterator[tuple[str, Chunks]]:
     yield "1, 2, 3, then 3, 2, 1", [firsts, other, (1,) * rows]
 
 
-def _cached(bench: Bench, claim: str, cases: Iterable[str], ways: list[tuple[str, Chunks]]) -> Iterator[Evidence]:
+def cached(bench: Bench, claim: str, cases: Iterable[str], ways: list[tuple[str, Chunks]]) -> Iterator[Evidence]:
     dtype = bench.subject.dtype
     for case in cases:
         config, parameters, inputs, oracle = model(case)
@@ -137,7 +137,7 @@ FEW = ("qwen", "gemma", "t5", "opt")
 def chunks(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:
     """Decoded token by token or in uneven chunks, the logits are those of the full forward pass."""
     left_out = set(FAMILIES) - set(FEW) if bench.backend.modes[0] != "eager" else ()
-    yield from _cached(bench, "decoding.chunks", [case for case in cases if case not in left_out], SOME)
+    yield from cached(bench, "decoding.chunks", [case for case in cases if case not in left_out], SOME)
 
 
 @claim(dtypes=WIDE, of_reference=True, compiled=True, quick=("float32",))
@@ -154,11 +154,11 @@ def single_row(bench: Bench) -> Iterator[Evidence]:
 @claim(dtypes=WIDE, of_reference=True, quick=("float32",))
 def ragged_rows(bench: Bench) -> Iterator[Evidence]:
     """Rows decoded by different numbers of tokens have the logits of the full forward pass."""
-    yield from _cached(bench, "decoding.ragged_rows", ["notes-lm"], list(ragged(LENGTH, ROWS)))
+    yield from cached(bench, "decoding.ragged_rows", ["notes-lm"], list(ragged(LENGTH, ROWS)))
 
 
 @claim(dtypes=("float32",), of_reference=True, quick=())
 def every_chunking(bench: Bench) -> Iterator[Evidence]:
     """Every preset, cut into chunks in every way and row by row, has the logits of the full forward pass."""
     ways = [*splits(LENGTH, ROWS), *ragged(LENGTH, ROWS)]
-    yield from _cached(bench, "decoding.every_chunking", [*PRESETS, *UNPADDED], ways)
+    yield from cached(bench, "decoding.every_chunking", [*PRESETS, *UNPADDED], ways)

@@ -31,10 +31,13 @@ WAYS = ("translation", "notes-lm", "walkthrough")
 """Presets that differ in having a cache, a source and an end token, on which beam search and filling depend."""
 
 
-def prompted(case: str) -> tuple[TransformerConfig, Arrays, np.ndarray, np.ndarray | None]:
+Prompted = tuple[TransformerConfig, Arrays, np.ndarray, np.ndarray | None]
+
+
+def prompted(case: str, heads: int | None = None) -> Prompted:
     """Return a small model, a prompt, and a source if it reads one; more tokens are generated than `max_length`."""
     config = probes(case)["mixed"].config
-    config = dataclasses.replace(config, max_length=LONGEST)
+    config = dataclasses.replace(config, max_length=LONGEST, num_heads=heads or config.num_heads)
     parameters = probe_parameters(config, 7)
     inputs = probes(case)["mixed"].inputs
     source = inputs["source"][:ROWS, : config.max_length] if config.has_encoder else None
@@ -42,19 +45,24 @@ def prompted(case: str) -> tuple[TransformerConfig, Arrays, np.ndarray, np.ndarr
     return config, parameters, prompt, source
 
 
+def likeliest(bench: Bench, claim: str, case: str, model: Prompted) -> Iterator[Evidence]:
+    """Compare the logit of each token that a model generates with the largest."""
+    config, parameters, prompt, source = model
+    tokens = bench.forward(config, parameters).generate(prompt, NEW, source=source)
+    request = Request(case, config, parameters, prompt, NEW, source)
+    record = bench.evidence(claim, case)
+    errors, budget = behind(request, tokens, bench.subject.dtype)
+    for step, error in enumerate(errors.T):
+        yield record.within(f"token {1 + step}", error, np.zeros(ROWS), budget)
+    yield record.exactly("prompt", tokens[:, :1], prompt)
+    yield record.exactly("padding and length", misplaced(request, tokens) == "", True)
+
+
 @claim(quick=("float64",), cases=("translation",), all_cases=PRESETS, all_in=("float32",))
 def greedy(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:
     """No other token's float64 logit is larger than the chosen one's by more than rounding (document 004)."""
     for case in cases:
-        config, parameters, prompt, source = prompted(case)
-        tokens = bench.forward(config, parameters).generate(prompt, NEW, source=source)
-        request = Request(case, config, parameters, prompt, NEW, source)
-        record = bench.evidence("generation.greedy", case)
-        errors, budget = behind(request, tokens, bench.subject.dtype)
-        for step, error in enumerate(errors.T):
-            yield record.within(f"token {1 + step}", error, np.zeros(ROWS), budget)
-        yield record.exactly("prompt", tokens[:, :1], prompt)
-        yield record.exactly("padding and length", misplaced(request, tokens) == "", True)
+        yield from likeliest(bench, "generation.greedy", case, prompted(case))
 
 
 @claim(dtypes=("float64",), cases=("translation",), all_cases=PRESETS, all_in=("float64",))

@@ -1,0 +1,80 @@
+"""The plan of tensor parallelism: along which of its axes each parameter is sharded.
+
+One table serves every configuration. The model knows nothing of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from jax.sharding import PartitionSpec
+
+from transparity.config import TransformerConfig
+from transparity.parameters import parameter_shapes
+
+REPLICATED = PartitionSpec()
+ROWS, COLUMNS = PartitionSpec("tensor"), PartitionSpec(None, "tensor")
+"""The features that a map writes, and those that it reads: weights are (out, in), as the specification has them."""
+
+PLACEMENTS: dict[str, PartitionSpec] = {
+    r".*\.token_embedding\.weight": ROWS,  # vocabulary
+    r".*\.relative_bias\.weight": COLUMNS,  # heads
+    r".*attention\.(query|key|value)\.(weight|bias)": ROWS,  # heads
+    r".*attention\.output\.weight": COLUMNS,  # heads
+    r".*\.feed_forward\.(gate|up)\.(weight|bias)": ROWS,  # hidden features
+    r".*\.feed_forward\.down\.weight": COLUMNS,  # hidden features
+    r"head\.(weight|bias)": ROWS,  # vocabulary
+}
+"""Placements of parameters by patterns of their names; what matches none is replicated, as norms are."""
+
+
+class Placed(NamedTuple):
+    """The placement of a parameter, and why it is not the table's; None if it is."""
+
+    placement: PartitionSpec
+    fallback: str | None = None
+
+
+Plan = Mapping[str, Placed]
+
+
+def plan(config: TransformerConfig, ranks: int) -> Plan:
+    """Place every parameter of `config` on `ranks` tensor ranks. Named shardings are even, and heads are never cut:
+    where `ranks` does not divide an axis or its heads, the parameter is replicated, with the reason; a vocabulary's
+    table is sharded by features instead."""
+    return {name: _placed(config, name, shape, ranks) for name, shape in parameter_shapes(config).items()}
+
+
+def report(plan: Plan) -> list[str]:
+    """Return a line for each parameter that is not placed as in the table."""
+    return [
+        f"{name}: {'sharded by features' if placed.placement == COLUMNS else 'replicated'}, since {placed.fallback}"
+        for name, placed in plan.items()
+        if placed.fallback
+    ]
+
+
+def _placed(config: TransformerConfig, name: str, shape: tuple[int, ...], ranks: int) -> Placed:
+    placement = next((it for pattern, it in PLACEMENTS.items() if re.fullmatch(pattern, name)), REPLICATED)
+    if placement == REPLICATED or ranks == 1:
+        return Placed(REPLICATED)
+    if fallback := _uncut(config, name, ranks):
+        return Placed(REPLICATED, fallback)
+    size = shape[len(placement) - 1]
+    if size % ranks == 0:
+        return Placed(placement)
+    by_features = name.endswith(("token_embedding.weight", "head.weight")) and shape[1] % ranks == 0
+    return Placed(COLUMNS if by_features else REPLICATED, f"{ranks} ranks do not divide {size}")
+
+
+def _uncut(config: TransformerConfig, name: str, ranks: int) -> str | None:
+    """Return why the heads of a parameter cannot be distributed; None if they can, or if it has none."""
+    role = name.split(".")[-2]
+    if role in ("query", "key", "value") and config.projection == "shared-per-head":
+        return "one map serves all heads"
+    heads = dict.fromkeys(("query", "output", "relative_bias"), config.num_heads)
+    heads |= dict.fromkeys(("key", "value"), config.key_value_heads)
+    count = heads.get(role, ranks)
+    return f"{count} heads cannot be distributed over {ranks} ranks" if count % ranks else None

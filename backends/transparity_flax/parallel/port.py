@@ -1,0 +1,125 @@
+"""Entry point of the JAX column over several devices: `ShardedBackend(data, tensor)`."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+
+from transparity.checked import CheckedBackend, Execution, Inputs
+from transparity.config import TransformerConfig
+from transparity.errors import BackendError
+from transparity.parameters import open_parameters
+from transparity.protocol import Arrays
+from transparity.training import Training
+from transparity_flax.fast.fast_linear import ModelStructure, SplitModel
+from transparity_flax.parallel.plan import plan
+from transparity_flax.parallel.sharding import Source, replicated, shard, split_rows
+from transparity_flax.parallel.training import loss_and_gradients, train
+from transparity_flax.port import FlaxForward, build, in_its_precision, ordered, x64_for
+from transparity_flax.state.parameters import State, rounded, to_numpy
+from transparity_flax.transformer import Transformer
+
+
+class ShardedForward(FlaxForward):
+    """`transparity.protocol.Forward` over a mesh.
+
+    Data ranks have different rows in the forward pass and in training; in decoding, each has them all. So has each
+    where a batch norm normalizes by the batch, whose statistics are those of all rows.
+    """
+
+    def __init__(self, model: Transformer, dtype: str, mesh: Mesh, activations: str | None = None) -> None:
+        super().__init__(model, dtype, replicated(mesh), "jit", activations)
+        self.mesh = mesh
+
+    def _placed(self, state: State) -> State:
+        return state
+
+    @functools.cached_property
+    def split(self) -> SplitModel:
+        model = nnx.merge(self.graph, self.state)
+        return self.config, ModelStructure(model), self.state
+
+    @in_its_precision
+    def _taps(self, inputs: Inputs) -> dict[str, jax.Array]:
+        taps = self.traced(self.graph, self.state, split_rows(self.mesh, inputs), self.activations)
+        return {name: taps[name][: _batch(inputs)] for name in ordered(self.config, inputs, taps)}
+
+    @in_its_precision
+    def _logits(self, inputs: Inputs) -> jax.Array:
+        logits = self.fast(self.graph, self.state, split_rows(self.mesh, inputs), self.activations)
+        return logits[: _batch(inputs)]
+
+    @in_its_precision
+    def _loss_and_gradients(
+        self, targets: np.ndarray, inputs: Inputs, masks: Inputs, *, training: bool
+    ) -> tuple[float, dict[str, np.ndarray]]:
+        graph, state = nnx.split(self._learning(training=training))
+        batch = self._batch({"targets": targets, **inputs}, training=training)
+        kept = self._arrays(masks) if self._by_batch(training=training) else split_rows(self.mesh, masks)
+        loss, gradients = loss_and_gradients(graph, state, batch, kept)
+        return float(loss), {name: to_numpy(gradient) for name, gradient in gradients.items()}
+
+    @in_its_precision
+    def _train(self, batches: list[Inputs], training: Training) -> tuple[list[float], dict[str, np.ndarray]]:
+        graph, state = nnx.split(self._learning(training=True))
+        losses, parameters = train(graph, state, [self._batch(it, training=True) for it in batches], training)
+        return losses, {name: to_numpy(value) for name, value in parameters.items()}
+
+    def _batch(self, values: Inputs, *, training: bool) -> dict[str, Any]:
+        """Return tokens by rows of the data ranks, and the targets, whose rows are those that count."""
+        tokens = {name: value for name, value in values.items() if name != "targets"}
+        tokens = self._arrays(tokens) if self._by_batch(training=training) else split_rows(self.mesh, tokens)
+        return {"targets": self._array(values["targets"]), **tokens}
+
+    def _by_batch(self, *, training: bool) -> bool:
+        return self.config.norm == "batch" and training
+
+
+class ShardedBackend(CheckedBackend[ShardedForward]):
+    """`transparity.protocol.Backend` over a mesh of data × tensor devices, the first that there are."""
+
+    name = "flax"
+    dtypes = build.dtypes
+    modes = ("jit",)
+
+    def __init__(self, data: int, tensor: int) -> None:
+        devices = jax.devices()
+        if data * tensor > len(devices):
+            given = f"{data} data ranks × {tensor} tensor ranks need {data * tensor} devices"
+            raise BackendError(
+                f"{given}; there are {len(devices)}, and as many more as --xla_force_host_platform_device_count in "
+                f"XLA_FLAGS asks for."
+            )
+        self.mesh = Mesh(np.array(devices[: data * tensor]).reshape(data, tensor), ("data", "tensor"))
+        self.takes_part = True
+
+    def devices(self) -> tuple[str, ...]:
+        return build.devices()
+
+    def from_file(self, config: TransformerConfig, path: Any, dtype: str | None = None) -> ShardedForward:
+        """Build a model from a safetensors file, of which each device reads its slices alone."""
+        dtype = self.checked_dtype(dtype, self.devices()[0])
+        with open_parameters(path, config) as source:
+            return self._made(config, source, dtype)
+
+    def _build(self, config: TransformerConfig, parameters: Arrays, execution: Execution) -> ShardedForward:
+        if execution.weights:
+            parameters = {name: to_numpy(rounded(value, execution.weights)) for name, value in parameters.items()}
+        return self._made(config, parameters, execution.dtype, execution.activations)
+
+    def _made(
+        self, config: TransformerConfig, source: Source, dtype: str, activations: str | None = None
+    ) -> ShardedForward:
+        placed = plan(config, self.mesh.shape["tensor"])
+        with x64_for(dtype):
+            model = shard(config, self.mesh, placed, source, dtype)
+            return ShardedForward(model, dtype, self.mesh, activations)
+
+
+def _batch(inputs: Inputs) -> int:
+    return len(next(iter(inputs.values())))

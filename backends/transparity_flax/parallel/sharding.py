@@ -1,0 +1,61 @@
+"""A model over a mesh: its parameters with named shardings by a plan, each device's slices of them, and its rows."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from transparity.config import TransformerConfig
+from transparity_flax.parallel.plan import Plan
+from transparity_flax.port import shapes_of
+from transparity_flax.state.parameters import rounded, variables
+from transparity_flax.transformer import Transformer
+
+Source = Mapping[str, Any]
+"""What can be sliced, by the names of parameters: arrays, or the slices of a safetensors file."""
+
+
+def shard(config: TransformerConfig, mesh: Mesh, plan: Plan, source: Source, dtype: str) -> Transformer:
+    """Return a model of which each device holds its share alone, read from `source` slice by slice.
+
+    Args:
+        mesh: Its axes are `data`, over which parameters are replicated, and `tensor`.
+    """
+    model: Transformer = nnx.merge(*shapes_of(Transformer, config), copy=True)
+    for path, name, variable in variables(model):
+        placement, shape, transposed = plan[name].placement, variable.get_value().shape, path[-1] == "kernel"
+        if transposed:
+            placement = PartitionSpec(*[*placement, None, None][1::-1])
+        read = functools.partial(_read, source[name], dtype, transposed)
+        variable.set_value(jax.make_array_from_callback(shape, NamedSharding(mesh, placement), read))
+    return model
+
+
+def _read(source: Any, dtype: str, transposed: bool, index: tuple[slice, ...] | None) -> np.ndarray:
+    """Return the slice of a parameter that a device has."""
+    assert index is not None
+    if transposed:
+        return rounded(np.asarray(source[index[::-1]]).T, dtype)
+    return rounded(source[index], dtype)
+
+
+def split_rows(mesh: Mesh, values: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
+    """Distribute rows over the data axis. Shardings are even: the last ranks repeat the first row where it does not
+    divide the rows, and their results are left out."""
+    axis, sharding = mesh.shape["data"], NamedSharding(mesh, PartitionSpec("data"))
+    rows = {}
+    for name, value in values.items():
+        more = -len(value) % axis
+        rows[name] = jax.device_put(np.concatenate([value, *[value[:1]] * more]), sharding)
+    return rows
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """Sharding of what every device has."""
+    return NamedSharding(mesh, PartitionSpec())

@@ -1,0 +1,71 @@
+"""The plan of tensor parallelism: along which of its axes each parameter is sharded.
+
+One table serves every configuration. The model knows nothing of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from torch.distributed.tensor import Replicate, Shard
+
+from transparity.config import TransformerConfig
+from transparity.parameters import parameter_shapes
+
+PLACEMENTS: dict[str, Shard] = {
+    r".*\.token_embedding\.weight": Shard(0),  # vocabulary
+    r".*\.relative_bias\.weight": Shard(1),  # heads
+    r".*attention\.(query|key|value)\.(weight|bias)": Shard(0),  # heads
+    r".*attention\.output\.weight": Shard(1),  # heads
+    r".*\.feed_forward\.(gate|up)\.(weight|bias)": Shard(0),  # hidden features
+    r".*\.feed_forward\.down\.weight": Shard(1),  # hidden features
+    r"head\.(weight|bias)": Shard(0),  # vocabulary
+}
+"""Placements of parameters by patterns of their names; what matches none is replicated, as norms are."""
+
+
+class Placed(NamedTuple):
+    """The placement of a parameter, and why it is not the table's; None if it is."""
+
+    placement: Shard | Replicate
+    fallback: str | None = None
+
+
+Plan = Mapping[str, Placed]
+
+
+def plan(config: TransformerConfig, ranks: int) -> Plan:
+    """Place every parameter of `config` on `ranks` tensor ranks. An axis that `ranks` does not divide is sharded
+    unevenly, but heads are never cut, and no rank is left without a part: such parameters are replicated, with the
+    reason."""
+    return {name: _placed(config, name, shape, ranks) for name, shape in parameter_shapes(config).items()}
+
+
+def report(plan: Plan) -> list[str]:
+    """Return a line for each parameter that is not placed as in the table."""
+    return [f"{name}: replicated, since {placed.fallback}" for name, placed in plan.items() if placed.fallback]
+
+
+def _placed(config: TransformerConfig, name: str, shape: tuple[int, ...], ranks: int) -> Placed:
+    placement = next((it for pattern, it in PLACEMENTS.items() if re.fullmatch(pattern, name)), None)
+    if placement is None or ranks == 1:
+        return Placed(Replicate())
+    if fallback := _uncut(config, name, ranks):
+        return Placed(Replicate(), fallback)
+    size = shape[placement.dim]
+    if (ranks - 1) * -(-size // ranks) >= size:
+        return Placed(Replicate(), f"{size} leave one of {ranks} ranks without any")
+    return Placed(placement)
+
+
+def _uncut(config: TransformerConfig, name: str, ranks: int) -> str | None:
+    """Return why the heads of a parameter cannot be distributed; None if they can, or if it has none."""
+    role = name.split(".")[-2]
+    if role in ("query", "key", "value") and config.projection == "shared-per-head":
+        return "one map serves all heads"
+    heads = dict.fromkeys(("query", "output", "relative_bias"), config.num_heads)
+    heads |= dict.fromkeys(("key", "value"), config.key_value_heads)
+    count = heads.get(role, ranks)
+    return f"{count} heads cannot be distributed over {ranks} ranks" if count % ranks else None

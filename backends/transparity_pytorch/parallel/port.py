@@ -1,0 +1,198 @@
+"""Entry point of the PyTorch column over several ranks: `ShardedBackend(data, tensor)`, called alike on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from transparity.checked import CheckedBackend, Execution, Inputs
+from transparity.config import TransformerConfig
+from transparity.errors import BackendError
+from transparity.parameters import open_parameters
+from transparity.protocol import Arrays
+from transparity.taps import chained, identity, recording
+from transparity.training import Training
+from transparity_pytorch.arithmetic.dropout import dropping
+from transparity_pytorch.arithmetic.rounding import rounding
+from transparity_pytorch.decoding.steps import step
+from transparity_pytorch.layers import Layer
+from transparity_pytorch.parallel.plan import Plan, plan
+from transparity_pytorch.parallel.sharding import (
+    Root,
+    Source,
+    all_gathered,
+    chunk,
+    distributed,
+    gathered,
+    on_mesh,
+    shard,
+)
+from transparity_pytorch.parallel.training import IGNORED, loss_and_gradients, train
+from transparity_pytorch.port import PytorchForward, build, tensor
+from transparity_pytorch.state.cache import Cache
+from transparity_pytorch.state.parameters import to_numpy
+from transparity_pytorch.transformer import Transformer
+
+
+class ShardedForward(PytorchForward):
+    """`transparity.protocol.Forward` over a mesh. Every rank makes the same calls and gets the same results.
+
+    Data ranks have different rows in the forward pass and in training; in decoding, each has them all. So has each
+    where a batch norm normalizes by the batch, whose statistics are those of all rows.
+    """
+
+    def __init__(self, root: Root, mesh: DeviceMesh, plan: Plan, activations: torch.dtype | None = None) -> None:
+        super().__init__(root.model, mesh.device_type, "eager", activations)
+        self.root, self.mesh, self.plan, self.stepped = root, mesh, plan, sharded_step
+        self.rounding = rounding(activations) if activations else identity
+
+    @property
+    def fastest(self) -> Transformer:
+        return self.model
+
+    @torch.no_grad()
+    def _taps(self, inputs: Inputs) -> dict[str, Tensor]:
+        taps: dict[str, Tensor] = {}
+        with on_mesh():
+            self.root(_called, **self._rows(inputs), tap=chained(self.rounding, recording(taps)))
+            return {name: self._all_rows(value, inputs) for name, value in taps.items()}
+
+    @torch.no_grad()
+    def _logits(self, inputs: Inputs) -> Tensor:
+        with on_mesh():
+            return self._all_rows(self.root(_called, **self._rows(inputs), tap=self.rounding), inputs)
+
+    def _loss_and_gradients(
+        self, targets: np.ndarray, inputs: Inputs, masks: Inputs, *, training: bool
+    ) -> tuple[float, dict[str, np.ndarray]]:
+        self.root.train(training)
+        try:
+            with on_mesh():
+                tap = dropping(self._rows(masks), self.config.dropout) if masks else identity
+                batch = self._rows({"targets": targets, **inputs})
+                loss, gradients = loss_and_gradients(self.root, self.mesh["data"], tap=tap, **batch)
+                return float(loss), {name: to_numpy(gathered(gradient)) for name, gradient in gradients.items()}
+        finally:
+            self.root.eval()
+
+    def _train(self, batches: list[Inputs], training: Training) -> tuple[list[float], dict[str, np.ndarray]]:
+        before = {name: value.detach().clone() for name, value in self.root.named_parameters()}
+        self.root.train()
+        try:
+            with on_mesh():
+                losses, parameters = train(self.root, self.mesh["data"], [self._rows(it) for it in batches], training)
+                return losses, {name: to_numpy(gathered(value)) for name, value in parameters.items()}
+        finally:
+            self.root.eval()
+            with torch.no_grad():
+                for name, value in self.root.named_parameters():
+                    value.copy_(before[name])
+
+    def _start(self, *given: Any) -> Any:
+        return self._by_all(super()._start, *given)
+
+    def _step(self, *given: Any) -> tuple[Tensor, Any]:
+        return self._by_all(super()._step, *given)
+
+    def _generate(self, *given: Any) -> np.ndarray:
+        return self._by_all(super()._generate, *given)
+
+    def _beam_search(self, *given: Any) -> tuple[np.ndarray, np.ndarray]:
+        return self._by_all(super()._beam_search, *given)
+
+    @torch.no_grad()
+    def _by_all(self, method: Callable[..., Any], *given: Any) -> Any:
+        """Call a method by which every data rank decodes all rows, with all parameters."""
+        with on_mesh(), all_gathered(self.root):
+            return self.root(lambda model: method(*given))
+
+    def _held(self, rows: int) -> slice:
+        """Return which rows this data rank has."""
+        if self.config.norm == "batch" and self.root.training:
+            return slice(0, rows)
+        return chunk(slice(0, rows), self.mesh["data"])
+
+    def _rows(self, values: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Return this data rank's rows; for a rank without any, one row whose targets do not count."""
+        rows = {}
+        for name, value in values.items():
+            whole = tensor(value, None, self.device)
+            held = self._held(len(whole))
+            rows[name] = whole[held] if held.stop > held.start else whole[:1]
+            if name == "targets" and held.stop == held.start:
+                rows[name] = torch.full_like(rows[name], IGNORED)
+        return rows
+
+    def _all_rows(self, value: Tensor, inputs: Inputs) -> Tensor:
+        """Return the rows of all data ranks, each of which has computed its own."""
+        batch = len(next(iter(inputs.values())))
+        held, value = self._held(batch), gathered(value)
+        local = value[: held.stop - held.start].contiguous()
+        whole = torch.empty(batch, *value.shape[1:], device="meta")
+        return distributed(local, self.mesh["data"], Shard(0), whole).full_tensor()
+
+
+def sharded_step(model: Transformer, tokens: Tensor, cache: Cache, **options: Any) -> Tensor:
+    """Logits of a step; its cache is distributed over the tensor ranks as the heads of keys are."""
+    for layer, kept in zip(model.decoder.layers, cache["layers"], strict=True):
+        assert isinstance(layer, Layer)
+        placed = layer.self_attention.key.weight
+        assert isinstance(placed, DTensor)
+        heads = [Shard(1) if placement.is_shard() else Replicate() for placement in placed.placements]
+        for name, value in kept["self_attention"].items():
+            if not isinstance(value, DTensor):
+                whole = distributed(value, placed.device_mesh, Replicate(), value)
+                kept["self_attention"][name] = whole.redistribute(placements=heads)
+    return gathered(step(model, tokens, cache, **options))
+
+
+class ShardedBackend(CheckedBackend[ShardedForward]):
+    """`transparity.protocol.Backend` over a mesh of data × tensor ranks, the first of those that were launched."""
+
+    name = "pytorch"
+    dtypes = build.dtypes
+    modes = ("eager",)
+
+    def __init__(self, data: int, tensor: int) -> None:
+        if not dist.is_initialized():
+            dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+        if data * tensor > dist.get_world_size():
+            given = f"{data} data ranks × {tensor} tensor ranks need {data * tensor} processes"
+            raise BackendError(f"{given}; {dist.get_world_size()} were launched.")
+        ranks = torch.arange(data * tensor).reshape(data, tensor)
+        self.mesh = DeviceMesh(self.devices()[0], ranks, mesh_dim_names=("data", "tensor"))
+        self.takes_part = dist.get_rank() < data * tensor
+
+    def devices(self) -> tuple[str, ...]:
+        return ("cuda",) if torch.cuda.is_available() else ("cpu",)
+
+    def from_file(self, config: TransformerConfig, path: Any, dtype: str | None = None) -> ShardedForward:
+        """Build a model from a safetensors file, of which this rank reads its slices alone."""
+        dtype = self.checked_dtype(dtype, self.devices()[0])
+        with open_parameters(path, config) as source:
+            return self._made(config, source, dtype)
+
+    def _build(self, config: TransformerConfig, parameters: Arrays, execution: Execution) -> ShardedForward:
+        if execution.weights:
+            dtype = getattr(torch, execution.weights)
+            parameters = {name: to_numpy(torch.as_tensor(value).to(dtype)) for name, value in parameters.items()}
+        return self._made(config, parameters, execution.dtype, execution.activations)
+
+    def _made(
+        self, config: TransformerConfig, source: Source, dtype: str, activations: str | None = None
+    ) -> ShardedForward:
+        placed = plan(config, self.mesh["tensor"].size())
+        root = shard(config, self.mesh, placed, source, getattr(torch, dtype))
+        return ShardedForward(root, self.mesh, placed, getattr(torch, activations) if activations else None)
+
+
+def _called(model: Transformer, **given: Any) -> Tensor:
+    logits: Tensor = model(**given)
+    return logits

@@ -1,0 +1,154 @@
+"""A model over a mesh: its parameters as DTensors by a plan, its layers under FSDP, and each rank's slices of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.experimental import implicit_replication
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from transparity.config import TransformerConfig
+from transparity_pytorch.normalization import Norm
+from transparity_pytorch.parallel.plan import Plan
+from transparity_pytorch.state.parameters import own
+from transparity_pytorch.transformer import Transformer
+
+Source = Mapping[str, Any]
+"""What can be sliced, by the names of parameters: arrays, or the slices of a safetensors file."""
+
+
+class Root(nn.Module):
+    """A model at the root of FSDP, which gathers the parameters outside of layers for whatever function it calls."""
+
+    def __init__(self, model: Transformer) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, function: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        return function(self.model, *given, **named)
+
+
+@contextmanager
+def on_mesh() -> Iterator[None]:
+    """Context manager in which DTensors meet the model's own constants, which every rank makes alike, and attention
+    is made of operators that DTensor distributes: it does not distribute the CPU's kernel."""
+    with implicit_replication(), sdpa_kernel(SDPBackend.MATH):
+        yield
+
+
+def shard(config: TransformerConfig, mesh: DeviceMesh, plan: Plan, source: Source, dtype: torch.dtype) -> Root:
+    """Return a model of which this rank holds its share alone, read from `source` slice by slice.
+
+    Args:
+        mesh: Its axes are `data`, over which FSDP shards what each tensor rank has, and `tensor`.
+    """
+    with torch.device("meta"):
+        model = Transformer(config)
+    root, names = Root(model), {id(value): name for name, value in own(model).items()}
+    _hook(model, plan)
+    for unit in [*_layers(model), root]:
+        _materialize(unit, names, mesh["tensor"], plan, dtype)
+        if mesh["data"].size() > 1:
+            fully_shard(unit, mesh=mesh["data"], reshard_after_forward=True)  # the root, too
+    for name, value in own(model).items():
+        with torch.no_grad():
+            local = value.to_local() if isinstance(value, DTensor) else value
+            local.copy_(torch.as_tensor(np.asarray(source[name][slices(mesh, plan, name, value)])))
+    model.register_forward_hook(lambda module, given, logits: gathered(logits))
+    return root.eval()
+
+
+def slices(mesh: DeviceMesh, plan: Plan, name: str, value: Tensor) -> tuple[slice, ...]:
+    """Return which slice of a parameter this rank holds: its tensor rank's, and of that its data rank's rows."""
+    held, placement = [slice(0, size) for size in value.shape], plan[name].placement
+    if isinstance(placement, Shard):
+        held[placement.dim] = chunk(held[placement.dim], mesh["tensor"])
+    if mesh["data"].size() > 1 and isinstance(value, nn.Parameter):
+        held[0] = chunk(held[0], mesh["data"])
+    return tuple(held)
+
+
+def chunk(whole: slice, mesh: DeviceMesh) -> slice:
+    """Return this rank's part of `whole`, as `torch.chunk` cuts it: the last ranks may have less, or nothing."""
+    size = -(-(whole.stop - whole.start) // mesh.size())
+    start = min(whole.start + mesh.get_local_rank() * size, whole.stop)
+    return slice(start, min(start + size, whole.stop))
+
+
+def distributed(local: Tensor, mesh: DeviceMesh, placement: Shard | Replicate, whole: Tensor) -> DTensor:
+    """Return what is in the form of `whole`, of which this rank has the part `local`."""
+    placements = (placement,)
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride())
+
+
+def gathered(value: Any) -> Any:
+    """Return the whole of a DTensor as a tensor; return anything else unchanged."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+@contextmanager
+def all_gathered(root: Root) -> Iterator[None]:
+    """Context manager in which each data rank has the parameters of every layer, for functions that use parts of
+    layers."""
+    units = [module for module in root.modules() if isinstance(module, FSDPModule)]
+    if units:
+        root(lambda model: None)  # FSDP's root is the first module that is called
+    for unit in units:
+        unit.unshard()
+    try:
+        yield
+    finally:
+        for unit in units:
+            unit.reshard()
+
+
+def _layers(model: Transformer) -> list[nn.Module]:
+    stacks = [stack for stack in ("encoder", "decoder") if hasattr(model, stack)]
+    return [layer for stack in stacks for layer in getattr(model, stack).layers]
+
+
+def _materialize(unit: nn.Module, names: Mapping[int, str], mesh: DeviceMesh, plan: Plan, dtype: torch.dtype) -> None:
+    """Put this tensor rank's share in place of the parameters without memory; tied ones stay tied."""
+    made: dict[int, Tensor] = {}
+    for module in unit.modules():
+        for name, value in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
+            if value.is_meta and id(value) not in made:
+                made[id(value)] = _share(value, plan[names[id(value)]].placement, mesh, dtype)
+            if value.is_meta:
+                setattr(module, name, made[id(value)])
+
+
+def _share(value: Tensor, placement: Shard | Replicate, mesh: DeviceMesh, dtype: torch.dtype) -> Tensor:
+    shape = list(value.shape)
+    if isinstance(placement, Shard):
+        held = chunk(slice(0, shape[placement.dim]), mesh)
+        shape[placement.dim] = held.stop - held.start
+    local = torch.empty(shape, dtype=dtype, device=mesh.device_type)
+    share = distributed(local, mesh, placement, value)
+    return nn.Parameter(share) if isinstance(value, nn.Parameter) else share
+
+
+def _hook(model: Transformer, plan: Plan) -> None:
+    """Sum the partial results of modules that are sharded by what they read, and the partial gradients of norms'
+    results, where ranks have a part each of the maps that follow."""
+    for name, module in model.named_modules():
+        read = {nn.Linear: 1, nn.Embedding: 0}.get(type(module))
+        placed = plan.get(f"{name}.weight")
+        if isinstance(module, Norm) or (placed and read is not None and placed.placement.is_shard(read)):
+            module.register_forward_hook(lambda module, given, result: _whole(result))
+
+
+def _whole(value: DTensor) -> DTensor:
+    """Return `value` replicated, with a gradient that is replicated too: partial sums are added once, here."""
+    value = value.redistribute(placements=[Replicate()])
+    if value.requires_grad:
+        value.register_hook(lambda gradient: gradient.redistribute(placements=[Replicate()]))
+    return value

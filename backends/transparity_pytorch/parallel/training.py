@@ -1,0 +1,99 @@
+"""Learning over data ranks: one loss over the tokens of all ranks, its gradients, and the steps of an optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.nn import functional as F
+
+from transparity.training import Training
+from transparity_pytorch.arithmetic.precision import upcast
+from transparity_pytorch.parallel.sharding import Root
+from transparity_pytorch.training.optimization import _optimizer, clip_by_global_norm
+from transparity_pytorch.transformer import Transformer
+
+IGNORED = -100
+"""No token: what stands in place of targets that do not count."""
+
+
+def loss_and_gradients(
+    root: Root, mesh: DeviceMesh, targets: Tensor, **tokens: Any
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Loss of the whole batch, and its gradient by every learned parameter, placed as the parameter is.
+
+    Args:
+        mesh: Of the data ranks.
+        targets: Those of this rank's rows; `IGNORED` where they do not count.
+        tokens: This rank's rows.
+    """
+    statistics = {name: buffer.clone() for name, buffer in root.named_buffers()}
+    total, count = root(_summed, targets, **tokens), (_counted(root.model, targets) != IGNORED).sum().to(torch.float64)
+    dist.all_reduce(count, group=mesh.get_group())
+    loss = total / count.to(total.dtype)
+    # FSDP takes the mean of the ranks' gradients. A mean of the ranks' mean losses would be wrong: ranks have different
+    # numbers of tokens.
+    (loss * mesh.size()).backward()
+    loss = loss.detach()
+    dist.all_reduce(loss, group=mesh.get_group())
+    for name, buffer in root.named_buffers():
+        buffer.copy_(statistics[name])
+    gradients = {name.removeprefix("model."): _taken(parameter) for name, parameter in root.named_parameters()}
+    return loss, gradients
+
+
+def train(
+    root: Root, mesh: DeviceMesh, batches: Sequence[Mapping[str, Tensor]], training: Training
+) -> tuple[list[float], dict[str, Tensor]]:
+    """Take one step per batch of this rank's rows; return the loss before each and the final learned parameters.
+
+    Every rank steps with its shard alone: the optimizers are elementwise, and the norm that clips is of all shards.
+    """
+    parameters = {name.removeprefix("model."): parameter for name, parameter in root.named_parameters()}
+    shards = {name: nn.Parameter(_local(parameter)) for name, parameter in parameters.items()}
+    optimizer, losses = _optimizer(list(shards.values()), training), []
+    for step, batch in enumerate(batches, 1):
+        loss, gradients = loss_and_gradients(root, mesh, **batch)
+        if training.max_norm is not None:
+            gradients = clip_by_global_norm(gradients, training.max_norm)
+        for name, gradient in gradients.items():
+            shards[name].grad = _local(gradient)
+        optimizer.param_groups[0]["lr"] = training.rate(step, root.model.config.embed_dim)
+        optimizer.step()
+        losses.append(float(loss))
+    return losses, {name: parameter.detach() for name, parameter in parameters.items()}
+
+
+def _summed(model: Transformer, targets: Tensor, **tokens: Any) -> Tensor:
+    """Sum of −log softmax(logits)[target] over targets that count."""
+    logits = upcast(model(**tokens)).flatten(0, 1)
+    counted = _counted(model, targets)
+    return F.cross_entropy(logits, counted.flatten(), ignore_index=IGNORED, reduction="sum")
+
+
+def _counted(model: Transformer, targets: Tensor) -> Tensor:
+    """Return the targets with `IGNORED` in place of padding."""
+    pad = model.config.pad_id
+    return targets if pad is None else targets.masked_fill(targets == pad, IGNORED)
+
+
+def _taken(parameter: nn.Parameter) -> Tensor:
+    """Take the gradient from a parameter, placed as it is; zeros where the loss does not depend on it."""
+    gradient, parameter.grad = parameter.grad, None
+    if gradient is None:
+        return torch.zeros_like(parameter)
+    assert isinstance(parameter, DTensor) and isinstance(gradient, DTensor)
+    placed: Tensor = gradient.redistribute(placements=parameter.placements)
+    return placed.detach()
+
+
+@torch.no_grad()
+def _local(value: Tensor) -> Tensor:
+    """Return this rank's shard, in the same memory."""
+    assert isinstance(value, DTensor)
+    return value.to_local()

@@ -1,0 +1,172 @@
+"""Sharding: over ranks of data and tensor parallelism, a column is the model that it is in one process.
+
+Each rank has its shards of the parameters and its rows, whose number the data ranks do not divide; all claims of a
+session share the processes of one launch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity.parameters import save_parameters
+from transparity.presets import PRESETS, preset
+from transparity_conformance.oracle.cases import CASES
+from transparity_conformance.oracle.derivatives import Derivatives
+from transparity_conformance.oracle.oracle import Arrays, Oracle, forward_oracle
+from transparity_conformance.oracle.probes import mixed_inputs, probe_parameters
+from transparity_conformance.report.comparison import Evidence
+from transparity_conformance.suite.bench import Bench
+from transparity_conformance.suite.claims import claim, decoding, differentiation, generation, optimization
+from transparity_conformance.suite.ranks.remote import RemoteBackend
+
+ROWS = 5
+"""Of a batch: two data ranks have 3 and 2, of four one has none."""
+
+MESHES = ((2, 1), (1, 2), (2, 2), (4, 1), (1, 4), (1, 1))
+"""Data × tensor ranks."""
+
+HEADS = 4
+"""Heads that every number of ranks divides."""
+
+OTHER_HEADS = {"bloom", "bart"}
+"""Cases that keep their six and three heads: four ranks do not divide them, and their attention is replicated."""
+
+ALL = {
+    name: config if name in OTHER_HEADS else dataclasses.replace(config, num_heads=HEADS)
+    for name, config in ({name: preset(name).resized() for name in PRESETS} | CASES).items()
+}
+
+
+TIMES = 2
+"""Meshes for each case."""
+
+
+def _over(*cases: str) -> tuple[str, ...]:
+    """Return each case on `TIMES` meshes, so that every mesh has about as many: `llama on 1 × 2`."""
+    meshes = itertools.cycle(MESHES)
+    return tuple(f"{case} on {data} × {tensor}" for case in cases for data, tensor in itertools.islice(meshes, TIMES))
+
+
+DECODED = ("llama on 1 × 2", "gemma on 1 × 4", "bloom on 2 × 2", "qwen on 2 × 1")
+"""Caches whose heads are sharded, and others: of gemma's keys there is one head."""
+
+TRAINED = (
+    "adamw, clipped and warmed up on 1 × 2",
+    "adamw, clipped and warmed up on 2 × 2",
+    "sgd with momentum on 4 × 1",
+)
+
+GENERATED = ("notes-lm on 1 × 2", "walkthrough on 1 × 4", "translation on 2 × 2")
+
+
+def _benches(bench: Bench, cases: Iterable[str], *, few: bool = False) -> Iterator[tuple[str, str, Bench]]:
+    """Yield each case, the name of its model, and the bench over its mesh; with `few`, where every model is compiled,
+    each model on one mesh."""
+    compiles = few and bench.backend.modes[0] != "eager"
+    for index, case in enumerate(cases):
+        name, _, mesh = case.partition(" on ")
+        if compiles and index % TIMES != index // TIMES % TIMES:
+            continue
+        data, tensor = map(int, mesh.split(" × "))
+        yield case, name, bench.over(data, tensor)
+
+
+@functools.cache
+def model(case: str) -> tuple[TransformerConfig, Arrays, Arrays, Oracle]:
+    """Return a preset or another case: its configuration, parameters, rows and results."""
+    config = ALL[case]
+    parameters = probe_parameters(config)
+    inputs = {name: value[:ROWS] for name, value in mixed_inputs(config).items()}
+    return config, parameters, inputs, forward_oracle(config, parameters, inputs)
+
+
+@claim(dtypes=("float32",), sharded=True, cases=("llama on 1 × 2",), all_cases=_over(*ALL), all_in=("float64",))
+def forward(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:
+    """Every tap and the logits of a sharded model agree, for every configuration, with uneven rows and vocabularies."""
+    for case, name, over in _benches(bench, cases, few=True):
+        config, parameters, inputs, oracle = model(name)
+        record, sharded = bench.evidence("sharding.forward", case), over.forward(config, parameters)
+        taps = sharded(**inputs)
+        yield record.exactly("names of taps", sorted(taps) == sorted(oracle.expected), True)
+        for tap, value in taps.items():
+            yield record.oracle(oracle, tap, value)
+        yield record.oracle(oracle, "logits by the fast path", sharded.logits(**inputs), "logits")
+
+
+@functools.cache
+def derivatives(case: str) -> tuple[Derivatives, Arrays]:
+    """Of a case with one layer to a stack, and its parameters."""
+    config = dataclasses.replace((ALL | differentiation.HARD_TO_REACH)[case], num_encoder_layers=1)
+    config = dataclasses.replace(config, num_decoder_layers=min(config.num_decoder_layers, 1))
+    parameters = probe_parameters(config, 6)
+    inputs = {name: value[:ROWS] for name, value in mixed_inputs(config).items()}
+    return Derivatives(config, parameters, inputs, training=config.norm == "batch"), parameters
+
+
+@claim(
+    dtypes=("float64",),
+    quick=(),
+    sharded=True,
+    cases=_over("notes-lm", "qwen", "batch"),
+)
+def gradients(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:
+    """The loss of all ranks' tokens is their mean, and its gradient by every parameter agrees, also where ranks have
+    different numbers of tokens."""
+    for case, name, over in _benches(bench, cases):
+        ours, parameters = derivatives(name)
+        for item in differentiation.gradients_agree(over, "sharding.gradients", name, ours, parameters):
+            yield dataclasses.replace(item, case=case)
+
+
+@claim(dtypes=("float64",), quick=(), sharded=True, cases=TRAINED)
+def ten_steps(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:
+    """Ten steps of an optimizer, each rank with its shards alone, end where the reference's end, also after a forward
+    pass; the model itself does not change."""
+    for case, name, over in _benches(bench, cases):
+        (config, training), oracle = optimization.CASES[name], optimization.oracle_of(name)
+        batches, parameters = optimization.batches(config), probe_parameters(config, 6)
+        record, sharded = bench.evidence("sharding.ten_steps", case), over.forward(config, parameters)
+        before = sharded.logits(tokens=batches[0]["tokens"])
+        losses, learned = sharded.train(batches, training)
+        yield record.exactly("every parameter", sorted([*learned, "losses"]) == sorted(oracle.expected), True)
+        for where, actual in {"losses": np.array(losses), **learned}.items():
+            yield record.oracle(oracle, where, actual)
+        yield record.exactly("logits after training", sharded.logits(tokens=batches[0]["tokens"]), before)
+
+
+@claim(dtypes=("float64",), quick=(), sharded=True, cases=DECODED)
+def decoding_with_a_cache(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:
+    """Decoding in chunks, with a cache that is sharded as the heads are, has the logits of the full forward pass."""
+    for case, name, over in _benches(bench, cases):
+        for item in decoding.cached(over, "sharding.decoding_with_a_cache", [name], decoding.SOME):
+            yield dataclasses.replace(item, case=case)
+
+
+@claim(dtypes=("float64",), quick=(), sharded=True, cases=GENERATED)
+def greedy_generation(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:
+    """Generation over ranks takes the likeliest token, with a cache and beyond it."""
+    for case, name, over in _benches(bench, cases):
+        asked = generation.prompted(name, HEADS)
+        yield from generation.likeliest(over, "sharding.greedy_generation", case, asked)
+
+
+@claim(dtypes=("float64",), quick=(), sharded=True, cases=_over("llama", "t5"))
+def checkpoint(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:
+    """A model that is read from a file, each rank its slices alone, has the same logits."""
+    for case, name, over in _benches(bench, cases):
+        config, parameters, inputs, oracle = model(name)
+        with tempfile.TemporaryDirectory() as folder:
+            path = str(Path(folder, "parameters.safetensors"))
+            save_parameters(path, parameters)
+            assert isinstance(over.backend, RemoteBackend)
+            sharded = over.backend.from_file(config, path, bench.subject.dtype)
+        record = bench.evidence("sharding.checkpoint", case)
+        yield record.oracle(oracle, "logits", sharded.logits(**inputs))

@@ -1,0 +1,1 @@
+"""A backend over several ranks, in processes of their own, called as one in this process is."""

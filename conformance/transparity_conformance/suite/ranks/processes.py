@@ -1,0 +1,144 @@
+"""The processes of ranks: launched once with a launcher's variables, then given one task after another."""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import pickle
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+PATIENCE = 120.0
+"""Seconds in which every rank has to answer: one that has stopped leaves the others waiting for its part of a sum."""
+
+AFTER_A_FAILURE = 2.0
+"""Seconds in which the others have to answer once a rank has failed."""
+
+Task = Callable[..., Any]
+"""A function of a module, from the state of a rank and further arguments to what can be pickled."""
+
+
+@dataclass
+class State:
+    """What a rank keeps from task to task."""
+
+    module: str
+    """The module of the backend over ranks."""
+    rank: int
+    objects: dict[Any, Any] = field(default_factory=dict)
+
+
+class RanksError(RuntimeError):
+    """Ranks that have died, that do not answer, or that disagree with each other."""
+
+
+class Ranks:
+    """Processes of one launch. Every task is done by all of them; `devices` are visible to each.
+
+    Args:
+        module: The module of the backend over ranks.
+        count: The number of processes.
+        devices: How many devices XLA makes of a CPU.
+    """
+
+    def __init__(self, module: str, count: int, devices: int) -> None:
+        methods = multiprocessing.get_all_start_methods()
+        context: Any = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
+        if count > 1 and "forkserver" in methods:
+            multiprocessing.set_forkserver_preload([module])  # imported once, for all ranks
+        variables = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
+        self.connections: list[Connection] = []
+        self.processes: list[BaseProcess] = []
+        for rank in range(count):
+            ours, theirs = context.Pipe()
+            named = {**variables, "RANK": str(rank), "LOCAL_RANK": str(rank), "XLA_FLAGS": flags.strip()}
+            process = context.Process(target=_serve, args=(theirs, State(module, rank), named), daemon=True)
+            process.start()
+            theirs.close()
+            self.connections.append(ours)
+            self.processes.append(process)
+        atexit.register(self.stop)
+
+    @property
+    def alive(self) -> bool:
+        return bool(self.processes) and all(process.is_alive() for process in self.processes)
+
+    def do(self, task: Task, *given: Any) -> list[Any]:
+        """Return the results of all ranks. Raises the error of the first that has one, and `RanksError` if one dies or
+        does not answer; the launch ends if ranks are left that wait."""
+        if not self.connections:
+            raise RanksError(f"{task.__name__}: the ranks were ended by an earlier failure")
+        try:
+            for connection in self.connections:
+                connection.send((task, given))
+            answers = self._answers()
+        except (EOFError, OSError):
+            self.stop()
+            raise RanksError(f"{task.__name__}: a rank has died") from None
+        if len(answers) < len(self.connections):
+            waiting = sorted({*range(len(self.connections))} - {*answers})
+            self.stop()
+            answers.setdefault(waiting[0], (False, RanksError(f"{task.__name__}: ranks {waiting} do not answer")))
+        errors = [value for done, value in answers.values() if not done]
+        if errors:
+            raise errors[0]
+        return [answers[rank][1] for rank in sorted(answers)]
+
+    def stop(self) -> None:
+        """End the processes."""
+        for connection in self.connections:
+            connection.close()
+        for process in self.processes:
+            process.terminate()
+            process.join()
+        self.connections, self.processes = [], []
+
+    def _answers(self) -> dict[int, tuple[bool, Any]]:
+        """Return the ranks' answers, of those that answer in time; once one has failed, others may wait for it."""
+        answers: dict[int, tuple[bool, Any]] = {}
+        until = time.monotonic() + PATIENCE
+        while len(answers) < len(self.connections) and (left := until - time.monotonic()) > 0:
+            asked = {connection: rank for rank, connection in enumerate(self.connections) if rank not in answers}
+            for connection in wait(list(asked), left):
+                assert isinstance(connection, Connection)
+                answers[asked[connection]] = done, _ = connection.recv()
+                until = until if done else min(until, time.monotonic() + AFTER_A_FAILURE)
+        return answers
+
+
+def _free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port: int = taken.getsockname()[1]
+        return port
+
+
+def _serve(connection: Connection, state: State, variables: dict[str, str]) -> None:
+    """Do one task after another until the connection is closed."""
+    os.environ.update(variables)
+    while True:
+        try:
+            task, given = connection.recv()
+        except EOFError:
+            return
+        try:
+            answer = True, task(state, *given)
+        except Exception as error:  # noqa: BLE001 - it is raised where the task was given
+            answer = False, _sendable(error)
+        connection.send(answer)
+
+
+def _sendable(error: Exception) -> Exception:
+    """Return an error that can be pickled, and read where its class is known."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # noqa: BLE001 - whatever a framework's error does
+        return RanksError(f"{type(error).__name__}: {error}")
+    return error

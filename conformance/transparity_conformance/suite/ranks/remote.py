@@ -1,0 +1,125 @@
+"""`transparity.protocol.Backend` over ranks: every rank is asked, and all have to answer alike."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import itertools
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity.protocol import Arrays, Backend, ShardedHarness
+from transparity_conformance.report.comparison import as_numbers
+from transparity_conformance.suite.ranks.processes import Ranks, RanksError, State
+
+MOST_RANKS = 4
+"""Ranks of a launch, of which a smaller mesh has the first: one launch serves meshes of every size."""
+
+HANDLES = itertools.count()
+LAUNCHED: dict[str, Ranks] = {}
+
+
+def launched(parts: ShardedHarness) -> Ranks:
+    """Return the ranks of a column; they are launched if none are alive."""
+    module = parts.SHARDED
+    if module not in LAUNCHED or not LAUNCHED[module].alive:
+        LAUNCHED[module] = Ranks(module, parts.processes(MOST_RANKS), devices=MOST_RANKS)
+    return LAUNCHED[module]
+
+
+class RemoteBackend:
+    """A backend over a mesh of data × tensor ranks, given the backend in this process and its harness."""
+
+    def __init__(self, local: Backend, parts: ShardedHarness, data: int, tensor: int) -> None:
+        self.name, self.dtypes, self.modes, self.devices = local.name, local.dtypes, local.modes, local.devices
+        self.parts, self.mesh = parts, (data, tensor)
+
+    def __call__(self, config: TransformerConfig, parameters: Arrays, **how: Any) -> RemoteForward:
+        how.pop("mode", None)  # a mesh has one
+        return self._made(_build, config, dict(parameters), how)
+
+    def from_file(self, config: TransformerConfig, path: str, dtype: str) -> RemoteForward:
+        """Build a model from a safetensors file; `{rank}` in its name is the number of a process."""
+        return self._made(_open, config, path, dtype)
+
+    def _made(self, task: Callable[..., Any], *given: Any) -> RemoteForward:
+        ranks, handle = launched(self.parts), next(HANDLES)
+        ranks.do(task, handle, self.mesh, *given)
+        return RemoteForward(ranks, handle)
+
+
+class RemoteForward:
+    """`transparity.protocol.Forward` on ranks. A cache stays on its ranks, and is a number here."""
+
+    def __init__(self, ranks: Ranks, handle: int) -> None:
+        self.ranks, self.handle = ranks, handle
+
+    def __call__(self, **tokens: Any) -> Any:
+        return self._ask("__call__", **tokens)
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        if method.startswith("_"):
+            raise AttributeError(method)
+        return functools.partial(self._ask, method)
+
+    def _ask(self, method: str, *given: Any, **named: Any) -> Any:
+        return _agreed(method, self.ranks.do(_call, self.handle, next(HANDLES), method, given, named))
+
+
+def _agreed(method: str, answers: list[Any]) -> Any:
+    """Return the answer of the first rank; raise `RanksError` if another has a different one."""
+    results = [answer for answer in answers if answer is not None]
+    if len({digest for digest, _ in results}) > 1:
+        raise RanksError(f"{method}: ranks return different results")
+    return results[0][1]
+
+
+def _build(state: State, handle: int, mesh: tuple[int, int], config: TransformerConfig, *given: Any) -> None:
+    backend = _backend(state, mesh)
+    if backend.takes_part:
+        parameters, how = given
+        state.objects[handle] = backend(config, parameters, **how)
+
+
+def _open(state: State, handle: int, mesh: tuple[int, int], config: TransformerConfig, path: str, dtype: str) -> None:
+    backend = _backend(state, mesh)
+    if backend.takes_part:
+        state.objects[handle] = backend.from_file(config, path.format(rank=state.rank), dtype)
+
+
+def _backend(state: State, mesh: tuple[int, int]) -> Any:
+    """Return the backend over a mesh, which all ranks make, those that take no part too."""
+    if mesh not in state.objects:
+        state.objects[mesh] = importlib.import_module(state.module).ShardedBackend(*mesh)
+    return state.objects[mesh]
+
+
+def _call(
+    state: State, handle: int, kept: int, method: str, given: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[str, Any] | None:
+    """Return the digest of a result and, from the first rank, the result; None from ranks that take no part. A cache
+    among the results is kept under the number `kept`."""
+    if handle not in state.objects:
+        return None
+    if method == "step" and len(given) > 1 and given[1] is not None:
+        given = given[0], state.objects[given[1]]
+    result = getattr(state.objects[handle], method)(*given, **named)
+    if method == "step":
+        logits, state.objects[kept] = result
+        result = logits, kept
+    result = _numbers(result)
+    return hashlib.sha256(pickle.dumps(result)).hexdigest(), result if state.rank == 0 else None
+
+
+def _numbers(value: Any) -> Any:
+    """Return a result with every array as one of NumPy."""
+    if isinstance(value, dict):
+        return {name: _numbers(held) for name, held in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_numbers(held) for held in value)
+    return np.ascontiguousarray(as_numbers(value)) if hasattr(value, "shape") else value

@@ -1,0 +1,90 @@
+"""One table of placements serves every configuration, and what is not placed by it is reported."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from typing import Any
+
+import pytest
+
+from transparity.config import TransformerConfig
+from transparity.parameters import parameter_shapes
+from transparity.presets import PRESETS, preset
+from transparity_conformance.oracle.cases import CASES
+
+CONFIGS = {name: preset(name).resized() for name in PRESETS} | CASES
+
+
+@pytest.fixture(params=["pytorch", "flax"])
+def plans(request: pytest.FixtureRequest) -> Any:
+    """The module with a column's plan."""
+    return importlib.import_module(f"transparity_{request.param}.parallel.plan")
+
+
+def cut_along(placement: Any) -> int | None:
+    """The axis along which a placement shards a parameter, in either framework's words; None if it is replicated."""
+    if hasattr(placement, "is_shard"):
+        return placement.dim if placement.is_shard() else None
+    return next((axis for axis, name in enumerate(placement) if name), None)
+
+
+def sharded(plans: Any, config: TransformerConfig, ranks: int) -> dict[str, int]:
+    """The axis of every parameter that is sharded."""
+    axes = {name: cut_along(placed.placement) for name, placed in plans.plan(config, ranks).items()}
+    return {name: axis for name, axis in axes.items() if axis is not None}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("case", CONFIGS)
+def test_every_parameter_is_placed_by_the_table_or_reported(plans: Any, case: str, ranks: int) -> None:
+    plan, shapes = plans.plan(CONFIGS[case], ranks), parameter_shapes(CONFIGS[case])
+    assert list(plan) == list(shapes)
+    matrices = {
+        name
+        for name, shape in shapes.items()
+        if len(shape) == 2 and not name.endswith(("n_embedding.weight", "r.weight"))
+    }
+    tables = {name for name in shapes if name.endswith(("position_embedding.weight", "token_type_embedding.weight"))}
+    whole = {name for name in matrices - tables - {"pooler.weight"} if cut_along(plan[name].placement) is None}
+    reported = {line.partition(":")[0] for line in plans.report(plan)}
+    assert whole <= reported if ranks > 1 else not reported
+    assert reported == {name for name, placed in plan.items() if placed.fallback}
+
+
+def test_large_parameters_are_sharded_where_ranks_divide_them(plans: Any) -> None:
+    config = CASES["llama"].resized(target_vocab_size=32)
+    assert plans.report(plans.plan(config, 2)) == []
+    layer = {
+        "self_attention.query.weight": 0,
+        "self_attention.key.weight": 0,
+        "self_attention.value.weight": 0,
+        "self_attention.output.weight": 1,
+        "feed_forward.gate.weight": 0,
+        "feed_forward.up.weight": 0,
+        "feed_forward.down.weight": 1,
+    }
+    expected = {f"decoder.layers.{i}.{name}": axis for i in range(2) for name, axis in layer.items()}
+    assert sharded(plans, config, 2) == expected | {"decoder.token_embedding.weight": 0, "head.weight": 0}
+
+
+def test_heads_are_not_cut(plans: Any) -> None:
+    report = plans.report(plans.plan(CASES["gemma"], 2))
+    scope = "decoder.layers.0.self_attention"
+    assert f"{scope}.key.weight: replicated, since 1 heads cannot be distributed over 2 ranks" in report
+    assert not any("query" in line for line in report)
+    plan = plans.plan(preset("shared-heads").resized(num_heads=4), 2)
+    assert plan["encoder.layers.0.self_attention.query.weight"].fallback == "one map serves all heads"
+    assert cut_along(plan["encoder.layers.0.self_attention.output.weight"].placement) == 1
+
+
+def test_an_odd_vocabulary_is_sharded_unevenly_or_by_features() -> None:
+    from transparity_flax.parallel import plan as flax
+    from transparity_pytorch.parallel import plan as pytorch
+
+    config = dataclasses.replace(CASES["llama"], target_vocab_size=31)
+    assert sharded(pytorch, config, 2)["head.weight"] == 0
+    assert sharded(flax, config, 2)["head.weight"] == 1
+    assert "head.weight: sharded by features, since 2 ranks do not divide 31" in flax.report(flax.plan(config, 2))
+    few = dataclasses.replace(config, target_vocab_size=6)
+    assert "head.weight: replicated, since 6 leave one of 4 ranks without any" in pytorch.report(pytorch.plan(few, 4))

@@ -1,5 +1,5 @@
-"""A decoder that is sharded by hand, as a person writes one for `torchrun`: heads and hidden features over the ranks, or
-layers in stages, or rows of the batch; right, or with one mistake in the line where people make it.
+"""A decoder that is sharded by hand, as a person writes one for `torchrun`: heads and hidden features over the ranks,
+or layers in stages, or rows of the batch; right, or with one mistake in the line where people make it.
 
 `by_hand.py:tensor`, `:tensor_padded`, … are right; `by_hand.py:tensor__bias` makes the mistake `bias`.
 """
@@ -20,7 +20,11 @@ from transparity.config import TransformerConfig
 
 RANK, RANKS = join_group()
 
-ACTIVATIONS = {"relu": F.relu, "silu": F.silu, "gelu-tanh": functools.partial(F.gelu, approximate="tanh")}
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "relu": F.relu,
+    "silu": F.silu,
+    "gelu-tanh": functools.partial(F.gelu, approximate="tanh"),
+}
 
 COLUMNS, ROWS = ("query", "key", "value", "gate", "up"), ("output", "down")
 
@@ -166,7 +170,8 @@ class TensorParallel(Decoder):
 
     def cut(self, name: str, value: torch.Tensor) -> torch.Tensor:
         """The rows of a rank; with the mistake `fused`, those of the matrix of all maps of one input."""
-        scope, role, kind = name.rsplit(".", 2)
+        *parts, role, kind = name.split(".")
+        scope = ".".join(parts)
         roles = {"gate": ("gate", "up"), "up": ("gate", "up")}.get(role, ("query", "key", "value"))
         fuses = self.fault == ("fused_gate" if role in ("gate", "up") else "fused") and role != "head"
         if not fuses or not all(f"{scope}.{each}.{kind}" in self.full for each in roles):

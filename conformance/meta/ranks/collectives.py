@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -86,5 +86,21 @@ class Scattered(torch.autograd.Function):
         return gathered(gradient, ctx.dim), None
 
 
-copied, reduced = Copied.apply, Reduced.apply
-gather, scatter = Gathered.apply, Scattered.apply
+def copied(x: torch.Tensor) -> torch.Tensor:
+    """The same values, of which every rank uses a part."""
+    return cast(torch.Tensor, Copied.apply(x))  # type: ignore[no-untyped-call]
+
+
+def reduced(x: torch.Tensor) -> torch.Tensor:
+    """The sum of the partial sums of all ranks."""
+    return cast(torch.Tensor, Reduced.apply(x))  # type: ignore[no-untyped-call]
+
+
+def gather(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """The shards of all ranks."""
+    return cast(torch.Tensor, Gathered.apply(x, dim))  # type: ignore[no-untyped-call]
+
+
+def scatter(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """The shard of a rank."""
+    return cast(torch.Tensor, Scattered.apply(x, dim))  # type: ignore[no-untyped-call]

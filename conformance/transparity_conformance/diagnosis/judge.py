@@ -67,8 +67,7 @@ def judge(
     """Judge the activations of a port that has been run on `probes`.
 
     Args:
-        port: Its name in the report.
-        dtype: The precision whose budgets apply.
+        port, dtype: Its name in the report; the precision whose budgets apply.
         logits_only: Ignore all activations but the logits.
         not_compared: Further lines for the report's `not_compared`.
         repeated: The comparison of two runs on the same tokens, if there were two.

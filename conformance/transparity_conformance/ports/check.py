@@ -87,8 +87,7 @@ def check(
         timeout, budget: seconds that an isolated port has for one answer; those for the search for causes.
         name: the port's name in the report; that of `build` without it.
         audit: a field or a tensor that is not followed diverges; None: that of a loader is listed.
-        ranks: the number of processes that run it together; it then runs isolated, and a preset or a family is checked
-            at sizes that divide among them.
+        ranks: processes that run it together, isolated; presets and families then have sizes that divide among them.
         progress, located: receive every step; and a report once it is known where the port diverges, or known better.
 
     Raises `PortError` if the port raises, returns no array, or ends its process; `TransparityError` for what is unknown
@@ -96,12 +95,20 @@ def check(
     """
     if family is not None:
         preset, config = preset or family, config or example_config(family)
-    if ranks > 1 and parameters is None and (config is None or family is not None) and preset is not None:
-        config = divisible(preset_called(preset) if config is None else config, ranks)
+    config = _sized(preset, family, config, parameters, ranks)
     known, progress = Known(located), progress or silent
     asked = Asked(preset, config, parameters, dtype, logits_only, budget, name or name_of(build), known)
     with _built_by(build, family, timeout if isolated or ranks > 1 else None, ranks) as port, known.kept():
         return _audited(_on_ranks(told_dtype(port, dtype), asked, progress), port, asked, progress, audit)
+
+
+def _sized(
+    preset: str | None, family: str | None, config: TransformerConfig | None, parameters: Arrays | None, ranks: int
+) -> TransformerConfig | None:
+    """The configuration that is checked: a preset or a family on several ranks at sizes that divide among them."""
+    if ranks == 1 or parameters is not None or preset is None or (config is not None and family is None):
+        return config
+    return divisible(config or preset_called(preset), ranks)
 
 
 def _audited(report: Report, port: Port, asked: Asked, progress: Progress, is_wanted: bool | None) -> Report:
@@ -161,7 +168,7 @@ def _on_ranks(build: Port, asked: Asked, progress: Progress) -> Report:
     ranks = against_one(group, build, asked.probes, dtype=asked.dtype, logits_only=asked.logits_only, progress=progress)
     is_sharding = ranks.one_rank != "agrees"  # what one rank has, too, is not the sharding's doing
     report = _checked(build, asked, progress, group.ranks if is_sharding else 1)
-    return with_ranks(report, ranks, group, asked.probes)
+    return with_ranks(report, ranks, group.differing, asked.probes)
 
 
 def _checked(build: Port, asked: Asked, progress: Progress, ranks: int = 1) -> Report:

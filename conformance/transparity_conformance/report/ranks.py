@@ -41,7 +41,7 @@ class Ranks:
             return f"Ranks: {self.count}; one of the same code could not be compared with them. "
         used = format_share(share(self.error, self.budget))
         by = f"{self.error:.2g} ({used} its budget)" if math.isfinite(self.error) else "its shape or infinite numbers"
-        return f"On {self.count} ranks {self.where} differs from 1 rank by {by}: "
+        return f"On {self.count} ranks the output differs from that of 1 rank by {by} at {self.where}: "
 
     def as_dict(self) -> dict[str, Any]:
         """JSON values."""

@@ -12,6 +12,7 @@ from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.ports.loading import LoadError
 from transparity_conformance.ports.process.running import Port, told_dtype
 from transparity_conformance.ports.ranks.group import RankGroup, isolated_of
+from transparity_conformance.ports.ranks.joining import Differing
 from transparity_conformance.ports.reach.calls import run_all
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.ranks import Ranks
@@ -51,11 +52,11 @@ def against_one(
     except (PortError, LoadError) as error:
         return Ranks(group.ranks, "inconclusive", reason=str(error), placements=placements)
     answered = {key: probe for key, probe in many.probes.items() if alone.probes.get(key) is probe}
-    compared = _compared(group.ranks, answered, alone.actual, many.actual, dtype)
-    return dataclasses.replace(compared, placements=placements)
+    found = compared(group.ranks, answered, alone.actual, many.actual, dtype)
+    return dataclasses.replace(found, placements=placements)
 
 
-def _compared(count: int, probes: Mapping[str, Probe], alone: Actual, actual: Actual, dtype: str) -> Ranks:
+def compared(count: int, probes: Mapping[str, Probe], alone: Actual, actual: Actual, dtype: str) -> Ranks:
     """The tap where the two differ by the largest share of the budgets of both."""
     worst = Ranks(count, "agrees", where="logits")
     for key, probe in probes.items():
@@ -68,7 +69,7 @@ def _compared(count: int, probes: Mapping[str, Probe], alone: Actual, actual: Ac
     return dataclasses.replace(worst, one_rank="diverges") if differs else worst
 
 
-def with_ranks(report: Report, ranks: Ranks, group: RankGroup, probes: Mapping[str, Probe]) -> Report:
+def with_ranks(report: Report, ranks: Ranks, differing: Differing, probes: Mapping[str, Probe]) -> Report:
     """The report with the comparison of one rank and many, and with replicas that are not the same."""
     report = dataclasses.replace(report, ranks=ranks)
     if ranks.one_rank == "inconclusive":
@@ -82,18 +83,18 @@ def with_ranks(report: Report, ranks: Ranks, group: RankGroup, probes: Mapping[s
             says = f"{ranks.count} ranks and 1 of the same code differ by more than rounding"
             cause = Cause("ranks-differ", says, None, 0.0, 1.0)
             report = _diverging(report, Divergence(ranks.where, ranks.error, ranks.budget, (cause,), probe=ranks.probe))
-    return _with_replicas(report, group, probes)
+    return _with_replicas(report, differing, probes)
 
 
-def _with_replicas(report: Report, group: RankGroup, probes: Mapping[str, Probe]) -> Report:
+def _with_replicas(report: Report, differing: Differing, probes: Mapping[str, Probe]) -> Report:
     """The report with every value that is declared to be the same on all ranks, and is not.
 
     A replica may be off by the largest share of its size that a budget of a tap has.
     """
     allowed = max(_relative_budgets(probes, report.dtype), default=0.0)
-    far = [each for each in group.differing.worst.values() if each.relative > allowed]
+    far = [each for each in differing.worst.values() if each.relative > allowed]
     known = {cause.mistake for fault in report.faults for cause in fault.causes}
-    worst = max(group.differing.worst.values(), key=lambda each: each.relative, default=None)
+    worst = max(differing.worst.values(), key=lambda each: each.relative, default=None)
     place = "" if worst is None else f"{worst.name} (ranks {worst.ranks[0]} and {worst.ranks[1]})"
     used = (0.0, 0.0) if worst is None else (worst.relative, allowed)
     claim = ClaimResult(REPLICAS, "diverges" if far else "agrees", *used, place)

@@ -34,5 +34,10 @@ def divisible(config: TransformerConfig, ranks: int) -> TransformerConfig:
     return resize(**sizes)
 
 
+def sized(name: str, config: TransformerConfig, ranks: int) -> TransformerConfig:
+    """The configuration that is checked on `ranks`: the user's own, which is called `config`, as it is."""
+    return config if name == "config" else divisible(config, ranks)
+
+
 def _multiple(size: int, ranks: int) -> int:
     return ranks * math.ceil(size / ranks)

@@ -53,7 +53,7 @@ def operation_of(
     tolerance = math.sqrt(budget * min(largest, error if np.isfinite(error) else largest)) / largest
     known = {index for tap, index in numbers.items() if tap not in masked}
     wrong = min(_wrong(operations, end, known, right, tolerance), default=None)
-    if wrong is None and any(_is_same(operations, numbers[tap], end) for tap in taps.keys() - {where}):
+    if wrong is None and any(_is_same(operations, numbers[tap], end) for tap in taps.keys() & numbers.keys() - {where}):
         return _use_of(operations, end)
     first = end if wrong is None else wrong
     return first if operations[first].stack else end

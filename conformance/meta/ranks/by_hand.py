@@ -215,15 +215,16 @@ class TensorParallel(Decoder):
 
     def norm(self, at: str, x: torch.Tensor) -> torch.Tensor:
         """With `sequence`, every rank normalizes its share of the positions."""
-        if not self.plan.startswith("sequence") or x.shape[1] % RANKS:
+        if not self.plan.startswith("sequence"):
             return super().norm(at, x)
-        return gather(super().norm(at, scatter(x, 1)), 1)
+        padded = F.pad(x, (0, 0, 0, -x.shape[1] % RANKS))
+        return gather(super().norm(at, scatter(padded, 1)), 1)[:, : x.shape[1]]
 
     def head(self, x: torch.Tensor) -> torch.Tensor:
         if self.plan.startswith("columns"):
             return F.linear(copied(x), self.p["head.weight"], self.p.get("head.bias"))
         logits = super().head(x)
-        more = -logits.shape[-1] % (8 * RANKS)
+        more = -logits.shape[-1] % (64 * RANKS)
         return F.pad(logits, (0, more)) if self.plan.startswith("padded") else logits
 
     def whole(self, logits: torch.Tensor) -> torch.Tensor:
@@ -243,11 +244,53 @@ class TensorParallel(Decoder):
         names = list(self.p)
         found = torch.autograd.grad(loss, [self.p[name] for name in names], allow_unused=True)
         given = {n: torch.zeros_like(self.p[n]) if g is None else g for n, g in zip(names, found, strict=True)}
-        return loss.detach(), {name: self.settled(name, gradient, tokens) for name, gradient in given.items()}
+        return loss.detach(), {name: self.settled(name, gradient) for name, gradient in given.items()}
 
-    def settled(self, name: str, gradient: torch.Tensor, tokens: Any) -> torch.Tensor:
+    def train(self, batches: Any, training: Any) -> Any:
+        """Steps of SGD with momentum or of AdamW on a copy of the rank's own parameters."""
+        given = {name: value.numpy() for name, value in self.full.items()}
+        return type(self)(self.c, given, self.plan, self.fault).trained(batches, training)
+
+    def trained(self, batches: Any, training: Any) -> Any:
+        losses, first, second = [], {}, {}  # type: ignore[var-annotated]
+        for step, batch in enumerate(batches, 1):
+            tokens = {"targets": batch["targets"], "tokens": batch["tokens"]}
+            loss, gradients = self.loss_and_gradients(**tokens)
+            losses.append(float(loss))
+            if training.max_norm is not None:
+                factor = min(1.0, training.max_norm / self.norm_of(gradients))
+                gradients = {name: factor * gradient for name, gradient in gradients.items()}
+            rate, (beta1, beta2) = training.rate(step, self.c.embed_dim), training.betas
+            for name, gradient in gradients.items():
+                value, before = self.p[name].detach(), first.get(name, torch.zeros_like(gradient))
+                if training.optimizer == "sgd":
+                    first[name] = training.momentum * before + gradient
+                    change = rate * first[name]
+                else:
+                    first[name] = beta1 * before + (1 - beta1) * gradient
+                    square = second.get(name, torch.zeros_like(gradient))
+                    second[name] = beta2 * square + (1 - beta2) * gradient.square()
+                    mean, spread = first[name] / (1 - beta1**step), second[name] / (1 - beta2**step)
+                    change = rate * mean / (spread.sqrt() + training.eps) + rate * training.weight_decay * value
+                self.p[name] = (value - change).requires_grad_()
+        return losses, {name: value.detach() for name, value in self.p.items()}
+
+    def norm_of(self, gradients: Mapping[str, torch.Tensor]) -> float:
+        """The norm of all gradients: the squares of shards are added up over the ranks, those of replicas are not."""
+        own, everywhere = torch.zeros(()), torch.zeros(())
+        for name, gradient in gradients.items():
+            is_shard = gradient.shape != self.full[name].shape
+            own += gradient.square().sum() * is_shard
+            everywhere += gradient.square().sum() * (not is_shard)
+        if self.fault == "norm_of_shards":
+            return float((own + everywhere).sqrt())
+        if self.fault == "norm_of_replicas":
+            return float(summed(own + everywhere).sqrt())
+        return float((summed(own) + everywhere).sqrt())
+
+    def settled(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
         """The gradient of a replica, summed over the ranks where each has seen a part."""
-        is_norm = "norm" in name and self.plan.startswith("sequence") and np.shape(tokens)[1] % RANKS == 0
+        is_norm = "norm" in name and self.plan.startswith("sequence")
         return summed(gradient) if is_norm and self.fault != "norms" else gradient
 
 

@@ -77,7 +77,8 @@ def _with_twin(forward: ForwardPass) -> ForwardPass:
     """`forward` and the twin of its first probe, whose answer a port with a careless cache would take for its own."""
     added = twin(next(iter(forward.probes.values())))
     logits = added.oracle.expected["logits"]
-    return ForwardPass({**forward.probes, added.name: added}, {**forward.logits, added.name: logits}, forward.dtype)
+    logits_of = {**forward.logits, added.name: logits}
+    return dataclasses.replace(forward, probes={**forward.probes, added.name: added}, logits=logits_of)
 
 
 def _asked(port: BuiltPort, forward: ForwardPass, first: CapabilityResult) -> list[_Asked]:

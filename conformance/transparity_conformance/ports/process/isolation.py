@@ -19,13 +19,14 @@ import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.taps import tap_shapes
+from transparity_conformance.capabilities.sharding import ALONE, Sharding
 from transparity_conformance.capabilities.stranger import PortCallError, PortError, PortProcessError
 from transparity_conformance.capabilities.table import ATTRIBUTES, CAPABILITIES
 from transparity_conformance.checkpoints.editing import Edit
@@ -199,6 +200,14 @@ class PortProcess:
             self.folders.append(tempfile.mkdtemp(prefix="transparity-"))
         return self.folders[0]
 
+    def sharding_of(self, handle: Handle) -> Sharding:
+        """The ranks of a built port, which are this process alone."""
+        return ALONE
+
+    def replicas(self) -> Mapping[str, Sequence[np.ndarray]]:
+        """What differs between ranks."""
+        return {}
+
     def handle(self, number: int) -> Handle:
         return self.forgotten_with(Handle(number, "port"))
 
@@ -253,6 +262,12 @@ class _RemoteForward(_Remote, PortElsewhere):
         except (ValueError, TypeError, LookupError, OverflowError) as error:
             self._process.stop()
             raise PortProcessError(f"The port's process described operations that are none: {error}.") from None
+
+    def sharding(self) -> Sharding:
+        return self._process.sharding_of(self._handle)
+
+    def replicas(self) -> Mapping[str, Sequence[np.ndarray]]:
+        return self._process.replicas()
 
 
 class IsolatedBuild(_Remote):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.errors import shown
 from transparity.taps import tap_shapes
+from transparity_conformance.capabilities.sharding import ALONE, Sharding
 from transparity_conformance.capabilities.stranger import PortCallError, PortError, call_stranger, signature_of
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.ports.listening.listen import listen
@@ -57,6 +58,19 @@ class PortElsewhere:
     def listened(self, **tokens: np.ndarray) -> tuple[Any, list[Operation]]:
         """The result of a forward pass, and its operations."""
         raise NotImplementedError
+
+    def sharding(self) -> Sharding:
+        """The ranks that it runs on, and its placements."""
+        return ALONE
+
+    def replicas(self) -> Mapping[str, Sequence[np.ndarray]]:
+        """What should have been the same on all ranks in the last call, and was not: the value of each rank."""
+        return {}
+
+
+def sharding_of(forward: Callable[..., Any]) -> Sharding:
+    """The ranks of a built port."""
+    return forward.sharding() if isinstance(forward, PortElsewhere) else ALONE
 
 
 def run(forward: Callable[..., Any], probe: Probe, *, logits_only: bool = False) -> dict[str, np.ndarray]:

@@ -149,6 +149,14 @@ class RankGroup:
         """A folder for files that the processes read."""
         return self.processes[0].folder()
 
+    def sharding_of(self, handle: Handle) -> Sharding:
+        """The ranks of a built port, and the placements that it declares."""
+        return self.shardings[handle.number]
+
+    def replicas(self) -> Mapping[str, Sequence[np.ndarray]]:
+        """What should have been the same on all ranks in the last call, and was not."""
+        return self.differing.last
+
     def handle(self, number: int) -> Handle:
         return self.forgotten_with(RankHandle([Handle(number, "port")] * self.ranks))
 

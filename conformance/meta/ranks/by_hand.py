@@ -191,7 +191,7 @@ class TensorParallel(Decoder):
         q, k, v = (self.heads_of(at, role, x) for role in ("query", "key", "value"))
         if self.c.key_value_heads % RANKS:  # every rank has all keys and values, and takes those of its heads
             group = self.c.num_heads // self.c.key_value_heads
-            k, v = (copied_grad(y)[:, [head // group for head in heads]] for y in (k, v))
+            k, v = (y[:, [head // group for head in heads]] for y in (k, v))
         return self.row(f"{at}.output", self.attend(q, k, v, heads, window))
 
     def feed_forward(self, at: str, x: torch.Tensor) -> torch.Tensor:
@@ -346,8 +346,15 @@ class Rows(Decoder):
         total = F.cross_entropy(logits, mine.flatten(), ignore_index=ignored, reduction="sum")
         count = (mine != ignored).sum()
         if self.fault == "mean_of_means":
-            return summed(total / count) / RANKS
-        return summed(total) / summed(count)
+            return reduced(total / count.clamp(min=1)) / RANKS
+        return reduced(total) / summed(count)
+
+    def loss_and_gradients(self, targets: Any, tokens: Any) -> Any:
+        """The loss, and its gradients summed over the ranks."""
+        loss = self.loss(targets, tokens)
+        found = torch.autograd.grad(loss, list(self.p.values()))
+        whole = found if self.fault == "not_summed" else [summed(gradient) for gradient in found]
+        return loss.detach(), dict(zip(self.p, whole, strict=True))
 
 
 PLANS: dict[str, type[Decoder]] = {
@@ -361,19 +368,26 @@ PLANS: dict[str, type[Decoder]] = {
 }
 
 
-def copied_grad(x: torch.Tensor) -> torch.Tensor:
-    """Keys and values that every rank computes whole, and uses a part of: their gradients add up."""
-    return copied(x)
+class ForwardAlone:
+    """A model that does not learn."""
+
+    def __init__(self, model: Decoder) -> None:
+        self.model, self.placements = model, model.placements
+
+    def __call__(self, tokens: Any) -> Any:
+        return self.model(tokens)
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
-    """`PLAN_taps__FAULT`, as a `build(config, parameters)`."""
+    """`PLAN__FAULT`, as a `build(config, parameters)`; a PLAN that ends in `_taps` shows activations, and one that ends
+    in `_learning` offers its loss, gradients and training."""
     plan, _, fault = name.partition("__")
-    kind = PLANS.get(plan.removesuffix("_taps"))
+    kind = PLANS.get(plan.removesuffix("_taps").removesuffix("_learning"))
     if kind is None:
         raise AttributeError(name)
 
-    def build(config: TransformerConfig, parameters: Mapping[str, np.ndarray]) -> Decoder:
-        return kind(config, parameters, plan, fault)
+    def build(config: TransformerConfig, parameters: Mapping[str, np.ndarray]) -> Decoder | ForwardAlone:
+        model = kind(config, parameters, plan, fault)
+        return model if plan.endswith("_learning") else ForwardAlone(model)
 
     return build

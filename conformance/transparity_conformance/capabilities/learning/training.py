@@ -127,8 +127,15 @@ def _requests(probes: Probes) -> Requests:
     return training_requests(first_of(probes)[1].config)
 
 
+ONE_STEP = "sgd, clipped, one step"
+
+
 def _on_ranks(probes: Probes, ranks: int) -> Requests:
-    return training_requests(first_of(probes)[1].config, ranks)
+    """The trainings on several ranks; after one step replicas that were clipped by other norms begin to differ."""
+    requests = training_requests(first_of(probes)[1].config, ranks)
+    first = next(iter(requests.values()))
+    once = dataclasses.replace(first, name=ONE_STEP, batches=first.batches[:1])
+    return requests | {f"train.{len(requests)}": once}
 
 
 def _shapes(key: str, request: TrainingRequest) -> Shapes:
@@ -172,9 +179,13 @@ def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass)
     place = f"{where}, {worst.name}"
     if share(error, budget) <= 1:
         return CapabilityResult((ClaimResult("train", "agrees", error, budget, place),))
-    explaining = _explaining(became, dtype, (*optimizer_faults(forward.sharding), *OPTIMIZER_FAULTS))
+    once = {request: tensors for request, tensors in became.items() if request.name == ONE_STEP}
+    explaining = _explaining(once, dtype, optimizer_faults(forward.sharding)) if once else []
+    explaining = explaining or _explaining(became, dtype, OPTIMIZER_FAULTS)
     causes = []
     for fault in explaining[:1]:
+        worst = worst if fault in OPTIMIZER_FAULTS else next(iter(once))
+        error = _off(became[worst], worst.oracle(), dtype)[0]
         left = _off(became[worst], worst.oracle(fault), dtype)[0]
         causes.append(Cause(fault.id, fault.says, None, left, 1 - left / error))
     divergence = Divergence("train", error, budget, tuple(causes), alternatives(explaining))

@@ -63,6 +63,7 @@ class Decoder:
         if self.c.positions == "learned":
             rows = torch.arange(tokens.shape[1]) + self.c.position_offset
             x = x + self.p["decoder.position_embedding.weight"][rows]
+        x = self.drop("embedding", x)
         return self.norm("decoder.embedding_norm", x) if self.c.embedding_norm else x
 
     def rotated(self, x: torch.Tensor) -> torch.Tensor:
@@ -104,7 +105,7 @@ class Decoder:
         scores = scores if bias is None else scores + bias
         far = torch.arange(length)[:, None] - torch.arange(length)
         hidden = (far < 0) | (far >= window if window else torch.zeros_like(far, dtype=torch.bool))
-        weights = scores.masked_fill(hidden, max(self.c.masked_score, -1e30)).softmax(-1)
+        weights = self.drop(f"weights.{heads}", scores.masked_fill(hidden, max(self.c.masked_score, -1e30)).softmax(-1))
         return (weights @ v).transpose(1, 2).flatten(2)
 
     def heads_of(self, at: str, role: str, x: torch.Tensor) -> torch.Tensor:
@@ -127,6 +128,9 @@ class Decoder:
         up = self.linear(f"{at}.up", x)
         hidden = activation(self.linear(f"{at}.gate", x)) * up if self.c.gated else activation(up)
         return self.linear(f"{at}.down", hidden)
+
+    def drop(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        return x
 
     def tap(self, name: str, x: torch.Tensor) -> torch.Tensor:
         if self.plan.endswith("taps"):
@@ -294,6 +298,39 @@ class TensorParallel(Decoder):
         return summed(gradient) if is_norm and self.fault != "norms" else gradient
 
 
+class Dropping(TensorParallel):
+    """The same with a pass as in training: replicas have one seed on all ranks, shards one of each rank."""
+
+    rate = 0.0
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.placements |= {"*.weights": "sharded:1"}
+
+    def with_dropout(self, tokens: Any) -> dict[str, torch.Tensor]:
+        self.rate, self.taps = 0.3, {}
+        self.alike = torch.Generator().manual_seed(1 + RANK * (self.fault == "replicas"))
+        self.apart = torch.Generator().manual_seed(2 + RANK * (self.fault != "same_seed"))
+        with torch.no_grad():
+            self.logits(torch.as_tensor(tokens))
+        self.rate = 0.0
+        return self.taps
+
+    def drop(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        if not self.rate:
+            return x
+        random = self.alike if name == "embedding" else self.apart
+        kept = torch.rand(x.shape, generator=random) >= self.rate
+        x = x * kept / (1 - self.rate)
+        tap = "embedding" if name == "embedding" else f"layers.{self.layers_passed}.self_attention.weights"
+        self.taps[f"decoder.{tap}"] = x
+        return x
+
+    def attention(self, i: int, x: torch.Tensor) -> torch.Tensor:
+        self.layers_passed = i
+        return super().attention(i, x)
+
+
 class Stages(Decoder):
     """Layers in stages; the last rank has the logits."""
 
@@ -362,6 +399,7 @@ PLANS: dict[str, type[Decoder]] = {
     "columns": TensorParallel,
     "padded": TensorParallel,
     "sequence": TensorParallel,
+    "dropping": Dropping,
     "stages": Stages,
     "everywhere": Stages,
     "rows": Rows,

@@ -56,6 +56,7 @@ _PLANS = {
     "padded_learning": ("notes-lm",),
     "sequence_learning": ("notes-lm",),
     "rows_learning": ("notes-lm",),
+    "dropping_learning": ("notes-lm",),
 }
 
 RIGHT = tuple(
@@ -89,6 +90,8 @@ _MISTAKES = (
     ("tensor_learning__bias_share", "notes-lm", "gradient-of-replicas"),
     ("tensor_learning__norm_of_shards", "notes-lm", "clip-norm-of-ranks"),
     ("tensor_learning__norm_of_replicas", "notes-lm", "clip-norm-of-ranks"),
+    ("dropping_learning__same_seed", "notes-lm", "dropout-seed-shared"),
+    ("dropping_learning__replicas", "notes-lm", "dropout-on-replicas"),
 )
 
 WRONG = tuple(Case(port, config, ranks, cause) for ranks in (2, 4) for port, config, cause in _MISTAKES)

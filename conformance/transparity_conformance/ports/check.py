@@ -40,8 +40,9 @@ from transparity_conformance.ports.loader.hub import loaded_here
 from transparity_conformance.ports.offered import with_everything_offered
 from transparity_conformance.ports.process import isolation
 from transparity_conformance.ports.process.isolation import TIMEOUT
-from transparity_conformance.ports.process.running import Port, run, told_dtype
+from transparity_conformance.ports.process.running import Port, built, run, told_dtype
 from transparity_conformance.ports.ranks.against_one import against_one, with_ranks
+from transparity_conformance.ports.ranks.dropout import with_dropout
 from transparity_conformance.ports.ranks.group import group_of, ranked_build
 from transparity_conformance.ports.ranks.sizes import divisible
 from transparity_conformance.ports.reach.calls import Ran, Reached, reach, run_all, whole
@@ -168,7 +169,11 @@ def _on_ranks(build: Port, asked: Asked, progress: Progress) -> Report:
     ranks = against_one(group, build, asked.probes, dtype=asked.dtype, logits_only=asked.logits_only, progress=progress)
     is_sharding = ranks.one_rank != "agrees"  # what one rank has, too, is not the sharding's doing
     report = _checked(build, asked, progress, group.ranks if is_sharding else 1)
-    return with_ranks(report, ranks, group.differing, asked.probes)
+    report = with_ranks(report, ranks, group.differing, asked.probes)
+    if report.verdict != "agrees":
+        return report
+    first = next(iter(asked.probes.values()))
+    return with_dropout(report, group, built(build, first), first)
 
 
 def _checked(build: Port, asked: Asked, progress: Progress, ranks: int = 1) -> Report:

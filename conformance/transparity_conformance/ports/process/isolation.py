@@ -263,6 +263,11 @@ class _RemoteForward(_Remote, PortElsewhere):
             self._process.stop()
             raise PortProcessError(f"The port's process described operations that are none: {error}.") from None
 
+    @property
+    def handle(self) -> Handle:
+        """The number of the object in its process."""
+        return self._handle
+
     def sharding(self) -> Sharding:
         return self._process.sharding_of(self._handle)
 

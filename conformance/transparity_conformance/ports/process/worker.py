@@ -85,6 +85,10 @@ class Worker:
         declared = getattr(self.objects[number], "placements", {})
         return dict(declared) if isinstance(declared, Mapping) else shown(declared)
 
+    def offers(self, number: int, name: str) -> bool:
+        """Return whether an object has the method `name`."""
+        return has_method(self.objects[number], name)
+
     def listen(self, number: int, named: Any, largest: int) -> Any:
         """Call an object, and return its result and its operations, whose values have at most `largest` bytes."""
         function = self.objects[number]

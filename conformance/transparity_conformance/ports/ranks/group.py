@@ -149,6 +149,19 @@ class RankGroup:
         """A folder for files that the processes read."""
         return self.processes[0].folder()
 
+    def offers(self, forward: Any, name: str) -> bool:
+        """Return whether a built port has the method `name` on every rank."""
+        return all(self._each("what it offers", "offers", forward, name))
+
+    def answers_of(self, forward: Any, name: str, tokens: Mapping[str, np.ndarray]) -> list[Any]:
+        """The answers of a method of a built port, by rank."""
+        return self._each(name, "call", forward, name, (), dict(tokens), None)
+
+    def _each(self, what: str, request: str, forward: Any, *arguments: Any) -> list[Any]:
+        for rank, process in enumerate(self.processes):
+            process.ask(what, request, _of_rank(forward.handle, rank).number, *arguments)
+        return self._together(what)
+
     def sharding_of(self, handle: Handle) -> Sharding:
         """The ranks of a built port, and the placements that it declares."""
         return self.shardings[handle.number]

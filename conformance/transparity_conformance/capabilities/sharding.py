@@ -85,23 +85,18 @@ def read_placements(declared: Any, ranks: int) -> dict[str, Placement]:
 
 
 def _read(name: str, value: Any, ranks: int) -> Placement:
-    if isinstance(value, str):
-        words = [word.partition(":") for word in value.split()]
-        given: dict[str, Any] = {word: number if colon else True for word, colon, number in words}
-    elif isinstance(value, Mapping):
-        given = dict(value)
-    else:
-        given = {}
-    kinds = [kind for kind in ("replicated", "partial", "sharded", "rank") if kind in given]
+    given = _words(value)
+    kinds = [kind for kind in ("replicated", "partial", "sharded", "rank") if kind in given] or ["replicated"]
+    kind, rows = kinds[0], given.get("indices")
     try:
-        kind = kinds[0] if kinds else "replicated"
         number = int(given[kind]) if kind in ("sharded", "rank") else 0
         padded = int(given["padded"]) if "padded" in given else None
-        rows = given.get("indices")
         indices = None if rows is None else tuple(tuple(int(index) for index in row) for row in rows)
     except (TypeError, ValueError):
         given = {}
-    if not given or len(kinds) > 1 or given.keys() - {*kinds, "padded", "indices"} or (indices and kind != "sharded"):
+    is_plain = kind in ("sharded", "rank") or given.get(kind) in (None, True)
+    is_known = len(kinds) == 1 and not given.keys() - {kind, "padded", "indices"}
+    if not given or not is_plain or not is_known or (rows is not None and kind != "sharded"):
         raise PortError(f"The placement of {shown(name)} is {shown(value)}; {WORDS}.")
     if indices is not None and len(indices) != ranks:
         raise PortError(f"The placement of {shown(name)} has indices of {len(indices)} ranks; there are {ranks}.")
@@ -110,6 +105,14 @@ def _read(name: str, value: Any, ranks: int) -> Placement:
             raise PortError(f"The placement of {shown(name)} is on rank {number}; there are {ranks}.")
         number %= ranks
     return Placement(kind, number, padded, indices)
+
+
+def _words(value: Any) -> dict[str, Any]:
+    """A placement in words as a dict."""
+    if isinstance(value, str):
+        words = [word.partition(":") for word in value.split()]
+        return {word: number if colon else None for word, colon, number in words}
+    return dict(value) if isinstance(value, Mapping) else {}
 
 
 def join(name: str, values: Sequence[np.ndarray | None], placement: Placement, shape: Any = None) -> Joined:

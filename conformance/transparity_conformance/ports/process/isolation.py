@@ -107,6 +107,7 @@ class PortProcess:
         who: str = "The port",
     ) -> None:
         self.timeout, self.who = timeout, who
+        self.name = "The port's process" if who == "The port" else f"The process of {who[0].lower()}{who[1:]}"
         self.released: list[int] = []
         self._loaded: tuple[int, Any] | None = None
         ours, theirs = socket.socketpair()
@@ -175,7 +176,7 @@ class PortProcess:
             raise self._died(what) from None
         except (ValueError, TypeError, AttributeError, LookupError, RecursionError, MemoryError) as error:
             self.stop()
-            raise PortProcessError(f"{self.who}'s process answered {what} with what is no answer: {error}.") from None
+            raise PortProcessError(f"{self.name} answered {what} with what is no answer: {error}.") from None
         if kind == "returned":
             return content[0]
         if kind == "raised":
@@ -192,7 +193,7 @@ class PortProcess:
             how = "closed its connection to the checker"
         else:
             how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with the exit code {code}"
-        return PortProcessError(f"{self.who}'s process {how} at {what}; expected an answer.")
+        return PortProcessError(f"{self.name} {how} at {what}; expected an answer.")
 
     def folder(self) -> str:
         """A folder for files that the process reads; it is removed after the process has ended."""

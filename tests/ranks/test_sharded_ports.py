@@ -39,7 +39,7 @@ def test_a_right_placement_agrees(two_ranks: IsolatedBuild, port: str, config: s
         pytest.param(case, id=str(case))
         for case in WRONG
         if case.ranks == 2
-        and case.port in ("tensor__bias_down", "tensor__heads", "stages__layer_windows", "rows_learning__mean_of_means")
+        and case.port in ("tensor__heads", "stages__layer_windows", "rows_learning__mean_of_means")
         and case.config != "relative"
     ],
 )

@@ -72,8 +72,7 @@ def judge(
         not_compared: Further lines for the report's `not_compared`.
         repeated: The comparison of two runs on the same tokens, if there were two.
         clock: The time for the search for causes; by default `BUDGET` seconds.
-        located: Receives the divergences before their causes are sought.
-        ranks: The ranks of a port that is right on one of them; else 1.
+        located, ranks: Receives divergences before causes are sought; the ranks of a port that is right on one, else 1.
 
     Raises `Interrupted`, with the report, if the search was ended by Ctrl-C.
     """

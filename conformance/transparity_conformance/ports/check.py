@@ -43,8 +43,8 @@ from transparity_conformance.ports.process.isolation import TIMEOUT
 from transparity_conformance.ports.process.running import Port, built, run, told_dtype
 from transparity_conformance.ports.ranks.against_one import against_one, with_ranks
 from transparity_conformance.ports.ranks.dropout import with_dropout
-from transparity_conformance.ports.ranks.group import group_of, ranked_build
-from transparity_conformance.ports.ranks.sizes import divisible
+from transparity_conformance.ports.ranks.group import group_of, ranked_build, ranks_of
+from transparity_conformance.ports.ranks.sizes import divisible, probes_on
 from transparity_conformance.ports.reach.calls import Ran, Reached, reach, run_all, whole
 from transparity_conformance.ports.reach.drawn import with_drawn_weights
 from transparity_conformance.ports.reach.verdict import coverage_of, with_reach
@@ -84,32 +84,32 @@ def check(
         family: a family of models (`llama` …), whose folders the port reads; its small model without a `config`.
         config, parameters: any other configuration; its parameters, which are drawn without them.
         dtype, logits_only: the precision, which `build` is told if it takes `dtype="…"`; compare the logits alone.
-        isolated: run the port, which another process has to be able to import, in a process of its own.
+        isolated, ranks: run the port, which another process can import, in a process of its own, or in so many.
         timeout, budget: seconds that an isolated port has for one answer; those for the search for causes.
         name: the port's name in the report; that of `build` without it.
         audit: a field or a tensor that is not followed diverges; None: that of a loader is listed.
-        ranks: processes that run it together, isolated; presets and families then have sizes that divide among them.
         progress, located: receive every step; and a report once it is known where the port diverges, or known better.
 
     Raises `PortError` if the port raises, returns no array, or ends its process; `TransparityError` for what is unknown
     or does not fit; `Interrupted`, with a report, for Ctrl-C in the check of a port that diverges.
     """
-    if family is not None:
-        preset, config = preset or family, config or example_config(family)
-    config = _sized(preset, family, config, parameters, ranks)
-    known, progress = Known(located), progress or silent
-    asked = Asked(preset, config, parameters, dtype, logits_only, budget, name or name_of(build), known)
+    preset, config = _given(preset, family, config, parameters, ranks)
+    known, progress, name = Known(located), progress or silent, name or name_of(build)
+    asked = Asked(preset, config, parameters, dtype, logits_only, budget, name, known, max(ranks, ranks_of(build)))
     with _built_by(build, family, timeout if isolated or ranks > 1 else None, ranks) as port, known.kept():
         return _audited(_on_ranks(told_dtype(port, dtype), asked, progress), port, asked, progress, audit)
 
 
-def _sized(
+def _given(
     preset: str | None, family: str | None, config: TransformerConfig | None, parameters: Arrays | None, ranks: int
-) -> TransformerConfig | None:
-    """The configuration that is checked: a preset or a family on several ranks at sizes that divide among them."""
-    if ranks == 1 or parameters is not None or preset is None or (config is not None and family is None):
-        return config
-    return divisible(config or preset_called(preset), ranks)
+) -> tuple[str | None, TransformerConfig | None]:
+    """The name and the configuration that are checked: a preset or a family on several ranks at sizes that divide."""
+    is_own = config is not None or parameters is not None
+    if family is not None:
+        preset, config = preset or family, config or example_config(family)
+    if ranks == 1 or is_own or preset is None:
+        return preset, config
+    return preset, divisible(config or preset_called(preset), ranks)
 
 
 def _audited(report: Report, port: Port, asked: Asked, progress: Progress, is_wanted: bool | None) -> Report:
@@ -148,6 +148,7 @@ class Asked:
     budget: float
     port: str
     known: Known
+    ranks: int
 
     @property
     def name(self) -> str:
@@ -158,7 +159,8 @@ class Asked:
     def probes(self) -> Mapping[str, Probe]:
         """The probes that can be judged in the precision."""
         wanted = _probes(self.preset, self.config, self.parameters)
-        return {key: probe for key, probe in wanted.items() if key != "hot" or self.dtype not in HALF}
+        probes = {key: probe for key, probe in wanted.items() if key != "hot" or self.dtype not in HALF}
+        return probes_on(probes, self.ranks)
 
 
 def _on_ranks(build: Port, asked: Asked, progress: Progress) -> Report:

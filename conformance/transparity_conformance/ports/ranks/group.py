@@ -284,6 +284,12 @@ def isolated_of(build: Callable[..., Any]) -> Any:
     return isolated_of(build.func) if isinstance(build, functools.partial) else build
 
 
+def ranks_of(build: Callable[..., Any]) -> int:
+    """The ranks that a port runs on."""
+    group = group_of(build)
+    return 1 if group is None else group.ranks
+
+
 def group_of(build: Callable[..., Any]) -> RankGroup | None:
     """The processes of a port on ranks; None for any other port."""
     process = getattr(isolated_of(build), "process", None)

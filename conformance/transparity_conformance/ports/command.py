@@ -58,12 +58,13 @@ def check_command(
         bundle = export_bundle(config, Path(folder, "bundle"), name=name, dtype=dtype, sections=sections)
         (progress or silent)("running the program", 0, 1)
         completed = run_ranks(command, Path(folder), ranks, timeout)
-        outputs = _outputs(command, completed[0], bundle)
+        failure = next((each.failure for each in completed if each.failure), None)
+        outputs = _outputs(command, Completed(completed[0].actual, failure), bundle)
         beside = beside_one(command, Path(folder), completed, outputs, bundle, timeout) if ranks > 1 else None
     known = Known(located)
     options: dict[str, Any] = {"logits_only": logits_only, "progress": progress, "budget": budget, "port": command}
     options["ranks"] = ranks if beside and beside.is_sharding else 1
-    return _judged(bundle, outputs, completed[0].failure, beside, known, options)
+    return _judged(bundle, outputs, failure, beside, known, options)
 
 
 def _judged(

@@ -72,3 +72,10 @@ def test_an_artefact_has_no_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     Path("model.onnx").write_bytes(b"")
     code, _, said = checked("model.onnx", "--ranks", "2", "--preset", "notes-lm")
     assert (code, "--ranks is for a PORT that makes a model" in said) == (2, True)
+
+
+def test_a_loader_is_given_folders_on_every_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    port = f"{Path(__file__).with_name('sharded_llama.py')}:load"
+    code, report, _ = checked(port, "--ranks", "2", "--family", "llama", "--no-audit")
+    assert (code, report["ranks"]["one_rank"], report["ranks"]["placements"]) == (0, "agrees", {"logits": "sharded:-1"})

@@ -13,6 +13,10 @@ import pytest
 
 from meta.ranks.cases import CONFIGS, RIGHT, WRONG, Case
 from meta.ranks.measure import causes, checked, started
+from transparity.taps import tap_shapes
+from transparity_conformance.capabilities.faults.sharding import OF_TWO_RANKS, loss_faults, optimizer_faults
+from transparity_conformance.capabilities.sharding import ALONE
+from transparity_conformance.diagnosis.faults import faults_at, sharding
 from transparity_conformance.ports.process.isolation import IsolatedBuild
 from transparity_conformance.ports.ranks.sizes import divisible
 from transparity_conformance.report.check.findings import sentence
@@ -74,3 +78,19 @@ def test_the_sizes_of_probes_divide_among_the_ranks(ranks: int) -> None:
         sizes += [sized.key_value_heads] if config.key_value_heads > 1 else []
         assert [size for size in sizes if size is None or size % ranks] == [], name
         assert sized.num_heads >= 2 * ranks
+
+
+def test_every_fault_of_sharding_has_a_port_that_makes_it() -> None:
+    made = {case.cause for case in WRONG}
+    known = {fault.id for fault in OF_TWO_RANKS} | {"gradient-not-reduced", "gradient-of-replicas"}
+    known |= {"dropout-seed-shared", "dropout-on-replicas"}
+    for config in CONFIGS.values():
+        sites = tap_shapes(divisible(config, 2), 1, tokens=3)
+        known |= {fault.id for site in sites for fault in faults_at(divisible(config, 2), site, 2) if fault.of_ranks}
+    assert known == made
+
+
+def test_on_one_rank_there_is_no_fault_of_sharding() -> None:
+    for config in CONFIGS.values():
+        assert not [fault for site in tap_shapes(config, 1, tokens=3) for fault in sharding.faults(config, site, 1)]
+    assert [*loss_faults(ALONE), *optimizer_faults(ALONE)] == []

@@ -79,6 +79,7 @@ _MISTAKES = (
     ("tensor__slopes", "alibi", "heads-by-rank"),
     ("tensor__heads", "relative", "heads-by-rank"),
     ("tensor__twice", "llama", "reduced-twice"),
+    ("tensor_taps__not_reduced", "notes-lm", "not-reduced"),
     ("tensor__not_reduced", "notes-lm", "not-reduced"),
     ("stages__layer_weights", "notes-lm", "layers-by-stage"),
     ("everywhere__layer_weights", "llama", "layers-by-stage"),

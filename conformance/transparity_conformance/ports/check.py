@@ -256,8 +256,10 @@ def _located(known: Known, heard: Heard, probes: Mapping[str, Probe], report: Re
     known(with_first_line(report, heard, probes))
 
 
-def _mistakes(report: Report) -> set[str]:
-    return {cause.mistake for fault in report.faults for cause in fault.causes}
+def _mistakes(report: Report) -> set[tuple[str, str]]:
+    """The causes, and what they say without their places."""
+    causes = (cause for fault in report.faults for cause in fault.causes)
+    return {(cause.mistake, cause.says.partition(", at ")[0]) for cause in causes}
 
 
 def _with_reach(

@@ -23,7 +23,9 @@ from transparity_conformance.ports.process.isolation import (
     PortTimeoutError,
     checked_timeout,
 )
+from transparity_conformance.ports.process.operations import described, received
 from transparity_conformance.ports.process.wire import Handle
+from transparity_conformance.ports.ranks.alike import Whole
 from transparity_conformance.ports.ranks.joining import Differing, RankHandle, Shapes, joined
 from transparity_conformance.ports.ranks.launching import environments
 
@@ -50,7 +52,7 @@ class RankGroup:
             PortProcess(spec, timeout, adapter, environment, who)
             for environment, who in zip(environments(ranks), given, strict=True)
         ]
-        self.differing = Differing()
+        self.differing, self.whole = Differing(), Whole()
         self.shardings: dict[int, Sharding] = {}
         self.configs: dict[int, TransformerConfig] = {}
         self._loaded: tuple[Any, Any] | None = None
@@ -101,7 +103,8 @@ class RankGroup:
         if name == "build":
             return self._built(answers, arguments)
         if name == "listen":
-            return [self._joined(what, [answer[0] for answer in answers], arguments), answers[0][1]]
+            operations = self.whole.of(int(arguments[0]), [received(answer[1]) for answer in answers])
+            return [self._joined(what, [answer[0] for answer in answers], arguments), described(operations)]
         return self._joined(what, answers, arguments) if name == "call" else answers[0]
 
     def _built(self, answers: Sequence[Any], arguments: Sequence[Any]) -> Any:

@@ -22,6 +22,9 @@ from transparity_conformance.report.describing.causes import Meaning, meanings
 PAGE = Path(__file__).with_name("faults.md")
 CAUSES = Path(__file__).with_name("causes")
 
+RANKS = 2
+"""Faults of sharding are listed as two ranks make them."""
+
 INTRODUCTION = """# Faults
 
 The checker knows these faults by name. Each can be put into the reference, at one place, in one stack or everywhere.
@@ -37,7 +40,7 @@ def of_the_forward_pass() -> Iterator[tuple[str, Fault]]:
     """Yield every tap of every kind of model with each of its faults, and an empty name with those of the whole."""
     for config in CASES.values():
         for site in tap_shapes(config, 1, **dict.fromkeys(config.input_names, 3)):
-            yield from ((site, fault) for fault in faults_at(config, site))
+            yield from ((site, fault) for fault in faults_at(config, site, ranks=RANKS))
         yield from (("", hypothesis.fault) for hypothesis in whole_model(config))
 
 

@@ -157,6 +157,16 @@ AuditChoice = Annotated[
         show_default=False,
     ),
 ]
+Ranks = Annotated[
+    int,
+    typer.Option(
+        "--ranks",
+        metavar="N",
+        min=1,
+        max=64,
+        help="Run PORT on N ranks, as torchrun does, and on one: the two are compared, then N with the reference.",
+    ),
+]
 ByLayer = Annotated[
     bool,
     typer.Option(
@@ -284,6 +294,7 @@ def check(
     adapter: AdapterFile = None,
     by_layer: ByLayer = False,
     layers: Layers = None,
+    ranks: Ranks = 1,
     json_file: JsonFile = None,
     html_file: HtmlFile = None,
     **sections: bool,
@@ -300,12 +311,11 @@ def check(
         check_goes_together(preset or [], config, checkpoint, family or [], command, head, adapter, by_layer)
         asked = [name for name in sections if sections[name]]
         options: dict[str, Any] = {"dtype": dtype, "timeout": timeout, "budget": budget, "sections": asked}
-        options |= {"located": _tell, "audit": audit, "adapter": adapter}
+        options |= {"located": _tell, "audit": audit, "adapter": adapter, "ranks": ranks}
         run = checker(port, command, logits_only=not taps, **options)
         check_writable(json_file, html_file)
         chosen = _chosen(run, preset or [], config, family or [], checkpoint, head, layers, by_layer=by_layer)
-        announced = _announced(chosen, port or command or "", dtype)
-        reports, errors = check_all(run, announced, progress_bar, _show)
+        reports, errors = check_all(run, _announced(chosen, port or command or "", dtype), progress_bar, _show)
     _complain_of(errors, len(reports))
     _finish(reports, json_file, html_file, failed=bool(errors))
 

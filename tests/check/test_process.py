@@ -13,7 +13,8 @@ import pytest
 
 from transparity.presets import preset
 from transparity_conformance.checkpoints.files import BundleError
-from transparity_conformance.ports.command import check_command, command_line, run_command
+from transparity_conformance.ports.command import check_command
+from transparity_conformance.ports.process.program import command_line, run_command
 from transparity_conformance.report.report import Report
 
 Refused = Callable[..., AbstractContextManager[None]]

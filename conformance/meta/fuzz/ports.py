@@ -19,8 +19,8 @@ from transparity_conformance.oracle.probes import Probe, probes_of
 from transparity_conformance.ports.bundle.bundle import ACTUAL
 from transparity_conformance.ports.bundle.reading import read_actual
 from transparity_conformance.ports.check import check
-from transparity_conformance.ports.command import run_command
 from transparity_conformance.ports.loading import load_port
+from transparity_conformance.ports.process.program import run_command
 from transparity_conformance.ports.process.running import built, run
 from transparity_numpy.port import build as right_port
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity_conformance.capabilities.faults import SimulatedFault
+from transparity_conformance.capabilities.sharding import ALONE, Sharding
 from transparity_conformance.oracle.budgets import EVERY
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
@@ -88,6 +89,8 @@ class ForwardPass:
     logits: Answers
     """By probe."""
     dtype: str
+    sharding: Sharding = ALONE
+    """The ranks of the port."""
 
 
 def _never(*_: Any) -> str:
@@ -110,12 +113,17 @@ class Way:
     """The reason why it is not compared for a probe and a dtype, whatever the port does; empty if it is."""
     is_comparable: Callable[[str, ForwardPass], bool] = lambda key, forward: True
     """Whether the request of this name can be judged, given the port's forward pass."""
+    on_ranks: Callable[[Probes, int], Requests] | None = None
+    """The requests to a port on several ranks, whose sizes divide among them; None: those of any port."""
     further: Callable[[Probes], Requests] = lambda probes: {}
     """Requests that no bundle has: other batches, lengths and orders of calls."""
 
     def all_requests(self, forward: ForwardPass) -> Requests:
         """All requests that can be judged, for a port that can be called as often as one likes."""
-        requests = {**self.requests(forward.probes), **self.further(forward.probes)}
+        ranks = forward.sharding.ranks
+        sized = self.on_ranks if ranks > 1 else None
+        first = self.requests(forward.probes) if sized is None else sized(forward.probes, ranks)
+        requests = {**first, **self.further(forward.probes)}
         return {key: request for key, request in requests.items() if self.is_comparable(key, forward)}
 
 

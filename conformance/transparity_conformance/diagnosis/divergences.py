@@ -26,9 +26,12 @@ MOST_EXPLAINED = 40
 
 
 def explain_all(
-    results: Results, faulty: list[str], dtype: str, progress: Progress, clock: Clock
+    results: Results, faulty: list[str], dtype: str, progress: Progress, clock: Clock, ranks: int = 1
 ) -> tuple[Divergence, ...]:
-    """Explain every segment in `faulty`; those that an earlier cause explains, too, are left out."""
+    """Explain every segment in `faulty`; those that an earlier cause explains, too, are left out.
+
+    On several `ranks`, faults of the way in which the port is sharded are tried, too.
+    """
     known = _whole_model_fault(results, faulty, dtype)
     divergences: list[Divergence] = []
     if known:
@@ -43,7 +46,7 @@ def explain_all(
         if tap in worst.misshapen or done >= MOST_EXPLAINED:
             divergences.append(Divergence(tap, error, budget, probe=name, is_misshapen=tap in worst.misshapen))
             continue
-        segment = _segment(results, tap, dtype)
+        segment = _segment(results, tap, dtype, ranks)
         if known and segment.vanishes(known):
             continue
         found = explain(segment, candidate_sites(worst, tap), known, others, explanations, clock)
@@ -78,7 +81,7 @@ def departures_note(results: Results, divergences: Sequence[Divergence], dtype: 
     return [says]
 
 
-def _segment(results: Results, tap: str, dtype: str) -> Segment:
+def _segment(results: Results, tap: str, dtype: str, ranks: int = 1) -> Segment:
     having = [result for result in results.values() if tap in result.recorded]
     return Segment(
         tap,
@@ -86,6 +89,7 @@ def _segment(results: Results, tap: str, dtype: str) -> Segment:
         {result.probe.name: result.recorded for result in having},
         {result.probe.name: result.budgets[tap] for result in having},
         dtype,
+        ranks,
     )
 
 

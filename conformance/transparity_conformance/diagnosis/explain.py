@@ -59,7 +59,7 @@ def explain(
     before = rms(segment.left(screen, known))
     if (same := _same_as_earlier(segment, known, before, screen, earlier)) is not None:
         return same
-    candidates = hypotheses(screen.config, sites)
+    candidates = hypotheses(screen.config, sites, segment.ranks)
     if segment.tap == "logits":
         candidates += whole_model(screen.config)
     search = Search(segment, known, screen, candidates, clock)
@@ -155,7 +155,7 @@ def _made_at(fault: Fault, segment: Segment, screen: Probe) -> Fault | None:
     """The fault as it is made at this segment; parameters that are taken from elsewhere depend on the place."""
     if fault.taken_from is None:
         return fault
-    made = (each for each in faults_at(screen.config, segment.tap) if each.id == fault.id)
+    made = (each for each in faults_at(screen.config, segment.tap, segment.ranks) if each.id == fault.id)
     return next((each for each in made if each.variant == fault.variant), None)
 
 

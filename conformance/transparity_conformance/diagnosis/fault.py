@@ -67,6 +67,8 @@ class Fault:
     """From a site to the site whose parameters are used there."""
     exchange: Fault | None = None
     """The fault that it is one side of, if the parameters of the site are used at the other in turn."""
+    of_ranks: bool = False
+    """Whether it is made on several ranks alone, by the way in which a model is sharded."""
     is_mutual: bool = False
     """Whether it is made at a site only if it is also made where that site's parameters are taken from."""
 

@@ -62,17 +62,17 @@ def judge(
     repeated: ClaimResult | None = None,
     clock: Clock | None = None,
     located: Located = untold,
+    ranks: int = 1,
 ) -> Report:
     """Judge the activations of a port that has been run on `probes`.
 
     Args:
-        port: Its name in the report.
-        dtype: The precision whose budgets apply.
+        port, dtype: Its name in the report; the precision whose budgets apply.
         logits_only: Ignore all activations but the logits.
         not_compared: Further lines for the report's `not_compared`.
         repeated: The comparison of two runs on the same tokens, if there were two.
         clock: The time for the search for causes; by default `BUDGET` seconds.
-        located: Receives the divergences before their causes are sought.
+        located, ranks: Receives divergences before causes are sought; the ranks of a port that is right on one, else 1.
 
     Raises `Interrupted`, with the report, if the search was ended by Ctrl-C.
     """
@@ -87,7 +87,7 @@ def judge(
             return report("inconclusive", None)
         if repeated and repeated.verdict == "diverges":
             return report("diverges", repeated.where, (_random_divergence(repeated, next(iter(results))),))
-        search = _Search(progress, clock or Clock(BUDGET, progress), located)
+        search = _Search(progress, clock or Clock(BUDGET, progress), located, ranks)
         return _verdict(report, results, measured, dtype, len(results) == len(probes), search)
 
 
@@ -122,6 +122,7 @@ class _Search:
     progress: Progress
     clock: Clock
     located: Located
+    ranks: int
 
 
 def _verdict(
@@ -171,7 +172,7 @@ def _explained(
     """The divergences with their causes, as far as there is time, remarks on the search, and fields that differ."""
     clock, others = search.clock, dict[str, tuple[object, object]]()
     with clock.interruptible():
-        divergences = explain_all(results, places, dtype, search.progress, clock)
+        divergences = explain_all(results, places, dtype, search.progress, clock, search.ranks)
         remarks = [clock.note] * clock.ran_out
         if not clock.is_interrupted and len(results) > 1:  # one call alone tells of no configuration
             remarks += departures_note(results, divergences, dtype)

@@ -34,6 +34,8 @@ class Segment:
     budgets: Mapping[str, float]
     """The budget of this segment, by probe."""
     dtype: str
+    ranks: int = 1
+    """The ranks of the port; 1 if what differs is not of their making."""
 
     @property
     def is_whole_model(self) -> bool:

@@ -42,7 +42,11 @@ from transparity_conformance.ports.loader.hub import loaded_here
 from transparity_conformance.ports.offered import with_everything_offered
 from transparity_conformance.ports.process import isolation
 from transparity_conformance.ports.process.isolation import TIMEOUT
-from transparity_conformance.ports.process.running import Port, run, told_dtype
+from transparity_conformance.ports.process.running import Port, built, run, told_dtype
+from transparity_conformance.ports.ranks.against_one import against_one, with_ranks
+from transparity_conformance.ports.ranks.dropout import with_dropout
+from transparity_conformance.ports.ranks.group import group_of, ranked_build, ranks_of
+from transparity_conformance.ports.ranks.sizes import divisible, probes_on
 from transparity_conformance.ports.reach.calls import Ran, Reached, reach, run_all, whole
 from transparity_conformance.ports.reach.drawn import with_drawn_weights
 from transparity_conformance.ports.reach.verdict import coverage_of, with_reach
@@ -72,6 +76,7 @@ def check(
     name: str | None = None,
     audit: bool | None = None,
     located: Located = untold,
+    ranks: int = 1,
 ) -> Report:
     """Check a port against the reference.
 
@@ -81,7 +86,7 @@ def check(
         family: a family of models (`llama` …), whose folders the port reads; its small model without a `config`.
         config, parameters: any other configuration; its parameters, which are drawn without them.
         dtype, logits_only: the precision, which `build` is told if it takes `dtype="…"`; compare the logits alone.
-        isolated: run the port, which another process has to be able to import, in a process of its own.
+        isolated, ranks: run the port, which another process can import, in a process of its own, or in so many.
         timeout, budget: seconds that an isolated port has for one answer; those for the search for causes.
         name: the port's name in the report; that of `build` without it.
         audit: a field or a tensor that is not followed diverges; None: that of a loader is listed.
@@ -90,12 +95,23 @@ def check(
     Raises `PortError` if the port raises, returns no array, or ends its process; `TransparityError` for what is unknown
     or does not fit; `Interrupted`, with a report, for Ctrl-C in the check of a port that diverges.
     """
+    preset, config = _given(preset, family, config, parameters, ranks)
+    known, progress, name = Known(located), progress or silent, name or name_of(build)
+    asked = Asked(preset, config, parameters, dtype, logits_only, budget, name, known, max(ranks, ranks_of(build)))
+    with _built_by(build, family, timeout if isolated or ranks > 1 else None, ranks) as port, known.kept():
+        return _audited(_on_ranks(told_dtype(port, dtype), asked, progress), port, asked, progress, audit)
+
+
+def _given(
+    preset: str | None, family: str | None, config: TransformerConfig | None, parameters: Arrays | None, ranks: int
+) -> tuple[str | None, TransformerConfig | None]:
+    """The name and the configuration that are checked: a preset or a family on several ranks at sizes that divide."""
+    is_own = config is not None or parameters is not None
     if family is not None:
         preset, config = preset or family, config or example_config(family)
-    known, progress = Known(located), progress or silent
-    asked = Asked(preset, config, parameters, dtype, logits_only, budget, name or name_of(build), known)
-    with _built_by(build, family, timeout if isolated else None) as port, known.kept():
-        return _audited(_checked(told_dtype(port, dtype), asked, progress), port, asked, progress, audit)
+    if ranks == 1 or is_own or preset is None:
+        return preset, config
+    return preset, divisible(config or preset_called(preset), ranks)
 
 
 def _audited(report: Report, port: Port, asked: Asked, progress: Progress, is_wanted: bool | None) -> Report:
@@ -110,8 +126,13 @@ def _audited(report: Report, port: Port, asked: Asked, progress: Progress, is_wa
     return with_audit(report, audited, config, progress, diverges=bool(is_wanted))
 
 
-def _built_by(build: Port, family: str | None, timeout: float | None) -> contextlib.AbstractContextManager[Port]:
-    """The port as a `build`, from its loader with a `family`; in a process of its own with a `timeout`."""
+def _built_by(
+    build: Port, family: str | None, timeout: float | None, ranks: int
+) -> contextlib.AbstractContextManager[Port]:
+    """The port as a `build`, from its loader with a `family`; in a process of its own with a `timeout`, or in one for
+    each of several `ranks`."""
+    if timeout is not None and ranks > 1:
+        return contextlib.closing(ranked_build(isolation.spec_of(build), timeout, ranks).loading(family))
     if timeout is not None:
         return isolation.isolated(isolation.spec_of(build), timeout, family)
     return contextlib.nullcontext(build) if family is None else loaded_here(build, family)
@@ -129,24 +150,46 @@ class Asked:
     budget: float
     port: str
     known: Known
+    ranks: int
 
     @property
     def name(self) -> str:
         """The system's name in the report."""
         return self.preset or "config"
 
+    @functools.cached_property
+    def probes(self) -> Mapping[str, Probe]:
+        """The probes that can be judged in the precision."""
+        wanted = _probes(self.preset, self.config, self.parameters)
+        probes = {key: probe for key, probe in wanted.items() if key != "hot" or self.dtype not in HALF}
+        return probes_on(probes, self.ranks)
 
-def _checked(build: Port, asked: Asked, progress: Progress) -> Report:
-    """The report of the forward pass, how far it reaches, capabilities and histories."""
+
+def _on_ranks(build: Port, asked: Asked, progress: Progress) -> Report:
+    """The report of a port; of one on several ranks, after a comparison with one rank of the same code."""
+    group = group_of(build)
+    if group is None:
+        return _checked(build, asked, progress)
+    ranks = against_one(group, build, asked.probes, dtype=asked.dtype, logits_only=asked.logits_only, progress=progress)
+    is_sharding = ranks.one_rank != "agrees"  # what one rank has, too, is not the sharding's doing
+    report = _checked(build, asked, progress, group.ranks if is_sharding else 1)
+    report = with_ranks(report, ranks, group.differing, asked.probes)
+    if report.verdict != "agrees":
+        return report
+    first = next(iter(asked.probes.values()))
+    return with_dropout(report, group, built(build, first), first)
+
+
+def _checked(build: Port, asked: Asked, progress: Progress, ranks: int = 1) -> Report:
+    """The report of the forward pass, how far it reaches, capabilities and histories; `ranks`, as for `judge`."""
     dtype, logits_only = asked.dtype, asked.logits_only
-    wanted = _probes(asked.preset, asked.config, asked.parameters)
-    probes = {key: probe for key, probe in wanted.items() if key != "hot" or dtype not in HALF}
-    ran = run_all(build, probes, progress, logits_only=logits_only)
+    ran = run_all(build, asked.probes, progress, logits_only=logits_only)
     probes = {key: _lean(probe, ran.actual[key], progress) for key, probe in ran.probes.items()}
     ran = dataclasses.replace(ran, probes=probes)
     first = next(iter(probes.values()))
     repeated = _repeated(first, ran.actual[first.name], run(ran.forward, first, logits_only=logits_only), dtype)
     options: dict[str, Any] = {"dtype": dtype, "logits_only": logits_only, "progress": progress, "repeated": repeated}
+    options["ranks"] = ranks
     form = form_of(probes, ran.actual, dtype)
     if form is not None and not form.has_all_logits:
         report = Report(
@@ -164,8 +207,8 @@ def _checked(build: Port, asked: Asked, progress: Progress) -> Report:
     preset = asked.preset if asked.config is None else None
     report, reached = _with_reach(report, build, ran, probes, preset, asked.parameters, progress)
     if reached.wrong and not reached.is_history and not report.faults[-1].is_misshapen:
-        report = _explained_at_other_sizes(asked, report, reached, progress)
-    left_out = probes_left_out(first.config, wanted, dtype)
+        report = _explained_at_other_sizes(asked, report, reached, progress, ranks)
+    left_out = probes_left_out(first.config, asked.probes, dtype)
     report = with_everything_offered(report, build, ran, left_out, is_drawn=asked.parameters is None)
     return report if logits_only else with_line_of_step(report, ran.forward, ran.probes)
 
@@ -235,8 +278,10 @@ def _located(known: Known, heard: Heard, probes: Mapping[str, Probe], report: Re
     known(with_first_line(report, heard, probes))
 
 
-def _mistakes(report: Report) -> set[str]:
-    return {cause.mistake for fault in report.faults for cause in fault.causes}
+def _mistakes(report: Report) -> set[tuple[str, str]]:
+    """The causes, and what they say without their places."""
+    causes = (cause for fault in report.faults for cause in fault.causes)
+    return {(cause.mistake, cause.says.partition(", at ")[0]) for cause in causes}
 
 
 def _with_reach(
@@ -264,7 +309,7 @@ def _with_reach(
     return dataclasses.replace(report, not_compared=(*report.not_compared, *unseen)), reached
 
 
-def _explained_at_other_sizes(asked: Asked, report: Report, reached: Reached, progress: Progress) -> Report:
+def _explained_at_other_sizes(asked: Asked, report: Report, reached: Reached, progress: Progress, ranks: int) -> Report:
     """The report with the causes and lines of the first wrong call at another size, as far as they are found."""
     asked.known(report)
     wrong, clock = reached.wrong[0].probe, Clock(asked.budget, progress)
@@ -279,7 +324,7 @@ def _explained_at_other_sizes(asked: Asked, report: Report, reached: Reached, pr
     heard = NOT_ASKED
     if not asked.logits_only:
         heard = hear({id(wrong.parameters): forward}, {probe.name: probe}, actual, asked.dtype, clock, progress, row)
-    options = {"dtype": asked.dtype, "progress": progress, "clock": clock, "port": asked.port}
+    options = {"dtype": asked.dtype, "progress": progress, "clock": clock, "port": asked.port, "ranks": ranks}
     found = _judged(asked, {probe.name: probe}, actual, heard, options)
     if not any(fault.causes or fault.source for fault in found.faults):
         return report

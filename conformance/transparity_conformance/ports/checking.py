@@ -22,6 +22,8 @@ from transparity_conformance.ports.command import check_command
 from transparity_conformance.ports.loader.hub import required_arguments
 from transparity_conformance.ports.loading import UsageError
 from transparity_conformance.ports.process.isolation import checked_timeout, isolated_build
+from transparity_conformance.ports.ranks.group import ranked_build
+from transparity_conformance.ports.ranks.sizes import sized
 from transparity_conformance.ports.runtimes.runtime import runtime_of
 from transparity_conformance.ports.systems import (
     System,
@@ -48,6 +50,7 @@ def checker(
     audit: bool | None = None,
     located: Located = untold,
     adapter: Path | None = None,
+    ranks: int = 1,
 ) -> Check:
     """The check of a system, by a function or by a program, each in a process of its own.
 
@@ -58,6 +61,7 @@ def checker(
         sections: sections of the bundle that the program is given.
         audit, budget, located: as for `check`.
         adapter: the file that matches the tensors of the model that `port` makes.
+        ranks: the number of processes that run it together.
 
     Raises `UsageError` for options of the other kind.
     """
@@ -67,20 +71,22 @@ def checker(
     if command is not None:
         if audit:
             raise UsageError("--audit builds a PORT many times, and a --command runs once; leave out one of the two.")
-        options |= {"timeout": checked_timeout(timeout), "sections": sections}
+        options |= {"timeout": checked_timeout(timeout), "sections": sections, "ranks": ranks}
         return lambda system, progress: check_command(command, system.name, system.config, **options, progress=progress)
     if sections:
         flags = " and ".join(f"--{name}" for name in sections)
         raise UsageError(f"{flags} asks for more in a bundle, for --command; a PORT is compared in all that it offers.")
     assert port is not None
-    return _of_port(port, checked_timeout(timeout), options | {"name": port, "audit": audit}, adapter)
+    return _of_port(port, checked_timeout(timeout), options | {"name": port, "audit": audit}, adapter, ranks)
 
 
-def _of_port(port: str, timeout: float, options: dict[str, Any], adapter: Path | None) -> Check:
+def _of_port(port: str, timeout: float, options: dict[str, Any], adapter: Path | None, ranks: int) -> Check:
     """The check of a function or of a model with an adapter, or of an artefact by its runtime."""
     runtime = runtime_of(port)
     if runtime is None:
-        return PortCheck(port, timeout, options, adapter)
+        return PortCheck(port, timeout, options, adapter, ranks)
+    if ranks > 1:
+        raise UsageError(f"--ranks is for a PORT that makes a model, or a --command; {safe(port)} is an artefact.")
     if adapter is not None:
         raise UsageError(
             f"--adapter is for a PORT that makes a model; {safe(port)} is an artefact with its own weights."
@@ -91,11 +97,16 @@ def _of_port(port: str, timeout: float, options: dict[str, Any], adapter: Path |
 class PortCheck:
     """The check of a port in a process of its own, which serves all systems until it ends."""
 
-    def __init__(self, spec: str, timeout: float, options: dict[str, Any], adapter: Path | None = None) -> None:
+    def __init__(
+        self, spec: str, timeout: float, options: dict[str, Any], adapter: Path | None = None, ranks: int = 1
+    ) -> None:
         if adapter is not None:
             read_adapter(adapter)
-        self.spec, self.has_adapter = spec, adapter is not None
-        self.start = functools.partial(isolated_build, spec, timeout, None if adapter is None else str(adapter))
+        self.spec, self.has_adapter, self.ranks = spec, adapter is not None, ranks
+        given = None if adapter is None else str(adapter)
+        self.start = functools.partial(isolated_build, spec, timeout, given)
+        if ranks > 1:
+            self.start = functools.partial(ranked_build, spec, timeout, ranks, given)
         self.build, self.options = self.start(), options
 
     def __call__(self, system: System, progress: Progress) -> Report:
@@ -104,6 +115,8 @@ class PortCheck:
         build, is_drawn = self.build.loading(system.model_type), system.parameters is None
         is_preset = is_drawn and system.model_type is None and system.name in PRESETS
         config = None if is_preset else system.config
+        if self.ranks > 1 and is_drawn:
+            config = sized(system.name, system.config, self.ranks)
         return check(build, system.name, config=config, parameters=system.parameters, progress=progress, **self.options)
 
     def is_loader(self) -> bool:

@@ -40,6 +40,8 @@ class _Asked:
     row: Capability
     way: Way
     requests: Mapping[str, Any]
+    wrong: frozenset[str]
+    """What is wrong at first, too."""
 
 
 def compare_history(port: BuiltPort, forward: ForwardPass, first: CapabilityResult) -> CapabilityResult:
@@ -77,14 +79,16 @@ def _with_twin(forward: ForwardPass) -> ForwardPass:
     """`forward` and the twin of its first probe, whose answer a port with a careless cache would take for its own."""
     added = twin(next(iter(forward.probes.values())))
     logits = added.oracle.expected["logits"]
-    return ForwardPass({**forward.probes, added.name: added}, {**forward.logits, added.name: logits}, forward.dtype)
+    logits_of = {**forward.logits, added.name: logits}
+    return dataclasses.replace(forward, probes={**forward.probes, added.name: added}, logits=logits_of)
 
 
 def _asked(port: BuiltPort, forward: ForwardPass, first: CapabilityResult) -> list[_Asked]:
     agreeing = {claim.id for claim in first.claims if claim.verdict == "agrees"}
     ways = ((row, way) for row in offered_by(port.forward) for way in row.ways if way.claim in agreeing)
     comparable = ((row, way, way.all_requests(forward)) for row, way in ways)
-    return [_Asked(row, way, requests) for row, way, requests in comparable if requests]
+    wrong = frozenset(fault.where for fault in first.faults)
+    return [_Asked(row, way, requests, wrong) for row, way, requests in comparable if requests]
 
 
 def _followed(port: BuiltPort, forward: ForwardPass, order: list[Any]) -> CapabilityResult:
@@ -138,7 +142,8 @@ def _asked_again(port: BuiltPort, forward: ForwardPass, asked: _Asked) -> Capabi
     except PortError:
         claim = ClaimResult(CLAIM, "diverges", np.inf, 0.0, where)
         return CapabilityResult((claim,), (Divergence(where, np.inf, 0.0, (cause,)),))
-    for fault in asked.row.judge(asked.way, asked.requests, answers, forward).faults:
+    found = asked.row.judge(asked.way, asked.requests, answers, forward).faults
+    for fault in (each for each in found if each.where not in asked.wrong):
         claim = ClaimResult(CLAIM, "diverges", fault.error, fault.budget, fault.where)
         return CapabilityResult((claim,), (dataclasses.replace(fault, causes=(cause,), indistinguishable=()),))
     return None

@@ -11,7 +11,7 @@ from transparity_conformance.capabilities.learning.loss import LOSS
 from transparity_conformance.capabilities.table import ATTRIBUTES, offered_by
 from transparity_conformance.oracle.probes import single_row
 from transparity_conformance.ports.histories import compare_history
-from transparity_conformance.ports.process.running import Port, run
+from transparity_conformance.ports.process.running import Port, run, sharding_of
 from transparity_conformance.ports.reach.calls import Ran
 from transparity_conformance.report.capability_result import CapabilityResult, not_compared, with_capabilities
 from transparity_conformance.report.report import Report, known_so_far
@@ -40,7 +40,7 @@ def with_everything_offered(
         sharing["single"] = single_row(first)
         logits["single"] = run(ran.forward, sharing["single"], logits_only=True)["logits"]
     port = BuiltPort(build, ran.forward, {(first.config, id(first.parameters)): (first.parameters, ran.forward)})
-    passed = ForwardPass(sharing, logits, report.dtype)
+    passed = ForwardPass(sharing, logits, report.dtype, sharding_of(ran.forward))
     with known_so_far(report.verdict, report.first_divergence):
         if is_drawn:
             report = with_capabilities(report, not_compared(*left_out))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import math
 import sys
 from collections.abc import Mapping
@@ -113,7 +114,12 @@ def difference(actual: Any, expected: Any) -> float:
 
 
 def as_numbers(value: Any) -> np.ndarray:
-    """Convert an array of any framework, device and dtype to NumPy."""
+    """Convert an array of any framework, device and dtype to NumPy; one that is sharded over the processes of its
+    framework is gathered, in which all of them take part."""
+    if hasattr(value, "full_tensor"):  # PyTorch's DTensor
+        value = value.full_tensor()
+    if not (getattr(value, "is_fully_addressable", True) or value.is_fully_replicated):  # a global array of JAX
+        value = importlib.import_module("jax.experimental.multihost_utils").process_allgather(value, tiled=True)
     if hasattr(value, "detach"):  # a torch tensor, without importing torch
         value = value.detach().cpu()
         value = value.float() if str(value.dtype) == "torch.bfloat16" else value

@@ -11,7 +11,7 @@ from transparity_numpy.arithmetic.functional import log_softmax, softmax
 from transparity_numpy.training.loss import cross_entropy
 
 
-def _surprises(logits: np.ndarray, targets: np.ndarray, pad_id: int | None) -> tuple[np.ndarray, np.ndarray]:
+def surprises(logits: np.ndarray, targets: np.ndarray, pad_id: int | None) -> tuple[np.ndarray, np.ndarray]:
     """Return −log softmax at each target that counts, 0 at the others; and the mask of those that count."""
     counted = targets != pad_id if pad_id is not None else np.ones(targets.shape, bool)
     picked = np.take_along_axis(log_softmax(logits), targets[..., None], axis=-1)[..., 0]
@@ -31,21 +31,21 @@ def _padding_counted(logits: np.ndarray, targets: np.ndarray, pad_id: int | None
 
 
 def _summed(logits: np.ndarray, targets: np.ndarray, pad_id: int | None) -> np.ndarray:
-    return np.asarray(_surprises(logits, targets, pad_id)[0].sum())
+    return np.asarray(surprises(logits, targets, pad_id)[0].sum())
 
 
 def _over_all_positions(logits: np.ndarray, targets: np.ndarray, pad_id: int | None) -> np.ndarray:
-    return np.asarray(_surprises(logits, targets, pad_id)[0].mean())
+    return np.asarray(surprises(logits, targets, pad_id)[0].mean())
 
 
 def _over_rows(logits: np.ndarray, targets: np.ndarray, pad_id: int | None) -> np.ndarray:
-    return np.asarray(_surprises(logits, targets, pad_id)[0].sum() / len(targets))
+    return np.asarray(surprises(logits, targets, pad_id)[0].sum() / len(targets))
 
 
 def _mean_of_means(logits: np.ndarray, targets: np.ndarray, pad_id: int | None) -> np.ndarray:
-    surprises, counted = _surprises(logits, targets, pad_id)
+    lost, counted = surprises(logits, targets, pad_id)
     seen = counted.any(axis=-1)
-    return np.asarray((surprises.sum(axis=-1)[seen] / counted.sum(axis=-1)[seen]).mean())
+    return np.asarray((lost.sum(axis=-1)[seen] / counted.sum(axis=-1)[seen]).mean())
 
 
 def _in_bits(logits: np.ndarray, targets: np.ndarray, pad_id: int | None) -> np.ndarray:

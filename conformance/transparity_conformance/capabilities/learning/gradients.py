@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -47,8 +48,13 @@ def _why_no_gradients(probe: Probe, dtype: str) -> str:
 
 
 @np.errstate(all="ignore")  # a port may return any number
-def judge_gradients(gradients: Gradients, probe: Probe, loss: Loss, dtype: str) -> CapabilityResult:
-    """Compare the gradients of `loss` with the reference's; a missing one or one of the wrong shape is wrong."""
+def judge_gradients(
+    gradients: Gradients, probe: Probe, loss: Loss, dtype: str, ranks: int = 1, by_rank: Gradients | None = None
+) -> CapabilityResult:
+    """Compare the gradients of `loss` with the reference's; a missing one or one of the wrong shape is wrong.
+
+    Of replicas that differ between `ranks`, `by_rank` has the gradient of each, in a row.
+    """
     ours = _derivatives(probe, loss)
     actual = ours.along(gradients)
     budgets = {name: ours.budget(name, dtype) for name in ours.expected}
@@ -60,7 +66,8 @@ def judge_gradients(gradients: Gradients, probe: Probe, loss: Loss, dtype: str) 
         return CapabilityResult((ClaimResult("gradients", "agrees", errors[worst], budgets[worst], worst),))
     # Gradients flow backwards: of the wrong ones, the last in the forward pass went wrong first.
     first = wrong[-1]
-    causes = tuple(_causes(ours, actual, gradients, budgets, wrong))[:1]
+    of_ranks = _of_ranks(ours, gradients, budgets, wrong, ranks, by_rank or {}) if ranks > 1 else ()
+    causes = (*of_ranks, *_causes(ours, actual, gradients, budgets, wrong))[:1]
     says = f"gradients: {len(wrong)} of {len(shares)} are wrong; {first} is the first of them on the way back"
     return CapabilityResult(
         claims=(ClaimResult("gradients", "diverges", errors[worst], budgets[worst], worst),),
@@ -72,6 +79,35 @@ def judge_gradients(gradients: Gradients, probe: Probe, loss: Loss, dtype: str) 
 @kept_in(0)
 def _derivatives(probe: Probe, loss: Loss) -> Derivatives:
     return Derivatives(probe.config, probe.parameters, probe.inputs, loss=loss)
+
+
+def _of_ranks(
+    ours: Derivatives,
+    gradients: Gradients,
+    budgets: Mapping[str, float],
+    wrong: list[str],
+    ranks: int,
+    by_rank: Gradients,
+) -> Iterator[Cause]:
+    """Causes that come of the ranks: replicas that were not added up, or added up once too often."""
+
+    def left(settled: Gradients) -> float:
+        """The largest difference that is left with other gradients; infinite if it is more than rounding."""
+        along = ours.along(dict(gradients) | dict(settled))
+        errors = {name: gap(along[name], ours.expected[name]) for name in along}
+        fits = set(along) == set(ours.expected) and all(share(errors[n], budgets[n]) <= 1 for n in errors)
+        return max(errors.values()) if fits else math.inf
+
+    these = f"{wrong[-1]}" + (f" and {len(wrong) - 1} more" if wrong[1:] else "")
+    for how, put_together in (("sum", np.sum), ("mean", np.mean)):
+        settled = {name: put_together(by_rank[name], axis=0) for name in wrong if name in by_rank}
+        if len(settled) == len(wrong) and math.isfinite(rest := left(settled)):
+            says = f"the gradients of {these} are those of one rank: their {how} over {ranks} ranks is missing"
+            yield Cause("gradient-not-reduced", says, None, rest, 1.0)
+    for factor, says in ((ranks, f"{ranks} ×"), (1 / ranks, f"1/{ranks} ×")):
+        settled = {name: gradients[name] / factor for name in wrong if name in gradients}
+        if len(wrong) < len(budgets) and math.isfinite(rest := left(settled)):
+            yield Cause("gradient-of-replicas", f"the gradients of {these} are {says} ours", factor, rest, 1.0)
 
 
 def _causes(
@@ -122,6 +158,8 @@ def _ask(port: BuiltPort, way: Way, key: str, probe: Probe) -> Answers:
     targets, tokens = loss_inputs(probe)
     loss, gradients = call_stranger(port.forward.loss_and_gradients, targets, **tokens)
     named = {f"{key}/gradient.{name}": as_numbers(value).astype(np.float64) for name, value in dict(gradients).items()}
+    replicas: Mapping[str, Any] = getattr(port.forward, "replicas", dict)()
+    named |= {f"{key}/by_rank.{name}": np.stack(values) for name, values in replicas.items() if name in gradients}
     return named | {f"{key}/loss_and_gradients": as_numbers(loss)}
 
 
@@ -135,9 +173,13 @@ def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass)
     else:
         written = [key for key in forward.probes if f"{key}/loss" in answers and has_a_loss(key, forward)]
         _, loss = judge_losses("loss", {key: float(answers[f"{key}/loss"]) for key in written}, forward)
-    begins = f"{key}/gradient."
-    gradients = {name.removeprefix(begins): value for name, value in answers.items() if name.startswith(begins)}
-    return found + judge_gradients(gradients, probe, loss or cross_entropy, forward.dtype)
+    given, ranks = _named(answers, f"{key}/gradient."), forward.sharding.ranks
+    by_rank = _named(answers, f"{key}/by_rank.")
+    return found + judge_gradients(given, probe, loss or cross_entropy, forward.dtype, ranks, by_rank)
+
+
+def _named(answers: Answers, begins: str) -> dict[str, np.ndarray]:
+    return {name.removeprefix(begins): value for name, value in answers.items() if name.startswith(begins)}
 
 
 def _judge_loss(key: str, answers: Answers, forward: ForwardPass) -> tuple[CapabilityResult, Loss | None]:

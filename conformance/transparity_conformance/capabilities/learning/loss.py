@@ -4,7 +4,7 @@ as a wrong loss."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from transparity_conformance.capabilities.capability import (
 )
 from transparity_conformance.capabilities.faults import SimulatedFault
 from transparity_conformance.capabilities.faults.loss import LOSS_FAULTS, smoothed
+from transparity_conformance.capabilities.faults.sharding import loss_faults
 from transparity_conformance.capabilities.stranger import call_stranger
 from transparity_conformance.oracle.derivatives import Loss, targets_of
 from transparity_conformance.oracle.oracle import function_oracle
@@ -88,7 +89,8 @@ def judge_losses(name: str, losses: Mapping[str, float], forward: ForwardPass) -
         return CapabilityResult((ClaimResult(name, "agrees", off[worst], budgets[worst], worst),)), cross_entropy
 
     right = exact(cross_entropy)
-    explaining, left = _explaining(errors, given, right, budgets)
+    faults = (*loss_faults(forward.sharding), *LOSS_FAULTS)
+    explaining, left = _explaining(faults, errors, given, right, budgets)
     causes: tuple[Cause, ...]
     if explaining:
         first, residual = explaining[0], left[explaining[0]][worst]
@@ -101,14 +103,18 @@ def judge_losses(name: str, losses: Mapping[str, float], forward: ForwardPass) -
 
 
 def _explaining(
-    errors: Callable[[Loss], dict[str, float]], given: Numbers, right: Numbers, budgets: Mapping[str, float]
+    faults: Sequence[SimulatedFault],
+    errors: Callable[[Loss], dict[str, float]],
+    given: Numbers,
+    right: Numbers,
+    budgets: Mapping[str, float],
 ) -> tuple[list[SimulatedFault], dict[SimulatedFault, dict[str, float]]]:
     """Return the faults that explain all losses, and the errors that each fault leaves."""
     # Rounding is relative to the loss: a sum rounds by more than a mean.
     sizes = {key: abs(float(given[key] / right[key])) for key in given}
     grown = {key: max(1.0, size if math.isfinite(size) else 1.0) * budgets[key] for key, size in sizes.items()}
-    left = {fault: errors(fault.simulate) for fault in LOSS_FAULTS}
-    return [fault for fault in LOSS_FAULTS if all(share(left[fault][key], grown[key]) <= 1 for key in given)], left
+    left = {fault: errors(fault.simulate) for fault in faults}
+    return [fault for fault in faults if all(share(left[fault][key], grown[key]) <= 1 for key in given)], left
 
 
 def _fitted(given: Numbers, right: Numbers, even: Numbers, budgets: Mapping[str, float], worst: str) -> Iterator[Cause]:

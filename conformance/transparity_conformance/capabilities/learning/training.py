@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,7 @@ from transparity_conformance.capabilities.capability import (
 )
 from transparity_conformance.capabilities.faults import SimulatedFault
 from transparity_conformance.capabilities.faults.optimization import OPTIMIZER_FAULTS
+from transparity_conformance.capabilities.faults.sharding import optimizer_faults
 from transparity_conformance.capabilities.learning.loss import why_no_loss
 from transparity_conformance.oracle.budgets import WIDE
 from transparity_conformance.oracle.oracle import Arrays, Oracle, training_oracle
@@ -55,15 +57,20 @@ TRAININGS = {
 }
 
 
-def tiny(config: TransformerConfig) -> TransformerConfig:
-    """Return the same system with few parameters, as the reference differentiates by a forward pass for each."""
-    sizes: dict[str, Any] = {"embed_dim": 4, "num_heads": 2, "feed_forward_dim": 2, "max_length": 4}
-    sizes |= {"num_key_value_heads": 1 if config.key_value_heads < config.num_heads else None}
-    sizes |= {"attention_head_dim": None, "rotary_dim": None}
+def tiny(config: TransformerConfig, ranks: int = 1) -> TransformerConfig:
+    """Return the same system with few parameters, as the reference differentiates by a forward pass for each; sizes
+    divide among `ranks`."""
+    grouped = config.key_value_heads < config.num_heads
+    shared = grouped and (ranks == 1 or config.key_value_heads == 1)
+    heads = max(2, ranks * (1 + (grouped and not shared)))
+    tokens = ranks * math.ceil(TOKENS / ranks)
+    sizes: dict[str, Any] = {"embed_dim": 2 * heads, "num_heads": heads, "feed_forward_dim": max(2, ranks)}
+    sizes |= {"num_key_value_heads": 1 if shared else ranks if grouped else None}
+    sizes |= {"attention_head_dim": None, "rotary_dim": None, "max_length": 4}
     sizes |= _special_tokens(config)
     for stack, has in (("encoder", config.has_encoder), ("decoder", config.has_decoder)):
         vocabulary = "source_vocab_size" if stack == "encoder" else "target_vocab_size"
-        sizes |= {f"num_{stack}_layers": 1, vocabulary: TOKENS} if has else {}
+        sizes |= {f"num_{stack}_layers": 1, vocabulary: tokens} if has else {}
     return dataclasses.replace(config, **sizes)
 
 
@@ -109,15 +116,26 @@ class TrainingRequest:
 
 
 @functools.lru_cache(maxsize=CONFIGURATIONS)
-def training_requests(config: TransformerConfig) -> dict[str, TrainingRequest]:
+def training_requests(config: TransformerConfig, ranks: int = 1) -> dict[str, TrainingRequest]:
     """The trainings of a tiny model of the system."""
-    small = tiny(config)
+    small = tiny(config, ranks)
     given = (small, probe_parameters(small, 6), batches(small))
     return {f"train.{index}": TrainingRequest(name, *given, TRAININGS[name]) for index, name in enumerate(TRAININGS)}
 
 
 def _requests(probes: Probes) -> Requests:
     return training_requests(first_of(probes)[1].config)
+
+
+ONE_STEP = "sgd, clipped, one step"
+
+
+def _on_ranks(probes: Probes, ranks: int) -> Requests:
+    """The trainings on several ranks; after one step replicas that were clipped by other norms begin to differ."""
+    requests = training_requests(first_of(probes)[1].config, ranks)
+    first = next(iter(requests.values()))
+    once = dataclasses.replace(first, name=ONE_STEP, batches=first.batches[:1])
+    return requests | {f"train.{len(requests)}": once}
 
 
 def _shapes(key: str, request: TrainingRequest) -> Shapes:
@@ -161,16 +179,22 @@ def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass)
     place = f"{where}, {worst.name}"
     if share(error, budget) <= 1:
         return CapabilityResult((ClaimResult("train", "agrees", error, budget, place),))
-    explaining = _explaining(became, dtype)
+    once = {request: tensors for request, tensors in became.items() if request.name == ONE_STEP}
+    explaining = _explaining(once, dtype, optimizer_faults(forward.sharding)) if once else []
+    explaining = explaining or _explaining(became, dtype, OPTIMIZER_FAULTS)
     causes = []
     for fault in explaining[:1]:
+        worst = worst if fault in OPTIMIZER_FAULTS else next(iter(once))
+        error = _off(became[worst], worst.oracle(), dtype)[0]
         left = _off(became[worst], worst.oracle(fault), dtype)[0]
         causes.append(Cause(fault.id, fault.says, None, left, 1 - left / error))
     divergence = Divergence("train", error, budget, tuple(causes), alternatives(explaining))
     return CapabilityResult((ClaimResult("train", "diverges", error, budget, place),), (divergence,))
 
 
-def _explaining(became: Mapping[TrainingRequest, Arrays], dtype: str) -> list[SimulatedFault]:
+def _explaining(
+    became: Mapping[TrainingRequest, Arrays], dtype: str, faults: Sequence[SimulatedFault]
+) -> list[SimulatedFault]:
     def beyond(fault: SimulatedFault) -> int:
         """The number of tensors that differ from the wrong training by more than budgets of the right one allow."""
         return sum(
@@ -179,10 +203,10 @@ def _explaining(became: Mapping[TrainingRequest, Arrays], dtype: str) -> list[Si
             for name, expected in request.oracle(fault).expected.items()
         )
 
-    left = {fault: beyond(fault) for fault in OPTIMIZER_FAULTS}
-    if explaining := [fault for fault in OPTIMIZER_FAULTS if not left[fault]]:
+    left = {fault: beyond(fault) for fault in faults}
+    if explaining := [fault for fault in faults if not left[fault]]:
         return explaining
-    nearest = sorted(OPTIMIZER_FAULTS, key=lambda fault: left[fault])[:NEAREST]
+    nearest = sorted(faults, key=lambda fault: left[fault])[:NEAREST]
     by_their_own = [
         fault
         for fault in nearest
@@ -222,7 +246,7 @@ TRAINING = Capability(
     signature="train(batches, training) → the losses before each step, and a dict of the learned parameters",
     help="Add a tiny model and batches to the bundle, to train with SGD and AdamW.",
     purpose="a tiny model, trained one step on each batch; the losses before each step, and the learned parameters",
-    ways=(Way("train", _requests, OPTIMIZER_FAULTS),),
+    ways=(Way("train", _requests, OPTIMIZER_FAULTS, on_ranks=_on_ranks),),
     ask=_ask,
     shapes=_shapes,
     judge=_judge,

@@ -22,6 +22,7 @@ from transparity_conformance.diagnosis.faults import (
     position_bias,
     residuals_and_activations,
     rotary,
+    sharding,
 )
 from transparity_conformance.diagnosis.faults.scopes import groups
 
@@ -41,8 +42,10 @@ SUBJECTS = (
 """The subjects, in the order in which equally good causes are listed."""
 
 
-def faults_at(config: TransformerConfig, site: str) -> Iterator[Fault]:
-    """Every fault that can be made at the tap `site`, except those with a number to be fitted."""
+def faults_at(config: TransformerConfig, site: str, ranks: int = 1) -> Iterator[Fault]:
+    """Every fault that can be made at the tap `site`, except those with a number to be fitted; first those of a model
+    that is sharded over several `ranks`."""
+    yield from sharding.faults(config, site, ranks)
     for subject in SUBJECTS:
         yield from subject.faults(config, site)
 
@@ -53,11 +56,11 @@ def whole_model(config: TransformerConfig) -> Iterator[Hypothesis]:
         yield Hypothesis(fault)
 
 
-def hypotheses(config: TransformerConfig, sites: list[str]) -> list[Hypothesis]:
-    """Every fault at every group of `sites`."""
+def hypotheses(config: TransformerConfig, sites: list[str], ranks: int = 1) -> list[Hypothesis]:
+    """Every fault at every group of `sites`, of a model on so many `ranks`."""
     found: dict[tuple[str, str], dict[str, Fault]] = {}
     for site in sites:
-        for fault in faults_at(config, site):
+        for fault in faults_at(config, site, ranks):
             found.setdefault((fault.id, fault.variant), {})[site] = fault
     return [
         Hypothesis(fault, chosen)

@@ -18,7 +18,7 @@ EXCHANGED = (("query", "key"), ("key", "value"), ("query", "value"), ("up", "dow
 
 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
-    for part in _parts(config, site):
+    for part in parts_at(config, site):
         yield from _of_part(config, part)
     yield from _shared_layers(config, site)
     if site == "logits" and config.head == "logits" and not config.tied_head:
@@ -90,7 +90,7 @@ def _part(site: str) -> str | None:
     return f"{scope}.{sublayer}.{tap}" if sublayer.endswith("attention") and tap in PARTS else None
 
 
-def _parts(config: TransformerConfig, site: str) -> list[str]:
+def parts_at(config: TransformerConfig, site: str) -> list[str]:
     """Every linear map whose parameters act at `site`."""
     part = _part(site)
     if part is None or (part == "head" and config.head == "hidden"):
@@ -145,13 +145,13 @@ def _shared_layers(config: TransformerConfig, site: str) -> Iterator[Fault]:
     for name, layer in {"first": 0, "last": last}.items():
         if int(parts[2]) != layer and (name == "first" or last > 1 or layer != 0):
             says = f"the weights of the {name} layer are used in this layer, too"
-            yield Fault("layer-shared", name, says, alter=partial(_of_layer, layer))
+            yield Fault("layer-shared", name, says, alter=partial(of_layer, layer))
 
 
-def _of_layer(layer: int, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
+def of_layer(layer: int, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
     """The parameters that act at `site`, taken from the same place in another layer of its stack."""
     parts = site.split(".")
-    stack, rest = parts[0], [".".join(part.split(".")[3:]) for part in _parts(config, site)] or [".".join(parts[3:])]
+    stack, rest = parts[0], [".".join(part.split(".")[3:]) for part in parts_at(config, site)] or [".".join(parts[3:])]
     own, other = ".".join(parts[:3]), f"{stack}.layers.{layer}"
     found = {}
     for name in parameters:

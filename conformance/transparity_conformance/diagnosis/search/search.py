@@ -308,7 +308,7 @@ class Search:
         return sorted(found, key=lambda chosen: (len(chosen), _preference(chosen[0])))
 
 
-def _preference(hypothesis: Hypothesis) -> tuple[int, int]:
-    """Prefer common faults, then those at more sites, among faults that explain equally well."""
-    identity = hypothesis.fault.id
-    return (COMMON.index(identity) if identity in COMMON else len(COMMON), -len(hypothesis.sites))
+def _preference(hypothesis: Hypothesis) -> tuple[bool, int, int]:
+    """Prefer faults of the ranks, common ones, then those at more sites, among faults that explain equally well."""
+    identity, of_ranks = hypothesis.fault.id, hypothesis.fault.of_ranks
+    return (not of_ranks, COMMON.index(identity) if identity in COMMON else len(COMMON), -len(hypothesis.sites))

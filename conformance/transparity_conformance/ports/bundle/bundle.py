@@ -111,6 +111,7 @@ def judge_bundle(
     budget: float = BUDGET,
     port: str = "",
     located: Located = untold,
+    ranks: int = 1,
 ) -> Report:
     """Judge what a port wrote for a bundle; a tensor that is missing is no fault of one that was `stopped`."""
     flat = {f"{group}/{name}": value for group, tensors in outputs.items() for name, value in tensors.items()}
@@ -119,25 +120,24 @@ def judge_bundle(
         for probe in outputs
         if probe in bundle.probes
     }
-    name, dtype = bundle.name, bundle.dtype
     with np.errstate(all="ignore"):  # a stranger may have written numbers of any size
         report = judge(
-            name,
+            bundle.name,
             bundle.probes,
             taps,
             port=port,
-            dtype=dtype,
+            dtype=bundle.dtype,
             logits_only=logits_only,
             progress=progress,
             clock=Clock(budget, progress),
             located=located,
+            ranks=ranks,
         )
         report = covered(report, bundle.config, [bundle.probes[probe] for probe in taps])
         logits = {probe: tensors["logits"] for probe, tensors in taps.items() if "logits" in tensors}
-        forward = ForwardPass(bundle.probes, logits, dtype)
+        forward = ForwardPass(bundle.probes, logits, bundle.dtype)
         answers = {name: flat[name] for name in bundle.asked if name in flat}
-        sections = bundle.capabilities.values()
-        found = judge_sections(sections, answers, forward, report.verdict, stopped=stopped)
+        found = judge_sections(bundle.capabilities.values(), answers, forward, report.verdict, stopped=stopped)
     return with_capabilities(report, found)
 
 

@@ -27,6 +27,9 @@ from transparity_conformance.ports.listening.record import Origins, Place, Recor
 UNINITIALISED = ("aten.empty", "aten.new_empty")
 """Beginnings of the names of operations whose results have no values yet."""
 
+COLLECTIVES = ("c10d.",)
+"""Beginnings of the names of operations that write what comes from other processes into their first argument."""
+
 SHAPE_ALONE = re.compile(r"_like\.|\.new_")
 """Operations that read the shape of what they are given, but no values."""
 
@@ -73,6 +76,10 @@ def heard(record: Record, func: Any, args: Sequence[Any], kwargs: Mapping[str, A
     inputs = record.origins(read)
     result = func(*args, **kwargs)
     name, stack = str(func), record.sources.here()
+    if name.startswith(COLLECTIVES):
+        for place in _places(args[0]):
+            record.await_write(place, name, inputs, stack)
+        return result
     if name.startswith(UNINITIALISED):
         return result
     if SHAPE_ALONE.search(name):

@@ -50,6 +50,8 @@ class _Memory:
     parts: dict[Hashable, Origins] = field(default_factory=dict)
     last: Origins = ()
     written: bool = False
+    arriving: Operation | None = None
+    """A write whose numbers are read when they are used: those of other ranks arrive after the call."""
 
 
 class Record:
@@ -90,7 +92,7 @@ class Record:
         memory = self._memories.get(place.owner)
         if memory is None or not memory.written or place.geometry in memory.parts:
             return
-        last = self.operations[memory.last[-1]] if memory.last else None
+        last = memory.arriving or (self.operations[memory.last[-1]] if memory.last else None)
         now = value(place.array)
         if last is not None and now is not None:
             memory.parts[place.geometry] = self.add(last.name, now, memory.last, last.stack)
@@ -124,4 +126,10 @@ class Record:
         """Note what wrote into an array: all other parts of its memory may have changed."""
         memory = self._memories.setdefault(place.owner, _Memory(place.memory))
         memory.parts = {place.geometry: origins}
-        memory.last, memory.written = origins, True
+        memory.last, memory.written, memory.arriving = origins, True, None
+
+    def await_write(self, place: Place, name: str, inputs: Origins, stack: tuple[Source, ...]) -> None:
+        """Note that an operation writes into an array later than it returns."""
+        memory = self._memories.setdefault(place.owner, _Memory(place.memory))
+        memory.parts, memory.last, memory.written = {}, inputs, True
+        memory.arriving = Operation(name, np.empty(0), inputs, stack, {})

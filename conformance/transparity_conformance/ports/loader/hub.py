@@ -134,6 +134,7 @@ def called(model: Any, config: TransformerConfig, framework: str | None = None) 
             return whole(*map(array, args), **{name: array(value) for name, value in named.items()})
 
     forward.__signature__ = takes  # type: ignore[attr-defined] # messages show what the model takes
+    forward.placements = getattr(model, "placements", {})  # type: ignore[attr-defined] # of one on several ranks
 
     def step(tokens: np.ndarray, cache: Any, **named: np.ndarray) -> Any:
         with without_gradients():

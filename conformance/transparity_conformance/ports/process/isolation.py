@@ -19,13 +19,14 @@ import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.taps import tap_shapes
+from transparity_conformance.capabilities.sharding import ALONE, Sharding
 from transparity_conformance.capabilities.stranger import PortCallError, PortError, PortProcessError
 from transparity_conformance.capabilities.table import ATTRIBUTES, CAPABILITIES
 from transparity_conformance.checkpoints.editing import Edit
@@ -73,7 +74,7 @@ def isolated_build(spec: str, timeout: float = TIMEOUT, adapter: str | None = No
     calls raise `PortCallError` for what the port raises, and `PortProcessError` if its process ends, or gives no
     answer within `timeout` seconds.
     """
-    return IsolatedBuild(_Process(spec, checked_timeout(timeout), adapter))
+    return IsolatedBuild(PortProcess(spec, checked_timeout(timeout), adapter))
 
 
 def spec_of(build: Callable[..., Any]) -> str:
@@ -88,11 +89,25 @@ def spec_of(build: Callable[..., Any]) -> str:
     return f"{os.path.realpath(file)}:{name}"
 
 
-class _Process:
-    """The port's process, and its calls."""
+class PortProcess:
+    """The port's process, and its calls.
 
-    def __init__(self, spec: str, timeout: float, adapter: str | None = None) -> None:
-        self.timeout = timeout
+    Args:
+        spec, timeout, adapter: as for `isolated_build`.
+        environment: variables that the process has beside those of this one.
+        who: the process in messages.
+    """
+
+    def __init__(
+        self,
+        spec: str,
+        timeout: float,
+        adapter: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        who: str = "The port",
+    ) -> None:
+        self.timeout, self.who = timeout, who
+        self.name = "The port's process" if who == "The port" else f"The process of {who[0].lower()}{who[1:]}"
         self.released: list[int] = []
         self._loaded: tuple[int, Any] | None = None
         ours, theirs = socket.socketpair()
@@ -104,6 +119,7 @@ class _Process:
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
+                env=os.environ | environment if environment else None,
             )
         self.folders: list[str] = []
         self.stop = weakref.finalize(self, _end, self.process, self.connection, self.folders)
@@ -117,7 +133,7 @@ class _Process:
         """The number of the port's function and its signature; raises `LoadError` if there is none."""
         if self._loaded is None:
             try:
-                number, signature = self._received("loading the port")
+                number, signature = self.received("loading the port")
             except PortCallError as error:
                 raise LoadError(f"The port cannot be loaded: it raised {error}.") from None
             self._loaded = number, signature
@@ -126,12 +142,16 @@ class _Process:
     def answer(self, what: str, name: str, *arguments: Any, largest: int | None = None) -> Any:
         """The port's answer to a request, of at most `largest` bytes; `what` names the request in messages."""
         self.loaded()
+        self.ask(what, name, *arguments, largest=largest)
+        return self.received(what)
+
+    def ask(self, what: str, name: str, *arguments: Any, largest: int | None = None) -> None:
+        """Send a request, whose answer is to be `received`."""
         numbers = [self.released.pop() for _ in range(len(self.released))]
         if numbers:
             self._send(0, "release", numbers)
-            self._received(what)
+            self.received(what)
         self._send(min(largest or largest_answer(), largest_answer()), name, *arguments)
-        return self._received(what)
 
     def _send(self, largest: int, name: str, *arguments: Any) -> None:
         try:
@@ -140,20 +160,23 @@ class _Process:
         except OSError:  # the process has ended or does not read: reading its answer tells which
             pass
 
-    def _received(self, what: str) -> Any:
+    def received(self, what: str, is_waiting: Callable[[], bool] = lambda: True) -> Any:
+        """The answer to a request; `is_waiting` is asked now and then, and may raise to end the wait."""
         try:
             deadline = time.monotonic() + self.timeout
-            kind, *content = receive_answer(self.connection, deadline, largest_answer(), lambda: self.is_running)
+            running = lambda: is_waiting() and self.is_running  # noqa: E731
+            kind, *content = receive_answer(self.connection, deadline, largest_answer(), running)
         except TimeoutError:
             self.stop()
-            raise PortProcessError(
-                f"The port gave no answer to {what} within {self.timeout:g} s and was stopped; --timeout gives it more."
+            raise PortTimeoutError(
+                f"{self.who} gave no answer to {what} within {self.timeout:g} s and was stopped; --timeout gives it "
+                "more."
             ) from None
         except (OSError, Closed):
             raise self._died(what) from None
         except (ValueError, TypeError, AttributeError, LookupError, RecursionError, MemoryError) as error:
             self.stop()
-            raise PortProcessError(f"The port's process answered {what} with what is no answer: {error}.") from None
+            raise PortProcessError(f"{self.name} answered {what} with what is no answer: {error}.") from None
         if kind == "returned":
             return content[0]
         if kind == "raised":
@@ -170,13 +193,21 @@ class _Process:
             how = "closed its connection to the checker"
         else:
             how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with the exit code {code}"
-        return PortProcessError(f"The port's process {how} at {what}; expected an answer.")
+        return PortProcessError(f"{self.name} {how} at {what}; expected an answer.")
 
     def folder(self) -> str:
         """A folder for files that the process reads; it is removed after the process has ended."""
         if not self.folders:
             self.folders.append(tempfile.mkdtemp(prefix="transparity-"))
         return self.folders[0]
+
+    def sharding_of(self, handle: Handle) -> Sharding:
+        """The ranks of a built port, which are this process alone."""
+        return ALONE
+
+    def replicas(self) -> Mapping[str, Sequence[np.ndarray]]:
+        """What differs between ranks."""
+        return {}
 
     def handle(self, number: int) -> Handle:
         return self.forgotten_with(Handle(number, "port"))
@@ -200,6 +231,10 @@ def _end(process: subprocess.Popen[bytes], connection: socket.socket, folders: l
         shutil.rmtree(folder, ignore_errors=True)
 
 
+class PortTimeoutError(PortProcessError):
+    """The port gave no answer in time."""
+
+
 class _Remote:
     """A function in another process, with its signature."""
 
@@ -217,7 +252,7 @@ class _Remote:
 class _RemoteForward(_Remote, PortElsewhere):
     """A built port in another process."""
 
-    def __init__(self, process: _Process, handle: Handle, config: TransformerConfig | None, described: Any) -> None:
+    def __init__(self, process: PortProcess, handle: Handle, config: TransformerConfig | None, described: Any) -> None:
         super().__init__(functools.partial(_forward, process, handle, config), lambda: described)
         self._process, self._handle = process, handle
 
@@ -243,17 +278,36 @@ class _RemoteForward(_Remote, PortElsewhere):
             self._process.stop()
             raise PortProcessError(f"The port's process described operations that are none: {error}.") from None
 
+    @property
+    def handle(self) -> Handle:
+        """The number of the object in its process."""
+        return self._handle
+
+    def sharding(self) -> Sharding:
+        return self._process.sharding_of(self._handle)
+
+    def replicas(self) -> Mapping[str, Sequence[np.ndarray]]:
+        return self._process.replicas()
+
 
 class IsolatedBuild(_Remote):
     """`build` of a port in another process; with a `model_type`, the port is a loader of folders of that family."""
 
-    def __init__(self, process: _Process, model_type: str | None = None, edit: Edit | None = None) -> None:
+    def __init__(self, process: PortProcess, model_type: str | None = None, edit: Edit | None = None) -> None:
         super().__init__(self._built, lambda: process.loaded()[1])
         self.process, self.model_type, self.edit = process, model_type, edit
 
     def loading(self, model_type: str | None) -> IsolatedBuild:
         """The same port as a loader of folders of the family, or as a `build` for None."""
         return IsolatedBuild(self.process, model_type)
+
+    def on(self, process: Any) -> IsolatedBuild:
+        """The same port in another process, or in several."""
+        return IsolatedBuild(process, self.model_type, self.edit)
+
+    def close(self) -> None:
+        """End the process."""
+        self.process.stop()
 
     def limits(self) -> dict[str, Any]:
         """The calls that an artefact takes, as fields of `Limits`."""
@@ -332,7 +386,7 @@ class IsolatedModel(PortElsewhere):
         self._forward.asked("narrow")
 
 
-def _forward(process: _Process, handle: Handle, config: TransformerConfig | None, **tokens: np.ndarray) -> Any:
+def _forward(process: PortProcess, handle: Handle, config: TransformerConfig | None, **tokens: np.ndarray) -> Any:
     """Call a built port, whose answer is at most as large as all of its taps."""
     if config is None:
         return process.answer("forward", "call", handle.number, "", (), tokens, None)
@@ -342,7 +396,7 @@ def _forward(process: _Process, handle: Handle, config: TransformerConfig | None
     return process.answer("forward", "call", handle.number, "", (), tokens, None, largest=largest)
 
 
-def _called(process: _Process, handle: Handle, name: str, *args: Any, **named: Any) -> Any:
+def _called(process: PortProcess, handle: Handle, name: str, *args: Any, **named: Any) -> Any:
     """Call a method of a built port."""
     value = process.answer(name, "call", handle.number, name, args, named, _stays(name))
     process.keep_track(value)

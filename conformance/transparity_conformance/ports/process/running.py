@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from transparity.config import TransformerConfig
 from transparity.errors import shown
 from transparity.mapped import Mapped
 from transparity.taps import tap_shapes
+from transparity_conformance.capabilities.sharding import ALONE, Sharding
 from transparity_conformance.capabilities.stranger import PortCallError, PortError, call_stranger, signature_of
 from transparity_conformance.checkpoints.importing import InFolder
 from transparity_conformance.oracle.probes import Probe
@@ -76,6 +77,19 @@ class PortElsewhere:
     def listened_in_full(self, method: str, *args: Any, **named: Any) -> tuple[Any, list[Operation]]:
         """The result of the method, or of a forward pass for an empty one, and its operations, integers among them."""
         raise NotImplementedError
+
+    def sharding(self) -> Sharding:
+        """The ranks that it runs on, and its placements."""
+        return ALONE
+
+    def replicas(self) -> Mapping[str, Sequence[np.ndarray]]:
+        """What should have been the same on all ranks in the last call, and was not: the value of each rank."""
+        return {}
+
+
+def sharding_of(forward: Callable[..., Any]) -> Sharding:
+    """The ranks of a built port."""
+    return forward.sharding() if isinstance(forward, PortElsewhere) else ALONE
 
 
 def run(forward: Callable[..., Any], probe: Probe, *, logits_only: bool = False) -> dict[str, np.ndarray]:

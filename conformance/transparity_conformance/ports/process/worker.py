@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from transparity_conformance.capabilities.stranger import (
@@ -81,6 +81,15 @@ class Worker:
         if stays is None or not isinstance(result, tuple | list):
             return result
         return [Kept(item) if index == stays else item for index, item in enumerate(result)]
+
+    def placements(self, number: int) -> Any:
+        """The placements that a built port on several ranks declares, as JSON values."""
+        declared = getattr(self.objects[number], "placements", {})
+        return dict(declared) if isinstance(declared, Mapping) else shown(declared)
+
+    def offers(self, number: int, name: str) -> bool:
+        """Return whether an object has the method `name`."""
+        return has_method(self.objects[number], name)
 
     def listen(self, number: int, named: Any, largest: int) -> Any:
         """Call an object, and return its result and its operations, whose values have at most `largest` bytes."""

@@ -105,7 +105,12 @@ def findings(report: Report) -> list[Finding]:
 
 
 def sentence(report: Report) -> str:
-    """The verdict: what is wrong and where, or how much of its budget the worst rounding uses."""
+    """The verdict: what is wrong and where, or how much of its budget the worst rounding uses; first, what one rank
+    and many of the same code have in common."""
+    return (report.ranks.sentence if report.ranks else "") + _verdict(report)
+
+
+def _verdict(report: Report) -> str:
     if report.verdict == "inconclusive":
         return _inconclusive(report)
     if report.verdict == "agrees":

@@ -54,7 +54,8 @@ def operation_of(
     tolerance = math.sqrt(budget * min(largest, error if np.isfinite(error) else largest)) / largest
     known = {index for tap, index in numbers.items() if tap not in masked}
     wrong = min(_wrong(operations, end, known, right, tolerance), default=None)
-    same = {tap for tap in taps.keys() - {where} if _is_same(operations, numbers[tap], end)} if wrong is None else set()
+    others = (taps.keys() & numbers.keys() - {where}) if wrong is None else set()
+    same = {tap for tap in others if _is_same(operations, numbers[tap], end)}
     if same and same & flow_of(probe).inputs[where]:
         return _use_of(operations, end)
     first = end if wrong is None else wrong

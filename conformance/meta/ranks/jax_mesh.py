@@ -1,0 +1,91 @@
+"""A decoder that JAX shards over processes: a mesh, and `shard_map` with the sums over ranks written out.
+
+`build` is right; `build_bias` adds the biases of maps whose inputs are sharded on every rank, before the sum.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from transparity.config import TransformerConfig
+
+RANKS = int(os.environ.get("WORLD_SIZE", "1"))
+
+if RANKS > 1 and not jax.distributed.is_initialized():
+    jax.distributed.initialize(os.environ["JAX_COORDINATOR_ADDRESS"], RANKS, int(os.environ["RANK"]))
+
+MESH = Mesh(np.array(jax.devices()[:RANKS]), ("model",))
+
+COLUMNS, ROWS = ("query", "key", "value", "up", "head"), ("output", "down")
+
+
+def placement(name: str) -> PartitionSpec:
+    """The placement of a parameter, by its name."""
+    role, kind = name.split(".")[-2:]
+    if role in COLUMNS:
+        return PartitionSpec("model")
+    return PartitionSpec(None, "model") if role in ROWS and kind == "weight" else PartitionSpec()
+
+
+def placed(value: Any, spec: PartitionSpec) -> jax.Array:
+    """An array of which every process has the whole, as one over the mesh."""
+    array = np.asarray(value)
+    return jax.make_array_from_callback(array.shape, NamedSharding(MESH, spec), lambda index: array[index])
+
+
+def norm(p: Mapping[str, Any], at: str, x: jax.Array, eps: float) -> jax.Array:
+    centered = x - x.mean(-1, keepdims=True)
+    return centered / jnp.sqrt((centered**2).mean(-1, keepdims=True) + eps) * p[f"{at}.weight"] + p[f"{at}.bias"]
+
+
+def row(p: Mapping[str, Any], at: str, x: jax.Array, *, early: bool) -> jax.Array:
+    """A map whose inputs are sharded; with the mistake its bias is added early."""
+    if early:
+        return jax.lax.psum(x @ p[f"{at}.weight"].T + p[f"{at}.bias"], "model")
+    return jax.lax.psum(x @ p[f"{at}.weight"].T, "model") + p[f"{at}.bias"]
+
+
+def local(c: TransformerConfig, p: Mapping[str, Any], tokens: jax.Array, *, early: bool) -> jax.Array:
+    """The forward pass of one rank, on its shards."""
+    length = tokens.shape[1]
+    x = p["decoder.token_embedding.weight"][tokens] + p["decoder.position_embedding.weight"][:length]
+    for i in range(c.num_decoder_layers):
+        at = f"decoder.layers.{i}"
+        y = norm(p, f"{at}.self_attention_norm", x, c.norm_eps)
+        maps = (y @ p[f"{at}.self_attention.{role}.weight"].T for role in ("query", "key", "value"))
+        q, k, v = (z.reshape(*z.shape[:2], -1, c.head_dim).swapaxes(1, 2) for z in maps)
+        scores = jnp.where(jnp.tri(length, dtype=bool), q @ k.swapaxes(-1, -2) * c.score_scale, -jnp.inf)
+        context = (jax.nn.softmax(scores) @ v).swapaxes(1, 2)
+        x = x + row(p, f"{at}.self_attention.output", context.reshape(*context.shape[:2], -1), early=early)
+        y = norm(p, f"{at}.feed_forward_norm", x, c.norm_eps)
+        hidden = jax.nn.relu(y @ p[f"{at}.feed_forward.up.weight"].T + p[f"{at}.feed_forward.up.bias"])
+        x = x + row(p, f"{at}.feed_forward.down", hidden, early=early)
+    x = norm(p, "decoder.final_norm", x, c.norm_eps)
+    return x @ p["head.weight"].T + p["head.bias"]
+
+
+def build(config: TransformerConfig, parameters: Mapping[str, np.ndarray], *, early: bool = False) -> Any:
+    """The port; its logits are one array over the mesh."""
+    specs = {name: placement(name) for name in parameters}
+    given = {name: placed(value, specs[name]) for name, value in parameters.items()}
+    one = partial(local, config, early=early)
+    logits = PartitionSpec(None, None, "model")
+    mapped = jax.jit(jax.shard_map(one, mesh=MESH, in_specs=(specs, PartitionSpec()), out_specs=logits))
+
+    def forward(tokens: Any) -> Any:
+        return mapped(given, placed(tokens, PartitionSpec()))
+
+    return forward
+
+
+def build_bias(config: TransformerConfig, parameters: Mapping[str, np.ndarray]) -> Any:
+    """The mistake: biases are added on every rank."""
+    return build(config, parameters, early=True)

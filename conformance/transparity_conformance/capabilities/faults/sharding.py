@@ -1,0 +1,114 @@
+"""Faults in the loss and the clipping of a model on several ranks; on one rank there is none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from transparity_conformance.capabilities.faults import SimulatedFault
+from transparity_conformance.capabilities.faults.loss import surprises
+from transparity_conformance.capabilities.faults.optimization import simulate_training
+from transparity_conformance.capabilities.sharding import Placement, Sharding, split
+from transparity_conformance.oracle.oracle import Arrays
+from transparity_numpy.training.loss import cross_entropy
+from transparity_numpy.training.optimization import clip_by_global_norm
+
+PADDED_TO = (8, 16, 32, 64, 128)
+"""Vocabularies are padded to a multiple of one of these, or of it times the ranks."""
+
+Own = Callable[[np.ndarray, int], list[np.ndarray]]
+"""From an array (rows, positions) and the ranks to the part of each rank."""
+
+PARTS: dict[str, Own] = {
+    "rows": np.array_split,
+    "rows in turn": lambda x, ranks: [x[rank::ranks] for rank in range(ranks)],
+    "positions": lambda x, ranks: np.array_split(x, ranks, axis=1),
+}
+"""The ways in which the tokens of a batch are shared out."""
+
+
+def loss_faults(sharding: Sharding) -> list[SimulatedFault]:
+    """Faults in the loss, the likeliest first; none on one rank."""
+    ranks = sharding.ranks
+    if ranks == 1:
+        return []
+    means = [
+        SimulatedFault(
+            "loss-per-rank",
+            f"the loss is the mean over {ranks} ranks of each rank's mean, which weighs its {name} alike: ranks have "
+            f"unequal numbers of targets{says}",
+            partial(_mean_of_ranks, own, ranks, empty),
+        )
+        for name, own in PARTS.items()
+        for empty, says in ((0.0, ""), (math.nan, ", and one without any has NaN"))
+    ]
+    widths = sorted({size * each for size in PADDED_TO for each in (1, ranks)} | {ranks})
+    padded = [
+        SimulatedFault(
+            "vocabulary-padded",
+            f"the softmax of the loss runs over the padding of the vocabulary, too, to a multiple of {width}",
+            partial(_over_padding, width),
+        )
+        for width in widths
+    ]
+    return [*means, *padded]
+
+
+def _mean_of_ranks(
+    own: Own, ranks: int, empty: float, logits: np.ndarray, targets: np.ndarray, pad_id: int | None
+) -> np.ndarray:
+    lost, counted = surprises(logits, targets, pad_id)
+    sums = [part.sum() for part in own(lost, ranks)]
+    counts = [int(part.sum()) for part in own(counted, ranks)]
+    means = [total / count if count else lost.dtype.type(empty) for total, count in zip(sums, counts, strict=True)]
+    return np.asarray(sum(means) / lost.dtype.type(ranks))
+
+
+def _over_padding(width: int, logits: np.ndarray, targets: np.ndarray, pad_id: int | None) -> np.ndarray:
+    """The loss with logits of 0 for tokens that do not exist."""
+    more = np.zeros((*logits.shape[:-1], -logits.shape[-1] % width), logits.dtype)
+    return cross_entropy(np.concatenate([logits, more], axis=-1), targets, pad_id)
+
+
+def optimizer_faults(sharding: Sharding) -> list[SimulatedFault]:
+    """Faults in the norm to which gradients are clipped; none on one rank, or if nothing is sharded."""
+    kinds = {placement.kind for placement in sharding.placements.values()}
+    if sharding.ranks == 1 or "sharded" not in kinds:
+        return []
+    counts = f"the norm of all gradients counts replicas on every rank ({sharding.ranks} ×)"
+    misses = "the norm of all gradients is that of each rank's own shards: those of other ranks are missing"
+    return [
+        SimulatedFault("clip-norm-of-ranks", counts, partial(simulate_training, clip=partial(_counted, sharding))),
+        SimulatedFault("clip-norm-of-ranks", misses, partial(simulate_training, clip=partial(_by_rank, sharding))),
+    ]
+
+
+def _counted(sharding: Sharding, gradients: Arrays, max_norm: float) -> Arrays:
+    """Clip by a norm to which each replica adds."""
+    times = {name: 1 if sharding.is_sharded(name) else sharding.ranks for name in gradients}
+    norm = math.sqrt(sum(times[name] * float((value * value).sum()) for name, value in gradients.items()))
+    factor = min(1.0, max_norm / norm) if norm else 1.0
+    return {name: value * value.dtype.type(factor) for name, value in gradients.items()}
+
+
+def _by_rank(sharding: Sharding, gradients: Arrays, max_norm: float) -> Arrays:
+    """Clip the gradients of each rank by their own norm; of a replica the first rank's is seen."""
+    parts = {name: split(value, sharding.of(name), sharding.ranks) for name, value in gradients.items()}
+    clipped = [
+        clip_by_global_norm({name: parts[name][rank] for name in parts}, max_norm) for rank in range(sharding.ranks)
+    ]
+    return {
+        name: np.concatenate([each[name] for each in clipped], axis=sharding.of(name).number)
+        if sharding.is_sharded(name)
+        else clipped[0][name]
+        for name in gradients
+    }
+
+
+_EXAMPLE = Sharding(2, {"*": Placement("sharded")})
+
+OF_TWO_RANKS = (*loss_faults(_EXAMPLE), *optimizer_faults(_EXAMPLE))
+"""All of them, for the catalogue."""

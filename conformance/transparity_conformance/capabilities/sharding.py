@@ -1,0 +1,245 @@
+"""The placement of a port's values on several ranks: declared by the port, verified, and undone.
+
+A port on ranks may have an attribute `placements`, a dict from the names of taps, parameters or methods (with `*` for
+any part) to a placement in words: `replicated` (the default), `partial` (the values of all ranks add up), `sharded:-1`
+(they are joined along the last axis), `rank:-1` (the last rank alone has it), and after any of these `padded:-1`
+(entries at the end of that axis are no part of it). As a dict, a placement may also say which entries each rank has
+along the axis: `{"sharded": 1, "indices": [[0, 2], [1, 3]]}`; entries of several ranks are replicas, −1 is padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
+
+from transparity.errors import shown
+from transparity_conformance.capabilities.stranger import PortError
+from transparity_conformance.report.comparison import gap
+
+PADDING = -1
+"""The index of an entry that is padding."""
+
+WORDS = "expected replicated, partial, sharded:AXIS or rank:NUMBER, and padded:AXIS after it"
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The part of a value that each rank has."""
+
+    kind: str = "replicated"
+    """`replicated`, `partial`, `sharded` or `rank`."""
+    number: int = 0
+    """The axis of shards, or the rank that alone has the value."""
+    padded: int | None = None
+    """The axis with padding at its end."""
+    indices: tuple[tuple[int, ...], ...] | None = None
+    """The entries of each rank along the axis of shards; None: consecutive ones."""
+
+    def __str__(self) -> str:
+        words = self.kind if self.kind in ("replicated", "partial") else f"{self.kind}:{self.number}"
+        return words if self.padded is None else f"{words} padded:{self.padded}"
+
+
+REPLICATED = Placement()
+
+
+@dataclass(frozen=True)
+class Joined:
+    """The whole value, and how far replicas of it are apart."""
+
+    value: np.ndarray
+    gap: float = 0.0
+    rank: int = 0
+    """The rank whose replica is farthest from that of the first rank that has it."""
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """The ranks of a port, and the placements that it declares."""
+
+    ranks: int = 1
+    placements: Mapping[str, Placement] = field(default_factory=dict)
+
+    def of(self, name: str) -> Placement:
+        """The placement of a tap, a parameter, or the result of a method: the first whose pattern fits."""
+        fitting = (placement for pattern, placement in self.placements.items() if fnmatchcase(name, pattern))
+        return self.placements.get(name) or next(fitting, REPLICATED)
+
+    def is_sharded(self, name: str) -> bool:
+        """Return whether the ranks have different parts of a parameter."""
+        return self.of(name).kind == "sharded"
+
+
+ALONE = Sharding()
+
+
+def read_placements(declared: Any, ranks: int) -> dict[str, Placement]:
+    """The placements that a port declares; raises `PortError` for what is none."""
+    if not isinstance(declared, Mapping):
+        raise PortError(f"placements is {shown(declared)}; expected a dict of names and placements.")
+    return {str(name): _read(str(name), value, ranks) for name, value in declared.items()}
+
+
+def _read(name: str, value: Any, ranks: int) -> Placement:
+    given = _words(value)
+    kinds = [kind for kind in ("replicated", "partial", "sharded", "rank") if kind in given] or ["replicated"]
+    kind, rows = kinds[0], given.get("indices")
+    try:
+        number = int(given[kind]) if kind in ("sharded", "rank") else 0
+        padded = int(given["padded"]) if "padded" in given else None
+        indices = None if rows is None else tuple(tuple(int(index) for index in row) for row in rows)
+    except (TypeError, ValueError):
+        given = {}
+    is_plain = kind in ("sharded", "rank") or given.get(kind) in (None, True)
+    is_known = len(kinds) == 1 and not given.keys() - {kind, "padded", "indices"}
+    if not given or not is_plain or not is_known or (rows is not None and kind != "sharded"):
+        raise PortError(f"The placement of {shown(name)} is {shown(value)}; {WORDS}.")
+    if indices is not None and len(indices) != ranks:
+        raise PortError(f"The placement of {shown(name)} has indices of {len(indices)} ranks; there are {ranks}.")
+    if kind == "rank":
+        if not -ranks <= number < ranks:
+            raise PortError(f"The placement of {shown(name)} is on rank {number}; there are {ranks}.")
+        number %= ranks
+    return Placement(kind, number, padded, indices)
+
+
+def _words(value: Any) -> dict[str, Any]:
+    """A placement in words as a dict."""
+    if isinstance(value, str):
+        words = [word.partition(":") for word in value.split()]
+        return {word: number if colon else None for word, colon, number in words}
+    return dict(value) if isinstance(value, Mapping) else {}
+
+
+def join(name: str, values: Sequence[np.ndarray | None], placement: Placement, shape: Any = None) -> Joined:
+    """Put the values of all ranks together.
+
+    Args:
+        name: the tap or the parameter, for messages.
+        values: by rank; None where a rank has none.
+        placement: the declared one.
+        shape: the shape that is expected; None if it is not known. Only padding that is declared is cut off.
+
+    Raises `PortError` for values that are not placed as declared.
+    """
+    if placement.kind == "rank":
+        found = values[placement.number]
+        if found is None:
+            raise PortError(f"{name} is declared to be on rank {placement.number}, which returned none.")
+        joined = Joined(found)
+    else:
+        whole = [value for value in values if value is not None]
+        if len(whole) < len(values):
+            absent = ", ".join(str(rank) for rank, value in enumerate(values) if value is None)
+            raise PortError(
+                f"Rank {absent} of {len(values)} returned no {name}; return it on all ranks, or declare who has it, "
+                f"as placements = {{{name!r}: 'rank:-1'}}."
+            )
+        _check_shapes(name, whole, placement)
+        joined = JOINS[placement.kind](name, whole, placement)
+    value = _without_padding(name, joined.value, placement, shape)
+    _check_whole(name, value, placement, shape, len(values))
+    return Joined(value, joined.gap, joined.rank)
+
+
+def _check_shapes(name: str, values: Sequence[np.ndarray], placement: Placement) -> None:
+    """Raise `PortError` if the values of two ranks do not fit together."""
+    axis, first = placement.number if placement.kind == "sharded" else None, values[0]
+    if axis is not None and not -first.ndim <= axis < first.ndim:
+        raise PortError(f"{name} is declared sharded:{axis}, and has {first.ndim} axes.")
+    for rank, value in enumerate(values):
+        ours, theirs = list(first.shape), list(value.shape)
+        if axis is not None and len(ours) == len(theirs):
+            ours[axis] = theirs[axis] = 0
+        if ours != theirs:
+            raise PortError(
+                f"Ranks 0 and {rank} return {name} of the shapes {first.shape} and {value.shape}, and it is "
+                f"{placement}; expected shapes that fit, or another placement."
+            )
+
+
+def _replicas(name: str, values: Sequence[np.ndarray], placement: Placement) -> Joined:
+    gaps = [gap(value, values[0]) for value in values]
+    rank = int(np.argmax(gaps))
+    return Joined(values[0], gaps[rank], rank)
+
+
+def _sum(name: str, values: Sequence[np.ndarray], placement: Placement) -> Joined:
+    return Joined(np.sum(np.stack(values), axis=0, dtype=np.result_type(values[0], np.float32)))
+
+
+def _shards(name: str, values: Sequence[np.ndarray], placement: Placement) -> Joined:
+    if placement.indices is None:
+        return Joined(np.concatenate(values, axis=placement.number))
+    return _by_index(name, values, placement, placement.indices)
+
+
+JOINS = {"replicated": _replicas, "partial": _sum, "sharded": _shards}
+
+
+def _by_index(
+    name: str, values: Sequence[np.ndarray], placement: Placement, indices: tuple[tuple[int, ...], ...]
+) -> Joined:
+    """Put every entry at its index; entries that several ranks have are compared."""
+    entries: dict[int, np.ndarray] = {}
+    worst, farthest = 0.0, 0
+    for rank, (value, places) in enumerate(zip(values, indices, strict=True)):
+        moved = np.moveaxis(value, placement.number, 0)
+        if len(moved) != len(places):
+            raise PortError(f"Rank {rank} returns {len(moved)} entries of {name}, and declares {len(places)} indices.")
+        for index, entry in zip(places, moved, strict=True):
+            if index == PADDING:
+                continue
+            apart = gap(entry, entries.setdefault(index, entry))
+            worst, farthest = (apart, rank) if apart > worst else (worst, farthest)
+    if sorted(entries) != list(range(len(entries))):
+        missing = min(set(range(max(entries) + 1)) - set(entries))
+        raise PortError(f"No rank declares the entry {missing} of {name}; the indices go up to {max(entries)}.")
+    whole = np.stack([entries[index] for index in range(len(entries))])
+    return Joined(np.moveaxis(whole, 0, placement.number), worst, farthest)
+
+
+def _without_padding(name: str, value: np.ndarray, placement: Placement, shape: Any) -> np.ndarray:
+    """The value without the padding that is declared."""
+    axis = placement.padded
+    if axis is None or shape is None or len(shape) != value.ndim or not -value.ndim <= axis < value.ndim:
+        return value
+    wide, narrow = value.shape[axis], shape[axis]
+    if wide < narrow:
+        raise PortError(f"{name} is declared padded:{axis}, and has {wide} entries there, fewer than {narrow}.")
+    return np.take(value, range(narrow), axis=axis)
+
+
+def _check_whole(name: str, value: np.ndarray, placement: Placement, shape: Any, ranks: int) -> None:
+    """Raise `PortError` for a value whose size tells that its placement is another than it was declared to be."""
+    if shape is None or len(shape) != value.ndim or value.shape == tuple(shape):
+        return
+    off = [axis for axis in range(value.ndim) if value.shape[axis] != shape[axis]]
+    if len(off) != 1:
+        return
+    axis, has, expects = off[0], value.shape[off[0]], shape[off[0]]
+    said = "-1" if axis == value.ndim - 1 else str(axis)
+    if placement.kind == "replicated" and has < expects <= has * ranks:
+        raise PortError(
+            f"{name} of the shape {value.shape} was returned on each of {ranks} ranks; expected {tuple(shape)}: if "
+            f"each has a shard of it, declare placements = {{{name!r}: 'sharded:{said}'}}."
+        )
+    if has > expects:
+        raise PortError(
+            f"{name} is {has} wide on {ranks} ranks, and {expects} are expected; nothing is cut off silently: if the "
+            f"rest is padding, declare placements = {{{name!r}: '{placement} padded:{said}'}}."
+        )
+
+
+def split(value: np.ndarray, placement: Placement, ranks: int) -> list[np.ndarray]:
+    """The part of a whole value that each rank has; of a replicated one, all of it."""
+    if placement.kind != "sharded":
+        return [value] * ranks
+    if placement.indices is None:
+        return np.array_split(value, ranks, axis=placement.number)
+    places = [[index for index in row if index != PADDING] for row in placement.indices]
+    return [np.take(value, row, axis=placement.number) for row in places]

@@ -1,0 +1,48 @@
+"""A port on several ranks beside the same code on one."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from transparity_conformance.report.comparison import share
+from transparity_conformance.report.formatting import format_share
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The comparison of one rank with many, before either is compared with the reference."""
+
+    count: int
+    """The number of ranks."""
+    one_rank: Literal["agrees", "diverges", "inconclusive"]
+    """Whether one rank of the same code gives the same; `inconclusive` if it could not be run."""
+    error: float = 0.0
+    """The largest difference."""
+    budget: float = 0.0
+    """The largest that rounding explains: a budget for each side."""
+    where: str = ""
+    """The tap where it is the largest share of its budget."""
+    probe: str = ""
+    reason: str = ""
+    """The reason why one rank could not be run."""
+    placements: Mapping[str, str] = field(default_factory=dict)
+    """The declared placements, which were verified and undone."""
+
+    @property
+    def sentence(self) -> str:
+        """The outcome, as the beginning of a verdict."""
+        if self.one_rank == "agrees":
+            return f"Ranks: 1 and {self.count} of the same code agree. "
+        if self.one_rank == "inconclusive":
+            return f"Ranks: {self.count}; one of the same code could not be compared with them. "
+        used = format_share(share(self.error, self.budget))
+        by = f"{self.error:.2g} ({used} its budget)" if math.isfinite(self.error) else "its shape or infinite numbers"
+        return f"On {self.count} ranks the output differs from that of 1 rank by {by} at {self.where}: "
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return dataclasses.asdict(self) | {"placements": dict(self.placements)}

@@ -1,0 +1,36 @@
+"""PyTorch's DTensor and JAX over processes: arrays that their framework shards are gathered by it."""
+
+from __future__ import annotations
+
+import pytest
+
+from meta.ranks.cases import CONFIGS, Case
+from meta.ranks.measure import started
+from transparity_conformance.diagnosis.judge import judge, silent
+from transparity_conformance.oracle.probes import probes_of
+from transparity_conformance.ports.process.isolation import IsolatedBuild
+from transparity_conformance.ports.ranks.against_one import against_one
+from transparity_conformance.ports.ranks.group import group_of
+from transparity_conformance.ports.ranks.sizes import divisible
+from transparity_conformance.ports.reach.calls import run_all
+
+CONFIG = divisible(CONFIGS["notes-lm"], 2)
+PROBES = {key: probe for key, probe in probes_of(CONFIG, "notes-lm").items() if key in ("mixed", "one")}
+
+
+def beside_one(build: IsolatedBuild, case: Case) -> str:
+    """What one rank and two of the same code have in common."""
+    group = group_of(build)
+    assert group is not None
+    group.load(case.spec)
+    return against_one(group, build, PROBES, dtype="float32", logits_only=True, progress=silent).one_rank
+
+
+@pytest.mark.parametrize(("file", "wrong"), [("dtensor.py", "build_fused"), ("jax_mesh.py", "build_bias")])
+def test_what_a_framework_shards_is_gathered_and_compared(file: str, wrong: str) -> None:
+    right, faulty = (Case(port, "notes-lm", 2, file=file) for port in ("build", wrong))
+    with started(right.spec, right.ranks) as build:
+        assert beside_one(build, right) == "agrees"
+        actual = run_all(build, PROBES, silent, logits_only=True).actual
+        assert judge("notes-lm", PROBES, actual).verdict == "agrees"
+        assert beside_one(build, faulty) == "diverges"

@@ -1,0 +1,113 @@
+"""A rank that dies, hangs, raises or answers otherwise is one sentence with its number, and leaves no process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from transparity_conformance.capabilities.stranger import PortError, PortProcessError
+from transparity_conformance.ports.check import check
+from transparity_conformance.ports.process.isolation import IsolatedBuild
+from transparity_conformance.ports.ranks import group as groups
+from transparity_conformance.ports.ranks.group import group_of, ranked_build
+from transparity_conformance.report.report import Report
+
+PORTS = Path(__file__).with_name("failing_ports.py")
+
+
+@contextlib.contextmanager
+def started(name: str, timeout: float = 60.0, ranks: int = 3) -> Iterator[IsolatedBuild]:
+    with contextlib.closing(ranked_build(f"{PORTS}:{name}", timeout, ranks)) as build:
+        yield build
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[IsolatedBuild]:
+    """Three ranks, for ports that leave them alive."""
+    with started("build") as build:
+        yield build
+
+
+def checked(build: IsolatedBuild, name: str) -> Report:
+    group = group_of(build)
+    assert group is not None
+    group.load(f"{PORTS}:{name}")
+    return check(build, "notes-lm", logits_only=True)
+
+
+def children_of(groups_of: set[int]) -> list[str]:
+    """The processes that are left of some groups."""
+    listed = subprocess.run(["ps", "-eo", "pgid,args"], capture_output=True, text=True, check=True).stdout
+    left = [line for line in listed.splitlines()[1:] if int(line.split()[0]) in groups_of]
+    return [line for line in left if "defunct" not in line]  # ended, and not yet waited for by the system
+
+
+def test_a_rank_that_dies_is_named() -> None:
+    with started("dies") as build, pytest.raises(PortProcessError) as raised:
+        check(build, "notes-lm")
+    assert str(raised.value) == "The process of rank 2 of 3 ended with the exit code 7 at forward; expected an answer."
+
+
+def test_a_rank_that_hangs_is_named_and_nothing_of_it_is_left() -> None:
+    with started("hangs", timeout=3.0) as build:
+        group = group_of(build)
+        assert group is not None
+        alone = [] if group.alone is None else group.alone.processes
+        pids = {process.process.pid for process in (*group.processes, *alone)}
+        with pytest.raises(PortProcessError) as raised:
+            check(build, "notes-lm")
+    said = "Rank 2 of 3 gave no answer to forward within 3 s (ranks 0 and 1 answered) and all were stopped;"
+    assert str(raised.value).startswith(said)
+    assert children_of(pids) == []
+
+
+def test_a_rank_that_the_others_wait_for_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups, "WAITS", 0.5)
+    began = time.monotonic()
+    with started("waits_for_it") as build, pytest.raises(PortProcessError) as raised:
+        check(build, "notes-lm")
+    assert str(raised.value).startswith("Rank 2 of 3 raised ValueError: no peace on this rank")
+    assert "ranks 0 and 1 waited for it; all were stopped" in str(raised.value)
+    assert time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("raises", "raised on rank 2 of 3: ValueError: no peace on this rank"),
+        ("narrow", "Ranks 0 and 2 return logits of the shapes"),
+        ("padded", "logits is 39 wide on 3 ranks, and 31 are expected; nothing is cut off silently"),
+        ("nonsense", "The placement of 'logits' is 'somewhere'; expected replicated"),
+        ("by_rank", "Ranks 0 and 1 declare different placements"),
+    ],
+)
+def test_an_answer_that_is_none_is_one_sentence(shared: IsolatedBuild, name: str, says: str) -> None:
+    with pytest.raises(PortError) as raised:
+        checked(shared, name)
+    assert says in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_replica_that_is_off_on_one_rank_diverges_though_the_first_is_right(shared: IsolatedBuild) -> None:
+    report = checked(shared, "off")
+    assert report.verdict == "diverges"
+    assert [cause.mistake for fault in report.faults for cause in fault.causes] == ["replicas-differ"]
+    assert "ranks 0 and 2 have different values of logits" in report.faults[0].causes[0].says
+
+
+def test_code_that_does_not_run_on_one_rank_is_compared_with_the_reference_alone(shared: IsolatedBuild) -> None:
+    report = checked(shared, "one_refuses")
+    assert report.verdict == "agrees"
+    assert report.ranks is not None
+    assert report.ranks.one_rank == "inconclusive"
+    assert any("more than one rank" in line for line in report.not_compared)
+
+
+def test_the_checker_has_no_rank_itself() -> None:
+    assert "RANK" not in os.environ

@@ -1,0 +1,96 @@
+"""Sharded ports, right and wrong: one rank against many first, then against the reference; mistakes are named.
+
+All cases share the processes of two ranks; `python -m meta.ranks.measure` tries many more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+
+import pytest
+
+from meta.ranks.cases import CONFIGS, RIGHT, WRONG, Case
+from meta.ranks.measure import causes, checked, started
+from transparity.taps import tap_shapes
+from transparity_conformance.capabilities.faults.sharding import OF_TWO_RANKS, loss_faults, optimizer_faults
+from transparity_conformance.capabilities.sharding import ALONE
+from transparity_conformance.diagnosis.faults import faults_at, sharding
+from transparity_conformance.ports.process.isolation import IsolatedBuild
+from transparity_conformance.ports.ranks.sizes import divisible
+from transparity_conformance.report.check.findings import sentence
+
+
+@pytest.fixture(scope="module")
+def two_ranks() -> Iterator[IsolatedBuild]:
+    with started(RIGHT[0].spec, 2) as build:
+        yield build
+
+
+@pytest.mark.parametrize(
+    ("port", "config"), [("columns", "notes-lm"), ("padded", "alibi"), ("stages", "windows"), ("rows", "relative")]
+)
+def test_a_right_placement_agrees(two_ranks: IsolatedBuild, port: str, config: str) -> None:
+    report = checked(two_ranks, Case(port, config, 2))
+    assert report.verdict == "agrees"
+    assert sentence(report).startswith("Ranks: 1 and 2 of the same code agree. Only rounding differs;")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=str(case))
+        for case in WRONG
+        if case.ranks == 2
+        and case.port in ("tensor__heads", "stages__layer_windows", "rows_learning__mean_of_means")
+        and case.config != "relative"
+    ],
+)
+def test_a_mistake_of_sharding_is_named(two_ranks: IsolatedBuild, case: Case) -> None:
+    report = checked(two_ranks, case)
+    assert report.verdict == "diverges"
+    assert case.cause in causes(report)
+
+
+def test_the_verdict_says_that_it_is_the_ranks_doing(two_ranks: IsolatedBuild) -> None:
+    report = checked(two_ranks, Case("tensor_taps__bias_down", "notes-lm", 2))
+    said = sentence(report)
+    assert said.startswith("On 2 ranks the output differs from that of 1 rank by ")
+    assert "the down bias is added on every rank (2 ×)" in said
+    ranks = report.as_dict()["ranks"]
+    assert (ranks["count"], ranks["one_rank"]) == (2, "diverges")
+    assert ranks["placements"]["*.down.weight"] == "sharded:1"
+
+
+def test_each_mistake_is_right_on_one_rank() -> None:
+    """A mistake of sharding makes no difference there, so that it is not taken for another."""
+    alone = [dataclasses.replace(case, ranks=1) for case in WRONG if case.port == "tensor__fused"][:1]
+    with started(alone[0].spec, 1) as build, contextlib.closing(build):
+        assert checked(build, alone[0]).verdict == "agrees"
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+def test_the_sizes_of_probes_divide_among_the_ranks(ranks: int) -> None:
+    for name, config in CONFIGS.items():
+        sized = divisible(config, ranks)
+        sizes = [sized.num_heads, sized.feed_forward_dim, sized.num_decoder_layers, sized.target_vocab_size]
+        sizes += [sized.key_value_heads] if config.key_value_heads > 1 else []
+        assert [size for size in sizes if size is None or size % ranks] == [], name
+        assert sized.num_heads >= 2 * ranks
+
+
+def test_every_fault_of_sharding_has_a_port_that_makes_it() -> None:
+    made = {case.cause for case in WRONG}
+    known = {fault.id for fault in OF_TWO_RANKS} | {"gradient-not-reduced", "gradient-of-replicas"}
+    known |= {"dropout-seed-shared", "dropout-on-replicas"}
+    for config in CONFIGS.values():
+        sites = tap_shapes(divisible(config, 2), 1, tokens=3)
+        known |= {fault.id for site in sites for fault in faults_at(divisible(config, 2), site, 2) if fault.of_ranks}
+    assert known == made
+
+
+def test_on_one_rank_there_is_no_fault_of_sharding() -> None:
+    for config in CONFIGS.values():
+        assert not [fault for site in tap_shapes(config, 1, tokens=3) for fault in sharding.faults(config, site, 1)]
+    assert [*loss_faults(ALONE), *optimizer_faults(ALONE)] == []

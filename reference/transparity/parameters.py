@@ -19,8 +19,8 @@ from safetensors.numpy import save_file
 from transparity.config import TransformerConfig
 from transparity.errors import ConfigError, ParameterError, as_array, shown
 from transparity.limits.files import check_header, file_size
+from transparity.limits.mapped import Mapped, blocks_of
 from transparity.limits.memory import check_fits
-from transparity.mapped import Mapped, blocks_of
 from transparity.text import VALUE, reason, safe
 
 Parameters = Mapping[str, np.ndarray]

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from transparity import mapped
-from transparity.mapped import Mapped, blocks_of, have_equal_numbers
+from transparity.limits import mapped
+from transparity.limits.mapped import Mapped, blocks_of, have_equal_numbers
 
 ROWS, WIDTH = 10, 6
 

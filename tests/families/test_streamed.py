@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from transparity import mapped
 from transparity.config import TransformerConfig
-from transparity.mapped import Mapped
+from transparity.limits import mapped
+from transparity.limits.mapped import Mapped
 from transparity_conformance import check
 from transparity_conformance.checkpoints import importing
 from transparity_conformance.checkpoints.examples import example_config

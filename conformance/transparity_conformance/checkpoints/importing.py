@@ -13,8 +13,8 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.errors import ConfigError, ParameterError, TransparityError, is_whole
+from transparity.limits.mapped import LARGE, Mapped, have_equal_numbers
 from transparity.limits.memory import available_memory
-from transparity.mapped import LARGE, Mapped, have_equal_numbers
 from transparity.parameters import check_parameters, parameter_shapes, save_parameters
 from transparity_conformance.checkpoints.fields import ONLY, TOKENS, UNNEEDED, Family, Fields, wrong
 from transparity_conformance.checkpoints.naming import Convert, Part, called, is_any_of, parts_of, without_prefix

@@ -14,8 +14,8 @@ from safetensors import SafetensorError, safe_open
 
 from transparity.errors import TransparityError, shown
 from transparity.limits.files import check_header, is_file, is_folder
+from transparity.limits.mapped import Mapped
 from transparity.limits.memory import check_fits
-from transparity.mapped import Mapped
 from transparity_conformance.checkpoints.files import LARGEST_JSON, parse_json, read_bytes
 from transparity_conformance.report.text import VALUE, reason, safe
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity.mapped import LARGE
+from transparity.limits.mapped import LARGE
 from transparity.parameters import parameter_shapes
 from transparity.presets import preset
 from transparity_conformance.oracle.budgets import HALF, NEIGHBOURS

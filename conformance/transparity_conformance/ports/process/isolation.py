@@ -212,12 +212,6 @@ class PortProcess:
     def handle(self, number: int) -> Handle:
         return self.forgotten_with(Handle(number, "port"))
 
-    def keep_track(self, value: Any) -> None:
-        """Let the process forget the objects of an answer when the checker does."""
-        for item in value if isinstance(value, tuple | list) else [value]:
-            if isinstance(item, Handle):
-                self.forgotten_with(item)
-
     def forgotten_with(self, handle: Handle) -> Handle:
         """Let the process forget an object when the checker does."""
         weakref.finalize(handle, self.released.append, handle.number)
@@ -266,7 +260,7 @@ class _RemoteForward(_Remote, PortElsewhere):
 
     def listened_in_full(self, method: str, *args: Any, **named: Any) -> tuple[Any, list[Operation]]:
         answer = self._heard(method or "forward", "listen_in_full", method, args, named, _stays(method))
-        self._process.keep_track(answer[0])
+        _keep_track(self._process, answer[0])
         return answer
 
     def _heard(self, what: str, name: str, *arguments: Any) -> tuple[Any, list[Operation]]:
@@ -399,8 +393,15 @@ def _forward(process: PortProcess, handle: Handle, config: TransformerConfig | N
 def _called(process: PortProcess, handle: Handle, name: str, *args: Any, **named: Any) -> Any:
     """Call a method of a built port."""
     value = process.answer(name, "call", handle.number, name, args, named, _stays(name))
-    process.keep_track(value)
+    _keep_track(process, value)
     return value
+
+
+def _keep_track(process: Any, value: Any) -> None:
+    """Let a port's process forget the objects of an answer when the checker does."""
+    for item in value if isinstance(value, tuple | list) else [value]:
+        if isinstance(item, Handle):
+            process.forgotten_with(item)
 
 
 def _stays(name: str) -> int | None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.errors import shown
-from transparity.mapped import Mapped
+from transparity.limits.mapped import Mapped
 from transparity.taps import tap_shapes
 from transparity_conformance.capabilities.sharding import ALONE, Sharding
 from transparity_conformance.capabilities.stranger import PortCallError, PortError, call_stranger, signature_of

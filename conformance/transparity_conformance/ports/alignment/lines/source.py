@@ -54,9 +54,7 @@ def operation_of(
     tolerance = math.sqrt(budget * min(largest, error if np.isfinite(error) else largest)) / largest
     known = {index for tap, index in numbers.items() if tap not in masked}
     wrong = min(_wrong(operations, end, known, right, tolerance), default=None)
-    others = (taps.keys() & numbers.keys() - {where}) if wrong is None else set()
-    same = {tap for tap in others if _is_same(operations, numbers[tap], end)}
-    if same and same & flow_of(probe).inputs[where]:
+    if wrong is None and _is_unchanged(probe, operations, {tap: numbers[tap] for tap in taps if tap in numbers}, where):
         return _use_of(operations, end)
     first = end if wrong is None else wrong
     return first if operations[first].stack else end
@@ -79,6 +77,12 @@ def _use_of(operations: Sequence[Operation], end: int) -> int:
             return index if operations[index].stack else end
         same.add(index)
     return end
+
+
+def _is_unchanged(probe: Probe, operations: Sequence[Operation], numbers: Mapping[str, int], where: str) -> bool:
+    """Return whether the tap `where` has the numbers of one that it is made from."""
+    same = {tap for tap, index in numbers.items() if tap != where and _is_same(operations, index, numbers[where])}
+    return bool(same and same & flow_of(probe).inputs[where])
 
 
 def _is_same(operations: Sequence[Operation], one: int, other: int) -> bool:

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from benchmarks.environment import cores
+from benchmarks.environment import cores, processor, versions
 from benchmarks.sharding.measure import CONFIG, LENGTH, ROWS, Figures, measure
 from rich.console import Console
 from rich.table import Table
@@ -30,7 +30,7 @@ def markdown(kept: dict[str, Any]) -> str:
     """Return kept figures as docs/sharding.md shows them."""
     lines = [f"| {' | '.join(HEADS)} |", "|---|---|--:|--:|--:|--:|"]
     lines += [f"| {' | '.join(row(Figures(**figures)))} |" for figures in kept["figures"]]
-    return f"{kept['about']}\n\n" + "\n".join(lines)
+    return f"{kept['taken']}\n\n" + "\n".join(lines)
 
 
 def written(page: str, text: str) -> str:
@@ -46,14 +46,15 @@ def main() -> None:
         table.add_row(*row(it))
     Console().print(table)
     count = sum(map(math.prod, parameter_shapes(CONFIG).values()))
-    about = (
+    taken = (
         f"A decoder of {count / 1e6:.0f} million parameters in float32, {ROWS} rows of {LENGTH} tokens. "
         f"All ranks share {cores()} core(s) of one machine and exchange by gloo, or within one process in JAX: the "
         "table shows what sharding costs and which memory it saves, not how it scales. The peak is that of a training "
         "step with AdamW in one process, which in JAX has all devices; it ends with all learned parameters as NumPy "
         "arrays. The machine was shared, too."
     )
-    kept = {"about": about, "figures": [dataclasses.asdict(it) for it in figures]}
+    conditions = {"cores": cores(), "device": "cpu", "processor": processor(), "versions": versions()}
+    kept = {"taken": taken, "conditions": conditions, "figures": [dataclasses.asdict(it) for it in figures]}
     RESULT.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), markdown(kept)), encoding="utf-8")
 

@@ -44,6 +44,7 @@ def listening(record: Record) -> Iterator[None]:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(_listener(record))
         yield
+    record.settle_awaited(_numbers)
 
 
 def _listener(record: Record) -> Any:

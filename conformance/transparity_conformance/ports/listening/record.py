@@ -64,6 +64,7 @@ class Record:
         self.sources = Sources()
         self.largest, self.size = largest, 0
         self._memories: dict[int, _Memory] = {}
+        self._awaited: dict[int, Place] = {}
 
     def numbers(self, array: np.ndarray) -> np.ndarray | None:
         """What is recorded of an array: a copy in float64; None for what is left out."""
@@ -133,3 +134,9 @@ class Record:
         memory = self._memories.setdefault(place.owner, _Memory(place.memory))
         memory.parts, memory.last, memory.written = {}, inputs, True
         memory.arriving = Operation(name, np.empty(0), inputs, stack, {})
+        self._awaited[place.owner] = place
+
+    def settle_awaited(self, value: Callable[[Any], np.ndarray | None]) -> None:
+        """Record what arrived and was not used, such as a result of the run."""
+        for place in self._awaited.values():
+            self.settle(place, value)

@@ -57,7 +57,7 @@ def _line(forward: Any, probe: Probe, budget: float, error: float) -> Source | N
     for rows in (aligned_probe(probe), probe):
         for request in step_requests({rows.name: rows}).values():
             step = _first_wrong(forward, rows, request.sizes, budget)
-            if step is not None:
+            if step is not None and step.operations:  # an artefact that tells its own has none of its steps
                 return _parting(step, _right_ones(forward, rows), budget, error)
     return None
 

@@ -113,6 +113,17 @@ def _norm_shapes(scope: str, config: TransformerConfig) -> Shapes:
     return {f"{scope}.{name}": (config.embed_dim,) for name in names}
 
 
+def why_uncut(config: TransformerConfig, name: str, ranks: int) -> str | None:
+    """Return why the heads of a parameter cannot be distributed over `ranks`; None if they can, or if it has none."""
+    role = name.split(".")[-2]
+    if role in ("query", "key", "value") and config.projection == "shared-per-head":
+        return "one map serves all heads"
+    heads = dict.fromkeys(("query", "output", "relative_bias"), config.num_heads)
+    heads |= dict.fromkeys(("key", "value"), config.key_value_heads)
+    count = heads.get(role, ranks)
+    return f"{count} heads cannot be distributed over {ranks} ranks" if count % ranks else None
+
+
 def initialize_parameters(config: TransformerConfig, seed: int = 0) -> dict[str, np.ndarray]:
     """Initialise parameters in float32: matrices uniformly within Glorot's bound (document 003), gains and variances
     to 1, everything else to 0, including gains that are added to 1. Raises `ConfigError` if they do not fit in memory.

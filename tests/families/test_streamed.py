@@ -109,6 +109,24 @@ def test_a_loader_is_given_a_copy_or_the_folder_itself_where_no_copy_fits(
     loader = HubBuild(lambda path: path, "llama", str(tmp_path))
     assert isinstance(parameters, InFolder) and isinstance(given_to(loader, parameters), dict)
     monkeypatch.setattr(importing, "available_memory", lambda: 0)
+    parameters = import_checkpoint(folder).parameters  # it is decided once
     assert given_to(loader, parameters) == str(folder)
     assert isinstance(given_to(loader, parameters | {}), dict)  # changed ones are no longer the folder's
     assert isinstance(given_to(port.build, parameters), dict)
+
+
+def test_a_report_says_that_a_loader_was_given_the_folder_itself(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(path: str) -> Any:
+        checkpoint = import_checkpoint(path)
+        forward = port.build(checkpoint.config, checkpoint.parameters)
+        return lambda input_ids: forward(tokens=np.asarray(input_ids))
+
+    def checked() -> tuple[str, ...]:
+        checkpoint = import_checkpoint(folder)
+        report = check(load, family="llama", config=checkpoint.config, parameters=checkpoint.parameters, audit=False)
+        assert report.verdict == "agrees"
+        return report.notes
+
+    assert not any("itself" in note for note in checked())
+    monkeypatch.setattr(importing, "available_memory", lambda: 0)
+    assert any(note.startswith(f"load(folder) was given {folder} itself") for note in checked())

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from jax.sharding import PartitionSpec
 
 from transparity.config import TransformerConfig
-from transparity.parameters import parameter_shapes
+from transparity.parameters import parameter_shapes, why_uncut
 
 REPLICATED = PartitionSpec()
 ROWS, COLUMNS = PartitionSpec("tensor"), PartitionSpec(None, "tensor")
@@ -60,21 +60,10 @@ def _placed(config: TransformerConfig, name: str, shape: tuple[int, ...], ranks:
     placement = next((it for pattern, it in PLACEMENTS.items() if re.fullmatch(pattern, name)), REPLICATED)
     if placement == REPLICATED or ranks == 1:
         return Placed(REPLICATED)
-    if fallback := _uncut(config, name, ranks):
+    if fallback := why_uncut(config, name, ranks):
         return Placed(REPLICATED, fallback)
     size = shape[len(placement) - 1]
     if size % ranks == 0:
         return Placed(placement)
     by_features = name.endswith(("token_embedding.weight", "head.weight")) and shape[1] % ranks == 0
     return Placed(COLUMNS if by_features else REPLICATED, f"{ranks} ranks do not divide {size}")
-
-
-def _uncut(config: TransformerConfig, name: str, ranks: int) -> str | None:
-    """Return why the heads of a parameter cannot be distributed; None if they can, or if it has none."""
-    role = name.split(".")[-2]
-    if role in ("query", "key", "value") and config.projection == "shared-per-head":
-        return "one map serves all heads"
-    heads = dict.fromkeys(("query", "output", "relative_bias"), config.num_heads)
-    heads |= dict.fromkeys(("key", "value"), config.key_value_heads)
-    count = heads.get(role, ranks)
-    return f"{count} heads cannot be distributed over {ranks} ranks" if count % ranks else None

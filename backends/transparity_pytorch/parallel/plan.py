@@ -12,7 +12,7 @@ from typing import NamedTuple
 from torch.distributed.tensor import Replicate, Shard
 
 from transparity.config import TransformerConfig
-from transparity.parameters import parameter_shapes
+from transparity.parameters import parameter_shapes, why_uncut
 
 PLACEMENTS: dict[str, Shard] = {
     r".*\.token_embedding\.weight": Shard(0),  # vocabulary
@@ -52,20 +52,9 @@ def _placed(config: TransformerConfig, name: str, shape: tuple[int, ...], ranks:
     placement = next((it for pattern, it in PLACEMENTS.items() if re.fullmatch(pattern, name)), None)
     if placement is None or ranks == 1:
         return Placed(Replicate())
-    if fallback := _uncut(config, name, ranks):
+    if fallback := why_uncut(config, name, ranks):
         return Placed(Replicate(), fallback)
     size = shape[placement.dim]
     if (ranks - 1) * -(-size // ranks) >= size:
         return Placed(Replicate(), f"{size} leave one of {ranks} ranks without any")
     return Placed(placement)
-
-
-def _uncut(config: TransformerConfig, name: str, ranks: int) -> str | None:
-    """Return why the heads of a parameter cannot be distributed; None if they can, or if it has none."""
-    role = name.split(".")[-2]
-    if role in ("query", "key", "value") and config.projection == "shared-per-head":
-        return "one map serves all heads"
-    heads = dict.fromkeys(("query", "output", "relative_bias"), config.num_heads)
-    heads |= dict.fromkeys(("key", "value"), config.key_value_heads)
-    count = heads.get(role, ranks)
-    return f"{count} heads cannot be distributed over {ranks} ranks" if count % ranks else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import math
 from collections.abc import Collection, Mapping
@@ -61,9 +62,9 @@ class InFolder(dict[str, Any]):
         super().__init__(parameters)
         self.folder = folder
 
-    @property
+    @functools.cached_property
     def fits_as_a_copy(self) -> bool:
-        """Return whether a port can be given a copy in float32, which the checker writes and the port reads."""
+        """Whether a port can be given a copy in float32, which the checker writes and the port reads: decided once."""
         return 2 * 4 * sum(value.size for value in self.values()) <= available_memory()
 
 
@@ -132,7 +133,7 @@ class Opened:
                     f"the shape {shape}: look whether a file is missing, or the model is one without that part."
                 )
         is_large = sum(map(math.prod, shapes.values())) >= LARGE
-        in_place = [name for name, found in parts.items() if is_large and found[0][1] in AS_THEY_ARE]
+        in_place = [name for name, found in parts.items() if is_large and all(each in AS_THEY_ARE for _, each in found)]
         tensors = load_tensors(where, parts, in_place)
         parameters: dict[str, Any] = {}
         for name, found in parts.items():
@@ -252,9 +253,8 @@ def needs(family: Family, given: Fields, names: Collection[str], tensor: str) ->
 
 def _converted(path: Path, name: str, tensor: Any, convert: Convert, ours: str, shape: tuple[int, ...]) -> Any:
     """A parameter of the expected `shape`, converted from its tensor."""
-    value = tensor if isinstance(tensor, Mapped) else convert(tensor)
-    if isinstance(tensor, Mapped) and convert is np.transpose:
-        value = tensor.T
+    in_file = tensor.T if convert is np.transpose else tensor
+    value: Any = in_file if isinstance(tensor, Mapped) else convert(tensor)
     if value.shape != shape:
         theirs, given = shown(tensor.shape, 30), shown(value.shape, 30)
         raise CheckpointError(

@@ -42,7 +42,7 @@ from transparity_conformance.ports.loader.hub import loaded_here
 from transparity_conformance.ports.offered import with_everything_offered
 from transparity_conformance.ports.process import isolation
 from transparity_conformance.ports.process.isolation import TIMEOUT
-from transparity_conformance.ports.process.running import Port, built, run, told_dtype
+from transparity_conformance.ports.process.running import Port, built, folder_note, run, told_dtype
 from transparity_conformance.ports.ranks.against_one import against_one, with_ranks
 from transparity_conformance.ports.ranks.dropout import with_dropout
 from transparity_conformance.ports.ranks.group import group_of, ranked_build, ranks_of
@@ -203,6 +203,7 @@ def _checked(build: Port, asked: Asked, progress: Progress, ranks: int = 1) -> R
     report = report if form is None else with_form(report, form)
     if ran.raised is not None and report.verdict != "diverges":  # what is wrong elsewhere may be why
         raise ran.raised
+    report = dataclasses.replace(report, notes=(*report.notes, *folder_note(build, asked.parameters)))
     asked.known.report = report
     preset = asked.preset if asked.config is None else None
     report, reached = _with_reach(report, build, ran, probes, preset, asked.parameters, progress)

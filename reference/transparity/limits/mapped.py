@@ -79,9 +79,7 @@ class Mapped(NDArrayOperatorsMixin):
 
     def astype(self, dtype: Any, *, copy: bool = False) -> Mapped:
         """The same matrix, rounded to `dtype` as it is read."""
-        return self._with(np.dtype(dtype))
-
-    def _with(self, dtype: np.dtype[Any]) -> Mapped:
+        dtype = np.dtype(dtype)
         widened = np.promote_types(self.dtype, dtype) == dtype and len(self.casts) == 1
         casts = (dtype,) if widened else (*self.casts, dtype)  # of a wider one, the first cast changes nothing
         return Mapped(self.path, self.name, self.stored, casts, is_transposed=self.is_transposed)

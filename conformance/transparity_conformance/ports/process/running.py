@@ -59,12 +59,23 @@ def built(build: Port, probe: Probe) -> Callable[..., Any]:
 def given_to(build: Port, parameters: Mapping[str, Any]) -> dict[str, Any] | str:
     """What a port is built from: copies of the parameters; for a loader, the checkpoint's own folder where a copy in
     float32 does not fit."""
-    inner = build.func if isinstance(build, functools.partial) else build
-    if getattr(inner, "model_type", None) is None:
+    if not _is_loader(build):
         return {name: np.array(value) for name, value in parameters.items()}
     if isinstance(parameters, InFolder) and not parameters.fits_as_a_copy:
         return str(parameters.folder.absolute())
     return {name: value if isinstance(value, Mapped) else value.copy() for name, value in parameters.items()}
+
+
+def _is_loader(build: Port) -> bool:
+    inner = build.func if isinstance(build, functools.partial) else build
+    return getattr(inner, "model_type", None) is not None
+
+
+def folder_note(build: Port, parameters: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """A line on a checkpoint's own folder, where a loader is given that."""
+    if not isinstance(parameters, InFolder) or parameters.fits_as_a_copy or not _is_loader(build):
+        return ()
+    return (f"load(folder) was given {parameters.folder} itself: a copy in float32 does not fit beside the port",)
 
 
 class PortElsewhere:

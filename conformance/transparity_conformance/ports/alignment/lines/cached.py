@@ -65,34 +65,36 @@ def _line(forward: Any, probe: Probe, budget: float, error: float) -> Source | N
 def _first_wrong(forward: Any, probe: Probe, sizes: Sequence[int], budget: float) -> _Step | None:
     """The first step whose logits are wrong, decoded again and listened to; None if none is."""
     expected, judged = probe.oracle.expected["logits"], sees_something(probe.config, probe.inputs)
-    begin, cache = 0, None
-    for size in sizes:
-        (tokens, named), chunk = _given(probe, begin, size), slice(begin, begin + size)
-        logits, after = take_step(forward.step, tokens, cache, named)
+    for number, (chunk, logits, _) in enumerate(_steps(forward, probe, sizes)):
         seen = judged[:, chunk]
-        if gap(as_numbers(logits).astype(np.float64)[seen], expected[:, chunk][seen]) > budget:
-            return _heard(forward, probe, sizes, begin)
-        begin, cache = begin + size, after
+        if gap(logits[seen], expected[:, chunk][seen]) > budget:
+            return _heard(forward, probe, sizes, number)
     return None
 
 
-def _heard(forward: Any, probe: Probe, sizes: Sequence[int], wrong: int) -> _Step:
-    """Decode anew, for a cache may be written in place, and listen to the step that begins at the position `wrong`."""
+def _steps(forward: Any, probe: Probe, sizes: Sequence[int]) -> Iterator[tuple[slice, np.ndarray, Any]]:
+    """Decode, and yield the positions of every step, its logits, and the cache behind it."""
     begin, cache = 0, None
-    length = probe.inputs[probe.config.input_names[-1]].shape[1]
     for size in sizes:
-        tokens, named = _given(probe, begin, size)
-        if begin == wrong:
-            (logits, _), operations = listen_in_full(forward, "step", tokens, cache, **named)
-            return _Step(operations, as_numbers(logits).astype(np.float64), begin + size, length)
-        _, cache = take_step(forward.step, tokens, cache, named)
+        chunk = slice(begin, begin + size)
+        tokens, named = _given(probe, chunk)
+        logits, cache = take_step(forward.step, tokens, cache, named)
+        yield chunk, as_numbers(logits).astype(np.float64), cache
         begin += size
-    raise AssertionError(wrong)
 
 
-def _given(probe: Probe, begin: int, size: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+def _heard(forward: Any, probe: Probe, sizes: Sequence[int], number: int) -> _Step:
+    """Decode anew, for a cache may be written in place, and listen to the step of this number, from 0."""
+    caches = [None, *(cache for _, _, cache in _steps(forward, probe, sizes[:number]))]
+    chunk = slice(sum(sizes[:number]), sum(sizes[: number + 1]))
+    tokens, named = _given(probe, chunk)
+    (logits, _), operations = listen_in_full(forward, "step", tokens, caches[-1], **named)
+    length = probe.inputs[probe.config.input_names[-1]].shape[1]
+    return _Step(operations, as_numbers(logits).astype(np.float64), chunk.stop, length)
+
+
+def _given(probe: Probe, chunk: slice) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """The tokens of a step, and its further inputs."""
-    chunk = slice(begin, begin + size)
     tokens = np.array(probe.inputs[probe.config.input_names[-1]][:, chunk], np.int64)
     return tokens, named_inputs(probe, slice(None), chunk)
 
@@ -126,13 +128,9 @@ def _parting(step: _Step, right: Sequence[Operation], budget: float, error: floa
 
 def _end(step: _Step) -> int:
     """The last operation whose numbers are the logits; the last of all, if none is."""
-    operations = step.operations
-    same = (i for i, each in reversed([*enumerate(operations)]) if _has_numbers(each.value, step.logits))
-    return next(same, len(operations) - 1)
-
-
-def _has_numbers(value: np.ndarray, logits: np.ndarray) -> bool:
-    return value.size == logits.size and np.array_equal(value.ravel(), logits.ravel())
+    logits, last = step.logits.ravel(), len(step.operations) - 1
+    same = (i for i in range(last, -1, -1) if np.array_equal(step.operations[i].value.ravel(), logits))
+    return next(same, last)
 
 
 def _caller(operations: Sequence[Operation], wrong: int, right: Sequence[int]) -> Source:

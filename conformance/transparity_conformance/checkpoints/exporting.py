@@ -12,6 +12,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.errors import TransparityError
+from transparity.limits.mapped import have_equal_numbers
 from transparity.parameters import check_parameters, save_parameters
 from transparity_conformance.checkpoints.fields import Family, Fields
 from transparity_conformance.checkpoints.importing import Checkpoint, family_called, import_checkpoint
@@ -103,7 +104,7 @@ def _check_same(
             f"The family {model_type} cannot express {fields}; expected a configuration of that family."
         )
     for name, value in parameters.items():
-        if not np.array_equal(np.asarray(value), again.parameters[name]):
+        if not have_equal_numbers(value, again.parameters[name]):
             raise CheckpointError(
                 f"The parameter {name} is not the same after {model_type} was written and read; expected numbers that "
                 "float32 holds."

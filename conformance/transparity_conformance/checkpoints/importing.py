@@ -56,16 +56,21 @@ MOST_NAMED = 100
 
 
 class InFolder(dict[str, Any]):
-    """All parameters of a checkpoint, and its folder; those with a change are a plain dictionary."""
+    """All parameters of a checkpoint, and its folder; those with a change are a plain dictionary.
 
-    def __init__(self, parameters: Mapping[str, Any], folder: Path) -> None:
+    Args:
+        is_ours: the folder was written by `export_checkpoint`.
+    """
+
+    def __init__(self, parameters: Mapping[str, Any], folder: Path, *, is_ours: bool = False) -> None:
         super().__init__(parameters)
-        self.folder = folder
+        self.folder, self.is_ours = folder, is_ours
 
     @functools.cached_property
-    def fits_as_a_copy(self) -> bool:
-        """Whether a port can be given a copy in float32, which the checker writes and the port reads: decided once."""
-        return 2 * 4 * sum(value.size for value in self.values()) <= available_memory()
+    def is_given_itself(self) -> bool:
+        """Whether a loader is given the folder, not a copy in float32 that the checker writes and the port reads: of
+        one that is such a copy, and where a copy does not fit. Decided once."""
+        return self.is_ours or 2 * 4 * sum(value.size for value in self.values()) > available_memory()
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,17 +6,21 @@ the identity where it has a weight of its own. Any loader of the family reads it
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
+import tempfile
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
 from transparity.taps import recording
-from transparity_conformance.checkpoints.importing import Opened
+from transparity_conformance.checkpoints.exporting import export_checkpoint
+from transparity_conformance.checkpoints.importing import InFolder, Opened, import_checkpoint
 from transparity_conformance.checkpoints.reading import CheckpointError
 from transparity_numpy.transformer import transformer
 
@@ -60,6 +64,20 @@ def pieces(opened: Opened, layers: Collection[int] | None = None) -> Iterator[Pi
         if layer in wanted:
             yield piece
         front = _behind(piece, front)
+
+
+@contextlib.contextmanager
+def written(piece: Piece, model_type: str) -> Iterator[InFolder]:
+    """Write a piece as a folder of its family, which is removed with the context; yield its parameters, of which the
+    matrices are in that folder.
+
+    Raises `CheckpointError` if the family cannot express it, or if it cannot be written.
+    """
+    with tempfile.TemporaryDirectory(prefix="transparity-") as root:
+        folder = Path(root, model_type)
+        export_checkpoint(model_type, piece.config, piece.parameters, folder)
+        head = piece.config.head if piece.config.architecture == "encoder" else None
+        yield InFolder(import_checkpoint(folder, head).parameters, folder, is_ours=True)
 
 
 def _stack(config: TransformerConfig) -> str:

@@ -12,7 +12,7 @@ from transparity.limits.files import is_file, is_folder
 from transparity.presets import PRESETS, preset
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.checkpoints.importing import Checkpoint, open_checkpoint
-from transparity_conformance.checkpoints.layers import pieces
+from transparity_conformance.checkpoints.layers import pieces, written
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.reach.models import small_system
 from transparity_conformance.ports.fitting.templates import templates
@@ -71,7 +71,8 @@ def layer_systems(folder: Path, head: str | None, layers: str | None) -> Iterato
     if head is None and opened.config.architecture == "encoder":
         opened = open_checkpoint(folder, "hidden")
     for piece in pieces(opened, None if layers is None else _numbers(layers)):
-        yield System(f"{opened.model_type}, {piece.name}", piece.config, piece.parameters, opened.model_type)
+        with written(piece, opened.model_type) as parameters:
+            yield System(f"{opened.model_type}, {piece.name}", piece.config, parameters, opened.model_type)
     yield System(f"{opened.model_type} at probe size", small_system(opened.config), model_type=opened.model_type)
 
 

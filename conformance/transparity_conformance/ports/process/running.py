@@ -61,7 +61,7 @@ def given_to(build: Port, parameters: Mapping[str, Any]) -> dict[str, Any] | str
     float32 does not fit."""
     if not _is_loader(build):
         return {name: np.array(value) for name, value in parameters.items()}
-    if isinstance(parameters, InFolder) and not parameters.fits_as_a_copy:
+    if isinstance(parameters, InFolder) and parameters.is_given_itself:
         return str(parameters.folder.absolute())
     return {name: value if isinstance(value, Mapped) else value.copy() for name, value in parameters.items()}
 
@@ -73,7 +73,9 @@ def _is_loader(build: Port) -> bool:
 
 def folder_note(build: Port, parameters: Mapping[str, Any] | None) -> tuple[str, ...]:
     """A line on a checkpoint's own folder, where a loader is given that."""
-    if not isinstance(parameters, InFolder) or parameters.fits_as_a_copy or not _is_loader(build):
+    if not isinstance(parameters, InFolder) or parameters.is_ours or not _is_loader(build):
+        return ()
+    if not parameters.is_given_itself:
         return ()
     return (f"load(folder) was given {parameters.folder} itself: a copy in float32 does not fit beside the port",)
 

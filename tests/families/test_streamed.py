@@ -7,22 +7,26 @@ import tracemalloc
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 from transparity.config import TransformerConfig
 from transparity.limits import mapped
 from transparity.limits.mapped import Mapped
+from transparity.limits.stored import Stored
 from transparity_conformance import check
 from transparity_conformance.checkpoints import importing
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.checkpoints.exporting import export_checkpoint
 from transparity_conformance.checkpoints.importing import InFolder, import_checkpoint
+from transparity_conformance.diagnosis.probe_result import compare_segments
 from transparity_conformance.oracle import probes
 from transparity_conformance.oracle.oracle import forward_oracle
 from transparity_conformance.oracle.probes import probe_parameters, probes_with
 from transparity_conformance.ports.loader.hub import HubBuild
-from transparity_conformance.ports.process.running import given_to
+from transparity_conformance.ports.process.isolation import isolated_build
+from transparity_conformance.ports.process.running import given_to, run
 from transparity_numpy import port
 
 
@@ -100,6 +104,51 @@ def test_memory_does_not_grow_with_depth(tmp_path: Path, monkeypatch: pytest.Mon
         tracemalloc.stop()
     of_a_layer = 4 * sum(value.size for name, value in checkpoint.parameters.items() if ".layers.0." in name)
     assert peaks[1] - peaks[0] < of_a_layer  # six more layers, of which not even one is kept
+
+
+def test_what_is_stored_is_read_as_it_was_written_and_holds_no_memory() -> None:
+    random, stored = np.random.default_rng(0), Stored()
+    given = {
+        "large": random.normal(size=(300, 700)),
+        "bfloat16": random.normal(size=(301, 99)).astype(ml_dtypes.bfloat16),
+        "transposed": random.normal(size=(300, 700)).T,
+        "small": np.arange(3),
+        "one number": np.broadcast_to(np.nan, (1000, 1000)),
+        "no array": "text",
+    }
+    stored.update(given)
+    assert list(stored) == list(given)
+    for name, value in given.items():
+        np.testing.assert_array_equal(stored[name], value)
+    with pytest.raises(ValueError, match="read-only"):
+        stored["large"][0] = 1
+    tracemalloc.start()
+    for number in range(100):
+        stored[f"{number}"] = np.zeros((100, 1000))
+    assert sum(stored[f"{number}"].size for number in range(100)) == 10**7
+    assert tracemalloc.get_traced_memory()[1] < 10**7  # of 8 · 10⁷ bytes
+    tracemalloc.stop()
+
+
+@pytest.mark.usefixtures("all_are_large")
+def test_the_activations_of_a_large_model_are_in_files(folder: Path) -> None:
+    checkpoint = import_checkpoint(folder)
+    probe = probes_with(checkpoint.config, checkpoint.parameters, "llama")["mixed"]
+    result = compare_segments(probe, run(port.build(checkpoint.config, checkpoint.parameters), probe), "float32")
+    assert isinstance(result.recorded, Stored)
+    assert isinstance(probe.oracle.expected, Stored)
+    assert len(result.budgets) == len(result.recorded) > 20
+    assert not result.wrong
+
+
+@pytest.mark.usefixtures("all_are_large")
+def test_a_build_in_another_process_reads_the_matrices_there(folder: Path) -> None:
+    checkpoint, build = import_checkpoint(folder), isolated_build("transparity_numpy.port:build")
+    given = given_to(build, checkpoint.parameters)
+    assert isinstance(given, dict) and any(isinstance(value, Mapped) for value in given.values())
+    report = check(build, config=checkpoint.config, parameters=checkpoint.parameters)
+    build.close()
+    assert report.verdict == "agrees"
 
 
 def test_a_loader_is_given_a_copy_or_the_folder_itself_where_no_copy_fits(

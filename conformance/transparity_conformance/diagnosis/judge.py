@@ -99,7 +99,8 @@ def _compare(
     missing = []
     for done, (key, probe) in enumerate(probes.items()):
         progress("walking through the port", done, len(probes))
-        recorded = {tap: value for tap, value in actual.get(key, {}).items() if tap == "logits" or not logits_only}
+        recorded = actual.get(key, {})
+        recorded = {"logits": recorded["logits"]} if logits_only and "logits" in recorded else recorded
         if "logits" not in recorded:
             missing.append(f"probe {key}: no logits")
         elif not np.isfinite(probe.oracle.budget("logits", dtype)):

@@ -56,7 +56,10 @@ def compare_segments(probe: Probe, shown: Mapping[str, np.ndarray], dtype: str) 
         for tap, value in shown.items()
         if value.shape != shapes[tap]
     }
-    recorded = {tap: np.asarray(value, np.float64) for tap, value in shown.items() if tap not in misshapen}
+    recorded = probe.store()
+    for tap, value in shown.items():
+        if tap not in misshapen:
+            recorded[tap] = np.asarray(value, np.float64)
     if recorded.keys() <= {"logits"}:  # nothing of the port flows on: a walk would be the oracle again
         ours = probe.oracle.expected
         budgets = {tap: probe.oracle.budget(tap, dtype) for tap in probe.oracle.noise(dtype)}

@@ -47,7 +47,7 @@ class Base:
 
 def base_of(probe: Probe, recorded: Mapping[str, np.ndarray]) -> Base:
     """Walk through the whole model without any fault."""
-    taps: Arrays = {}
+    taps = probe.store()
     return Base(walk(probe, recorded, taps=taps), taps)
 
 
@@ -81,15 +81,23 @@ def walk(
         if name not in parameters:
             parameters[name] = value if start.skips(name) else rounded(value, dtype)
     if taps is None:
-        taps = {name: rounded(value, dtype) for name, value in start.given.items()} if start.skipped else {}
+        taps = _given(probe, start, dtype)
     state = WalkState(model.config, parameters, probe.inputs, taps)
-    computed: Arrays = {} if base is None else dict(base.computed)
+    computed = probe.store() if base is None else dict(base.computed)
     tap = start.tap(_walking(state, computed, recorded, hypotheses, dtype, until))
     tokens: dict[str, Any] = dict(probe.inputs)
     computing = variant(index) if dtype != "float64" else contextlib.nullcontext()
     with np.errstate(all="ignore"), contextlib.suppress(Reached), computing:
         transformer(start.shorter, start.shortened(state.parameters), tap=tap, **tokens)
     return computed
+
+
+def _given(probe: Probe, start: Start, dtype: str) -> Arrays:
+    """The values that flow on in front of the start of a walk."""
+    taps = probe.store()
+    if start.skipped:
+        taps.update((name, rounded(value, dtype)) for name, value in start.given.items())
+    return taps
 
 
 @dataclass
@@ -220,7 +228,8 @@ def segment_budgets(
     scale: dict[str, float] = {}
     for index in range(neighbours):
         exact = truth if truth and not index else walk(probe, recorded, hypotheses, until=until, index=index)
-        jittered = {name: _jittered(value, index, epsilon(measured)) for name, value in recorded.items()}
+        jittered = probe.store()
+        jittered.update((name, _jittered(value, index, epsilon(measured))) for name, value in recorded.items())
         for name, value in walk(probe, jittered, hypotheses, dtype=measured, until=until, index=index).items():
             noise[name] = max(noise.get(name, 0.0), gap(value, exact[name]))
             finite = exact[name][np.isfinite(exact[name])]

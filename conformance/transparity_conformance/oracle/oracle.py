@@ -30,7 +30,8 @@ class Oracle:
     The error in a precision is the largest at a few neighbouring points (the arrays changed by up to 2⁻¹⁰), each held
     to its own float64 result, with tables of positions built as ports build them (`tables`). float32 is computed in
     float32; half precisions are float32 rounded at every tap, for that is how hardware sums them; float64 errs as
-    float32 does, by the ratio of their epsilons. `watch` is told the name of every result as it is computed.
+    float32 does, by the ratio of their epsilons. `watch` is told the name of every result as it is computed; results
+    are in what `store` makes.
     """
 
     def __init__(
@@ -40,8 +41,9 @@ class Oracle:
         *,
         neighbours: int = NEIGHBOURS,
         kept: Collection[str] | None = None,
+        store: Callable[[], Arrays] = dict,
     ) -> None:
-        self.run, self.arrays, self.neighbours, self.kept = run, dict(arrays), neighbours, kept
+        self.run, self.arrays, self.neighbours, self.kept, self.store = run, dict(arrays), neighbours, kept, store
         self.watch: Callable[[str], None] = lambda name: None
         self._noise: dict[str, dict[str, float]] = {}
 
@@ -91,7 +93,7 @@ class Oracle:
         return self.kept is None or name in self.kept
 
     def _evaluate(self, arrays: Arrays, dtype: str, index: int = 0) -> Arrays:
-        results: Arrays = {}
+        results = self.store()
 
         def keep(name: str, value: np.ndarray) -> None:
             results[name] = value if self._keeps(name) else np.broadcast_to(np.nan, value.shape)
@@ -120,6 +122,7 @@ def forward_oracle(
     *,
     neighbours: int = NEIGHBOURS,
     kept: Collection[str] | None = None,
+    store: Callable[[], Arrays] = dict,
 ) -> Oracle:
     """The oracle of a whole forward pass: every tap, or those that are `kept`."""
     tokens: dict[str, Any] = dict(inputs)
@@ -127,7 +130,7 @@ def forward_oracle(
     def run(parameters: Arrays, tap: Tap) -> None:
         transformer(config, parameters, tap=tap, **tokens)
 
-    return Oracle(run, parameters, neighbours=neighbours, kept=kept)
+    return Oracle(run, parameters, neighbours=neighbours, kept=kept, store=store)
 
 
 def training_oracle(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.limits.mapped import LARGE
+from transparity.limits.stored import Stored
 from transparity.parameters import parameter_shapes
 from transparity.presets import preset
 from transparity_conformance.oracle.budgets import HALF, NEIGHBOURS
@@ -46,7 +47,7 @@ class Probe:
 
     @functools.cached_property
     def oracle(self) -> Oracle:
-        options: dict[str, Any] = {"neighbours": self.neighbours, "kept": self.kept}
+        options: dict[str, Any] = {"neighbours": self.neighbours, "kept": self.kept, "store": self.store}
         return forward_oracle(self.config, self.parameters, self.inputs, **options)
 
     @functools.cached_property
@@ -68,6 +69,11 @@ class Probe:
     def keeps_exact(self) -> bool:
         """Return whether the parameters in float64 stay in memory."""
         return not self.is_large
+
+    @property
+    def store(self) -> Callable[[], Arrays]:
+        """What makes the dictionary that activations of this probe are kept in: of a large model, one in a file."""
+        return Stored if self.is_large else dict  # type: ignore[return-value] # a mapping does for a dictionary here
 
     @property
     def neighbours(self) -> int:
@@ -296,6 +302,9 @@ def probes_left_out(config: TransformerConfig, made: Collection[str], dtype: str
 TEXT_OF_A_CHECKPOINT = 48
 """Tokens of text that real weights are tried on: what windows, angles and distances do shows late."""
 
+ROWS_OF_A_LARGE_ONE = 2
+"""Rows of text that a large model is tried on."""
+
 
 def probes_with(config: TransformerConfig, parameters: Arrays, case: str) -> dict[str, Probe]:
     """The probes of given parameters, such as a checkpoint's, by name."""
@@ -306,6 +315,8 @@ def probes_with(config: TransformerConfig, parameters: Arrays, case: str) -> dic
     if min(config.stack_vocab_size(config.input_stack(name)) for name in config.input_names) >= TEXT_TOKENS:
         longest = min(TEXT_OF_A_CHECKPOINT, config.max_length)
         text = text_inputs(config, longest, longest)
+        if is_large(parameters):
+            text = {name: rows[:ROWS_OF_A_LARGE_ONE] for name, rows in text.items()}
         text |= further_inputs(config, text, np.random.default_rng(0))
         made.append(("text", "real text, as people feed it", text))
     made.append(("one", "length 1", mixed_inputs(config, 1, 1, 1)))

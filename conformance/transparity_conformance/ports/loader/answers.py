@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
+from transparity.limits.stored import Stored
 
 OUTPUTS = {
     "logits": ("logits",),
@@ -30,7 +31,7 @@ def taps_in(returned: Any, config: TransformerConfig) -> dict[Any, Any]:
         if found is not None and not callable(found):
             return {"logits": found}
     if isinstance(returned, Mapping):
-        return dict(returned)
+        return returned if isinstance(returned, Stored) else dict(returned)  # type: ignore[return-value]
     if isinstance(returned, tuple | list) and returned and _is_sequence_of_outputs(returned, config):
         return {"logits": returned[0]}
     return {"logits": returned}

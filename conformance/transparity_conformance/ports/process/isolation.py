@@ -33,7 +33,7 @@ from transparity_conformance.checkpoints.editing import Edit
 from transparity_conformance.ports.listening.operation import Operation
 from transparity_conformance.ports.loading import LoadError, UsageError
 from transparity_conformance.ports.process.operations import received
-from transparity_conformance.ports.process.running import MISSHAPEN, PortElsewhere
+from transparity_conformance.ports.process.running import MISSHAPEN, BuildElsewhere, PortElsewhere
 from transparity_conformance.ports.process.wire import Closed, Handle, largest_answer, receive_answer, send_request
 
 TIMEOUT = 300.0
@@ -284,7 +284,7 @@ class _RemoteForward(_Remote, PortElsewhere):
         return self._process.replicas()
 
 
-class IsolatedBuild(_Remote):
+class IsolatedBuild(_Remote, BuildElsewhere):
     """`build` of a port in another process; with a `model_type`, the port is a loader of folders of that family."""
 
     def __init__(self, process: PortProcess, model_type: str | None = None, edit: Edit | None = None) -> None:
@@ -359,7 +359,7 @@ class IsolatedModel(PortElsewhere):
 
     def _arrays(self, what: str) -> dict[str, np.ndarray]:
         answer = self._forward.asked(what)
-        if not (isinstance(answer, dict) and all(isinstance(value, np.ndarray) for value in answer.values())):
+        if not (isinstance(answer, Mapping) and all(isinstance(value, np.ndarray) for value in answer.values())):
             raise PortProcessError(f"The port's process answered {what} with what are no arrays.")
         return {str(name): value for name, value in answer.items()}
 

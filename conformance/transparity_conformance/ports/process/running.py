@@ -59,16 +59,19 @@ def built(build: Port, probe: Probe) -> Callable[..., Any]:
 def given_to(build: Port, parameters: Mapping[str, Any]) -> dict[str, Any] | str:
     """What a port is built from: copies of the parameters; for a loader, the checkpoint's own folder where a copy in
     float32 does not fit."""
-    if not _is_loader(build):
+    if not _is_loader(build) and not isinstance(_inner(build), BuildElsewhere):
         return {name: np.array(value) for name, value in parameters.items()}
-    if isinstance(parameters, InFolder) and parameters.is_given_itself:
+    if _is_loader(build) and isinstance(parameters, InFolder) and parameters.is_given_itself:
         return str(parameters.folder.absolute())
     return {name: value if isinstance(value, Mapped) else value.copy() for name, value in parameters.items()}
 
 
 def _is_loader(build: Port) -> bool:
-    inner = build.func if isinstance(build, functools.partial) else build
-    return getattr(inner, "model_type", None) is not None
+    return getattr(_inner(build), "model_type", None) is not None
+
+
+def _inner(build: Port) -> Any:
+    return build.func if isinstance(build, functools.partial) else build
 
 
 def folder_note(build: Port, parameters: Mapping[str, Any] | None) -> tuple[str, ...]:
@@ -78,6 +81,10 @@ def folder_note(build: Port, parameters: Mapping[str, Any] | None) -> tuple[str,
     if not parameters.is_given_itself:
         return ()
     return (f"load(folder) was given {parameters.folder} itself: a copy in float32 does not fit beside the port",)
+
+
+class BuildElsewhere:
+    """The `build` of a port that does not run in this process, which reads matrices from their files where it runs."""
 
 
 class PortElsewhere:
@@ -174,15 +181,15 @@ def _known(returned: Any, probe: Probe, logits_only: bool) -> dict[str, np.ndarr
     lengths = {name: tokens.shape[1] for name, tokens in probe.inputs.items()}
     known = tap_shapes(probe.config, len(next(iter(probe.inputs.values()))), **lengths)
     most = sum(math.prod(shape) for shape in known.values()) + MISSHAPEN // 8
-    result = {}
-    for name, value in taps.items():
-        if not isinstance(name, str) or name not in known:
-            raise PortError(f"forward returned {shown(name)}, which is no tap; the taps are {_some(known)}.")
-        if not logits_only or name == "logits":
-            result[name] = _array(name, value, most)
-    if "logits" not in result:
+    if strange := next((name for name in taps if not isinstance(name, str) or name not in known), None):
+        raise PortError(f"forward returned {shown(strange)}, which is no tap; the taps are {_some(known)}.")
+    if "logits" not in taps:
         raise PortError(f"forward returned {listed(taps) or 'nothing'}; expected at least 'logits'.")
-    return {name: result[name] for name in known if name in result}
+    result = probe.store()
+    for name in known if not logits_only else ["logits"]:
+        if name in taps:
+            result[name] = _array(name, taps[name], most)
+    return result
 
 
 def _array(name: str, value: Any, most: int) -> np.ndarray:

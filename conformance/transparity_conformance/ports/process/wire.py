@@ -7,19 +7,23 @@ gets its number.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import io
 import json
 import math
 import os
 import pickle
 import socket
 import struct
+import tempfile
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import IO, Any
 
 import numpy as np
 
+from transparity.limits.stored import Stored
 from transparity_conformance.report.comparison import as_numbers
 
 HEADER = struct.Struct("<QQ")
@@ -27,6 +31,9 @@ HEADER = struct.Struct("<QQ")
 
 LARGEST_TEXT = 2**26
 """Bytes of JSON in an answer; arrays are not part of it."""
+
+LARGEST_HELD = 2**26
+"""Bytes of the arrays in an answer that is held in memory; those of a larger one are written to a file."""
 
 PATIENCE = 1.0
 """Seconds without a byte after which the checker looks whether the port's process still runs."""
@@ -66,7 +73,7 @@ def send_request(connection: socket.socket, request: Any) -> None:
 def receive_request(connection: socket.socket) -> Any:
     """Receive a request, in the port's process."""
     (length,) = struct.unpack("<Q", _received(connection, 8))
-    return pickle.loads(bytes(_received(connection, length)))
+    return pickle.loads(_received(connection, length))
 
 
 def encoded(answer: Any, keep: Callable[[Any], int], largest: int) -> tuple[bytes, list[np.ndarray]]:
@@ -98,8 +105,12 @@ def receive_answer(connection: socket.socket, deadline: float, largest: int, is_
     length, size = HEADER.unpack(receive(HEADER.size))
     if length > LARGEST_TEXT or size > largest:
         raise ValueError(f"an answer of {max(length, size):,} bytes, expected at most {largest:,}")
-    text = json.loads(bytes(receive(length)))
-    return _decoded(text, _Arrays(receive(size)))
+    text = json.loads(receive(length))
+    with contextlib.closing(tempfile.TemporaryFile() if size > LARGEST_HELD else io.BytesIO()) as file:
+        for chunk in _chunks(connection, size, deadline, is_running):
+            file.write(chunk)
+        file.seek(0)
+        return _decoded(text, _Arrays(file), Stored if size > LARGEST_HELD else dict)
 
 
 def _received(
@@ -107,13 +118,19 @@ def _received(
     length: int,
     deadline: float | None = None,
     is_running: Callable[[], bool] = lambda: True,
-) -> bytearray:
-    data = bytearray()
-    while len(data) < length:
+) -> bytes:
+    return b"".join(_chunks(connection, length, deadline, is_running))
+
+
+def _chunks(
+    connection: socket.socket, length: int, deadline: float | None, is_running: Callable[[], bool]
+) -> Iterator[bytes]:
+    left = length
+    while left:
         if deadline is not None:
             connection.settimeout(min(PATIENCE, max(0.001, deadline - time.monotonic())))
         try:
-            chunk = connection.recv(min(length - len(data), 2**20))
+            chunk = connection.recv(min(left, 2**20))
         except TimeoutError:
             if not is_running():
                 raise Closed from None
@@ -122,8 +139,8 @@ def _received(
             continue
         if not chunk:
             raise Closed
-        data += chunk
-    return data
+        left -= len(chunk)
+        yield chunk
 
 
 def largest_answer() -> int:
@@ -169,31 +186,32 @@ class _Room:
 class _Arrays:
     """The arrays of an answer, in order."""
 
-    def __init__(self, data: bytearray) -> None:
-        self.data, self.position = data, 0
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file = file
 
     def next(self, code: str, sizes: list[int]) -> np.ndarray:
         """The next array, of the dtype `code` and the shape `sizes`."""
         dtype, shape = np.dtype("<" + code), tuple(int(size) for size in sizes)
         if dtype.kind not in "fiub" or any(size < 0 for size in shape):
             raise ValueError(f"an array of the dtype {dtype} and the shape {shape}")
-        count = math.prod(shape)
-        array = np.frombuffer(self.data, dtype, count, self.position) if count else np.zeros(0, dtype)
-        self.position += array.nbytes
-        return array.reshape(shape).copy()
+        data = bytearray(self.file.read(math.prod(shape) * dtype.itemsize))
+        return np.frombuffer(data, dtype).reshape(shape)
 
 
-def _decoded(node: Any, arrays: _Arrays) -> Any:
-    """The answer that `node` describes."""
+def _decoded(node: Any, arrays: _Arrays, store: Callable[[], Any] = dict, depth: int = 0) -> Any:
+    """The answer that `node` describes; if it is a dictionary of arrays, `store` makes that."""
     ((kind, content),) = node.items()
     if kind == "value":
         return content
     if kind == "number":
         return float(content)
     if kind == "dict":
-        return {str(key): _decoded(item, arrays) for key, item in content}
+        found = store() if depth == 1 else {}
+        for key, item in content:
+            found[str(key)] = _decoded(item, arrays, store, depth + 1)
+        return found
     if kind in ("tuple", "list"):
-        items = [_decoded(item, arrays) for item in content]
+        items = [_decoded(item, arrays, store, depth + 1) for item in content]
         return tuple(items) if kind == "tuple" else items
     if kind == "array":
         return arrays.next(*content)

@@ -15,6 +15,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
+from transparity.limits.mapped import Mapped
 from transparity_conformance.capabilities.stranger import (
     PortCallError,
     PortError,
@@ -120,6 +123,8 @@ class Worker:
         nothing was built.
         """
         build = self.objects[number] if family is None else HubBuild(self.objects[number], *family)
+        if family is None:
+            args = [args[0], *map(_in_memory, args[1:])]
         try:
             with tokens_kept(args, named):
                 forward = of_build(build(*self._given(args), **self._given(named)), args[0])
@@ -146,6 +151,13 @@ class Worker:
         if isinstance(value, tuple | list):
             return type(value)(self._given(item) for item in value)
         return value
+
+
+def _in_memory(parameters: Any) -> Any:
+    """Parameters as arrays; those of a large checkpoint come as matrices in its files."""
+    if not isinstance(parameters, dict):
+        return parameters
+    return {name: np.asarray(value) if isinstance(value, Mapped) else value for name, value in parameters.items()}
 
 
 def described_signature(function: Callable[..., Any]) -> Any:

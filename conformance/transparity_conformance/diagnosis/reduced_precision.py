@@ -17,6 +17,7 @@ from transparity.config import TransformerConfig
 from transparity_conformance.diagnosis.fault import Fault, Hypothesis, WalkState
 from transparity_conformance.diagnosis.faults import whole_model
 from transparity_conformance.diagnosis.probe_result import ProbeResult, Results, logits_error, still_wrong
+from transparity_conformance.diagnosis.segment import NEAR
 from transparity_conformance.diagnosis.walk import segment_budgets, walk
 from transparity_conformance.oracle.budgets import HALF, rounded_to
 from transparity_conformance.oracle.oracle import Arrays
@@ -38,9 +39,19 @@ PARAMETERS = "parameters"
 
 def find_rounding(results: Results, dtype: str) -> Cause | None:
     """Find a rounding to fewer bits that explains every difference; a wrong shape is no rounding."""
-    if any(result.misshapen for result in results.values()):
+    if any(result.misshapen for result in results.values()) or _is_beyond_rounding(results):
         return None
     return _rounded_weights(results, dtype) or _rounded_arithmetic(results, dtype) or _rounded_products(results)
+
+
+def _is_beyond_rounding(results: Results) -> bool:
+    """Return whether the first wrong segment is further off than even bfloat16, the coarsest, may be."""
+    first = next((result for result in results.values() if result.wrong), None)
+    if first is None or not math.isfinite(first.errors[first.wrong[0]]):  # float16 overflows
+        return False
+    tap = first.wrong[0]
+    budgets = segment_budgets(first.probe, first.recorded, "bfloat16", until=tap, neighbours=1)
+    return first.errors[tap] > NEAR["bfloat16"] * budgets[tap]
 
 
 def declared_by(rounding: Cause) -> str | None:

@@ -256,7 +256,7 @@ def _judged(
     asked: Asked, probes: Mapping[str, Probe], actual: Actual, heard: Heard, options: Mapping[str, Any]
 ) -> Report:
     """The verdict on what the port shows; with what was heard, unless the logits alone explain more."""
-    every = {**probes, **heard.probes}
+    every = {**heard.probes, **probes}  # what one row tells first is not asked of the others
     shown = {**actual, **{key: {**actual.get(key, {}), **call.taps} for key, call in heard.calls.items()}}
     try:
         located = functools.partial(_located, asked.known, heard, every)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -55,9 +56,13 @@ NOT_ASKED = Heard({})
 
 
 class Row(Probe):
-    """One row without padding, on which the reference is walked often."""
+    """One row without padding, on which the reference is walked often: its parameters are in memory."""
 
     keeps_exact = True
+
+    @functools.cached_property
+    def exact(self) -> Arrays:
+        return {name: np.asarray(value, np.float64) for name, value in self.parameters.items()}
 
 
 BYTES_OF_A_TAP = 220

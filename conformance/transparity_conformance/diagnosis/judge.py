@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 
+from transparity.limits.stored import chosen
 from transparity_conformance.diagnosis.divergences import Progress, departures_note, explain_all
 from transparity_conformance.diagnosis.explain import tap_kind
 from transparity_conformance.diagnosis.faults.wholly_hidden import judged
@@ -99,7 +100,8 @@ def _compare(
     missing = []
     for done, (key, probe) in enumerate(probes.items()):
         progress("walking through the port", done, len(probes))
-        recorded = {tap: value for tap, value in actual.get(key, {}).items() if tap == "logits" or not logits_only}
+        shown = actual.get(key, {})
+        recorded = chosen(shown, [tap for tap in shown if tap == "logits" or not logits_only])
         if "logits" not in recorded:
             missing.append(f"probe {key}: no logits")
         elif not np.isfinite(probe.oracle.budget("logits", dtype)):

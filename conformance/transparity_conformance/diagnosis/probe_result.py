@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from transparity.limits.stored import changed, chosen
 from transparity.taps import tap_shapes
 from transparity_conformance.diagnosis.fault import Hypothesis
 from transparity_conformance.diagnosis.faults.wholly_hidden import judged_gap
@@ -23,7 +24,7 @@ class ProbeResult:
     """The port's activations on one probe, and the error and budget of each segment."""
 
     probe: Probe
-    recorded: dict[str, np.ndarray]
+    recorded: Mapping[str, np.ndarray]
     misshapen: dict[str, str]
     """A message for each tap of the wrong shape."""
     order: list[str]
@@ -56,9 +57,10 @@ def compare_segments(probe: Probe, shown: Mapping[str, np.ndarray], dtype: str) 
         for tap, value in shown.items()
         if value.shape != shapes[tap]
     }
-    recorded = {tap: np.asarray(value, np.float64) for tap, value in shown.items() if tap not in misshapen}
+    right = chosen(shown, [tap for tap in shown if tap not in misshapen])
+    recorded = changed(right, lambda value: np.asarray(value, np.float64))
     if recorded.keys() <= {"logits"}:  # nothing of the port flows on: a walk would be the oracle again
-        ours = probe.oracle.expected
+        ours: Mapping[str, np.ndarray] = probe.oracle.expected
         budgets = {tap: probe.oracle.budget(tap, dtype) for tap in probe.oracle.noise(dtype)}
     else:
         ours = walk(probe, recorded)

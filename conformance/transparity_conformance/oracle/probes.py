@@ -16,11 +16,12 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.limits.mapped import LARGE
+from transparity.limits.stored import OnDisk
 from transparity.parameters import parameter_shapes
 from transparity.presets import preset
 from transparity_conformance.oracle.budgets import HALF, NEIGHBOURS
 from transparity_conformance.oracle.memory import check_memory
-from transparity_conformance.oracle.oracle import Arrays, Oracle, forward_oracle
+from transparity_conformance.oracle.oracle import Arrays, Oracle, Room, forward_oracle
 from transparity_conformance.oracle.texts import text_inputs
 from transparity_numpy.masks import target_mask, visible_keys, window_mask
 
@@ -46,7 +47,7 @@ class Probe:
 
     @functools.cached_property
     def oracle(self) -> Oracle:
-        options: dict[str, Any] = {"neighbours": self.neighbours, "kept": self.kept}
+        options: dict[str, Any] = {"neighbours": self.neighbours, "kept": self.kept, "room": self.room}
         return forward_oracle(self.config, self.parameters, self.inputs, **options)
 
     @functools.cached_property
@@ -68,6 +69,11 @@ class Probe:
     def keeps_exact(self) -> bool:
         """Return whether the parameters in float64 stay in memory."""
         return not self.is_large
+
+    @property
+    def room(self) -> Room:
+        """Makes the mapping for activations, which of a large model are on disk."""
+        return OnDisk if self.is_large else dict
 
     @property
     def neighbours(self) -> int:

@@ -1,0 +1,105 @@
+"""Arrays by name that are not held in memory: on disk, or made each time they are read."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
+from typing import Any
+
+import numpy as np
+
+Arrays = Mapping[str, np.ndarray]
+
+
+class _Room:
+    """A temporary file without a name, which is only ever added to, and closed with this object."""
+
+    def __init__(self) -> None:
+        self.file: Any = tempfile.TemporaryFile()  # noqa: SIM115 - it is closed below
+        weakref.finalize(self, self.file.close)
+
+    def add(self, value: np.ndarray) -> int:
+        begin: int = self.file.seek(0, 2)
+        self.file.write(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
+        return begin
+
+    def read(self, begin: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+        value = np.empty(shape, dtype)
+        self.file.seek(begin)
+        if (count := self.file.readinto(value.reshape(-1).view(np.uint8))) != value.nbytes:
+            raise OSError(f"a temporary file ends after {count} of {value.nbytes} bytes")
+        return value
+
+
+class OnDisk(MutableMapping[str, np.ndarray]):
+    """Arrays in a temporary file, in the folder for such files (`TMPDIR`); a copy reads those of the original there.
+
+    One number that is broadcast to a shape stays in memory.
+    """
+
+    def __init__(self) -> None:
+        self.room = _Room()
+        self.places: dict[str, Callable[[], np.ndarray]] = {}
+
+    def __setitem__(self, name: str, value: np.ndarray) -> None:
+        if any(value.strides):
+            self.places[name] = functools.partial(self.room.read, self.room.add(value), value.shape, value.dtype)
+        else:
+            self.places[name] = lambda: value
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self.places[name]()
+
+    def __delitem__(self, name: str) -> None:
+        del self.places[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.places)
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.places
+
+    def __copy__(self) -> OnDisk:
+        other = OnDisk()
+        other.places = dict(self.places)
+        return other
+
+
+class Lazy(Mapping[str, np.ndarray]):
+    """Arrays that are made each time they are read, by their name."""
+
+    def __init__(self, names: Collection[str], make: Callable[[str], np.ndarray]) -> None:
+        self.names, self.make = dict.fromkeys(names), make
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self.names:
+            raise KeyError(name)
+        return self.make(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names
+
+
+def chosen(arrays: Arrays, names: Collection[str]) -> Arrays:
+    """The arrays of these names; still to be made if they were."""
+    if isinstance(arrays, dict):
+        return {name: arrays[name] for name in names}
+    return Lazy(names, arrays.__getitem__)
+
+
+def changed(arrays: Arrays, change: Callable[[np.ndarray], np.ndarray]) -> Arrays:
+    """Every array with a change; still to be made if they were."""
+    if isinstance(arrays, dict):
+        return {name: change(value) for name, value in arrays.items()}
+    return Lazy(arrays, lambda name: change(arrays[name]))

@@ -39,6 +39,11 @@ class ProbeResult:
         return share(self.errors[tap], self.budgets[tap])
 
     @property
+    def last(self) -> str:
+        """The last tap that is shown and has the right shape: of most ports, the logits."""
+        return next(tap for tap in reversed(self.order) if tap in self.recorded)
+
+    @property
     def wrong(self) -> list[str]:
         """The taps whose segments are over their budgets."""
         return [tap for tap in self.errors if self.share(tap) > 1]
@@ -109,8 +114,9 @@ def still_wrong(results: Results, known: Sequence[Hypothesis], dtype: str, most:
 
 
 def logits_error(results: Results, known: Sequence[Hypothesis]) -> float:
-    """The largest error of the logits' own segment with `known` applied."""
-    recorded = [(each.probe, each.recorded) for each in results.values() if "logits" in each.recorded]
+    """The largest error of the last segment that is shown, the logits' own, with `known` applied."""
     return max(
-        judged_gap(probe, "logits", taps["logits"], walk(probe, taps, known)["logits"]) for probe, taps in recorded
+        judged_gap(each.probe, each.last, each.recorded[each.last], walk(each.probe, each.recorded, known)[each.last])
+        for each in results.values()
+        if each.recorded
     )

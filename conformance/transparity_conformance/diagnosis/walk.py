@@ -83,8 +83,10 @@ def walk(
         if name not in parameters:
             parameters[name] = value if start.skips(name) else rounded(value, dtype)
     if taps is None:
-        given = changed(start.given, lambda value: rounded(value, dtype)) if start.skipped else {}
-        taps = dict(given) if isinstance(given, dict) else ChainMap(probe.room(), given)  # type: ignore[arg-type]
+        taps = probe.room()
+        if start.skipped:
+            given = changed(start.given, lambda value: rounded(value, dtype))
+            taps = given if isinstance(given, dict) else ChainMap(taps, given)  # type: ignore[arg-type] # is not written
     state = WalkState(model.config, parameters, probe.inputs, taps)
     computed: MutableMapping[str, np.ndarray] = probe.room() if base is None else copy.copy(base.computed)
     tap = start.tap(_walking(state, computed, recorded, hypotheses, dtype, until))

@@ -17,6 +17,7 @@ from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.ports.bundle.bundle import check_dtype
 from transparity_conformance.ports.bundle.manifest import check_digests, check_fields, check_probes, digest, own_digest
 from transparity_conformance.ports.elsewhere.names import collapsed
+from transparity_conformance.ports.loader.inputs import with_mask
 
 FORMAT = 3
 MANIFEST = "manifest.json"
@@ -78,7 +79,7 @@ def described_probe(probe: Probe) -> Fields:
     """A probe in the manifest: what it is for, and the shapes of its inputs and of every tap that may come back."""
     return {
         "for": probe.purpose,
-        "inputs": {name: list(value.shape) for name, value in probe.inputs.items()},
+        "inputs": {name: list(value.shape) for name, value in with_mask(probe.inputs, probe.config).items()},
         "taps": collapsed(taps_of(probe.config, {name: value.shape for name, value in probe.inputs.items()})),
     }
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from transparity.config import TransformerConfig
 from transparity.inputs import check_inputs
 from transparity.limits.files import is_folder
 from transparity.limits.stored import Lazy
@@ -14,6 +15,7 @@ from transparity_conformance.checkpoints.files import BundleError
 from transparity_conformance.checkpoints.hashing import Progress
 from transparity_conformance.checkpoints.importing import import_checkpoint
 from transparity_conformance.checkpoints.reading import tensor_files
+from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.ports.bundle.bundle import Bundle
 from transparity_conformance.ports.bundle.manifest import promised_inputs
@@ -25,7 +27,10 @@ from transparity_conformance.ports.elsewhere.manifest import (
     check_checkpoint,
     described_probe,
 )
+from transparity_conformance.ports.loader.inputs import with_mask
 from transparity_conformance.report.text import shown
+
+MASK = "attention_mask"
 
 
 def read_bundle(folder: Path, manifest: Fields, checkpoint: Path, progress: Progress) -> Bundle:
@@ -43,16 +48,31 @@ def read_bundle(folder: Path, manifest: Fields, checkpoint: Path, progress: Prog
                 f"and was {shown(value)}; give the folder that was exported."
             )
     check_checkpoint(checkpoint, tensor_files(checkpoint), described, progress)
-    shapes = promised_inputs(folder / MANIFEST, config, manifest["probes"])
+    probes = _probes(folder, manifest, config, imported.parameters)
+    return Bundle(manifest["name"], manifest["dtype"], config, probes)
+
+
+def _probes(folder: Path, manifest: Fields, config: TransformerConfig, parameters: Arrays) -> dict[str, Probe]:
+    """The probes of a bundle, whose inputs may have a mask of their padding beside them."""
+    read, first = (*config.input_names, *config.further_inputs), config.input_names[0]
+    own, masks = {}, {}
+    for key, said in manifest["probes"].items():
+        own[key] = {"inputs": {name: shape for name, shape in said["inputs"].items() if name in read or name != MASK}}
+        if MASK in said["inputs"] and MASK not in read:
+            masks[f"{key}/{MASK}"] = f"{key}/{first}"
+    shapes = promised_inputs(folder / MANIFEST, config, own)
+    shapes |= {mask: shapes[tokens] for mask, tokens in masks.items()}
     inputs = read_tensors(folder / "inputs.safetensors", shapes, ["I32"])
     probes = {}
     for key, said in manifest["probes"].items():
-        read = (*config.input_names, *config.further_inputs)
         tokens = check_inputs(config, {name: inputs[f"{key}/{name}"] for name in read})
-        probes[key] = Probe(manifest["name"], key, said["for"], config, imported.parameters, tokens)
-        if described_probe(probes[key]) != said:
-            raise BundleError(f"{folder / MANIFEST} is not right: the probe {key} has other taps in the configuration.")
-    return Bundle(manifest["name"], manifest["dtype"], config, probes)
+        probes[key] = Probe(manifest["name"], key, said["for"], config, parameters, tokens)
+        given = with_mask(tokens, config)
+        if described_probe(probes[key]) != said or any(
+            not np.array_equal(inputs[f"{key}/{name}"], value) for name, value in given.items()
+        ):
+            raise BundleError(f"{folder / MANIFEST} is not right: the probe {key} is another in the configuration.")
+    return probes
 
 
 def read_answers(path: Path, bundle: Bundle) -> dict[str, Lazy]:

@@ -29,6 +29,7 @@ from transparity_conformance.ports.elsewhere.manifest import (
     described_tensors,
     write_manifest,
 )
+from transparity_conformance.ports.loader.inputs import with_mask
 from transparity_conformance.report.text import reason
 
 CHECKPOINT = "checkpoint"
@@ -126,7 +127,7 @@ def _write(folder: Path, bundle: Bundle, checkpoint: dict[str, Any]) -> None:
     inputs = {
         f"{name}/{read}": np.ascontiguousarray(value, np.int32)
         for name, probe in bundle.probes.items()
-        for read, value in probe.inputs.items()
+        for read, value in with_mask(probe.inputs, bundle.config).items()
     }
     save_file(inputs, folder / "inputs.safetensors")
     manifest = {

@@ -366,11 +366,29 @@ def export(
             "--as-hub", metavar="DIR", help="With --family: write a small model, as a hub keeps it, with drawn weights."
         ),
     ] = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(
+            "--checkpoint",
+            metavar="FOLDER",
+            help="Instead of PRESET: a bundle that names the tensors of a checkpoint by their sha256, without weights.",
+        ),
+    ] = None,
+    head: HeadChoice = None,
+    by_layer: Annotated[
+        bool,
+        typer.Option("--by-layer", help="With --checkpoint: a bundle for each layer, with that layer as a checkpoint."),
+    ] = False,
+    layers: Layers = None,
     dtype: Precision = Dtype.float32,
     **sections: bool,
 ) -> None:
-    """Write a bundle: the check of a preset at its probe size, for a port in any language."""
+    """Write a bundle: the check of a preset at its probe size, or of a checkpoint, for a port in any language."""
     with _one_sentence():
+        if checkpoint is not None or by_layer or layers is not None or head is not None:
+            others = bool(folder or family or as_hub or any(sections.values()))
+            _export_elsewhere(checkpoint, preset, head, layers, dtype, by_layer=by_layer, others=others)
+            return
         if family is not None or as_hub is not None:
             _export_hub(family, as_hub, is_bundle=bool(preset or folder or any(sections.values())))
             return
@@ -435,26 +453,28 @@ def import_(
 def compare(
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A folder that `transparity export` wrote.")],
     actual: Annotated[Path, typer.Argument(metavar="ACTUAL", help="The outputs of the port, as safetensors.")],
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option("--checkpoint", metavar="FOLDER", help="The checkpoint, if BUNDLE names one and has no weights."),
+    ] = None,
     taps: Taps = True,
     json_file: JsonFile = None,
     html_file: HtmlFile = None,
 ) -> None:
     """Compare the outputs of a port with a bundle."""
     with _one_sentence():
-        from transparity_conformance.ports.bundle.bundle import judge_bundle
-        from transparity_conformance.ports.bundle.reading import read_actual, read_bundle
         from transparity_conformance.report.files import check_writable
         from transparity_conformance.report.terminal import progress_bar
 
         check_writable(json_file, html_file)
+        reports = []
         with progress_bar() as progress:
             progress("reading the bundle", 0, 1)
-            read = read_bundle(bundle)
-            options: dict[str, Any] = {"logits_only": not taps, "progress": progress, "port": str(actual)}
-            report = judge_bundle(read, read_actual(actual, read), **options)
-        with _for_people(json_file, html_file):
-            _show(report)
-        _finish([report], json_file, html_file)
+            for report in _compared(bundle, actual, checkpoint, progress, logits_only=not taps):
+                reports.append(report)
+                with _for_people(json_file, html_file):
+                    _show(report)
+        _finish(reports, json_file, html_file)
 
 
 def main() -> None:
@@ -534,6 +554,26 @@ def _chosen(
     )  # what is asked for wrongly is told first
 
 
+def _compared(
+    folder: Path, actual: Path, checkpoint: Path | None, progress: Callable[..., None], *, logits_only: bool
+) -> Iterator[Report]:
+    """The report on what a port wrote for a bundle, or on each of several bundles."""
+    from transparity_conformance.ports.bundle.bundle import judge_bundle
+    from transparity_conformance.ports.bundle.reading import read_actual, read_bundle
+    from transparity_conformance.ports.elsewhere.comparing import compare_elsewhere
+    from transparity_conformance.ports.elsewhere.manifest import is_elsewhere
+    from transparity_conformance.ports.loading import UsageError
+
+    if is_elsewhere(folder):
+        yield from compare_elsewhere(folder, actual, checkpoint, progress, logits_only=logits_only)
+        return
+    if checkpoint is not None:
+        raise UsageError(f"{safe(folder)} has weights of its own; leave out --checkpoint.")
+    bundle = read_bundle(folder)
+    options: dict[str, Any] = {"logits_only": logits_only, "progress": progress, "port": str(actual)}
+    yield judge_bundle(bundle, read_actual(actual, bundle), **options)
+
+
 def _imported(folder: Path, head: str | None) -> Checkpoint:
     from transparity_conformance.checkpoints.importing import import_checkpoint
 
@@ -557,6 +597,34 @@ def _export_hub(family: str | None, folder: Path | None, *, is_bundle: bool) -> 
     export_checkpoint(family, config, parameters, folder)
     count = sum(value.size for value in parameters.values())
     print_line(f"{folder}: {family}, {config.architecture}, {count:,} parameters")
+
+
+def _export_elsewhere(
+    checkpoint: Path | None,
+    folder: str | None,
+    head: str | None,
+    layers: str | None,
+    dtype: str,
+    *,
+    by_layer: bool,
+    others: bool,
+) -> None:
+    """Write a bundle that names the tensors of a checkpoint, or one for each of its layers."""
+    from transparity_conformance.ports.elsewhere.writing import export_for, export_pieces
+    from transparity_conformance.ports.loading import UsageError
+    from transparity_conformance.ports.systems import layer_numbers
+    from transparity_conformance.report.terminal import print_line, progress_bar
+
+    if checkpoint is None or folder is None or others:
+        raise UsageError("--checkpoint FOLDER goes with a DIR alone, and --head, --layers and --dtype with both.")
+    with progress_bar() as progress:
+        options: dict[str, Any] = {"head": head, "dtype": dtype, "progress": progress}
+        if not by_layer and layers is None:
+            print_line(export_for(checkpoint, Path(folder), **options).says)
+            return
+        numbers = None if layers is None else layer_numbers(layers)
+        for written in export_pieces(checkpoint, Path(folder), numbers, **options):
+            print_line(written.says)
 
 
 def _write_config(config: TransformerConfig, file: Path | None) -> None:

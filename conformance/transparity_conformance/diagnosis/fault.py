@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ class WalkState:
     config: TransformerConfig
     parameters: Arrays
     inputs: Arrays
-    taps: Arrays = field(default_factory=dict)
+    taps: MutableMapping[str, Any] = field(default_factory=dict)
     """The activations so far."""
 
 

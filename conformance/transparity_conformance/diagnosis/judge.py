@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 
+from transparity.limits.stored import chosen
 from transparity_conformance.diagnosis.divergences import Progress, departures_note, explain_all
 from transparity_conformance.diagnosis.explain import tap_kind
 from transparity_conformance.diagnosis.faults.wholly_hidden import judged
@@ -63,6 +64,7 @@ def judge(
     clock: Clock | None = None,
     located: Located = untold,
     ranks: int = 1,
+    needs_logits: bool = True,
 ) -> Report:
     """Judge the activations of a port that has been run on `probes`.
 
@@ -73,12 +75,13 @@ def judge(
         repeated: The comparison of two runs on the same tokens, if there were two.
         clock: The time for the search for causes; by default `BUDGET` seconds.
         located, ranks: Receives divergences before causes are sought; the ranks of a port that is right on one, else 1.
+        needs_logits: Whether a probe without logits is left out; else it is compared, and cannot agree.
 
     Raises `Interrupted`, with the report, if the search was ended by Ctrl-C.
     """
     with np.errstate(all="ignore"):  # a port may return any number
         progress = progress or silent
-        results, missing = _compare(probes, actual, dtype, logits_only, progress)
+        results, missing = _compare(probes, actual, dtype, logits_only, progress, needs_logits)
         measured = tuple(_measured(results.values(), dtype))
         claims = (*_claims(measured), *((repeated,) if repeated else ()), *other_convention(results))
         shared = {"claims": claims, "measured": measured, "dtype": dtype, "port": port}
@@ -88,22 +91,31 @@ def judge(
         if repeated and repeated.verdict == "diverges":
             return report("diverges", repeated.where, (_random_divergence(repeated, next(iter(results))),))
         search = _Search(progress, clock or Clock(BUDGET, progress), located, ranks)
-        return _verdict(report, results, measured, dtype, len(results) == len(probes), search)
+        complete = all(key in results and "logits" in results[key].recorded for key in probes)
+        return _verdict(report, results, measured, dtype, complete, search)
 
 
 def _compare(
-    probes: Mapping[str, Probe], actual: Actual, dtype: str, logits_only: bool, progress: Progress
+    probes: Mapping[str, Probe],
+    actual: Actual,
+    dtype: str,
+    logits_only: bool,
+    progress: Progress,
+    needs_logits: bool,
 ) -> tuple[Results, list[str]]:
-    """Compare every probe that has logits; return a line for everything that is missing, too."""
+    """Compare every probe that has logits, or any taps; return a line for everything that is missing, too."""
     results: dict[str, ProbeResult] = {}
     missing = []
     for done, (key, probe) in enumerate(probes.items()):
         progress("walking through the port", done, len(probes))
-        recorded = actual.get(key, {})
-        recorded = {"logits": recorded["logits"]} if logits_only and "logits" in recorded else recorded
+        shown = actual.get(key, {})
+        recorded = chosen(shown, [tap for tap in shown if tap == "logits" or not logits_only])
         if "logits" not in recorded:
             missing.append(f"probe {key}: no logits")
-        elif not np.isfinite(probe.oracle.budget("logits", dtype)):
+        if not recorded or (needs_logits and "logits" not in recorded):
+            continue
+        ends = {"logits"} & recorded.keys() or recorded.keys()
+        if not all(np.isfinite(probe.oracle.budget(tap, dtype)) for tap in ends):
             missing.append(f"probe {key}: the reference itself overflows in {dtype}, so nothing can be held to it")
         else:
             results[key] = compare_segments(probe, recorded, dtype)
@@ -134,7 +146,7 @@ def _verdict(
     complete: bool,
     search: _Search,
 ) -> Report:
-    """Judge the results; agreement needs `complete`, a result for every probe."""
+    """Judge the results; agreement needs `complete`, the logits of every probe."""
     taps = list(dict.fromkeys(tap for result in results.values() for tap in result.order))
     first = min((item.tap for item in measured if item.share > 1), key=taps.index, default=None)
     faulty, equivalent = faulty_segments(results, dtype)
@@ -156,7 +168,8 @@ def _verdict(
         return report("diverges", where, with_impact(results, found, dtype), notes=tuple(notes))
     if wrong:
         faulty = wrong
-        notes.append("the logits agree: what is wrong here makes no difference to them")
+        if any(item.tap == "logits" for item in measured):
+            notes.append("the logits agree: what is wrong here makes no difference to them")
     places = faulty or ["logits"]
     search.located(report("diverges", first, tuple(_unexplained(results, tap) for tap in places), notes=tuple(notes)))
     divergences, remarks, others = _explained(results, places, dtype, search)

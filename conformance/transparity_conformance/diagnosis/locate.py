@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
+from transparity.limits.stored import chosen
 from transparity_conformance.diagnosis.equivalence import Pair, is_equivalent
 from transparity_conformance.diagnosis.faults.sites import is_norm
 from transparity_conformance.diagnosis.faults.wholly_hidden import free_positions, judged_gap
@@ -76,8 +77,8 @@ def _healed(
     pairs: dict[tuple[str, int], list[Pair]] = {}
     right_end: dict[tuple[str, str], int] = {}
     for key, result in results.items():
-        given = (tap for tap in result.recorded if tap.rpartition(".")[2] not in without and tap not in suspects)
-        outer = {tap: result.recorded[tap] for tap in given}
+        given = [tap for tap in result.recorded if tap.rpartition(".")[2] not in without and tap not in suspects]
+        outer = chosen(result.recorded, given)
         ours = walk(result.probe, outer)
         neighbours = 1 if result.probe.is_large else NEIGHBOURS_OF_DRAWN  # near a tie of hot scores one is luck
         budgets = segment_budgets(result.probe, outer, dtype, neighbours=neighbours)

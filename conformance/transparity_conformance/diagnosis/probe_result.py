@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from transparity.limits.stored import changed, chosen
 from transparity.taps import tap_shapes
 from transparity_conformance.diagnosis.fault import Hypothesis
 from transparity_conformance.diagnosis.faults.wholly_hidden import judged_gap
@@ -23,7 +24,7 @@ class ProbeResult:
     """The port's activations on one probe, and the error and budget of each segment."""
 
     probe: Probe
-    recorded: dict[str, np.ndarray]
+    recorded: Mapping[str, np.ndarray]
     misshapen: dict[str, str]
     """A message for each tap of the wrong shape."""
     order: list[str]
@@ -36,6 +37,11 @@ class ProbeResult:
 
     def share(self, tap: str) -> float:
         return share(self.errors[tap], self.budgets[tap])
+
+    @property
+    def last(self) -> str:
+        """The last tap that is shown and has the right shape: of most ports, the logits."""
+        return next(tap for tap in reversed(self.order) if tap in self.recorded)
 
     @property
     def wrong(self) -> list[str]:
@@ -56,12 +62,10 @@ def compare_segments(probe: Probe, shown: Mapping[str, np.ndarray], dtype: str) 
         for tap, value in shown.items()
         if value.shape != shapes[tap]
     }
-    recorded = probe.store()
-    for tap, value in shown.items():
-        if tap not in misshapen:
-            recorded[tap] = np.asarray(value, np.float64)
+    right = chosen(shown, [tap for tap in shown if tap not in misshapen])
+    recorded = changed(right, lambda value: np.asarray(value, np.float64))
     if recorded.keys() <= {"logits"}:  # nothing of the port flows on: a walk would be the oracle again
-        ours = probe.oracle.expected
+        ours: Mapping[str, np.ndarray] = probe.oracle.expected
         budgets = {tap: probe.oracle.budget(tap, dtype) for tap in probe.oracle.noise(dtype)}
     else:
         ours = walk(probe, recorded)
@@ -110,8 +114,9 @@ def still_wrong(results: Results, known: Sequence[Hypothesis], dtype: str, most:
 
 
 def logits_error(results: Results, known: Sequence[Hypothesis]) -> float:
-    """The largest error of the logits' own segment with `known` applied."""
-    recorded = [(each.probe, each.recorded) for each in results.values() if "logits" in each.recorded]
+    """The largest error of the last segment that is shown, the logits' own, with `known` applied."""
     return max(
-        judged_gap(probe, "logits", taps["logits"], walk(probe, taps, known)["logits"]) for probe, taps in recorded
+        judged_gap(each.probe, each.last, each.recorded[each.last], walk(each.probe, each.recorded, known)[each.last])
+        for each in results.values()
+        if each.recorded
     )

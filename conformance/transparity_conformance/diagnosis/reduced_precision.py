@@ -84,7 +84,7 @@ def _rounded_arithmetic(results: Results, dtype: str) -> Cause | None:
         if all(np.array_equal(rounded_to(value, kind), value, equal_nan=True) for value in recorded) and all(
             _is_within(result, kind) for result in results.values()
         ):
-            pairs = [(each.recorded["logits"], each.probe.oracle.expected["logits"]) for each in results.values()]
+            pairs = [(each.recorded[each.last], each.probe.oracle.expected[each.last]) for each in results.values()]
             return Cause(
                 "low-precision", f"rounding of {kind} arithmetic", None, max(gap(*pair) for pair in pairs), 1.0
             )

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from transparity.limits.stored import chosen as chosen_of
 from transparity_conformance.diagnosis.fault import Hypothesis
 from transparity_conformance.diagnosis.faults.wholly_hidden import judged
 from transparity_conformance.diagnosis.walk import Base, Impossible, base_of, segment_budgets, walk
@@ -67,7 +68,8 @@ class Segment:
         """Divide the remaining difference by the budget, measured again if that could matter."""
         error, budget = self.largest(probe, chosen), self.budgets[probe.name]
         if budget < error < NEAR[self.dtype] * budget:
-            recorded = {name: value for name, value in self.recorded[probe.name].items() if name != self.tap}
+            others = [name for name in self.recorded[probe.name] if name != self.tap]
+            recorded = chosen_of(self.recorded[probe.name], others)
             neighbours = min(2, probe.neighbours)
             changed = segment_budgets(probe, recorded, self.dtype, chosen, until=self.tap, neighbours=neighbours)
             budget = max(budget, changed[self.tap])

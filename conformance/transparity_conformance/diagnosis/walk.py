@@ -8,9 +8,10 @@ once. A walk is one forward pass under one tap; if only logits are recorded, the
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 from collections import ChainMap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
+from transparity.limits.stored import changed
 from transparity.taps import Tap
 from transparity_conformance.diagnosis.fault import Fault, Formula, Hypothesis, Patch, WalkState
 from transparity_conformance.diagnosis.resume import Start, depth, start_at
@@ -41,13 +43,13 @@ class Impossible(Exception):  # noqa: N818 - no error
 class Base:
     """A finished walk without faults, which other walks on the same activations can resume."""
 
-    computed: Arrays
-    taps: Arrays
+    computed: MutableMapping[str, np.ndarray]
+    taps: Mapping[str, np.ndarray]
 
 
 def base_of(probe: Probe, recorded: Mapping[str, np.ndarray]) -> Base:
     """Walk through the whole model without any fault."""
-    taps = probe.store()
+    taps = probe.room()
     return Base(walk(probe, recorded, taps=taps), taps)
 
 
@@ -60,8 +62,8 @@ def walk(
     until: str | None = None,
     index: int = 0,
     base: Base | None = None,
-    taps: Arrays | None = None,
-) -> Arrays:
+    taps: MutableMapping[str, np.ndarray] | None = None,
+) -> MutableMapping[str, np.ndarray]:
     """Run the reference with `hypotheses` applied on the port's activations; return its value at each tap.
 
     Args:
@@ -81,23 +83,18 @@ def walk(
         if name not in parameters:
             parameters[name] = value if start.skips(name) else rounded(value, dtype)
     if taps is None:
-        taps = _given(probe, start, dtype)
+        taps = probe.room()
+        if start.skipped:
+            given = changed(start.given, lambda value: rounded(value, dtype))
+            taps = given if isinstance(given, dict) else ChainMap(taps, given)  # type: ignore[arg-type] # is not written
     state = WalkState(model.config, parameters, probe.inputs, taps)
-    computed = probe.store() if base is None else dict(base.computed)
+    computed: MutableMapping[str, np.ndarray] = probe.room() if base is None else copy.copy(base.computed)
     tap = start.tap(_walking(state, computed, recorded, hypotheses, dtype, until))
     tokens: dict[str, Any] = dict(probe.inputs)
     computing = variant(index) if dtype != "float64" else contextlib.nullcontext()
     with np.errstate(all="ignore"), contextlib.suppress(Reached), computing:
         transformer(start.shorter, start.shortened(state.parameters), tap=tap, **tokens)
     return computed
-
-
-def _given(probe: Probe, start: Start, dtype: str) -> Arrays:
-    """The values that flow on in front of the start of a walk."""
-    taps = probe.store()
-    if start.skipped:
-        taps.update((name, rounded(value, dtype)) for name, value in start.given.items())
-    return taps
 
 
 @dataclass
@@ -135,7 +132,7 @@ def applied(hypotheses: Sequence[Hypothesis], config: TransformerConfig, right: 
 
 def _walking(
     state: WalkState,
-    computed: Arrays,
+    computed: MutableMapping[str, np.ndarray],
     recorded: Mapping[str, np.ndarray],
     hypotheses: Sequence[Hypothesis],
     dtype: str,
@@ -144,10 +141,11 @@ def _walking(
     """Make the tap that patches values, keeps them in `computed` and continues with the `recorded` ones."""
 
     def tap(name: str, value: np.ndarray) -> np.ndarray:
-        computed[name] = rounded(made_with(hypotheses, state, name, value), dtype)
+        made = rounded(made_with(hypotheses, state, name, value), dtype)
+        computed[name] = made
         if name == until:
             raise Reached
-        flow = rounded(recorded[name], dtype) if name in recorded else computed[name]
+        flow = rounded(recorded[name], dtype) if name in recorded else made
         state.taps[name] = flow
         for hypothesis in hypotheses:
             if hypothesis.fault.downstream and name in hypothesis.sites:
@@ -214,7 +212,7 @@ def segment_budgets(
     *,
     until: str | None = None,
     neighbours: int = 3,
-    truth: Arrays | None = None,
+    truth: Mapping[str, np.ndarray] | None = None,
 ) -> dict[str, float]:
     """Measure the reference's own rounding error in `dtype` in each segment, as every budget is measured.
 
@@ -228,8 +226,7 @@ def segment_budgets(
     scale: dict[str, float] = {}
     for index in range(neighbours):
         exact = truth if truth and not index else walk(probe, recorded, hypotheses, until=until, index=index)
-        jittered = probe.store()
-        jittered.update((name, _jittered(value, index, epsilon(measured))) for name, value in recorded.items())
+        jittered = changed(recorded, partial(_jittered, index=index, ulp=epsilon(measured)))
         for name, value in walk(probe, jittered, hypotheses, dtype=measured, until=until, index=index).items():
             noise[name] = max(noise.get(name, 0.0), gap(value, exact[name]))
             finite = exact[name][np.isfinite(exact[name])]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,8 @@ from transparity_numpy.transformer import transformer
 Arrays = dict[str, np.ndarray]
 Computation = Callable[[Arrays, Tap], None]
 """A computation on named arrays that passes every result to a tap."""
+Room = Callable[[], MutableMapping[str, np.ndarray]]
+"""Makes an empty mapping for results: in memory, or on disk."""
 
 
 class Oracle:
@@ -30,8 +32,8 @@ class Oracle:
     The error in a precision is the largest at a few neighbouring points (the arrays changed by up to 2⁻¹⁰), each held
     to its own float64 result, with tables of positions built as ports build them (`tables`). float32 is computed in
     float32; half precisions are float32 rounded at every tap, for that is how hardware sums them; float64 errs as
-    float32 does, by the ratio of their epsilons. `watch` is told the name of every result as it is computed; results
-    are in what `store` makes.
+    float32 does, by the ratio of their epsilons. `watch` is told the name of every result as it is computed; `room`
+    makes the mapping that results are put into.
     """
 
     def __init__(
@@ -41,14 +43,14 @@ class Oracle:
         *,
         neighbours: int = NEIGHBOURS,
         kept: Collection[str] | None = None,
-        store: Callable[[], Arrays] = dict,
+        room: Room = dict,
     ) -> None:
-        self.run, self.arrays, self.neighbours, self.kept, self.store = run, dict(arrays), neighbours, kept, store
+        self.run, self.arrays, self.neighbours, self.kept, self.room = run, dict(arrays), neighbours, kept, room
         self.watch: Callable[[str], None] = lambda name: None
         self._noise: dict[str, dict[str, float]] = {}
 
     @functools.cached_property
-    def expected(self) -> Arrays:
+    def expected(self) -> Mapping[str, np.ndarray]:
         """Every result in float64; of those that are not `kept` the shape alone, filled with NaN."""
         return self._evaluate(self.arrays, "float64")
 
@@ -82,7 +84,7 @@ class Oracle:
             arrays = neighbour(self.arrays, index)
             truth = self._evaluate(arrays, "float64") if index else self.expected
 
-            def compare(name: str, value: np.ndarray, truth: Arrays = truth) -> None:
+            def compare(name: str, value: np.ndarray, truth: Mapping[str, np.ndarray] = truth) -> None:
                 if name in worst:
                     worst[name] = max(worst[name], gap(value, truth[name]))  # infinite where one alone is NaN
 
@@ -92,8 +94,8 @@ class Oracle:
     def _keeps(self, name: str) -> bool:
         return self.kept is None or name in self.kept
 
-    def _evaluate(self, arrays: Arrays, dtype: str, index: int = 0) -> Arrays:
-        results = self.store()
+    def _evaluate(self, arrays: Arrays, dtype: str, index: int = 0) -> MutableMapping[str, np.ndarray]:
+        results = self.room()
 
         def keep(name: str, value: np.ndarray) -> None:
             results[name] = value if self._keeps(name) else np.broadcast_to(np.nan, value.shape)
@@ -122,7 +124,7 @@ def forward_oracle(
     *,
     neighbours: int = NEIGHBOURS,
     kept: Collection[str] | None = None,
-    store: Callable[[], Arrays] = dict,
+    room: Room = dict,
 ) -> Oracle:
     """The oracle of a whole forward pass: every tap, or those that are `kept`."""
     tokens: dict[str, Any] = dict(inputs)
@@ -130,7 +132,7 @@ def forward_oracle(
     def run(parameters: Arrays, tap: Tap) -> None:
         transformer(config, parameters, tap=tap, **tokens)
 
-    return Oracle(run, parameters, neighbours=neighbours, kept=kept, store=store)
+    return Oracle(run, parameters, neighbours=neighbours, kept=kept, room=room)
 
 
 def training_oracle(

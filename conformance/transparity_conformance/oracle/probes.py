@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,12 +16,12 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.limits.mapped import LARGE
-from transparity.limits.stored import Stored
+from transparity.limits.stored import OnDisk
 from transparity.parameters import parameter_shapes
 from transparity.presets import preset
 from transparity_conformance.oracle.budgets import HALF, NEIGHBOURS
 from transparity_conformance.oracle.memory import check_memory
-from transparity_conformance.oracle.oracle import Arrays, Oracle, forward_oracle
+from transparity_conformance.oracle.oracle import Arrays, Oracle, Room, forward_oracle
 from transparity_conformance.oracle.texts import text_inputs
 from transparity_numpy.masks import target_mask, visible_keys, window_mask
 
@@ -47,7 +47,7 @@ class Probe:
 
     @functools.cached_property
     def oracle(self) -> Oracle:
-        options: dict[str, Any] = {"neighbours": self.neighbours, "kept": self.kept, "store": self.store}
+        options: dict[str, Any] = {"neighbours": self.neighbours, "kept": self.kept, "room": self.room}
         return forward_oracle(self.config, self.parameters, self.inputs, **options)
 
     @functools.cached_property
@@ -71,9 +71,9 @@ class Probe:
         return not self.is_large
 
     @property
-    def store(self) -> Callable[[], Arrays]:
-        """What makes the dictionary that activations of this probe are kept in: of a large model, one in a file."""
-        return Stored if self.is_large else dict  # type: ignore[return-value] # a mapping does for a dictionary here
+    def room(self) -> Room:
+        """Makes the mapping for activations, which of a large model are on disk."""
+        return OnDisk if self.is_large else dict
 
     @property
     def neighbours(self) -> int:

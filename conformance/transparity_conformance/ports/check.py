@@ -24,6 +24,7 @@ from transparity_conformance.checkpoints.importing import InFolder
 from transparity_conformance.diagnosis.judge import Actual, Located, Progress, judge, silent, untold
 from transparity_conformance.diagnosis.search.clock import BUDGET, Clock
 from transparity_conformance.oracle.budgets import HALF
+from transparity_conformance.oracle.lean import lean
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, probes_left_out, probes_of, probes_with
 from transparity_conformance.oracle.probes import probes as probes_of_preset
@@ -184,7 +185,7 @@ def _checked(build: Port, asked: Asked, progress: Progress, ranks: int = 1) -> R
     """The report of the forward pass, how far it reaches, capabilities and histories; `ranks`, as for `judge`."""
     dtype, logits_only = asked.dtype, asked.logits_only
     ran = run_all(build, asked.probes, progress, logits_only=logits_only)
-    probes = {key: _lean(probe, ran.actual[key], progress) for key, probe in ran.probes.items()}
+    probes = {key: lean(probe, ran.actual[key], progress) for key, probe in ran.probes.items()}
     ran = dataclasses.replace(ran, probes=probes)
     first = next(iter(probes.values()))
     repeated = _repeated(first, ran.actual[first.name], run(ran.forward, first, logits_only=logits_only), dtype)
@@ -212,24 +213,6 @@ def _checked(build: Port, asked: Asked, progress: Progress, ranks: int = 1) -> R
     left_out = probes_left_out(first.config, asked.probes, dtype)
     report = with_everything_offered(report, build, ran, left_out, is_drawn=asked.parameters is None)
     return report if logits_only else with_line_of_step(report, ran.forward, ran.probes)
-
-
-def _lean(probe: Probe, shown: Mapping[str, np.ndarray], progress: Progress) -> Probe:
-    """The probe; of a large model, one that keeps what its port shows alone, and tells each layer that it computes."""
-    if not probe.is_large:
-        return probe
-    lean, config = dataclasses.replace(probe, kept=frozenset(shown)), probe.config
-    outputs = [
-        f"{stack}.layers.{layer}.output" for stack in config.stacks for layer in range(config.stack_num_layers(stack))
-    ]
-    numbers = {name: number for number, name in enumerate(outputs)}
-
-    def watch(name: str) -> None:
-        if name in numbers:
-            progress("computing the reference", numbers[name], len(numbers))
-
-    lean.oracle.watch = watch
-    return lean
 
 
 def _forward_pass(
@@ -352,7 +335,7 @@ def _probes(preset: str | None, config: TransformerConfig | None, parameters: Ar
     return probes_with(config, parameters, preset or "config")
 
 
-def _repeated(probe: Probe, once: dict[str, np.ndarray], again: dict[str, np.ndarray], dtype: str) -> ClaimResult:
+def _repeated(probe: Probe, once: Mapping[str, np.ndarray], again: Mapping[str, np.ndarray], dtype: str) -> ClaimResult:
     """Return whether two runs say the same; to the bit is not asked of a device that sums in any order."""
     worst = ClaimResult("two_runs_are_the_same", "agrees", 0.0, 0.0, "logits")
     for name, value in once.items():

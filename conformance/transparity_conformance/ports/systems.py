@@ -70,13 +70,14 @@ def layer_systems(folder: Path, head: str | None, layers: str | None) -> Iterato
     opened = open_checkpoint(folder, head)
     if head is None and opened.config.architecture == "encoder":
         opened = open_checkpoint(folder, "hidden")
-    for piece in pieces(opened, None if layers is None else _numbers(layers)):
+    for piece in pieces(opened, None if layers is None else layer_numbers(layers)):
         with written(piece, opened.model_type) as parameters:
             yield System(f"{opened.model_type}, {piece.name}", piece.config, parameters, opened.model_type)
     yield System(f"{opened.model_type} at probe size", small_system(opened.config), model_type=opened.model_type)
 
 
-def _numbers(text: str) -> list[int]:
+def layer_numbers(text: str) -> list[int]:
+    """The numbers in `0,7,31`; raises `UsageError` for anything else."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() for part in parts):
         raise UsageError(f"--layers is {shown(text)}; expected numbers with commas between, from 0: 0,7,31.")

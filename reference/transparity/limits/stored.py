@@ -1,67 +1,105 @@
-"""Arrays by name that are in a temporary file, not in memory: the activations of a model with many layers."""
+"""Arrays by name that are not held in memory: on disk, or made each time they are read."""
 
 from __future__ import annotations
 
-import math
+import functools
 import tempfile
 import weakref
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import numpy as np
 
-SMALL = 2**12
-"""Bytes of an array that is kept in memory."""
+Arrays = Mapping[str, np.ndarray]
 
 
-class Stored(MutableMapping[str, Any]):
-    """A dictionary whose arrays are written to a file, and read from it each time that they are asked for.
+class _Room:
+    """A temporary file without a name, which is only ever added to, and closed with this object."""
 
-    They cannot be written into. What is no array, or a small one, is kept as it is.
+    def __init__(self) -> None:
+        self.file: Any = tempfile.TemporaryFile()  # noqa: SIM115 - it is closed below
+        weakref.finalize(self, self.file.close)
+
+    def add(self, value: np.ndarray) -> int:
+        begin: int = self.file.seek(0, 2)
+        self.file.write(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
+        return begin
+
+    def read(self, begin: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+        value = np.empty(shape, dtype)
+        self.file.seek(begin)
+        if (count := self.file.readinto(value.reshape(-1).view(np.uint8))) != value.nbytes:
+            raise OSError(f"a temporary file ends after {count} of {value.nbytes} bytes")
+        return value
+
+
+class OnDisk(MutableMapping[str, np.ndarray]):
+    """Arrays in a temporary file, in the folder for such files (`TMPDIR`); a copy reads those of the original there.
+
+    One number that is broadcast to a shape stays in memory.
     """
 
     def __init__(self) -> None:
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - it is closed, and gone, with this object
-        weakref.finalize(self, self._file.close)
-        self._kept: dict[str, Any] = {}
+        self.room = _Room()
+        self.places: dict[str, Callable[[], np.ndarray]] = {}
 
-    def __setitem__(self, name: str, value: Any) -> None:
-        if not isinstance(value, np.ndarray) or _held(value) <= SMALL:
-            self._kept[name] = value
-            return
-        begin = -(-self._file.seek(0, 2) // value.itemsize) * value.itemsize
-        self._file.seek(begin)
-        self._file.write(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
-        self._kept[name] = _Place(begin, value.dtype, value.shape)
+    def __setitem__(self, name: str, value: np.ndarray) -> None:
+        if any(value.strides):
+            self.places[name] = functools.partial(self.room.read, self.room.add(value), value.shape, value.dtype)
+        else:
+            self.places[name] = lambda: value
 
-    def __getitem__(self, name: str) -> Any:
-        value = self._kept[name]
-        if not isinstance(value, _Place):
-            return value
-        self._file.flush()
-        return np.asarray(np.memmap(self._file, value.dtype, "r", value.begin, value.shape))
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self.places[name]()
 
     def __delitem__(self, name: str) -> None:
-        del self._kept[name]
+        del self.places[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._kept)
+        return iter(self.places)
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self.places)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._kept  # that of a mapping reads the array
+        return name in self.places
+
+    def __copy__(self) -> OnDisk:
+        other = OnDisk()
+        other.places = dict(self.places)
+        return other
 
 
-class _Place:
-    """Where an array is in the file."""
+class Lazy(Mapping[str, np.ndarray]):
+    """Arrays that are made each time they are read, by their name."""
 
-    def __init__(self, begin: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
-        self.begin, self.dtype, self.shape = begin, dtype, shape
+    def __init__(self, names: Collection[str], make: Callable[[str], np.ndarray]) -> None:
+        self.names, self.make = dict.fromkeys(names), make
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self.names:
+            raise KeyError(name)
+        return self.make(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names
 
 
-def _held(value: np.ndarray) -> int:
-    """The bytes that an array holds: one number that is repeated takes no more."""
-    sizes = (size for size, stride in zip(value.shape, value.strides, strict=True) if stride)
-    return math.prod(sizes) * value.itemsize
+def chosen(arrays: Arrays, names: Collection[str]) -> Arrays:
+    """The arrays of these names; still to be made if they were."""
+    if isinstance(arrays, dict):
+        return {name: arrays[name] for name in names}
+    return Lazy(names, arrays.__getitem__)
+
+
+def changed(arrays: Arrays, change: Callable[[np.ndarray], np.ndarray]) -> Arrays:
+    """Every array with a change; still to be made if they were."""
+    if isinstance(arrays, dict):
+        return {name: change(value) for name, value in arrays.items()}
+    return Lazy(arrays, lambda name: change(arrays[name]))

@@ -60,7 +60,7 @@ def _measure(probe: Probe) -> Arrays:
 def _changed(probe: Probe, convention: Convention) -> Arrays:
     """By tap, True where `convention` changes more than float64 rounds; empty if every row sees some key."""
     state = WalkState(probe.config, {}, probe.inputs)
-    values, is_used = Arrays(), False
+    apart, is_used = Arrays(), False
 
     def tap(name: str, value: np.ndarray) -> np.ndarray:
         nonlocal is_used
@@ -68,13 +68,14 @@ def _changed(probe: Probe, convention: Convention) -> Arrays:
             blind = ~np.broadcast_to(right_mask(state, name), value.shape).any(-1, keepdims=True)
             is_used = is_used or bool(blind.any())
             value = np.where(blind, convention(value), value)
-        values[name] = value
+        if is_used and (probe.kept is None or name in probe.kept):  # before that nothing has changed
+            apart[name] = _apart(probe, name, value)
         return value
 
     tokens: dict[str, Any] = dict(probe.inputs)
     with np.errstate(all="ignore"):
         transformer(probe.config, probe.exact, tap=tap, **tokens)
-    return {name: _apart(probe, name, value) for name, value in values.items()} if is_used else {}
+    return apart
 
 
 def _apart(probe: Probe, tap: str, value: np.ndarray) -> np.ndarray:

@@ -7,7 +7,7 @@ rows of models whose sizes cross the thresholds of a configuration, cheap enough
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,7 +63,7 @@ class LogitsOracle(Oracle):
         super().__init__(run, parameters)
         self._in_sequence: dict[str, float] = {}
 
-    def _evaluate(self, arrays: Arrays, dtype: str, index: int = 0) -> Arrays:
+    def _evaluate(self, arrays: Arrays, dtype: str, index: int = 0) -> MutableMapping[str, np.ndarray]:
         given, _, computed = dtype.partition(":")
         self.kind = computed or given
         return super()._evaluate(arrays, dtype, index)

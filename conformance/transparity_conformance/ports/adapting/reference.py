@@ -54,7 +54,7 @@ class Reference:
         """The taps up to `tap`, with `values` among the parameters and `faults` beside the known ones."""
         trial = Trial("adapting", "row", "one row without padding", self.config, self.known | values, self.inputs)
         recorded = {name: value for name, value in self.taps.items() if name.endswith("output")}
-        return walk(trial, recorded, (*self.faults, *faults), until=tap)
+        return dict(walk(trial, recorded, (*self.faults, *faults), until=tap))
 
     def settle(self, values: Mapping[str, np.ndarray], tap: str, faults: Sequence[Hypothesis] = ()) -> None:
         """Note parameters that are right, and the faults that the port has with them."""

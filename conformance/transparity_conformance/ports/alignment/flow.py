@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from transparity_conformance.diagnosis.walk import walk
-from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, mixed_inputs, probe_parameters
 from transparity_conformance.oracle.reach.models import small_system
 from transparity_conformance.ports.alignment.values.candidates import Candidates, Match
@@ -92,9 +91,9 @@ def flow_of(probe: Probe) -> Flow:
     return Flow(inputs, outputs)
 
 
-def dependents(probe: Probe, values: Arrays, ours: Arrays, tap: str) -> set[str]:
+def dependents(probe: Probe, values: Mapping[str, np.ndarray], ours: Mapping[str, np.ndarray], tap: str) -> set[str]:
     """The taps that the reference makes from `tap` without passing through another one that is given."""
-    moved = walk(probe, values | {tap: perturbed(values[tap])})
+    moved = walk(probe, {**values, tap: perturbed(values[tap])})
     return {name for name in ours if not np.array_equal(moved[name], ours[name], equal_nan=True)}
 
 

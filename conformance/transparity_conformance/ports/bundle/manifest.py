@@ -13,7 +13,7 @@ from transparity.config import TransformerConfig
 from transparity.errors import shown
 from transparity.taps import tap_shapes
 from transparity_conformance.capabilities.table import CAPABILITIES
-from transparity_conformance.checkpoints.files import LARGEST_JSON, BundleError, parse_json, read_bytes
+from transparity_conformance.checkpoints.files import LARGEST_JSON, BundleError, file_size, parse_json, read_bytes
 from transparity_conformance.report.text import VALUE
 
 FORMAT = 2
@@ -49,26 +49,43 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise BundleError(f"{path} is of the format {shown(manifest['format'])}; expected {FORMAT}.")
     sections = [name for name in SECTIONS if name in manifest]
     kinds = {"format": int, "preset": str, "dtype": str, "probes": dict, "sha256": dict}
-    _check_fields(path, "it", manifest, kinds | dict.fromkeys(sections, dict))
-    _check_fields(path, "sha256", manifest["sha256"], dict.fromkeys((*files_of(sections), "manifest.json"), str))
+    check_fields(path, "it", manifest, kinds | dict.fromkeys(sections, dict))
+    check_fields(path, "sha256", manifest["sha256"], dict.fromkeys((*files_of(sections), "manifest.json"), str))
     try:
         own = own_digest(manifest)
     except RecursionError:
         raise BundleError(f"{path} is not the manifest of a bundle.") from None
     if manifest["sha256"]["manifest.json"] != own:
         raise BundleError(f"{path} was changed: it does not have the sha256 that it says of itself.")
-    if not 1 <= len(manifest["probes"]) <= MOST_PROBES:
-        raise BundleError(f"{path} has {len(manifest['probes'])} probes; expected 1 to {MOST_PROBES}.")
-    for name, said in manifest["probes"].items():
-        if not (name.isascii() and name.isidentifier() and len(name) <= VALUE):
-            raise BundleError(f"{path} has a probe {shown(name)}; a probe's name should be one word.")
-        _check_fields(path, f"the probe {name}", said, {"for": str, "inputs": dict, "taps": dict})
-        if not said["for"].isprintable():
-            raise BundleError(f"{path} is not right: what {name} is for is {shown(said['for'])}.")
+    check_probes(path, manifest["probes"])
     return manifest
 
 
-def _check_fields(path: Path, what: str, fields: Any, kinds: Mapping[str, Any]) -> None:
+def check_probes(path: Path, probes: Mapping[str, Any]) -> None:
+    """Raise `BundleError` for probes that are too many, or not described as they should be."""
+    if not 1 <= len(probes) <= MOST_PROBES:
+        raise BundleError(f"{path} has {len(probes)} probes; expected 1 to {MOST_PROBES}.")
+    for name, said in probes.items():
+        if not (name.isascii() and name.isidentifier() and len(name) <= VALUE):
+            raise BundleError(f"{path} has a probe {shown(name)}; a probe's name should be one word.")
+        check_fields(path, f"the probe {name}", said, {"for": str, "inputs": dict, "taps": dict})
+        if not said["for"].isprintable():
+            raise BundleError(f"{path} is not right: what {name} is for is {shown(said['for'])}.")
+
+
+def check_digests(folder: Path, manifest: Mapping[str, Any], names: Collection[str]) -> None:
+    """Raise `BundleError` for a file that does not have the sha256 that the manifest says."""
+    for name in names:
+        file_size(folder / name)  # refuses a pipe, which could be read without end
+        try:
+            found = digest(folder / name)
+        except OSError as error:
+            raise BundleError(f"{folder / name} cannot be read: {error.strerror or error}.") from None
+        if manifest["sha256"].get(name) != found:
+            raise BundleError(f"{folder / name} was changed: it does not have the sha256 that manifest.json says.")
+
+
+def check_fields(path: Path, what: str, fields: Any, kinds: Mapping[str, Any]) -> None:
     if not isinstance(fields, dict) or set(fields) != set(kinds):
         raise BundleError(f"{path} is not right: {what} should have the fields {', '.join(kinds)} alone.")
     for name, kind in kinds.items():
@@ -80,8 +97,19 @@ def promised_shapes(
     path: Path, config: TransformerConfig, listed: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The shapes of all inputs and of all taps, by the manifest and held to the configuration."""
+    inputs, taps = promised_inputs(path, config, listed), dict[str, tuple[int, ...]]()
+    for probe, said in listed.items():
+        shapes = said["inputs"]
+        lengths = {name: shapes[name][1] for name in config.input_names}
+        expected = tap_shapes(config, shapes[config.input_names[0]][0], **lengths)
+        _check_taps(path, probe, said["taps"], expected)
+        taps |= {f"{probe}/{tap}": shape for tap, shape in expected.items()}
+    return inputs, taps
+
+
+def promised_inputs(path: Path, config: TransformerConfig, listed: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The shapes of all inputs, by the manifest and held to the configuration."""
     inputs: dict[str, tuple[int, ...]] = {}
-    taps: dict[str, tuple[int, ...]] = {}
     for probe, said in listed.items():
         shapes = said["inputs"]
         if set(shapes) != {*config.input_names, *config.further_inputs} or not all(map(_is_shape, shapes.values())):
@@ -94,10 +122,7 @@ def promised_shapes(
         if any(shapes[name] != shapes[config.input_names[0]] for name in config.further_inputs):
             raise BundleError(f"{path} is not right: what is given beside the tokens of {probe} has another shape.")
         inputs |= {f"{probe}/{name}": (batch, length) for name, (batch, length) in shapes.items()}
-        expected = tap_shapes(config, shapes[config.input_names[0]][0], **lengths)
-        _check_taps(path, probe, said["taps"], expected)
-        taps |= {f"{probe}/{tap}": shape for tap, shape in expected.items()}
-    return inputs, taps
+    return inputs
 
 
 def _is_shape(shape: Any) -> bool:
@@ -108,7 +133,7 @@ def _check_taps(path: Path, probe: str, said: Any, expected: Mapping[str, tuple[
     for tap in (*expected, *said):
         if tap not in expected or tap not in said:
             raise BundleError(f"{path} is not right: the tap {shown(tap)} of {probe} is missing or unknown.")
-        _check_fields(path, f"the tap {tap} of {probe}", said[tap], {"shape": list, "budget": int | float})
+        check_fields(path, f"the tap {tap} of {probe}", said[tap], {"shape": list, "budget": int | float})
         if said[tap]["shape"] != list(expected[tap]):
             raise BundleError(f"{path} is not right: the tap {tap} of {probe} has another shape in the configuration.")
         if not 0 <= said[tap]["budget"] < math.inf:

@@ -20,7 +20,13 @@ from transparity.parameters import check_parameters, parameter_shapes
 from transparity_conformance.checkpoints.files import BundleError, file_size, read_bytes
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.ports.bundle.bundle import Bundle, Outputs, check_dtype, check_name
-from transparity_conformance.ports.bundle.manifest import SECTIONS, digest, files_of, promised_shapes, read_manifest
+from transparity_conformance.ports.bundle.manifest import (
+    SECTIONS,
+    check_digests,
+    files_of,
+    promised_shapes,
+    read_manifest,
+)
 from transparity_conformance.ports.bundle.safetensors_reader import load_entries, read_entries
 from transparity_conformance.ports.bundle.sections import Section, check_section, received, section_of
 
@@ -100,14 +106,7 @@ def _read_arrays(
         "inputs.safetensors": read_entries(folder / "inputs.safetensors", inputs, ["I32"]),
         "expected.safetensors": read_entries(folder / "expected.safetensors", taps, ["F64"]),
     }
-    for name in names:
-        file_size(folder / name)  # refuses a pipe, which could be read without end
-        try:
-            found = digest(folder / name)
-        except OSError as error:
-            raise BundleError(f"{folder / name} cannot be read: {error.strerror or error}.") from None
-        if manifest["sha256"][name] != found:
-            raise BundleError(f"{folder / name} was changed: it does not have the sha256 that manifest.json says.")
+    check_digests(folder, manifest, names)
     return [load_entries(folder / name, of) for name, of in entries.items()]
 
 

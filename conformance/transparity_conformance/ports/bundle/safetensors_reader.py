@@ -9,7 +9,7 @@ import difflib
 import json
 import math
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,7 +105,11 @@ def _end(path: Path, entries: Collection[Entry]) -> int:
 
 def load_entries(path: str | os.PathLike[str], entries: Collection[Entry]) -> dict[str, np.ndarray]:
     """The arrays; half precisions as float32, which holds them exactly."""
-    arrays = {}
+    return dict(arrays_of(path, entries))
+
+
+def arrays_of(path: str | os.PathLike[str], entries: Iterable[Entry]) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the name and the array of each entry, as `load_entries` returns them."""
     try:
         with Path(path).open("rb") as file:
             for entry in entries:
@@ -114,10 +118,9 @@ def load_entries(path: str | os.PathLike[str], entries: Collection[Entry]) -> di
                 if len(data) != entry.end - entry.begin:
                     raise _unreadable(Path(path), "it ends early")
                 value = np.frombuffer(data, entry.dtype).reshape(entry.shape)
-                arrays[entry.name] = value.astype(np.float32) if entry.dtype.itemsize == 2 else value
+                yield entry.name, value.astype(np.float32) if entry.dtype.itemsize == 2 else value
     except OSError as error:
         raise BundleError(f"{path} cannot be read: {reason(error)}.") from None
-    return arrays
 
 
 def read_tensors(path: str | os.PathLike[str], expected: Shapes, dtypes: Collection[str]) -> dict[str, np.ndarray]:

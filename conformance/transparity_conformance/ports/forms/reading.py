@@ -35,7 +35,7 @@ class _InForm:
         lengths = {name: array.shape[1] for name, array in tokens.items()}
         shape = tap_shapes(self.config, len(next(iter(tokens.values()))), **lengths)["logits"]
         taps = taps_in(returned, self.config)
-        return taps | {"logits": self.form.logits(as_numbers(taps["logits"]), shape)}
+        return {**taps, "logits": self.form.logits(as_numbers(taps["logits"]), shape)}
 
 
 class _InFormElsewhere(_InForm, PortElsewhere):
@@ -58,8 +58,8 @@ def in_form(ran: Ran, form: Form, probes: Mapping[str, Probe]) -> Ran:
         for key, forward in ran.forwards.items()
         if key in configs
     }
-    actual = {
-        key: taps | {"logits": form.logits(taps["logits"], probes[key].oracle.expected["logits"].shape)}
+    actual: dict[str, Mapping[str, np.ndarray]] = {
+        key: {**taps, "logits": form.logits(taps["logits"], probes[key].oracle.expected["logits"].shape)}
         for key, taps in ran.actual.items()
     }
     forward = forwards[next(iter(forwards))]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity.limits.stored import Stored
+from transparity.limits.stored import OnDisk
 
 OUTPUTS = {
     "logits": ("logits",),
@@ -18,7 +18,7 @@ OUTPUTS = {
 """The attributes of an output object by the head of the model, the first that it has counts."""
 
 
-def taps_in(returned: Any, config: TransformerConfig) -> dict[Any, Any]:
+def taps_in(returned: Any, config: TransformerConfig) -> Mapping[Any, Any]:
     """The taps that a forward pass returned, by name; values are not read.
 
     Args:
@@ -31,7 +31,7 @@ def taps_in(returned: Any, config: TransformerConfig) -> dict[Any, Any]:
         if found is not None and not callable(found):
             return {"logits": found}
     if isinstance(returned, Mapping):
-        return returned if isinstance(returned, Stored) else dict(returned)  # type: ignore[return-value]
+        return returned if isinstance(returned, OnDisk) else dict(returned)
     if isinstance(returned, tuple | list) and returned and _is_sequence_of_outputs(returned, config):
         return {"logits": returned[0]}
     return {"logits": returned}

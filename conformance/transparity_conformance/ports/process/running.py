@@ -112,14 +112,14 @@ def sharding_of(forward: Callable[..., Any]) -> Sharding:
     return forward.sharding() if isinstance(forward, PortElsewhere) else ALONE
 
 
-def run(forward: Callable[..., Any], probe: Probe, *, logits_only: bool = False) -> dict[str, np.ndarray]:
+def run(forward: Callable[..., Any], probe: Probe, *, logits_only: bool = False) -> Mapping[str, np.ndarray]:
     """Run a port on a probe; its taps by name as NumPy arrays. Shapes are checked later, names and kinds here."""
     return _known(_returned(forward, forward, probe), probe, logits_only)
 
 
 def run_listening(
     forward: Callable[..., Any], probe: Probe, framework: str | None = None
-) -> tuple[dict[str, np.ndarray], list[Operation]]:
+) -> tuple[Mapping[str, np.ndarray], list[Operation]]:
     """Run a port on a probe, here or in its own process, and listen to it.
 
     Args:
@@ -175,7 +175,7 @@ def _returned(call: Callable[..., Any], forward: Callable[..., Any], probe: Prob
         ) from error.__cause__
 
 
-def _known(returned: Any, probe: Probe, logits_only: bool) -> dict[str, np.ndarray]:
+def _known(returned: Any, probe: Probe, logits_only: bool) -> Mapping[str, np.ndarray]:
     """The taps that a port returned, or its logits alone."""
     taps = _taps(returned, probe.config)
     lengths = {name: tokens.shape[1] for name, tokens in probe.inputs.items()}
@@ -185,7 +185,7 @@ def _known(returned: Any, probe: Probe, logits_only: bool) -> dict[str, np.ndarr
         raise PortError(f"forward returned {shown(strange)}, which is no tap; the taps are {_some(known)}.")
     if "logits" not in taps:
         raise PortError(f"forward returned {listed(taps) or 'nothing'}; expected at least 'logits'.")
-    result = probe.store()
+    result = probe.room()
     for name in known if not logits_only else ["logits"]:
         if name in taps:
             result[name] = _array(name, taps[name], most)

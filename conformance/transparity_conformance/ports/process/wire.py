@@ -23,7 +23,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from transparity.limits.stored import Stored
+from transparity.limits.stored import OnDisk
 from transparity_conformance.report.comparison import as_numbers
 
 HEADER = struct.Struct("<QQ")
@@ -110,7 +110,7 @@ def receive_answer(connection: socket.socket, deadline: float, largest: int, is_
         for chunk in _chunks(connection, size, deadline, is_running):
             file.write(chunk)
         file.seek(0)
-        return _decoded(text, _Arrays(file), Stored if size > LARGEST_HELD else dict)
+        return _decoded(text, _Arrays(file), OnDisk if size > LARGEST_HELD else dict)
 
 
 def _received(
@@ -206,7 +206,7 @@ def _decoded(node: Any, arrays: _Arrays, store: Callable[[], Any] = dict, depth:
     if kind == "number":
         return float(content)
     if kind == "dict":
-        found = store() if depth == 1 else {}
+        found = store() if depth == 1 and all("array" in item for _, item in content) else {}
         for key, item in content:
             found[str(key)] = _decoded(item, arrays, store, depth + 1)
         return found

@@ -137,7 +137,7 @@ def build_model(
 
 def call_model(
     function: Callable[..., Any], probe: Probe, reached: Reached, is_derived: bool, *, logits_only: bool
-) -> dict[str, np.ndarray] | None:
+) -> Mapping[str, np.ndarray] | None:
     """Run a port on a probe; None, with a note, if it fails on a model of derived sizes.
 
     Code that is given its weights with every call can refuse them only then: at a single token, too.
@@ -188,7 +188,7 @@ def whole(probe: ReachProbe) -> Probe:
 class Ran:
     """The activations of every probe that ran, by probe and tap, and the port that was built for the first."""
 
-    actual: dict[str, dict[str, np.ndarray]]
+    actual: dict[str, Mapping[str, np.ndarray]]
     forward: Callable[..., Any]
     reached: Reached
     forwards: dict[int, Callable[..., Any]]
@@ -217,7 +217,7 @@ def run_all(build: Port, probes: Mapping[str, Probe], progress: Progress, *, log
     return ran
 
 
-def _called(key: str, probe: Probe, ran: Ran, *, is_first: bool, logits_only: bool) -> dict[str, np.ndarray] | None:
+def _called(key: str, probe: Probe, ran: Ran, *, is_first: bool, logits_only: bool) -> Mapping[str, np.ndarray] | None:
     """Call the port on a probe; an error, once it has answered the first, is kept in `ran`."""
     is_derived = probe.config != next(iter(ran.probes.values()), probe).config
     try:

@@ -1,0 +1,84 @@
+"""The tensors of a checkpoint by what is in them: dtype, shape, and the sha256 of their bytes.
+
+How a checkpoint is cut into files makes no difference. Bytes are read in pieces; no tensor is held.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from transparity_conformance.checkpoints.files import parse_json
+from transparity_conformance.checkpoints.reading import CheckpointError
+from transparity_conformance.report.text import reason
+
+PIECE = 2**24
+"""Bytes that are read at once."""
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor in a safetensors file, by its header."""
+
+    path: Path
+    dtype: str
+    shape: list[int]
+    begin: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+        return self.end - self.begin
+
+
+def headers(where: Mapping[str, Path]) -> dict[str, Tensor]:
+    """Every tensor of a checkpoint, in the order of their files.
+
+    Args:
+        where: the file of each tensor, each of which was opened as a safetensors file before.
+    """
+    found: dict[str, Tensor] = {}
+    for path in dict.fromkeys(where.values()):
+        try:
+            with path.open("rb") as file:
+                length = int.from_bytes(file.read(8), "little")
+                header = parse_json(path, file.read(length))
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {reason(error)}.") from None
+        for name, fields in header.items():
+            if name != "__metadata__":
+                begin, end = (8 + length + offset for offset in fields["data_offsets"])
+                found[name] = Tensor(path, fields["dtype"], fields["shape"], begin, end)
+    return found
+
+
+def hashes(tensors: Mapping[str, Tensor], progress: Progress) -> Iterator[tuple[str, str]]:
+    """Yield the name and the sha256 of each tensor, one file after the other; raise `CheckpointError` for a file that
+    cannot be read."""
+    files = list(dict.fromkeys(tensor.path for tensor in tensors.values()))
+    for number, path in enumerate(files):
+        progress(f"hashing {path.name}", number, len(files))
+        try:
+            with path.open("rb") as file:
+                for name in (name for name, tensor in tensors.items() if tensor.path == path):
+                    file.seek(tensors[name].begin)
+                    yield name, _digest(file, path, tensors[name].size)
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {reason(error)}.") from None
+
+
+def _digest(file: BinaryIO, path: Path, size: int) -> str:
+    found = hashlib.sha256()
+    while size:
+        piece = file.read(min(PIECE, size))
+        if not piece:
+            raise CheckpointError(f"{path} ends early; expected {size} bytes more: copy it again.")
+        found.update(piece)
+        size -= len(piece)
+    return found.hexdigest()

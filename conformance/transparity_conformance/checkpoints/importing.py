@@ -25,6 +25,7 @@ from transparity_conformance.checkpoints.reading import (
     as_json,
     load_tensors,
     read_fields,
+    scale_of,
     tensor_files,
 )
 from transparity_conformance.report.text import listed, shown
@@ -60,17 +61,21 @@ class InFolder(dict[str, Any]):
 
     Args:
         is_ours: the folder was written by `export_checkpoint`.
+        is_quantised: its matrices are multiplied by scales when they are read.
     """
 
-    def __init__(self, parameters: Mapping[str, Any], folder: Path, *, is_ours: bool = False) -> None:
+    def __init__(
+        self, parameters: Mapping[str, Any], folder: Path, *, is_ours: bool = False, is_quantised: bool = False
+    ) -> None:
         super().__init__(parameters)
-        self.folder, self.is_ours = folder, is_ours
+        self.folder, self.is_ours, self.is_quantised = folder, is_ours, is_quantised
 
     @functools.cached_property
     def is_given_itself(self) -> bool:
         """Whether a loader is given the folder, not a copy in float32 that the checker writes and the port reads: of
-        one that is such a copy, and where a copy does not fit. Decided once."""
-        return self.is_ours or 2 * 4 * sum(value.size for value in self.values()) > available_memory()
+        one that is such a copy, or has scales, and where a copy does not fit. Decided once."""
+        is_other = self.is_ours or self.is_quantised
+        return is_other or 2 * 4 * sum(value.size for value in self.values()) > available_memory()
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +107,10 @@ def import_checkpoint(folder: str | Path, head: str | None = None) -> Checkpoint
     except ParameterError as error:
         raise CheckpointError(f"{folder} cannot be imported: {error}") from None
     remarks = _remarks(opened.family, opened.given, config, opened.where, used)
-    return Checkpoint(opened.model_type, config, InFolder(parameters, opened.folder), remarks)
+    if opened.quantised:
+        remarks += (f"matrices in float8 are multiplied by their scales: {as_json(dict(opened.quantised))}",)
+    kept = InFolder(parameters, opened.folder, is_quantised=opened.quantised is not None)
+    return Checkpoint(opened.model_type, config, kept, remarks)
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,6 +124,8 @@ class Opened:
     config: TransformerConfig
     where: Mapping[str, Path]
     """The file of each tensor."""
+    quantised: Fields | None = None
+    """The `quantization_config` of float8 matrices with scales."""
 
     @property
     def model_type(self) -> str:
@@ -139,7 +149,7 @@ class Opened:
                 )
         is_large = sum(map(math.prod, shapes.values())) >= LARGE
         in_place = [name for name, found in parts.items() if is_large and all(each in AS_THEY_ARE for _, each in found)]
-        tensors = load_tensors(where, parts, in_place)
+        tensors = load_tensors(where, parts, in_place, self._block)
         parameters: dict[str, Any] = {}
         for name, found in parts.items():
             for ours, convert in found:
@@ -150,20 +160,38 @@ class Opened:
                         f"by {CONFIG} both are {ours}: correct the field that ties them, or the file."
                     )
                 parameters.setdefault(ours, value)
-        return {name: parameters[name] for name in shapes}, set(parts)
+        scales = {scale for name in parts if (scale := scale_of(name, where)) is not None}
+        return {name: parameters[name] for name in shapes}, {*parts, *scales}
+
+    @property
+    def _block(self) -> tuple[int, int] | None:
+        """The rows and columns that have one scale."""
+        block = (self.quantised or {}).get("weight_block_size")
+        is_pair = isinstance(block, list) and len(block) == 2 and all(is_whole(size, 1) for size in block)
+        return (block[0], block[1]) if is_pair else None  # type: ignore[index] # then it is a list
 
 
 def open_checkpoint(folder: str | Path, head: str | None = None) -> Opened:
     """Read the configuration of a checkpoint, and where its tensors are; arguments and errors as of importing it."""
     folder = Path(folder)
-    given = read_fields(folder)
+    given, quantised = _without_float8(read_fields(folder))
     family = family_of(folder, given)
     where = tensor_files(folder)
     try:
         config = configuration(family, given, {without_prefix(name, family.prefixes) for name in where}, head)
     except (CheckpointError, ConfigError) as error:
         raise CheckpointError(f"{folder / CONFIG} cannot be imported: {error}") from None
-    return Opened(folder, family, given, config, where)
+    return Opened(folder, family, given, config, where, quantised)
+
+
+def _without_float8(given: Fields) -> tuple[Fields, Fields | None]:
+    """The fields of config.json without the quantisation to float8 with scales, and that; others are left, to be
+    refused."""
+    found = given.get("quantization_config")
+    kind = (found.get("quant_method"), found.get("format")) if isinstance(found, dict) else ()
+    if not isinstance(found, dict) or kind not in (("fp8", None), ("compressed-tensors", "float-quantized")):
+        return given, None
+    return {name: value for name, value in given.items() if name != "quantization_config"}, found
 
 
 def save_checkpoint(checkpoint: Checkpoint, folder: str | Path) -> None:

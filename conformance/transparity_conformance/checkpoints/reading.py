@@ -14,6 +14,8 @@ from safetensors import SafetensorError, safe_open
 
 from transparity.errors import TransparityError, shown
 from transparity.limits.files import check_header, is_file, is_folder
+from transparity.limits.float8 import DTYPES as FLOAT8
+from transparity.limits.float8 import Float8, first_byte
 from transparity.limits.mapped import Mapped
 from transparity.limits.memory import check_fits
 from transparity_conformance.checkpoints.files import LARGEST_JSON, parse_json, read_bytes
@@ -26,6 +28,9 @@ UNREADABLE = (OSError, SafetensorError, OverflowError, MemoryError)
 
 DTYPES = ("F32", "F16", "BF16")
 """The dtypes that float32 holds exactly."""
+
+SCALES = ("_scale_inv", "_scale")
+"""What the names of scales end in, behind the name of the matrix that is multiplied by them."""
 
 
 class CheckpointError(TransparityError):
@@ -67,10 +72,14 @@ def tensor_files(folder: Path) -> dict[str, Path]:
 
 
 def load_tensors(
-    where: Mapping[str, Path], wanted: Collection[str], in_place: Collection[str] = ()
+    where: Mapping[str, Path],
+    wanted: Collection[str],
+    in_place: Collection[str] = (),
+    block: tuple[int, int] | None = None,
 ) -> dict[str, np.ndarray | Mapped]:
     """The `wanted` tensors as float32, which holds half precision exactly; matrices that are among those `in_place`
-    stay in their files.
+    stay in their files. A matrix in float8 is multiplied by its scales: one for all, one for each row, or one for each
+    `block` of rows and columns.
 
     Raises `CheckpointError` for another dtype, and for tensors that do not fit in memory.
     """
@@ -80,8 +89,10 @@ def load_tensors(
             with safe_open(path, framework="numpy") as file:
                 for name in (name for name in wanted if where[name] == path):
                     shape = _shape(file.get_slice(name), name, path)
-                    if name in in_place and len(shape) == 2:
-                        tensors[name] = Mapped(path, name, (shape[0], shape[1]))
+                    float8 = _float8(file.get_slice(name), name, where, block)
+                    if len(shape) == 2 and (name in in_place or float8 is not None):
+                        found = Mapped(path, name, (shape[0], shape[1]), float8=float8)
+                        tensors[name] = found if name in in_place else np.asarray(found)
                         continue
                     check_fits(f"{shown(name)} of {path}", 4 * math.prod(shape), CheckpointError)
                     tensors[name] = file.get_tensor(name).astype(np.float32)
@@ -90,12 +101,39 @@ def load_tensors(
     return tensors
 
 
+def _float8(found: Any, name: str, where: Mapping[str, Path], block: tuple[int, int] | None) -> Float8 | None:
+    """A matrix in float8 with its scales; None for another dtype."""
+    dtype, shape = found.get_dtype(), tuple(found.get_shape())
+    if dtype not in FLOAT8:
+        return None
+    scaled = scale_of(name, where)
+    if scaled is None or len(shape) != 2:
+        raise CheckpointError(
+            f"{shown(name)} of {where[name]} has the dtype {dtype}, and no {name}{SCALES[0]} is beside it; expected a "
+            "matrix with its scales."
+        )
+    scale = np.asarray(load_tensors(where, [scaled])[scaled])
+    scale = scale.reshape(-1, 1) if scale.ndim < 2 else scale
+    for high, wide in ((shape[0], shape[1]), (1, shape[1]), *((block,) if block else ())):
+        if scale.shape == (-(-shape[0] // high), -(-shape[1] // wide)):
+            return Float8(where[name], first_byte(where[name], name), shape, FLOAT8[dtype], scale, (high, wide))
+    raise CheckpointError(
+        f"{shown(scaled)} of {where[scaled]} has the shape {shown(scale.shape)}; expected one scale for all of "
+        f"{shown(name)}, one for each of its {shape[0]} rows, or one for each block of weight_block_size in {CONFIG}."
+    )
+
+
+def scale_of(name: str, where: Collection[str]) -> str | None:
+    """The tensor that has the scales of another; None if there is none."""
+    return next((name + suffix for suffix in SCALES if name + suffix in where), None)
+
+
 def _shape(found: Any, name: str, path: Path) -> list[int]:
     """The shape of a tensor in a file; raises `CheckpointError` for a dtype that is not read."""
-    if (dtype := found.get_dtype()) not in DTYPES:
+    if (dtype := found.get_dtype()) not in (*DTYPES, *FLOAT8):
         raise CheckpointError(
-            f"{shown(name)} of {path} has the dtype {dtype}; expected one of {', '.join(DTYPES)}: save the model "
-            "unquantised."
+            f"{shown(name)} of {path} has the dtype {dtype}; expected one of {', '.join((*DTYPES, *FLOAT8))}: save the "
+            "model unquantised."
         )
     return list(found.get_shape())
 

@@ -13,6 +13,8 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 from safetensors import safe_open
 
+from transparity.limits.float8 import Float8
+
 BLOCK = 2**23
 """Numbers of one block: 64 MB in float64."""
 
@@ -42,10 +44,11 @@ class Mapped(NDArrayOperatorsMixin):
     Products with it, rows of it and casts read no more than a block at a time. All else reads the whole matrix.
 
     Args:
-        path, name: the file, and the tensor in it: of two axes, float32, float16 or bfloat16.
+        path, name: the file, and the tensor in it: of two axes, float32, float16, bfloat16 or float8.
         shape: of the tensor in the file.
         casts: dtypes to which the numbers are rounded in turn; the last one is that of the matrix.
         is_transposed: its rows are the columns of the tensor.
+        float8: the tensor, if it is of float8 with scales.
     """
 
     ndim = 2
@@ -58,8 +61,10 @@ class Mapped(NDArrayOperatorsMixin):
         casts: tuple[np.dtype[Any], ...] = (np.dtype(np.float32),),
         *,
         is_transposed: bool = False,
+        float8: Float8 | None = None,
     ) -> None:
         self.path, self.name, self.stored, self.casts, self.is_transposed = path, name, shape, casts, is_transposed
+        self.float8 = float8
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -75,14 +80,17 @@ class Mapped(NDArrayOperatorsMixin):
 
     @property
     def T(self) -> Mapped:  # noqa: N802 - NumPy's name
-        return Mapped(self.path, self.name, self.stored, self.casts, is_transposed=not self.is_transposed)
+        return self._as(self.casts, is_transposed=not self.is_transposed)
 
     def astype(self, dtype: Any, *, copy: bool = False) -> Mapped:
         """The same matrix, rounded to `dtype` as it is read."""
         dtype = np.dtype(dtype)
         widened = np.promote_types(self.dtype, dtype) == dtype and len(self.casts) == 1
         casts = (dtype,) if widened else (*self.casts, dtype)  # of a wider one, the first cast changes nothing
-        return Mapped(self.path, self.name, self.stored, casts, is_transposed=self.is_transposed)
+        return self._as(casts, is_transposed=self.is_transposed)
+
+    def _as(self, casts: tuple[np.dtype[Any], ...], *, is_transposed: bool) -> Mapped:
+        return Mapped(self.path, self.name, self.stored, casts, is_transposed=is_transposed, float8=self.float8)
 
     def blocks(self) -> Iterator[tuple[slice, np.ndarray]]:
         """Blocks of the rows of the tensor in the file, cast, each with its place."""
@@ -93,10 +101,16 @@ class Mapped(NDArrayOperatorsMixin):
             yield place, self._read(place)
 
     def _read(self, place: slice) -> np.ndarray:
-        with safe_open(self.path, framework="numpy") as file:  # closed again, so that its pages are not kept
-            value: np.ndarray = file.get_slice(self.name)[place]
+        value = self._as_stored(place)
         for dtype in self.casts:
             value = value.astype(dtype, copy=False)
+        return value
+
+    def _as_stored(self, place: slice) -> np.ndarray:
+        if self.float8 is not None:
+            return self.float8.rows(place)
+        with safe_open(self.path, framework="numpy") as file:  # closed again, so that its pages are not kept
+            value: np.ndarray = file.get_slice(self.name)[place]
         return value
 
     def __len__(self) -> int:

@@ -12,6 +12,9 @@ from typing import Any, Protocol, TypeVar
 BUDGET = 30.0
 """Seconds in which the search ends at a divergence that has no name."""
 
+CANDIDATES = 300
+"""About as many are tried at a segment before there is none left."""
+
 STEP = 0.1
 """Seconds between two announcements of progress."""
 
@@ -41,6 +44,12 @@ class Clock:
         self.tried = self.planned = 0
         self.ran_out = self.is_interrupted = False
         self.watch, self.told = watch, 0.0
+
+    def allow(self, seconds: float) -> None:
+        """Give the search more time where one candidate takes `seconds`: as many are tried as of a small model."""
+        factor = max(CANDIDATES * seconds / BUDGET, 1.0)
+        self.end += self.seconds * (factor - 1)
+        self.seconds *= factor
 
     @property
     def left(self) -> float:

@@ -80,7 +80,8 @@ def folder_note(build: Port, parameters: Mapping[str, Any] | None) -> tuple[str,
         return ()
     if not parameters.is_given_itself:
         return ()
-    return (f"load(folder) was given {parameters.folder} itself: a copy in float32 does not fit beside the port",)
+    why = "its numbers are in float8" if parameters.is_quantised else "a copy in float32 does not fit beside the port"
+    return (f"load(folder) was given {parameters.folder} itself: {why}",)
 
 
 class BuildElsewhere:

@@ -1,0 +1,59 @@
+"""Matrices in float8 with their scales, as hubs keep them: each number times the scale of its block.
+
+safetensors gives NumPy no float8, so the bytes are read here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+DTYPES: dict[str, np.dtype[Any]] = {
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Float8:
+    """A float8 matrix in a safetensors file.
+
+    Args:
+        path: the file.
+        begin: its first byte in the file.
+        shape: rows and columns.
+        dtype: one of `DTYPES`.
+        scale: the factors, float32, one for each block of rows and columns.
+        block: the rows and the columns of a block; those at the end may have fewer.
+    """
+
+    path: str | os.PathLike[str]
+    begin: int
+    shape: tuple[int, int]
+    dtype: np.dtype[Any]
+    scale: np.ndarray
+    block: tuple[int, int]
+
+    def rows(self, place: slice) -> np.ndarray:
+        """Read some rows in float32: each product is rounded once."""
+        count, width = place.stop - place.start, self.shape[1]
+        with Path(self.path).open("rb") as file:
+            file.seek(self.begin + place.start * width)
+            value = np.frombuffer(file.read(count * width), self.dtype).reshape(count, width)
+        high, wide = self.block
+        factors = self.scale[np.arange(place.start, place.stop) // high]
+        return value.astype(np.float32) * factors[:, np.arange(width) // wide]
+
+
+def first_byte(path: str | os.PathLike[str], name: str) -> int:
+    """Return where a tensor begins in a safetensors file, whose header was read before."""
+    with Path(path).open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        begin: int = json.loads(file.read(length))[name]["data_offsets"][0]
+    return 8 + length + begin

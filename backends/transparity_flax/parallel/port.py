@@ -17,7 +17,7 @@ from transparity.parameters import open_parameters
 from transparity.protocol import Arrays
 from transparity.training import Training
 from transparity_flax.fast.fast_linear import ModelStructure, SplitModel
-from transparity_flax.parallel.plan import plan
+from transparity_flax.parallel.plan import Plan, plan
 from transparity_flax.parallel.sharding import Source, replicated, shard, split_rows
 from transparity_flax.parallel.training import loss_and_gradients, train
 from transparity_flax.port import FlaxForward, build, in_its_precision, ordered, x64_for
@@ -32,9 +32,9 @@ class ShardedForward(FlaxForward):
     where a batch norm normalizes by the batch, whose statistics are those of all rows.
     """
 
-    def __init__(self, model: Transformer, dtype: str, mesh: Mesh, activations: str | None = None) -> None:
+    def __init__(self, model: Transformer, dtype: str, mesh: Mesh, plan: Plan, activations: str | None = None) -> None:
         super().__init__(model, dtype, replicated(mesh), "jit", activations)
-        self.mesh = mesh
+        self.mesh, self.plan = mesh, plan
 
     def _placed(self, state: State) -> State:
         return state
@@ -67,7 +67,9 @@ class ShardedForward(FlaxForward):
     @in_its_precision
     def _train(self, batches: list[Inputs], training: Training) -> tuple[list[float], dict[str, np.ndarray]]:
         graph, state = nnx.split(self._learning(training=True))
-        losses, parameters = train(graph, state, [self._batch(it, training=True) for it in batches], training)
+        losses, parameters = train(
+            self.mesh, graph, state, [self._batch(it, training=True) for it in batches], training
+        )
         return losses, {name: to_numpy(value) for name, value in parameters.items()}
 
     def _batch(self, values: Inputs, *, training: bool) -> dict[str, Any]:
@@ -118,7 +120,7 @@ class ShardedBackend(CheckedBackend[ShardedForward]):
         placed = plan(config, self.mesh.shape["tensor"])
         with x64_for(dtype):
             model = shard(config, self.mesh, placed, source, dtype)
-            return ShardedForward(model, dtype, self.mesh, activations)
+            return ShardedForward(model, dtype, self.mesh, placed, activations)
 
 
 def _batch(inputs: Inputs) -> int:

@@ -12,6 +12,7 @@ import numpy as np
 import optax
 from flax import nnx
 from jax import Array
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Float
 
 from transparity.taps import identity
@@ -36,20 +37,32 @@ def loss_and_gradients(graph: Graph, state: State, batch: Batch, masks: Batch) -
 
 
 def train(
-    graph: Graph, state: State, batches: Sequence[Batch], training: Training
+    mesh: Mesh, graph: Graph, state: State, batches: Sequence[Batch], training: Training
 ) -> tuple[list[float], dict[str, np.ndarray]]:
-    """Take one step per batch; return the loss before each and the final learned parameters."""
+    """Take one step per batch; return the loss before each and the final learned parameters. They and their moments
+    stay sharded as the parameters are."""
     parameters, statistics = state.split(nnx.Param, ...)
     dim = nnx.merge(graph, state).config.embed_dim
     rates = jnp.array([training.rate(step, dim) for step in range(1, len(batches) + 1)])
-    moments, losses = _optimizer(training, rates).init(parameters), []  # placed as the parameters are
+    moments = _optimizer(training, rates).init(parameters)
+    places = _places(mesh, parameters), _places(mesh, moments)
+    step = jax.jit(_step, static_argnums=(0, 1), out_shardings=(None, *places))  # XLA would choose others
+    moments, losses = jax.device_put(moments, places[1]), []
     for batch in batches:
-        loss, parameters, moments = _step(graph, training, rates, parameters, statistics, moments, batch)
+        loss, parameters, moments = step(graph, training, rates, parameters, statistics, moments, batch)
         losses.append(float(loss))
     return losses, named(jax.device_get(parameters))
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+def _places(mesh: Mesh, values: Any) -> Any:
+    """Return the shardings of arrays; numbers are replicated."""
+
+    def place(value: Array) -> NamedSharding:
+        return value.sharding if isinstance(value.sharding, NamedSharding) else NamedSharding(mesh, PartitionSpec())
+
+    return jax.tree.map(place, values)
+
+
 def _step(
     graph: Graph,
     training: Training,

@@ -93,11 +93,12 @@ class Ranks:
 
     def stop(self) -> None:
         """End the processes."""
+        for process in self.processes:
+            if process.is_alive():  # the number of one that has ended may be another's by now
+                process.terminate()
+            process.join()
         for connection in self.connections:
             connection.close()
-        for process in self.processes:
-            process.terminate()
-            process.join()
         self.connections, self.processes = [], []
 
     def _answers(self) -> dict[int, tuple[bool, Any]]:

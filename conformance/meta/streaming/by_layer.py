@@ -1,0 +1,142 @@
+"""Measure checks of one layer at a time: `python -m meta.streaming.by_layer FOLDER [--planted] [--layer N]`.
+
+FOLDER is the 8-billion folder that `meta.streaming.measure` writes, or another Llama. Every layer, the embedding and
+the head are checked through transformers' own loader; with `--planted`, twelve mistakes in layer N alone. The results
+go into docs/by-layer.json and docs/scale.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from meta.streaming import planted
+from meta.streaming.measure import DOCS
+from transparity_conformance.checkpoints.importing import open_checkpoint
+from transparity_conformance.diagnosis.search.clock import BUDGET
+from transparity_conformance.ports.checking import PortCheck
+from transparity_conformance.ports.systems import System, layer_systems
+from transparity_conformance.report.report import Report
+
+FILE = DOCS / "by-layer.json"
+BEGIN, END = "<!-- by layer: written by meta.streaming.by_layer -->\n", "<!-- end of by layer -->"
+
+
+def checker(mistake: str) -> PortCheck:
+    """The check of a loader of `planted`, in a process of its own."""
+    options: dict[str, Any] = {"dtype": "float32", "logits_only": False, "budget": BUDGET, "audit": False}
+    return PortCheck(f"{planted.__file__}:{mistake}", 600.0, options | {"name": mistake})
+
+
+def measured(check: PortCheck, system: System) -> tuple[Report, dict[str, Any]]:
+    """The report on one piece, and what it took: seconds by the clock, and peaks of both processes in bytes."""
+    began = time.monotonic()
+    report = check(system, lambda *_: None)
+    peaks = {"checker": peak(os.getpid()), "port": peak(check.build.process.process.pid)}
+    return report, {"piece": system.name, "verdict": report.verdict, "seconds": time.monotonic() - began, **peaks}
+
+
+def peak(process: int) -> int:
+    """The most memory that a process held since it was last asked."""
+    lines = Path(f"/proc/{process}/status").read_text(encoding="utf-8").splitlines()
+    held = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+    Path(f"/proc/{process}/clear_refs").write_text("5", encoding="utf-8")
+    return held
+
+
+def every_piece(folder: Path) -> dict[str, Any]:
+    """Check every piece through transformers' own loader, unchanged."""
+    check, rows, began = checker("right"), [], time.monotonic()
+    for system in layer_systems(folder, None, None):
+        _, row = measured(check, system)
+        rows.append(row)
+        Console().print_json(json.dumps(row), indent=None)
+    check.build.process.stop()
+    return {"seconds": time.monotonic() - began, "pieces": rows}
+
+
+def every_mistake(folder: Path, layer: int) -> list[dict[str, Any]]:
+    """Check the layer, and the one before it, which is right, through each loader with a mistake."""
+    rows: dict[str, dict[str, Any]] = {mistake: {"mistake": mistake} for mistake in planted.MISTAKES}
+    for system in layer_systems(folder, None, f"{layer - 1},{layer}"):
+        before = system.name.endswith(f" layer {layer - 1}")
+        for mistake in planted.MISTAKES if before or system.name.endswith(f" layer {layer}") else ():
+            check = checker(mistake)
+            report, took = measured(check, system)
+            check.build.process.stop()
+            rows[mistake] |= {"before": report.verdict} if before else told(report) | {"seconds": took["seconds"]}
+            Console().print_json(json.dumps(rows[mistake]), indent=None)
+    return list(rows.values())
+
+
+def told(report: Report) -> dict[str, Any]:
+    """The verdict, the causes, and the lines."""
+    causes = [cause.says for fault in report.faults for cause in fault.causes]
+    sources = [fault.source for fault in report.faults if fault.source]
+    lines = [f"{Path(source['file']).name}:{source['line']}" for source in sources]
+    return {"verdict": report.verdict, "causes": causes, "lines": lines}
+
+
+def page(found: dict[str, Any]) -> str:
+    """What was measured, in Markdown."""
+    from meta.exam.page import table  # late, for what is measured should not import so much
+
+    whole = found["whole"]
+    agreeing = sum(row["verdict"] == "agrees" for row in whole["pieces"])
+    peaks = [max(row[who] for row in whole["pieces"]) / 1e9 for who in ("checker", "port")]
+    text = (
+        f"All {len(whole['pieces'])} pieces, the small model among them, take {whole['seconds'] / 60:.0f} minutes; "
+        f"{agreeing} agree. The checker holds {peaks[0]:.1f} GB at most, the port {peaks[1]:.1f} GB.\n\n"
+    )
+    rows = [
+        [
+            planted.MISTAKES[row["mistake"]],
+            row["before"],
+            row["verdict"],
+            "; ".join(dict.fromkeys(row["causes"])) or "–",
+            ", ".join(dict.fromkeys(row["lines"])),
+            f"{row['seconds']:.0f}",
+        ]
+        for row in found["planted"]
+    ]
+    heads = ["a mistake in layer 7 alone", "layer 6", "layer 7", "the cause that is named", "line", "seconds"]
+    return text + table(heads, rows, (5,))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, and write the page."""
+    parser = argparse.ArgumentParser(description="Measure checks of one layer at a time.")
+    parser.add_argument("folder", type=Path, help="a Llama as a hub keeps it")
+    parser.add_argument("--planted", action="store_true", help="the mistakes, in place of every layer")
+    parser.add_argument("--layer", type=int, default=7, help="the layer that has them")
+    options = parser.parse_args(arguments)
+    found = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
+    name = f"decoder.layers.{options.layer}.self_attention.query.weight"
+    values, _ = open_checkpoint(options.folder).read([name])
+    with tempfile.NamedTemporaryFile(suffix=".npy") as file:
+        np.save(file, values[name][:1][0])
+        file.flush()
+        os.environ["PLANTED_ROW"] = file.name
+        if options.planted:
+            found["planted"] = every_mistake(options.folder, options.layer)
+        else:
+            found["whole"] = every_piece(options.folder)
+    FILE.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    text = (DOCS / "scale.md").read_text(encoding="utf-8")
+    before, _, after = text.partition(BEGIN)
+    (DOCS / "scale.md").write_text(
+        before + BEGIN + page(found) + "\n" + END + after.partition(END)[2], encoding="utf-8"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -6,7 +6,7 @@ A model of any size is evaluated with the memory of its activations and one bloc
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,8 @@ BLOCK = 2**23
 
 LARGE = 5_000_000
 """The matrices of a model with as many parameters stay in their files."""
+
+Change = Callable[[np.ndarray], np.ndarray]
 
 
 def blocks_of(value: Any) -> Iterator[np.ndarray]:
@@ -44,7 +46,8 @@ class Mapped(NDArrayOperatorsMixin):
     Args:
         path, name: the file, and the tensor in it: of two axes, float32, float16 or bfloat16.
         shape: of the tensor in the file.
-        casts: dtypes to which the numbers are rounded in turn; the last one is that of the matrix.
+        casts: dtypes to which the numbers are rounded, and other changes of them, in turn; the last one is the dtype
+            of the matrix.
         is_transposed: its rows are the columns of the tensor.
     """
 
@@ -55,7 +58,7 @@ class Mapped(NDArrayOperatorsMixin):
         path: str | os.PathLike[str],
         name: str,
         shape: tuple[int, int],
-        casts: tuple[np.dtype[Any], ...] = (np.dtype(np.float32),),
+        casts: tuple[np.dtype[Any] | Change, ...] = (np.dtype(np.float32),),
         *,
         is_transposed: bool = False,
     ) -> None:
@@ -67,7 +70,9 @@ class Mapped(NDArrayOperatorsMixin):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        return self.casts[-1]
+        last = self.casts[-1]
+        assert isinstance(last, np.dtype)
+        return last
 
     @property
     def size(self) -> int:
@@ -84,6 +89,11 @@ class Mapped(NDArrayOperatorsMixin):
         casts = (dtype,) if widened else (*self.casts, dtype)  # of a wider one, the first cast changes nothing
         return Mapped(self.path, self.name, self.stored, casts, is_transposed=self.is_transposed)
 
+    def changed(self, change: Change) -> Mapped:
+        """The same matrix, of which each block is changed as it is read, number by number."""
+        casts = (*self.casts, change, self.dtype)
+        return Mapped(self.path, self.name, self.stored, casts, is_transposed=self.is_transposed)
+
     def blocks(self) -> Iterator[tuple[slice, np.ndarray]]:
         """Blocks of the rows of the tensor in the file, cast, each with its place."""
         count, width = self.stored
@@ -95,8 +105,8 @@ class Mapped(NDArrayOperatorsMixin):
     def _read(self, place: slice) -> np.ndarray:
         with safe_open(self.path, framework="numpy") as file:  # closed again, so that its pages are not kept
             value: np.ndarray = file.get_slice(self.name)[place]
-        for dtype in self.casts:
-            value = value.astype(dtype, copy=False)
+        for cast in self.casts:
+            value = value.astype(cast, copy=False) if isinstance(cast, np.dtype) else cast(value)
         return value
 
     def __len__(self) -> int:

@@ -42,6 +42,10 @@ class Clock:
         self.ran_out = self.is_interrupted = False
         self.watch, self.told = watch, 0.0
 
+    def begin(self) -> None:
+        """Start again: what was spent before did not search."""
+        self.end = time.thread_time() + self.seconds
+
     @property
     def left(self) -> float:
         """Seconds until it runs out; 0 if it has, or was interrupted."""

@@ -64,7 +64,9 @@ def explain_all(
 def departures_note(results: Results, divergences: Sequence[Divergence], dtype: str) -> list[str]:
     """A remark on the fields that differ, where the logits alone are known and nothing explains them."""
     segment = _segment(results, "logits", dtype)
-    if any(divergence.causes or divergence.is_misshapen for divergence in divergences) or not segment.is_whole_model:
+    if any(divergence.causes or divergence.is_misshapen for divergence in divergences) or not segment.probes:
+        return []
+    if not segment.is_whole_model:
         return []
     probe = max(segment.probes, key=lambda probe: segment.share(probe, ()))
     if probe.is_large:  # hundreds of walks, each of which takes long

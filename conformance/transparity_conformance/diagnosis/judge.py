@@ -172,6 +172,8 @@ def _verdict(
             notes.append("the logits agree: what is wrong here makes no difference to them")
     places = faulty or ["logits"]
     search.located(report("diverges", first, tuple(_unexplained(results, tap) for tap in places), notes=tuple(notes)))
+    if any(result.probe.is_large for result in results.values()):
+        search.clock.begin()  # looking for a rounding may have taken longer than all of it
     divergences, remarks, others = _explained(results, places, dtype, search)
     remarks = (*notes, *remarks)
     explained = report("diverges", first, with_impact(results, divergences, dtype), notes=remarks, other_fields=others)

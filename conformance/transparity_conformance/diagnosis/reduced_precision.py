@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
+from transparity.limits.mapped import Mapped
 from transparity_conformance.diagnosis.fault import Fault, Hypothesis, WalkState
 from transparity_conformance.diagnosis.faults import whole_model
 from transparity_conformance.diagnosis.probe_result import ProbeResult, Results, logits_error, still_wrong
@@ -167,7 +168,9 @@ def products_of(taps: list[str]) -> Iterator[Hypothesis]:
 
 
 def _alter(kind: str, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
-    return {name: factors(kind, value) for name, value in parameters.items()} if site == PARAMETERS else {}
+    """A matrix in a file stays there: what it is multiplied with rounds its blocks, too."""
+    in_memory = {name: value for name, value in parameters.items() if not isinstance(value, Mapped)}
+    return {name: factors(kind, value) for name, value in in_memory.items()} if site == PARAMETERS else {}
 
 
 def _downstream(kind: str, state: WalkState, name: str, value: np.ndarray) -> Factors:

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from transparity.limits.mapped import Mapped
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -86,6 +88,9 @@ def rounded(value: np.ndarray, dtype: str) -> np.ndarray:
 
 def rounded_to(value: np.ndarray, kind: str) -> np.ndarray:
     """`value` rounded to float32, bfloat16, float16 or TF32 (10 bits behind the point), kept in its own dtype."""
+    if isinstance(value, Mapped):
+        in_file: Any = value.changed(functools.partial(rounded_to, kind=kind))
+        return in_file
     if kind == "tf32":
         bits = value.astype(np.float32).view(np.uint32)
         bits = (bits + np.uint32(0xFFF) + ((bits >> np.uint32(13)) & np.uint32(1))) & np.uint32(0xFFFFE000)

@@ -6,7 +6,7 @@ A model of any size is evaluated with the memory of its activations and one bloc
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,8 @@ BLOCK = 2**23
 
 LARGE = 5_000_000
 """The matrices of a model with as many parameters stay in their files."""
+
+Change = Callable[[np.ndarray], np.ndarray]
 
 
 def blocks_of(value: Any) -> Iterator[np.ndarray]:
@@ -46,7 +48,8 @@ class Mapped(NDArrayOperatorsMixin):
     Args:
         path, name: the file, and the tensor in it: of two axes, float32, float16, bfloat16 or float8.
         shape: of the tensor in the file.
-        casts: dtypes to which the numbers are rounded in turn; the last one is that of the matrix.
+        casts: dtypes to which the numbers are rounded, and other changes of them, in turn; the last one is the dtype
+            of the matrix.
         is_transposed: its rows are the columns of the tensor.
         float8: the tensor, if it is of float8 with scales.
     """
@@ -58,7 +61,7 @@ class Mapped(NDArrayOperatorsMixin):
         path: str | os.PathLike[str],
         name: str,
         shape: tuple[int, int],
-        casts: tuple[np.dtype[Any], ...] = (np.dtype(np.float32),),
+        casts: tuple[np.dtype[Any] | Change, ...] = (np.dtype(np.float32),),
         *,
         is_transposed: bool = False,
         float8: Float8 | None = None,
@@ -72,7 +75,9 @@ class Mapped(NDArrayOperatorsMixin):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        return self.casts[-1]
+        last = self.casts[-1]
+        assert isinstance(last, np.dtype)
+        return last
 
     @property
     def size(self) -> int:
@@ -89,8 +94,13 @@ class Mapped(NDArrayOperatorsMixin):
         casts = (dtype,) if widened else (*self.casts, dtype)  # of a wider one, the first cast changes nothing
         return self._as(casts, is_transposed=self.is_transposed)
 
-    def _as(self, casts: tuple[np.dtype[Any], ...], *, is_transposed: bool) -> Mapped:
+    def _as(self, casts: tuple[np.dtype[Any] | Change, ...], *, is_transposed: bool) -> Mapped:
         return Mapped(self.path, self.name, self.stored, casts, is_transposed=is_transposed, float8=self.float8)
+
+    def changed(self, change: Change) -> Mapped:
+        """The same matrix, of which each block is changed as it is read, number by number."""
+        casts = (*self.casts, change, self.dtype)
+        return self._as(casts, is_transposed=self.is_transposed)
 
     def blocks(self) -> Iterator[tuple[slice, np.ndarray]]:
         """Blocks of the rows of the tensor in the file, cast, each with its place."""
@@ -102,8 +112,8 @@ class Mapped(NDArrayOperatorsMixin):
 
     def _read(self, place: slice) -> np.ndarray:
         value = self._as_stored(place)
-        for dtype in self.casts:
-            value = value.astype(dtype, copy=False)
+        for cast in self.casts:
+            value = value.astype(cast, copy=False) if isinstance(cast, np.dtype) else cast(value)
         return value
 
     def _as_stored(self, place: slice) -> np.ndarray:

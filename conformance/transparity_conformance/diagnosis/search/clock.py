@@ -51,6 +51,10 @@ class Clock:
         self.end += self.seconds * (factor - 1)
         self.seconds *= factor
 
+    def begin(self) -> None:
+        """Start again: what was spent before did not search."""
+        self.end = time.thread_time() + self.seconds
+
     @property
     def left(self) -> float:
         """Seconds until it runs out; 0 if it has, or was interrupted."""

@@ -226,7 +226,7 @@ def test_a_forged_bundle_expects_what_the_reference_says(
     for file in FILES:
         text = text.replace(digest(folder / file), digests[file])
     (copy / "manifest.json").write_text(text)
-    monkeypatch.setattr("transparity_conformance.ports.bundle.reading.digest", lambda path: digests[path.name])
+    monkeypatch.setattr("transparity_conformance.ports.bundle.manifest.digest", lambda path: digests[path.name])
     for changed in mutants(2, (copy / name).read_bytes(), SIGNED // len(BUNDLE_FILES)):
         (copy / name).write_bytes(changed)
         with suppress(TransparityError):
@@ -326,7 +326,7 @@ def test_a_forged_section_asks_for_what_the_probes_make_of_it(
     own = "transparity_conformance.ports.bundle.manifest.own_digest"
     monkeypatch.setattr(own, lambda manifest: manifest["sha256"]["manifest.json"])
     known = {file: digest(folder / file) for file in files_of(SECTIONS)}
-    monkeypatch.setattr("transparity_conformance.ports.bundle.reading.digest", lambda path: known[path.name])
+    monkeypatch.setattr("transparity_conformance.ports.bundle.manifest.digest", lambda path: known[path.name])
     text = (folder / name).read_bytes()
     begin = text.index(b'"loss": {') if name == "manifest.json" else 0  # the probes before it have their own test
     for changed in mutants(5, text[begin:], SIGNED // 3):

@@ -81,6 +81,27 @@ DescribedPreset = Annotated[
 ExportedPreset = Annotated[
     str | None, typer.Argument(metavar="PRESET", help="Its name, or a JSON file.", show_default=False)
 ]
+ExportedFamily = Annotated[
+    str | None, typer.Option("--family", metavar="NAME", help="Instead of PRESET: llama, gpt2, bert …")
+]
+AsHub = Annotated[
+    Path | None,
+    typer.Option(
+        "--as-hub", metavar="DIR", help="With --family: write a small model, as a hub keeps it, with drawn weights."
+    ),
+]
+ExportedCheckpoint = Annotated[
+    Path | None,
+    typer.Option(
+        "--checkpoint",
+        metavar="FOLDER",
+        help="Instead of PRESET: a bundle that names the tensors of a checkpoint by their sha256, without weights.",
+    ),
+]
+ExportedByLayer = Annotated[
+    bool,
+    typer.Option("--by-layer", help="With --checkpoint: a bundle for each layer, with that layer as a checkpoint."),
+]
 Presets = Annotated[
     list[str] | None, typer.Option("--preset", metavar="NAME", help="Repeat it for several; default: all presets.")
 ]
@@ -357,28 +378,11 @@ def export(
         Path | None,
         typer.Argument(metavar="DIR", help="A new or an empty folder, or a bundle.", show_default=False),
     ] = None,
-    family: Annotated[
-        str | None, typer.Option("--family", metavar="NAME", help="Instead of PRESET: llama, gpt2, bert …")
-    ] = None,
-    as_hub: Annotated[
-        Path | None,
-        typer.Option(
-            "--as-hub", metavar="DIR", help="With --family: write a small model, as a hub keeps it, with drawn weights."
-        ),
-    ] = None,
-    checkpoint: Annotated[
-        Path | None,
-        typer.Option(
-            "--checkpoint",
-            metavar="FOLDER",
-            help="Instead of PRESET: a bundle that names the tensors of a checkpoint by their sha256, without weights.",
-        ),
-    ] = None,
+    family: ExportedFamily = None,
+    as_hub: AsHub = None,
+    checkpoint: ExportedCheckpoint = None,
     head: HeadChoice = None,
-    by_layer: Annotated[
-        bool,
-        typer.Option("--by-layer", help="With --checkpoint: a bundle for each layer, with that layer as a checkpoint."),
-    ] = False,
+    by_layer: ExportedByLayer = False,
     layers: Layers = None,
     dtype: Precision = Dtype.float32,
     **sections: bool,

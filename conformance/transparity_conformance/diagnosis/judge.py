@@ -71,8 +71,7 @@ def judge(
     Args:
         port, dtype: Its name in the report; the precision whose budgets apply.
         logits_only: Ignore all activations but the logits.
-        not_compared: Further lines for the report's `not_compared`.
-        repeated: The comparison of two runs on the same tokens, if there were two.
+        not_compared, repeated: Further lines for the report; the comparison of two runs on the same tokens, if any.
         clock: The time for the search for causes; by default `BUDGET` seconds.
         located, ranks: Receives divergences before causes are sought; the ranks of a port that is right on one, else 1.
         needs_logits: Whether a probe without logits is left out; else it is compared, and cannot agree.
@@ -80,8 +79,7 @@ def judge(
     Raises `Interrupted`, with the report, if the search was ended by Ctrl-C.
     """
     with np.errstate(all="ignore"):  # a port may return any number
-        progress = progress or silent
-        results, missing = _compare(probes, actual, dtype, logits_only, progress, needs_logits)
+        results, missing = _compare(probes, actual, dtype, logits_only, progress or silent, needs_logits)
         measured = tuple(_measured(results.values(), dtype))
         claims = (*_claims(measured), *((repeated,) if repeated else ()), *other_convention(results))
         shared = {"claims": claims, "measured": measured, "dtype": dtype, "port": port}
@@ -90,9 +88,8 @@ def judge(
             return report("inconclusive", None)
         if repeated and repeated.verdict == "diverges":
             return report("diverges", repeated.where, (_random_divergence(repeated, next(iter(results))),))
-        search = _Search(progress, clock or Clock(BUDGET, progress), located, ranks)
-        complete = all(key in results and "logits" in results[key].recorded for key in probes)
-        return _verdict(report, results, measured, dtype, complete, search)
+        search = _Search(progress or silent, clock or Clock(BUDGET, progress), located, ranks)
+        return _verdict(report, results, measured, dtype, _has_all_logits(probes, results), search)
 
 
 def _compare(
@@ -126,6 +123,10 @@ def _compare(
         named = ", ".join(absent[:3]) + (", …" if absent[3:] else "")
         missing.append(f"{len(absent)} of {len(taps)} taps: {why} ({named})")
     return results, missing
+
+
+def _has_all_logits(probes: Mapping[str, Probe], results: Results) -> bool:
+    return all(key in results and "logits" in results[key].recorded for key in probes)
 
 
 @dataclass(frozen=True)
@@ -172,8 +173,6 @@ def _verdict(
             notes.append("the logits agree: what is wrong here makes no difference to them")
     places = faulty or ["logits"]
     search.located(report("diverges", first, tuple(_unexplained(results, tap) for tap in places), notes=tuple(notes)))
-    if any(result.probe.is_large for result in results.values()):
-        search.clock.begin()  # looking for a rounding may have taken longer than all of it
     divergences, remarks, others = _explained(results, places, dtype, search)
     remarks = (*notes, *remarks)
     explained = report("diverges", first, with_impact(results, divergences, dtype), notes=remarks, other_fields=others)
@@ -187,6 +186,8 @@ def _explained(
 ) -> tuple[Sequence[Divergence], Sequence[str], Mapping[str, tuple[object, object]]]:
     """The divergences with their causes, as far as there is time, remarks on the search, and fields that differ."""
     clock, others = search.clock, dict[str, tuple[object, object]]()
+    if any(result.probe.is_large for result in results.values()):
+        clock.begin()  # looking for a rounding may have taken longer than all of it
     with clock.interruptible():
         divergences = explain_all(results, places, dtype, search.progress, clock, search.ranks)
         remarks = [clock.note] * clock.ran_out

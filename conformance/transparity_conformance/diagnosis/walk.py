@@ -82,12 +82,7 @@ def walk(
     for name, value in model.parameters.items():
         if name not in parameters:
             parameters[name] = value if start.skips(name) else rounded(value, dtype)
-    if taps is None:
-        taps = probe.room()
-        if start.skipped:
-            given = changed(start.given, lambda value: rounded(value, dtype))
-            taps = given if isinstance(given, dict) else ChainMap(taps, given)  # type: ignore[arg-type] # is not written
-    state = WalkState(model.config, parameters, probe.inputs, taps)
+    state = WalkState(model.config, parameters, probe.inputs, _flow(probe, start, dtype) if taps is None else taps)
     computed: MutableMapping[str, np.ndarray] = probe.room() if base is None else copy.copy(base.computed)
     tap = start.tap(_walking(state, computed, recorded, hypotheses, dtype, until))
     tokens: dict[str, Any] = dict(probe.inputs)
@@ -95,6 +90,14 @@ def walk(
     with np.errstate(all="ignore"), contextlib.suppress(Reached), computing:
         transformer(start.shorter, start.shortened(state.parameters), tap=tap, **tokens)
     return computed
+
+
+def _flow(probe: Probe, start: Start, dtype: str) -> MutableMapping[str, np.ndarray]:
+    """Room for the values that flow on, with those in front of the start."""
+    if not start.skipped:
+        return probe.room()
+    given = changed(start.given, lambda value: rounded(value, dtype))
+    return given if isinstance(given, dict) else ChainMap(probe.room(), given)  # type: ignore[arg-type] # is not written
 
 
 @dataclass

@@ -108,6 +108,8 @@ def difference(actual: Any, expected: Any) -> float:
         return math.inf
     if actual.dtype.kind == "b" or expected.dtype.kind == "b":
         return float(np.count_nonzero(actual != expected)) if actual.dtype == expected.dtype else math.inf
+    if actual.size > BLOCK and actual.ndim > 1:
+        return max(difference(*rows) for rows in zip(actual, expected, strict=True))
     actual, expected = actual.astype(np.float64), expected.astype(np.float64)
     same = (actual == expected) & ~np.isnan(actual)  # two infinities of one sign, too
     with np.errstate(invalid="ignore"):

@@ -159,7 +159,7 @@ def _layer(opened: Opened, layer: int, front: _Front) -> Piece:
     read, _ = opened.read([name for name in parameter_shapes(config) if name.startswith(own)])
     given = {f"{stack}.layers.0.{name.removeprefix(own)}": value for name, value in read.items()}
     given |= {f"{stack}.embedding_norm.{name}": value for name, value in front.norm.items()}
-    vocabulary = max(config.embed_dim, len(front.x))
+    vocabulary = max(config.embed_dim + 8, len(front.x))  # so that logits have a shape of their own
     scale = math.sqrt(config.embed_dim) if config.embedding_scale == "embed_dim" else 1.0
     rows = np.arange(vocabulary) % len(front.x)
     given[f"{stack}.token_embedding.weight"] = (front.x[rows] / scale).astype(np.float32)

@@ -91,6 +91,7 @@ def _segment(results: Results, tap: str, dtype: str, ranks: int = 1) -> Segment:
         {result.probe.name: result.recorded for result in having},
         {result.probe.name: result.budgets[tap] for result in having},
         dtype,
+        {result.probe.name: result.right for result in having},
         ranks,
     )
 

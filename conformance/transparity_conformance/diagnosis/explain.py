@@ -67,7 +67,7 @@ def explain(
     found, remains = _search(search, screen, sites, likely, with_pairs=not _in_vain(segment, earlier))
     if not found:
         return Explanation()
-    chosen, *rest = found
+    chosen, *rest = _uncontradicted_first(segment, known, screen, found)
     causes = tuple(_cause(segment, known, chosen, index, before, screen) for index in range(len(chosen)))
     causes = causes if remains else _nothing_left(causes)
     causes = (*causes[:-1], _with_numbers(causes[-1], chosen, rest))
@@ -76,6 +76,17 @@ def explain(
     ids = tuple(dict.fromkeys([*exact, *(rival[0].fault.id for rival in rivals)]))
     splits = (_split_by(segment, known, chosen, rival, others) for rival in rivals)
     return Explanation(causes, chosen, ids, next((name for name in splits if name), None), remains=remains)
+
+
+def _uncontradicted_first(
+    segment: Segment, known: Combination, screen: Probe, found: list[Combination]
+) -> list[Combination]:
+    """Equally good combinations without those that the preferred one is preferred to though they alone leave right
+    segments right: a residual that is missing behind both sublayers is missing behind the last, too."""
+    for index, combination in enumerate(found):
+        if not segment.is_contradicted(screen, (*known, *combination)):
+            return [*found[index:]]
+    return found
 
 
 def _in_vain(segment: Segment, earlier: Mapping[str, Explanation]) -> bool:

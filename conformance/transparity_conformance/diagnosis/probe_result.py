@@ -44,6 +44,11 @@ class ProbeResult:
         return next(tap for tap in reversed(self.order) if tap in self.recorded)
 
     @property
+    def right(self) -> dict[str, float]:
+        """The budgets of the segments that are within them."""
+        return {tap: self.budgets[tap] for tap in self.errors if self.share(tap) <= 1}
+
+    @property
     def wrong(self) -> list[str]:
         """The taps whose segments are over their budgets."""
         return [tap for tap in self.errors if self.share(tap) > 1]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from transparity.limits.stored import chosen as chosen_of
 from transparity_conformance.diagnosis.fault import Hypothesis
-from transparity_conformance.diagnosis.faults.wholly_hidden import judged
+from transparity_conformance.diagnosis.faults.wholly_hidden import judged, judged_gap
 from transparity_conformance.diagnosis.walk import Base, Impossible, base_of, segment_budgets, walk
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.report.comparison import less, share
@@ -35,6 +35,8 @@ class Segment:
     budgets: Mapping[str, float]
     """The budget of this segment, by probe."""
     dtype: str
+    right: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """The budgets of the segments that are right, by probe and tap."""
     ranks: int = 1
     """The ranks of the port; 1 if what differs is not of their making."""
 
@@ -74,6 +76,15 @@ class Segment:
             changed = segment_budgets(probe, recorded, self.dtype, chosen, until=self.tap, neighbours=neighbours)
             budget = max(budget, changed[self.tap])
         return share(error, budget)
+
+    def is_contradicted(self, probe: Probe, chosen: Combination) -> bool:
+        """Return whether `chosen` makes a right segment in front of this one wrong, by more than it may change budgets."""
+        recorded, right = self.recorded[probe.name], self.right.get(probe.name, {})
+        if not right:
+            return False
+        computed = walk(probe, recorded, chosen, until=self.tap)
+        errors = ((judged_gap(probe, tap, recorded[tap], computed[tap]), tap) for tap in right if tap in computed)
+        return any(error > NEAR[self.dtype] * right[tap] for error, tap in errors)
 
     def rms(self, probe: Probe, chosen: Combination) -> float:
         """The root mean square of the remaining difference."""

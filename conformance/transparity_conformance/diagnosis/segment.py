@@ -78,7 +78,7 @@ class Segment:
         return share(error, budget)
 
     def is_contradicted(self, probe: Probe, chosen: Combination) -> bool:
-        """Return whether `chosen` makes a right segment in front of this one wrong, by more than it may change budgets."""
+        """Return whether `chosen` makes a right segment in front of this one wrong: by more than it changes budgets."""
         recorded, right = self.recorded[probe.name], self.right.get(probe.name, {})
         if not right:
             return False

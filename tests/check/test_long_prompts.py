@@ -27,14 +27,14 @@ from transparity_conformance.report.report import Report
 
 FILE = Path(__file__).parent / "long_llama.py"
 
-LENGTH = 1500
+LENGTH = 1100
 
 LLAMA = dataclasses.replace(
     CASES["llama"].resized(embed_dim=32, num_heads=4, num_key_value_heads=2, num_decoder_layers=1),
     max_length=LENGTH,
     rotary_scaling="llama3",
     rotary_factor=8.0,
-    rotary_original_length=1024,
+    rotary_original_length=400,
     pad_id=None,
 )
 
@@ -44,9 +44,9 @@ def of(name: str) -> Any:
     return load_port(f"{FILE}:{name}")
 
 
-def checked(config: TransformerConfig, **wrong: Callable[..., Any]) -> Report:
+def checked(config: TransformerConfig, budget: float = 0.0, **wrong: Callable[..., Any]) -> Report:
     parameters = probe_parameters(config)
-    return check(of("build_with")(**wrong), config=config, parameters=parameters, lengths=[LENGTH])
+    return check(of("build_with")(**wrong), config=config, parameters=parameters, lengths=[LENGTH], budget=budget)
 
 
 @pytest.fixture(autouse=True)
@@ -89,7 +89,7 @@ def test_no_array_has_a_number_for_every_query_and_key() -> None:
     assert peak < 8192**2
 
 
-@pytest.mark.parametrize("window", [None, 700])
+@pytest.mark.parametrize("window", [None, 300])
 def test_a_right_port_agrees_at_every_position_of_a_long_prompt(window: int | None) -> None:
     report = checked(dataclasses.replace(LLAMA, sliding_window=window))
     assert report.verdict == "agrees", as_text([report])
@@ -100,9 +100,9 @@ def test_a_right_port_agrees_at_every_position_of_a_long_prompt(window: int | No
 
 
 def test_a_window_that_only_a_long_prompt_crosses_is_untested_without_it() -> None:
-    config = dataclasses.replace(LLAMA, sliding_window=700)
+    config = dataclasses.replace(LLAMA, sliding_window=300)
     report = check(of("build_with")(), config=config, parameters=probe_parameters(config))
-    assert report.verdict == "inconclusive" and report.coverage.untested == ("sliding_window = 700",)
+    assert report.verdict == "inconclusive" and report.coverage.untested == ("sliding_window = 300",)
 
 
 FAR = {
@@ -116,18 +116,24 @@ FAR = {
 @pytest.mark.parametrize("name", FAR)
 def test_a_mistake_far_away_is_found_at_the_first_wrong_length_and_named(name: str) -> None:
     wrong, length, cause, says = FAR[name]
-    report = checked(LLAMA, **{role: of(function) for role, function in wrong.items()})
+    report = checked(LLAMA, 30.0, **{role: of(function) for role, function in wrong.items()})
     assert report.verdict == "diverges"
     assert any(f"wrong from length {length} on" in note for note in report.notes), report.notes
     found = [each for fault in report.faults for each in fault.causes]
     assert found and {each.mistake for each in found} == {cause} and says in found[0].says, as_text([report])
 
 
-@pytest.mark.parametrize(("name", "first"), [("one_more", 700), ("one_more_far_away", 1400)])
+@pytest.mark.parametrize(("name", "first"), [("one_more", 300), ("one_more_far_away", 600)])
 def test_a_window_that_is_off_by_one_diverges_from_its_first_wrong_position_on(name: str, first: int) -> None:
-    report = checked(dataclasses.replace(LLAMA, sliding_window=700), sees=of(name))
+    report = checked(dataclasses.replace(LLAMA, sliding_window=300), sees=of(name))
     assert report.verdict == "diverges"
     assert any(f"wrong from length {first + 1} on" in note for note in report.notes), report.notes
+
+
+def test_scaling_that_ends_at_the_original_length_diverges_from_there_on() -> None:
+    report = checked(LLAMA, frequencies=of("scaled_below"))
+    assert report.verdict == "diverges"
+    assert any("wrong from length 401 on" in note for note in report.notes), report.notes
 
 
 def test_scaling_beyond_the_original_length_alone_diverges_in_short_prompts() -> None:
@@ -137,7 +143,7 @@ def test_scaling_beyond_the_original_length_alone_diverges_in_short_prompts() ->
 
 
 def test_a_prompt_beyond_max_length_is_refused_before_the_port_is_built() -> None:
-    with pytest.raises(ConfigError, match=r"length 1,501 .* max_length is 1,500; expected 1 to 1,500"):
+    with pytest.raises(ConfigError, match=r"length 1,101 .* max_length is 1,100; expected 1 to 1,100"):
         check(lambda *_: None, config=LLAMA, parameters=probe_parameters(LLAMA), lengths=[LENGTH + 1])
 
 

@@ -144,7 +144,7 @@ def test_scaling_beyond_the_original_length_alone_diverges_in_short_prompts() ->
 
 def test_a_prompt_beyond_max_length_is_refused_before_the_port_is_built() -> None:
     with pytest.raises(ConfigError, match=r"length 1,101 .* max_length is 1,100; expected 1 to 1,100"):
-        check(lambda *_: None, config=LLAMA, parameters=probe_parameters(LLAMA), lengths=[LENGTH + 1])
+        check(of("build"), config=LLAMA, parameters=probe_parameters(LLAMA), lengths=[LENGTH + 1])
 
 
 def test_lengths_are_for_sizes_that_were_asked_for() -> None:

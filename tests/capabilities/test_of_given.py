@@ -55,8 +55,8 @@ def claims(report: Report) -> dict[str, str]:
 
 
 def test_all_that_needs_no_parameters_of_its_own_is_compared_with_given_ones() -> None:
-    names = [row.attribute for row in OF_GIVEN]
-    report = checked(pytorch_build, **dict.fromkeys(names, right), train=right)
+    every: dict[str, Any] = dict.fromkeys([row.attribute for row in OF_GIVEN], right)
+    report = checked(pytorch_build, **every, train=right)
     assert report.verdict == "agrees", as_text([report])
     assert claims(report).keys() >= {"loss", "gradients", "generate", "beam_search", "step"}
     lines = [line for line in report.not_compared if line.startswith(("generate", "train"))]

@@ -317,16 +317,12 @@ def check(
         from transparity_conformance.report.files import check_writable
         from transparity_conformance.report.terminal import progress_bar
 
-        by_layer |= layers is not None
-        checkpoint = checkpoint_of(port, checkpoint, preset, config, family)
-        check_goes_together(
-            preset or [], config, checkpoint, family or [], command, head, adapter, by_layer, length or []
-        )
-        asked = [name for name in sections if sections[name]]
-        options: dict[str, Any] = {"dtype": dtype, "timeout": timeout, "budget": budget, "sections": asked}
-        options |= {"located": _tell, "audit": audit, "adapter": adapter, "ranks": ranks}
-        options["lengths"] = length or []
-        run = checker(port, command, logits_only=not taps, **options)
+        by_layer, checkpoint = by_layer or layers is not None, checkpoint_of(port, checkpoint, preset, config, family)
+        together = (preset or [], config, checkpoint, family or [], command, head, adapter, by_layer, length or [])
+        check_goes_together(*together)
+        options: dict[str, Any] = {"dtype": dtype, "timeout": timeout, "budget": budget, "located": _tell}
+        options |= {"audit": audit, "adapter": adapter, "ranks": ranks, "lengths": length}
+        run = checker(port, command, logits_only=not taps, sections=[*filter(sections.get, sections)], **options)
         check_writable(json_file, html_file)
         chosen = _chosen(run, preset or [], config, family or [], checkpoint, head, layers, by_layer=by_layer)
         reports, errors = check_all(run, _announced(chosen, port or command or "", dtype), progress_bar, _show)

@@ -88,24 +88,20 @@ def check(
         preset: a preset, which is checked at its probe size; or the name of a `config` in the report.
         family: a family of models (`llama` …), whose folders the port reads; its small model without a `config`.
         config, parameters: any other configuration; its parameters, which are drawn without them.
-        dtype, logits_only: the precision, which `build` is told if it takes `dtype="…"`; compare the logits alone.
+        dtype, logits_only: the precision, which `build` is told if it takes `dtype="…"`; the logits alone.
         isolated, ranks: run the port, which another process can import, in a process of its own, or in so many.
         timeout, budget: seconds that an isolated port has for one answer; those for the search for causes.
-        name: the port's name in the report; that of `build` without it.
+        name, lengths: the port's name in the report; prompts of so many tokens are compared, too, at every position.
         audit: a field or a tensor that is not followed diverges; None: that of a loader is listed.
-        lengths: prompts of so many tokens are compared, too, at every position.
         progress, located: receive every step; and a report once it is known where the port diverges, or known better.
 
-    Raises `PortError` if the port raises, returns no array, or ends its process; `TransparityError` for what is unknown
-    or does not fit; `Interrupted`, with a report, for Ctrl-C in the check of a port that diverges.
+    Raises `PortError` if a port fails; `TransparityError` for what does not fit; `Interrupted`, with a report, on Ctrl-C.
     """
     preset, config = _given(preset, family, config, parameters, ranks)
-    known, progress, name = Known(located), progress or silent, name or name_of(build)
-    asked = Asked(
-        preset, config, parameters, dtype, logits_only, budget, name, known, max(ranks, ranks_of(build)), tuple(lengths)
-    )
+    known, name, many = Known(located), name or name_of(build), max(ranks, ranks_of(build))
+    asked = Asked(preset, config, parameters, dtype, logits_only, budget, name, known, many, tuple(lengths))
     with _built_by(build, family, timeout if isolated or ranks > 1 else None, ranks) as port, known.kept():
-        return _audited(_on_ranks(told_dtype(port, dtype), asked, progress), port, asked, progress, audit)
+        return _audited(port, asked, progress or silent, audit)
 
 
 def _given(
@@ -120,8 +116,9 @@ def _given(
     return preset, divisible(config or preset_called(preset), ranks)
 
 
-def _audited(report: Report, port: Port, asked: Asked, progress: Progress, is_wanted: bool | None) -> Report:
+def _audited(port: Port, asked: Asked, progress: Progress, is_wanted: bool | None) -> Report:
     """The report with the audit of a port; given weights are those of one model, and have no variants."""
+    report = _on_ranks(told_dtype(port, asked.dtype), asked, progress)
     audited = audited_of(port)
     is_loader = audited.model_type is not None
     if asked.parameters is not None or not (is_loader if is_wanted is None else is_wanted):

@@ -51,7 +51,7 @@ def checker(
     located: Located = untold,
     adapter: Path | None = None,
     ranks: int = 1,
-    lengths: Sequence[int] = (),
+    lengths: Sequence[int] | None = None,
 ) -> Check:
     """The check of a system, by a function or by a program, each in a process of its own.
 
@@ -60,10 +60,8 @@ def checker(
         command: the program; either this or `port`.
         timeout: seconds that the program has, or the function for one answer; None for the default.
         sections: sections of the bundle that the program is given.
-        audit, budget, located: as for `check`.
-        adapter: the file that matches the tensors of the model that `port` makes.
-        ranks: the number of processes that run it together.
-        lengths: long prompts, for a port and a system that is no probe of its own making.
+        audit, budget, located, lengths: as for `check`; `lengths` of sizes that were asked for.
+        adapter, ranks: the file that matches the tensors of the model that `port` makes; the processes that run it.
 
     Raises `UsageError` for options of the other kind.
     """
@@ -71,10 +69,7 @@ def checker(
         raise UsageError("check takes either a PORT or --command; give one of the two.")
     options: dict[str, Any] = {"dtype": dtype, "logits_only": logits_only, "budget": budget, "located": located}
     if command is not None:
-        if audit:
-            raise UsageError("--audit builds a PORT many times, and a --command runs once; leave out one of the two.")
-        if lengths:
-            raise UsageError("--length is for a PORT; a --command is given the prompts of its bundle.")
+        _must_be_for_commands(audit, lengths)
         options |= {"timeout": checked_timeout(timeout), "sections": sections, "ranks": ranks}
         return lambda system, progress: check_command(command, system.name, system.config, **options, progress=progress)
     if sections:
@@ -82,7 +77,15 @@ def checker(
         raise UsageError(f"{flags} asks for more in a bundle, for --command; a PORT is compared in all that it offers.")
     assert port is not None
     options |= {"name": port, "audit": audit}
-    return _of_port(port, checked_timeout(timeout), options, adapter, ranks, tuple(lengths))
+    return _of_port(port, checked_timeout(timeout), options, adapter, ranks, tuple(lengths or ()))
+
+
+def _must_be_for_commands(audit: bool | None, lengths: Sequence[int] | None) -> None:
+    """Raise `UsageError` for options that a program does not have."""
+    if audit:
+        raise UsageError("--audit builds a PORT many times, and a --command runs once; leave out one of the two.")
+    if lengths:
+        raise UsageError("--length is for a PORT; a --command is given the prompts of its bundle.")
 
 
 def _of_port(

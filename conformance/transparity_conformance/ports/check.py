@@ -95,7 +95,7 @@ def check(
         audit: a field or a tensor that is not followed diverges; None: that of a loader is listed.
         progress, located: receive every step; and a report once it is known where the port diverges, or known better.
 
-    Raises `PortError` if a port fails; `TransparityError` for what does not fit; `Interrupted`, with a report, on Ctrl-C.
+    Raises `PortError` if a port fails; `TransparityError` for what does not fit; `Interrupted`, with a report: Ctrl-C.
     """
     preset, config = _given(preset, family, config, parameters, ranks)
     known, name, many = Known(located), name or name_of(build), max(ranks, ranks_of(build))

@@ -14,7 +14,7 @@ from transparity_conformance.diagnosis.judge import Progress
 from transparity_conformance.oracle.memory import BYTES_OF_AN_ACTIVATION
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.oracle.reach.long import LongProbe, has_prefixes
-from transparity_conformance.oracle.reach.thresholds import LONGEST_THRESHOLD
+from transparity_conformance.oracle.reach.thresholds import LONGEST
 from transparity_conformance.ports.reach.calls import Comparison, Reached, call_model
 from transparity_conformance.report.comparison import share
 
@@ -36,6 +36,8 @@ def call_long(
             reached.notes.append(_where(probe, errors, found.budget))
             if has_prefixes(probe.config):
                 _shorten(forward, probe, errors, dtype, reached)
+            if not can_be_walked(shortest := reached.wrong[0].probe):
+                reached.notes.append(f"{shortest.name}: the cause is not searched, for all activations are too large")
 
 
 def leave_out(probes: Sequence[LongProbe], reached: Reached) -> None:
@@ -44,13 +46,13 @@ def leave_out(probes: Sequence[LongProbe], reached: Reached) -> None:
 
 
 def can_be_walked(probe: Probe) -> bool:
-    """Return whether all activations of a wrong call fit into memory, so that its cause can be searched."""
+    """Return whether all activations of a wrong call are affordable, so that its cause can be searched."""
     if not isinstance(probe, LongProbe):
         return True
     length = max(probe.lengths)
     taps = tap_shapes(probe.config, 1, **dict.fromkeys(probe.config.input_names, length))
     needed = sum(map(math.prod, taps.values())) * BYTES_OF_AN_ACTIVATION
-    return length <= LONGEST_THRESHOLD and needed <= available_memory()
+    return length <= LONGEST and needed <= available_memory()
 
 
 def _errors(forward: Callable[..., Any], probe: LongProbe, reached: Reached) -> np.ndarray | None:
@@ -66,7 +68,7 @@ def _comparison(probe: LongProbe, errors: np.ndarray | None, dtype: str) -> Comp
     if errors is None:
         return Comparison(probe, np.inf, budget, {})
     error = float(errors.max())
-    is_shown = share(error, budget) > 1 and len(errors) <= LONGEST_THRESHOLD
+    is_shown = share(error, budget) > 1 and len(errors) <= LONGEST
     return Comparison(probe, error, budget, {"row": [error]} | ({"position": errors.tolist()} if is_shown else {}))
 
 

@@ -197,6 +197,16 @@ ByLayer = Annotated[
     ),
 ]
 Layers = Annotated[str | None, typer.Option("--layers", metavar="0,7,31", help="As --by-layer, of these layers alone.")]
+Length = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--length",
+        metavar="N",
+        min=1,
+        help="With --checkpoint or --config: compare the logits of a prompt of N tokens, too, at every position. "
+        "Repeat it for several.",
+    ),
+]
 HeadChoice = Annotated[
     Head | None,
     typer.Option("--head", help="Output of an encoder-only checkpoint; default: pooled, if it has a pooler."),
@@ -315,6 +325,7 @@ def check(
     adapter: AdapterFile = None,
     by_layer: ByLayer = False,
     layers: Layers = None,
+    length: Length = None,
     ranks: Ranks = 1,
     json_file: JsonFile = None,
     html_file: HtmlFile = None,
@@ -327,13 +338,12 @@ def check(
         from transparity_conformance.report.files import check_writable
         from transparity_conformance.report.terminal import progress_bar
 
-        by_layer |= layers is not None
-        checkpoint = checkpoint_of(port, checkpoint, preset, config, family)
-        check_goes_together(preset or [], config, checkpoint, family or [], command, head, adapter, by_layer)
-        asked = [name for name in sections if sections[name]]
-        options: dict[str, Any] = {"dtype": dtype, "timeout": timeout, "budget": budget, "sections": asked}
-        options |= {"located": _tell, "audit": audit, "adapter": adapter, "ranks": ranks}
-        run = checker(port, command, logits_only=not taps, **options)
+        by_layer, checkpoint = by_layer or layers is not None, checkpoint_of(port, checkpoint, preset, config, family)
+        together = (preset or [], config, checkpoint, family or [], command, head, adapter, by_layer, length or [])
+        check_goes_together(*together)
+        options: dict[str, Any] = {"dtype": dtype, "timeout": timeout, "budget": budget, "located": _tell}
+        options |= {"audit": audit, "adapter": adapter, "ranks": ranks, "lengths": length}
+        run = checker(port, command, logits_only=not taps, sections=[*filter(sections.get, sections)], **options)
         check_writable(json_file, html_file)
         chosen = _chosen(run, preset or [], config, family or [], checkpoint, head, layers, by_layer=by_layer)
         reports, errors = check_all(run, _announced(chosen, port or command or "", dtype), progress_bar, _show)

@@ -167,6 +167,25 @@ class Steps:
         return self.model(seen)[:, -tokens.shape[1] :], seen
 
 
+class Generating(Steps):
+    """Greedy, up to the end token of each row."""
+
+    def __init__(self, model, end, forgets):
+        super().__init__(model)
+        self.end, self.forgets = end, forgets
+
+    def generate(self, prompt, max_new_tokens):
+        ended = torch.zeros(len(prompt), dtype=torch.bool)
+        for _ in range(max_new_tokens):
+            if ended.all():
+                break
+            logits = self.model(prompt[:, -1:] if self.forgets else prompt)[:, -1]
+            token = torch.where(ended, self.end or 0, logits.argmax(-1))
+            ended |= token == self.end if self.end is not None else ended
+            prompt = torch.cat([prompt, token[:, None]], 1)
+        return prompt
+
+
 class Forgetful(Steps):
     def step(self, tokens, cache):
         return super().step(tokens, None)
@@ -183,6 +202,15 @@ def load_with_a_cache(folder):
 
 def load_that_forgets(folder):
     return Forgetful(load(folder))
+
+
+def load_that_generates(folder, forgets=False):
+    cfg = json.loads(Path(folder, "config.json").read_text())
+    return Generating(load(folder), cfg.get("eos_token_id"), forgets)
+
+
+def load_that_generates_from_one_token(folder):
+    return load_that_generates(folder, forgets=True)
 
 
 def load_that_trains_by_steps(folder):

@@ -102,6 +102,16 @@ def test_a_loaded_model_that_offers_steps_is_decoded_with_its_cache(name: str, v
     assert causes(report) <= {"cache-mask"}
 
 
+@pytest.mark.parametrize(
+    ("name", "verdict"), [("load_that_generates", "agrees"), ("load_that_generates_from_one_token", "diverges")]
+)
+def test_a_loaded_model_generates_with_the_weights_of_a_checkpoint(name: str, verdict: str) -> None:
+    config = example_config("llama")
+    report = check(of(name), family="llama", config=config, parameters=probe_parameters(config, 5))
+    assert {claim.id: claim.verdict for claim in report.claims}["generate"] == report.verdict == verdict
+    assert any(line.startswith("generate: of given parameters") for line in report.not_compared)
+
+
 def test_a_method_step_with_other_arguments_is_the_models_own() -> None:
     report = check(of("load_that_trains_by_steps"), family="llama", audit=False)
     assert report.verdict == "agrees"

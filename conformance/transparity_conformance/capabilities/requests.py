@@ -69,7 +69,16 @@ class Request:
 
 
 def following(request: Request, parameters: Arrays, tokens: np.ndarray, steps: int) -> np.ndarray:
-    """The logits (batch, steps, vocab) of each new token, given the `tokens` before it."""
+    """The logits (batch, steps, vocab) of each new token, given the `tokens` before it: of one forward pass, where no
+    token depends on later ones."""
+    config, end = request.config, int(request.begins.max()) + steps - 1
+    sees_itself = config.pad_id is None or (tokens[:, 0] != config.pad_id).all()  # else a row may see padding alone
+    if config.mask_is_exact and sees_itself and end <= config.max_length:
+        inputs: dict[str, Any] = {config.input_names[-1]: tokens[:, :end]}
+        inputs |= {} if request.source is None else {"source": request.source}
+        of_all = transformer(config, parameters, **inputs)
+        at = request.begins[:, None] - 1 + np.arange(steps)
+        return np.take_along_axis(of_all, at[..., None], axis=1)
     given = (request.config, parameters, tokens)
     logits = [next_logits(*given, request.begins + new, None, request.source, 0) for new in range(steps)]
     return np.stack(logits, axis=1)
@@ -93,6 +102,25 @@ def greedy_requests(probe: Probe) -> tuple[Request, ...]:
     push = _push(never, config.eos_id, parameters)
     ending = _pushed(parameters, config.eos_id, push)
     return never, dataclasses.replace(never, name="to the end token", parameters=ending)
+
+
+@kept_in(0)
+def given_requests(probe: Probe) -> tuple[Request, ...]:
+    """Return a request to the probe's own model, of no more positions than the probe has."""
+    config = probe.config
+    source = probe.inputs["source"][:ROWS] if config.has_encoder else None
+    width = min(probe.inputs[config.input_names[-1]].size // ROWS, config.max_length)
+    prompt = _prompt(config, 5, ROWS, min(PROMPT, config.max_length))
+    steps = max(1, width - prompt.shape[1])
+    return (Request("with the given parameters", config, probe.parameters, prompt, steps, source),)
+
+
+@kept_in(0)
+def given_beam_requests(probe: Probe) -> tuple[Request, ...]:
+    """Return a request for beam search to the probe's own model."""
+    (greedy,) = given_requests(probe)
+    steps = min(SEARCHED, greedy.steps)
+    return (dataclasses.replace(greedy, name="beams with the given parameters", steps=steps, beams=BEAMS),)
 
 
 @kept_in(0)

@@ -34,6 +34,20 @@ def projection_of(name: str) -> str:
     return name.split(".")[-2]
 
 
+def _directions(parameters: Arrays) -> dict[str, int]:
+    """The directions of each learned parameter, kind by kind."""
+    kinds: dict[str, list[str]] = defaultdict(list)
+    for name in filter(is_learned, parameters):
+        kinds[projection_of(name)].append(name)
+    return {name: math.ceil(AT_LEAST / len(names)) for names in kinds.values() for name in names}
+
+
+def memory_of_derivatives(parameters: Arrays) -> int:
+    """Bytes of all directions in float64, and of the parameters and one direction in complex numbers."""
+    directions = sum(count * parameters[name].size for name, count in _directions(parameters).items())
+    return 8 * directions + 2 * 16 * sum(value.size for value in parameters.values())
+
+
 class Derivatives:
     """The derivatives of the loss of one model on one batch, along directions of each learned parameter."""
 
@@ -50,14 +64,10 @@ class Derivatives:
         self.config, self.inputs, self.loss, self.training = config, inputs, loss, training
         self.masks = masks
         self.targets = targets_of(config, inputs)
-        kinds: dict[str, list[str]] = defaultdict(list)
-        for name in filter(is_learned, parameters):
-            kinds[projection_of(name)].append(name)
         random = np.random.default_rng(7)
         self.directions = {
-            name: random.normal(size=(math.ceil(AT_LEAST / len(names)), *parameters[name].shape))
-            for names in kinds.values()
-            for name in names
+            name: random.normal(size=(count, *parameters[name].shape))
+            for name, count in _directions(parameters).items()
         }
         self.oracle = Oracle(self._run, parameters)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,7 @@ from transparity_conformance.oracle.lean import lean
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, probes_left_out, probes_of, probes_with
 from transparity_conformance.oracle.probes import probes as probes_of_preset
+from transparity_conformance.oracle.reach.long import LongProbe, long_probes
 from transparity_conformance.oracle.reach.models import reach_of, reach_of_preset
 from transparity_conformance.oracle.reach.vocabulary import every_token, unseen_tokens
 from transparity_conformance.ports.alignment.heard import NOT_ASKED, Heard, hear, row_of, wrong_logits
@@ -50,6 +51,7 @@ from transparity_conformance.ports.ranks.group import group_of, ranked_build, ra
 from transparity_conformance.ports.ranks.sizes import divisible, probes_on
 from transparity_conformance.ports.reach.calls import Ran, Reached, reach, run_all, whole
 from transparity_conformance.ports.reach.drawn import with_drawn_weights
+from transparity_conformance.ports.reach.long import call_long, can_be_walked, leave_out
 from transparity_conformance.ports.reach.verdict import coverage_of, with_reach
 from transparity_conformance.report.comparison import gap, share
 from transparity_conformance.report.report import ClaimResult, Interrupted, Report
@@ -78,6 +80,7 @@ def check(
     audit: bool | None = None,
     located: Located = untold,
     ranks: int = 1,
+    lengths: Sequence[int] = (),
 ) -> Report:
     """Check a port against the reference.
 
@@ -86,21 +89,20 @@ def check(
         preset: a preset, which is checked at its probe size; or the name of a `config` in the report.
         family: a family of models (`llama` …), whose folders the port reads; its small model without a `config`.
         config, parameters: any other configuration; its parameters, which are drawn without them.
-        dtype, logits_only: the precision, which `build` is told if it takes `dtype="…"`; compare the logits alone.
+        dtype, logits_only: the precision, which `build` is told if it takes `dtype="…"`; the logits alone.
         isolated, ranks: run the port, which another process can import, in a process of its own, or in so many.
         timeout, budget: seconds that an isolated port has for one answer; those for the search for causes.
-        name: the port's name in the report; that of `build` without it.
+        name, lengths: the port's name in the report; prompts of so many tokens are compared, too, at every position.
         audit: a field or a tensor that is not followed diverges; None: that of a loader is listed.
         progress, located: receive every step; and a report once it is known where the port diverges, or known better.
 
-    Raises `PortError` if the port raises, returns no array, or ends its process; `TransparityError` for what is unknown
-    or does not fit; `Interrupted`, with a report, for Ctrl-C in the check of a port that diverges.
+    Raises `PortError` if a port fails; `TransparityError` for what does not fit; `Interrupted`, with a report: Ctrl-C.
     """
     preset, config = _given(preset, family, config, parameters, ranks)
-    known, progress, name = Known(located), progress or silent, name or name_of(build)
-    asked = Asked(preset, config, parameters, dtype, logits_only, budget, name, known, max(ranks, ranks_of(build)))
+    known, name, many = Known(located), name or name_of(build), max(ranks, ranks_of(build))
+    asked = Asked(preset, config, parameters, dtype, logits_only, budget, name, known, many, tuple(lengths))
     with _built_by(build, family, timeout if isolated or ranks > 1 else None, ranks) as port, known.kept():
-        return _audited(_on_ranks(told_dtype(port, dtype), asked, progress), port, asked, progress, audit)
+        return _audited(port, asked, progress or silent, audit)
 
 
 def _given(
@@ -115,8 +117,9 @@ def _given(
     return preset, divisible(config or preset_called(preset), ranks)
 
 
-def _audited(report: Report, port: Port, asked: Asked, progress: Progress, is_wanted: bool | None) -> Report:
+def _audited(port: Port, asked: Asked, progress: Progress, is_wanted: bool | None) -> Report:
     """The report with the audit of a port; given weights are those of one model, and have no variants."""
+    report = _on_ranks(told_dtype(port, asked.dtype), asked, progress)
     audited = audited_of(port)
     is_loader = audited.model_type is not None
     if asked.parameters is not None or not (is_loader if is_wanted is None else is_wanted):
@@ -152,6 +155,7 @@ class Asked:
     port: str
     known: Known
     ranks: int
+    lengths: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
@@ -164,6 +168,12 @@ class Asked:
         wanted = _probes(self.preset, self.config, self.parameters)
         probes = {key: probe for key, probe in wanted.items() if key != "hot" or self.dtype not in HALF}
         return probes_on(probes, self.ranks)
+
+    @functools.cached_property
+    def long(self) -> list[LongProbe]:
+        """The long prompts that were asked for."""
+        first = next(iter(self.probes.values()))
+        return long_probes(first.config, first.parameters, self.lengths)
 
 
 def _on_ranks(build: Port, asked: Asked, progress: Progress) -> Report:
@@ -184,6 +194,7 @@ def _on_ranks(build: Port, asked: Asked, progress: Progress) -> Report:
 def _checked(build: Port, asked: Asked, progress: Progress, ranks: int = 1) -> Report:
     """The report of the forward pass, how far it reaches, capabilities and histories; `ranks`, as for `judge`."""
     dtype, logits_only = asked.dtype, asked.logits_only
+    assert len(asked.long) == len(set(asked.lengths))  # what does not fit is told before the port runs
     ran = run_all(build, asked.probes, progress, logits_only=logits_only)
     probes = {key: lean(probe, ran.actual[key], progress) for key, probe in ran.probes.items()}
     ran = dataclasses.replace(ran, probes=probes)
@@ -207,8 +218,9 @@ def _checked(build: Port, asked: Asked, progress: Progress, ranks: int = 1) -> R
     report = dataclasses.replace(report, notes=(*report.notes, *folder_note(build, asked.parameters)))
     asked.known.report = report
     preset = asked.preset if asked.config is None else None
-    report, reached = _with_reach(report, build, ran, probes, preset, asked.parameters, progress)
-    if reached.wrong and not reached.is_history and not report.faults[-1].is_misshapen:
+    report, reached = _with_reach(report, build, ran, probes, preset, asked, progress)
+    is_explained = reached.wrong and not reached.is_history and not report.faults[-1].is_misshapen
+    if is_explained and can_be_walked(reached.wrong[0].probe):
         report = _explained_at_other_sizes(asked, report, reached, progress, ranks)
     left_out = probes_left_out(first.config, asked.probes, dtype)
     report = with_everything_offered(report, build, ran, left_out, is_drawn=asked.parameters is None)
@@ -274,12 +286,13 @@ def _with_reach(
     ran: Ran,
     probes: Mapping[str, Probe],
     preset: str | None,
-    parameters: Arrays | None,
+    asked: Asked,
     progress: Progress,
 ) -> tuple[Report, Reached]:
     """Call a port that agrees at other sizes, too; the report says how far it reaches."""
-    first = next(iter(probes.values()))
+    first, parameters = next(iter(probes.values())), asked.parameters
     if report.verdict != "agrees":
+        leave_out(asked.long, ran.reached)
         missing = (*report.not_compared, *ran.reached.refused, *ran.reached.failed)
         return dataclasses.replace(report, coverage=coverage_of(probes.values()), not_compared=missing), ran.reached
     if preset is not None:
@@ -288,6 +301,7 @@ def _with_reach(
         models = reach_of(first.config, first.parameters, is_drawn=parameters is None)
     models = models if parameters is None else (*models, every_token(first.config, parameters))
     reached = reach(build, ran.forward, models, report.dtype, progress, ran.reached)
+    call_long(ran.forward, asked.long, report.dtype, progress, reached)
     unseen = [] if parameters is None else unseen_tokens(first.config, [*probes.values(), *reached.probes])
     report = with_reach(report, reached, first.config, probes.values())
     return dataclasses.replace(report, not_compared=(*report.not_compared, *unseen)), reached

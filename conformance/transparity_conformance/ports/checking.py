@@ -51,6 +51,7 @@ def checker(
     located: Located = untold,
     adapter: Path | None = None,
     ranks: int = 1,
+    lengths: Sequence[int] | None = None,
 ) -> Check:
     """The check of a system, by a function or by a program, each in a process of its own.
 
@@ -59,9 +60,8 @@ def checker(
         command: the program; either this or `port`.
         timeout: seconds that the program has, or the function for one answer; None for the default.
         sections: sections of the bundle that the program is given.
-        audit, budget, located: as for `check`.
-        adapter: the file that matches the tensors of the model that `port` makes.
-        ranks: the number of processes that run it together.
+        audit, budget, located, lengths: as for `check`; `lengths` of sizes that were asked for.
+        adapter, ranks: the file that matches the tensors of the model that `port` makes; the processes that run it.
 
     Raises `UsageError` for options of the other kind.
     """
@@ -69,22 +69,34 @@ def checker(
         raise UsageError("check takes either a PORT or --command; give one of the two.")
     options: dict[str, Any] = {"dtype": dtype, "logits_only": logits_only, "budget": budget, "located": located}
     if command is not None:
-        if audit:
-            raise UsageError("--audit builds a PORT many times, and a --command runs once; leave out one of the two.")
+        _must_be_for_commands(audit, lengths)
         options |= {"timeout": checked_timeout(timeout), "sections": sections, "ranks": ranks}
         return lambda system, progress: check_command(command, system.name, system.config, **options, progress=progress)
     if sections:
         flags = " and ".join(f"--{name}" for name in sections)
         raise UsageError(f"{flags} asks for more in a bundle, for --command; a PORT is compared in all that it offers.")
     assert port is not None
-    return _of_port(port, checked_timeout(timeout), options | {"name": port, "audit": audit}, adapter, ranks)
+    options |= {"name": port, "audit": audit}
+    return _of_port(port, checked_timeout(timeout), options, adapter, ranks, tuple(lengths or ()))
 
 
-def _of_port(port: str, timeout: float, options: dict[str, Any], adapter: Path | None, ranks: int) -> Check:
+def _must_be_for_commands(audit: bool | None, lengths: Sequence[int] | None) -> None:
+    """Raise `UsageError` for options that a program does not have."""
+    if audit:
+        raise UsageError("--audit builds a PORT many times, and a --command runs once; leave out one of the two.")
+    if lengths:
+        raise UsageError("--length is for a PORT; a --command is given the prompts of its bundle.")
+
+
+def _of_port(
+    port: str, timeout: float, options: dict[str, Any], adapter: Path | None, ranks: int, lengths: tuple[int, ...]
+) -> Check:
     """The check of a function or of a model with an adapter, or of an artefact by its runtime."""
     runtime = runtime_of(port)
     if runtime is None:
-        return PortCheck(port, timeout, options, adapter, ranks)
+        return PortCheck(port, timeout, options, adapter, ranks, lengths)
+    if lengths:
+        raise UsageError(f"--length is for a PORT that makes a model; {safe(port)} is an artefact.")
     if ranks > 1:
         raise UsageError(f"--ranks is for a PORT that makes a model, or a --command; {safe(port)} is an artefact.")
     if adapter is not None:
@@ -98,11 +110,17 @@ class PortCheck:
     """The check of a port in a process of its own, which serves all systems until it ends."""
 
     def __init__(
-        self, spec: str, timeout: float, options: dict[str, Any], adapter: Path | None = None, ranks: int = 1
+        self,
+        spec: str,
+        timeout: float,
+        options: dict[str, Any],
+        adapter: Path | None = None,
+        ranks: int = 1,
+        lengths: tuple[int, ...] = (),
     ) -> None:
         if adapter is not None:
             read_adapter(adapter)
-        self.spec, self.has_adapter, self.ranks = spec, adapter is not None, ranks
+        self.spec, self.has_adapter, self.ranks, self.lengths = spec, adapter is not None, ranks, lengths
         given = None if adapter is None else str(adapter)
         self.start = functools.partial(isolated_build, spec, timeout, given)
         if ranks > 1:
@@ -117,7 +135,8 @@ class PortCheck:
         config = None if is_preset else system.config
         if self.ranks > 1 and is_drawn:
             config = sized(system.name, system.config, self.ranks)
-        return check(build, system.name, config=config, parameters=system.parameters, progress=progress, **self.options)
+        options = {**self.options, "progress": progress, "lengths": self.lengths if system.is_asked else ()}
+        return check(build, system.name, config=config, parameters=system.parameters, **options)
 
     def is_loader(self) -> bool:
         """Return whether the port is a loader, `load(folder)`, by its signature.
@@ -158,12 +177,18 @@ def check_goes_together(
     head: str | None,
     adapter: Path | None = None,
     is_by_layer: bool = False,
+    lengths: Sequence[int] = (),
 ) -> None:
     """Raise `UsageError` for options of a command that exclude each other."""
     if is_by_layer and (checkpoint is None or adapter is not None):
         raise UsageError(
             "--by-layer and --layers write each layer of a checkpoint as a model of its own for the port's loader; "
             "give --checkpoint FOLDER and a PORT that is load(folder)."
+        )
+    if lengths and checkpoint is None and config is None:
+        raise UsageError(
+            "--length was given for models of probe size, whose longest prompt is short; give --checkpoint FOLDER or "
+            "--config FILE, whose max_length allows it."
         )
     besides = bool(names) or config is not None or command is not None
     if checkpoint is not None and (besides or families):

@@ -8,7 +8,7 @@ draw, with everything else that the port offers, and every answer is compared as
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from transparity_conformance.capabilities.capability import BuiltPort, Capability, ForwardPass, Way
 from transparity_conformance.capabilities.stranger import PortError, PortProcessError, call_stranger
-from transparity_conformance.capabilities.table import offered_by
+from transparity_conformance.capabilities.table import CAPABILITIES, offered_by
 from transparity_conformance.diagnosis.faults.wholly_hidden import judged_gap
 from transparity_conformance.oracle.probes import Probe, mixed_inputs, twin
 from transparity_conformance.ports.process.running import run
@@ -44,17 +44,20 @@ class _Asked:
     """What is wrong at first, too."""
 
 
-def compare_history(port: BuiltPort, forward: ForwardPass, first: CapabilityResult) -> CapabilityResult:
+def compare_history(
+    port: BuiltPort, forward: ForwardPass, first: CapabilityResult, rows: Collection[Capability] = ()
+) -> CapabilityResult:
     """Call one object many times, and compare every answer.
 
     Args:
         port: the port, which has answered every probe and request once.
         forward: its first logits, which agree.
         first: the result of its capabilities; those that agree are asked again.
+        rows: the capabilities as they were compared; without them, those of the table.
     """
     random = np.random.default_rng(0)
     is_large = any(probe.is_large for probe in forward.probes.values())
-    asked = [] if is_large else _asked(port, forward, first)
+    asked = [] if is_large else _asked(port, forward, first, rows or CAPABILITIES.values())
     forward = forward if is_large else _with_twin(forward)
     keys = sorted(forward.probes)
     order: list[Any] = [keys[index] for index in random.integers(len(keys), size=CALLS_OF_LARGE if is_large else CALLS)]
@@ -83,9 +86,12 @@ def _with_twin(forward: ForwardPass) -> ForwardPass:
     return dataclasses.replace(forward, probes={**forward.probes, added.name: added}, logits=logits_of)
 
 
-def _asked(port: BuiltPort, forward: ForwardPass, first: CapabilityResult) -> list[_Asked]:
+def _asked(
+    port: BuiltPort, forward: ForwardPass, first: CapabilityResult, rows: Collection[Capability]
+) -> list[_Asked]:
     agreeing = {claim.id for claim in first.claims if claim.verdict == "agrees"}
-    ways = ((row, way) for row in offered_by(port.forward) for way in row.ways if way.claim in agreeing)
+    offered = {row.attribute for row in offered_by(port.forward)}
+    ways = ((row, way) for row in rows if row.attribute in offered for way in row.ways if way.claim in agreeing)
     comparable = ((row, way, way.all_requests(forward)) for row, way in ways)
     wrong = frozenset(fault.where for fault in first.faults)
     return [_Asked(row, way, requests, wrong) for row, way, requests in comparable if requests]

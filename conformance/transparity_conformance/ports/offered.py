@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from transparity_conformance.capabilities.capability import BuiltPort, ForwardPass
+from transparity_conformance.capabilities.capability import BuiltPort, ForwardPass, first_of
 from transparity_conformance.capabilities.compare import compare_capabilities, compare_capability
-from transparity_conformance.capabilities.decoding.steps import STEPS
-from transparity_conformance.capabilities.learning.loss import LOSS
-from transparity_conformance.capabilities.table import ATTRIBUTES, offered_by
+from transparity_conformance.capabilities.decoding.given import what_is_generated
+from transparity_conformance.capabilities.table import ATTRIBUTES, OF_GIVEN, offered_by
 from transparity_conformance.oracle.probes import single_row
 from transparity_conformance.ports.histories import compare_history
 from transparity_conformance.ports.process.running import Port, run, sharding_of
@@ -16,11 +15,7 @@ from transparity_conformance.ports.reach.calls import Ran
 from transparity_conformance.report.capability_result import CapabilityResult, not_compared, with_capabilities
 from transparity_conformance.report.report import Report, known_so_far
 
-OF_GIVEN = (STEPS, LOSS)
-"""What needs no parameters of its own making: generation is tried with such, and beyond `max_length`, which of a
-checkpoint is far; gradients by the complex step are those of small models."""
-
-NOT_OF_GIVEN = "of given parameters the forward pass, {} are compared; the rest is, with drawn ones, by --config"
+NOT_OF_GIVEN = "{}: of given parameters it is not compared; with drawn ones it is, by --config"
 
 
 def with_everything_offered(
@@ -47,18 +42,21 @@ def with_everything_offered(
             return _with_capabilities(report, port, passed)
         found = _of_given(port, passed, is_right=report.verdict == "agrees")
         return with_capabilities(
-            report, found + compare_history(port, passed, found) if report.verdict == "agrees" else found
+            report, found + compare_history(port, passed, found, OF_GIVEN) if report.verdict == "agrees" else found
         )
 
 
 def _of_given(port: BuiltPort, forward: ForwardPass, *, is_right: bool) -> CapabilityResult:
     """The capabilities that need no parameters of their own; the others are listed."""
-    offered = [row for row in OF_GIVEN if row in offered_by(port.forward)]
-    others = [name for name in ATTRIBUTES if name not in {row.attribute for row in offered}]
-    says = NOT_OF_GIVEN.format(" and ".join(row.attribute for row in OF_GIVEN))
-    found = not_compared(f"{', '.join(others)}: {says}")
-    for row in offered:
+    offered = {row.attribute for row in offered_by(port.forward)}
+    missing = [name for name in ATTRIBUTES if name not in offered]
+    others = offered - {row.attribute for row in OF_GIVEN}
+    found = not_compared(*(f"{name}: the port does not offer it" for name in missing))
+    found += not_compared(*(NOT_OF_GIVEN.format(name) for name in others))
+    for row in (row for row in OF_GIVEN if row.attribute in offered):
         found += compare_capability(row, port, forward, is_right=is_right)
+    if any(claim.id == "generate" for claim in found.claims):
+        found += not_compared(what_is_generated(first_of(forward.probes)[1]))
     return found
 
 

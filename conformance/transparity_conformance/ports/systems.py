@@ -31,6 +31,11 @@ class System:
     dtype: str | None = None
     """The precision of an artefact of its own; None: the one that is asked for."""
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether the sizes are those that were asked for, and not those of a probe."""
+        return self.parameters is not None or self.name == "config"
+
 
 def systems(names: Sequence[str], config: Path | None) -> Iterator[System]:
     """The named presets and the configuration in a file; without either, all presets."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from transparity.limits.memory import available_memory, in_bytes
 from transparity.parameters import is_learned
 from transparity_conformance.capabilities.capability import (
     Answers,
@@ -30,7 +31,7 @@ from transparity_conformance.capabilities.learning.loss import (
 )
 from transparity_conformance.capabilities.stranger import call_stranger
 from transparity_conformance.oracle.budgets import WIDE
-from transparity_conformance.oracle.derivatives import Derivatives, Loss
+from transparity_conformance.oracle.derivatives import Derivatives, Loss, memory_of_derivatives
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.report.capability_result import CapabilityResult, not_compared
 from transparity_conformance.report.comparison import as_numbers, gap, share
@@ -44,7 +45,13 @@ Gradients = Mapping[str, np.ndarray]
 
 def _why_no_gradients(probe: Probe, dtype: str) -> str:
     too_long = "a forward pass for each parameter would take too long in a model of this size"
-    return why_no_loss(probe, dtype) or (too_long if probe.is_large else "")
+    return why_no_loss(probe, dtype) or (too_long if probe.is_large else _why_too_large(probe))
+
+
+def _why_too_large(probe: Probe) -> str:
+    needed, free = memory_of_derivatives(probe.parameters), available_memory()
+    too_large = f"the directions of their derivatives need {in_bytes(needed)} of memory, and {in_bytes(free)} are free"
+    return too_large if needed > free else ""
 
 
 @np.errstate(all="ignore")  # a port may return any number

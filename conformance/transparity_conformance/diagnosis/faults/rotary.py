@@ -12,7 +12,7 @@ import numpy as np
 from transparity.config import RopeLayout, TransformerConfig
 from transparity_conformance.diagnosis.fault import Fault, NumericFault, Settings, WalkState
 from transparity_conformance.diagnosis.faults.sites import Value, parameters_of, split
-from transparity_conformance.oracle.budgets import rounded_to
+from transparity_conformance.oracle.budgets import epsilon, rounded_to
 from transparity_numpy.normalization import head_norm
 from transparity_numpy.positions import rotary_frequencies, rotate
 
@@ -60,9 +60,42 @@ def _rotary_faults(config: TransformerConfig) -> Iterator[Fault]:
         for part, text in IN_HALF.items():
             settings = {"in_half": (kind, part)}
             yield Fault("rotary-precision", f"{part} in {kind}", text.format(kind), formula=_turn, settings=settings)
+    yield from _position_faults(config)
     if config.query_key_norm:
         description = "queries and keys are rotated before they are normalised"
         yield Fault("query-key-norm", "behind the rotation", description, patch=_normed_behind)
+
+
+def _position_faults(config: TransformerConfig) -> Iterator[Fault]:
+    """Faults of far positions: they are rounded, or beyond the end of a table."""
+    for kind in ("bfloat16", "float16"):
+        exact = int(2 / epsilon(kind))
+        if config.max_length > exact:
+            description = f"positions are rounded to {kind}, which has not every whole number beyond {exact:,}"
+            settings = {"positions": partial(_rounded_positions, kind)}
+            yield Fault("rotary-precision", f"positions in {kind}", description, formula=_turn, settings=settings)
+    for size in (2**power for power in range(SHORTEST_TABLE, (config.max_length - 1).bit_length())):
+        for name, (beyond, says) in BEYOND.items():
+            description = f"positions from {size:,} on {says}"
+            settings = {"positions": partial(beyond, size)}
+            yield Fault("rotary-position", f"{name} at {size}", description, formula=_turn, settings=settings)
+
+
+def _rounded_positions(kind: str, positions: np.ndarray) -> np.ndarray:
+    return rounded_to(positions.astype(np.float64), kind)
+
+
+SHORTEST_TABLE = 7
+"""The power of two of the fewest rows of a table that ends too early."""
+
+BEYOND: dict[str, tuple[Callable[[int, np.ndarray], np.ndarray], str]] = {
+    "the last row": (
+        lambda size, positions: np.minimum(positions, size - 1),
+        "are the last of a table, which is too short",
+    ),
+    "begun again": (lambda size, positions: positions % size, "begin at 0 again"),
+}
+"""What ports do with positions beyond the end of a table."""
 
 
 def _partial_faults(config: TransformerConfig) -> Iterator[Fault]:
@@ -165,7 +198,7 @@ def _turn(settings: Settings, state: WalkState, site: str, value: Value) -> Valu
     return _rotated(settings, state.config, _before_rotation(state, site))
 
 
-ROTATION = ("sign", "shift", "frequencies", "in_half")
+ROTATION = ("sign", "shift", "frequencies", "in_half", "positions")
 """The settings that are no fields of the configuration."""
 
 
@@ -176,7 +209,8 @@ def _rotated(settings: Settings, config: TransformerConfig, x: Value) -> Value:
     frequencies = settings.get("frequencies", rotary_frequencies)(config)
     if part in ("frequencies", "angles", "everything"):
         frequencies = rounded_to(frequencies, kind)
-    angles = settings.get("sign", 1) * (np.arange(x.shape[2])[:, None] + settings.get("shift", 0)) * frequencies
+    positions = settings.get("positions", lambda at: at)(np.arange(x.shape[2]) + settings.get("shift", 0))
+    angles = settings.get("sign", 1) * positions[:, None] * frequencies
     if part in ("angles", "everything"):
         angles = rounded_to(angles, kind)
     tables = [np.cos(angles), np.sin(angles)]

@@ -19,6 +19,7 @@ from transparity.errors import ConfigError
 from transparity.parameters import parameter_shapes
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, mixed_inputs, probe_parameters
+from transparity_conformance.oracle.reach.long import LongProbe
 from transparity_conformance.oracle.reach.models import small_system
 from transparity_numpy.transformer import transformer
 
@@ -134,10 +135,15 @@ def is_visible(probe: Probe, change: Change) -> bool:
     known: dict[Change, bool] = probe.visible_changes
     if change not in known:
         other = changed(probe.config, change)
-        logits = None if other is None else logits_with(other, probe.parameters, probe.inputs)
-        oracle = probe.oracle
-        known[change] = _differs(oracle.expected["logits"], logits, oracle.budget("logits", DTYPE))
+        known[change] = other is not None and _shows(probe, other)
     return known[change]
+
+
+def _shows(probe: Probe, other: TransformerConfig) -> bool:
+    if isinstance(probe, LongProbe):
+        return probe.oracle.shows(other, probe.budget(DTYPE))
+    logits = logits_with(other, probe.parameters, probe.inputs)
+    return _differs(probe.oracle.expected["logits"], logits, probe.oracle.budget("logits", DTYPE))
 
 
 def covered_sizes(configs: Iterable[TransformerConfig]) -> dict[str, list[int]]:

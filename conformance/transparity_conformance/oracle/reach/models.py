@@ -205,7 +205,7 @@ def reach_of_preset(name: str) -> tuple[ReachModel, ...]:
     many = config.resized(embed_dim=6, source_vocab_size=VOCABULARY, target_vocab_size=VOCABULARY, **few)
     return (
         _model("long", narrow(config, LONGEST)),
-        ReachModel("wide", wide, probe_parameters(wide, 7), _few_calls(wide)),
+        ReachModel("wide", wide, probe_parameters(wide, 7), few_calls(wide)),
         # each position has 0.5 MB of logits, which stay in memory
         ReachModel("vocabulary", many, probe_parameters(many, 8), [(1, _sides(many, 9, 8)), (2, _sides(many, 2, 3))]),
     )
@@ -218,7 +218,7 @@ def reach_of(config: TransformerConfig, parameters: Arrays, *, is_drawn: bool = 
     """
     size = sum(value.size for value in parameters.values())
     longest, affordable = longest_length(config), max(1, int(AFFORDABLE / size))
-    calls = _few_calls(config) if is_large(parameters) else list(_calls(config, min(longest, affordable)))
+    calls = few_calls(config) if is_large(parameters) else list(_calls(config, min(longest, affordable)))
     calls = [] if is_huge(parameters) else calls
     itself = ReachModel("the model itself", config, parameters, calls, is_asked=True)
     if not is_drawn or (longest <= affordable and not is_large(parameters)):
@@ -267,7 +267,7 @@ def _real_heads(config: TransformerConfig) -> dict[str, Any]:
     return sizes | {"attention_head_dim": config.head_dim}
 
 
-def _few_calls(config: TransformerConfig) -> list[tuple[int, tuple[int, ...]]]:
+def few_calls(config: TransformerConfig) -> list[tuple[int, tuple[int, ...]]]:
     """Two calls: one row, and two."""
     pairs = [(1, (SHORT, 9)), (2, (6, 7))]
     sides, longest = len(config.input_names), config.max_length

@@ -33,6 +33,18 @@ def frequencies(base: float, features: int, index: int) -> np.ndarray:
     return FORMULAS[index % len(FORMULAS)](np.float32(base), shares).astype(np.float32)
 
 
+def farthest_formula(config: TransformerConfig) -> int:
+    """The formula whose frequencies are farthest from exact ones, and so its angles; 0 without such tables."""
+    if config.positions not in ("rotary", "sinusoidal"):
+        return 0
+    features = config.rotated_dim if config.positions == "rotary" else config.embed_dim
+    exact = np.float64(config.rope_theta) ** -(np.arange(0, features, 2) / features)
+    errors = [
+        float(np.abs(frequencies(config.rope_theta, features, index) - exact).max()) for index in range(len(FORMULAS))
+    ]
+    return int(np.argmax(errors))
+
+
 @contextlib.contextmanager
 def built_in_float32(index: int) -> Iterator[None]:
     """Within the context, the reference builds its tables in float32, by the formula of that index."""

@@ -140,15 +140,20 @@ def called(model: Any, config: TransformerConfig, framework: str | None = None) 
         with without_gradients():
             return model.step(array(tokens), cache, **{name: array(value) for name, value in named.items()})
 
-    return _with_step(forward, step) if _offers_step(model) else forward
+    def generate(prompt: np.ndarray, max_new_tokens: int, source: np.ndarray | None = None) -> Any:
+        named = {} if source is None else {"source": array(source)}
+        with without_gradients():
+            return model.generate(array(prompt), max_new_tokens, **named)
 
-
-def _offers_step(model: Any) -> bool:
-    """Return whether a model has the method `step(tokens, cache)` of a port; another one of this name is its own."""
-    takes = signature_of(model.step) if has_method(model, "step") else None
-    return takes is not None and list(takes.parameters)[:2] == ["tokens", "cache"]
-
-
-def _with_step(forward: Callable[..., Any], step: Callable[..., Any]) -> Callable[..., Any]:
-    forward.step = step  # type: ignore[attr-defined]
+    for method in (step, generate):
+        if _offers(model, method):
+            setattr(forward, method.__name__, method)
     return forward
+
+
+def _offers(model: Any, method: Callable[..., Any]) -> bool:
+    """Return whether a model has this method of a port, told by the names of its first two arguments; another one of
+    its name is the model's own, as `generate` of transformers is."""
+    name = method.__name__
+    takes = signature_of(getattr(model, name)) if has_method(model, name) else None
+    return takes is not None and list(takes.parameters)[:2] == list(inspect.signature(method).parameters)[:2]

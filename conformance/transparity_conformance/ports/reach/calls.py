@@ -56,6 +56,8 @@ class Reached:
     """Whether the first wrong call is right for an object that was built for it alone."""
     forwards: dict[int, Callable[..., Any]] = field(default_factory=dict)
     """The built ports, by the identity of their parameters."""
+    notes: list[str] = field(default_factory=list)
+    """What is known of wrong calls besides their sizes."""
 
     @property
     def probes(self) -> list[ReachProbe]:

@@ -10,13 +10,14 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity_conformance.oracle.probes import Probe, probe_parameters
 from transparity_conformance.oracle.reach.features import covered_sizes, exercised
+from transparity_conformance.oracle.reach.long import LongProbe, long_probe
 from transparity_conformance.oracle.reach.models import ReachModel, narrow
 from transparity_conformance.ports.reach.calls import Reached
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.coverage import Coverage, range_of
 from transparity_conformance.report.report import Cause, ClaimResult, Divergence, Report
 
-CLAIM = "forward.reach"
+CLAIM, LONG = "forward.reach", "forward.long"
 
 
 def with_reach(report: Report, reached: Reached, config: TransformerConfig, probes: Iterable[Probe]) -> Report:
@@ -35,7 +36,8 @@ def with_reach(report: Report, reached: Reached, config: TransformerConfig, prob
         profile=dict(first.profile),
         is_misshapen=first.error == np.inf and not first.profile,
     )
-    claim = ClaimResult(CLAIM, "diverges", worst.error, worst.budget, f"logits ({worst.probe.name})")
+    claim_id = LONG if isinstance(first.probe, LongProbe) else CLAIM
+    claim = ClaimResult(claim_id, "diverges", worst.error, worst.budget, f"logits ({worst.probe.name})")
     coverage = coverage_of([*probes, *(each.probe for each in reached.compared)])
     return dataclasses.replace(
         report,
@@ -44,7 +46,7 @@ def with_reach(report: Report, reached: Reached, config: TransformerConfig, prob
         faults=(*report.faults, fault),
         claims=(*report.claims, claim),
         not_compared=(*report.not_compared, *reached.refused, *reached.failed),
-        notes=(*report.notes, boundary(reached)),
+        notes=(*report.notes, boundary(reached), *reached.notes),
         coverage=coverage,
     )
 
@@ -73,9 +75,12 @@ def covered(
     untested = tuple(f"{name} = {getattr(config, name)}" for name in unseen) + tuple(reached.failed)
     coverage = dataclasses.replace(coverage_of(probes), features=seen, untested=untested)
     claims = report.claims
-    if reached.compared:
-        worst = max(reached.compared, key=lambda each: share(each.error, each.budget))
-        claims += (ClaimResult(CLAIM, "agrees", worst.error, worst.budget, f"logits ({worst.probe.name})"),)
+    long = [each for each in reached.compared if isinstance(each.probe, LongProbe)]
+    others = [each for each in reached.compared if each not in long]
+    for claim, compared in ((CLAIM, others), (LONG, long)):
+        if compared:
+            worst = max(compared, key=lambda each: share(each.error, each.budget))
+            claims += (ClaimResult(claim, "agrees", worst.error, worst.budget, f"logits ({worst.probe.name})"),)
     missing = list(reached.refused)
     if reached.left_out:
         lengths = sorted({max(probe.lengths) for probe in reached.left_out})
@@ -92,11 +97,14 @@ def affordable(config: TransformerConfig, probes: Sequence[Probe]) -> list[Probe
     large = [probe for probe in probes if probe.is_large]
     if not large:
         return list(probes)
-    shapes = {tuple(probe.inputs[name].shape for name in config.input_names) for probe in large}
+    long = {max(probe.lengths) for probe in large if isinstance(probe, LongProbe)}
+    others = [probe for probe in large if not isinstance(probe, LongProbe)]
+    shapes = {tuple(probe.inputs[name].shape for name in config.input_names) for probe in others}
     calls = [(shape[0][0], tuple(length for _, length in shape)) for shape in sorted(shapes)]
-    small = narrow(config, max(length for _, lengths in calls for length in lengths))
+    small = narrow(config, max(*long, *(length for _, lengths in calls for length in lengths)))
     model = ReachModel("narrow", small, probe_parameters(small, 6), calls)
-    return [*(probe for probe in probes if not probe.is_large), *model.probes]
+    few = [*model.probes, *(long_probe(model, length) for length in sorted(long))]
+    return [*(probe for probe in probes if not probe.is_large), *few]
 
 
 def _cost(probe: Probe) -> int:

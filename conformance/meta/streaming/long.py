@@ -1,0 +1,79 @@
+"""Measure the oracle of long prompts: `python -m meta.streaming.long`.
+
+Each prompt is measured in a process of its own: processor seconds and peak memory of the logits in float64 and in
+float32, of their budget, and of the comparison at every position. The results go into docs/scale.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+
+from meta.streaming.folder import llama
+from meta.streaming.measure import DOCS, peak_memory, size_of
+from transparity.config import TransformerConfig
+from transparity_conformance.oracle.probes import probe_parameters
+from transparity_conformance.oracle.reach.long import long_probes
+
+LONGEST = 32_768
+MODEL = dataclasses.replace(
+    llama(2, 64, 128, 4, 2, 1000),
+    max_length=LONGEST,
+    rotary_scaling="llama3",
+    rotary_factor=8.0,
+    rotary_original_length=8192,
+)
+PROMPTS = tuple((length, window) for length in (4096, LONGEST) for window in (1024, None))
+"""The length of a prompt, and the sliding window."""
+
+
+def _child(config: TransformerConfig, length: int, results: Any) -> None:
+    began = time.process_time()
+    (probe,) = long_probes(config, probe_parameters(config), [length])
+    budget = probe.budget("float32")
+    expected = probe.oracle.logits(slice(None))  # in place of a port's
+    assert probe.oracle.errors(expected).max() <= budget
+    results.put((time.process_time() - began, peak_memory()))
+
+
+def measured(config: TransformerConfig, length: int) -> tuple[float, int]:
+    """The processor seconds and the peak memory, in bytes, of one prompt, in a new process."""
+    context = multiprocessing.get_context("spawn")
+    results: Any = context.Queue()
+    process = context.Process(target=_child, args=(config, length, results))
+    process.start()
+    found: tuple[float, int] = results.get()
+    process.join()
+    return found
+
+
+def page(rows: Sequence[Sequence[str]]) -> str:
+    """The table, in Markdown."""
+    from meta.exam.page import table  # late, for what is measured should not import so much
+
+    return table(["positions", "sliding window", "processor seconds", "peak memory, GB"], rows, (0, 2, 3))
+
+
+def main() -> None:
+    """Measure, and write the page."""
+    rows = []
+    for length, window in PROMPTS:
+        seconds, peak = measured(dataclasses.replace(MODEL, sliding_window=window), length)
+        rows.append([f"{length:,}", f"{window:,}" if window else "none", f"{seconds:.0f}", f"{peak / 1e9:.2f}"])
+        Console().print(*rows[-1])
+    text = (DOCS / "scale.md").read_text(encoding="utf-8")
+    begin, end = "<!-- long prompts: written by meta.streaming.long -->\n", "<!-- end of long prompts -->"
+    before, _, rest = text.partition(begin)
+    says = f"{size_of(MODEL):,} parameters, {MODEL.num_decoder_layers} layers, {MODEL.num_heads} heads.\n\n"
+    (DOCS / "scale.md").write_text(before + begin + says + page(rows) + "\n" + end + rest.partition(end)[2])
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    main()

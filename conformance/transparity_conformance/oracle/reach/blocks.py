@@ -1,0 +1,133 @@
+"""The reference by blocks of queries: masks, biases and scores of a long sequence are never all in memory.
+
+Results are those of the whole: a query attends to the keys of one softmax, whichever queries are computed beside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from transparity.config import EXACT_MASK_BELOW, TransformerConfig
+from transparity_numpy import attention as of_reference
+from transparity_numpy.attention import repeat_heads
+from transparity_numpy.masks import target_mask, window_mask
+from transparity_numpy.positions import score_bias
+
+BLOCK = 128
+"""Queries of a block, as in the reference's own fused attention."""
+
+Make = Callable[[slice, slice], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """An array (batch, heads, queries, keys) that is made for some queries and some keys at a time."""
+
+    keys: int
+    make: Make
+
+    __array_ufunc__ = None  # so that an array leaves `&` to this class
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (1, 1, 1, self.keys)
+
+    def __and__(self, other: Rows | np.ndarray) -> Rows:
+        return Rows(self.keys, lambda queries, keys: self.make(queries, keys) & part(other, queries, keys))
+
+    __rand__ = __and__
+
+
+def part(value: Rows | np.ndarray, queries: slice, keys: slice) -> np.ndarray:
+    """Some queries and some keys of an array (batch, heads, queries or 1, keys)."""
+    if isinstance(value, Rows):
+        return value.make(queries, keys)
+    return value[:, :, queries if value.shape[2] > 1 else slice(None), keys]
+
+
+def _target_mask(positions: np.ndarray, visible: np.ndarray, kind: Any) -> Rows:
+    return Rows(
+        visible.shape[1],
+        lambda queries, keys: target_mask(positions[:, queries] - keys.start, visible[:, keys], kind),
+    )
+
+
+def _window_mask(positions: np.ndarray, keys: int, window: int) -> Rows:
+    return Rows(
+        keys, lambda queries, keys: window_mask(positions[:, queries] - keys.start, keys.stop - keys.start, window)
+    )
+
+
+def _score_bias(
+    config: TransformerConfig, parameters: Any, positions: np.ndarray, keys: int, dtype: Any, *, both: bool
+) -> Rows | None:
+    if config.positions not in ("relative", "alibi"):
+        return None
+
+    def make(queries: slice, keys: slice) -> np.ndarray:
+        shifted, count = positions[:, queries] - keys.start, keys.stop - keys.start
+        bias = score_bias(config, parameters, shifted, count, dtype, both=both)
+        assert bias is not None
+        return bias
+
+    return Rows(keys, make)
+
+
+def _seen_keys(mask: Rows | np.ndarray, queries: slice, count: int, masked_score: float) -> slice:
+    """The keys that a block of queries may see: all, unless those that are masked weigh exactly 0.
+
+    Later queries see neither earlier keys than the first query nor fewer late ones, so its first and last tell.
+    """
+    every = slice(0, count)
+    if masked_score >= EXACT_MASK_BELOW:
+        return every
+    first, last = (
+        np.flatnonzero(part(mask, slice(query, query + 1), every).any(axis=(0, 1, 2)))
+        for query in (queries.start, queries.stop - 1)
+    )
+    seen = slice(int(first.min(initial=count)), int(last.max(initial=-1)) + 1)
+    sees_something = seen.start < seen.stop and part(mask, queries, seen).any(axis=-1).all()
+    return seen if sees_something else every
+
+
+def _in_blocks(whole: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
+    """The function `whole`, which is an attention, for one block of queries after the other."""
+
+    def attention(
+        query: np.ndarray,
+        key: np.ndarray,
+        value: np.ndarray,
+        mask: Rows | np.ndarray,
+        *,
+        bias: Rows | np.ndarray | None = None,
+        **named: Any,
+    ) -> np.ndarray:
+        key, value, length = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1]), query.shape[2]
+        parts = []
+        for begin in range(0, length, BLOCK):
+            queries = slice(begin, min(begin + BLOCK, length))
+            keys = _seen_keys(mask, queries, key.shape[2], named["masked_score"])
+            seen, near = part(mask, queries, keys), None if bias is None else part(bias, queries, keys)
+            parts.append(whole(query[:, :, queries], key[:, :, keys], value[:, :, keys], seen, bias=near, **named))
+        return np.concatenate(parts, axis=1)
+
+    return attention
+
+
+@contextlib.contextmanager
+def blocks_of_queries() -> Iterator[None]:
+    """Within the context, the reference attends by blocks of queries, with the attention that it has now."""
+    # The specification has no switch for this: it is for lengths at which its scores do not fit into memory.
+    with (
+        mock.patch("transparity_numpy.transformer.target_mask", _target_mask),
+        mock.patch("transparity_numpy.transformer.window_mask", _window_mask),
+        mock.patch("transparity_numpy.transformer.score_bias", _score_bias),
+        mock.patch("transparity_numpy.attention.attention", _in_blocks(of_reference.attention)),
+    ):
+        yield

@@ -1,0 +1,191 @@
+"""Long prompts: calls of thousands of positions, of which the logits are compared by blocks.
+
+The oracle keeps the input of the head, and multiplies it with the vocabulary for some positions at a time; attention is
+computed by blocks of queries. So memory grows with the length, and not with its square or with the vocabulary.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity.errors import ConfigError
+from transparity.limits.memory import check_fits
+from transparity.parameters import parameter_shapes, shared
+from transparity.taps import identity
+from transparity_conformance.oracle.budgets import HALF, RULES, epsilon, rounded
+from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.oracle.reach.blocks import blocks_of_queries
+from transparity_conformance.oracle.reach.models import PURPOSE, ReachModel, ReachProbe, few_calls, reach_inputs
+from transparity_conformance.oracle.rounding.tables import farthest_formula
+from transparity_conformance.oracle.rounding.variants import IN_BLOCKS, variant
+from transparity_conformance.report.comparison import gap, less
+from transparity_numpy.arithmetic.functional import nest
+from transparity_numpy.head import head
+from transparity_numpy.transformer import transformer
+
+NUMBERS = 2**23
+"""Logits of one block: 64 MB in float64."""
+
+
+@dataclass(eq=False)
+class LongOracle:
+    """The logits of one call in float64, and the reference's own error in them, by blocks of positions."""
+
+    config: TransformerConfig
+    parameters: Arrays
+    inputs: Arrays
+
+    @functools.cached_property
+    def states(self) -> np.ndarray:
+        """The input of the head in float64, (batch, length, embed_dim)."""
+        return self._states(self.config, "float64")
+
+    @functools.cached_property
+    def scale(self) -> float:
+        """The largest logit."""
+        return max(float(np.abs(self.logits(block)).max(initial=0.0)) for block in self.blocks())
+
+    def blocks(self) -> Iterator[slice]:
+        """The positions, so many at a time that their logits are `NUMBERS` at most."""
+        batch, length, width = self.states.shape
+        size = max(1, NUMBERS // (batch * max(width, self.config.vocab_size)))
+        size = length if self.config.head == "pooled" else size  # which has no positions
+        for begin in range(0, length, size):
+            yield slice(begin, min(begin + size, length))
+
+    def logits(self, positions: slice) -> np.ndarray:
+        """The logits in float64 of some positions."""
+        return self._head(self.states[:, positions], "float64")
+
+    def errors(self, actual: np.ndarray) -> np.ndarray:
+        """The largest error at each position, (length,), of logits in the shape of these."""
+        with np.errstate(all="ignore"):
+            apart = (
+                np.abs(less(actual if self.config.head == "pooled" else actual[:, block], self.logits(block)))
+                for block in self.blocks()
+            )
+            return np.concatenate([np.atleast_1d(each.max(axis=(0, -1))) for each in apart])
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of all logits."""
+        batch, length, width = self.states.shape
+        return {"pooled": (batch, width), "hidden": (batch, length, width)}.get(
+            self.config.head, (batch, length, self.config.vocab_size)
+        )
+
+    @functools.cached_property
+    def _noise(self) -> dict[str, float]:
+        return {}
+
+    def noise(self, dtype: str) -> float:
+        """The reference's own error in `dtype`, with the tables whose formula errs most at these positions."""
+        if dtype not in self._noise:
+            measured = "float32" if dtype == "float64" else dtype
+            index = IN_BLOCKS[farthest_formula(self.config)]
+            with variant(index):
+                states = self._states(self.config, measured)
+            errors = (gap(self._head(states[:, block], measured), self.logits(block)) for block in self.blocks())
+            self._noise[dtype] = max(errors) * (epsilon(dtype) / epsilon(measured))
+        return self._noise[dtype]
+
+    def shows(self, other: TransformerConfig, tolerance: float) -> bool:
+        """Return whether another configuration with these parameters answers otherwise, by more than `tolerance`."""
+        changed = LongOracle(other, self.parameters, self.inputs)
+        try:
+            with np.errstate(all="ignore"):
+                return any(not gap(changed.logits(block), self.logits(block)) <= tolerance for block in self.blocks())
+        except (IndexError, ValueError):  # such as more tokens than a shorter table of positions has
+            return False
+
+    def prefix(self, length: int) -> LongOracle:
+        """The oracle of the first tokens of a causal model, whose logits are the same with others behind them."""
+        inputs = {name: value[:, :length] for name, value in self.inputs.items()}
+        part = LongOracle(self.config, self.parameters, inputs)
+        part.states = self.states[:, :length]
+        part._noise.update(self._noise)
+        return part
+
+    def _states(self, config: TransformerConfig, dtype: str) -> np.ndarray:
+        held = {name: rounded(self.parameters[name], dtype) for name in parameter_shapes(config)}
+        tokens: dict[str, Any] = {name: self.inputs[name] for name in (*config.input_names, *config.further_inputs)}
+        tap = (lambda name, value: rounded(value, dtype)) if dtype in HALF else identity
+        # The specification has no switch for this: the head is applied here, by blocks.
+        with blocks_of_queries(), mock.patch("transparity_numpy.transformer.head", lambda config, tree, x: x):
+            return transformer(config, held, **tokens, tap=tap)
+
+    def _head(self, states: np.ndarray, dtype: str) -> np.ndarray:
+        return rounded(head(self.config, self._of_head(dtype), states), dtype)
+
+    def _of_head(self, dtype: str) -> Any:
+        """The parameters that the head reads."""
+        stack = self.config.stacks[-1]
+        read = ("head.", "pooler.", f"{stack}.token_embedding.")
+        complete = shared(self.config, self.parameters)
+        return nest({name: rounded(value, dtype) for name, value in complete.items() if name.startswith(read)})
+
+
+@dataclass(frozen=True, eq=False)
+class LongProbe(ReachProbe):
+    """A call of a long prompt, of one row."""
+
+    @functools.cached_property
+    def oracle(self) -> LongOracle:  # type: ignore[override]
+        return LongOracle(self.config, self.parameters, self.inputs)
+
+    def budget(self, dtype: str, *, in_sequence: bool = False) -> float:
+        """The budget of the logits, as for any call."""
+        noise = max(self.oracle.noise(dtype), self.model.typical_noise(dtype))
+        return RULES[dtype].budget(noise, epsilon(dtype), self.oracle.scale)
+
+    def prefix(self, length: int) -> LongProbe:
+        """The call with the first tokens alone, of a causal model."""
+        oracle = self.oracle.prefix(length)
+        part = replace(self, name=_named(length), inputs=oracle.inputs)
+        vars(part)["oracle"] = oracle
+        return part
+
+
+def long_probes(config: TransformerConfig, parameters: Arrays, lengths: Collection[int]) -> list[LongProbe]:
+    """The calls of a model with long prompts, the shortest first.
+
+    Raises `ConfigError` for a length that the model does not have, or that does not fit into memory.
+    """
+    for length in lengths:
+        if not 1 <= length <= config.max_length:
+            raise ConfigError(
+                f"The length {length:,} was given for a model whose max_length is {config.max_length:,}; expected 1 to "
+                f"{config.max_length:,}."
+            )
+        check_fits(f"A prompt of {length:,} tokens", _needed(config, length), ConfigError)
+    model = ReachModel("the model itself", config, parameters, few_calls(config), is_asked=True)
+    return [long_probe(model, length) for length in sorted(set(lengths))]
+
+
+def _needed(config: TransformerConfig, length: int) -> int:
+    """A lower bound of the bytes for a prompt: the port's logits, as it gives them and in float64, and a layer."""
+    width = config.vocab_size if config.head == "logits" else config.embed_dim
+    of_a_layer = 3 * config.feed_forward_dim + 8 * config.embed_dim
+    return length * (width * (4 + 8) + of_a_layer * 8)
+
+
+def long_probe(model: ReachModel, length: int) -> LongProbe:
+    """The call of a model with one row of `length` tokens."""
+    inputs = reach_inputs(model.config, 1, (length,) * len(model.config.input_names))
+    return LongProbe(model.name, _named(length), PURPOSE, model.config, model.parameters, inputs, model=model)
+
+
+def _named(length: int) -> str:
+    return f"length {length}, batch 1"
+
+
+def has_prefixes(config: TransformerConfig) -> bool:
+    """Return whether the logits of a prefix are those of the whole: of a lone decoder whose mask is exact."""
+    return config.architecture == "decoder" and config.mask_is_exact and config.position_count == "all"

@@ -1,0 +1,171 @@
+"""Given parameters, such as a checkpoint's: generation, beams, gradients and steps are compared with these."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from transparity.config import TransformerConfig
+from transparity_conformance import check
+from transparity_conformance.capabilities.requests import following, given_requests
+from transparity_conformance.capabilities.table import OF_GIVEN
+from transparity_conformance.oracle.cases import CASES
+from transparity_conformance.oracle.probes import probe_parameters, probes_with
+from transparity_conformance.report.check.terminal import as_text
+from transparity_conformance.report.report import Report
+from transparity_numpy.decoding.steps import next_logits
+from transparity_numpy.port import build as numpy_build
+from transparity_pytorch.port import build as pytorch_build
+
+Arrays = dict[str, np.ndarray]
+
+CONFIG = dataclasses.replace(CASES["llama"], max_length=64)
+PARAMETERS = probe_parameters(CONFIG, 5)
+
+
+class Port:
+    """A port that offers some capabilities of another, each as a function of the right one."""
+
+    def __init__(self, forward: Any, **offered: Callable[..., Any]) -> None:
+        self.forward = forward
+        for name, wrong in offered.items():
+            setattr(self, name, wrong(getattr(forward, name)))
+
+    def __call__(self, **tokens: Any) -> Any:
+        return self.forward.logits(**tokens)
+
+
+def right(method: Any) -> Any:
+    return method
+
+
+def checked(backend: Any = numpy_build, parameters: Arrays = PARAMETERS, **offered: Callable[..., Any]) -> Report:
+    def build(config: TransformerConfig, parameters: Arrays) -> Port:
+        return Port(backend(config, parameters), **offered)
+
+    return check(build, config=CONFIG, parameters=parameters, budget=0)
+
+
+def claims(report: Report) -> dict[str, str]:
+    return {claim.id: claim.verdict for claim in report.claims}
+
+
+def test_all_that_needs_no_parameters_of_its_own_is_compared_with_given_ones() -> None:
+    every: dict[str, Any] = dict.fromkeys([row.attribute for row in OF_GIVEN], right)
+    report = checked(pytorch_build, **every, train=right)
+    assert report.verdict == "agrees", as_text([report])
+    assert claims(report).keys() >= {"loss", "gradients", "generate", "beam_search", "step"}
+    lines = [line for line in report.not_compared if line.startswith(("generate", "train"))]
+    assert any("16 new tokens of 4 prompts of 2" in line for line in lines), lines
+    assert any(line.startswith("train: of given parameters") for line in lines), lines
+
+
+def test_a_model_is_not_built_again_with_parameters_that_were_not_given() -> None:
+    built = []
+
+    def build(config: TransformerConfig, parameters: Arrays) -> Port:
+        built.append(all(np.array_equal(value, PARAMETERS[name]) for name, value in parameters.items()))
+        return Port(numpy_build(config, parameters), generate=right, beam_search=right, step=right)
+
+    report = check(build, config=CONFIG, parameters=PARAMETERS, logits_only=True)
+    assert report.verdict == "agrees" and all(built)
+
+
+def second_best(generate: Callable[..., Any]) -> Callable[..., Any]:
+    """The last token is another one."""
+
+    def wrong(prompt: np.ndarray, max_new_tokens: int, **named: Any) -> np.ndarray:
+        tokens = np.array(generate(prompt, max_new_tokens, **named))
+        tokens[:, -1] = (tokens[:, -1] + 1) % CONFIG.vocab_size
+        return tokens
+
+    return wrong
+
+
+def after_one_token(generate: Callable[..., Any]) -> Callable[..., Any]:
+    """Every token is that which follows the last one alone, as with a cache that is lost."""
+
+    def wrong(prompt: np.ndarray, max_new_tokens: int, **named: Any) -> np.ndarray:
+        tokens = prompt
+        for _ in range(max_new_tokens):
+            tokens = np.concatenate([tokens, np.array(generate(tokens[:, -1:], 1, **named))[:, -1:]], axis=1)
+        return tokens
+
+    return wrong
+
+
+@pytest.mark.parametrize("wrong", [second_best, after_one_token])
+def test_wrong_tokens_with_given_parameters_diverge(wrong: Callable[..., Any]) -> None:
+    report = checked(generate=wrong)
+    assert report.verdict == "diverges" and claims(report)["generate"] == "diverges"
+
+
+def test_a_near_tie_with_given_parameters_is_told_from_a_mistake() -> None:
+    head = PARAMETERS["head.weight"].copy()
+    head[2::2] = head[1:-1:2] if len(head) % 2 else head[1::2]
+    tied = PARAMETERS | {"head.weight": head}
+
+    def other_of_the_two(generate: Callable[..., Any]) -> Callable[..., Any]:
+        def answer(prompt: np.ndarray, max_new_tokens: int, **named: Any) -> np.ndarray:
+            tokens = np.array(generate(prompt, max_new_tokens, **named))
+            last = tokens[:, -1]
+            twins = np.where(last % 2 == 1, last + 1, last - 1)
+            tokens[:, -1] = np.where((last > 0) & (twins < len(head)), twins, last)
+            return tokens
+
+        return answer
+
+    report = checked(parameters=tied, generate=other_of_the_two)
+    assert claims(report)["generate"] == "agrees", as_text([report])
+
+
+def test_scores_of_beams_with_given_parameters_are_compared() -> None:
+    def wrong(search: Callable[..., Any]) -> Callable[..., Any]:
+        def answer(*given: Any, **named: Any) -> Any:
+            tokens, scores = search(*given, **named)
+            return tokens, scores * 1.001
+
+        return answer
+
+    assert claims(checked(beam_search=wrong))["beam_search"] == "diverges"
+
+
+def test_a_wrong_gradient_of_given_parameters_is_located() -> None:
+    name = "decoder.layers.1.feed_forward.down.weight"
+
+    def wrong(method: Callable[..., Any]) -> Callable[..., Any]:
+        def answer(*given: Any, **named: Any) -> Any:
+            loss, gradients = method(*given, **named)
+            return loss, {**gradients, name: gradients[name] * 1.01}
+
+        return answer
+
+    report = checked(pytorch_build, loss_and_gradients=wrong)
+    assert claims(report)["gradients"] == "diverges"
+    assert report.faults[-1].where == f"gradient.{name}"
+
+
+def test_gradients_that_need_more_memory_than_is_free_are_listed_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("transparity_conformance.capabilities.learning.gradients.available_memory", lambda: 10**5)
+    report = checked(pytorch_build, loss_and_gradients=right)
+    assert "gradients" not in claims(report)
+    (line,) = (line for line in report.not_compared if line.startswith("loss_and_gradients"))
+    assert "of memory, and 100 kB are free" in line
+
+
+@pytest.mark.parametrize("name", ["llama", "t5"])
+def test_logits_of_one_pass_are_those_of_a_pass_for_each_token(name: str) -> None:
+    config = dataclasses.replace(CASES[name], max_length=64)
+    probe = next(iter(probes_with(config, probe_parameters(config), name).values()))
+    (request,) = given_requests(probe)
+    tokens = np.concatenate([request.prompt, np.ones((4, request.steps), int)], axis=1)
+    given = (request.config, request.exact, tokens)
+    each = [next_logits(*given, request.begins + new, None, request.source, 0) for new in range(request.steps)]
+    error = np.abs(following(request, request.exact, tokens, request.steps) - np.stack(each, axis=1)).max()
+    assert error <= probe.oracle.budget("logits", "float64")

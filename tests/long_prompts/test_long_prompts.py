@@ -1,0 +1,182 @@
+"""Long prompts: they are compared at every position, without an array of queries × keys, and shortened where wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from transparity.config import TransformerConfig
+from transparity.errors import ConfigError
+from transparity_conformance import check
+from transparity_conformance.cli import app
+from transparity_conformance.oracle.budgets import RULES
+from transparity_conformance.oracle.cases import CASES
+from transparity_conformance.oracle.probes import probe_parameters
+from transparity_conformance.oracle.reach import models
+from transparity_conformance.oracle.reach.long import LongProbe, long_probes
+from transparity_conformance.oracle.reach.models import ReachModel
+from transparity_conformance.ports.loading import load_port
+from transparity_conformance.report.check.terminal import as_text
+from transparity_conformance.report.report import Report
+
+FILE = Path(__file__).parent / "long_llama.py"
+
+LENGTH = 1100
+
+LLAMA = dataclasses.replace(
+    CASES["llama"].resized(embed_dim=32, num_heads=4, num_key_value_heads=2, num_decoder_layers=1),
+    max_length=LENGTH,
+    rotary_scaling="llama3",
+    rotary_factor=8.0,
+    rotary_original_length=400,
+    pad_id=None,
+)
+
+
+def of(name: str) -> Any:
+    """A function of the file of a stranger."""
+    return load_port(f"{FILE}:{name}")
+
+
+def checked(config: TransformerConfig, budget: float = 0.0, **wrong: Callable[..., Any]) -> Report:
+    parameters = probe_parameters(config)
+    return check(of("build_with")(**wrong), config=config, parameters=parameters, lengths=[LENGTH], budget=budget)
+
+
+@pytest.fixture(autouse=True)
+def as_large_as_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The calls that are made without being asked for end at 64 tokens, as they do with a million parameters."""
+    size = sum(value.size for value in probe_parameters(LLAMA).values())
+    monkeypatch.setattr(models, "AFFORDABLE", 64 * size)
+
+
+SEVERAL_BLOCKS: dict[str, TransformerConfig] = {
+    "a window": dataclasses.replace(CASES["qwen"], max_length=300, sliding_window=70),
+    "biases of both stacks": dataclasses.replace(CASES["t5"], max_length=300),
+    "linear biases": dataclasses.replace(CASES["llama"], max_length=300, positions="alibi", rotary_scaling="none"),
+    "padding, and a mask that weighs": dataclasses.replace(
+        CASES["gpt-j"], max_length=300, mask_value=-3.0, target_mask="causal-and-padding", pad_id=0
+    ),
+    "hidden states of an encoder": dataclasses.replace(CASES["bert"], max_length=300, head="hidden"),
+}
+
+
+@pytest.mark.parametrize("name", SEVERAL_BLOCKS)
+def test_logits_by_blocks_are_those_of_the_whole(name: str) -> None:
+    config = SEVERAL_BLOCKS[name]
+    model = ReachModel(name, config, probe_parameters(config), [(1, (300,) * len(config.input_names))])
+    (whole,), (long,) = model.probes, long_probes(config, model.parameters, [300])
+    assert long.inputs.keys() == whole.inputs.keys()
+    errors = long.oracle.errors(whole.oracle.expected["logits"])
+    assert errors.shape == (300,) and errors.max() <= whole.budget("float64")
+    for dtype in ("float32", "bfloat16"):
+        ours, known = long.oracle.noise(dtype), whole.oracle.noise(dtype)["logits"]
+        assert ours <= RULES[dtype].factor * known and known <= RULES[dtype].factor * ours
+
+
+@pytest.mark.parametrize("padded", [slice(0, 150), slice(100, 260)])
+def test_queries_that_see_padding_alone_weigh_the_keys_of_the_whole_prompt(padded: slice) -> None:
+    config = dataclasses.replace(
+        CASES["gpt-j"], max_length=300, sliding_window=60, target_mask="causal-and-padding", pad_id=0
+    )
+    model = ReachModel("padded", config, probe_parameters(config), [(1, (300,))])
+    (whole,), (long,) = model.probes, long_probes(config, model.parameters, [300])
+    for probe in (whole, long):
+        probe.inputs["tokens"][:, padded] = 0
+    assert long.oracle.errors(whole.oracle.expected["logits"]).max() <= whole.budget("float64")
+
+
+def test_no_array_has_a_number_for_every_query_and_key() -> None:
+    config = dataclasses.replace(LLAMA.resized(embed_dim=8, num_heads=1, num_key_value_heads=1), max_length=8192)
+    (probe,) = long_probes(config, probe_parameters(config), [8192])
+    tracemalloc.start()
+    probe.oracle.noise("float32")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8192**2
+
+
+@pytest.mark.parametrize("window", [None, 300])
+def test_a_right_port_agrees_at_every_position_of_a_long_prompt(window: int | None) -> None:
+    report = checked(dataclasses.replace(LLAMA, sliding_window=window))
+    assert report.verdict == "agrees", as_text([report])
+    assert report.coverage.lengths[-1] == LENGTH
+    (claim,) = (claim for claim in report.claims if claim.id == "forward.long")
+    assert claim.where == f"logits (length {LENGTH}, batch 1)"
+    assert ("sliding_window" in report.coverage.features) == (window is not None)
+
+
+def test_a_window_that_only_a_long_prompt_crosses_is_untested_without_it() -> None:
+    config = dataclasses.replace(LLAMA, sliding_window=300)
+    report = check(of("build_with")(), config=config, parameters=probe_parameters(config))
+    assert report.verdict == "inconclusive" and report.coverage.untested == ("sliding_window = 300",)
+
+
+FAR = {
+    "positions in bfloat16": ({"positions": "in_bfloat16"}, 258, "rotary-precision", "positions are rounded"),
+    "a short table": ({"positions": "in_a_table_of_512"}, 513, "rotary-position", "the last of a table"),
+    "positions begun again": ({"positions": "begun_again_at_256"}, 257, "rotary-position", "begin at 0 again"),
+}
+"""The functions that are wrong, the first wrong length, and its cause."""
+
+
+@pytest.mark.parametrize("name", FAR)
+def test_a_mistake_far_away_is_found_at_the_first_wrong_length_and_named(name: str) -> None:
+    wrong, length, cause, says = FAR[name]
+    report = checked(LLAMA, 30.0, **{role: of(function) for role, function in wrong.items()})
+    assert report.verdict == "diverges"
+    assert any(f"wrong from length {length} on" in note for note in report.notes), report.notes
+    found = [each for fault in report.faults for each in fault.causes]
+    assert found and {each.mistake for each in found} == {cause} and says in found[0].says, as_text([report])
+
+
+@pytest.mark.parametrize(("name", "first"), [("one_more", 300), ("one_more_far_away", 600)])
+def test_a_window_that_is_off_by_one_diverges_from_its_first_wrong_position_on(name: str, first: int) -> None:
+    report = checked(dataclasses.replace(LLAMA, sliding_window=300), sees=of(name))
+    assert report.verdict == "diverges"
+    assert any(f"wrong from length {first + 1} on" in note for note in report.notes), report.notes
+
+
+def test_scaling_that_ends_at_the_original_length_diverges_from_there_on() -> None:
+    report = checked(LLAMA, frequencies=of("scaled_below"))
+    assert report.verdict == "diverges"
+    assert any("wrong from length 401 on" in note for note in report.notes), report.notes
+
+
+def test_a_wrong_prompt_that_is_too_long_for_its_activations_is_told_without_a_cause() -> None:
+    report = checked(LLAMA, positions=of("begun_again")(1050))
+    assert report.verdict == "diverges" and not report.faults[-1].causes
+    assert any("length 1051, batch 1: the cause is not searched" in note for note in report.notes), report.notes
+
+
+def test_scaling_beyond_the_original_length_alone_diverges_in_short_prompts() -> None:
+    report = checked(LLAMA, frequencies=of("scaled_beyond"))
+    assert report.verdict == "diverges"
+    assert f"length {LENGTH}, batch 1: shorter prompts diverge" in report.not_compared
+
+
+def test_a_prompt_beyond_max_length_is_refused_before_the_port_is_built() -> None:
+    with pytest.raises(ConfigError, match=r"length 1,101 .* max_length is 1,100; expected 1 to 1,100"):
+        check(of("build"), config=LLAMA, parameters=probe_parameters(LLAMA), lengths=[LENGTH + 1])
+
+
+def test_lengths_are_for_sizes_that_were_asked_for() -> None:
+    answer = CliRunner().invoke(app, ["check", f"{FILE}:build", "--preset", "notes-lm", "--length", "4096"])
+    assert answer.exit_code == 2 and "--checkpoint FOLDER or --config FILE" in answer.output
+    command = CliRunner().invoke(app, ["check", "--command", "true", "--config", "c.json", "--length", "4096"])
+    assert command.exit_code == 2 and "--length is for a PORT" in command.output
+
+
+def test_the_oracle_of_a_prefix_is_that_of_the_prompt() -> None:
+    (probe,) = long_probes(LLAMA, probe_parameters(LLAMA), [400])
+    part = functools.partial(LongProbe.prefix, probe)(150)
+    (short,) = long_probes(LLAMA, probe.parameters, [150])
+    fresh = dataclasses.replace(short, inputs=part.inputs)
+    assert part.oracle.errors(fresh.oracle.logits(slice(0, 150))).max() <= part.budget("float64")

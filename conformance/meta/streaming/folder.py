@@ -44,7 +44,8 @@ def write(config: TransformerConfig, folder: Path) -> None:
         own = {name: shape for name, shape in shapes if (part in name if part else ".layers." not in name)}
         drawn = {name: _drawn(random, numbers, name, shape) for name, shape in own.items()}
         tensors = {name: value.astype(ml_dtypes.bfloat16) for name, value in tensors_in(family, config, drawn).items()}
-        file = f"model{part.replace('.', '-').rstrip('-')}.safetensors"
+        # a file of the name model.safetensors would be taken for all of it
+        file = f"model{part.replace('.', '-').rstrip('-') or '-outside'}.safetensors"
         save_file(tensors, folder / file)
         where |= dict.fromkeys(tensors, file)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}), encoding="utf-8")

@@ -139,6 +139,15 @@ def test_the_activations_of_a_large_model_are_in_files(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("all_are_large")
+def test_a_model_that_is_called_once_is_checked_to_the_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probes, "HUGE", 0)
+    checkpoint = import_checkpoint(folder)
+    assert list(probes_with(checkpoint.config, checkpoint.parameters, "llama")) == ["mixed"]
+    report = check(port.build, config=checkpoint.config, parameters=checkpoint.parameters)
+    assert report.verdict == "agrees"
+
+
+@pytest.mark.usefixtures("all_are_large")
 def test_a_build_in_another_process_reads_the_matrices_there(folder: Path) -> None:
     checkpoint, build = import_checkpoint(folder), isolated_build("transparity_numpy.port:build")
     given = given_to(build, checkpoint.parameters)

@@ -101,7 +101,7 @@ def affordable(config: TransformerConfig, probes: Sequence[Probe]) -> list[Probe
     others = [probe for probe in large if not isinstance(probe, LongProbe)]
     shapes = {tuple(probe.inputs[name].shape for name in config.input_names) for probe in others}
     calls = [(shape[0][0], tuple(length for _, length in shape)) for shape in sorted(shapes)]
-    small = narrow(config, max(*long, *(length for _, lengths in calls for length in lengths)))
+    small = narrow(config, max([*long, *(length for _, lengths in calls for length in lengths)]))
     model = ReachModel("narrow", small, probe_parameters(small, 6), calls)
     few = [*model.probes, *(long_probe(model, length) for length in sorted(long))]
     return [*(probe for probe in probes if not probe.is_large), *few]

@@ -27,6 +27,7 @@ from transparity_conformance.oracle.probes import probe_parameters, probes_with
 from transparity_conformance.ports.loader.hub import HubBuild
 from transparity_conformance.ports.process.isolation import isolated_build
 from transparity_conformance.ports.process.running import given_to, run
+from transparity_conformance.ports.reach.verdict import affordable
 from transparity_numpy import port
 
 
@@ -139,12 +140,11 @@ def test_the_activations_of_a_large_model_are_in_files(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("all_are_large")
-def test_a_model_that_is_called_once_is_checked_to_the_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probes, "HUGE", 0)
+def test_a_model_that_is_called_once_has_a_narrow_one_for_its_coverage(folder: Path) -> None:
     checkpoint = import_checkpoint(folder)
-    assert list(probes_with(checkpoint.config, checkpoint.parameters, "llama")) == ["mixed"]
-    report = check(port.build, config=checkpoint.config, parameters=checkpoint.parameters)
-    assert report.verdict == "agrees"
+    once = probes_with(checkpoint.config, checkpoint.parameters, "llama")["mixed"]
+    (narrow,) = affordable(checkpoint.config, [once])
+    assert narrow.inputs["tokens"].shape == once.inputs["tokens"].shape
 
 
 @pytest.mark.usefixtures("all_are_large")

@@ -48,7 +48,9 @@ def write(config: TransformerConfig, folder: Path) -> None:
         file = f"model{part.replace('.', '-').rstrip('-') or '-outside'}.safetensors"
         save_file(tensors, folder / file)
         where |= dict.fromkeys(tensors, file)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}), encoding="utf-8")
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": where}), encoding="utf-8"
+    )
     (folder / "config.json").write_text(json.dumps(fields_of("llama", family, config)), encoding="utf-8")
 
 

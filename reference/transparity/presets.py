@@ -200,10 +200,11 @@ _DEPARTURES: tuple[tuple[Callable[[TransformerConfig], bool], str], ...] = (
 
 def departures(config: TransformerConfig) -> list[str]:
     """Return one clause for each difference of `config` from "Attention is all you need"."""
-    every = config.full_attention_every
+    windows = {kind: own.sliding_window for kind, own in config.layer_kinds.items()}
+    others = [kind for kind, window in windows.items() if window != config.sliding_window]
     words = {
         "root_embed": f"{config.embed_dim**0.5:.3g}",
         "root_head": f"{config.head_dim**0.5:.3g}",
-        "but_for": f", but for every layer of {every}" if every else "",
+        "but_for": f", but for layers of {' and '.join(others)}" if others else "",
     }
     return [says.format(c=config, **words) for holds, says in _DEPARTURES if holds(config)]

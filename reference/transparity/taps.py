@@ -73,7 +73,8 @@ def tap_shapes(config: TransformerConfig, batch: int, **lengths: int) -> dict[st
                 shapes |= {f"{scope}.{attention}_norm": embedded} if pre else {}
                 if attention == "cross_attention" and config.memory_norm:
                     shapes[f"{scope}.memory_norm"] = (batch, keys, config.embed_dim)
-                shapes |= _attention_shapes(f"{scope}.{attention}", config, batch, length, keys)
+                own = config.for_layer(stack, layer)
+                shapes |= _attention_shapes(f"{scope}.{attention}", own, batch, length, keys)
                 shapes |= {f"{scope}.{attention}_{behind}": embedded} if behind else {}
             shapes |= {f"{scope}.feed_forward_norm": embedded} if pre else {}
             shapes[f"{scope}.feed_forward.hidden"] = (batch, length, config.feed_forward_dim)

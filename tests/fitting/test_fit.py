@@ -74,7 +74,8 @@ def test_several_departures_are_found_together() -> None:
         "activation": "silu",
         "gated": True,
         "sliding_window": 5,
-        "full_attention_every": 2,
+        "layer_types": ("sliding_attention", "full_attention"),
+        "layer_overrides": {"full_attention": {"sliding_window": None}},
         "mask_value": -1e9,
         "mask_order": "before-scale",
     }

@@ -148,9 +148,9 @@ MASKS = (
     ),
     Bug(
         ("window-layers",),
-        "return None if every is not None and (i + 1) % every == 0 else self.c.sliding_window",
+        "return self.facts(i).sliding_window",
         "return self.c.sliding_window",
-        _lacks("full_attention_every", None),
+        _lacks("layer_types", ()),
         FILL,
     ),
     Bug(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -150,7 +151,7 @@ class Model:
         self, at: str, i: int, x: Tensor, where: Tensor, own: tuple[Tensor, Any], memory: Any, seen: Any, past: Any
     ) -> Tensor:
         keep, bias = own
-        window = self.window(i)
+        self.own, window = self.facts(i), self.window(i)
         if window is not None:
             keep = keep & self.near(where, keep.shape[-1], window)
         y = self.before(f"{at}.self_attention", x)
@@ -168,8 +169,13 @@ class Model:
         return self.norm(f"{at}.memory_norm", memory, tap=True) if self.c.memory_norm and memory is not None else memory
 
     def window(self, i: int) -> Any:
-        every = self.c.full_attention_every
-        return None if every is not None and (i + 1) % every == 0 else self.c.sliding_window
+        return self.facts(i).sliding_window
+
+    def facts(self, i: int) -> Any:
+        """The fields as layer `i` has them."""
+        kinds = self.c.layer_types
+        own = self.c.layer_overrides.get(kinds[i % len(kinds)], {}) if kinds else {}
+        return SimpleNamespace(**{**vars(self.c), **own})
 
     def near(self, where: Tensor, keys: int, window: int) -> Tensor:
         return ((torch.arange(keys) - where[..., None]).abs() < window)[:, None]
@@ -260,7 +266,7 @@ class Model:
         if self.c.query_key_norm:
             gain = self.p[f"{at}.{role}_norm.weight"] + (1 if self.c.norm_gain == "one-plus-weight" else 0)
             x = self.tap(f"{at}.{role}_norm", self.rms(x, gain))
-        if self.c.positions == "rotary" and where is not None:
+        if self.own.positions == "rotary" and where is not None:
             x = self.tap(f"{at}.{role}_rotated", self.rotated(x, where))
         return x
 
@@ -298,7 +304,7 @@ class Model:
         return torch.float32 if self.dtype == torch.bfloat16 else self.dtype
 
     def frequencies(self) -> Tensor:
-        return inverse_frequencies(self.c, self.head_dim)
+        return inverse_frequencies(self.own, self.head_dim)
 
     def masked(self, scores: Tensor, keep: Tensor) -> Tensor:
         return scores.masked_fill(~keep, self.masked_score())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -194,6 +194,24 @@ def _rotated_by(change: Callable[[Config, str, RotaryTables], RotaryTables]) -> 
     return {"attention.normalize_and_rotate": wrong}
 
 
+def _rotated_all(config: Config) -> Callable[..., Any]:
+    """Queries and keys rotated in layers without positions, too."""
+    right = attention.normalize_and_rotate
+
+    def changed(own: Config, parameters: Any, name: str, x: Any, rotary: RotaryTables | None, tap: Any) -> Any:
+        x = right(own, parameters, name, x, rotary, tap)
+        if own.positions != "none":
+            return x
+        tables = positions.rotary_tables(config, np.arange(x.shape[2])[None], x.dtype)
+        assert tables is not None
+        return positions.rotate(x, tables, config.rope_layout)
+
+    return changed
+
+
+_ROTATED_ALL: dict[str, Wrong] = {"attention.normalize_and_rotate": _rotated_all}
+
+
 def _unturned(*roles: str) -> dict[str, Wrong]:
     def change(config: Config, name: str, rotary: RotaryTables) -> RotaryTables:
         return (np.ones_like(rotary[0]), np.zeros_like(rotary[1])) if name in roles else rotary
@@ -317,8 +335,31 @@ def _activations(change: Callable[[Any], Any]) -> dict[str, Wrong]:
     return {"feed_forward.ACTIVATIONS": lambda config: {config.activation: change}}
 
 
-def _windows(window: Callable[[Config, int], int | None]) -> dict[str, Wrong]:
-    return {"config.TransformerConfig.layer_window": lambda _: window}
+def _differ(*fields: str) -> Acts:
+    """Configurations in which one of these differs between layers."""
+    return lambda config: any(len({getattr(own, name) for own in config.layer_kinds.values()}) > 1 for name in fields)
+
+
+def _as_next_kind(*fields: str) -> Callable[[Config], dict[str, Any]]:
+    """Layers of each kind that have these fields of the next kind."""
+
+    def changed(config: Config) -> dict[str, Any]:
+        kinds = list(config.layer_kinds)
+        return _as_kind(config, fields, dict(zip(kinds, kinds[1:] + kinds[:1], strict=True)))
+
+    return changed
+
+
+def _as_first_kind(*fields: str) -> Callable[[Config], dict[str, Any]]:
+    """Layers that all have these fields of the first kind."""
+    return lambda config: _as_kind(config, fields, dict.fromkeys(config.layer_kinds, next(iter(config.layer_kinds))))
+
+
+def _as_kind(config: Config, fields: Sequence[str], taken: Mapping[str, str]) -> dict[str, Any]:
+    overrides = {kind: dict(config.layer_overrides.get(kind, {})) for kind in taken}
+    for kind, other in taken.items():
+        overrides[kind] |= {name: getattr(config.layer_kinds[other], name) for name in fields}
+    return {"layer_overrides": overrides}
 
 
 def _buckets(wrong: Callable[..., Any]) -> dict[str, Wrong]:
@@ -554,6 +595,14 @@ def _rotary_faults() -> Iterator[FamilyFault]:
     for role in ("query", "key"):
         for by in (1, -1):
             yield FamilyFault(("rotary-position",), f"{role} {by:+d}", ROTATED, _ROTARY, exchanged=_one_later(role, by))
+    bases = _both(_ROTARY, _differ("rope_theta"))
+    yield FamilyFault(("rotary-layers",), "base exchanged", ROTATED, bases, _as_next_kind("rope_theta"))
+    scaling = ("rotary_scaling", "rotary_factor")
+    scaled = _both(_ROTARY, _differ(*scaling))
+    yield FamilyFault(("rotary-layers",), "scaling exchanged", ROTATED, scaled, _as_next_kind(*scaling))
+    yield FamilyFault(("rotary-layers",), "exchanged", ROTATED, scaled, _as_next_kind("rope_theta", *scaling))
+    yield FamilyFault(("rotary-layers", "rotary-scaling"), "unscaled", ROTATED, scaled, _as_first_kind(*scaling))
+    yield FamilyFault(("rotary-layers",), "rotated", SCORES, _differ("positions"), exchanged=_ROTATED_ALL)
     for kind in (ml_dtypes.bfloat16, np.float16):
         for part in ("frequencies", "angles", "tables", "everything"):
             variant = f"{part} in {np.dtype(kind)}"
@@ -588,17 +637,16 @@ def _attention_faults() -> Iterator[FamilyFault]:
 
 
 def _window_faults() -> Iterator[FamilyFault]:
-    windowed, alternates = _has("sliding_window"), _has("full_attention_every")
+    windowed, alternates = _has("sliding_window"), _differ("sliding_window")
     yield FamilyFault(("window-size",), "+1", WEIGHTS, windowed, _window(lambda window: window + 1))
     yield FamilyFault(("window-size",), "-1", WEIGHTS, windowed, _window(lambda window: window - 1))
     yield FamilyFault(("window-missing",), "missing", WEIGHTS, windowed, _to(sliding_window=None))
     lone = _both(windowed, _is(architecture="encoder"))
     yield FamilyFault(("window-size",), "half", WEIGHTS, lone, _window(lambda window: window // 2 + 1))
-    yield FamilyFault(("window-layers",), "all", WEIGHTS, alternates, _to(full_attention_every=None))
-    other = _windows(
-        lambda config, layer: None if (layer + 1) % (config.full_attention_every or 1) else config.sliding_window
+    yield FamilyFault(("window-layers",), "all", WEIGHTS, alternates, _as_first_kind("sliding_window"))
+    yield FamilyFault(
+        ("window-layers", "window-missing"), "exchanged", WEIGHTS, alternates, _as_next_kind("sliding_window")
     )
-    yield FamilyFault(("window-layers", "window-missing"), "exchanged", WEIGHTS, alternates, exchanged=other)
 
 
 def _distance_faults() -> Iterator[FamilyFault]:

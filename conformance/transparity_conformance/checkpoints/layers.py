@@ -95,7 +95,7 @@ def _ends(config: TransformerConfig, outside: Arrays) -> Iterator[Piece]:
         block = {name: value[rows] if name in tables else value for name, value in outside.items()}
         whole = rows == slice(0, vocabulary)
         says = "embedding and head" + ("" if whole else f", tokens {rows.start} to {rows.stop - 1}")
-        bare = _of(config, 0, rows.stop - rows.start, sliding_window=None, full_attention_every=None)
+        bare = _of(config, 0, rows.stop - rows.start, sliding_window=None, layer_types=(), layer_overrides={})
         yield Piece(says, bare, block)
 
 
@@ -146,7 +146,7 @@ def _layer(opened: Opened, layer: int, front: _Front) -> Piece:
     rows = np.arange(vocabulary) % len(front.x)
     given[f"{stack}.token_embedding.weight"] = (front.x[rows] / scale).astype(np.float32)
     given["head.weight"] = np.eye(vocabulary, config.embed_dim, dtype=np.float32)
-    one = _of(config, 1, vocabulary, sliding_window=config.layer_window(layer), full_attention_every=None)
+    one = _of(config.for_layer(stack, layer), 1, vocabulary)
     shapes = parameter_shapes(one)
     parameters = {name: given[name] if name in given else _plain(one, name, shapes[name]) for name in shapes}
     return Piece(f"layer {layer}", one, parameters)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,18 @@ def transposed(name: str) -> Stored:
 def flat(name: str) -> Stored:
     """A vector that is stored as a matrix of one row."""
     return Stored(((name, np.ravel),), lambda parts: parts[0][np.newaxis])
+
+
+def stacked(rows: Mapping[str, int]) -> Stored:
+    """Parameters one under the other, each of so many rows."""
+    ends = list(itertools.accumulate(rows.values(), initial=0))
+    cuts = [slice(*pair) for pair in itertools.pairwise(ends)]
+    parts = tuple((name, functools.partial(_rows, cut)) for name, cut in zip(rows, cuts, strict=True))
+    return Stored(parts, np.concatenate)
+
+
+def _rows(cut: slice, tensor: np.ndarray) -> np.ndarray:
+    return tensor[cut]
 
 
 def linears(pairs: Mapping[str, str]) -> dict[str, str | Stored]:

@@ -72,7 +72,14 @@ CASES: dict[str, TransformerConfig] = {
         _LLAMA, rope_theta=500.0, rotary_scaling="llama3", rotary_factor=8.0, rotary_original_length=64
     ),
     "qwen": dataclasses.replace(
-        _LLAMA, query_key_norm=True, sliding_window=4, rotary_scaling="linear", rotary_factor=2.0, tied_head=True
+        _LLAMA,
+        query_key_norm=True,
+        sliding_window=4,
+        rotary_scaling="linear",
+        rotary_factor=2.0,
+        layer_types=("rotary", "no_positions"),
+        layer_overrides={"no_positions": {"positions": "none"}},
+        tied_head=True,
     ),
     "gemma": dataclasses.replace(
         _LLAMA,
@@ -84,7 +91,15 @@ CASES: dict[str, TransformerConfig] = {
         attention_multiplier=0.8,
         attention_softcap=4.0,
         sliding_window=4,
-        full_attention_every=2,
+        layer_types=("sliding_attention", "full_attention"),
+        layer_overrides={
+            "full_attention": {
+                "sliding_window": None,
+                "rope_theta": 500.0,
+                "rotary_scaling": "linear",
+                "rotary_factor": 2.0,
+            }
+        },
         embedding_scale="embed_dim",
         tied_head=True,
         final_softcap=3.0,
@@ -141,7 +156,8 @@ CASES: dict[str, TransformerConfig] = {
         qkv_bias=False,
         output_bias=False,
         sliding_window=4,
-        full_attention_every=2,
+        layer_types=("sliding_attention", "full_attention"),
+        layer_overrides={"full_attention": {"sliding_window": None}},
         positions="rotary",
         rope_layout="halves",
         head="hidden",

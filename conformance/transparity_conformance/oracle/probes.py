@@ -318,6 +318,7 @@ def sees_something(config: TransformerConfig, inputs: Arrays) -> np.ndarray:
     tokens, mask = inputs[config.input_names[-1]], inputs.get("attention_mask") if not config.has_encoder else None
     positions, visible = np.arange(tokens.shape[1])[None], visible_keys(tokens, config.pad_id, mask)
     seen = target_mask(positions, visible, config.decoder_mask)
-    if config.sliding_window is not None:
-        seen = seen & window_mask(positions, tokens.shape[1], config.sliding_window)
+    for own in config.layer_kinds.values():
+        if own.sliding_window is not None:
+            seen = seen & window_mask(positions, tokens.shape[1], own.sliding_window)
     return np.broadcast_to(np.any(seen, axis=(1, 3)), tokens.shape)

@@ -1,5 +1,6 @@
 """The configuration of a transformer, what it refuses, and the values and sizes at which it is probed."""
 
+from transparity.config.layer_kinds import FULL, PER_LAYER, SLIDING, full_attention_every, repeating
 from transparity.config.transformer_config import (
     EXACT_MASK_BELOW,
     FIELD_TYPES,
@@ -27,6 +28,9 @@ from transparity.config.transformer_config import (
 __all__ = [
     "EXACT_MASK_BELOW",
     "FIELD_TYPES",
+    "FULL",
+    "PER_LAYER",
+    "SLIDING",
     "Activation",
     "Architecture",
     "AttentionScale",
@@ -46,4 +50,6 @@ __all__ = [
     "RotaryScaling",
     "TargetMask",
     "TransformerConfig",
+    "full_attention_every",
+    "repeating",
 ]

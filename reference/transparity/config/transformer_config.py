@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import json
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_type_hints
 
 from transparity.config.fields import NOT_NEGATIVE, NOT_POSITIVE, POSITIVE, PROBABILITY, SHARE, number, whole
+from transparity.config.layer_kinds import ALIKE, Overrides, differing, kinds_of
 from transparity.config.probe_sizes import probe_sizes
 from transparity.config.validation import check_together, checked
 from transparity.errors import ConfigError, shown
@@ -136,8 +139,6 @@ class TransformerConfig:
     """Bound scores by cap · tanh(scores / cap), before the mask (Gemma 2); None: no bound."""
     sliding_window: int | None = whole(None, None, 1, 2, 3)
     """A position attends only to positions less than this far away (Beltagy et al. 2020); None: to all."""
-    full_attention_every: int | None = whole(None, None, 1, 2)
-    """Every n-th layer ignores the `sliding_window`; None: no layer does."""
     mask_value: float = number(-math.inf, NOT_POSITIVE, -math.inf, -1e20, -1e9, -100.0, -3.0, -1e-20, 0.0)
     """Replacement of a masked score. −inf means the lowest number of the dtype: the same weights, and a row that is
     masked entirely weighs all its keys alike, as with every other value, instead of being NaN."""
@@ -149,6 +150,15 @@ class TransformerConfig:
     """The mark of padding in a lone stack's tokens, or in the source: by `pad_id` among the tokens, or by an
     `attention_mask` given with them. A decoder masks tokens marked by `pad_id` only if `target_mask` is
     `causal-and-padding`; an `attention_mask` always applies."""
+
+    # Layers that differ
+
+    layer_types: tuple[str, ...] = ()
+    """The kind of each layer of a stack, by names of your own, as a cycle that begins with the first layer; empty: all
+    layers are alike."""
+    layer_overrides: Mapping[str, Mapping[str, Any]] = Overrides({})
+    """The fields in which layers of a kind differ from the rest of the configuration, by kind: the `sliding_window`,
+    `positions` (`none` where the others are `rotary`), `rope_theta`, and the fields that scale rotary positions."""
 
     # Positions
 
@@ -225,6 +235,11 @@ class TransformerConfig:
         for field in dataclasses.fields(self):
             object.__setattr__(self, field.name, _checked(field.name, getattr(self, field.name)))
         check_together(self)
+        overrides = differing(self, self.layer_kinds)
+        object.__setattr__(self, "layer_overrides", overrides)
+        if not overrides:
+            object.__setattr__(self, "layer_types", ())
+        del self.__dict__["layer_kinds"]  # it had the overrides that change nothing
 
     @property
     def has_encoder(self) -> bool:
@@ -294,10 +309,18 @@ class TransformerConfig:
         """Rows of the table of learned positions."""
         return self.max_length + self.position_offset
 
-    def layer_window(self, layer: int) -> int | None:
-        """The sliding window of a layer (the first is 0); None: it attends to all positions."""
-        is_full = self.full_attention_every is not None and (layer + 1) % self.full_attention_every == 0
-        return None if is_full else self.sliding_window
+    @functools.cached_property
+    def layer_kinds(self) -> dict[str, TransformerConfig]:
+        """The configuration of each kind of layer, as a layer of that kind sees it; `all` without `layer_types`."""
+        return kinds_of(self, self.layer_types, self.layer_overrides)
+
+    def layer_kind(self, stack: str, layer: int) -> str:
+        """The kind of a layer of `stack` (the first is 0), a key of `layer_kinds`."""
+        return self.layer_types[layer % len(self.layer_types)] if self.layer_types else ALIKE
+
+    def for_layer(self, stack: str, layer: int) -> TransformerConfig:
+        """The configuration as a layer of `stack` (the first is 0) sees it: all its layers are of that kind."""
+        return self.layer_kinds[self.layer_kind(stack, layer)]
 
     @property
     def vocab_size(self) -> int:
@@ -366,7 +389,9 @@ class TransformerConfig:
         """Return the fields as JSON values; −inf, which JSON lacks, is the string `"-inf"`."""
         fields = dataclasses.asdict(self)
         lowest = "-inf" if self.mask_value == -math.inf else self.mask_value
-        return fields | {"mask_value": lowest, "dropout_at": list(self.dropout_at)}
+        overrides = {kind: dict(changed) for kind, changed in self.layer_overrides.items()}
+        listed = {name: list(fields[name]) for name in ("layer_types", "dropout_at")}
+        return fields | listed | {"mask_value": lowest, "layer_overrides": overrides}
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> TransformerConfig:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import operator
+from collections.abc import Mapping
 from typing import Any, Literal, get_args, get_origin
 
 from transparity.config.fields import COUNT
+from transparity.config.layer_kinds import checked_overrides, checked_types
 from transparity.errors import ConfigError, shown
 
 
@@ -17,6 +19,10 @@ def checked(field: dataclasses.Field[Any], kind: Any, value: Any) -> Any:
         return None
     if get_origin(kind) is Literal:
         return _choice(name, value, get_args(kind))
+    if get_origin(kind) is Mapping:
+        return checked_overrides(name, value)
+    if get_origin(kind) is tuple and str in get_args(kind):
+        return checked_types(name, value)
     if get_origin(kind) is tuple:
         return _choices(name, value, get_args(get_args(kind)[0]))
     if kind is bool:

@@ -24,6 +24,12 @@ def split(site: str) -> tuple[str, str, str]:
     return ".".join(parts[:3]), parts[3], parts[4] if len(parts) > 4 else ""
 
 
+def own_config(config: TransformerConfig, site: str) -> TransformerConfig:
+    """The configuration as the layer of a tap sees it; of a tap outside of the layers, the whole model's."""
+    parts = site.split(".")
+    return config.for_layer(parts[0], int(parts[2])) if parts[1:2] == ["layers"] else config
+
+
 def parameters_of(state: WalkState, scope: str) -> dict[str, np.ndarray]:
     """The weight and bias of one part."""
     scope += "."

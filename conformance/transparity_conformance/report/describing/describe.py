@@ -148,8 +148,9 @@ def _self_attention_only(config: TransformerConfig) -> str:
     known = [f"{config.positions} positions"] if inside else []
     known += ["queries and keys normalised"] if config.query_key_norm else []
     if config.sliding_window is not None:
-        every = f", all in every layer {config.full_attention_every}" if config.full_attention_every else ""
-        known.append(f"{config.sliding_window} positions seen{every}")
+        known.append(f"{config.sliding_window} positions seen")
+    for kind, overrides in config.layer_overrides.items():
+        known.append(f"{kind}: " + ", ".join(f"{name} {value}" for name, value in overrides.items()))
     return "".join(f"<br/>{name}" for name in known)
 
 

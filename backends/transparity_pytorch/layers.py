@@ -21,6 +21,13 @@ def normalize(
     return tap(name, getattr(module, name)(x, scoped(tap, name)))
 
 
+def add_residual(
+    config: TransformerConfig, x: Float[Tensor, "batch length embed_dim"], y: Float[Tensor, "batch length embed_dim"]
+) -> Float[Tensor, "batch length embed_dim"]:
+    """x + y, or x + multiplier · y (Granite)."""
+    return x + y if config.residual_multiplier == 1 else x + y * config.residual_multiplier
+
+
 def sublayer_input(
     layer: Layer, name: str, x: Float[Tensor, "batch length embed_dim"], tap: Tap = identity
 ) -> Float[Tensor, "batch length embed_dim"]:
@@ -38,10 +45,10 @@ def sublayer_output(
     """Add the residual x to a sublayer's result y: x + y (`pre`), norm(x + y) (`post`, Vaswani et al. 2017, §3.1), or
     x + norm(y) (`both`)."""
     if layer.config.norm_position == "pre":
-        return x + y
+        return add_residual(layer.config, x, y)
     if layer.config.norm_position == "both":
-        return x + normalize(layer, f"{name}_post_norm", y, tap)
-    return normalize(layer, f"{name}_norm", x + y, tap)
+        return add_residual(layer.config, x, normalize(layer, f"{name}_post_norm", y, tap))
+    return normalize(layer, f"{name}_norm", add_residual(layer.config, x, y), tap)
 
 
 class Layer(nn.Module):

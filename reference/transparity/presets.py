@@ -171,6 +171,7 @@ _DEPARTURES: tuple[tuple[Callable[[TransformerConfig], bool], str], ...] = (
         lambda c: c.norm_position == "both",
         "norms come before and after the sublayers (paper: after the residual, §3.1)",
     ),
+    (lambda c: c.residual_multiplier != 1, "sublayers are multiplied by {c.residual_multiplier:g} (§3.1)"),
     (lambda c: c.norm == "layer-unbiased", "the norm divides by (deviation over n − 1) + eps"),
     (lambda c: c.norm == "batch", "the norm is a batch norm (paper: layer norm, §3.1)"),
     (lambda c: c.norm == "rms", "the norm is an RMS norm (paper: layer norm, §3.1)"),
@@ -186,6 +187,10 @@ _DEPARTURES: tuple[tuple[Callable[[TransformerConfig], bool], str], ...] = (
     (lambda c: c.positions == "alibi", "distances are subtracted from scores (paper: sinusoidal positions, §3.5)"),
     (lambda c: c.positions == "none", "there are no positions (paper: sinusoidal, §3.5)"),
     (lambda c: c.embedding_scale == "none", "token embeddings are not multiplied by √embed_dim (§3.4)"),
+    (
+        lambda c: c.embedding_multiplier != 1,
+        "token embeddings are multiplied by {c.embedding_multiplier:g}, too (§3.4)",
+    ),
     (lambda c: c.num_token_types > 0, "tokens have {c.num_token_types} types, with embeddings of their own"),
     (lambda c: c.embedding_norm, "embeddings are normalised"),
     (lambda c: c.architecture != "encoder-decoder", "the model is a lone {c.architecture}"),
@@ -194,6 +199,7 @@ _DEPARTURES: tuple[tuple[Callable[[TransformerConfig], bool], str], ...] = (
         "the target's padding is not masked, only its future",
     ),
     (lambda c: c.head != "logits", "the output is {c.head!r}, not logits"),
+    (lambda c: c.head_multiplier != 1, "the input of the head is multiplied by {c.head_multiplier:g}"),
     (lambda c: c.final_softcap is not None, "logits are bounded by a softcap of {c.final_softcap:g}"),
 )
 

@@ -30,6 +30,13 @@ def normalize(
     return tap(name, norm(config, parameters[name], x, scoped(tap, name), training=training))
 
 
+def add_residual(
+    config: TransformerConfig, x: Inexact[Array, "batch length embed_dim"], y: Inexact[Array, "batch length embed_dim"]
+) -> Inexact[Array, "batch length embed_dim"]:
+    """x + y, or x + multiplier · y (Granite)."""
+    return x + y if config.residual_multiplier == 1 else x + y * x.dtype.type(config.residual_multiplier)
+
+
 def sublayer_input(
     config: TransformerConfig,
     parameters: Mapping[str, Any],
@@ -56,10 +63,11 @@ def sublayer_output(
     """Add the residual x to a sublayer's result y: x + y (`pre`), norm(x + y) (`post`, Vaswani et al. 2017, §3.1), or
     x + norm(y) (`both`)."""
     if config.norm_position == "pre":
-        return x + y
+        return add_residual(config, x, y)
     if config.norm_position == "both":
-        return x + normalize(config, parameters, f"{name}_post_norm", y, tap, training=context.training)
-    return normalize(config, parameters, f"{name}_norm", x + y, tap, training=context.training)
+        y = normalize(config, parameters, f"{name}_post_norm", y, tap, training=context.training)
+        return add_residual(config, x, y)
+    return normalize(config, parameters, f"{name}_norm", add_residual(config, x, y), tap, training=context.training)
 
 
 def layer(

@@ -199,6 +199,23 @@ CASES = {
         | SPECIAL,
         {"rotary_dim": 4, "rope_theta": 50.0, "tied_head": True},
     ),
+    "granite": Case(
+        "GraniteForCausalLM",
+        GROUPED
+        | {
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.3,
+            "logits_scaling": 5.0,
+        },
+        {"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.3}
+        | {"head_multiplier": 0.2, "attention_scale": "none"},
+    ),
+    "granite, plain and tied": Case(
+        "GraniteForCausalLM",
+        SHARED | {"tie_word_embeddings": True, "attention_bias": True},
+        {"residual_multiplier": 1.0, "tied_head": True, "qkv_bias": True},
+    ),
     "t5": Case("T5ForConditionalGeneration", T5, {"tied_head": True, "head_scale": "embed_dim"}, length=23),
     "t5, gated": Case(
         "T5ForConditionalGeneration",
@@ -234,7 +251,7 @@ CASES = {
     ),
 }
 
-DECODED = ("gemma3", "smollm3, windows", "phi3", "phi3, rotated in part")
+DECODED = ("gemma3", "granite", "smollm3, windows", "phi3", "phi3, rotated in part")
 """Cases that are compared with the cache of transformers, too."""
 
 

@@ -112,6 +112,8 @@ class Model:
         x = self.lookup(self.table(name), ids)
         if c.embedding_scale == "embed_dim":
             x = x * math.sqrt(c.embed_dim)
+        if c.embedding_multiplier != 1:
+            x = c.embedding_multiplier * x
         if types is not None:
             x = x + self.p[f"{name}.token_type_embedding.weight"][types]
         if c.positions == "learned":
@@ -195,11 +197,12 @@ class Model:
         return x if self.c.norm_position == "post" else self.norm(f"{name}_norm", x, tap=True)
 
     def after(self, name: str, x: Tensor, y: Tensor) -> Tensor:
+        by = self.c.residual_multiplier
         if self.c.norm_position == "pre":
-            return x + y
+            return x + by * y
         if self.c.norm_position == "both":
-            return x + self.norm(f"{name}_post_norm", y, tap=True)
-        return self.norm(f"{name}_norm", x + y, tap=True)
+            return x + by * self.norm(f"{name}_post_norm", y, tap=True)
+        return self.norm(f"{name}_norm", x + by * y, tap=True)
 
     def norm(self, name: str, x: Tensor, *, tap: bool = False) -> Tensor:
         gain = self.p[f"{name}.weight"] + (1 if self.c.norm_gain == "one-plus-weight" else 0)
@@ -322,6 +325,7 @@ class Model:
         if c.head_scale == "embed_dim":
             x = x / math.sqrt(c.embed_dim)
         weight = self.table("encoder" if c.architecture == "encoder" else "decoder") if c.tied_head else None
+        x = x * c.head_multiplier
         logits = F.linear(x, self.p["head.weight"] if weight is None else weight, self.p.get("head.bias"))
         return c.final_softcap * torch.tanh(logits / c.final_softcap) if c.final_softcap else logits
 

@@ -93,7 +93,7 @@ PLANTS = [
     *in_both(
         "embedding-scale",
         "embeddings",
-        ("x = x * math.sqrt(config.embed_dim)", "x = x / math.sqrt(config.embed_dim)"),
+        ("x = x * config.token_scale", "x = x / config.token_scale"),
         None,
         "forward.embedding",
         "forward.logits",

@@ -719,6 +719,8 @@ def _feed_forward_faults() -> Iterator[FamilyFault]:
 def _embedding_faults() -> Iterator[FamilyFault]:
     scale = _other("embedding_scale", "none", "embed_dim")
     yield FamilyFault(("embedding-scale",), "the other", EMBEDDING, _any, scale)
+    factor = _not(_is(embedding_multiplier=1.0))
+    yield FamilyFault(("embedding-scale",), "multiplier missing", EMBEDDING, factor, _to(embedding_multiplier=1.0))
     offset, counts = _has("position_offset"), _is(position_count="visible")
     moved = _ids(lambda ids, visible: np.maximum(ids - 1, 0))
     yield FamilyFault(("position-offset",), "-1", EMBEDDING, offset, exchanged=moved)
@@ -760,6 +762,14 @@ def _further_faults() -> Iterator[FamilyFault]:
 def _head_faults() -> Iterator[FamilyFault]:
     scale, pooled = _other("head_scale", "none", "embed_dim"), _is(head="pooled")
     yield FamilyFault(("head-scale",), "the other", LOGITS, _has("tied_head"), scale)
+    factor = _not(_is(head_multiplier=1.0))
+    yield FamilyFault(("head-scale",), "multiplier missing", LOGITS, factor, _to(head_multiplier=1.0))
+    inverse: Any = lambda config: {"head_multiplier": 1 / config.head_multiplier}  # noqa: E731
+    yield FamilyFault(("head-scale",), "multiplier inverted", LOGITS, factor, inverse)
+    factor = _not(_is(residual_multiplier=1.0))
+    for name, by in (("missing", 1.0), ("another", 0.9)):
+        ids = ("residual-multiplier",) * (name == "missing")
+        yield FamilyFault(ids, f"multiplier {name}", r".*\.output|.*_norm", factor, _to(residual_multiplier=by))
     for cap in (None, 30.0, 5.5):
         yield FamilyFault(("logit-cap",), f"{cap}", LOGITS, _has("final_softcap"), _to(final_softcap=cap))
     for cap in (30.0, 5.5):

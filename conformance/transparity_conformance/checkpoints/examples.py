@@ -29,6 +29,8 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     | {"num_hidden_layers": 3, "sliding_window": 5, "query_pre_attn_scalar": 7, "sliding_window_pattern": 3}
     | {"rope_local_base_freq": 100.0, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
     "gpt2": {"vocab_size": 37, "n_positions": 29, "n_embd": 24, "n_layer": 2, "n_head": 3},
+    "granite": _LLAMA
+    | {"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.3, "logits_scaling": 5.0},
     "llama": _LLAMA | {"rope_theta": 10_000.0, "rms_norm_eps": 1e-5},
     "marian": _BART
     | {"activation_function": "swish", "scale_embedding": True}

@@ -36,6 +36,7 @@ FILES = {
     "gemma2": "gemma",
     "gemma3_text": "gemma",
     "gpt2": "gpt2",
+    "granite": "granite",
     "llama": "llama",
     "marian": "bart",
     "mistral": "llama",

@@ -142,9 +142,8 @@ def _layer(opened: Opened, layer: int, front: _Front) -> Piece:
     given = {f"{stack}.layers.0.{name.removeprefix(own)}": value for name, value in read.items()}
     given |= {f"{stack}.embedding_norm.{name}": value for name, value in front.norm.items()}
     vocabulary = max(config.embed_dim, len(front.x))
-    scale = math.sqrt(config.embed_dim) if config.embedding_scale == "embed_dim" else 1.0
     rows = np.arange(vocabulary) % len(front.x)
-    given[f"{stack}.token_embedding.weight"] = (front.x[rows] / scale).astype(np.float32)
+    given[f"{stack}.token_embedding.weight"] = (front.x[rows] / config.token_scale).astype(np.float32)
     given["head.weight"] = np.eye(vocabulary, config.embed_dim, dtype=np.float32)
     one = _of(config.for_layer(stack, layer), 1, vocabulary)
     shapes = parameter_shapes(one)

@@ -79,7 +79,10 @@ CASES: dict[str, TransformerConfig] = {
         rotary_factor=2.0,
         layer_types=("rotary", "no_positions"),
         layer_overrides={"no_positions": {"positions": "none"}},
+        embedding_multiplier=3.0,
+        residual_multiplier=0.4,
         tied_head=True,
+        head_multiplier=0.5,
     ),
     "gemma": dataclasses.replace(
         _LLAMA,

@@ -116,8 +116,8 @@ def probe_parameters(
             pass  # added to scores, which spread as much
         elif name.endswith(("bias", "running_mean")):
             value = WEIGHT_SPREAD * value * (1 if "norm" in name else min(1, embedding))
-        elif name.endswith("token_embedding.weight") and config.embedding_scale == "embed_dim":
-            value = value * embedding / config.embed_dim**0.5
+        elif name.endswith("token_embedding.weight"):
+            value = value * embedding / config.token_scale
         elif name.endswith("embedding.weight"):
             value = value * embedding
         else:

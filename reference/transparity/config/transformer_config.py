@@ -116,6 +116,8 @@ class TransformerConfig:
     """Share of a new batch in `batch`'s running statistics (PyTorch's convention; Flax counts the rest)."""
     norm_position: NormPosition = "post"
     """`post`: norm(x + f(x)). `pre`: x + f(norm(x)). `both`: x + norm(f(norm(x))) (Gemma 2)."""
+    residual_multiplier: float = number(1.0, POSITIVE, 1.0, 0.4)
+    """Factor of what each sublayer adds to its residual (Granite): x + multiplier · f(x)."""
     final_norm: bool = False
     """One more norm at the end of each stack."""
     memory_norm: bool = False
@@ -199,6 +201,8 @@ class TransformerConfig:
     """Token types (BERT's sentences A and B), each with an embedding that is added; 0: none."""
     embedding_scale: EmbeddingScale = "none"
     """`embed_dim`: token embeddings are multiplied by √embed_dim before the positions are added."""
+    embedding_multiplier: float = number(1.0, POSITIVE, 1.0, 3.0)
+    """A further factor of the token embeddings (Granite)."""
     embedding_norm: bool = False
     """Normalise the sum of the embeddings (BERT, BART)."""
     shared_embedding: bool = False
@@ -212,6 +216,8 @@ class TransformerConfig:
     """Whether the head has a bias."""
     head_scale: HeadScale = "none"
     """`embed_dim`: the input of the head is divided by √embed_dim (T5)."""
+    head_multiplier: float = number(1.0, POSITIVE, 1.0, 0.5)
+    """A further factor of the head's input (the logits of Granite and Cohere, whose heads have no bias)."""
     final_softcap: float | None = number(None, POSITIVE, None, 2.0)
     """Bound logits by cap · tanh(logits / cap) (Gemma 2); None: no bound."""
 
@@ -263,6 +269,16 @@ class TransformerConfig:
         `attention_multiplier`."""
         features = {"head_dim": self.head_dim, "embed_dim": self.embed_dim, "none": 1}[self.attention_scale]
         return float(features**-0.5) * self.attention_multiplier
+
+    @property
+    def token_scale(self) -> float:
+        """Factor of the token embeddings: √embed_dim (Vaswani et al. 2017, §3.4) or 1, times `embedding_multiplier`."""
+        return float({"none": 1.0, "embed_dim": self.embed_dim**0.5}[self.embedding_scale] * self.embedding_multiplier)
+
+    @property
+    def head_input_scale(self) -> float:
+        """Factor of the head's input: embed_dim^−½ (T5) or 1, times `head_multiplier`."""
+        return float({"none": 1.0, "embed_dim": self.embed_dim**-0.5}[self.head_scale] * self.head_multiplier)
 
     @property
     def masked_score(self) -> float:

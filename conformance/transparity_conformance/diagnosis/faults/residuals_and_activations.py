@@ -89,10 +89,26 @@ def _residual_faults(config: TransformerConfig, sublayer: str) -> Iterator[Fault
         description = "the residual adds the normalised tensor instead of the one before the norm"
         yield _residual("normalised", description, lambda state, scope, name: state.taps[f"{scope}.{name}_norm"])
     yield _residual("missing", "the residual is missing", lambda state, scope, name: 0)
+    right = config.residual_multiplier
+    for name, (factor, says) in MULTIPLIERS.items() if right != 1 else ():
+        description = f"the result of this sublayer {says.format(right=right)}"
+        yield Fault("residual-multiplier", name, description, downstream=partial(_multiplied, factor))
     yield Fault("residual-source", "twice", "the residual is added twice", downstream=_residual_twice)
     if sublayer in ("feed_forward", "cross_attention"):
         description = "the residual adds the layer's input instead of the residual stream before this sublayer"
         yield _residual("layer input", description, lambda state, scope, name: stream(state, scope, "self_attention"))
+
+
+MULTIPLIERS: dict[str, tuple[Callable[[float], float], str]] = {
+    "missing": (lambda right: 1.0, "is not multiplied by {right:g} before it is added to the residual"),
+    "inverse": (lambda right: 1 / right, "is divided by {right:g}, not multiplied, before it is added to the residual"),
+    "twice": (lambda right: right**2, "is multiplied by {right:g} twice before it is added to the residual"),
+}
+
+
+def _multiplied(factor: Callable[[float], float], state: WalkState, site: str, flow: Value) -> Value:
+    right = state.config.residual_multiplier
+    return flow * flow.dtype.type(factor(right) / right)
 
 
 def _residual(variant: str, description: str, source: Callable[[WalkState, str, str], Value]) -> Fault:
@@ -100,7 +116,8 @@ def _residual(variant: str, description: str, source: Callable[[WalkState, str, 
 
     def downstream(state: WalkState, site: str, flow: Value) -> Value:
         scope, sublayer = sublayer_of(site)
-        return flow - stream(state, scope, sublayer) + source(state, scope, sublayer)
+        change = source(state, scope, sublayer) - stream(state, scope, sublayer)
+        return flow + change / flow.dtype.type(state.config.residual_multiplier)
 
     return Fault("residual-source", variant, description, downstream=downstream)
 
@@ -193,14 +210,15 @@ GATES: tuple[tuple[str, str, str, Gated], ...] = (
 
 def _residual_twice(state: WalkState, site: str, flow: Value) -> Value:
     scope, sublayer = sublayer_of(site)
-    return flow + stream(state, scope, sublayer)
+    return flow + stream(state, scope, sublayer) / flow.dtype.type(state.config.residual_multiplier)
 
 
 def _normed_output(state: WalkState, site: str, value: Value) -> Value:
     scope, name = site.rpartition(".")[::2]
     sublayer = name.removesuffix("_norm")
     x, out = stream(state, scope, sublayer), state.taps[f"{scope}.{sublayer}.output"]
-    state.taps[f"{scope}.{sublayer}.output"] = out - x  # what the norm then finds with the residual added is `out`
+    # what the norm then finds with the residual added is what the sublayer adds
+    state.taps[f"{scope}.{sublayer}.output"] = out - x / x.dtype.type(state.config.residual_multiplier)
     behind = normed(state, site)
     state.taps[f"{scope}.{sublayer}.output"] = out
     return x + behind

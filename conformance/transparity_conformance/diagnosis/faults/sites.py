@@ -9,6 +9,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity_conformance.diagnosis.fault import WalkState
 from transparity_numpy.arithmetic.functional import linear
+from transparity_numpy.layers import add_residual
 from transparity_numpy.masks import padding_mask, visible_keys
 from transparity_numpy.positions import distances
 
@@ -64,9 +65,14 @@ def stream(state: WalkState, scope: str, upto: str) -> Value:
         x = (
             state.taps[f"{scope}.{name}_norm"]
             if behind
-            else x + state.taps[branch_end(state.config, f"{scope}.{name}")]
+            else added(state, x, state.taps[branch_end(state.config, f"{scope}.{name}")])
         )
     return x
+
+
+def added(state: WalkState, x: Value, y: Value) -> Value:
+    """The stream `x` with what a sublayer adds to it."""
+    return add_residual(state.config, x, y)
 
 
 def branch_end(config: TransformerConfig, sublayer: str) -> str:
@@ -95,7 +101,7 @@ def norm_input(state: WalkState, site: str) -> Value:
     if name.endswith("_post"):
         return state.taps[f"{scope}.{name.removesuffix('_post')}.output"]
     x = stream(state, scope, name)
-    return x + state.taps[f"{scope}.{name}.output"] if config.norm_position == "post" else x
+    return added(state, x, state.taps[f"{scope}.{name}.output"]) if config.norm_position == "post" else x
 
 
 def sublayer_input(state: WalkState, scope: str, sublayer: str, role: str = "query") -> Value:

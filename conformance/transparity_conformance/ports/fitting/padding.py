@@ -111,7 +111,7 @@ def _read_counting(found: Found, subject: Subject, parts: Parts, call: Heard) ->
     looked_up = (
         subject.values[last.table] if len(parts.stacks) == 1 else subject.values[parts.stacks[stack].embedding.table]
     )
-    rows = _rows(call, tokens, looked_up, table, last.is_scaled, subject, parts)
+    rows = _rows(call, tokens, looked_up, table, last.scale, subject, parts)
     if rows is None or (rows == np.arange(tokens.shape[1]) + last.offset).all():
         found.fields["position_count"] = "all"
         return
@@ -127,12 +127,12 @@ def _rows(
     tokens: np.ndarray,
     looked_up: np.ndarray,
     table: np.ndarray,
-    is_scaled: bool,
+    scale: float,
     subject: Subject,
     parts: Parts,
 ) -> np.ndarray | None:
     """The row of the table of positions that is added to each token."""
-    plain = looked_up[tokens] * (looked_up.shape[1] ** 0.5 if is_scaled else 1)
+    plain = looked_up[tokens] * scale
     type_table = next(iter(parts.stacks.values())).embedding.type_table
     if type_table is not None:
         plain = plain + subject.values[type_table][call.inputs["token_types"]]

@@ -6,13 +6,14 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
 from transparity.config import NormPosition
 from transparity_conformance.ports.fitting.structure import Attention, Sublayer
 from transparity_conformance.ports.fitting.values.norms import Norm, Norms
-from transparity_conformance.ports.fitting.values.numbers import is_same
+from transparity_conformance.ports.fitting.values.numbers import difference, is_same, settle
 from transparity_conformance.ports.listening.operation import Operation
 
 Values = Sequence[tuple[int, np.ndarray]]
@@ -35,11 +36,17 @@ class Stream:
     memory_norm: bool = False
     output: np.ndarray = field(default_factory=lambda: np.empty(0))
     head_scaled: bool = False
+    multiplier: float = 1.0
+    """Factor of what sublayers add to the residual."""
 
     @property
     def places(self) -> tuple[object, ...]:
         """Where the norms are that both stacks have."""
         return self.position, self.embedding_norm, self.final_norm
+
+
+def _residual_error(x: np.ndarray, y: np.ndarray, value: np.ndarray, factor: float) -> float:
+    return difference(x + factor * y, value)
 
 
 def given_to(sublayer: Sublayer, width: int) -> np.ndarray:
@@ -112,15 +119,27 @@ class Walk:
                 return None
             at, y = made_by(sublayer)
             if made.position == "pre":
-                x = x + y
+                x = self._added(made, x, y, at)
                 continue
             found = next(self._after(norms, y if made.position == "both" else x + y, at, at + AHEAD), None)
             if found is None:
                 return None
             norm, result = found
             self._take(norms, made, f"{name}_post_norm" if made.position == "both" else f"{name}_norm", norm)
-            x = x + result if made.position == "both" else result
+            x = self._added(made, x, result, at) if made.position == "both" else result
         return x
+
+    def _added(self, made: Stream, x: np.ndarray, y: np.ndarray, at: int) -> np.ndarray:
+        """The residual with what a sublayer adds: y as it is, or multiplied, if a value behind it is that sum."""
+        behind = [value for index, value in self.values if at < index < at + AHEAD]
+        if any(is_same(x + y, value) for value in behind):
+            return x + y
+        for value in behind:
+            factor = float(((value - x) * y).sum() / (y * y).sum())
+            if factor > 0 and is_same(x + factor * y, value) and not is_same(x, value):
+                made.multiplier = settle(factor, partial(_residual_error, x, y, value))
+                return x + made.multiplier * y
+        return x + y
 
     def _reads_memory(self, made: Stream, norms: Norms, name: str, sublayer: Sublayer) -> bool:
         if self.memory is None or not isinstance(sublayer, Attention):

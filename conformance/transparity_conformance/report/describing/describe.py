@@ -63,6 +63,7 @@ def mermaid(config: TransformerConfig) -> str:
 def _stack(config: TransformerConfig, stack: str, read: str) -> Iterable[str]:
     layers = config.stack_num_layers(stack)
     scale = " · √embed_dim" if config.embedding_scale == "embed_dim" else ""
+    scale += f" · {config.embedding_multiplier:g}" if config.embedding_multiplier != 1 else ""
     size = f"{config.stack_vocab_size(stack):,} × {config.embed_dim}"
     node = f"{stack}_embedding"
     added = [f"{config.positions} positions"] if config.positions in ("learned", "sinusoidal") else []
@@ -103,7 +104,8 @@ def _layer(config: TransformerConfig, stack: str, read: str) -> Iterable[str]:
         node, norm, add = f"{stack}_{name}", f"{stack}_{name}_norm", f"{stack}_{name}_add"
         yield f'{node}["{text}"]'
         yield f'{norm}["{_norm(config)}"]'
-        yield f'{add}(("+"))'
+        by = f" {config.residual_multiplier:g} ×" if config.residual_multiplier != 1 else ""
+        yield f'{add}(("+{by}"))'
         if name == "cross" and config.memory_norm:
             yield f'{stack}_memory_norm["{_norm(config)}"] --> {node}'
         if config.norm_position == "both":

@@ -162,7 +162,7 @@ def _head(found: Found, subject: Subject, parts: Parts) -> None:
     found.fields |= {
         "tied_head": is_tied,
         "head_bias": head.bias is not None,
-        "head_multiplier": multiplier,
+        "head_multiplier": multiplier * parts.last.stream.head_multiplier,
         "final_softcap": None if multiplier != 1 else final_softcap(head.made, parts.heard.output),
     }
     found.put("head", head, bias=head.bias is not None)

@@ -36,6 +36,8 @@ class Stream:
     memory_norm: bool = False
     output: np.ndarray = field(default_factory=lambda: np.empty(0))
     head_scaled: bool = False
+    head_multiplier: float = 1.0
+    """Factor of the head's input, where it is found behind a norm."""
     multiplier: float = 1.0
     """Factor of what sublayers add to the residual."""
 
@@ -174,6 +176,17 @@ class Walk:
         if made_by:
             _, norm, factor = min(made_by, key=lambda each: each[0])
             yield self._normed(made, norm, self.end, head_scaled=factor != 1)
+        yield from self._scaled_ends(made, norms, x, step)
+
+    def _scaled_ends(self, made: Stream, norms: Norms, x: np.ndarray, step: int) -> Iterator[Stream]:
+        """The ways in which a stack may end with a norm whose result the head is given times a factor."""
+        assert self.end is not None
+        for norm, value in self._after(norms, x, 0, len(self.operations)):
+            rows = value[::step]
+            factor = float((rows * self.end).sum() / (rows * rows).sum())
+            if is_same(rows * factor, self.end):
+                factor = settle(factor, partial(_residual_error, np.zeros_like(rows), rows, self.end))
+                yield dataclasses.replace(self._normed(made, norm, self.end), head_multiplier=factor)
 
     @staticmethod
     def _normed(made: Stream, norm: Norm, value: np.ndarray, *, head_scaled: bool = False) -> Stream:

@@ -32,7 +32,7 @@ def sublayer_input(
     layer: Layer, name: str, x: Float[Tensor, "batch length embed_dim"], tap: Tap = identity
 ) -> Float[Tensor, "batch length embed_dim"]:
     """norm(x) with the norm first (`pre`, Xiong et al. 2020; `both`, Gemma 2), else x."""
-    return x if layer.config.norm_position == "post" else normalize(layer, f"{name}_norm", x, tap)
+    return x if layer.config.norm_position in ("post", "branch") else normalize(layer, f"{name}_norm", x, tap)
 
 
 def sublayer_output(
@@ -43,11 +43,12 @@ def sublayer_output(
     tap: Tap = identity,
 ) -> Float[Tensor, "batch length embed_dim"]:
     """Add the residual x to a sublayer's result y: x + y (`pre`), norm(x + y) (`post`, Vaswani et al. 2017, §3.1), or
-    x + norm(y) (`both`)."""
+    x + norm(y) (`both`; `branch`, OLMo 2)."""
     if layer.config.norm_position == "pre":
         return add_residual(layer.config, x, y)
-    if layer.config.norm_position == "both":
-        return add_residual(layer.config, x, normalize(layer, f"{name}_post_norm", y, tap))
+    if layer.config.norm_position in ("both", "branch"):
+        behind = f"{name}_post_norm" if layer.config.norm_position == "both" else f"{name}_norm"
+        return add_residual(layer.config, x, normalize(layer, behind, y, tap))
     return normalize(layer, f"{name}_norm", add_residual(layer.config, x, y), tap)
 
 

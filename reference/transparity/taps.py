@@ -13,7 +13,7 @@ from transparity.config import TransformerConfig
 
 Tap = Callable[[str, Any], Any]
 
-NORMS_BEHIND = {"post": "norm", "both": "post_norm"}
+NORMS_BEHIND = {"post": "norm", "both": "post_norm", "branch": "norm"}
 """The norm after a sublayer, by `norm_position`."""
 
 
@@ -67,7 +67,7 @@ def tap_shapes(config: TransformerConfig, batch: int, **lengths: int) -> dict[st
         attends = ["self_attention"] + ["cross_attention"] * (name == "target")
         for layer in range(layers):
             scope = f"{stack}.layers.{layer}"
-            pre, behind = config.norm_position != "post", NORMS_BEHIND.get(config.norm_position)
+            pre, behind = config.norm_position in ("pre", "both"), NORMS_BEHIND.get(config.norm_position)
             for attention in attends:
                 keys = lengths["source"] if attention == "cross_attention" else length
                 shapes |= {f"{scope}.{attention}_norm": embedded} if pre else {}

@@ -46,7 +46,7 @@ def sublayer_input(
     tap: Tap = identity,
 ) -> Inexact[Array, "batch length embed_dim"]:
     """norm(x) with the norm first (`pre`, Xiong et al. 2020; `both`, Gemma 2), else x."""
-    if config.norm_position == "post":
+    if config.norm_position in ("post", "branch"):
         return x
     return normalize(config, parameters, f"{name}_norm", x, tap, training=context.training)
 
@@ -61,11 +61,12 @@ def sublayer_output(
     tap: Tap = identity,
 ) -> Inexact[Array, "batch length embed_dim"]:
     """Add the residual x to a sublayer's result y: x + y (`pre`), norm(x + y) (`post`, Vaswani et al. 2017, §3.1), or
-    x + norm(y) (`both`)."""
+    x + norm(y) (`both`; `branch`, OLMo 2)."""
     if config.norm_position == "pre":
         return add_residual(config, x, y)
-    if config.norm_position == "both":
-        y = normalize(config, parameters, f"{name}_post_norm", y, tap, training=context.training)
+    if config.norm_position in ("both", "branch"):
+        behind = f"{name}_post_norm" if config.norm_position == "both" else f"{name}_norm"
+        y = normalize(config, parameters, behind, y, tap, training=context.training)
         return add_residual(config, x, y)
     return normalize(config, parameters, f"{name}_norm", add_residual(config, x, y), tap, training=context.training)
 

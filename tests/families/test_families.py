@@ -216,6 +216,16 @@ CASES = {
         SHARED | {"tie_word_embeddings": True, "attention_bias": True},
         {"residual_multiplier": 1.0, "tied_head": True, "qkv_bias": True},
     ),
+    "olmo2": Case(
+        "Olmo2ForCausalLM",
+        GROUPED,
+        {"norm_position": "branch", "query_key_norm": True, "query_key_norm_over": "projection"},
+    ),
+    "olmo2, one key": Case(
+        "Olmo2ForCausalLM",
+        SHARED | {"tie_word_embeddings": True, "attention_bias": True, "rope_parameters": LLAMA3},
+        {"attention_head_dim": 6, "tied_head": True, "rotary_scaling": "llama3"},
+    ),
     "t5": Case("T5ForConditionalGeneration", T5, {"tied_head": True, "head_scale": "embed_dim"}, length=23),
     "t5, gated": Case(
         "T5ForConditionalGeneration",
@@ -251,7 +261,7 @@ CASES = {
     ),
 }
 
-DECODED = ("gemma3", "granite", "smollm3, windows", "phi3", "phi3, rotated in part")
+DECODED = ("gemma3", "granite", "olmo2", "smollm3, windows", "phi3", "phi3, rotated in part")
 """Cases that are compared with the cache of transformers, too."""
 
 

@@ -194,12 +194,14 @@ class Model:
         return None
 
     def before(self, name: str, x: Tensor) -> Tensor:
-        return x if self.c.norm_position == "post" else self.norm(f"{name}_norm", x, tap=True)
+        return x if self.c.norm_position in ("post", "branch") else self.norm(f"{name}_norm", x, tap=True)
 
     def after(self, name: str, x: Tensor, y: Tensor) -> Tensor:
         by = self.c.residual_multiplier
         if self.c.norm_position == "pre":
             return x + by * y
+        if self.c.norm_position == "branch":
+            return x + by * self.norm(f"{name}_norm", y, tap=True)
         if self.c.norm_position == "both":
             return x + by * self.norm(f"{name}_post_norm", y, tap=True)
         return self.norm(f"{name}_norm", x + by * y, tap=True)
@@ -268,7 +270,11 @@ class Model:
         """The query or key with its norm and its rotation."""
         if self.c.query_key_norm:
             gain = self.p[f"{at}.{role}_norm.weight"] + (1 if self.c.norm_gain == "one-plus-weight" else 0)
-            x = self.tap(f"{at}.{role}_norm", self.rms(x, gain))
+            if self.c.query_key_norm_over == "projection":
+                flat = self.rms(x.transpose(1, 2).flatten(-2), gain)
+                x = self.tap(f"{at}.{role}_norm", flat.unflatten(-1, (x.shape[1], -1)).transpose(1, 2))
+            else:
+                x = self.tap(f"{at}.{role}_norm", self.rms(x, gain))
         if self.own.positions == "rotary" and where is not None:
             x = self.tap(f"{at}.{role}_rotated", self.rotated(x, where))
         return x

@@ -290,7 +290,7 @@ def _in_half(kind: Any, part: str) -> dict[str, Wrong]:
 def _norm_last(_: Config) -> Callable[..., Any]:
     def changed(config: Config, parameters: Any, name: str, x: Any, rotary: RotaryTables, tap: Any) -> Any:
         turned = positions.rotate(x, rotary, config.rope_layout)
-        return tap(f"{name}_rotated", normalization.head_norm(config, parameters[f"{name}_norm"], turned))
+        return tap(f"{name}_rotated", attention.query_key_norm(config, parameters[f"{name}_norm"], turned))
 
     return changed
 
@@ -301,6 +301,14 @@ def _all_heads(_: Config) -> Callable[..., Any]:
         return x / np.sqrt(size + x.dtype.type(config.norm_eps)) * parameters["weight"]
 
     return head_norm
+
+
+def _each_head(_: Config) -> Callable[..., Any]:
+    def query_key_norm(config: Config, parameters: Any, x: Any) -> Any:
+        size = np.square(x).mean(axis=3, keepdims=True)
+        return x / np.sqrt(size + x.dtype.type(config.norm_eps)) * parameters["weight"].reshape(x.shape[1], 1, -1)
+
+    return query_key_norm
 
 
 def _tiled(_: Config) -> Callable[..., Any]:
@@ -614,10 +622,18 @@ def _attention_faults() -> Iterator[FamilyFault]:
     yield FamilyFault(("norm-missing",), "query and key", heads, normed, _to(query_key_norm=False))
     wrong = {"attention.normalize_and_rotate": _norm_last}
     yield FamilyFault(("query-key-norm",), "behind the rotation", heads, normed, exchanged=wrong)
+    over_each, over_all = _is(query_key_norm_over="head"), _is(query_key_norm_over="projection")
+    wrong = {"attention.query_key_norm": _all_heads}
+    yield FamilyFault(("query-key-norm",), "heads together", heads, _both(normed, over_each), exchanged=wrong)
+    wrong = {"attention.query_key_norm": _each_head}
+    yield FamilyFault(("query-key-norm",), "each head", heads, _both(normed, over_all), exchanged=wrong)
     yield FamilyFault(
-        ("query-key-norm",), "heads together", heads, normed, exchanged={"attention.head_norm": _all_heads}
+        ("norm-swapped",),
+        "query and key",
+        heads,
+        _both(normed, over_each),
+        parameters=_swapped("query_norm", "key_norm"),
     )
-    yield FamilyFault(("norm-swapped",), "query and key", heads, normed, parameters=_swapped("query_norm", "key_norm"))
     tiled = {"attention.repeat_heads": _tiled}
     yield FamilyFault(("head-grouping",), "tiled", r".*\.(scores|context)", _grouped, exchanged=tiled)
     capped = _has("attention_softcap")
@@ -692,6 +708,9 @@ def _norm_faults() -> Iterator[FamilyFault]:
     yield FamilyFault(("norm-variance",), "n - 1", NORMS, rms, exchanged=unbiased)
     anywhere = r".*(_norm|\.output)"
     yield FamilyFault(("norm-placement",), "pre", anywhere, both, _to(norm_position="pre"))
+    branch = _is(norm_position="branch")
+    yield FamilyFault(("norm-placement",), "before the sublayers", anywhere, branch, _to(norm_position="pre"))
+    yield FamilyFault(("norm-placement",), "behind the residual", anywhere, branch, _to(norm_position="post"))
     swapped = _swapped("self_attention_norm", "self_attention_post_norm")
     yield FamilyFault(("norm-swapped",), "before and behind", NORMS, both, parameters=swapped)
     swapped = _swapped("self_attention_norm", "feed_forward_norm")

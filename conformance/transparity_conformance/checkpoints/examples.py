@@ -36,6 +36,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     | {"activation_function": "swish", "scale_embedding": True}
     | {"pad_token_id": 36, "eos_token_id": 0, "decoder_start_token_id": 36},
     "mistral": _LLAMA | {"sliding_window": 5},
+    "olmo2": _LLAMA,
     "opt": _SIZES | {"ffn_dim": 96, "num_attention_heads": 3},
     "phi3": _LLAMA | {"sliding_window": 5, "partial_rotary_factor": 0.7},
     "qwen2": _LLAMA | {"tie_word_embeddings": True},

@@ -40,6 +40,7 @@ FILES = {
     "llama": "llama",
     "marian": "bart",
     "mistral": "llama",
+    "olmo2": "olmo2",
     "opt": "opt",
     "phi3": "phi3",
     "qwen2": "llama",

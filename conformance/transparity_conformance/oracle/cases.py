@@ -107,6 +107,7 @@ CASES: dict[str, TransformerConfig] = {
         tied_head=True,
         final_softcap=3.0,
     ),
+    "olmo2": dataclasses.replace(_LLAMA, norm_position="branch", query_key_norm=True, query_key_norm_over="projection"),
     "gpt-j": dataclasses.replace(
         _DECODER,
         activation="gelu-tanh",

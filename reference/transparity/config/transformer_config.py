@@ -27,7 +27,8 @@ Architecture = Literal["encoder-decoder", "decoder", "encoder"]
 Activation = Literal["relu", "gelu", "gelu-tanh", "gelu-quick", "silu"]
 NormKind = Literal["layer", "layer-unbiased", "batch", "rms"]
 NormGain = Literal["weight", "one-plus-weight"]
-NormPosition = Literal["pre", "post", "both"]
+NormPosition = Literal["pre", "post", "both", "branch"]
+QueryKeyNormOver = Literal["head", "projection"]
 Projection = Literal["full", "shared-per-head"]
 AttentionScale = Literal["head_dim", "embed_dim", "none"]
 MaskOrder = Literal["before-scale", "after-scale"]
@@ -115,7 +116,8 @@ class TransformerConfig:
     norm_momentum: float = number(0.1, SHARE)
     """Share of a new batch in `batch`'s running statistics (PyTorch's convention; Flax counts the rest)."""
     norm_position: NormPosition = "post"
-    """`post`: norm(x + f(x)). `pre`: x + f(norm(x)). `both`: x + norm(f(norm(x))) (Gemma 2)."""
+    """`post`: norm(x + f(x)). `pre`: x + f(norm(x)). `both`: x + norm(f(norm(x))) (Gemma 2).
+    `branch`: x + norm(f(x)) (OLMo 2)."""
     residual_multiplier: float = number(1.0, POSITIVE, 1.0, 0.4)
     """Factor of what each sublayer adds to its residual (Granite): x + multiplier · f(x)."""
     final_norm: bool = False
@@ -132,7 +134,10 @@ class TransformerConfig:
     output_bias: bool = True
     """Whether the attention's output projection has a bias."""
     query_key_norm: bool = False
-    """Normalise queries and keys, each head by itself, by an RMS norm (Qwen 3)."""
+    """Normalise queries and keys by an RMS norm (Qwen 3)."""
+    query_key_norm_over: QueryKeyNormOver = "head"
+    """Features that this norm is taken over: those of each `head`, or of all heads together, the whole `projection`
+    (OLMo 2)."""
     attention_scale: AttentionScale = "head_dim"
     """Scores are divided by the square root of this."""
     attention_multiplier: float = number(1.0, POSITIVE, 1.0, 0.5)

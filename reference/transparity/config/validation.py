@@ -109,6 +109,11 @@ def _check_heads(config: Any) -> None:
             "projection is shared-per-head, which cuts embed_dim into heads: num_key_value_heads and "
             "attention_head_dim should be absent."
         )
+    if config.projection == "shared-per-head" and config.query_key_norm_over == "projection":
+        raise ConfigError(
+            "query_key_norm_over is projection, but with projection shared-per-head heads are cut before they are "
+            "projected: head would be right."
+        )
 
 
 def _check_positions(config: Any) -> None:

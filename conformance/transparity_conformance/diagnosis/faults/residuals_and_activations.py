@@ -15,6 +15,7 @@ from transparity_conformance.diagnosis.faults.sites import (
     Value,
     apply_linear,
     branch_end,
+    layer_input,
     split,
     stream,
     sublayer_input,
@@ -27,22 +28,28 @@ from transparity_numpy.arithmetic.functional import log_softmax, softmax
 
 
 def whole_model_faults(config: TransformerConfig) -> Iterator[Fault]:
-    other = "pre" if config.norm_position == "post" else "post"
     if config.norm_position == "both":
         description = "norms are only before the sublayers, not after them, too"
         yield Fault("norm-placement", "pre", description, fields={"norm_position": "pre"})
-    description = f"{other}-norm instead of {config.norm_position}-norm"
-    yield Fault("norm-placement", other, description, fields={"norm_position": other})
-    if config.final_norm:
-        description += ", without the final norm"
-        yield Fault(
-            "norm-placement",
-            f"{other}, no final norm",
-            description,
-            fields={"norm_position": other, "final_norm": False},
-        )
+    others = [place for place in ("pre", "post", "branch") if place != config.norm_position]
+    for other in others[1:] if config.norm_position == "both" else others:
+        description = f"norms are {PLACES[other]}, not {PLACES[config.norm_position]}"
+        yield Fault("norm-placement", other, description, fields={"norm_position": other})
+        if config.final_norm:
+            description += ", without the final norm"
+            fields = {"norm_position": other, "final_norm": False}
+            yield Fault("norm-placement", f"{other}, no final norm", description, fields=fields)
     for name, bits in WEIGHT_BITS.items():
         yield Fault("low-precision", f"{name} weights", f"rounding of {name} weights", alter=partial(_rounded, bits))
+
+
+PLACES = {
+    "pre": "before the sublayers (pre-norm)",
+    "post": "after the residual is added (post-norm)",
+    "both": "before and after the sublayers",
+    "branch": "after the sublayers, before the residual is added",
+}
+"""Places of norms in words."""
 
 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
@@ -52,6 +59,9 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
             if name != config.activation:
                 instead = f"{description} instead of {ACTIVATIONS[config.activation][1]}"
                 yield Fault("activation", name, instead, formula=_activated, settings={"function": function})
+        if config.norm_position in ("post", "branch"):
+            settings = {"source": layer_input}
+            yield Fault("residual-source", "parallel", PARALLEL, formula=_activated, settings=settings)
         for identity, name, description, gated in GATES if config.gated else ():
             yield Fault(identity, name, description, formula=_activated, settings={"gated": gated})
     if sublayer and site == branch_end(config, ".".join(sublayer_of(site))):
@@ -59,15 +69,16 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if sublayer.endswith("_norm") and sublayer != "memory_norm" and config.norm_position == "post":
         description = "the norm is applied to the sublayer's output only, and the residual is added after it"
         yield Fault("norm-placement", "before the residual", description, patch=_normed_output)
-    if sublayer == "feed_forward_norm" and config.norm_position != "post":
-        description = "the feed-forward layer is parallel to the attention: it is given the layer's input"
-        yield Fault("residual-source", "parallel", description, patch=_normed_layer_input)
+    if sublayer == "feed_forward_norm" and config.norm_position in ("pre", "both"):
+        yield Fault("residual-source", "parallel", PARALLEL, patch=_normed_layer_input)
     if site == "logits" and config.head == "logits":
         for name, description, shifted in LOGIT_SHIFTS:
             yield Fault("logit-shift", name, description, patch=partial(_shifted, shifted))
         description = "probabilities, the softmax of the logits, are returned: return the logits, without softmax"
         yield Fault("probabilities", "softmax", description, patch=partial(_shifted, softmax))
 
+
+PARALLEL = "the feed-forward layer is parallel to the attention: it is given the layer's input"
 
 LOGIT_SHIFTS: tuple[tuple[str, str, Callable[[Value], Value]], ...] = (
     (
@@ -85,7 +96,7 @@ def _shifted(change: Callable[[Value], Value], state: WalkState, site: str, valu
 
 
 def _residual_faults(config: TransformerConfig, sublayer: str) -> Iterator[Fault]:
-    if config.norm_position != "post":
+    if config.norm_position in ("pre", "both"):
         description = "the residual adds the normalised tensor instead of the one before the norm"
         yield _residual("normalised", description, lambda state, scope, name: state.taps[f"{scope}.{name}_norm"])
     yield _residual("missing", "the residual is missing", lambda state, scope, name: 0)
@@ -156,18 +167,19 @@ ACTIVATIONS: dict[str, tuple[Callable[[Value], Value], str]] = {
 }
 
 
-def _projected(state: WalkState, site: str, role: str) -> Value:
+def _projected(settings: Settings, state: WalkState, site: str, role: str) -> Value:
     scope, sublayer, _ = split(site)
-    return apply_linear(state, f"{scope}.feed_forward.{role}", sublayer_input(state, scope, sublayer))
+    x = settings["source"](state, scope) if "source" in settings else sublayer_input(state, scope, sublayer)
+    return apply_linear(state, f"{scope}.feed_forward.{role}", x)
 
 
 def _activated(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
     function = settings.get("function", ACTIVATIONS[state.config.activation][0])
-    up = _projected(state, site, "up")
+    up = _projected(settings, state, site, "up")
     if not state.config.gated:
         return function(up).astype(value.dtype)
     gated = settings.get("gated", lambda function, gate, up: function(gate) * up)
-    return gated(function, _projected(state, site, "gate"), up).astype(value.dtype)
+    return gated(function, _projected(settings, state, site, "gate"), up).astype(value.dtype)
 
 
 Gated = Callable[[Callable[[Value], Value], Value, Value], Value]

@@ -13,7 +13,7 @@ from transparity.config import PER_LAYER, RopeLayout, TransformerConfig
 from transparity_conformance.diagnosis.fault import Fault, NumericFault, Settings, WalkState
 from transparity_conformance.diagnosis.faults.sites import Value, own_config, parameters_of, split
 from transparity_conformance.oracle.budgets import rounded_to
-from transparity_numpy.normalization import head_norm
+from transparity_numpy.attention import query_key_norm
 from transparity_numpy.positions import rotary_frequencies, rotate
 
 ROTATED = {"query_rotated": "queries", "key_rotated": "keys"}
@@ -222,7 +222,7 @@ def _not_turned(state: WalkState, site: str, value: Value) -> Value:
 def _normed_behind(state: WalkState, site: str, value: Value) -> Value:
     name = site.removesuffix("_rotated")
     turned = rotated({}, own_config(state.config, site), state.taps[name])
-    return head_norm(state.config, parameters_of(state, f"{name}_norm"), turned)
+    return query_key_norm(state.config, parameters_of(state, f"{name}_norm"), turned)
 
 
 def numeric_faults(config: TransformerConfig) -> Iterator[NumericFault]:

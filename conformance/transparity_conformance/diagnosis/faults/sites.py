@@ -75,9 +75,13 @@ def added(state: WalkState, x: Value, y: Value) -> Value:
     return add_residual(state.config, x, y)
 
 
+ENDS = {"both": "_post_norm", "branch": "_norm"}
+"""What the last tap of a sublayer ends with, where that is a norm, by `norm_position`."""
+
+
 def branch_end(config: TransformerConfig, sublayer: str) -> str:
     """The last tap of a sublayer before its residual is added."""
-    return f"{sublayer}_post_norm" if config.norm_position == "both" else f"{sublayer}.output"
+    return f"{sublayer}{ENDS.get(config.norm_position, '.output')}"
 
 
 def sublayer_of(site: str) -> tuple[str, str]:
@@ -100,6 +104,8 @@ def norm_input(state: WalkState, site: str) -> Value:
         return state.taps["encoder.output"]
     if name.endswith("_post"):
         return state.taps[f"{scope}.{name.removesuffix('_post')}.output"]
+    if config.norm_position == "branch":
+        return state.taps[f"{scope}.{name}.output"]
     x = stream(state, scope, name)
     return added(state, x, state.taps[f"{scope}.{name}.output"]) if config.norm_position == "post" else x
 
@@ -108,7 +114,7 @@ def sublayer_input(state: WalkState, scope: str, sublayer: str, role: str = "que
     """The input of a sublayer; the memory for the keys and values of cross-attention."""
     if sublayer == "cross_attention" and role in ("key", "value"):
         return state.taps[f"{scope}.memory_norm" if state.config.memory_norm else "encoder.output"]
-    if state.config.norm_position == "post":
+    if state.config.norm_position in ("post", "branch"):
         return stream(state, scope, sublayer)
     return state.taps[f"{scope}.{sublayer}_norm"]
 

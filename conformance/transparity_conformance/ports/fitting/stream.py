@@ -22,7 +22,7 @@ Values = Sequence[tuple[int, np.ndarray]]
 AHEAD = 40
 """Operations after which the result of a norm is no longer sought."""
 
-PLACES: tuple[NormPosition, ...] = ("pre", "post", "both")
+PLACES: tuple[NormPosition, ...] = ("pre", "post", "both", "branch")
 
 
 @dataclass
@@ -105,7 +105,7 @@ class Walk:
         """The stream behind the last sublayer; None if the places of the norms are wrong."""
         for name, sublayer in self.sublayers:
             given = given_to(sublayer, self.width)
-            if made.position == "post":
+            if made.position in ("post", "branch"):
                 if not is_same(x, given):
                     return None
             else:
@@ -123,12 +123,12 @@ class Walk:
             if made.position == "pre":
                 x = self._added(made, x, y, at)
                 continue
-            found = next(self._after(norms, y if made.position == "both" else x + y, at, at + AHEAD), None)
+            found = next(self._after(norms, x + y if made.position == "post" else y, at, at + AHEAD), None)
             if found is None:
                 return None
             norm, result = found
             self._take(norms, made, f"{name}_post_norm" if made.position == "both" else f"{name}_norm", norm)
-            x = self._added(made, x, result, at) if made.position == "both" else result
+            x = result if made.position == "post" else self._added(made, x, result, at)
         return x
 
     def _added(self, made: Stream, x: np.ndarray, y: np.ndarray, at: int) -> np.ndarray:

@@ -113,6 +113,7 @@ def _layer(config: TransformerConfig, stack: str, read: str) -> Iterable[str]:
         flow = {
             "pre": [before, norm, node, add],
             "post": [before, node, add, norm],
+            "branch": [before, node, norm, add],
             "both": [before, norm, node, f"{node}_post_norm", add],
         }[config.norm_position]
         yield " --> ".join(flow)
@@ -148,7 +149,7 @@ def _self_attention_only(config: TransformerConfig) -> str:
     """The parts that only self-attention has: positions, and a window."""
     inside = config.positions in ("rotary", "relative", "alibi")
     known = [f"{config.positions} positions"] if inside else []
-    known += ["queries and keys normalised"] if config.query_key_norm else []
+    known += [f"queries and keys normalised over each {config.query_key_norm_over}"] if config.query_key_norm else []
     if config.sliding_window is not None:
         known.append(f"{config.sliding_window} positions seen")
     for kind, overrides in config.layer_overrides.items():

@@ -54,7 +54,8 @@ def sublayer_output(
 
 
 class Layer(nnx.Module):
-    """Self-attention, cross-attention if there is a memory, then the feed-forward.
+    """Self-attention, cross-attention if there is a memory, then the feed-forward; or attention and feed-forward as
+    parallel branches (GPT-J, GPT-NeoX).
 
     With a `cache`, `x` are the tokens at `context.positions` that follow those in it.
     """
@@ -69,7 +70,8 @@ class Layer(nnx.Module):
         if has_memory and config.memory_norm:
             self.memory_norm = Norm(config, rngs=rngs)
         self.feed_forward = FeedForward(config, rngs=rngs)
-        self.feed_forward_norm = Norm(config, rngs=rngs)
+        if config.branches != "parallel-one-norm":
+            self.feed_forward_norm = Norm(config, rngs=rngs)
         if config.norm_position == "both":
             self.self_attention_post_norm, self.feed_forward_post_norm = (
                 Norm(config, rngs=rngs),
@@ -86,8 +88,12 @@ class Layer(nnx.Module):
         cache: Cache | None = None,
     ) -> Float[Array, "batch queries embed_dim"]:
         caches = cache or {}
-        y = sublayer_input(self, "self_attention", x, tap)
-        y = self.self_attention(y, context, scoped(tap, "self_attention"), caches.get("self_attention"))
+        normed = sublayer_input(self, "self_attention", x, tap)
+        y = self.self_attention(normed, context, scoped(tap, "self_attention"), caches.get("self_attention"))
+        if self.config.branches != "sequential":
+            z = sublayer_input(self, "feed_forward", x, tap) if self.config.branches == "parallel" else normed
+            z = self.feed_forward(z, scoped(tap, "feed_forward"))
+            return tap("output", add_residual(self.config, add_residual(self.config, x, y), z))
         x = sublayer_output(self, "self_attention", x, y, tap)
         if context.memory_mask is not None:
             y = sublayer_input(self, "cross_attention", x, tap)

@@ -78,7 +78,8 @@ def _stack_shapes(stack: str, config: TransformerConfig) -> Shapes:
         for role in ("gate", "up") if config.gated else ("up",):
             shapes |= _linear(f"{scope}.feed_forward.{role}", config.feed_forward_dim, config.embed_dim, bias=bias)
         shapes |= _linear(f"{scope}.feed_forward.down", config.embed_dim, config.feed_forward_dim, bias=bias)
-        shapes |= _sublayer_norm_shapes(f"{scope}.feed_forward", config)
+        if config.branches != "parallel-one-norm":
+            shapes |= _sublayer_norm_shapes(f"{scope}.feed_forward", config)
     if config.final_norm:
         shapes |= _norm_shapes(f"{stack}.final_norm", config)
     return shapes

@@ -171,6 +171,7 @@ _DEPARTURES: tuple[tuple[Callable[[TransformerConfig], bool], str], ...] = (
         lambda c: c.norm_position == "both",
         "norms come before and after the sublayers (paper: after the residual, §3.1)",
     ),
+    (lambda c: c.branches != "sequential", "attention and feed-forward are parallel branches of a layer (§3.1)"),
     (lambda c: c.residual_multiplier != 1, "sublayers are multiplied by {c.residual_multiplier:g} (§3.1)"),
     (
         lambda c: c.norm_position == "branch",

@@ -76,7 +76,8 @@ def tap_shapes(config: TransformerConfig, batch: int, **lengths: int) -> dict[st
                 own = config.for_layer(stack, layer)
                 shapes |= _attention_shapes(f"{scope}.{attention}", own, batch, length, keys)
                 shapes |= {f"{scope}.{attention}_{behind}": embedded} if behind else {}
-            shapes |= {f"{scope}.feed_forward_norm": embedded} if pre else {}
+            before = pre and config.branches != "parallel-one-norm"
+            shapes |= {f"{scope}.feed_forward_norm": embedded} if before else {}
             shapes[f"{scope}.feed_forward.hidden"] = (batch, length, config.feed_forward_dim)
             shapes[f"{scope}.feed_forward.output"] = embedded
             shapes |= {f"{scope}.feed_forward_{behind}": embedded} if behind else {}

@@ -79,14 +79,20 @@ def layer(
     tap: Tap = identity,
     cache: Cache | None = None,
 ) -> Inexact[Array, "batch queries embed_dim"]:
-    """Self-attention, cross-attention if there is a memory, then the feed-forward.
+    """Self-attention, cross-attention if there is a memory, then the feed-forward; or attention and feed-forward as
+    parallel branches (GPT-J, GPT-NeoX).
 
     With a `cache`, `x` are the tokens at `context.positions` that follow those in it.
     """
     caches = cache or {}
-    y = sublayer_input(config, parameters, "self_attention", x, context, tap)
+    normed = sublayer_input(config, parameters, "self_attention", x, context, tap)
     scope, kept = scoped(tap, "self_attention"), caches.get("self_attention")
-    y = self_attention(config, parameters["self_attention"], y, context, scope, kept)
+    y = self_attention(config, parameters["self_attention"], normed, context, scope, kept)
+    if config.branches != "sequential":
+        own = config.branches == "parallel"
+        z = sublayer_input(config, parameters, "feed_forward", x, context, tap) if own else normed
+        z = feed_forward(config, parameters["feed_forward"], z, scoped(tap, "feed_forward"))
+        return tap("output", add_residual(config, add_residual(config, x, y), z))
     x = sublayer_output(config, parameters, "self_attention", x, y, context, tap)
     if context.memory_mask is not None:
         y = sublayer_input(config, parameters, "cross_attention", x, context, tap)

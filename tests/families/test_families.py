@@ -226,6 +226,38 @@ CASES = {
         SHARED | {"tie_word_embeddings": True, "attention_bias": True, "rope_parameters": LLAMA3},
         {"attention_head_dim": 6, "tied_head": True, "rotary_scaling": "llama3"},
     ),
+    "gptj": Case(
+        "GPTJForCausalLM",
+        GPT2 | {"rotary_dim": 2, "eos_token_id": 2},
+        {"branches": "parallel-one-norm", "rotary_dim": 2, "rope_layout": "interleaved", "feed_forward_dim": 48},
+    ),
+    "gptj, another width": Case(
+        "GPTJForCausalLM",
+        GPT2 | {"rotary_dim": 4, "n_inner": 22, "activation_function": "relu"},
+        {"rotary_dim": 4, "feed_forward_dim": 22, "activation": "relu"},
+    ),
+    "gpt_neox": Case(
+        "GPTNeoXForCausalLM",
+        BERT | {"hidden_size": 24, "rope_parameters": {"rope_theta": 50.0, "partial_rotary_factor": 0.5}},
+        {"branches": "parallel", "rotary_dim": 4, "rope_theta": 50.0, "qkv_bias": True},
+    ),
+    "gpt_neox, sequential": Case(
+        "GPTNeoXForCausalLM",
+        BERT
+        | {"hidden_size": 24, "use_parallel_residual": False, "attention_bias": False, "tie_word_embeddings": True}
+        | {"rope_parameters": {"rope_theta": 50.0, "partial_rotary_factor": 1.0}},
+        {"branches": "sequential", "rotary_dim": None, "qkv_bias": False, "tied_head": True},
+    ),
+    "cohere": Case(
+        "CohereForCausalLM",
+        GROUPED | {"logit_scale": 0.3} | SPECIAL,
+        {"branches": "parallel-one-norm", "norm_bias": False, "head_multiplier": 0.3, "rope_layout": "interleaved"},
+    ),
+    "cohere, untied": Case(
+        "CohereForCausalLM",
+        GROUPED | {"tie_word_embeddings": False, "attention_bias": True} | SPECIAL,
+        {"tied_head": False, "output_bias": True, "head_multiplier": 0.0625},
+    ),
     "t5": Case("T5ForConditionalGeneration", T5, {"tied_head": True, "head_scale": "embed_dim"}, length=23),
     "t5, gated": Case(
         "T5ForConditionalGeneration",
@@ -261,7 +293,17 @@ CASES = {
     ),
 }
 
-DECODED = ("gemma3", "granite", "olmo2", "smollm3, windows", "phi3", "phi3, rotated in part")
+DECODED = (
+    "gptj",
+    "gpt_neox",
+    "cohere",
+    "gemma3",
+    "granite",
+    "olmo2",
+    "smollm3, windows",
+    "phi3",
+    "phi3, rotated in part",
+)
 """Cases that are compared with the cache of transformers, too."""
 
 

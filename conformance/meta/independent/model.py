@@ -156,8 +156,12 @@ class Model:
         self.own, window = self.facts(i), self.window(i)
         if window is not None:
             keep = keep & self.near(where, keep.shape[-1], window)
-        y = self.before(f"{at}.self_attention", x)
-        y = self.attend(f"{at}.self_attention", y, y, keep, where, bias, past)
+        given = self.before(f"{at}.self_attention", x)
+        y = self.attend(f"{at}.self_attention", given, given, keep, where, bias, past)
+        if self.c.branches != "sequential":
+            z = given if self.c.branches == "parallel-one-norm" else self.before(f"{at}.feed_forward", x)
+            z = self.feed(f"{at}.feed_forward", z)
+            return self.tap(f"{at}.output", x + self.c.residual_multiplier * (y + z))
         x = self.after(f"{at}.self_attention", x, y)
         if seen is not None:
             y = self.before(f"{at}.cross_attention", x)

@@ -708,6 +708,8 @@ def _norm_faults() -> Iterator[FamilyFault]:
     yield FamilyFault(("norm-variance",), "n - 1", NORMS, rms, exchanged=unbiased)
     anywhere = r".*(_norm|\.output)"
     yield FamilyFault(("norm-placement",), "pre", anywhere, both, _to(norm_position="pre"))
+    beside = _is(branches="parallel")
+    yield FamilyFault(("residual-source",), "sequential", anywhere, beside, _to(branches="sequential"))
     branch = _is(norm_position="branch")
     yield FamilyFault(("norm-placement",), "before the sublayers", anywhere, branch, _to(norm_position="pre"))
     yield FamilyFault(("norm-placement",), "behind the residual", anywhere, branch, _to(norm_position="post"))
@@ -823,9 +825,9 @@ def _usual_faults() -> Iterator[FamilyFault]:
     yield FamilyFault(("bias-dropped",), "down", place, _has("feed_forward_bias"), parameters=downs)
     yield FamilyFault(("packed-order",), "read by head", roles, _packs, parameters=_packed(True))
     yield FamilyFault(("packed-order",), "laid by head", roles, _packs, parameters=_packed(False))
-    acts = _both(_is(architecture="decoder"), _not(_is(norm_position="post")))
-    wrong = {"layers.sublayer_input": _of_the_layers_input}
-    yield FamilyFault(("residual-source",), "parallel", r".*\.feed_forward_norm", acts, exchanged=wrong)
+    acts = _both(_is(architecture="decoder", branches="sequential"), _not(_is(norm_position="post")))
+    wrong, place = {"layers.sublayer_input": _of_the_layers_input}, r".*\.feed_forward(_norm|\.hidden)"
+    yield FamilyFault(("residual-source",), "parallel", place, acts, exchanged=wrong)
     for layout in ("neighbours", "halves"):
         acts = _both(_ROTARY, lambda config: config.rotated_dim > 4)  # four features: it is the other layout
         rows = _rows_for(layout)

@@ -23,12 +23,15 @@ _BART |= {"encoder_ffn_dim": 40, "decoder_ffn_dim": 40}
 EXAMPLES: dict[str, dict[str, Any]] = {
     "bart": _BART,
     "bert": _BERT,
+    "cohere": _LLAMA | {"logit_scale": 0.3},
     "gemma": _WIDE | {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 1},
     "gemma2": _WIDE | {"sliding_window": 5, "query_pre_attn_scalar": 7, "attn_logit_softcapping": 3.0},
     "gemma3_text": _WIDE
     | {"num_hidden_layers": 3, "sliding_window": 5, "query_pre_attn_scalar": 7, "sliding_window_pattern": 3}
     | {"rope_local_base_freq": 100.0, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
     "gpt2": {"vocab_size": 37, "n_positions": 29, "n_embd": 24, "n_layer": 2, "n_head": 3},
+    "gpt_neox": _BERT | {"rotary_pct": 0.5, "bos_token_id": 0, "eos_token_id": 2},
+    "gptj": {"vocab_size": 37, "n_positions": 29, "n_embd": 24, "n_layer": 2, "n_head": 3, "rotary_dim": 4},
     "granite": _LLAMA
     | {"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.3, "logits_scaling": 5.0},
     "llama": _LLAMA | {"rope_theta": 10_000.0, "rms_norm_eps": 1e-5},

@@ -32,10 +32,13 @@ from transparity_conformance.report.text import listed, shown
 FILES = {
     "bart": "bart",
     "bert": "bert",
+    "cohere": "cohere",
     "gemma": "gemma",
     "gemma2": "gemma",
     "gemma3_text": "gemma",
     "gpt2": "gpt2",
+    "gpt_neox": "gpt_neox",
+    "gptj": "gptj",
     "granite": "granite",
     "llama": "llama",
     "marian": "bart",

@@ -51,6 +51,22 @@ def stacked(rows: Mapping[str, int]) -> Stored:
     return Stored(parts, np.concatenate)
 
 
+def by_head(names: Sequence[str], heads: int) -> Stored:
+    """Parameters side by side in each of so many heads: the rows of the first in the first head, of the second …"""
+    parts = tuple((name, functools.partial(_of_heads, heads, len(names), index)) for index, name in enumerate(names))
+    return Stored(parts, functools.partial(_joined_by_head, heads))
+
+
+def _of_heads(heads: int, parts: int, index: int, tensor: np.ndarray) -> np.ndarray:
+    cut = tensor.reshape(heads, parts, -1, *tensor.shape[1:])
+    return cut[:, index].reshape(-1, *tensor.shape[1:])
+
+
+def _joined_by_head(heads: int, parts: Sequence[np.ndarray]) -> np.ndarray:
+    cut = [part.reshape(heads, 1, -1, *part.shape[1:]) for part in parts]
+    return np.concatenate(cut, axis=1).reshape(-1, *parts[0].shape[1:])
+
+
 def _rows(cut: slice, tensor: np.ndarray) -> np.ndarray:
     return tensor[cut]
 

@@ -113,8 +113,12 @@ CASES: dict[str, TransformerConfig] = {
         activation="gelu-tanh",
         qkv_bias=False,
         output_bias=False,
+        branches="parallel-one-norm",
         positions="rotary",
         rotary_dim=4,
+    ),
+    "gpt-neox": dataclasses.replace(
+        _DECODER, branches="parallel", activation="gelu", positions="rotary", rope_layout="halves", rotary_dim=2
     ),
     "bloom": dataclasses.replace(
         _DECODER, num_heads=6, activation="gelu-tanh", positions="alibi", embedding_norm=True, tied_head=True

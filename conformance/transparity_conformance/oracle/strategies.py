@@ -34,6 +34,7 @@ SIZES = {
 
 ONLY_WITH: dict[str, Callable[[dict[str, Any]], bool]] = {
     "position_count": lambda given: given["position_offset"] > 0,
+    "branches": lambda given: given["architecture"] != "encoder-decoder" and given.get("norm_position") == "pre",
     "query_key_norm_over": lambda given: given.get("projection") != "shared-per-head",
     "rotary_dim": lambda given: given["positions"] == "rotary",
     "num_token_types": lambda given: given["architecture"] == "encoder",

@@ -28,6 +28,7 @@ Activation = Literal["relu", "gelu", "gelu-tanh", "gelu-quick", "silu"]
 NormKind = Literal["layer", "layer-unbiased", "batch", "rms"]
 NormGain = Literal["weight", "one-plus-weight"]
 NormPosition = Literal["pre", "post", "both", "branch"]
+Branches = Literal["sequential", "parallel", "parallel-one-norm"]
 QueryKeyNormOver = Literal["head", "projection"]
 Projection = Literal["full", "shared-per-head"]
 AttentionScale = Literal["head_dim", "embed_dim", "none"]
@@ -118,6 +119,10 @@ class TransformerConfig:
     norm_position: NormPosition = "post"
     """`post`: norm(x + f(x)). `pre`: x + f(norm(x)). `both`: x + norm(f(norm(x))) (Gemma 2).
     `branch`: x + norm(f(x)) (OLMo 2)."""
+    branches: Branches = "sequential"
+    """`sequential`: the feed-forward reads the stream behind the attention. `parallel`: both read the layer's input,
+    x + attention(norm(x)) + feed_forward(norm(x)), each through its own norm (GPT-NeoX). `parallel-one-norm`: through
+    the same norm (GPT-J)."""
     residual_multiplier: float = number(1.0, POSITIVE, 1.0, 0.4)
     """Factor of what each sublayer adds to its residual (Granite): x + multiplier · f(x)."""
     final_norm: bool = False

@@ -166,6 +166,11 @@ def _check_ends(config: Any) -> None:
                 f"{name} is {getattr(config, name)!r}, which only a lone encoder has a place for, and architecture is "
                 f"{config.architecture!r}."
             )
+    if config.branches != "sequential" and (config.norm_position != "pre" or config.architecture == "encoder-decoder"):
+        raise ConfigError(
+            f"branches is {config.branches!r}, norm_position {config.norm_position!r} and architecture "
+            f"{config.architecture!r}: parallel branches are those of a lone stack whose norm_position is 'pre'."
+        )
     if config.norm == "layer-unbiased" and config.embed_dim == 1:
         raise ConfigError("embed_dim is 1, but the unbiased deviation divides by embed_dim − 1: 2 would be right.")
 

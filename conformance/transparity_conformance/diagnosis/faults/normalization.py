@@ -172,6 +172,7 @@ def _neighbours(config: TransformerConfig, site: str) -> list[str]:
     scope, name = site.rpartition(".")[::2]
     kinds = ["norm"] + ["post_norm"] * (config.norm_position == "both")
     names = [f"{sublayer}_{kind}" for sublayer in sublayers(config, scope) for kind in kinds]
+    names = names[:1] if config.branches == "parallel-one-norm" else names
     names += ["memory_norm"] * (config.memory_norm and "cross_attention_norm" in names)
     return [other for other in names if other != name]
 

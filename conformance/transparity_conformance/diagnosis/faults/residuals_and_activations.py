@@ -10,9 +10,10 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity_conformance.diagnosis.fault import Fault, Settings, WalkState
-from transparity_conformance.diagnosis.faults.normalization import normed
+from transparity_conformance.diagnosis.faults.normalization import normed, normed_input
 from transparity_conformance.diagnosis.faults.sites import (
     Value,
+    added,
     apply_linear,
     branch_end,
     layer_input,
@@ -32,6 +33,7 @@ def whole_model_faults(config: TransformerConfig) -> Iterator[Fault]:
         description = "norms are only before the sublayers, not after them, too"
         yield Fault("norm-placement", "pre", description, fields={"norm_position": "pre"})
     others = [place for place in ("pre", "post", "branch") if place != config.norm_position]
+    others = others if config.branches == "sequential" else []
     for other in others[1:] if config.norm_position == "both" else others:
         description = f"norms are {PLACES[other]}, not {PLACES[config.norm_position]}"
         yield Fault("norm-placement", other, description, fields={"norm_position": other})
@@ -62,14 +64,20 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
         if config.norm_position in ("post", "branch"):
             settings = {"source": layer_input}
             yield Fault("residual-source", "parallel", PARALLEL, formula=_activated, settings=settings)
+        if config.branches == "parallel-one-norm":
+            settings = {"source": partial(_behind_attention, "self_attention_norm")}
+            yield Fault("residual-source", "sequential", SEQUENTIAL, formula=_activated, settings=settings)
         for identity, name, description, gated in GATES if config.gated else ():
             yield Fault(identity, name, description, formula=_activated, settings={"gated": gated})
     if sublayer and site == branch_end(config, ".".join(sublayer_of(site))):
+        yield from _multiplier_faults(config.residual_multiplier)
         yield from _residual_faults(config, sublayer_of(site)[1])
     if sublayer.endswith("_norm") and sublayer != "memory_norm" and config.norm_position == "post":
         description = "the norm is applied to the sublayer's output only, and the residual is added after it"
         yield Fault("norm-placement", "before the residual", description, patch=_normed_output)
-    if sublayer == "feed_forward_norm" and config.norm_position in ("pre", "both"):
+    if sublayer == "feed_forward_norm" and config.branches == "parallel":
+        yield Fault("residual-source", "sequential", SEQUENTIAL, patch=_normed_behind_attention)
+    elif sublayer == "feed_forward_norm" and config.norm_position in ("pre", "both"):
         yield Fault("residual-source", "parallel", PARALLEL, patch=_normed_layer_input)
     if site == "logits" and config.head == "logits":
         for name, description, shifted in LOGIT_SHIFTS:
@@ -79,6 +87,8 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
 
 
 PARALLEL = "the feed-forward layer is parallel to the attention: it is given the layer's input"
+
+SEQUENTIAL = "the feed-forward layer is given the stream behind the attention, not the layer's input"
 
 LOGIT_SHIFTS: tuple[tuple[str, str, Callable[[Value], Value]], ...] = (
     (
@@ -95,17 +105,21 @@ def _shifted(change: Callable[[Value], Value], state: WalkState, site: str, valu
     return change(value)
 
 
-def _residual_faults(config: TransformerConfig, sublayer: str) -> Iterator[Fault]:
-    if config.norm_position in ("pre", "both"):
-        description = "the residual adds the normalised tensor instead of the one before the norm"
-        yield _residual("normalised", description, lambda state, scope, name: state.taps[f"{scope}.{name}_norm"])
-    yield _residual("missing", "the residual is missing", lambda state, scope, name: 0)
-    right = config.residual_multiplier
+def _multiplier_faults(right: float) -> Iterator[Fault]:
     for name, (factor, says) in MULTIPLIERS.items() if right != 1 else ():
         description = f"the result of this sublayer {says.format(right=right)}"
         yield Fault("residual-multiplier", name, description, downstream=partial(_multiplied, factor))
+
+
+def _residual_faults(config: TransformerConfig, sublayer: str) -> Iterator[Fault]:
+    if config.branches != "sequential" and sublayer == "self_attention":
+        return  # the residual is that of both branches
+    if config.norm_position in ("pre", "both"):
+        description = "the residual adds the normalised tensor instead of the one before the norm"
+        yield _residual("normalised", description, sublayer_input)
+    yield _residual("missing", "the residual is missing", lambda state, scope, name: 0)
     yield Fault("residual-source", "twice", "the residual is added twice", downstream=_residual_twice)
-    if sublayer in ("feed_forward", "cross_attention"):
+    if sublayer in ("feed_forward", "cross_attention") and config.branches == "sequential":
         description = "the residual adds the layer's input instead of the residual stream before this sublayer"
         yield _residual("layer input", description, lambda state, scope, name: stream(state, scope, "self_attention"))
 
@@ -234,6 +248,16 @@ def _normed_output(state: WalkState, site: str, value: Value) -> Value:
     behind = normed(state, site)
     state.taps[f"{scope}.{sublayer}.output"] = out
     return x + behind
+
+
+def _behind_attention(norm: str, state: WalkState, scope: str) -> Value:
+    """The stream behind the attention of a layer with parallel branches, through a norm."""
+    x = added(state, layer_input(state, scope), state.taps[f"{scope}.self_attention.output"])
+    return normed_input(state, f"{scope}.{norm}", x)
+
+
+def _normed_behind_attention(state: WalkState, site: str, value: Value) -> Value:
+    return _behind_attention("feed_forward_norm", state, site.rpartition(".")[0])
 
 
 def _normed_layer_input(state: WalkState, site: str, value: Value) -> Value:

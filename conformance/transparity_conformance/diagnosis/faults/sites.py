@@ -56,8 +56,10 @@ def _behind_layers(state: WalkState, stack: str, layers: int) -> Value:
 
 
 def stream(state: WalkState, scope: str, upto: str) -> Value:
-    """The residual stream of a layer in front of the sublayer `upto`."""
+    """The residual stream of a layer in front of the sublayer `upto`; for parallel branches, the layer's input."""
     x = layer_input(state, scope)
+    if state.config.branches != "sequential":
+        return x
     for name in sublayers(state.config, scope):
         if name == upto:
             break
@@ -116,7 +118,8 @@ def sublayer_input(state: WalkState, scope: str, sublayer: str, role: str = "que
         return state.taps[f"{scope}.memory_norm" if state.config.memory_norm else "encoder.output"]
     if state.config.norm_position in ("post", "branch"):
         return stream(state, scope, sublayer)
-    return state.taps[f"{scope}.{sublayer}_norm"]
+    one_norm = state.config.branches == "parallel-one-norm"
+    return state.taps[f"{scope}.{'self_attention' if one_norm else sublayer}_norm"]
 
 
 def is_norm(config: TransformerConfig, site: str) -> bool:

@@ -103,6 +103,7 @@ def _norms(found: Found, subject: Subject, parts: Parts) -> None:
         "norm_gain": norms[0].gain,
         "norm_eps": eps,
         "norm_position": streams[0].position,
+        "branches": streams[0].branches,
         "embedding_norm": streams[0].embedding_norm,
         "final_norm": streams[0].final_norm,
         "memory_norm": streams[-1].memory_norm,

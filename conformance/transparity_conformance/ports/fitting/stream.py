@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 
-from transparity.config import NormPosition
+from transparity.config import Branches, NormPosition
 from transparity_conformance.ports.fitting.structure import Attention, Sublayer
 from transparity_conformance.ports.fitting.values.norms import Norm, Norms
 from transparity_conformance.ports.fitting.values.numbers import difference, is_same, settle
@@ -30,6 +30,7 @@ class Stream:
     """The norms of a stack by our names, and its output."""
 
     position: NormPosition = "pre"
+    branches: Branches = "sequential"
     norms: dict[str, Norm] = field(default_factory=dict)
     embedding_norm: bool = False
     final_norm: bool = False
@@ -49,6 +50,13 @@ class Stream:
 
 def _residual_error(x: np.ndarray, y: np.ndarray, value: np.ndarray, factor: float) -> float:
     return difference(x + factor * y, value)
+
+
+WAYS: tuple[tuple[NormPosition, Branches], ...] = (
+    *((place, "sequential") for place in PLACES),
+    ("pre", "parallel"),
+    ("pre", "parallel-one-norm"),
+)
 
 
 def given_to(sublayer: Sublayer, width: int) -> np.ndarray:
@@ -88,10 +96,10 @@ class Walk:
     def streams(self, norms: Norms) -> Iterator[Stream]:
         """Every way in which norms explain the values; the first that explains all is right."""
         self.values = values_like(self.embedded, self.operations)
-        for place, with_norm in itertools.product(PLACES, (False, True)):
+        for (place, branches), with_norm in itertools.product(WAYS, (False, True)):
             starts = self._after(norms, self.embedded, 0, len(self.operations)) if with_norm else [None]
             for start in starts:
-                made = Stream(place, embedding_norm=with_norm)
+                made = Stream(place, branches, embedding_norm=with_norm)
                 own = norms.having(norms.used)
                 x = self.embedded
                 if start is not None:
@@ -103,8 +111,15 @@ class Walk:
 
     def _follow(self, made: Stream, norms: Norms, x: np.ndarray) -> np.ndarray | None:
         """The stream behind the last sublayer; None if the places of the norms are wrong."""
+        entered, attended = x, x
         for name, sublayer in self.sublayers:
             given = given_to(sublayer, self.width)
+            if made.branches != "sequential":
+                streams = self._branch(made, norms, name, sublayer, (entered, attended, x))
+                if streams is None:
+                    return None
+                entered, attended, x = streams
+                continue
             if made.position in ("post", "branch"):
                 if not is_same(x, given):
                     return None
@@ -130,6 +145,24 @@ class Walk:
             self._take(norms, made, f"{name}_post_norm" if made.position == "both" else f"{name}_norm", norm)
             x = result if made.position == "post" else self._added(made, x, result, at)
         return x
+
+    def _branch(
+        self, made: Stream, norms: Norms, name: str, sublayer: Sublayer, streams: tuple[np.ndarray, ...]
+    ) -> tuple[np.ndarray, ...] | None:
+        """A sublayer that is a branch of its layer: the layer's input, the attention's input and the stream behind."""
+        entered, attended, x = streams
+        given = given_to(sublayer, self.width)
+        if isinstance(sublayer, Attention):
+            entered, attended = x, given
+        if made.branches == "parallel-one-norm" and not isinstance(sublayer, Attention):
+            if not is_same(attended, given):
+                return None
+        else:
+            norm = norms.between(entered, given)
+            if norm is None:
+                return None
+            self._take(norms, made, f"{name}_norm", norm)
+        return entered, attended, x + made_by(sublayer)[1]
 
     def _added(self, made: Stream, x: np.ndarray, y: np.ndarray, at: int) -> np.ndarray:
         """The residual with what a sublayer adds: y as it is, or multiplied, if a value behind it is that sum."""

@@ -108,6 +108,11 @@ def _layer(config: TransformerConfig, stack: str, read: str) -> Iterable[str]:
         yield f'{add}(("+{by}"))'
         if name == "cross" and config.memory_norm:
             yield f'{stack}_memory_norm["{_norm(config)}"] --> {node}'
+        if name == "feed" and config.branches != "sequential":
+            given = f"{stack}_self_norm" if config.branches == "parallel-one-norm" else f"{stack}_x --> {norm}"
+            yield f"{given} --> {node} --> {add}"
+            yield f"{before} -. residual .-> {add}"
+            continue
         if config.norm_position == "both":
             yield f'{node}_post_norm["{_norm(config)}"]'
         flow = {

@@ -253,6 +253,15 @@ CASES = {
         GROUPED | {"logit_scale": 0.3} | SPECIAL,
         {"branches": "parallel-one-norm", "norm_bias": False, "head_multiplier": 0.3, "rope_layout": "interleaved"},
     ),
+    "cohere2": Case(
+        "Cohere2ForCausalLM",
+        GROUPED | {"num_hidden_layers": 4, "sliding_window": 3, "logit_scale": 0.3} | SPECIAL,
+        {
+            "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+            "layer_overrides": {"full_attention": {"sliding_window": None, "positions": "none"}},
+            "sliding_window": 3,
+        },
+    ),
     "cohere, untied": Case(
         "CohereForCausalLM",
         GROUPED | {"tie_word_embeddings": False, "attention_bias": True} | SPECIAL,
@@ -297,6 +306,7 @@ DECODED = (
     "gptj",
     "gpt_neox",
     "cohere",
+    "cohere2",
     "gemma3",
     "granite",
     "olmo2",

@@ -19,7 +19,7 @@ import ml_dtypes
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity.taps import recording
+from transparity.taps import recording, scoped
 from transparity_conformance.oracle.cases import CASES
 from transparity_numpy import attention, embeddings, feed_forward, layers, normalization, positions
 from transparity_numpy.arithmetic import functional
@@ -301,6 +301,21 @@ def _all_heads(_: Config) -> Callable[..., Any]:
         return x / np.sqrt(size + x.dtype.type(config.norm_eps)) * parameters["weight"]
 
     return head_norm
+
+
+def _in_turn(_: Config) -> Callable[..., Any]:
+    """A layer with one norm, whose feed-forward reads what is behind the attention."""
+
+    def layer(config: Config, parameters: Any, x: Any, context: Any, tap: Any, cache: Any = None) -> Any:
+        y = layers.sublayer_input(config, parameters, "self_attention", x, context, tap)
+        y = attention.self_attention(config, parameters["self_attention"], y, context, scoped(tap, "self_attention"))
+        x = x + y
+        z = normalization.norm(config, parameters["self_attention_norm"], x)
+        return tap(
+            "output", x + feed_forward.feed_forward(config, parameters["feed_forward"], z, scoped(tap, "feed_forward"))
+        )
+
+    return layer
 
 
 def _each_head(_: Config) -> Callable[..., Any]:
@@ -710,6 +725,9 @@ def _norm_faults() -> Iterator[FamilyFault]:
     yield FamilyFault(("norm-placement",), "pre", anywhere, both, _to(norm_position="pre"))
     beside = _is(branches="parallel")
     yield FamilyFault(("residual-source",), "sequential", anywhere, beside, _to(branches="sequential"))
+    one_norm, place = _is(branches="parallel-one-norm"), r".*\.feed_forward\.hidden"
+    wrong = {"transformer.layer": _in_turn}
+    yield FamilyFault(("residual-source",), "sequential, one norm", place, one_norm, exchanged=wrong)
     branch = _is(norm_position="branch")
     yield FamilyFault(("norm-placement",), "before the sublayers", anywhere, branch, _to(norm_position="pre"))
     yield FamilyFault(("norm-placement",), "behind the residual", anywhere, branch, _to(norm_position="post"))

@@ -24,6 +24,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "bart": _BART,
     "bert": _BERT,
     "cohere": _LLAMA | {"logit_scale": 0.3},
+    "cohere2": _LLAMA | {"num_hidden_layers": 3, "sliding_window": 5, "sliding_window_pattern": 3},
     "gemma": _WIDE | {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 1},
     "gemma2": _WIDE | {"sliding_window": 5, "query_pre_attn_scalar": 7, "attn_logit_softcapping": 3.0},
     "gemma3_text": _WIDE

@@ -300,7 +300,9 @@ def by_kind(kinds: Sequence[str], facts: Mapping[str, Mapping[str, Any]]) -> dic
         facts: the fields of ours of each kind, of `PER_LAYER`; those of the first that occurs hold for the rest, but
             for a window and for rotary positions, which the configuration has if any layer does.
     """
-    present = [kind for kind in facts if kind in kinds] or list(facts)[-1:]
+    present = [kind for kind in facts if kind in kinds]
+    if not present:
+        return {**next(iter(facts.values())), "sliding_window": None}
     found = dict(facts[present[0]])
     for name, nothing in (("sliding_window", None), ("positions", "none")):
         if name in found:
@@ -316,9 +318,24 @@ def layer_kinds(config: TransformerConfig) -> list[str]:
     return [FULL if window is None else SLIDING for window in windows]
 
 
-def windows(layer_types: Any, window: Any, count: int) -> dict[str, Any]:
-    """Convert `layer_types` of `count` layers into `sliding_window`, and the kinds of layers with and without it."""
+def kinds_given(layer_types: Any, count: int) -> list[str]:
+    """The field `layer_types` of `count` layers, each with a sliding window or with full attention."""
     known = isinstance(layer_types, list) and all(kind in (SLIDING, FULL) for kind in layer_types)
     if not known or len(layer_types) != count:
         raise wrong("layer_types", layer_types, f"{SLIDING} or {FULL} for each of {count} layers")
+    return list(layer_types)
+
+
+def kinds_by_pattern(fields: Fields) -> list[str]:
+    """The kinds of all layers: `layer_types`, or full attention in every layer `sliding_window_pattern`."""
+    count = layers(fields)
+    if fields["layer_types"] is not None:
+        return kinds_given(fields["layer_types"], count)
+    every = whole(fields, "sliding_window_pattern")
+    return [SLIDING if (i + 1) % every else FULL for i in range(count)]
+
+
+def windows(layer_types: Any, window: Any, count: int) -> dict[str, Any]:
+    """Convert `layer_types` of `count` layers into `sliding_window`, and the kinds of layers with and without it."""
+    layer_types = kinds_given(layer_types, count)
     return by_kind(layer_types, {SLIDING: {"sliding_window": window}, FULL: {"sliding_window": None}})

@@ -1,4 +1,4 @@
-"""Command R (Cohere 2024): parallel branches behind one norm without a bias, and scaled logits."""
+"""Command R (Cohere 2024): parallel branches behind one norm without a bias, and scaled logits; Command R7B."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Collection
 from typing import Any
 
-from transparity.config import TransformerConfig
+from transparity.config import FULL, SLIDING, TransformerConfig
 from transparity_conformance.checkpoints.families import llama
-from transparity_conformance.checkpoints.fields import Fields, number
+from transparity_conformance.checkpoints.fields import Fields, by_kind, kinds_by_pattern, layer_kinds, number, wrong
 from transparity_conformance.checkpoints.naming import Table
 
 NAMES: Table = {
@@ -44,4 +44,30 @@ COHERE = dataclasses.replace(
     names=NAMES,
 )
 
-FAMILIES = {"cohere": COHERE}
+
+def _configure2(fields: Fields, names: Collection[str]) -> dict[str, Any]:
+    found = _configure(fields, names)
+    if "attention_head_dim" in found:
+        raise wrong("head_dim", fields["head_dim"], "hidden_size / num_attention_heads, or none")
+    window, kinds = fields["sliding_window"], kinds_by_pattern(fields)
+    positions = "none" if window is None and kinds else "rotary"  # transformers rotates layers that have a window
+    facts = {SLIDING: {"sliding_window": window, "positions": positions}}
+    facts |= {FULL: {"sliding_window": None, "positions": "none"}}
+    return found | by_kind(kinds, facts)
+
+
+def _write2(config: TransformerConfig) -> dict[str, Any]:
+    return _write(config) | {"sliding_window": config.sliding_window, "layer_types": layer_kinds(config)}
+
+
+COHERE2 = dataclasses.replace(
+    COHERE,
+    configure=_configure2,
+    write=_write2,
+    model="Cohere2ForCausalLM",
+    reads=(*COHERE.reads, "sliding_window", "layer_types", "sliding_window_pattern"),
+    defaults={**COHERE.defaults, "rope_theta": 10_000.0, "sliding_window": 4096}
+    | {"layer_types": None, "sliding_window_pattern": 4},
+)
+
+FAMILIES = {"cohere": COHERE, "cohere2": COHERE2}

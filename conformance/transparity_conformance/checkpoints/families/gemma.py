@@ -17,12 +17,12 @@ from transparity_conformance.checkpoints.fields import (
     activation_name,
     by_kind,
     head_width,
+    kinds_by_pattern,
     layer_kinds,
     layers,
     number,
     rotary,
     rotary_fields,
-    whole,
     windows,
     wrong,
 )
@@ -94,10 +94,7 @@ def _write_gemma2(config: TransformerConfig) -> dict[str, Any]:
 
 
 def _gemma3(fields: Fields, names: Collection[str]) -> dict[str, Any]:
-    types, count, given = fields["layer_types"], layers(fields), fields["rope_parameters"] or {}
-    if types is None:
-        every = whole(fields, "sliding_window_pattern")
-        types = [SLIDING if (i + 1) % every else FULL for i in range(count)]
+    types, given = kinds_by_pattern(fields), fields["rope_parameters"] or {}
     if not isinstance(given, dict) or not set(given) <= {SLIDING, FULL}:
         raise wrong("rope_parameters", given, f"an object for each of {SLIDING} and {FULL}")
     of_full = {**fields, "rope_parameters": given.get(FULL)}

@@ -18,6 +18,7 @@ from transparity_conformance.checkpoints.fields import (
     whole,
 )
 from transparity_conformance.checkpoints.naming import Table, by_head, linears
+from transparity_conformance.checkpoints.reading import CheckpointError
 
 LAYER = "decoder.layers.{i}"
 
@@ -62,6 +63,12 @@ def _configure(fields: Fields, names: Collection[str]) -> dict[str, Any]:
 
 
 def _write(config: TransformerConfig) -> dict[str, Any]:
+    whole_heads = (config.key_value_heads, config.attention_dim) == (config.num_heads, config.embed_dim)
+    if not whole_heads or config.projection != "full":
+        raise CheckpointError(
+            f"The family gpt_neox cannot express {config.key_value_heads} heads of keys and values, of "
+            f"{config.head_dim} features with the projection {config.projection!r}; expected heads that cut embed_dim."
+        )
     found = rotary_fields(config)
     part = found.get("partial_rotary_factor", 1.0)
     rope = found["rope_parameters"] | {"partial_rotary_factor": part}

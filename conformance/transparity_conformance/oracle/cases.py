@@ -118,7 +118,7 @@ CASES: dict[str, TransformerConfig] = {
         rotary_dim=4,
     ),
     "gpt-neox": dataclasses.replace(
-        _DECODER, branches="parallel", activation="gelu", positions="rotary", rope_layout="halves", rotary_dim=2
+        _DECODER, branches="parallel", activation="gelu", positions="rotary", rope_layout="halves", rotary_dim=4
     ),
     "bloom": dataclasses.replace(
         _DECODER, num_heads=6, activation="gelu-tanh", positions="alibi", embedding_norm=True, tied_head=True

@@ -272,7 +272,9 @@ def _without_a_smooth_part(_: Config) -> Callable[..., Any]:
 def _in_half(kind: Any, part: str) -> dict[str, Wrong]:
     """Queries and keys turned as one who computes that `part` of the angles in `kind` turns them."""
 
-    def rotary_tables(config: Config, at: Any, dtype: Any) -> RotaryTables:
+    def rotary_tables(config: Config, at: Any, dtype: Any) -> RotaryTables | None:
+        if config.positions != "rotary":
+            return None
         steps = positions.rotary_frequencies(config)
         if part != "tables":
             steps = steps.astype(kind)
@@ -288,7 +290,11 @@ def _in_half(kind: Any, part: str) -> dict[str, Wrong]:
 
 
 def _norm_last(_: Config) -> Callable[..., Any]:
-    def changed(config: Config, parameters: Any, name: str, x: Any, rotary: RotaryTables, tap: Any) -> Any:
+    right = attention.normalize_and_rotate
+
+    def changed(config: Config, parameters: Any, name: str, x: Any, rotary: RotaryTables | None, tap: Any) -> Any:
+        if rotary is None:
+            return right(config, parameters, name, x, rotary, tap)
         turned = positions.rotate(x, rotary, config.rope_layout)
         return tap(f"{name}_rotated", attention.query_key_norm(config, parameters[f"{name}_norm"], turned))
 
@@ -734,7 +740,9 @@ def _norm_faults() -> Iterator[FamilyFault]:
     swapped = _swapped("self_attention_norm", "self_attention_post_norm")
     yield FamilyFault(("norm-swapped",), "before and behind", NORMS, both, parameters=swapped)
     swapped = _swapped("self_attention_norm", "feed_forward_norm")
-    yield FamilyFault(("norm-swapped",), "two sublayers", NORMS, _any, parameters=swapped)
+    yield FamilyFault(
+        ("norm-swapped",), "two sublayers", NORMS, _not(_is(branches="parallel-one-norm")), parameters=swapped
+    )
     first = r"\w+\.(embedding_norm|layers\.0\..*)"
     yield FamilyFault(("norm-missing",), "embedding", first, _has("embedding_norm"), _to(embedding_norm=False))
 

@@ -112,6 +112,9 @@ def _exchanged(divergence: Divergence, explanations: Mapping[str, Explanation]) 
     while source not in ring:
         ring.append(source)
         further = _alone(explanations.get(source))
+        if further is not None and (further.id, further.variant) == (fault.exchange.id, fault.exchange.variant):
+            source = ring[0]  # the other side is explained by both sides at once
+            break
         if further is None or further.taken_from is None or further.id != fault.id:
             return divergence
         source = further.taken_from(source)

@@ -814,9 +814,8 @@ def _head_faults() -> Iterator[FamilyFault]:
     inverse: Any = lambda config: {"head_multiplier": 1 / config.head_multiplier}  # noqa: E731
     yield FamilyFault(("head-scale",), "multiplier inverted", LOGITS, factor, inverse)
     factor = _not(_is(residual_multiplier=1.0))
-    for name, by in (("missing", 1.0), ("another", 0.9)):
-        ids = ("residual-multiplier",) * (name == "missing")
-        yield FamilyFault(ids, f"multiplier {name}", r".*\.output|.*_norm", factor, _to(residual_multiplier=by))
+    missing, place = _to(residual_multiplier=1.0), r".*\.output|.*_norm"
+    yield FamilyFault(("residual-multiplier",), "multiplier missing", place, factor, missing)
     for cap in (None, 30.0, 5.5):
         yield FamilyFault(("logit-cap",), f"{cap}", LOGITS, _has("final_softcap"), _to(final_softcap=cap))
     for cap in (30.0, 5.5):

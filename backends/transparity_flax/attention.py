@@ -114,8 +114,17 @@ class _Heads(nnx.Module):
         self.key = nnx.Linear(into, features[1], use_bias=config.qkv_bias, rngs=rngs)
         self.value = nnx.Linear(into, features[1], use_bias=config.qkv_bias, rngs=rngs)
         if config.query_key_norm:
-            self.query_norm, self.key_norm = HeadNorm(config, rngs=rngs), HeadNorm(config, rngs=rngs)
+            heads = (config.num_heads, config.key_value_heads)
+            over = heads if config.query_key_norm_over == "projection" else (1, 1)
+            self.query_norm, self.key_norm = (HeadNorm(config, count * config.head_dim, rngs=rngs) for count in over)
         self.output = nnx.Linear(config.attention_dim, config.embed_dim, use_bias=config.output_bias, rngs=rngs)
+
+
+def query_key_norm(
+    config: TransformerConfig, norm: HeadNorm, x: Float[Array, "batch any_heads length head_dim"]
+) -> Float[Array, "batch any_heads length head_dim"]:
+    """RMS norm of each head (Qwen 3), or of the features of all heads together (OLMo 2)."""
+    return norm(x) if config.query_key_norm_over == "head" else split_heads(norm(merge_heads(x)), x.shape[1])
 
 
 def normalize_and_rotate(
@@ -127,7 +136,7 @@ def normalize_and_rotate(
 ) -> Float[Array, "batch any_heads length head_dim"]:
     """Apply QK-norm and RoPE to the `query` or `key`, if configured."""
     if heads.config.query_key_norm:
-        x = tap(f"{name}_norm", getattr(heads, f"{name}_norm")(x))
+        x = tap(f"{name}_norm", query_key_norm(heads.config, getattr(heads, f"{name}_norm"), x))
     return x if rotary is None else tap(f"{name}_rotated", rotate(x, rotary, heads.config.rope_layout))
 
 

@@ -23,8 +23,8 @@ def head(
         return x
     if config.head == "pooled":
         return jnp.tanh(linear(x[:, 0]))
-    if config.head_scale == "embed_dim":
-        x = x * config.embed_dim**-0.5
+    if config.head_input_scale != 1:
+        x = x * config.head_input_scale
     logits = linear(x) if table is None else _tied(linear, x, table)
     return logits if config.final_softcap is None else apply_softcap(logits, config.final_softcap)
 

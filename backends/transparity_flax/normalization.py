@@ -79,13 +79,13 @@ def gain(config: TransformerConfig, weight: Float[Array, " embed_dim"]) -> Float
 
 
 class HeadNorm(nnx.Module):
-    """RMS norm of each head's queries or keys (Qwen 3)."""
+    """RMS norm of queries or keys, over so many features."""
 
-    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
+    def __init__(self, config: TransformerConfig, features: int, *, rngs: nnx.Rngs) -> None:
         self.config = config
-        self.scale = nnx.Param(jnp.ones(config.head_dim))
+        self.scale = nnx.Param(jnp.ones(features))
 
-    def __call__(self, x: Float[Array, "*batch head_dim"]) -> Float[Array, "*batch head_dim"]:
+    def __call__(self, x: Float[Array, "*batch features"]) -> Float[Array, "*batch features"]:
         return rms_norm(x, gain(self.config, self.scale[...]), self.config.norm_eps)
 
 

@@ -109,8 +109,17 @@ class _Heads(nn.Module):
         self.key = nn.Linear(into, features[1], bias=config.qkv_bias)
         self.value = nn.Linear(into, features[1], bias=config.qkv_bias)
         if config.query_key_norm:
-            self.query_norm, self.key_norm = HeadNorm(config), HeadNorm(config)
+            heads = (config.num_heads, config.key_value_heads)
+            over = heads if config.query_key_norm_over == "projection" else (1, 1)
+            self.query_norm, self.key_norm = (HeadNorm(config, count * config.head_dim) for count in over)
         self.output = nn.Linear(config.attention_dim, config.embed_dim, bias=config.output_bias)
+
+
+def query_key_norm(
+    config: TransformerConfig, norm: HeadNorm, x: Float[Tensor, "batch any_heads length head_dim"]
+) -> Float[Tensor, "batch any_heads length head_dim"]:
+    """RMS norm of each head (Qwen 3), or of the features of all heads together (OLMo 2)."""
+    return norm(x) if config.query_key_norm_over == "head" else split_heads(norm(merge_heads(x)), x.shape[1])
 
 
 def normalize_and_rotate(
@@ -122,7 +131,7 @@ def normalize_and_rotate(
 ) -> Float[Tensor, "batch any_heads length head_dim"]:
     """Apply QK-norm and RoPE to the `query` or `key`, if configured."""
     if heads.config.query_key_norm:
-        x = tap(f"{name}_norm", getattr(heads, f"{name}_norm")(x))
+        x = tap(f"{name}_norm", query_key_norm(heads.config, getattr(heads, f"{name}_norm"), x))
     return x if rotary is None else tap(f"{name}_rotated", rotate(x, rotary, heads.config.rope_layout))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import torch
@@ -61,8 +60,8 @@ def embed(
     """
     check_length(config, tokens.shape[1])
     x: Tensor = tables["token_embedding"](tokens)
-    if config.embedding_scale == "embed_dim":
-        x = x * math.sqrt(config.embed_dim)
+    if config.token_scale != 1:
+        x = x * config.token_scale
     if token_types is not None:
         x = x + tables["token_type_embedding"](token_types)
     if config.positions == "learned":

@@ -18,7 +18,7 @@ def head(
         return x
     if config.head == "pooled":
         return linear(x[:, 0]).tanh()
-    if config.head_scale == "embed_dim":
-        x = x * config.embed_dim**-0.5
+    if config.head_input_scale != 1:
+        x = x * config.head_input_scale
     logits: Tensor = linear(x)
     return logits if config.final_softcap is None else apply_softcap(logits, config.final_softcap)

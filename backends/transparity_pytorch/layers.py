@@ -21,11 +21,18 @@ def normalize(
     return tap(name, getattr(module, name)(x, scoped(tap, name)))
 
 
+def add_residual(
+    config: TransformerConfig, x: Float[Tensor, "batch length embed_dim"], y: Float[Tensor, "batch length embed_dim"]
+) -> Float[Tensor, "batch length embed_dim"]:
+    """x + y, or x + multiplier · y (Granite)."""
+    return x + y if config.residual_multiplier == 1 else x + y * config.residual_multiplier
+
+
 def sublayer_input(
     layer: Layer, name: str, x: Float[Tensor, "batch length embed_dim"], tap: Tap = identity
 ) -> Float[Tensor, "batch length embed_dim"]:
     """norm(x) with the norm first (`pre`, Xiong et al. 2020; `both`, Gemma 2), else x."""
-    return x if layer.config.norm_position == "post" else normalize(layer, f"{name}_norm", x, tap)
+    return x if layer.config.norm_position in ("post", "branch") else normalize(layer, f"{name}_norm", x, tap)
 
 
 def sublayer_output(
@@ -36,16 +43,18 @@ def sublayer_output(
     tap: Tap = identity,
 ) -> Float[Tensor, "batch length embed_dim"]:
     """Add the residual x to a sublayer's result y: x + y (`pre`), norm(x + y) (`post`, Vaswani et al. 2017, §3.1), or
-    x + norm(y) (`both`)."""
+    x + norm(y) (`both`; `branch`, OLMo 2)."""
     if layer.config.norm_position == "pre":
-        return x + y
-    if layer.config.norm_position == "both":
-        return x + normalize(layer, f"{name}_post_norm", y, tap)
-    return normalize(layer, f"{name}_norm", x + y, tap)
+        return add_residual(layer.config, x, y)
+    if layer.config.norm_position in ("both", "branch"):
+        behind = f"{name}_post_norm" if layer.config.norm_position == "both" else f"{name}_norm"
+        return add_residual(layer.config, x, normalize(layer, behind, y, tap))
+    return normalize(layer, f"{name}_norm", add_residual(layer.config, x, y), tap)
 
 
 class Layer(nn.Module):
-    """Self-attention, cross-attention if there is a memory, then the feed-forward.
+    """Self-attention, cross-attention if there is a memory, then the feed-forward; or attention and feed-forward as
+    parallel branches (GPT-J, GPT-NeoX).
 
     With a `cache`, `x` are the tokens at `context.positions` that follow those in it.
     """
@@ -61,7 +70,8 @@ class Layer(nn.Module):
         if has_memory and config.memory_norm:
             self.memory_norm = Norm(config)
         self.feed_forward = FeedForward(config)
-        self.feed_forward_norm = Norm(config)
+        if config.branches != "parallel-one-norm":
+            self.feed_forward_norm = Norm(config)
         if config.norm_position == "both":
             self.self_attention_post_norm = Norm(config)
             self.feed_forward_post_norm = Norm(config)
@@ -76,8 +86,12 @@ class Layer(nn.Module):
         cache: Cache | None = None,
     ) -> Float[Tensor, "batch queries embed_dim"]:
         caches = cache or {}
-        y = sublayer_input(self, "self_attention", x, tap)
-        y = self.self_attention(y, context, scoped(tap, "self_attention"), caches.get("self_attention"))
+        normed = sublayer_input(self, "self_attention", x, tap)
+        y = self.self_attention(normed, context, scoped(tap, "self_attention"), caches.get("self_attention"))
+        if self.config.branches != "sequential":
+            z = sublayer_input(self, "feed_forward", x, tap) if self.config.branches == "parallel" else normed
+            z = self.feed_forward(z, scoped(tap, "feed_forward"))
+            return tap("output", add_residual(self.config, add_residual(self.config, x, y), z))
         x = sublayer_output(self, "self_attention", x, y, tap)
         if context.memory_mask is not None:
             y = sublayer_input(self, "cross_attention", x, tap)

@@ -75,14 +75,14 @@ def gain(config: TransformerConfig, weight: Float[Tensor, " embed_dim"]) -> Floa
 
 
 class HeadNorm(nn.Module):
-    """RMS norm of each head's queries or keys (Qwen 3)."""
+    """RMS norm of queries or keys, over so many features."""
 
-    def __init__(self, config: TransformerConfig) -> None:
+    def __init__(self, config: TransformerConfig, features: int) -> None:
         super().__init__()
         self.config = config
-        self.weight = nn.Parameter(torch.ones(config.head_dim))
+        self.weight = nn.Parameter(torch.ones(features))
 
-    def forward(self, x: Float[Tensor, "*batch head_dim"]) -> Float[Tensor, "*batch head_dim"]:
+    def forward(self, x: Float[Tensor, "*batch features"]) -> Float[Tensor, "*batch features"]:
         return rms_norm(x, gain(self.config, self.weight), self.config.norm_eps)
 
 

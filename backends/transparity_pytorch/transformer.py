@@ -18,12 +18,20 @@ from transparity_pytorch.state.cache import Cache
 from transparity_pytorch.state.context import LayerContext
 
 
+def layer_context(config: TransformerConfig, context: LayerContext, dtype: torch.dtype) -> LayerContext:
+    """The context of a stack as a layer with this `config` sees it: its window in the mask, and its rotary tables."""
+    mask = context.mask
+    if config.sliding_window is not None:
+        mask = mask & window_mask(context.positions, mask.shape[-1], config.sliding_window)
+    return context._replace(mask=mask, rotary=rotary_tables(config, context.positions, dtype))
+
+
 class Stack(nn.Module):
     """Embedded tokens through the layers of an encoder or a decoder, and its norms; `cache` has one entry per layer."""
 
     def __init__(self, config: TransformerConfig, name: str) -> None:
         super().__init__()
-        self.config = config
+        self.name, self.config = name, config
         # The decoder's table may be the encoder's, which is then passed to it.
         if name == "encoder" or not config.shared_embedding:
             self.token_embedding = nn.Embedding(config.stack_vocab_size(name), config.embed_dim)
@@ -36,7 +44,7 @@ class Stack(nn.Module):
         relative = config.positions == "relative"
         self.relative_bias = nn.Embedding(config.relative_buckets, config.num_heads) if relative else None
         has_memory, count = name == "decoder" and config.has_encoder, config.stack_num_layers(name)
-        self.layers = nn.ModuleList(Layer(config, has_memory=has_memory) for _ in range(count))
+        self.layers = nn.ModuleList(Layer(config.for_layer(name, i), has_memory=has_memory) for i in range(count))
         if config.final_norm:
             self.final_norm = Norm(config)
 
@@ -56,12 +64,11 @@ class Stack(nn.Module):
         x = tap("embedding", x)
         if self.config.embedding_norm:
             x = normalize(self, "embedding_norm", x, tap)
+        contexts = {kind: layer_context(own, context, x.dtype) for kind, own in self.config.layer_kinds.items()}
         for i, layer in enumerate(self.layers):
-            window, mask = self.config.layer_window(i), context.mask
-            if window is not None:
-                mask = mask & window_mask(context.positions, mask.shape[-1], window)
+            given = contexts[self.config.layer_kind(self.name, i)]
             kept, scope = cache[i] if cache else None, scoped(tap, f"layers.{i}")
-            x = layer(x, context._replace(mask=mask), scope, kept)
+            x = layer(x, given, scope, kept)
         if self.config.final_norm:
             x = self.final_norm(x, scoped(tap, "final_norm"))
         return tap("output", x)
@@ -87,7 +94,6 @@ class Encoder(Stack):
         context = LayerContext(
             mask=padding_mask(visible),
             positions=positions,
-            rotary=rotary_tables(config, positions, x.dtype),
             bias=score_bias(config, self.relative_bias, positions, keys, x.dtype, both=True),
         )
         return self.apply_layers(x, context, tap)
@@ -126,7 +132,6 @@ class Decoder(Stack):
         context = LayerContext(
             mask=target_mask(positions, visible, config.decoder_mask),
             positions=positions,
-            rotary=rotary_tables(config, positions, x.dtype),
             bias=score_bias(config, self.relative_bias, positions, keys, x.dtype, both=False),
             memory=memory,
             memory_mask=memory_mask,

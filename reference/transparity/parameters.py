@@ -78,7 +78,8 @@ def _stack_shapes(stack: str, config: TransformerConfig) -> Shapes:
         for role in ("gate", "up") if config.gated else ("up",):
             shapes |= _linear(f"{scope}.feed_forward.{role}", config.feed_forward_dim, config.embed_dim, bias=bias)
         shapes |= _linear(f"{scope}.feed_forward.down", config.embed_dim, config.feed_forward_dim, bias=bias)
-        shapes |= _sublayer_norm_shapes(f"{scope}.feed_forward", config)
+        if config.branches != "parallel-one-norm":
+            shapes |= _sublayer_norm_shapes(f"{scope}.feed_forward", config)
     if config.final_norm:
         shapes |= _norm_shapes(f"{stack}.final_norm", config)
     return shapes
@@ -93,7 +94,8 @@ def _attention_shapes(scope: str, config: TransformerConfig) -> Shapes:
             out, into = config.head_dim, config.head_dim
         shapes |= _linear(f"{scope}.{role}", out, into, bias=config.qkv_bias)
         if config.query_key_norm and role != "value":
-            shapes[f"{scope}.{role}_norm.weight"] = (config.head_dim,)
+            over = heads if config.query_key_norm_over == "projection" else 1
+            shapes[f"{scope}.{role}_norm.weight"] = (over * config.head_dim,)
     return shapes | _linear(f"{scope}.output", config.embed_dim, config.attention_dim, bias=config.output_bias)
 
 
@@ -113,11 +115,17 @@ def _norm_shapes(scope: str, config: TransformerConfig) -> Shapes:
     return {f"{scope}.{name}": (config.embed_dim,) for name in names}
 
 
+HEADS = ("query", "key", "value", "output")
+"""Maps of attention, of which each rank would have some heads."""
+
+
 def why_uncut(config: TransformerConfig, name: str, ranks: int) -> str | None:
     """Return why the heads of a parameter cannot be distributed over `ranks`; None if they can, or if it has none."""
     role = name.split(".")[-2]
     if role in ("query", "key", "value") and config.projection == "shared-per-head":
         return "one map serves all heads"
+    if role in HEADS and config.query_key_norm and config.query_key_norm_over == "projection":
+        return "queries and keys are normalised over all heads"
     heads = dict.fromkeys(("query", "output", "relative_bias"), config.num_heads)
     heads |= dict.fromkeys(("key", "value"), config.key_value_heads)
     count = heads.get(role, ranks)

@@ -161,7 +161,7 @@ _DEPARTURES: tuple[tuple[Callable[[TransformerConfig], bool], str], ...] = (
         lambda c: c.head_dim * c.num_heads != c.embed_dim,
         "heads have {c.head_dim} features, not embed_dim / num_heads (§3.2.2)",
     ),
-    (lambda c: c.query_key_norm, "each head's queries and keys are normalised"),
+    (lambda c: c.query_key_norm, "queries and keys are normalised, over each {c.query_key_norm_over}"),
     (lambda c: c.attention_scale == "none", "scores are not divided by √head_dim (§3.2.1)"),
     (lambda c: c.attention_multiplier != 1, "scores are multiplied by {c.attention_multiplier:g}, too (§3.2.1)"),
     (lambda c: c.attention_softcap is not None, "scores are bounded by a softcap of {c.attention_softcap:g}"),
@@ -170,6 +170,12 @@ _DEPARTURES: tuple[tuple[Callable[[TransformerConfig], bool], str], ...] = (
     (
         lambda c: c.norm_position == "both",
         "norms come before and after the sublayers (paper: after the residual, §3.1)",
+    ),
+    (lambda c: c.branches != "sequential", "attention and feed-forward are parallel branches of a layer (§3.1)"),
+    (lambda c: c.residual_multiplier != 1, "sublayers are multiplied by {c.residual_multiplier:g} (§3.1)"),
+    (
+        lambda c: c.norm_position == "branch",
+        "norms come behind the sublayers, before the residual is added (paper: after it, §3.1)",
     ),
     (lambda c: c.norm == "layer-unbiased", "the norm divides by (deviation over n − 1) + eps"),
     (lambda c: c.norm == "batch", "the norm is a batch norm (paper: layer norm, §3.1)"),
@@ -186,6 +192,10 @@ _DEPARTURES: tuple[tuple[Callable[[TransformerConfig], bool], str], ...] = (
     (lambda c: c.positions == "alibi", "distances are subtracted from scores (paper: sinusoidal positions, §3.5)"),
     (lambda c: c.positions == "none", "there are no positions (paper: sinusoidal, §3.5)"),
     (lambda c: c.embedding_scale == "none", "token embeddings are not multiplied by √embed_dim (§3.4)"),
+    (
+        lambda c: c.embedding_multiplier != 1,
+        "token embeddings are multiplied by {c.embedding_multiplier:g}, too (§3.4)",
+    ),
     (lambda c: c.num_token_types > 0, "tokens have {c.num_token_types} types, with embeddings of their own"),
     (lambda c: c.embedding_norm, "embeddings are normalised"),
     (lambda c: c.architecture != "encoder-decoder", "the model is a lone {c.architecture}"),
@@ -194,16 +204,18 @@ _DEPARTURES: tuple[tuple[Callable[[TransformerConfig], bool], str], ...] = (
         "the target's padding is not masked, only its future",
     ),
     (lambda c: c.head != "logits", "the output is {c.head!r}, not logits"),
+    (lambda c: c.head_multiplier != 1, "the input of the head is multiplied by {c.head_multiplier:g}"),
     (lambda c: c.final_softcap is not None, "logits are bounded by a softcap of {c.final_softcap:g}"),
 )
 
 
 def departures(config: TransformerConfig) -> list[str]:
     """Return one clause for each difference of `config` from "Attention is all you need"."""
-    every = config.full_attention_every
+    windows = {kind: own.sliding_window for kind, own in config.layer_kinds.items()}
+    others = [kind for kind, window in windows.items() if window != config.sliding_window]
     words = {
         "root_embed": f"{config.embed_dim**0.5:.3g}",
         "root_head": f"{config.head_dim**0.5:.3g}",
-        "but_for": f", but for every layer of {every}" if every else "",
+        "but_for": f", but for layers of {' and '.join(others)}" if others else "",
     }
     return [says.format(c=config, **words) for holds, says in _DEPARTURES if holds(config)]

@@ -6,14 +6,14 @@ functions stay pure for `jax.jit` and `torch.compile`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from transparity.config import TransformerConfig
 
 Tap = Callable[[str, Any], Any]
 
-NORMS_BEHIND = {"post": "norm", "both": "post_norm"}
+NORMS_BEHIND = {"post": "norm", "both": "post_norm", "branch": "norm"}
 """The norm after a sublayer, by `norm_position`."""
 
 
@@ -63,23 +63,8 @@ def tap_shapes(config: TransformerConfig, batch: int, **lengths: int) -> dict[st
         shapes[f"{stack}.embedding"] = embedded
         if config.embedding_norm:
             shapes[f"{stack}.embedding_norm"] = embedded
-        layers = config.stack_num_layers(stack)
-        attends = ["self_attention"] + ["cross_attention"] * (name == "target")
-        for layer in range(layers):
-            scope = f"{stack}.layers.{layer}"
-            pre, behind = config.norm_position != "post", NORMS_BEHIND.get(config.norm_position)
-            for attention in attends:
-                keys = lengths["source"] if attention == "cross_attention" else length
-                shapes |= {f"{scope}.{attention}_norm": embedded} if pre else {}
-                if attention == "cross_attention" and config.memory_norm:
-                    shapes[f"{scope}.memory_norm"] = (batch, keys, config.embed_dim)
-                shapes |= _attention_shapes(f"{scope}.{attention}", config, batch, length, keys)
-                shapes |= {f"{scope}.{attention}_{behind}": embedded} if behind else {}
-            shapes |= {f"{scope}.feed_forward_norm": embedded} if pre else {}
-            shapes[f"{scope}.feed_forward.hidden"] = (batch, length, config.feed_forward_dim)
-            shapes[f"{scope}.feed_forward.output"] = embedded
-            shapes |= {f"{scope}.feed_forward_{behind}": embedded} if behind else {}
-            shapes[f"{scope}.output"] = embedded
+        for layer in range(config.stack_num_layers(stack)):
+            shapes |= _layer_shapes(f"{stack}.layers.{layer}", config.for_layer(stack, layer), batch, length, lengths)
         shapes[f"{stack}.output"] = embedded
     length = lengths[config.input_names[-1]]
     shapes["logits"] = {
@@ -88,6 +73,29 @@ def tap_shapes(config: TransformerConfig, batch: int, **lengths: int) -> dict[st
         "pooled": (batch, config.embed_dim),
     }[config.head]
     return shapes
+
+
+def _layer_shapes(
+    scope: str, config: TransformerConfig, batch: int, length: int, lengths: Mapping[str, int]
+) -> dict[str, tuple[int, ...]]:
+    """The shapes of the taps of a layer, of which `config` is its own view, for as many tokens as `length`."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    embedded = (batch, length, config.embed_dim)
+    pre, behind = config.norm_position in ("pre", "both"), NORMS_BEHIND.get(config.norm_position)
+    crosses = scope.startswith("decoder") and config.has_encoder
+    for attention in ["self_attention"] + ["cross_attention"] * crosses:
+        keys = lengths["source"] if attention == "cross_attention" else length
+        shapes |= {f"{scope}.{attention}_norm": embedded} if pre else {}
+        if attention == "cross_attention" and config.memory_norm:
+            shapes[f"{scope}.memory_norm"] = (batch, keys, config.embed_dim)
+        shapes |= _attention_shapes(f"{scope}.{attention}", config, batch, length, keys)
+        shapes |= {f"{scope}.{attention}_{behind}": embedded} if behind else {}
+    before = pre and config.branches != "parallel-one-norm"
+    shapes |= {f"{scope}.feed_forward_norm": embedded} if before else {}
+    shapes[f"{scope}.feed_forward.hidden"] = (batch, length, config.feed_forward_dim)
+    shapes[f"{scope}.feed_forward.output"] = embedded
+    shapes |= {f"{scope}.feed_forward_{behind}": embedded} if behind else {}
+    return shapes | {f"{scope}.output": embedded}
 
 
 def _attention_shapes(

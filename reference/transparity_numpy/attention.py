@@ -102,6 +102,15 @@ def attention(
     return tap("context", merge_heads(weights @ value))
 
 
+def query_key_norm(
+    config: TransformerConfig, parameters: Mapping[str, Array], x: Inexact[Array, "batch any_heads length head_dim"]
+) -> Inexact[Array, "batch any_heads length head_dim"]:
+    """RMS norm of each head (Qwen 3), or of the features of all heads together (OLMo 2)."""
+    if config.query_key_norm_over == "head":
+        return head_norm(config, parameters, x)
+    return split_heads(head_norm(config, parameters, merge_heads(x)), x.shape[1])
+
+
 def normalize_and_rotate(
     config: TransformerConfig,
     parameters: Mapping[str, Any],
@@ -112,7 +121,7 @@ def normalize_and_rotate(
 ) -> Inexact[Array, "batch any_heads length head_dim"]:
     """Apply QK-norm and RoPE to the `query` or `key`, if configured."""
     if config.query_key_norm:
-        x = tap(f"{name}_norm", head_norm(config, parameters[f"{name}_norm"], x))
+        x = tap(f"{name}_norm", query_key_norm(config, parameters[f"{name}_norm"], x))
     return x if rotary is None else tap(f"{name}_rotated", rotate(x, rotary, config.rope_layout))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -56,8 +55,8 @@ def embed(
     """
     check_length(config, tokens.shape[1])
     x = parameters["token_embedding"]["weight"][tokens]
-    if config.embedding_scale == "embed_dim":
-        x = x * x.dtype.type(math.sqrt(config.embed_dim))
+    if config.token_scale != 1:
+        x = x * x.dtype.type(config.token_scale)
     if token_types is not None:
         x = x + parameters["token_type_embedding"]["weight"][token_types]
     if config.positions == "learned":

@@ -27,8 +27,8 @@ def head(
         return x
     if config.head == "pooled":
         return np.tanh(linear(parameters["pooler"], x[:, 0]))
-    if config.head_scale == "embed_dim":
-        x = x * x.dtype.type(config.embed_dim**-0.5)
+    if config.head_input_scale != 1:
+        x = x * x.dtype.type(config.head_input_scale)
     weight = parameters[config.stacks[-1]]["token_embedding"] if config.tied_head else {}
     logits = linear(parameters.get("head", {}) | weight, x)
     return logits if config.final_softcap is None else apply_softcap(logits, config.final_softcap)

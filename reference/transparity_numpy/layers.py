@@ -30,6 +30,13 @@ def normalize(
     return tap(name, norm(config, parameters[name], x, scoped(tap, name), training=training))
 
 
+def add_residual(
+    config: TransformerConfig, x: Inexact[Array, "batch length embed_dim"], y: Inexact[Array, "batch length embed_dim"]
+) -> Inexact[Array, "batch length embed_dim"]:
+    """x + y, or x + multiplier · y (Granite)."""
+    return x + y if config.residual_multiplier == 1 else x + y * x.dtype.type(config.residual_multiplier)
+
+
 def sublayer_input(
     config: TransformerConfig,
     parameters: Mapping[str, Any],
@@ -39,7 +46,7 @@ def sublayer_input(
     tap: Tap = identity,
 ) -> Inexact[Array, "batch length embed_dim"]:
     """norm(x) with the norm first (`pre`, Xiong et al. 2020; `both`, Gemma 2), else x."""
-    if config.norm_position == "post":
+    if config.norm_position in ("post", "branch"):
         return x
     return normalize(config, parameters, f"{name}_norm", x, tap, training=context.training)
 
@@ -54,12 +61,14 @@ def sublayer_output(
     tap: Tap = identity,
 ) -> Inexact[Array, "batch length embed_dim"]:
     """Add the residual x to a sublayer's result y: x + y (`pre`), norm(x + y) (`post`, Vaswani et al. 2017, §3.1), or
-    x + norm(y) (`both`)."""
+    x + norm(y) (`both`; `branch`, OLMo 2)."""
     if config.norm_position == "pre":
-        return x + y
-    if config.norm_position == "both":
-        return x + normalize(config, parameters, f"{name}_post_norm", y, tap, training=context.training)
-    return normalize(config, parameters, f"{name}_norm", x + y, tap, training=context.training)
+        return add_residual(config, x, y)
+    if config.norm_position in ("both", "branch"):
+        behind = f"{name}_post_norm" if config.norm_position == "both" else f"{name}_norm"
+        y = normalize(config, parameters, behind, y, tap, training=context.training)
+        return add_residual(config, x, y)
+    return normalize(config, parameters, f"{name}_norm", add_residual(config, x, y), tap, training=context.training)
 
 
 def layer(
@@ -70,14 +79,20 @@ def layer(
     tap: Tap = identity,
     cache: Cache | None = None,
 ) -> Inexact[Array, "batch queries embed_dim"]:
-    """Self-attention, cross-attention if there is a memory, then the feed-forward.
+    """Self-attention, cross-attention if there is a memory, then the feed-forward; or attention and feed-forward as
+    parallel branches (GPT-J, GPT-NeoX).
 
     With a `cache`, `x` are the tokens at `context.positions` that follow those in it.
     """
     caches = cache or {}
-    y = sublayer_input(config, parameters, "self_attention", x, context, tap)
+    normed = sublayer_input(config, parameters, "self_attention", x, context, tap)
     scope, kept = scoped(tap, "self_attention"), caches.get("self_attention")
-    y = self_attention(config, parameters["self_attention"], y, context, scope, kept)
+    y = self_attention(config, parameters["self_attention"], normed, context, scope, kept)
+    if config.branches != "sequential":
+        own = config.branches == "parallel"
+        z = sublayer_input(config, parameters, "feed_forward", x, context, tap) if own else normed
+        z = feed_forward(config, parameters["feed_forward"], z, scoped(tap, "feed_forward"))
+        return tap("output", add_residual(config, add_residual(config, x, y), z))
     x = sublayer_output(config, parameters, "self_attention", x, y, context, tap)
     if context.memory_mask is not None:
         y = sublayer_input(config, parameters, "cross_attention", x, context, tap)

@@ -86,9 +86,9 @@ def gain(config: TransformerConfig, weight: Inexact[Array, " embed_dim"]) -> Ine
 
 
 def head_norm(
-    config: TransformerConfig, parameters: Mapping[str, Array], x: Inexact[Array, "*batch head_dim"]
-) -> Inexact[Array, "*batch head_dim"]:
-    """RMS norm of each head's queries or keys (Qwen 3)."""
+    config: TransformerConfig, parameters: Mapping[str, Array], x: Inexact[Array, "*batch features"]
+) -> Inexact[Array, "*batch features"]:
+    """RMS norm of queries or keys."""
     return rms_norm(x, gain(config, parameters["weight"]), config.norm_eps)
 
 

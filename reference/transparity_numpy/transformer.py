@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Inexact, Int
 from numpy import ndarray as Array
+from numpy.typing import DTypeLike
 
 from transparity.config import TransformerConfig
 from transparity.parameters import shared
@@ -23,7 +24,16 @@ from transparity_numpy.state.cache import Cache
 from transparity_numpy.state.context import LayerContext
 
 
+def layer_context(config: TransformerConfig, context: LayerContext, dtype: DTypeLike) -> LayerContext:
+    """The context of a stack as a layer with this `config` sees it: its window in the mask, and its rotary tables."""
+    mask = context.mask
+    if config.sliding_window is not None:
+        mask = mask & window_mask(context.positions, mask.shape[-1], config.sliding_window)
+    return context._replace(mask=mask, rotary=rotary_tables(config, context.positions, dtype))
+
+
 def stack(
+    name: str,
     config: TransformerConfig,
     parameters: Mapping[str, Any],
     x: Inexact[Array, "batch queries embed_dim"],
@@ -35,12 +45,11 @@ def stack(
     x = tap("embedding", x)
     if config.embedding_norm:
         x = normalize(config, parameters, "embedding_norm", x, tap, training=context.training)
+    contexts = {kind: layer_context(own, context, x.real.dtype) for kind, own in config.layer_kinds.items()}
     for i in range(len(parameters.get("layers", {}))):
-        window, mask = config.layer_window(i), context.mask
-        if window is not None:
-            mask = mask & window_mask(context.positions, mask.shape[-1], window)
+        own, given = config.for_layer(name, i), contexts[config.layer_kind(name, i)]
         kept, scope = cache[i] if cache else None, scoped(tap, f"layers.{i}")
-        x = layer(config, parameters["layers"][str(i)], x, context._replace(mask=mask), scope, kept)
+        x = layer(own, parameters["layers"][str(i)], x, given, scope, kept)
     if config.final_norm:
         x = norm(config, parameters["final_norm"], x, scoped(tap, "final_norm"), training=context.training)
     return tap("output", x)
@@ -62,11 +71,10 @@ def encoder(
     context = LayerContext(
         mask=padding_mask(visible),
         positions=positions,
-        rotary=rotary_tables(config, positions, x.real.dtype),
         bias=score_bias(config, parameters, positions, keys, x.real.dtype, both=True),
         training=training,
     )
-    return stack(config, parameters, x, context, tap)
+    return stack("encoder", config, parameters, x, context, tap)
 
 
 def decoder(
@@ -96,13 +104,12 @@ def decoder(
     context = LayerContext(
         mask=target_mask(positions, visible, config.decoder_mask),
         positions=positions,
-        rotary=rotary_tables(config, positions, x.real.dtype),
         bias=score_bias(config, parameters, positions, keys, x.real.dtype, both=False),
         memory=memory,
         memory_mask=memory_mask,
         training=training,
     )
-    return stack(config, parameters, x, context, tap, cache)
+    return stack("decoder", config, parameters, x, context, tap, cache)
 
 
 def transformer(

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 from tests.audit.audited import LOADERS, audit_of, changed
 
-from transparity.config import TransformerConfig
+from transparity.config import FULL, SLIDING, TransformerConfig
 from transparity_conformance.checkpoints.examples import EXAMPLES, example_config
 from transparity_conformance.checkpoints.exporting import explicit
-from transparity_conformance.checkpoints.fields import FULL, SLIDING
 from transparity_conformance.ports.audit.probing import exercised, shows
 from transparity_conformance.ports.audit.variants import Variant, variants_of
 from transparity_conformance.ports.check import check

@@ -24,7 +24,7 @@ CAPS = [name for name, kind in FIELD_TYPES.items() if kind == float | None]
 
 
 def test_every_field_is_of_a_kind_that_is_tested() -> None:
-    tested = {*WHOLE_NUMBERS, *CHOICES, *SWITCHES, *NUMBERS, *CAPS, "dropout_at"}
+    tested = {*WHOLE_NUMBERS, *CHOICES, *SWITCHES, *NUMBERS, *CAPS, "dropout_at", "layer_types", "layer_overrides"}
     assert tested == set(FIELD_TYPES)
 
 
@@ -171,3 +171,33 @@ def test_a_lone_stack_shares_no_embedding() -> None:
     decoder = dataclasses.replace(CONFIG, architecture="decoder", num_encoder_layers=0)
     with pytest.raises(ConfigError, match=r"^shared_embedding is true, .*an encoder-decoder"):
         dataclasses.replace(decoder, source_vocab_size=7, target_vocab_size=7, shared_embedding=True)
+
+
+@pytest.mark.parametrize("types", ["full", [1], [""], [None], {"a": 1}, 3], ids=repr)
+def test_kinds_of_layers_that_are_no_names(types: Any) -> None:
+    assert refusal(layer_types=types).startswith("layer_types is ")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        ("full", "layer_overrides is 'full'; it should be {kind: {field: value}}"),
+        ({"full": 3}, "layer_overrides is {'full': 3}; it should be {kind: {field: value}}"),
+        ({"full": {"norm": "rms"}}, "layer_overrides has 'norm' for layers of the kind 'full'; it should be"),
+        (
+            {"other": {"rope_theta": 5.0}},
+            "layer_overrides has the kind 'other', which layer_types does not; it has: full",
+        ),
+        ({"full": {"rope_theta": -1}}, "layer_overrides of the kind 'full' cannot be: rope_theta is -1"),
+        (
+            {"full": {"positions": "alibi"}},
+            "layer_overrides has positions 'alibi' for layers of the kind 'full'",
+        ),
+        (
+            {"full": {"sliding_window": 3}},
+            "layer_overrides has a sliding_window of 3 for layers of",
+        ),
+    ],
+)
+def test_layers_that_cannot_differ_like_this(overrides: Any, says: str) -> None:
+    assert refusal(layer_types=["full"], layer_overrides=overrides).startswith(says)

@@ -29,6 +29,9 @@ SPECIAL = {
     "mask_value": st.floats(max_value=0, allow_nan=False),
     "dropout": st.floats(0, 1, exclude_max=True),
     "dropout_at": st.lists(st.sampled_from(get_args(DropoutPlace)), unique=True),
+    "query_key_norm_over": st.just("head"),
+    "layer_types": st.sampled_from([(), ("one", "other"), ("other", "one", "one")]),
+    "layer_overrides": st.just({}),
     "embed_dim": st.sampled_from([12, 24, 36]),
     "num_heads": st.sampled_from([1, 2, 3]),
     "source_vocab_size": st.integers(9, 99),
@@ -135,22 +138,25 @@ DEPARTS: dict[str, list[Any]] = {
     "attention_head_dim": [32],
     "attention_multiplier": [0.5],
     "attention_scale": ["embed_dim", "none"],
+    "embedding_multiplier": [3.0],
     "embedding_norm": [True],
     "embedding_scale": ["none"],
     "feed_forward_bias": [False],
     "feed_forward_dim": [7],
     "final_norm": [True],
     "gated": [True],
+    "head_multiplier": [0.5],
     "final_softcap": [30.0],
     "mask_value": [-1.0],
     "memory_norm": [True],
     "norm": ["layer-unbiased", "batch", "rms"],
     "norm_bias": [False],
-    "norm_position": ["pre", "both"],
+    "norm_position": ["pre", "both", "branch"],
     "num_key_value_heads": [1],
     "positions": ["learned", "rotary", "relative", "alibi", "none"],
     "projection": ["shared-per-head"],
     "query_key_norm": [True],
+    "residual_multiplier": [0.4],
     "target_mask": ["causal"],
     "sliding_window": [3],
 }
@@ -183,3 +189,42 @@ def test_the_scale_of_scores_and_the_masked_score_are_those_of_the_fields(
     )
     assert config.score_scale == scale
     assert config.masked_score == masked
+
+
+GEMMA_3 = TransformerConfig(
+    architecture="decoder",
+    target_vocab_size=9,
+    positions="rotary",
+    sliding_window=512,
+    layer_types=["sliding"] * 5 + ["full"],  # type: ignore[arg-type]
+    layer_overrides={"full": {"sliding_window": None, "rope_theta": 1e6, "rotary_scaling": "linear"}},
+)
+
+
+def test_a_layer_sees_its_own_facts_and_no_pattern() -> None:
+    seen = [GEMMA_3.for_layer("decoder", i) for i in range(8)]
+    assert [own.sliding_window for own in seen] == [512] * 5 + [None] + [512] * 2
+    assert [own.rope_theta for own in seen] == [1e4] * 5 + [1e6] + [1e4] * 2
+    assert all(own.layer_types == () and own.layer_overrides == {} for own in seen)
+    assert seen[0].for_layer("decoder", 5) is seen[0]
+
+
+def test_configurations_with_kinds_of_layers_are_hashable_and_json() -> None:
+    again = TransformerConfig.from_json(GEMMA_3.to_json())
+    assert again == GEMMA_3
+    assert hash(again) == hash(GEMMA_3)
+    assert dataclasses.replace(GEMMA_3, layer_overrides={"full": {"rope_theta": 1e6}}) != GEMMA_3
+
+
+def test_kinds_that_differ_in_nothing_are_none() -> None:
+    assert dataclasses.replace(GEMMA_3, layer_overrides={}).layer_types == ()
+    assert dataclasses.replace(GEMMA_3, layer_overrides={"full": {"rope_theta": 1e4}}).layer_types == ()
+    twice = dataclasses.replace(GEMMA_3, layer_types=GEMMA_3.layer_types * 2)
+    assert twice == GEMMA_3
+
+
+def test_a_probe_has_a_layer_of_each_kind() -> None:
+    small = GEMMA_3.resized()
+    assert small.layer_types == ("sliding", "full")
+    assert small.for_layer("decoder", 1).rope_theta == 1e6
+    assert small.for_layer("decoder", 0).sliding_window == 4

@@ -181,7 +181,7 @@ def test_another_form_of_the_same_is_right(case: str, form: FamilyFault) -> None
 
 
 @pytest.mark.parametrize(
-    ("case", "variant"), [("gpt-j", "parallel"), ("llama", "read by head"), ("llama", "laid by head")]
+    ("case", "variant"), [("opt", "parallel"), ("llama", "read by head"), ("llama", "laid by head")]
 )
 def test_a_variant_for_these_families_is_named(case: str, variant: str) -> None:
     fault = next(each for each in FAULTS if each.variant == variant)

@@ -17,7 +17,7 @@ import pytest
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
-from transparity.config import TransformerConfig
+from transparity.config import TransformerConfig, full_attention_every
 from transparity_conformance.checkpoints import families
 from transparity_conformance.checkpoints.examples import EXAMPLES, example_config
 from transparity_conformance.checkpoints.exporting import export_checkpoint
@@ -51,7 +51,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mistral, no window": ("mistral", {"sliding_window": None}),
     "qwen2, windows": ("qwen2", {"sliding_window": 3}),
-    "qwen3, some windows": ("qwen3", {"sliding_window": 3, "full_attention_every": 2}),
+    "qwen3, some windows": ("qwen3", {"sliding_window": 3, **full_attention_every(2)}),
     "gemma2, another scale": ("gemma2", {"attention_multiplier": 224**-0.5, "final_softcap": None}),
     "t5, gated": ("t5", {"gated": True, "activation": "gelu-tanh", "tied_head": False, "head_scale": "none"}),
     "t5, its encoder": (
@@ -175,7 +175,7 @@ def test_the_axes_of_an_example_differ() -> None:
             "The family llama cannot express norm_position 'post'",
         ),
         ("gpt2", {"positions": "rotary"}, "The family gpt2 cannot express"),
-        ("mistral", {"full_attention_every": 2}, "The family mistral cannot express full_attention_every 2"),
+        ("mistral", full_attention_every(2), "The family mistral cannot express sliding_window"),
         ("qwen2", {"output_bias": True}, "The family qwen2 cannot express"),
         ("gemma", {"activation": "gelu"}, "The family gemma cannot express activation 'gelu' (it has 'gelu-tanh')"),
         ("bert", {"dropout": 0.1}, "The family bert cannot express dropout 0.1"),

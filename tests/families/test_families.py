@@ -58,6 +58,7 @@ GPT2 |= {"bos_token_id": 2}
 LLAMA = SIZES | {"hidden_size": 16, "num_attention_heads": 4, "max_position_embeddings": 64}
 GROUPED = LLAMA | {"num_key_value_heads": 2}
 SHARED = LLAMA | {"num_key_value_heads": 1, "head_dim": 6}
+SPECIAL = {"pad_token_id": None, "bos_token_id": 1, "eos_token_id": 2}
 T5 = {"vocab_size": 41, "d_model": 12, "d_kv": 5, "d_ff": 22, "num_layers": 2, "num_heads": 3}
 T5 |= {"relative_attention_num_buckets": 12, "relative_attention_max_distance": 17, "decoder_start_token_id": 0}
 BART = {"vocab_size": 41, "d_model": 12, "encoder_layers": 2, "decoder_layers": 3, "max_position_embeddings": 19}
@@ -111,14 +112,14 @@ CASES = {
     "qwen2, windows": Case(
         "Qwen2ForCausalLM",
         GROUPED | {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 0},
-        {"sliding_window": 3, "full_attention_every": None},
+        {"sliding_window": 3, "layer_types": []},
     ),
     "qwen2, some windows": Case(
         "Qwen2ForCausalLM",
         GROUPED
         | {"num_hidden_layers": 4, "use_sliding_window": True, "sliding_window": 3}
         | {"layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]},
-        {"sliding_window": 3, "full_attention_every": 3},
+        {"sliding_window": 3, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]},
     ),
     "qwen3": Case(
         "Qwen3ForCausalLM",
@@ -131,12 +132,140 @@ CASES = {
         GROUPED
         | {"head_dim": 6, "num_hidden_layers": 3, "sliding_window": 3, "query_pre_attn_scalar": 7}
         | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
-        {"attention_softcap": 2.0, "final_softcap": 3.0, "sliding_window": 3, "full_attention_every": 2},
+        {
+            "attention_softcap": 2.0,
+            "final_softcap": 3.0,
+            "sliding_window": 3,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
     ),
     "gemma2, no caps": Case(
         "Gemma2ForCausalLM",
         SHARED | {"attn_logit_softcapping": None, "final_logit_softcapping": None},
         {"attention_softcap": None, "final_softcap": None},
+    ),
+    "gemma3": Case(
+        "Gemma3ForCausalLM",
+        GROUPED
+        | {"head_dim": 6, "num_hidden_layers": 4, "sliding_window": 3, "query_pre_attn_scalar": 7}
+        | {"layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]}
+        | {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 3.0, "rope_theta": 500.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 30.0},
+            }
+        },
+        {"query_key_norm": True, "norm_gain": "one-plus-weight", "rope_theta": 30.0, "rotary_scaling": "none"}
+        | {
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            "layer_overrides": {
+                "full_attention": {
+                    "sliding_window": None,
+                    "rope_theta": 500.0,
+                    "rotary_scaling": "linear",
+                    "rotary_factor": 3.0,
+                }
+            },
+        },
+    ),
+    "gemma3, full alone": Case(
+        "Gemma3ForCausalLM",
+        SHARED | {"layer_types": ["full_attention"] * 2, "final_logit_softcapping": 3.0},
+        {"layer_types": [], "rope_theta": 1e6, "sliding_window": None, "final_softcap": 3.0},
+    ),
+    "smollm3": Case(
+        "SmolLM3ForCausalLM",
+        GROUPED | {"num_hidden_layers": 4, "no_rope_layer_interval": 3} | SPECIAL,
+        {
+            "layer_types": ["full_attention", "full_attention", "full_attention_without_positions"],
+            "layer_overrides": {"full_attention_without_positions": {"positions": "none"}},
+        },
+    ),
+    "smollm3, windows": Case(
+        "SmolLM3ForCausalLM",
+        GROUPED | {"use_sliding_window": True, "sliding_window": 3, "no_rope_layers": [0, 1]} | SPECIAL,
+        {"sliding_window": 3, "positions": "rotary"},
+    ),
+    "phi3": Case(
+        "Phi3ForCausalLM",
+        GROUPED | {"sliding_window": 4} | SPECIAL,
+        {"sliding_window": 4, "rotary_dim": None, "num_key_value_heads": 2},
+    ),
+    "phi3, rotated in part": Case(
+        "Phi3ForCausalLM",
+        GROUPED
+        | {"hidden_size": 24, "tie_word_embeddings": True}
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 50.0, "partial_rotary_factor": 0.7}}
+        | SPECIAL,
+        {"rotary_dim": 4, "rope_theta": 50.0, "tied_head": True},
+    ),
+    "granite": Case(
+        "GraniteForCausalLM",
+        GROUPED
+        | {
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.3,
+            "logits_scaling": 5.0,
+        },
+        {"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.3}
+        | {"head_multiplier": 0.2, "attention_scale": "none"},
+    ),
+    "granite, plain and tied": Case(
+        "GraniteForCausalLM",
+        SHARED | {"tie_word_embeddings": True, "attention_bias": True},
+        {"residual_multiplier": 1.0, "tied_head": True, "qkv_bias": True},
+    ),
+    "olmo2": Case(
+        "Olmo2ForCausalLM",
+        GROUPED,
+        {"norm_position": "branch", "query_key_norm": True, "query_key_norm_over": "projection"},
+    ),
+    "olmo2, one key": Case(
+        "Olmo2ForCausalLM",
+        SHARED | {"tie_word_embeddings": True, "attention_bias": True, "rope_parameters": LLAMA3},
+        {"attention_head_dim": 6, "tied_head": True, "rotary_scaling": "llama3"},
+    ),
+    "gptj": Case(
+        "GPTJForCausalLM",
+        GPT2 | {"rotary_dim": 2, "eos_token_id": 2},
+        {"branches": "parallel-one-norm", "rotary_dim": 2, "rope_layout": "interleaved", "feed_forward_dim": 48},
+    ),
+    "gptj, another width": Case(
+        "GPTJForCausalLM",
+        GPT2 | {"rotary_dim": 4, "n_inner": 22, "activation_function": "relu"},
+        {"rotary_dim": 4, "feed_forward_dim": 22, "activation": "relu"},
+    ),
+    "gpt_neox": Case(
+        "GPTNeoXForCausalLM",
+        BERT | {"hidden_size": 24, "rope_parameters": {"rope_theta": 50.0, "partial_rotary_factor": 0.5}},
+        {"branches": "parallel", "rotary_dim": 4, "rope_theta": 50.0, "qkv_bias": True},
+    ),
+    "gpt_neox, sequential": Case(
+        "GPTNeoXForCausalLM",
+        BERT
+        | {"hidden_size": 24, "use_parallel_residual": False, "attention_bias": False, "tie_word_embeddings": True}
+        | {"rope_parameters": {"rope_theta": 50.0, "partial_rotary_factor": 1.0}},
+        {"branches": "sequential", "rotary_dim": None, "qkv_bias": False, "tied_head": True},
+    ),
+    "cohere": Case(
+        "CohereForCausalLM",
+        GROUPED | {"logit_scale": 0.3} | SPECIAL,
+        {"branches": "parallel-one-norm", "norm_bias": False, "head_multiplier": 0.3, "rope_layout": "interleaved"},
+    ),
+    "cohere2": Case(
+        "Cohere2ForCausalLM",
+        GROUPED | {"num_hidden_layers": 4, "sliding_window": 3, "logit_scale": 0.3} | SPECIAL,
+        {
+            "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+            "layer_overrides": {"full_attention": {"sliding_window": None, "positions": "none"}},
+            "sliding_window": 3,
+        },
+    ),
+    "cohere, untied": Case(
+        "CohereForCausalLM",
+        GROUPED | {"tie_word_embeddings": False, "attention_bias": True} | SPECIAL,
+        {"tied_head": False, "output_bias": True, "head_multiplier": 0.0625},
     ),
     "t5": Case("T5ForConditionalGeneration", T5, {"tied_head": True, "head_scale": "embed_dim"}, length=23),
     "t5, gated": Case(
@@ -172,6 +301,20 @@ CASES = {
         {"norm_position": "pre", "final_norm": False, "activation": "gelu"},
     ),
 }
+
+DECODED = (
+    "gptj",
+    "gpt_neox",
+    "cohere",
+    "cohere2",
+    "gemma3",
+    "granite",
+    "olmo2",
+    "smollm3, windows",
+    "phi3",
+    "phi3, rotated in part",
+)
+"""Cases that are compared with the cache of transformers, too."""
 
 
 def new(case: Case) -> Any:
@@ -297,6 +440,22 @@ def test_a_backend_computes_the_same(name: str, backend: Backend, saved: Callabl
     oracle = forward_oracle(config, parameters, inputs)
     forward = backend(config, parameters, dtype="float32", mode=backend.modes[0])
     error = difference(as_numbers(forward.logits(**inputs)), oracle.expected["logits"])
+    assert share(error, oracle.budget("logits", "float32")) <= 1
+
+
+@pytest.mark.parametrize("name", DECODED)
+def test_transformers_computes_the_same_with_its_cache(name: str, saved: Callable[[str], Path]) -> None:
+    """A part of the tokens first, then one token after the other."""
+    checkpoint, model = import_checkpoint(saved(name)), made(CASES[name])
+    tokens = tokens_of(checkpoint.config, CASES[name].length)["tokens"][:1, 3:]
+    oracle = forward_oracle(checkpoint.config, checkpoint.parameters, {"tokens": tokens})
+    cache, found = None, []
+    for chunk in np.split(tokens, range(4, tokens.shape[1]), axis=1):
+        with torch.no_grad():
+            said = model(input_ids=torch.from_numpy(chunk), past_key_values=cache, use_cache=True)
+        cache = said.past_key_values
+        found.append(as_numbers(said.logits))
+    error = difference(np.concatenate(found, axis=1), oracle.expected["logits"])
     assert share(error, oracle.budget("logits", "float32")) <= 1
 
 

@@ -43,7 +43,8 @@ def test_each_layer_makes_of_its_tokens_what_it_makes_in_the_whole_model(family:
     ours = taps(config, import_checkpoint(whole.folder, "hidden" if stack == "encoder" else None).parameters, tokens)
     rows = np.arange(tokens.size).reshape(shape)
     found = list(pieces(whole))
-    assert [piece.name for piece in found] == ["embedding and head", "layer 0", "layer 1"]
+    layers = [f"layer {i}" for i in range(config.stack_num_layers(stack))]
+    assert [piece.name for piece in found] == ["embedding and head", *layers]
     for layer, piece in enumerate(found[1:]):
         expected = ours[f"{stack}.layers.{layer}.output"]
         made = taps(piece.config, piece.parameters, rows)[f"{stack}.layers.0.output"]

@@ -74,13 +74,22 @@ def test_several_departures_are_found_together() -> None:
         "activation": "silu",
         "gated": True,
         "sliding_window": 5,
-        "full_attention_every": 2,
+        "layer_types": ("sliding_attention", "full_attention"),
+        "layer_overrides": {"full_attention": {"sliding_window": None}},
         "mask_value": -1e9,
         "mask_order": "before-scale",
     }
     config = dataclasses.replace(GPT, **changes)
     made = fit(module(config)).config
     assert {name: getattr(made, name) for name in changes} == changes
+
+
+def test_multipliers_are_found() -> None:
+    factors: dict[str, Any] = {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "head_multiplier": 0.25}
+    config = dataclasses.replace(GPT, positions="rotary", norm_position="pre", head_bias=False, **factors)
+    made = fit(module(config))
+    assert {name: getattr(made.config, name) for name in factors} == factors
+    assert made.is_confirmed
 
 
 def test_what_no_configuration_says_is_not_confirmed() -> None:

@@ -67,7 +67,12 @@ def build_with(positions=positions, frequencies=frequencies, sees=sees):
                     return held[f"{layer}{name}.weight"]
 
                 y = rms(x, of("self_attention_norm"), config.norm_eps)
-                x = x + attention(config, lambda name, of=of: of(f"self_attention.{name}"), y, config.layer_window(i))
+                x = x + attention(
+                    config,
+                    lambda name, of=of: of(f"self_attention.{name}"),
+                    y,
+                    config.for_layer("decoder", i).sliding_window,
+                )
                 y = rms(x, of("feed_forward_norm"), config.norm_eps)
                 inner = F.silu(F.linear(y, of("feed_forward.gate"))) * F.linear(y, of("feed_forward.up"))
                 x = x + F.linear(inner, of("feed_forward.down"))

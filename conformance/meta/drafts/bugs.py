@@ -55,6 +55,11 @@ def _lacks(field: str, *values: Any) -> Acts:
     return lambda config: getattr(config, field) not in values
 
 
+def _is_normed_first(config: Any) -> bool:
+    """Whether each sublayer of a layer has a norm in front of it, and a residual of its own."""
+    return config.norm_position in ("pre", "both") and config.branches == "sequential"
+
+
 _rotary, _learned, _relative = _has("positions", "rotary"), _has("positions", "learned"), _has("positions", "relative")
 _rms, _layer = _has("norm", "rms"), _has("norm", "layer")
 _decodes = _has("architecture", "decoder", "encoder-decoder")
@@ -148,9 +153,9 @@ MASKS = (
     ),
     Bug(
         ("window-layers",),
-        "return None if every is not None and (i + 1) % every == 0 else self.c.sliding_window",
+        "return self.facts(i).sliding_window",
         "return self.c.sliding_window",
-        _lacks("full_attention_every", None),
+        lambda config: len({own.sliding_window for own in config.layer_kinds.values()}) > 1,
         FILL,
     ),
     Bug(
@@ -208,7 +213,7 @@ NORMS = (
         "        if self.c.final_norm:\n",
         "        if False:\n",
         _has("final_norm", True),
-        ('return self.tap(f"{name}.output", x)', "return x + y", "logits = F.linear(x,"),
+        ('return self.tap(f"{name}.output", x)', "return x + by * y", "logits = F.linear(x,"),
     ),
     Bug(
         ("norm-missing",),
@@ -220,7 +225,7 @@ NORMS = (
         ("norm-duplicated",),
         'y = self.before(f"{at}.feed_forward", x)',
         'y = self.before(f"{at}.self_attention", x)',
-        _has("norm_position", "pre", "both"),
+        _is_normed_first,
     ),
     Bug(("norm-missing",), "if self.c.query_key_norm:", "if False:", _has("query_key_norm", True)),
 )
@@ -362,8 +367,8 @@ OTHERS = (
         ("residual-source",),
         'x = self.after(f"{at}.feed_forward", x, self.feed(f"{at}.feed_forward", y))',
         'x = self.after(f"{at}.feed_forward", y, self.feed(f"{at}.feed_forward", y))',
-        _has("norm_position", "pre", "both"),
-        ("return x + y", 'return x + self.norm(f"{name}_post_norm", y, tap=True)'),
+        _is_normed_first,
+        ("return x + by * y", 'return x + by * self.norm(f"{name}_post_norm", y, tap=True)'),
     ),
     Bug(
         ("embedding-scale",),

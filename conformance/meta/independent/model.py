@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -111,6 +112,8 @@ class Model:
         x = self.lookup(self.table(name), ids)
         if c.embedding_scale == "embed_dim":
             x = x * math.sqrt(c.embed_dim)
+        if c.embedding_multiplier != 1:
+            x = c.embedding_multiplier * x
         if types is not None:
             x = x + self.p[f"{name}.token_type_embedding.weight"][types]
         if c.positions == "learned":
@@ -150,11 +153,15 @@ class Model:
         self, at: str, i: int, x: Tensor, where: Tensor, own: tuple[Tensor, Any], memory: Any, seen: Any, past: Any
     ) -> Tensor:
         keep, bias = own
-        window = self.window(i)
+        self.own, window = self.facts(i), self.window(i)
         if window is not None:
             keep = keep & self.near(where, keep.shape[-1], window)
-        y = self.before(f"{at}.self_attention", x)
-        y = self.attend(f"{at}.self_attention", y, y, keep, where, bias, past)
+        given = self.before(f"{at}.self_attention", x)
+        y = self.attend(f"{at}.self_attention", given, given, keep, where, bias, past)
+        if self.c.branches != "sequential":
+            z = given if self.c.branches == "parallel-one-norm" else self.before(f"{at}.feed_forward", x)
+            z = self.feed(f"{at}.feed_forward", z)
+            return self.tap(f"{at}.output", x + self.c.residual_multiplier * (y + z))
         x = self.after(f"{at}.self_attention", x, y)
         if seen is not None:
             y = self.before(f"{at}.cross_attention", x)
@@ -168,8 +175,13 @@ class Model:
         return self.norm(f"{at}.memory_norm", memory, tap=True) if self.c.memory_norm and memory is not None else memory
 
     def window(self, i: int) -> Any:
-        every = self.c.full_attention_every
-        return None if every is not None and (i + 1) % every == 0 else self.c.sliding_window
+        return self.facts(i).sliding_window
+
+    def facts(self, i: int) -> Any:
+        """The fields as layer `i` has them."""
+        kinds = self.c.layer_types
+        own = self.c.layer_overrides.get(kinds[i % len(kinds)], {}) if kinds else {}
+        return SimpleNamespace(**{**vars(self.c), **own})
 
     def near(self, where: Tensor, keys: int, window: int) -> Tensor:
         return ((torch.arange(keys) - where[..., None]).abs() < window)[:, None]
@@ -186,14 +198,17 @@ class Model:
         return None
 
     def before(self, name: str, x: Tensor) -> Tensor:
-        return x if self.c.norm_position == "post" else self.norm(f"{name}_norm", x, tap=True)
+        return x if self.c.norm_position in ("post", "branch") else self.norm(f"{name}_norm", x, tap=True)
 
     def after(self, name: str, x: Tensor, y: Tensor) -> Tensor:
+        by = self.c.residual_multiplier
         if self.c.norm_position == "pre":
-            return x + y
+            return x + by * y
+        if self.c.norm_position == "branch":
+            return x + by * self.norm(f"{name}_norm", y, tap=True)
         if self.c.norm_position == "both":
-            return x + self.norm(f"{name}_post_norm", y, tap=True)
-        return self.norm(f"{name}_norm", x + y, tap=True)
+            return x + by * self.norm(f"{name}_post_norm", y, tap=True)
+        return self.norm(f"{name}_norm", x + by * y, tap=True)
 
     def norm(self, name: str, x: Tensor, *, tap: bool = False) -> Tensor:
         gain = self.p[f"{name}.weight"] + (1 if self.c.norm_gain == "one-plus-weight" else 0)
@@ -259,8 +274,12 @@ class Model:
         """The query or key with its norm and its rotation."""
         if self.c.query_key_norm:
             gain = self.p[f"{at}.{role}_norm.weight"] + (1 if self.c.norm_gain == "one-plus-weight" else 0)
-            x = self.tap(f"{at}.{role}_norm", self.rms(x, gain))
-        if self.c.positions == "rotary" and where is not None:
+            if self.c.query_key_norm_over == "projection":
+                flat = self.rms(x.transpose(1, 2).flatten(-2), gain)
+                x = self.tap(f"{at}.{role}_norm", flat.unflatten(-1, (x.shape[1], -1)).transpose(1, 2))
+            else:
+                x = self.tap(f"{at}.{role}_norm", self.rms(x, gain))
+        if self.own.positions == "rotary" and where is not None:
             x = self.tap(f"{at}.{role}_rotated", self.rotated(x, where))
         return x
 
@@ -298,7 +317,7 @@ class Model:
         return torch.float32 if self.dtype == torch.bfloat16 else self.dtype
 
     def frequencies(self) -> Tensor:
-        return inverse_frequencies(self.c, self.head_dim)
+        return inverse_frequencies(self.own, self.head_dim)
 
     def masked(self, scores: Tensor, keep: Tensor) -> Tensor:
         return scores.masked_fill(~keep, self.masked_score())
@@ -316,6 +335,7 @@ class Model:
         if c.head_scale == "embed_dim":
             x = x / math.sqrt(c.embed_dim)
         weight = self.table("encoder" if c.architecture == "encoder" else "decoder") if c.tied_head else None
+        x = x * c.head_multiplier
         logits = F.linear(x, self.p["head.weight"] if weight is None else weight, self.p.get("head.bias"))
         return c.final_softcap * torch.tanh(logits / c.final_softcap) if c.final_softcap else logits
 

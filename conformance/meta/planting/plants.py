@@ -93,7 +93,7 @@ PLANTS = [
     *in_both(
         "embedding-scale",
         "embeddings",
-        ("x = x * math.sqrt(config.embed_dim)", "x = x / math.sqrt(config.embed_dim)"),
+        ("x = x * config.token_scale", "x = x / config.token_scale"),
         None,
         "forward.embedding",
         "forward.logits",
@@ -584,7 +584,7 @@ PLANTS = [
     *in_both(
         "query-key-norm-missing",
         "attention",
-        ('getattr(heads, f"{name}_norm")(x)', "x"),
+        ('query_key_norm(heads.config, getattr(heads, f"{name}_norm"), x)', "x"),
         None,
         FAMILIES,
     ),
@@ -598,7 +598,7 @@ PLANTS = [
     *in_both(
         "logit-cap-missing", "head", ("else apply_softcap(logits, config.final_softcap)", "else logits"), None, FAMILIES
     ),
-    *in_both("head-unscaled", "head", ("x = x * config.embed_dim**-0.5", "x = x * 1"), None, FAMILIES),
+    *in_both("head-unscaled", "head", ("x = x * config.head_input_scale", "x = x * 1"), None, FAMILIES),
     *in_both("pooled-last", "head", ("linear(x[:, 0])", "linear(x[:, -1])"), None, FAMILIES),
     *in_both(
         "position-offset-forgotten",

@@ -15,7 +15,7 @@ from transparity_conformance.suite.plugin import Ledger
 
 def test_a_drawn_disagreement_reaches_the_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
     text = file_path("transparity_pytorch", "head").read_text()
-    wrong = text.replace("x = x * config.embed_dim**-0.5", "x = x * 1")
+    wrong = text.replace("x = x * config.head_input_scale", "x = x * 1")
     assert wrong != text
     ledger, inputs = Ledger(), probes_of(CASES["t5"], "t5")["mixed"].inputs
     monkeypatch.setattr(test_drawn, "models", lambda: strategies.just((CASES["t5"], 0, inputs)))

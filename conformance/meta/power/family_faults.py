@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +19,7 @@ import ml_dtypes
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity.taps import recording
+from transparity.taps import recording, scoped
 from transparity_conformance.oracle.cases import CASES
 from transparity_numpy import attention, embeddings, feed_forward, layers, normalization, positions
 from transparity_numpy.arithmetic import functional
@@ -194,6 +194,24 @@ def _rotated_by(change: Callable[[Config, str, RotaryTables], RotaryTables]) -> 
     return {"attention.normalize_and_rotate": wrong}
 
 
+def _rotated_all(config: Config) -> Callable[..., Any]:
+    """Queries and keys rotated in layers without positions, too."""
+    right = attention.normalize_and_rotate
+
+    def changed(own: Config, parameters: Any, name: str, x: Any, rotary: RotaryTables | None, tap: Any) -> Any:
+        x = right(own, parameters, name, x, rotary, tap)
+        if own.positions != "none":
+            return x
+        tables = positions.rotary_tables(config, np.arange(x.shape[2])[None], x.dtype)
+        assert tables is not None
+        return positions.rotate(x, tables, config.rope_layout)
+
+    return changed
+
+
+_ROTATED_ALL: dict[str, Wrong] = {"attention.normalize_and_rotate": _rotated_all}
+
+
 def _unturned(*roles: str) -> dict[str, Wrong]:
     def change(config: Config, name: str, rotary: RotaryTables) -> RotaryTables:
         return (np.ones_like(rotary[0]), np.zeros_like(rotary[1])) if name in roles else rotary
@@ -254,7 +272,9 @@ def _without_a_smooth_part(_: Config) -> Callable[..., Any]:
 def _in_half(kind: Any, part: str) -> dict[str, Wrong]:
     """Queries and keys turned as one who computes that `part` of the angles in `kind` turns them."""
 
-    def rotary_tables(config: Config, at: Any, dtype: Any) -> RotaryTables:
+    def rotary_tables(config: Config, at: Any, dtype: Any) -> RotaryTables | None:
+        if config.positions != "rotary":
+            return None
         steps = positions.rotary_frequencies(config)
         if part != "tables":
             steps = steps.astype(kind)
@@ -270,9 +290,13 @@ def _in_half(kind: Any, part: str) -> dict[str, Wrong]:
 
 
 def _norm_last(_: Config) -> Callable[..., Any]:
-    def changed(config: Config, parameters: Any, name: str, x: Any, rotary: RotaryTables, tap: Any) -> Any:
+    right = attention.normalize_and_rotate
+
+    def changed(config: Config, parameters: Any, name: str, x: Any, rotary: RotaryTables | None, tap: Any) -> Any:
+        if rotary is None:
+            return right(config, parameters, name, x, rotary, tap)
         turned = positions.rotate(x, rotary, config.rope_layout)
-        return tap(f"{name}_rotated", normalization.head_norm(config, parameters[f"{name}_norm"], turned))
+        return tap(f"{name}_rotated", attention.query_key_norm(config, parameters[f"{name}_norm"], turned))
 
     return changed
 
@@ -283,6 +307,29 @@ def _all_heads(_: Config) -> Callable[..., Any]:
         return x / np.sqrt(size + x.dtype.type(config.norm_eps)) * parameters["weight"]
 
     return head_norm
+
+
+def _in_turn(_: Config) -> Callable[..., Any]:
+    """A layer with one norm, whose feed-forward reads what is behind the attention."""
+
+    def layer(config: Config, parameters: Any, x: Any, context: Any, tap: Any, cache: Any = None) -> Any:
+        y = layers.sublayer_input(config, parameters, "self_attention", x, context, tap)
+        y = attention.self_attention(config, parameters["self_attention"], y, context, scoped(tap, "self_attention"))
+        x = x + y
+        z = normalization.norm(config, parameters["self_attention_norm"], x)
+        return tap(
+            "output", x + feed_forward.feed_forward(config, parameters["feed_forward"], z, scoped(tap, "feed_forward"))
+        )
+
+    return layer
+
+
+def _each_head(_: Config) -> Callable[..., Any]:
+    def query_key_norm(config: Config, parameters: Any, x: Any) -> Any:
+        size = np.square(x).mean(axis=3, keepdims=True)
+        return x / np.sqrt(size + x.dtype.type(config.norm_eps)) * parameters["weight"].reshape(x.shape[1], 1, -1)
+
+    return query_key_norm
 
 
 def _tiled(_: Config) -> Callable[..., Any]:
@@ -317,8 +364,31 @@ def _activations(change: Callable[[Any], Any]) -> dict[str, Wrong]:
     return {"feed_forward.ACTIVATIONS": lambda config: {config.activation: change}}
 
 
-def _windows(window: Callable[[Config, int], int | None]) -> dict[str, Wrong]:
-    return {"config.TransformerConfig.layer_window": lambda _: window}
+def _differ(*fields: str) -> Acts:
+    """Configurations in which one of these differs between layers."""
+    return lambda config: any(len({getattr(own, name) for own in config.layer_kinds.values()}) > 1 for name in fields)
+
+
+def _as_next_kind(*fields: str) -> Callable[[Config], dict[str, Any]]:
+    """Layers of each kind that have these fields of the next kind."""
+
+    def changed(config: Config) -> dict[str, Any]:
+        kinds = list(config.layer_kinds)
+        return _as_kind(config, fields, dict(zip(kinds, kinds[1:] + kinds[:1], strict=True)))
+
+    return changed
+
+
+def _as_first_kind(*fields: str) -> Callable[[Config], dict[str, Any]]:
+    """Layers that all have these fields of the first kind."""
+    return lambda config: _as_kind(config, fields, dict.fromkeys(config.layer_kinds, next(iter(config.layer_kinds))))
+
+
+def _as_kind(config: Config, fields: Sequence[str], taken: Mapping[str, str]) -> dict[str, Any]:
+    overrides = {kind: dict(config.layer_overrides.get(kind, {})) for kind in taken}
+    for kind, other in taken.items():
+        overrides[kind] |= {name: getattr(config.layer_kinds[other], name) for name in fields}
+    return {"layer_overrides": overrides}
 
 
 def _buckets(wrong: Callable[..., Any]) -> dict[str, Wrong]:
@@ -554,6 +624,14 @@ def _rotary_faults() -> Iterator[FamilyFault]:
     for role in ("query", "key"):
         for by in (1, -1):
             yield FamilyFault(("rotary-position",), f"{role} {by:+d}", ROTATED, _ROTARY, exchanged=_one_later(role, by))
+    bases = _both(_ROTARY, _differ("rope_theta"))
+    yield FamilyFault(("rotary-layers",), "base exchanged", ROTATED, bases, _as_next_kind("rope_theta"))
+    scaling = ("rotary_scaling", "rotary_factor")
+    scaled = _both(_ROTARY, _differ(*scaling))
+    yield FamilyFault(("rotary-layers",), "scaling exchanged", ROTATED, scaled, _as_next_kind(*scaling))
+    yield FamilyFault(("rotary-layers",), "exchanged", ROTATED, scaled, _as_next_kind("rope_theta", *scaling))
+    yield FamilyFault(("rotary-layers", "rotary-scaling"), "unscaled", ROTATED, scaled, _as_first_kind(*scaling))
+    yield FamilyFault(("rotary-layers",), "rotated", SCORES, _differ("positions"), exchanged=_ROTATED_ALL)
     for kind in (ml_dtypes.bfloat16, np.float16):
         for part in ("frequencies", "angles", "tables", "everything"):
             variant = f"{part} in {np.dtype(kind)}"
@@ -565,10 +643,18 @@ def _attention_faults() -> Iterator[FamilyFault]:
     yield FamilyFault(("norm-missing",), "query and key", heads, normed, _to(query_key_norm=False))
     wrong = {"attention.normalize_and_rotate": _norm_last}
     yield FamilyFault(("query-key-norm",), "behind the rotation", heads, normed, exchanged=wrong)
+    over_each, over_all = _is(query_key_norm_over="head"), _is(query_key_norm_over="projection")
+    wrong = {"attention.query_key_norm": _all_heads}
+    yield FamilyFault(("query-key-norm",), "heads together", heads, _both(normed, over_each), exchanged=wrong)
+    wrong = {"attention.query_key_norm": _each_head}
+    yield FamilyFault(("query-key-norm",), "each head", heads, _both(normed, over_all), exchanged=wrong)
     yield FamilyFault(
-        ("query-key-norm",), "heads together", heads, normed, exchanged={"attention.head_norm": _all_heads}
+        ("norm-swapped",),
+        "query and key",
+        heads,
+        _both(normed, over_each),
+        parameters=_swapped("query_norm", "key_norm"),
     )
-    yield FamilyFault(("norm-swapped",), "query and key", heads, normed, parameters=_swapped("query_norm", "key_norm"))
     tiled = {"attention.repeat_heads": _tiled}
     yield FamilyFault(("head-grouping",), "tiled", r".*\.(scores|context)", _grouped, exchanged=tiled)
     capped = _has("attention_softcap")
@@ -588,17 +674,16 @@ def _attention_faults() -> Iterator[FamilyFault]:
 
 
 def _window_faults() -> Iterator[FamilyFault]:
-    windowed, alternates = _has("sliding_window"), _has("full_attention_every")
+    windowed, alternates = _has("sliding_window"), _differ("sliding_window")
     yield FamilyFault(("window-size",), "+1", WEIGHTS, windowed, _window(lambda window: window + 1))
     yield FamilyFault(("window-size",), "-1", WEIGHTS, windowed, _window(lambda window: window - 1))
     yield FamilyFault(("window-missing",), "missing", WEIGHTS, windowed, _to(sliding_window=None))
     lone = _both(windowed, _is(architecture="encoder"))
     yield FamilyFault(("window-size",), "half", WEIGHTS, lone, _window(lambda window: window // 2 + 1))
-    yield FamilyFault(("window-layers",), "all", WEIGHTS, alternates, _to(full_attention_every=None))
-    other = _windows(
-        lambda config, layer: None if (layer + 1) % (config.full_attention_every or 1) else config.sliding_window
+    yield FamilyFault(("window-layers",), "all", WEIGHTS, alternates, _as_first_kind("sliding_window"))
+    yield FamilyFault(
+        ("window-layers", "window-missing"), "exchanged", WEIGHTS, alternates, _as_next_kind("sliding_window")
     )
-    yield FamilyFault(("window-layers", "window-missing"), "exchanged", WEIGHTS, alternates, exchanged=other)
 
 
 def _distance_faults() -> Iterator[FamilyFault]:
@@ -644,10 +729,20 @@ def _norm_faults() -> Iterator[FamilyFault]:
     yield FamilyFault(("norm-variance",), "n - 1", NORMS, rms, exchanged=unbiased)
     anywhere = r".*(_norm|\.output)"
     yield FamilyFault(("norm-placement",), "pre", anywhere, both, _to(norm_position="pre"))
+    beside = _is(branches="parallel")
+    yield FamilyFault(("residual-source",), "sequential", anywhere, beside, _to(branches="sequential"))
+    one_norm, place = _is(branches="parallel-one-norm"), r".*\.feed_forward\.hidden"
+    wrong = {"transformer.layer": _in_turn}
+    yield FamilyFault(("residual-source",), "sequential, one norm", place, one_norm, exchanged=wrong)
+    branch = _is(norm_position="branch")
+    yield FamilyFault(("norm-placement",), "before the sublayers", anywhere, branch, _to(norm_position="pre"))
+    yield FamilyFault(("norm-placement",), "behind the residual", anywhere, branch, _to(norm_position="post"))
     swapped = _swapped("self_attention_norm", "self_attention_post_norm")
     yield FamilyFault(("norm-swapped",), "before and behind", NORMS, both, parameters=swapped)
     swapped = _swapped("self_attention_norm", "feed_forward_norm")
-    yield FamilyFault(("norm-swapped",), "two sublayers", NORMS, _any, parameters=swapped)
+    yield FamilyFault(
+        ("norm-swapped",), "two sublayers", NORMS, _not(_is(branches="parallel-one-norm")), parameters=swapped
+    )
     first = r"\w+\.(embedding_norm|layers\.0\..*)"
     yield FamilyFault(("norm-missing",), "embedding", first, _has("embedding_norm"), _to(embedding_norm=False))
 
@@ -671,6 +766,8 @@ def _feed_forward_faults() -> Iterator[FamilyFault]:
 def _embedding_faults() -> Iterator[FamilyFault]:
     scale = _other("embedding_scale", "none", "embed_dim")
     yield FamilyFault(("embedding-scale",), "the other", EMBEDDING, _any, scale)
+    factor = _not(_is(embedding_multiplier=1.0))
+    yield FamilyFault(("embedding-scale",), "multiplier missing", EMBEDDING, factor, _to(embedding_multiplier=1.0))
     offset, counts = _has("position_offset"), _is(position_count="visible")
     moved = _ids(lambda ids, visible: np.maximum(ids - 1, 0))
     yield FamilyFault(("position-offset",), "-1", EMBEDDING, offset, exchanged=moved)
@@ -712,6 +809,13 @@ def _further_faults() -> Iterator[FamilyFault]:
 def _head_faults() -> Iterator[FamilyFault]:
     scale, pooled = _other("head_scale", "none", "embed_dim"), _is(head="pooled")
     yield FamilyFault(("head-scale",), "the other", LOGITS, _has("tied_head"), scale)
+    factor = _not(_is(head_multiplier=1.0))
+    yield FamilyFault(("head-scale",), "multiplier missing", LOGITS, factor, _to(head_multiplier=1.0))
+    inverse: Any = lambda config: {"head_multiplier": 1 / config.head_multiplier}  # noqa: E731
+    yield FamilyFault(("head-scale",), "multiplier inverted", LOGITS, factor, inverse)
+    factor = _not(_is(residual_multiplier=1.0))
+    missing, place = _to(residual_multiplier=1.0), r".*\.output|.*_norm"
+    yield FamilyFault(("residual-multiplier",), "multiplier missing", place, factor, missing)
     for cap in (None, 30.0, 5.5):
         yield FamilyFault(("logit-cap",), f"{cap}", LOGITS, _has("final_softcap"), _to(final_softcap=cap))
     for cap in (30.0, 5.5):
@@ -746,9 +850,9 @@ def _usual_faults() -> Iterator[FamilyFault]:
     yield FamilyFault(("bias-dropped",), "down", place, _has("feed_forward_bias"), parameters=downs)
     yield FamilyFault(("packed-order",), "read by head", roles, _packs, parameters=_packed(True))
     yield FamilyFault(("packed-order",), "laid by head", roles, _packs, parameters=_packed(False))
-    acts = _both(_is(architecture="decoder"), _not(_is(norm_position="post")))
-    wrong = {"layers.sublayer_input": _of_the_layers_input}
-    yield FamilyFault(("residual-source",), "parallel", r".*\.feed_forward_norm", acts, exchanged=wrong)
+    acts = _both(_is(architecture="decoder", branches="sequential"), _not(_is(norm_position="post")))
+    wrong, place = {"layers.sublayer_input": _of_the_layers_input}, r".*\.feed_forward(_norm|\.hidden)"
+    yield FamilyFault(("residual-source",), "parallel", place, acts, exchanged=wrong)
     for layout in ("neighbours", "halves"):
         acts = _both(_ROTARY, lambda config: config.rotated_dim > 4)  # four features: it is the other layout
         rows = _rows_for(layout)

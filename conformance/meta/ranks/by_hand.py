@@ -119,7 +119,7 @@ class Decoder:
         return self.tap(f"{at}.output", x + self.tap(f"{at}.feed_forward.output", y))
 
     def attention(self, i: int, x: torch.Tensor) -> torch.Tensor:
-        at, window = f"decoder.layers.{i}.self_attention", self.c.layer_window(i)
+        at, window = f"decoder.layers.{i}.self_attention", self.c.for_layer("decoder", i).sliding_window
         q, k, v = (self.heads_of(at, role, x) for role in ("query", "key", "value"))
         return self.linear(f"{at}.output", self.attend(q, k, v, range(self.c.num_heads), window))
 
@@ -189,7 +189,7 @@ class TensorParallel(Decoder):
         return super().bias(length, first)
 
     def attention(self, i: int, x: torch.Tensor) -> torch.Tensor:
-        at, window = f"decoder.layers.{i}.self_attention", self.c.layer_window(i)
+        at, window = f"decoder.layers.{i}.self_attention", self.c.for_layer("decoder", i).sliding_window
         count, x = self.c.num_heads // RANKS, copied(x)
         heads = range(RANK * count, (RANK + 1) * count)
         q, k, v = (self.heads_of(at, role, x) for role in ("query", "key", "value"))
@@ -352,7 +352,7 @@ class Stages(Decoder):
         if self.fault == "layer_weights":
             return self.layer(local, x)
         if self.fault == "layer_windows":
-            self.own_window = self.c.layer_window(local)
+            self.own_window = self.c.for_layer("decoder", local).sliding_window
         return self.layer(i, x)
 
     def attend(self, q: Any, k: Any, v: Any, heads: range, window: int | None) -> Any:

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
-from transparity.config import TransformerConfig
+from transparity.config import TransformerConfig, full_attention_every
 from transparity.presets import preset
 from transparity_conformance.oracle.cases import CASES
 
@@ -18,7 +18,7 @@ CONFIGS: dict[str, TransformerConfig] = {
     "notes-lm": preset("notes-lm"),
     "llama": _LLAMA,
     "one-key-head": dataclasses.replace(_LLAMA, num_key_value_heads=1),
-    "windows": dataclasses.replace(_LLAMA, sliding_window=4, full_attention_every=2),
+    "windows": dataclasses.replace(_LLAMA, sliding_window=4, **full_attention_every(2)),
     "alibi": CASES["bloom"],
     "relative": dataclasses.replace(preset("notes-lm"), positions="relative"),
 }

@@ -23,18 +23,30 @@ _BART |= {"encoder_ffn_dim": 40, "decoder_ffn_dim": 40}
 EXAMPLES: dict[str, dict[str, Any]] = {
     "bart": _BART,
     "bert": _BERT,
+    "cohere": _LLAMA | {"logit_scale": 0.3},
+    "cohere2": _LLAMA | {"num_hidden_layers": 3, "sliding_window": 5, "sliding_window_pattern": 3},
     "gemma": _WIDE | {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 1},
     "gemma2": _WIDE | {"sliding_window": 5, "query_pre_attn_scalar": 7, "attn_logit_softcapping": 3.0},
+    "gemma3_text": _WIDE
+    | {"num_hidden_layers": 3, "sliding_window": 5, "query_pre_attn_scalar": 7, "sliding_window_pattern": 3}
+    | {"rope_local_base_freq": 100.0, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
     "gpt2": {"vocab_size": 37, "n_positions": 29, "n_embd": 24, "n_layer": 2, "n_head": 3},
+    "gpt_neox": _BERT | {"rotary_pct": 0.5, "bos_token_id": 0, "eos_token_id": 2},
+    "gptj": {"vocab_size": 37, "n_positions": 29, "n_embd": 24, "n_layer": 2, "n_head": 3, "rotary_dim": 4},
+    "granite": _LLAMA
+    | {"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.3, "logits_scaling": 5.0},
     "llama": _LLAMA | {"rope_theta": 10_000.0, "rms_norm_eps": 1e-5},
     "marian": _BART
     | {"activation_function": "swish", "scale_embedding": True}
     | {"pad_token_id": 36, "eos_token_id": 0, "decoder_start_token_id": 36},
     "mistral": _LLAMA | {"sliding_window": 5},
+    "olmo2": _LLAMA,
     "opt": _SIZES | {"ffn_dim": 96, "num_attention_heads": 3},
+    "phi3": _LLAMA | {"sliding_window": 5, "partial_rotary_factor": 0.7},
     "qwen2": _LLAMA | {"tie_word_embeddings": True},
     "qwen3": _WIDE,
     "roberta": _BERT | {"max_position_embeddings": 31, "type_vocab_size": 1},
+    "smollm3": _LLAMA | {"num_hidden_layers": 3, "no_rope_layer_interval": 3},
     "t5": {"vocab_size": 37, "d_model": 24, "d_kv": 10, "d_ff": 40, "num_layers": 2, "num_decoder_layers": 3}
     | {"num_heads": 3, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 17}
     | {"n_positions": 29, "decoder_start_token_id": 0},

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from transparity.config import TransformerConfig
+from transparity.config import PER_LAYER, TransformerConfig
 from transparity.errors import TransparityError
 from transparity.limits.mapped import have_equal_numbers
 from transparity.parameters import check_parameters, save_parameters
@@ -74,7 +74,7 @@ def tensors_in(
 ) -> dict[str, np.ndarray]:
     """The tensors of model.safetensors by the names that transformers writes, in float32."""
     absent = set(family.absent(config))
-    table = {theirs: ours for theirs, ours in family.names.items() if theirs not in absent}
+    table = {theirs: ours for theirs, ours in family.table(config).items() if theirs not in absent}
     exact = {name: np.asarray(value, np.float32) for name, value in parameters.items()}
     heads = tensors_of({name: exact[name] for name in exact if name.startswith("head.")}, table)
     others = tensors_of({name: exact[name] for name in exact if not name.startswith("head.")}, table)
@@ -113,7 +113,21 @@ def _check_same(
 
 def explicit(config: TransformerConfig) -> dict[str, Any]:
     """The fields of a configuration, with the numbers that None stands for; two that are one model have the same."""
-    return dataclasses.asdict(config) | {
-        "num_key_value_heads": config.key_value_heads,
-        "attention_head_dim": config.head_dim,
-    }
+    return (
+        dataclasses.asdict(config)
+        | _by_layer(config)
+        | {
+            "num_key_value_heads": config.key_value_heads,
+            "attention_head_dim": config.head_dim,
+        }
+    )
+
+
+def _by_layer(config: TransformerConfig) -> dict[str, Any]:
+    """The fields in which layers may differ, as the layers have them: one value, or that of each layer."""
+    layers = [config.for_layer(stack, i) for stack in config.stacks for i in range(config.stack_num_layers(stack))]
+    found: dict[str, Any] = {"layer_types": (), "layer_overrides": {}}
+    for name in PER_LAYER:
+        values = [getattr(own, name) for own in layers or [config]]
+        found[name] = values[0] if len(set(values)) == 1 else values
+    return found

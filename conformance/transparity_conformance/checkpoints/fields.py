@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from transparity.config import TransformerConfig
+from transparity.config import FULL, SLIDING, TransformerConfig, repeating
 from transparity.errors import is_number, is_whole
 from transparity_conformance.checkpoints.naming import Table
 from transparity_conformance.checkpoints.reading import CheckpointError, as_json
@@ -24,6 +25,10 @@ Write = Callable[[TransformerConfig], dict[str, Any]]
 
 def _nothing(config: TransformerConfig) -> Collection[str]:
     return ()
+
+
+def _no_table(config: TransformerConfig) -> Table:
+    return {}
 
 
 def _no_copies(config: TransformerConfig) -> Mapping[str, str]:
@@ -57,10 +62,16 @@ class Family:
     unneeded: Collection[str] = ()
     """Fields that no forward pass depends on."""
     names: Table
+    packed: Callable[[TransformerConfig], Table] = _no_table
+    """Names of tensors that hold several parameters, cut by sizes of the configuration."""
     prefixes: Sequence[str] = ()
     """Prefixes of tensor names, in files of a model with a head."""
     no_parameters: Collection[str] = ()
     """Patterns of tensors in older files that are computed here."""
+
+    def table(self, config: TransformerConfig) -> Table:
+        """The names of all tensors of a configuration, and ours."""
+        return {**self.names, **self.packed(config)}
 
 
 ACTIVATIONS = {
@@ -193,10 +204,16 @@ KEYS_OF_ALL = ("rope_theta", "rope_type", "type", "partial_rotary_factor", "orig
 """The keys that every kind may have."""
 
 
-def rotary(fields: Fields) -> dict[str, Any]:
-    """Rotary positions, as transformers 4 writes them (`rope_theta`, `rope_scaling`) or 5 (`rope_parameters`)."""
+def rotary(fields: Fields, head_dim: int | None = None) -> dict[str, Any]:
+    """Rotary positions, as transformers 4 writes them (`rope_theta`, `rope_scaling`) or 5 (`rope_parameters`).
+
+    Args:
+        fields: of config.json.
+        head_dim: the features of a head, in a family of which heads may be rotated in part; None: wholly.
+    """
     name, kind, given = _rotary_given(fields)
     found = {"rope_layout": "halves", "positions": "rotary", "rope_theta": number(given, "rope_theta")}
+    found |= _rotated_part(given.get("partial_rotary_factor", fields.get("partial_rotary_factor")), head_dim)
     if unknown := [key for key in given if key not in (*KEYS_OF_ALL, *ROTARY_KEYS[kind])]:
         raise wrong(f"{name}.{unknown[0]}", given[unknown[0]], f"none where its rope_type is {kind}")
     if kind == "llama3":
@@ -225,11 +242,13 @@ def rotary_fields(config: TransformerConfig) -> dict[str, Any]:
     ours |= {"high_freq_factor": config.rotary_high_frequency}
     ours |= {"original_max_position_embeddings": config.rotary_original_length}
     scaling |= {key: ours[key] for key in ROTARY_KEYS[scaling["rope_type"]]}
+    part = {} if config.rotated_dim == config.head_dim else {"partial_rotary_factor": rotated_share(config)}
     return {
         "rope_theta": config.rope_theta,
         "rope_scaling": None if config.rotary_scaling == "none" else scaling,
-        "rope_parameters": {"rope_theta": config.rope_theta} | scaling,
+        "rope_parameters": {"rope_theta": config.rope_theta} | scaling | part,
         "head_dim": config.head_dim,
+        **part,
     }
 
 
@@ -243,33 +262,80 @@ def _rotary_given(fields: Fields) -> tuple[str, str, dict[str, Any]]:
     kind = given.get("rope_type", given.get("type", "default"))
     if not isinstance(kind, str) or kind not in ROTARY_KEYS:
         raise wrong(f"{name}.rope_type", kind, f"one of {', '.join(ROTARY_KEYS)}")
-    part = given.get("partial_rotary_factor", fields.get("partial_rotary_factor"))
-    if part not in (None, 1):
-        raise wrong("partial_rotary_factor", part, "1, or none")
     return name, kind, given
 
 
-SLIDING, FULL = "sliding_attention", "full_attention"
+def _rotated_part(share: Any, head_dim: int | None) -> dict[str, Any]:
+    """`rotary_dim`, if a `share` of the features of a head is rotated."""
+    if share is None or (is_number(share) and share == 1):
+        return {}
+    if head_dim is None:
+        raise wrong("partial_rotary_factor", share, "1, or none")
+    if not is_number(share) or not 0 < share < 1:
+        raise wrong("partial_rotary_factor", share, "a number greater than 0, at most 1")
+    return {"rotary_dim": int(head_dim * share)}
+
+
+def rotated_share(config: TransformerConfig) -> float:
+    """The `partial_rotary_factor`, of which `rotary_dim` is the whole part of a product; rounding may make it less."""
+    share = config.rotated_dim / config.head_dim
+    return share if int(config.head_dim * share) == config.rotated_dim else math.nextafter(share, 1)
+
+
+SCALING: dict[str, Any] = {
+    "rotary_scaling": "none",
+    "rotary_factor": 1.0,
+    "rotary_low_frequency": 1.0,
+    "rotary_high_frequency": 4.0,
+    "rotary_original_length": 8192,
+}
+"""Rotary positions that are not scaled."""
+
+
+def by_kind(kinds: Sequence[str], facts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The fields of ours of layers that differ.
+
+    Args:
+        kinds: the kind of each layer.
+        facts: the fields of ours of each kind, of `PER_LAYER`; those of the first that occurs hold for the rest, but
+            for a window and for rotary positions, which the configuration has if any layer does.
+    """
+    present = [kind for kind in facts if kind in kinds]
+    if not present:
+        return {**next(iter(facts.values())), "sliding_window": None}
+    found = dict(facts[present[0]])
+    for name, nothing in (("sliding_window", None), ("positions", "none")):
+        if name in found:
+            found[name] = next((facts[kind][name] for kind in present if facts[kind][name] != nothing), nothing)
+    if len(present) == 1:
+        return found
+    return found | {"layer_types": repeating(kinds), "layer_overrides": {kind: facts[kind] for kind in present}}
 
 
 def layer_kinds(config: TransformerConfig) -> list[str]:
     """The field `layer_types`: the kind of attention of each layer of a decoder."""
-    return [FULL if config.layer_window(i) is None else SLIDING for i in range(config.num_decoder_layers)]
+    windows = (config.for_layer("decoder", i).sliding_window for i in range(config.num_decoder_layers))
+    return [FULL if window is None else SLIDING for window in windows]
 
 
-def windows(layer_types: Any, window: Any, count: int) -> dict[str, Any]:
-    """Convert `layer_types` of `count` layers into `sliding_window` and `full_attention_every`.
-
-    Raises `CheckpointError` where full attention is not every so many layers.
-    """
+def kinds_given(layer_types: Any, count: int) -> list[str]:
+    """The field `layer_types` of `count` layers, each with a sliding window or with full attention."""
     known = isinstance(layer_types, list) and all(kind in (SLIDING, FULL) for kind in layer_types)
     if not known or len(layer_types) != count:
         raise wrong("layer_types", layer_types, f"{SLIDING} or {FULL} for each of {count} layers")
-    if window is None or SLIDING not in layer_types:
-        return {}
-    if FULL not in layer_types:
-        return {"sliding_window": window}
-    every = layer_types.index(FULL) + 1
-    if layer_types != [SLIDING if (i + 1) % every else FULL for i in range(len(layer_types))]:
-        raise wrong("layer_types", layer_types, f"{FULL} at every so many layers, the last of them, or at all or none")
-    return {"sliding_window": window, "full_attention_every": every}
+    return list(layer_types)
+
+
+def kinds_by_pattern(fields: Fields) -> list[str]:
+    """The kinds of all layers: `layer_types`, or full attention in every layer `sliding_window_pattern`."""
+    count = layers(fields)
+    if fields["layer_types"] is not None:
+        return kinds_given(fields["layer_types"], count)
+    every = whole(fields, "sliding_window_pattern")
+    return [SLIDING if (i + 1) % every else FULL for i in range(count)]
+
+
+def windows(layer_types: Any, window: Any, count: int) -> dict[str, Any]:
+    """Convert `layer_types` of `count` layers into `sliding_window`, and the kinds of layers with and without it."""
+    layer_types = kinds_given(layer_types, count)
+    return by_kind(layer_types, {SLIDING: {"sliding_window": window}, FULL: {"sliding_window": None}})

@@ -33,16 +33,25 @@ from transparity_conformance.report.text import listed, shown
 FILES = {
     "bart": "bart",
     "bert": "bert",
+    "cohere": "cohere",
+    "cohere2": "cohere",
     "gemma": "gemma",
     "gemma2": "gemma",
+    "gemma3_text": "gemma",
     "gpt2": "gpt2",
+    "gpt_neox": "gpt_neox",
+    "gptj": "gptj",
+    "granite": "llama_variants",
     "llama": "llama",
     "marian": "bart",
     "mistral": "llama",
+    "olmo2": "llama_variants",
     "opt": "opt",
+    "phi3": "llama_variants",
     "qwen2": "llama",
     "qwen3": "llama",
     "roberta": "bert",
+    "smollm3": "llama_variants",
     "t5": "t5",
 }
 """The file of each `model_type`."""
@@ -143,9 +152,10 @@ class Opened:
         sources = {ours: name for name, found in reversed(parts.items()) for ours, _ in found}
         for ours, shape in shapes.items():
             if ours not in sources:
+                name = called(ours, family.table(self.config))
                 raise CheckpointError(
-                    f"{folder} has no tensor {called(ours, family.names)!r}; expected it, for the parameter {ours} of "
-                    f"the shape {shape}: look whether a file is missing, or the model is one without that part."
+                    f"{folder} has no tensor {name!r}; expected it, for the parameter {ours} of the "
+                    f"shape {shape}: look whether a file is missing, or the model is one without that part."
                 )
         is_large = sum(map(math.prod, shapes.values())) >= LARGE
         in_place = [name for name, found in parts.items() if is_large and all(each in AS_THEY_ARE for _, each in found)]
@@ -303,7 +313,7 @@ def parts_in(
     """The parts of each of the tensors `names` that are parameters of the model, which has those in `shapes`."""
     owned = {
         name: [(_owner(config, ours), convert) for ours, convert in found]
-        for name, found in parts_of(names, family.names, family.prefixes).items()
+        for name, found in parts_of(names, family.table(config), family.prefixes).items()
     }
     needed = {name: [part for part in found if part[0] in shapes] for name, found in owned.items()}
     return {name: found for name, found in needed.items() if found}

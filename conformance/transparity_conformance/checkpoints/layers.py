@@ -113,7 +113,7 @@ def _ends(config: TransformerConfig, outside: Arrays) -> Iterator[Piece]:
         block = {name: value[rows] if name in tables else value for name, value in outside.items()}
         whole = rows == slice(0, vocabulary)
         says = "embedding and head" + ("" if whole else f", tokens {rows.start} to {rows.stop - 1}")
-        bare = _of(config, 0, rows.stop - rows.start, sliding_window=None, full_attention_every=None)
+        bare = _of(config, 0, rows.stop - rows.start, sliding_window=None, layer_types=(), layer_overrides={})
         yield Piece(says, bare, block)
 
 
@@ -160,11 +160,10 @@ def _layer(opened: Opened, layer: int, front: _Front) -> Piece:
     given = {f"{stack}.layers.0.{name.removeprefix(own)}": value for name, value in read.items()}
     given |= {f"{stack}.embedding_norm.{name}": value for name, value in front.norm.items()}
     vocabulary = max(config.embed_dim + 8, len(front.x))  # so that logits have a shape of their own
-    scale = math.sqrt(config.embed_dim) if config.embedding_scale == "embed_dim" else 1.0
     rows = np.arange(vocabulary) % len(front.x)
-    given[f"{stack}.token_embedding.weight"] = (front.x[rows] / scale).astype(np.float32)
+    given[f"{stack}.token_embedding.weight"] = (front.x[rows] / config.token_scale).astype(np.float32)
     given["head.weight"] = np.eye(vocabulary, config.embed_dim, dtype=np.float32)
-    one = _of(config, 1, vocabulary, sliding_window=config.layer_window(layer), full_attention_every=None)
+    one = _of(config.for_layer(stack, layer), 1, vocabulary)
     shapes = parameter_shapes(one)
     parameters = {name: given[name] if name in given else _plain(one, name, shapes[name]) for name in shapes}
     return Piece(f"layer {layer}", one, parameters)

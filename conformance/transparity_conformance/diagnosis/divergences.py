@@ -115,6 +115,9 @@ def _exchanged(divergence: Divergence, explanations: Mapping[str, Explanation]) 
     while source not in ring:
         ring.append(source)
         further = _alone(explanations.get(source))
+        if further is not None and (further.id, further.variant) == (fault.exchange.id, fault.exchange.variant):
+            source = ring[0]  # the other side is explained by both sides at once
+            break
         if further is None or further.taken_from is None or further.id != fault.id:
             return divergence
         source = further.taken_from(source)
@@ -140,8 +143,8 @@ def _whole_model_fault(results: Results, faulty: list[str], dtype: str) -> Combi
     most = min(len(faulty) // 2, len(faulty) - 2)
     candidates = [hypothesis for hypothesis in whole_model(config) if hypothesis.fault.id != "low-precision"]
     counted = [(len(still_wrong(results, (h,), dtype, most)), i, h) for i, h in enumerate(candidates)]
-    left, _, best = min(counted, key=lambda item: item[:2])
-    return (best,) if left <= most else ()
+    left, _, best = min(counted, key=lambda item: item[:2], default=(most + 1, 0, None))
+    return (best,) if best is not None and left <= most else ()
 
 
 def _whole_model_divergence(results: Results, tap: str, known: Combination) -> Divergence:

@@ -8,7 +8,7 @@ import numpy as np
 
 from transparity.limits.stored import chosen
 from transparity_conformance.diagnosis.equivalence import Pair, is_equivalent
-from transparity_conformance.diagnosis.faults.sites import is_norm
+from transparity_conformance.diagnosis.faults.sites import ENDS, is_norm
 from transparity_conformance.diagnosis.faults.wholly_hidden import free_positions, judged_gap
 from transparity_conformance.diagnosis.probe_result import ProbeResult, Results
 from transparity_conformance.diagnosis.walk import segment_budgets, walk
@@ -180,7 +180,11 @@ def candidate_sites(result: ProbeResult, tap: str) -> list[str]:
         sites += [name for name in reversed(before) if name.startswith("encoder") and name not in recorded]
     if is_norm(result.probe.config, tap) or tap.endswith(".output"):
         scope = tap.rsplit(".", 1)[0]
-        end = "_post_norm" if result.probe.config.norm_position == "both" else ".output"
-        sites += [name for name in before if name.startswith(f"{scope}.") and name.endswith(end)]
+        end = ENDS.get(result.probe.config.norm_position, ".output")
+        sites += [
+            name
+            for name in before
+            if name.startswith(f"{scope}.") and name.endswith((f"attention{end}", f"forward{end}"))
+        ]
         sites += [name for name in before if name.endswith(f"feed_forward{end}")][-1:]
     return [*dict.fromkeys(reversed(sites)), tap]

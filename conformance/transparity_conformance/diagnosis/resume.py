@@ -124,7 +124,7 @@ def start_at(config: TransformerConfig, given: Mapping[str, Any], earliest: Dept
         stack, layer = 0, config.num_encoder_layers
     name = ("encoder", "decoder")[stack]
     # Where layers differ by their number, the shorter stack has to start at the same phase.
-    period = config.full_attention_every or 1
+    period = len(config.layer_types) or 1
     known = (i for i in range(layer, 0, -1) if i % period == 0 and f"{name}.layers.{i - 1}.output" in given)
     skipped = next(known, 0)
     if stack == 0:

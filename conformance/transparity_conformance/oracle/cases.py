@@ -72,7 +72,17 @@ CASES: dict[str, TransformerConfig] = {
         _LLAMA, rope_theta=500.0, rotary_scaling="llama3", rotary_factor=8.0, rotary_original_length=64
     ),
     "qwen": dataclasses.replace(
-        _LLAMA, query_key_norm=True, sliding_window=4, rotary_scaling="linear", rotary_factor=2.0, tied_head=True
+        _LLAMA,
+        query_key_norm=True,
+        sliding_window=4,
+        rotary_scaling="linear",
+        rotary_factor=2.0,
+        layer_types=("rotary", "no_positions"),
+        layer_overrides={"no_positions": {"positions": "none"}},
+        embedding_multiplier=3.0,
+        residual_multiplier=0.4,
+        tied_head=True,
+        head_multiplier=0.5,
     ),
     "gemma": dataclasses.replace(
         _LLAMA,
@@ -84,18 +94,31 @@ CASES: dict[str, TransformerConfig] = {
         attention_multiplier=0.8,
         attention_softcap=4.0,
         sliding_window=4,
-        full_attention_every=2,
+        layer_types=("sliding_attention", "full_attention"),
+        layer_overrides={
+            "full_attention": {
+                "sliding_window": None,
+                "rope_theta": 500.0,
+                "rotary_scaling": "linear",
+                "rotary_factor": 2.0,
+            }
+        },
         embedding_scale="embed_dim",
         tied_head=True,
         final_softcap=3.0,
     ),
+    "olmo2": dataclasses.replace(_LLAMA, norm_position="branch", query_key_norm=True, query_key_norm_over="projection"),
     "gpt-j": dataclasses.replace(
         _DECODER,
         activation="gelu-tanh",
         qkv_bias=False,
         output_bias=False,
+        branches="parallel-one-norm",
         positions="rotary",
         rotary_dim=4,
+    ),
+    "gpt-neox": dataclasses.replace(
+        _DECODER, branches="parallel", activation="gelu", positions="rotary", rope_layout="halves", rotary_dim=4
     ),
     "bloom": dataclasses.replace(
         _DECODER, num_heads=6, activation="gelu-tanh", positions="alibi", embedding_norm=True, tied_head=True
@@ -141,7 +164,8 @@ CASES: dict[str, TransformerConfig] = {
         qkv_bias=False,
         output_bias=False,
         sliding_window=4,
-        full_attention_every=2,
+        layer_types=("sliding_attention", "full_attention"),
+        layer_overrides={"full_attention": {"sliding_window": None}},
         positions="rotary",
         rope_layout="halves",
         head="hidden",

@@ -122,8 +122,8 @@ def probe_parameters(
             pass  # added to scores, which spread as much
         elif name.endswith(("bias", "running_mean")):
             value = WEIGHT_SPREAD * value * (1 if "norm" in name else min(1, embedding))
-        elif name.endswith("token_embedding.weight") and config.embedding_scale == "embed_dim":
-            value = value * embedding / config.embed_dim**0.5
+        elif name.endswith("token_embedding.weight"):
+            value = value * embedding / config.token_scale
         elif name.endswith("embedding.weight"):
             value = value * embedding
         else:
@@ -329,6 +329,7 @@ def sees_something(config: TransformerConfig, inputs: Arrays) -> np.ndarray:
     tokens, mask = inputs[config.input_names[-1]], inputs.get("attention_mask") if not config.has_encoder else None
     positions, visible = np.arange(tokens.shape[1])[None], visible_keys(tokens, config.pad_id, mask)
     seen = target_mask(positions, visible, config.decoder_mask)
-    if config.sliding_window is not None:
-        seen = seen & window_mask(positions, tokens.shape[1], config.sliding_window)
+    for own in config.layer_kinds.values():
+        if own.sliding_window is not None:
+            seen = seen & window_mask(positions, tokens.shape[1], own.sliding_window)
     return np.broadcast_to(np.any(seen, axis=(1, 3)), tokens.shape)

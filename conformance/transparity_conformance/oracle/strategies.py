@@ -34,11 +34,16 @@ SIZES = {
 
 ONLY_WITH: dict[str, Callable[[dict[str, Any]], bool]] = {
     "position_count": lambda given: given["position_offset"] > 0,
+    "branches": lambda given: given["architecture"] != "encoder-decoder" and given.get("norm_position") == "pre",
+    "query_key_norm_over": lambda given: given.get("projection") != "shared-per-head",
     "rotary_dim": lambda given: given["positions"] == "rotary",
     "num_token_types": lambda given: given["architecture"] == "encoder",
     "head": lambda given: given["architecture"] == "encoder",
 }
 """Fields that other values of other fields do not allow: there they have their defaults."""
+
+OF_LAYERS = ("layer_types", "layer_overrides")
+"""Fields that are drawn after those in which layers differ."""
 
 OF_HEADS = ("num_key_value_heads", "attention_head_dim")
 """Fields that are drawn together with `projection`."""
@@ -82,9 +87,26 @@ def configs(draw: st.DrawFn) -> TransformerConfig:
     for name in FIELD_TYPES:
         if name == "projection":
             given |= draw(heads(num_heads))
-        elif name not in {*given, *NOT_DRAWN, *OF_HEADS} and (name not in ONLY_WITH or ONLY_WITH[name](given)):
+        elif name not in {*given, *NOT_DRAWN, *OF_HEADS, *OF_LAYERS} and (
+            name not in ONLY_WITH or ONLY_WITH[name](given)
+        ):
             given[name] = draw(SIZES[name] if name in SIZES else choice(name))
-    return TransformerConfig(**given)
+    return TransformerConfig(**given | draw(kinds(given)))
+
+
+@st.composite
+def kinds(draw: st.DrawFn, given: dict[str, Any]) -> dict[str, Any]:
+    """Layers that are alike, or two kinds of them in turn, of which one differs in windows and positions."""
+    if not draw(st.booleans()):
+        return {}
+    tried: dict[str, tuple[Any, ...]] = {"rope_theta": (5.0, 100.0), "rotary_scaling": ("linear", "llama3")}
+    tried |= {"rotary_factor": (2.0,)}
+    tried |= {"positions": ("none",)} if given["positions"] == "rotary" else {}
+    tried |= {"sliding_window": (None, 2)} if given["sliding_window"] is not None else {}
+    chosen = draw(st.lists(st.sampled_from(sorted(tried)), min_size=1, unique=True))
+    overrides = {name: draw(st.sampled_from(tried[name])) for name in chosen}
+    types = draw(st.sampled_from((("one", "other"), ("other", "one", "one"))))
+    return {"layer_types": types, "layer_overrides": {"other": overrides}}
 
 
 @st.composite

@@ -1,11 +1,13 @@
 """The configuration of a transformer, what it refuses, and the values and sizes at which it is probed."""
 
+from transparity.config.layer_kinds import FULL, PER_LAYER, SLIDING, full_attention_every, repeating
 from transparity.config.transformer_config import (
     EXACT_MASK_BELOW,
     FIELD_TYPES,
     Activation,
     Architecture,
     AttentionScale,
+    Branches,
     DropoutPlace,
     EmbeddingScale,
     Head,
@@ -18,6 +20,7 @@ from transparity.config.transformer_config import (
     PositionCount,
     Positions,
     Projection,
+    QueryKeyNormOver,
     RopeLayout,
     RotaryScaling,
     TargetMask,
@@ -27,9 +30,13 @@ from transparity.config.transformer_config import (
 __all__ = [
     "EXACT_MASK_BELOW",
     "FIELD_TYPES",
+    "FULL",
+    "PER_LAYER",
+    "SLIDING",
     "Activation",
     "Architecture",
     "AttentionScale",
+    "Branches",
     "DropoutPlace",
     "EmbeddingScale",
     "Head",
@@ -42,8 +49,11 @@ __all__ = [
     "PositionCount",
     "Positions",
     "Projection",
+    "QueryKeyNormOver",
     "RopeLayout",
     "RotaryScaling",
     "TargetMask",
     "TransformerConfig",
+    "full_attention_every",
+    "repeating",
 ]

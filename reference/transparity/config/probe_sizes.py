@@ -14,6 +14,9 @@ PROBE_SIZES = {
     "num_decoder_layers": 2,
 }
 
+OVERRIDDEN = {"sliding_window": 3, "rotary_original_length": 64}
+"""Small values of sizes in which layers of a kind differ from the others."""
+
 
 def probe_sizes(config: Any) -> dict[str, Any]:
     """Return small values for the sizes of a `TransformerConfig` (whose file imports this one)."""
@@ -28,10 +31,17 @@ def probe_sizes(config: Any) -> dict[str, Any]:
         sizes |= {"rotary_dim": None if config.rotary_dim == config.head_dim else 4}
     if config.sliding_window:
         sizes |= {"sliding_window": 4}
-    if config.full_attention_every:
-        sizes |= {"full_attention_every": min(config.full_attention_every, 2)}
+    if config.layer_types:  # one layer of each kind, in their order
+        kinds = tuple(config.layer_kinds)
+        layers = max(PROBE_SIZES["num_decoder_layers"], len(kinds))
+        sizes |= {"layer_types": kinds, "num_encoder_layers": layers, "num_decoder_layers": layers}
+        sizes |= {"layer_overrides": {kind: _small(own) for kind, own in config.layer_overrides.items()}}
     if config.positions == "relative":
         sizes |= {"relative_buckets": 8, "relative_max_distance": 9}
     if config.rotary_scaling == "llama3":
         sizes |= {"rotary_original_length": 256}
     return sizes
+
+
+def _small(overrides: Any) -> dict[str, Any]:
+    return {name: OVERRIDDEN.get(name, value) if value else value for name, value in overrides.items()}

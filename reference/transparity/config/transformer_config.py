@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import json
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_type_hints
 
 from transparity.config.fields import NOT_NEGATIVE, NOT_POSITIVE, POSITIVE, PROBABILITY, SHARE, number, whole
+from transparity.config.layer_kinds import ALIKE, Overrides, differing, kinds_of
 from transparity.config.probe_sizes import probe_sizes
 from transparity.config.validation import check_together, checked
 from transparity.errors import ConfigError, shown
@@ -24,7 +27,9 @@ Architecture = Literal["encoder-decoder", "decoder", "encoder"]
 Activation = Literal["relu", "gelu", "gelu-tanh", "gelu-quick", "silu"]
 NormKind = Literal["layer", "layer-unbiased", "batch", "rms"]
 NormGain = Literal["weight", "one-plus-weight"]
-NormPosition = Literal["pre", "post", "both"]
+NormPosition = Literal["pre", "post", "both", "branch"]
+Branches = Literal["sequential", "parallel", "parallel-one-norm"]
+QueryKeyNormOver = Literal["head", "projection"]
 Projection = Literal["full", "shared-per-head"]
 AttentionScale = Literal["head_dim", "embed_dim", "none"]
 MaskOrder = Literal["before-scale", "after-scale"]
@@ -112,7 +117,14 @@ class TransformerConfig:
     norm_momentum: float = number(0.1, SHARE)
     """Share of a new batch in `batch`'s running statistics (PyTorch's convention; Flax counts the rest)."""
     norm_position: NormPosition = "post"
-    """`post`: norm(x + f(x)). `pre`: x + f(norm(x)). `both`: x + norm(f(norm(x))) (Gemma 2)."""
+    """`post`: norm(x + f(x)). `pre`: x + f(norm(x)). `both`: x + norm(f(norm(x))) (Gemma 2).
+    `branch`: x + norm(f(x)) (OLMo 2)."""
+    branches: Branches = "sequential"
+    """`sequential`: the feed-forward reads the stream behind the attention. `parallel`: both read the layer's input,
+    x + attention(norm(x)) + feed_forward(norm(x)), each through its own norm (GPT-NeoX). `parallel-one-norm`: through
+    the same norm (GPT-J)."""
+    residual_multiplier: float = number(1.0, POSITIVE, 1.0, 0.4)
+    """Factor of what each sublayer adds to its residual (Granite): x + multiplier · f(x)."""
     final_norm: bool = False
     """One more norm at the end of each stack."""
     memory_norm: bool = False
@@ -127,7 +139,10 @@ class TransformerConfig:
     output_bias: bool = True
     """Whether the attention's output projection has a bias."""
     query_key_norm: bool = False
-    """Normalise queries and keys, each head by itself, by an RMS norm (Qwen 3)."""
+    """Normalise queries and keys by an RMS norm (Qwen 3)."""
+    query_key_norm_over: QueryKeyNormOver = "head"
+    """Features that this norm is taken over: those of each `head`, or of all heads together, the whole `projection`
+    (OLMo 2)."""
     attention_scale: AttentionScale = "head_dim"
     """Scores are divided by the square root of this."""
     attention_multiplier: float = number(1.0, POSITIVE, 1.0, 0.5)
@@ -136,8 +151,6 @@ class TransformerConfig:
     """Bound scores by cap · tanh(scores / cap), before the mask (Gemma 2); None: no bound."""
     sliding_window: int | None = whole(None, None, 1, 2, 3)
     """A position attends only to positions less than this far away (Beltagy et al. 2020); None: to all."""
-    full_attention_every: int | None = whole(None, None, 1, 2)
-    """Every n-th layer ignores the `sliding_window`; None: no layer does."""
     mask_value: float = number(-math.inf, NOT_POSITIVE, -math.inf, -1e20, -1e9, -100.0, -3.0, -1e-20, 0.0)
     """Replacement of a masked score. −inf means the lowest number of the dtype: the same weights, and a row that is
     masked entirely weighs all its keys alike, as with every other value, instead of being NaN."""
@@ -149,6 +162,15 @@ class TransformerConfig:
     """The mark of padding in a lone stack's tokens, or in the source: by `pad_id` among the tokens, or by an
     `attention_mask` given with them. A decoder masks tokens marked by `pad_id` only if `target_mask` is
     `causal-and-padding`; an `attention_mask` always applies."""
+
+    # Layers that differ
+
+    layer_types: tuple[str, ...] = ()
+    """The kind of each layer of a stack, by names of your own, as a cycle that begins with the first layer; empty: all
+    layers are alike."""
+    layer_overrides: Mapping[str, Mapping[str, Any]] = Overrides({})
+    """The fields in which layers of a kind differ from the rest of the configuration, by kind: the `sliding_window`,
+    `positions` (`none` where the others are `rotary`), `rope_theta`, and the fields that scale rotary positions."""
 
     # Positions
 
@@ -189,6 +211,8 @@ class TransformerConfig:
     """Token types (BERT's sentences A and B), each with an embedding that is added; 0: none."""
     embedding_scale: EmbeddingScale = "none"
     """`embed_dim`: token embeddings are multiplied by √embed_dim before the positions are added."""
+    embedding_multiplier: float = number(1.0, POSITIVE, 1.0, 3.0)
+    """A further factor of the token embeddings (Granite)."""
     embedding_norm: bool = False
     """Normalise the sum of the embeddings (BERT, BART)."""
     shared_embedding: bool = False
@@ -202,6 +226,8 @@ class TransformerConfig:
     """Whether the head has a bias."""
     head_scale: HeadScale = "none"
     """`embed_dim`: the input of the head is divided by √embed_dim (T5)."""
+    head_multiplier: float = number(1.0, POSITIVE, 1.0, 0.5)
+    """A further factor of the head's input (the logits of Granite and Cohere, whose heads have no bias)."""
     final_softcap: float | None = number(None, POSITIVE, None, 2.0)
     """Bound logits by cap · tanh(logits / cap) (Gemma 2); None: no bound."""
 
@@ -225,6 +251,11 @@ class TransformerConfig:
         for field in dataclasses.fields(self):
             object.__setattr__(self, field.name, _checked(field.name, getattr(self, field.name)))
         check_together(self)
+        overrides = differing(self, self.layer_kinds)
+        object.__setattr__(self, "layer_overrides", overrides)
+        if not overrides:
+            object.__setattr__(self, "layer_types", ())
+        del self.__dict__["layer_kinds"]  # it had the overrides that change nothing
 
     @property
     def has_encoder(self) -> bool:
@@ -248,6 +279,16 @@ class TransformerConfig:
         `attention_multiplier`."""
         features = {"head_dim": self.head_dim, "embed_dim": self.embed_dim, "none": 1}[self.attention_scale]
         return float(features**-0.5) * self.attention_multiplier
+
+    @property
+    def token_scale(self) -> float:
+        """Factor of the token embeddings: √embed_dim (Vaswani et al. 2017, §3.4) or 1, times `embedding_multiplier`."""
+        return float({"none": 1.0, "embed_dim": self.embed_dim**0.5}[self.embedding_scale] * self.embedding_multiplier)
+
+    @property
+    def head_input_scale(self) -> float:
+        """Factor of the head's input: embed_dim^−½ (T5) or 1, times `head_multiplier`."""
+        return float({"none": 1.0, "embed_dim": self.embed_dim**-0.5}[self.head_scale] * self.head_multiplier)
 
     @property
     def masked_score(self) -> float:
@@ -294,10 +335,18 @@ class TransformerConfig:
         """Rows of the table of learned positions."""
         return self.max_length + self.position_offset
 
-    def layer_window(self, layer: int) -> int | None:
-        """The sliding window of a layer (the first is 0); None: it attends to all positions."""
-        is_full = self.full_attention_every is not None and (layer + 1) % self.full_attention_every == 0
-        return None if is_full else self.sliding_window
+    @functools.cached_property
+    def layer_kinds(self) -> dict[str, TransformerConfig]:
+        """The configuration of each kind of layer, as a layer of that kind sees it; `all` without `layer_types`."""
+        return kinds_of(self, self.layer_types, self.layer_overrides)
+
+    def layer_kind(self, stack: str, layer: int) -> str:
+        """The kind of a layer of `stack` (the first is 0), a key of `layer_kinds`."""
+        return self.layer_types[layer % len(self.layer_types)] if self.layer_types else ALIKE
+
+    def for_layer(self, stack: str, layer: int) -> TransformerConfig:
+        """The configuration as a layer of `stack` (the first is 0) sees it: all its layers are of that kind."""
+        return self.layer_kinds[self.layer_kind(stack, layer)]
 
     @property
     def vocab_size(self) -> int:
@@ -366,7 +415,9 @@ class TransformerConfig:
         """Return the fields as JSON values; −inf, which JSON lacks, is the string `"-inf"`."""
         fields = dataclasses.asdict(self)
         lowest = "-inf" if self.mask_value == -math.inf else self.mask_value
-        return fields | {"mask_value": lowest, "dropout_at": list(self.dropout_at)}
+        overrides = {kind: dict(changed) for kind, changed in self.layer_overrides.items()}
+        listed = {name: list(fields[name]) for name in ("layer_types", "dropout_at")}
+        return fields | listed | {"mask_value": lowest, "layer_overrides": overrides}
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> TransformerConfig:

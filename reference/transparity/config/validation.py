@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import operator
+from collections.abc import Mapping
 from typing import Any, Literal, get_args, get_origin
 
 from transparity.config.fields import COUNT
+from transparity.config.layer_kinds import checked_overrides, checked_types
 from transparity.errors import ConfigError, shown
 
 
@@ -17,6 +19,10 @@ def checked(field: dataclasses.Field[Any], kind: Any, value: Any) -> Any:
         return None
     if get_origin(kind) is Literal:
         return _choice(name, value, get_args(kind))
+    if get_origin(kind) is Mapping:
+        return checked_overrides(name, value)
+    if get_origin(kind) is tuple and str in get_args(kind):
+        return checked_types(name, value)
     if get_origin(kind) is tuple:
         return _choices(name, value, get_args(get_args(kind)[0]))
     if kind is bool:
@@ -103,6 +109,11 @@ def _check_heads(config: Any) -> None:
             "projection is shared-per-head, which cuts embed_dim into heads: num_key_value_heads and "
             "attention_head_dim should be absent."
         )
+    if config.projection == "shared-per-head" and config.query_key_norm_over == "projection":
+        raise ConfigError(
+            "query_key_norm_over is projection, but with projection shared-per-head heads are cut before they are "
+            "projected: head would be right."
+        )
 
 
 def _check_positions(config: Any) -> None:
@@ -155,6 +166,11 @@ def _check_ends(config: Any) -> None:
                 f"{name} is {getattr(config, name)!r}, which only a lone encoder has a place for, and architecture is "
                 f"{config.architecture!r}."
             )
+    if config.branches != "sequential" and (config.norm_position != "pre" or config.architecture == "encoder-decoder"):
+        raise ConfigError(
+            f"branches is {config.branches!r}, norm_position {config.norm_position!r} and architecture "
+            f"{config.architecture!r}: parallel branches are those of a lone stack whose norm_position is 'pre'."
+        )
     if config.norm == "layer-unbiased" and config.embed_dim == 1:
         raise ConfigError("embed_dim is 1, but the unbiased deviation divides by embed_dim − 1: 2 would be right.")
 

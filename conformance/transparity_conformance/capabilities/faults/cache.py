@@ -19,7 +19,7 @@ from transparity_numpy.decoding.steps import prefill
 from transparity_numpy.embeddings import embed
 from transparity_numpy.head import head
 from transparity_numpy.masks import causal_mask, padding_mask, visible_keys
-from transparity_numpy.positions import RotaryTables, rotary_tables, rotate, score_bias
+from transparity_numpy.positions import rotary_tables, rotate, score_bias
 from transparity_numpy.state.cache import Cache, mark_valid, next_positions
 from transparity_numpy.state.context import LayerContext
 from transparity_numpy.transformer import stack
@@ -118,45 +118,46 @@ def simulate_decoding(
         context = LayerContext(
             mask=rules.mask(right, seen),
             positions=right,
-            rotary=rotary_tables(config, moved, x.dtype),
             bias=score_bias(config, decoder, moved, visible.shape[1], x.dtype, both=False),
             memory_mask=memory_mask,
         )
-        tap = _turning_queries(config, rules.queries(right) - right)
-        x = stack(config, decoder, x, context, tap, cache=cache["layers"])
+        queries = moved - right + rules.queries(right) - right
+        tap = _turning(config, {"query_rotated": queries, "key_rotated": moved - right})
+        x = stack("decoder", config, decoder, x, context, tap, cache=cache["layers"])
         _turn_kept_keys(config, cache, right, rules.kept(right) - right)
         logits.append(head(config, tree, x))
         cache["lengths"], begin = cache["lengths"] + size, begin + size
     return np.concatenate(logits, axis=1)
 
 
-def _turning_queries(config: TransformerConfig, by: np.ndarray) -> Tap:
-    """A tap that rotates queries on by so many positions (batch, queries)."""
-    if config.positions != "rotary" or not by.any():
+def _turning(config: TransformerConfig, by: Mapping[str, np.ndarray]) -> Tap:
+    """A tap that rotates queries and keys on by so many positions (batch, queries), by the last part of their names."""
+    if not any(steps.any() for steps in by.values()):
         return identity
 
     def tap(name: str, value: np.ndarray) -> np.ndarray:
-        is_query = name.endswith("query_rotated")
-        return rotate(value, _tables(config, by, value), config.rope_layout) if is_query else value
+        steps = by.get(name.rpartition(".")[2])
+        return value if steps is None else _turned(config, int(name.split(".")[1]), value, steps)
 
     return tap
 
 
 def _turn_kept_keys(config: TransformerConfig, cache: Cache, positions: np.ndarray, by: np.ndarray) -> None:
     """Rotate the keys at `positions` (batch, queries) of a cache on by so many positions."""
-    if config.positions != "rotary" or not by.any():
+    if not by.any():
         return
     rows = np.arange(len(positions))[:, None]
-    for layer in cache["layers"]:
+    for i, layer in enumerate(cache["layers"]):
         keys = layer["self_attention"]["key"]
         new = keys[rows, :, positions].swapaxes(1, 2)
-        keys[rows, :, positions] = rotate(new, _tables(config, by, new), config.rope_layout).swapaxes(1, 2)
+        keys[rows, :, positions] = _turned(config, i, new, by).swapaxes(1, 2)
 
 
-def _tables(config: TransformerConfig, positions: np.ndarray, value: np.ndarray) -> RotaryTables:
-    tables = rotary_tables(config, positions, value.dtype)
-    assert tables is not None
-    return tables
+def _turned(config: TransformerConfig, layer: int, value: np.ndarray, by: np.ndarray) -> np.ndarray:
+    """Queries or keys of a layer rotated on by so many positions, if that layer has rotary positions."""
+    own = config.for_layer("decoder", layer)
+    tables = rotary_tables(own, by, value.dtype)
+    return value if tables is None else rotate(value, tables, own.rope_layout)
 
 
 def _grow(cache: Cache, by: int) -> None:

@@ -1,4 +1,4 @@
-"""Gemma (Mesnard et al. 2024) and Gemma 2 (Rivière et al. 2024)."""
+"""Gemma (Mesnard et al. 2024), Gemma 2 (Rivière et al. 2024) and the text model of Gemma 3 (Kamath et al. 2025)."""
 
 from __future__ import annotations
 
@@ -7,21 +7,24 @@ import math
 from collections.abc import Collection
 from typing import Any
 
-from transparity.config import TransformerConfig
+from transparity.config import FULL, SLIDING, TransformerConfig
 from transparity_conformance.checkpoints.families import llama
 from transparity_conformance.checkpoints.fields import (
-    FULL,
     ROTARY,
-    SLIDING,
+    SCALING,
     Fields,
     activation,
     activation_name,
+    by_kind,
     head_width,
+    kinds_by_pattern,
     layer_kinds,
     layers,
     number,
     rotary,
+    rotary_fields,
     windows,
+    wrong,
 )
 from transparity_conformance.checkpoints.naming import Table
 
@@ -46,6 +49,9 @@ DEFAULTS: dict[str, Any] = {
     "bos_token_id": 2,
     "eos_token_id": 1,
 }
+
+
+ROTATED = ("rope_theta", *SCALING)
 
 
 def _common(fields: Fields) -> dict[str, Any]:
@@ -84,6 +90,36 @@ def _write_gemma2(config: TransformerConfig) -> dict[str, Any]:
         "query_pre_attn_scalar": _scalar(config.attention_multiplier),
         "sliding_window": config.sliding_window,
         "layer_types": layer_kinds(config),
+    }
+
+
+def _gemma3(fields: Fields, names: Collection[str]) -> dict[str, Any]:
+    types, given = kinds_by_pattern(fields), fields["rope_parameters"] or {}
+    if not isinstance(given, dict) or not set(given) <= {SLIDING, FULL}:
+        raise wrong("rope_parameters", given, f"an object for each of {SLIDING} and {FULL}")
+    of_full = {**fields, "rope_parameters": given.get(FULL)}
+    scaling = fields["rope_scaling"]
+    if isinstance(scaling, dict) and "rope_type" not in scaling:  # transformers takes it for none
+        raise wrong("rope_scaling", scaling, "an object with a rope_type, or none")
+    own = {"rope_theta": fields["rope_local_base_freq"], "rope_parameters": given.get(SLIDING), "rope_scaling": None}
+    of_sliding = {**fields, **own}
+    rotated = {SLIDING: SCALING | rotary(of_sliding), FULL: SCALING | rotary(of_full)}
+    attention = _gemma2({**fields, "rope_parameters": None, "rope_scaling": None, "layer_types": types}, names)
+    window = attention["sliding_window"]
+    facts = {SLIDING: {"sliding_window": window}, FULL: {"sliding_window": None}}
+    per_layer = {kind: facts[kind] | {name: rotated[kind][name] for name in ROTATED} for kind in facts}
+    return attention | by_kind(types, per_layer)
+
+
+def _write_gemma3(config: TransformerConfig) -> dict[str, Any]:
+    own = [config.for_layer("decoder", i) for i in range(config.num_decoder_layers)] or [config]
+    full = next((each for each in own if each.sliding_window is None), own[0])
+    sliding = next((each for each in own if each.sliding_window is not None), own[0])
+    of_full, of_sliding = rotary_fields(full), rotary_fields(sliding)
+    return _write_gemma2(config) | {
+        **of_full,
+        "rope_local_base_freq": sliding.rope_theta,
+        "rope_parameters": {SLIDING: of_sliding["rope_parameters"], FULL: of_full["rope_parameters"]},
     }
 
 
@@ -130,4 +166,19 @@ GEMMA2 = dataclasses.replace(
     names=NAMES_OF_2,
 )
 
-FAMILIES = {"gemma": GEMMA, "gemma2": GEMMA2}
+GEMMA3 = dataclasses.replace(
+    GEMMA2,
+    always={**GEMMA2.always, "query_key_norm": True},
+    fields=llama.FIELDS | {"final_logit_softcapping": "final_softcap"},
+    configure=_gemma3,
+    write=_write_gemma3,
+    model="Gemma3ForCausalLM",
+    reads=(*GEMMA2.reads, "rope_local_base_freq", "sliding_window_pattern"),
+    defaults={name: value for name, value in GEMMA2.defaults.items() if "softcapping" not in name}
+    | {"max_position_embeddings": 131_072, "rope_theta": 1_000_000.0, "rope_local_base_freq": 10_000.0}
+    | {"sliding_window_pattern": 6, "final_logit_softcapping": None},
+    only={**GEMMA2.only, "attn_logit_softcapping": ()},
+    unneeded=(*GEMMA2.unneeded, "_sliding_window_pattern"),
+)
+
+FAMILIES = {"gemma": GEMMA, "gemma2": GEMMA2, "gemma3_text": GEMMA3}

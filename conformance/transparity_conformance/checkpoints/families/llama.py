@@ -6,12 +6,10 @@ import dataclasses
 from collections.abc import Collection
 from typing import Any
 
-from transparity.config import TransformerConfig
+from transparity.config import FULL, SLIDING, TransformerConfig
 from transparity.errors import is_whole
 from transparity_conformance.checkpoints.fields import (
-    FULL,
     ROTARY,
-    SLIDING,
     Family,
     Fields,
     activation,

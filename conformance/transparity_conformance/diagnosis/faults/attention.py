@@ -13,10 +13,12 @@ from transparity.config import TransformerConfig
 from transparity_conformance.diagnosis.fault import Fault, NumericFault, Settings, WalkState
 from transparity_conformance.diagnosis.faults.masks import right_mask, scores_at
 from transparity_conformance.diagnosis.faults.position_bias import bias_at
+from transparity_conformance.diagnosis.faults.rotary import rotated
 from transparity_conformance.diagnosis.faults.sites import (
     Value,
     apply_linear,
     normalized_and_rotated,
+    own_config,
     split,
     sublayer_input,
 )
@@ -37,6 +39,9 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
         for name, scale in SCALES.items():
             if not math.isclose(scale(config), config.score_scale, rel_tol=1e-9):
                 yield scaled(config, scale(config), name)
+    if tap == "scores" and sublayer == "self_attention" and own_config(config, site).positions != config.positions:
+        says = "queries and keys of this layer are rotated, although it has no positions"
+        yield Fault("rotary-layers", "rotated", says, formula=attended, settings={"rotated": True})
     if tap in ("scores", "weights") and config.attention_softcap is not None:
         yield from _cap_faults(config, tap)
     elif tap == "scores":
@@ -107,8 +112,8 @@ def scaled(config: TransformerConfig, scale: float, named: str) -> Fault:
 
 
 def attended(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """Queries, keys and values `split`, scores with a `scale`, a `cap`, another `capping` or `tiled` keys, and the
-    context of `tiled` values, put together by `merge`."""
+    """Queries, keys and values `split`, scores with a `scale`, a `cap`, another `capping`, `rotated` or `tiled` keys,
+    and the context of `tiled` values, put together by `merge`."""
     tap = site.rpartition(".")[2]
     if tap == "weights":
         ratio = settings["scale"](state.config) / state.config.score_scale
@@ -123,6 +128,8 @@ def attended(settings: Settings, state: WalkState, site: str, value: Value) -> V
 def _scored(settings: Settings, state: WalkState, site: str) -> Value:
     config, scope = state.config, site.rpartition(".")[0]
     query, key = normalized_and_rotated(state, scope, "query"), normalized_and_rotated(state, scope, "key")
+    if settings.get("rotated"):
+        query, key = rotated({}, config, query), rotated({}, config, key)
     key = _shared(settings, key, config)
     scale = settings["scale"](config) if "scale" in settings else config.score_scale
     cap, bias = settings.get("cap", config.attention_softcap), bias_at(state, site)

@@ -25,7 +25,7 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if not site.endswith(".embedding"):
         return
     for name, factor in SCALES.items():
-        if not math.isclose(factor(config), token_scale(config)):
+        if not math.isclose(factor(config), config.token_scale):
             yield scaled(config, factor(config), name)
     if config.positions in ("learned", "sinusoidal"):
         yield from _offset_faults(config)
@@ -78,10 +78,6 @@ def _count_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     yield Fault("position-count", "padding goes on", description, patch=partial(_placed, _counting_on))
 
 
-def token_scale(config: TransformerConfig) -> float:
-    return math.sqrt(config.embed_dim) if config.embedding_scale == "embed_dim" else 1.0
-
-
 SCALES: dict[str, Callable[[TransformerConfig], float]] = {
     "1 (none)": lambda config: 1.0,
     "√embed_dim": lambda config: math.sqrt(config.embed_dim),
@@ -96,6 +92,8 @@ def scaled(config: TransformerConfig, factor: float, named: str) -> Fault:
     """Token embeddings times `factor`; a named factor is computed again for a model of another size."""
     by = f"{named} ({factor:.4g})" if named in SCALES else f"{factor:.6g}"
     right = "√embed_dim" if config.embedding_scale == "embed_dim" else ""
+    if config.embedding_multiplier != 1:
+        right += f"{' · ' if right else ''}{config.embedding_multiplier:g}"
     description = f"token embeddings are multiplied by {by}" + f" instead of {right}" * bool(right)
     if factor == 1:
         description = f"token embeddings are not multiplied by {right}"
@@ -118,7 +116,7 @@ def tokens_of(state: WalkState, site: str) -> np.ndarray:
 
 
 def _scaled(factor: Callable[[TransformerConfig], float], state: WalkState, site: str, value: Value) -> Value:
-    return value + (factor(state.config) - token_scale(state.config)) * tokens_of(state, site)
+    return value + (factor(state.config) - state.config.token_scale) * tokens_of(state, site)
 
 
 def right_ids(state: WalkState, site: str, visible: np.ndarray | None = None) -> np.ndarray:
@@ -228,7 +226,7 @@ def _zeroed(config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
 
 def _zeroed_here(state: WalkState, site: str, value: Value) -> Value:
     is_padding = (state.inputs[keys_name(state.config, site)] == state.config.pad_id)[..., None]
-    return value - is_padding * token_scale(state.config) * tokens_of(state, site)
+    return value - is_padding * state.config.token_scale * tokens_of(state, site)
 
 
 def numeric_faults(config: TransformerConfig) -> Iterator[NumericFault]:

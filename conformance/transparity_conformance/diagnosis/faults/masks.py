@@ -12,7 +12,7 @@ import numpy as np
 
 from transparity.config import MaskOrder, TransformerConfig
 from transparity_conformance.diagnosis.fault import Fault, Patch, Settings, WalkState
-from transparity_conformance.diagnosis.faults.sites import Value, given_mask, keys_of, padding_at, split
+from transparity_conformance.diagnosis.faults.sites import Value, given_mask, keys_of, own_config, padding_at, split
 from transparity_numpy.arithmetic.functional import softmax
 from transparity_numpy.attention import attention_weights, repeat_heads
 from transparity_numpy.masks import window_mask
@@ -33,7 +33,7 @@ class MaskParts:
         self.query_padding = padding_at(state, f"{site.split('.')[0]}.embedding").swapaxes(-1, -2)
         self.past = np.tril(np.ones((self.length, self.length) if causal else (1, 1), bool))[None, None]
         self.masks_padding = not causal or state.config.decoder_mask == "causal-and-padding"
-        self.layer_window = state.config.layer_window(layer_of(site))
+        self.layer_window = own_config(state.config, site).sliding_window
         self.window = self.layer_window if split(site)[1] == "self_attention" else None
         self.square = np.ones_like(self.past)
 
@@ -184,8 +184,8 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
         yield from PADDING
     elif pads:
         yield PADDING_HIDDEN
-    if config.sliding_window is not None and sublayer == "self_attention":
-        yield from _window_faults(config, config.sliding_window, layer_of(site), causal=causal)
+    if sublayer == "self_attention":
+        yield from _window_faults(config, site, causal=causal)
     yield _masked("softmax-axis", "queries", "softmax runs over the queries", axis=-2)
     if config.num_heads > 1:
         yield _masked("softmax-axis", "heads", "softmax runs over the heads", axis=1)
@@ -216,9 +216,9 @@ def _other_order(config: TransformerConfig) -> MaskOrder:
     return "after-scale" if config.mask_order == "before-scale" else "before-scale"
 
 
-def _window_faults(config: TransformerConfig, window: int, layer: int, *, causal: bool) -> Iterator[Fault]:
-    layer_window = config.layer_window(layer)
-    if layer_window is not None:
+def _window_faults(config: TransformerConfig, site: str, *, causal: bool) -> Iterator[Fault]:
+    window = own_config(config, site).sliding_window
+    if window is not None:
         for more in (1, -1):
             description = f"a position sees the last {window + more} positions, itself included, instead of {window}"
             yield _masked("window-size", f"{more:+d}", description, window + more, window=partial(_larger_by, more))
@@ -226,21 +226,30 @@ def _window_faults(config: TransformerConfig, window: int, layer: int, *, causal
         yield _masked("window-missing", "missing", description, window=lambda m: None)
         if not causal:
             description = "half of the window is on each side"
-            yield _masked("window-size", "half", description, window=lambda m: m.config.sliding_window // 2 + 1)
-    if config.full_attention_every is not None:
+            yield _masked("window-size", "half", description, window=lambda m: m.layer_window // 2 + 1)
+    windows = {kind: own.sliding_window for kind, own in config.layer_kinds.items()}
+    if len(set(windows.values())) > 1:
         description = "layers with and without a window are exchanged"
-        yield _masked("window-layers", "exchanged", description, window=_of_the_other_kind)
-        if layer_window is None:
-            description = "this layer has a window, although it should see all positions"
-            yield _masked("window-layers", "all", description, window=lambda m: m.config.sliding_window)
+        yield _masked("window-layers", "exchanged", description, window=_of_the_next_kind)
+    for kind, other in windows.items():
+        if other not in (window, None):
+            description = f"this layer has the window of the layers of {kind}"
+            yield _masked("window-layers", kind, description, window=partial(_of_kind, kind))
 
 
 def _larger_by(more: int, m: MaskParts) -> int:
-    return int(m.config.sliding_window or 0) + more
+    return int(m.layer_window or 0) + more
 
 
-def _of_the_other_kind(m: MaskParts) -> int | None:
-    return m.config.sliding_window if m.layer_window is None else None
+def _of_kind(kind: str, m: MaskParts) -> int | None:
+    return m.config.layer_kinds[kind].sliding_window
+
+
+def _of_the_next_kind(m: MaskParts) -> int | None:
+    """The window of the kind that follows the layer's own in `layer_types`, with another window."""
+    types, layer = m.config.layer_types, layer_of(m.site)
+    others = (_of_kind(types[(layer + step) % len(types)], m) for step in range(len(types)))
+    return next(window for window in others if window != m.layer_window)
 
 
 def _hidden_row(name: str, description: str, patch: Patch) -> Fault:

@@ -55,7 +55,7 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     yield from (other_eps(config, eps) for eps in KNOWN_EPS if eps != config.norm_eps)
     right = form_at(config, site)
     if not right.centered:
-        yield from _of_rms(site)
+        yield from _of_rms(site, right)
     elif config.norm == "batch":
         yield from _of_batch()
     else:
@@ -143,18 +143,28 @@ def _of_layer(right: Form) -> Iterator[Fault]:
         yield _formed("norm-kind", "BatchNorm, same deviation", description, statistics="batch")
 
 
-def _of_rms(site: str) -> Iterator[Fault]:
+def _of_rms(site: str, right: Form) -> Iterator[Fault]:
     """Faults of an RMSNorm."""
     yield _formed("norm-eps-placement", "outside the root", "eps is added outside the root", outside=True)
     yield _formed("norm-variance", "n − 1", "the mean of the squares is taken over n − 1", correction=1)
     yield _formed("norm-kind", "LayerNorm", "it is a LayerNorm: the mean is subtracted", centered=True)
     if is_head_norm(site):
-        description = "all heads are normalised together, not each by itself"
-        yield _formed("query-key-norm", "heads together", description, statistics="heads")
+        yield _heads_otherwise(right)
+
+
+def _heads_otherwise(right: Form) -> Fault:
+    """A norm of queries or keys over the features of all heads instead of each, or of each instead of all."""
+    if right.statistics == "heads":
+        description = "each head is normalised by itself, not all heads together"
+        return _formed("query-key-norm", "each head", description, statistics="features")
+    description = "all heads are normalised together, not each by itself"
+    return _formed("query-key-norm", "heads together", description, statistics="heads")
 
 
 def _neighbours(config: TransformerConfig, site: str) -> list[str]:
     """The norms whose parameters may be used instead of this one's."""
+    if is_head_norm(site) and config.query_key_norm_over == "projection" and config.key_value_heads < config.num_heads:
+        return []  # of other sizes
     if is_head_norm(site):
         return ["key_norm" if site.endswith("query_norm") else "query_norm"]
     if site.count(".") != 3:
@@ -162,6 +172,7 @@ def _neighbours(config: TransformerConfig, site: str) -> list[str]:
     scope, name = site.rpartition(".")[::2]
     kinds = ["norm"] + ["post_norm"] * (config.norm_position == "both")
     names = [f"{sublayer}_{kind}" for sublayer in sublayers(config, scope) for kind in kinds]
+    names = names[:1] if config.branches == "parallel-one-norm" else names
     names += ["memory_norm"] * (config.memory_norm and "cross_attention_norm" in names)
     return [other for other in names if other != name]
 
@@ -170,7 +181,9 @@ def form_at(config: TransformerConfig, site: str) -> Form:
     """The right norm at a tap."""
     more = 1.0 if config.norm_gain == "one-plus-weight" else 0.0
     if config.norm == "rms" or is_head_norm(site):
-        return Form(centered=False, biased=False, more=more, eps=config.norm_eps)
+        together = is_head_norm(site) and config.query_key_norm_over == "projection"
+        statistics = "heads" if together else "features"
+        return Form(centered=False, biased=False, more=more, eps=config.norm_eps, statistics=statistics)
     unbiased = config.norm == "layer-unbiased"
     statistics = "running" if config.norm == "batch" else "features"
     return Form(
@@ -201,6 +214,8 @@ def _formed_by(form: Form, state: WalkState, site: str, x: Value) -> Value:
     number = x.dtype.type
     x, eps = x * number(form.factor), number(form.eps)
     weight = parameters["weight"] + number(form.more) if form.gained else number(1)
+    if np.size(weight) not in (1, x.shape[-1]):  # of all heads together
+        weight = weight.reshape(x.shape[1], 1, x.shape[-1])
     bias = parameters["bias"] if form.biased else number(0)
     if form.statistics == "running":
         centered, variance = x - parameters["running_mean"], parameters["running_var"]

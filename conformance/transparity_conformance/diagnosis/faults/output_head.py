@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -26,19 +27,33 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
             yield Fault("pooling", name, description, patch=partial(_pooled, pooled))
     if config.head != "logits":
         return
-    if config.head_scale == "embed_dim":
-        yield _headed("head-scale", "none", "the input of the head is not divided by √embed_dim", power=0.0)
-        description = "the input of the head is multiplied by √embed_dim, not divided"
-        yield _headed("head-scale", "√embed_dim", description, power=0.5)
-    elif config.tied_head:
-        description = "the input of the head is divided by √embed_dim"
-        yield _headed("head-scale", "1/√embed_dim", description, power=-0.5)
-        description = "the input of the head is multiplied by √embed_dim"
-        yield _headed("head-scale", "√embed_dim", description, power=0.5)
+    known = [config.head_input_scale]
+    for name, scale in SCALES.items() if config.tied_head or config.head_input_scale != 1 else ():
+        if not any(math.isclose(scale(config), each, rel_tol=1e-9) for each in known):
+            known.append(scale(config))
+            description = f"the input of the head is multiplied by {scale(config):.4g}, {name}, not by {_right(config)}"
+            yield _headed("head-scale", name, description, scale=scale)
     if config.final_softcap is not None:
         yield from _cap_faults(config)
     else:
         yield from (other_cap(config, cap) for cap in KNOWN_CAPS)
+
+
+SCALES: dict[str, Callable[[TransformerConfig], float]] = {
+    "1 (none)": lambda config: 1.0,
+    "√embed_dim": lambda config: config.head_multiplier * config.embed_dim**0.5,
+    "1/√embed_dim": lambda config: config.head_multiplier * config.embed_dim**-0.5,
+    "the multiplier alone": lambda config: config.head_multiplier,
+    "without the multiplier": lambda config: config.head_input_scale / config.head_multiplier,
+    "the scale's inverse": lambda config: 1 / config.head_input_scale,
+}
+"""Factors by which ports multiply the input of the head, or logits."""
+
+
+def _right(config: TransformerConfig) -> str:
+    of_width = ["1/√embed_dim"] if config.head_scale == "embed_dim" else []
+    further = [f"{config.head_multiplier:g}"] if config.head_multiplier != 1 else []
+    return " · ".join(of_width + further) or "1"
 
 
 def _cap_faults(config: TransformerConfig) -> Iterator[Fault]:
@@ -67,10 +82,10 @@ def _last(state: WalkState) -> Value:
 
 
 def _logits(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """The logits of an input times embed_dim to a `power` instead of its scale, with another `cap` or `capping`."""
+    """The logits of an input times another `scale`, with another `cap` or `capping`."""
     x, changes = _last(state), dict[str, Any]()
-    if "power" in settings:
-        x, changes["head_scale"] = x * x.dtype.type(state.config.embed_dim ** settings["power"]), "none"
+    if "scale" in settings:
+        x, changes = x * x.dtype.type(settings["scale"](state.config)), {"head_scale": "none", "head_multiplier": 1.0}
     cap = settings.get("cap", state.config.final_softcap)
     if "capping" in settings and cap is None:
         raise KeyError("softcap")

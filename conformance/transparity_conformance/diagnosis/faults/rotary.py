@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from transparity.config import RopeLayout, TransformerConfig
+from transparity.config import PER_LAYER, RopeLayout, TransformerConfig
 from transparity_conformance.diagnosis.fault import Fault, NumericFault, Settings, WalkState
-from transparity_conformance.diagnosis.faults.sites import Value, parameters_of, split
+from transparity_conformance.diagnosis.faults.sites import Value, own_config, parameters_of, split
 from transparity_conformance.oracle.budgets import epsilon, rounded_to
-from transparity_numpy.normalization import head_norm
+from transparity_numpy.attention import query_key_norm
 from transparity_numpy.positions import rotary_frequencies, rotate
 
 ROTATED = {"query_rotated": "queries", "key_rotated": "keys"}
@@ -29,8 +29,10 @@ OTHER_PAIRS: dict[RopeLayout, RopeLayout] = {"interleaved": "halves", "halves": 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     tap = split(site)[2]
     if tap in ROTATED:
-        yield from _rotary_faults(config)
-        yield from _of_one(config, tap)
+        own = own_config(config, site)
+        yield from _of_other_layers(config, own)
+        yield from _rotary_faults(own)
+        yield from _of_one(own, tap)
 
 
 def _rotary_faults(config: TransformerConfig) -> Iterator[Fault]:
@@ -137,6 +139,24 @@ SHARES = {"all": 1.0, "half": 0.5, "a quarter": 0.25}
 """The share of a head's features that ports turn."""
 
 
+def _of_other_layers(config: TransformerConfig, own: TransformerConfig) -> Iterator[Fault]:
+    """Faults of a layer that is rotated as layers of another kind are."""
+    others = {kind: other for kind, other in config.layer_kinds.items() if other.positions == "rotary"}
+    for kind, other in others.items():
+        for part, fields in PARTS.items():
+            different = [name for name in fields if getattr(other, name) != getattr(own, name)]
+            if different:
+                says = f"this layer is rotated with the {part} of the layers of {kind}"
+                taken = {"as_kind": (kind, fields)}
+                yield Fault("rotary-layers", f"{part} of {kind}", says, formula=_turn, settings=taken)
+
+
+SCALING = tuple(name for name in PER_LAYER if name.startswith("rotary_"))
+
+PARTS = {"angles": ("rope_theta", *SCALING), "base": ("rope_theta",), "scaling": SCALING}
+"""The fields that ports mistake for those of another kind of layer, together or alone."""
+
+
 def _turned_dim(share: float, config: TransformerConfig) -> int:
     return max(2, int(share * config.head_dim) // 2 * 2)
 
@@ -195,14 +215,20 @@ def _before_rotation(state: WalkState, site: str) -> Value:
 
 
 def _turn(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    return _rotated(settings, state.config, _before_rotation(state, site))
+    own = own_config(state.config, site)
+    if "as_kind" in settings:
+        kind, fields = settings["as_kind"]
+        other = state.config.layer_kinds[kind]
+        own = dataclasses.replace(own, **{name: getattr(other, name) for name in fields})
+    return rotated(settings, own, _before_rotation(state, site))
 
 
-ROTATION = ("sign", "shift", "frequencies", "in_half", "positions")
+ROTATION = ("sign", "shift", "frequencies", "in_half", "positions", "as_kind")
 """The settings that are no fields of the configuration."""
 
 
-def _rotated(settings: Settings, config: TransformerConfig, x: Value) -> Value:
+def rotated(settings: Settings, config: TransformerConfig, x: Value) -> Value:
+    """Queries or keys as `config` rotates them, but for `settings`."""
     fields = {name: value(config) for name, value in settings.items() if name not in ROTATION}
     config = dataclasses.replace(config, **fields)
     kind, part = settings.get("in_half", ("", ""))
@@ -229,15 +255,19 @@ def _not_turned(state: WalkState, site: str, value: Value) -> Value:
 
 def _normed_behind(state: WalkState, site: str, value: Value) -> Value:
     name = site.removesuffix("_rotated")
-    return head_norm(state.config, parameters_of(state, f"{name}_norm"), _rotated({}, state.config, state.taps[name]))
+    turned = rotated({}, own_config(state.config, site), state.taps[name])
+    return query_key_norm(state.config, parameters_of(state, f"{name}_norm"), turned)
 
 
 def numeric_faults(config: TransformerConfig) -> Iterator[NumericFault]:
-    yield NumericFault(_is_rotated, [10.0**power for power in range(9)], partial(other_base, config))
-    if config.rotary_scaling != "none":
-        grid = [config.rotary_factor * 2.0**power for power in range(-6, 7)]
-        yield NumericFault(_is_rotated, grid, partial(other_factor, config))
+    for own in dict.fromkeys(config.layer_kinds.values()):
+        is_site = partial(_is_rotated, config, own)
+        yield NumericFault(is_site, [10.0**power for power in range(9)], partial(other_base, own))
+        if own.rotary_scaling != "none":
+            grid = [own.rotary_factor * 2.0**power for power in range(-6, 7)]
+            yield NumericFault(is_site, grid, partial(other_factor, own))
 
 
-def _is_rotated(site: str) -> bool:
-    return site.endswith("_rotated")
+def _is_rotated(config: TransformerConfig, own: TransformerConfig, site: str) -> bool:
+    """Return whether queries or keys are rotated there, in a layer that is configured as `own`."""
+    return site.endswith("_rotated") and own_config(config, site) == own

@@ -151,7 +151,8 @@ def _layers(config: TransformerConfig, site: str, ranks: int) -> Iterator[Fault]
         says = f"layers are counted from 0 in each of {stages} stages: this one has the weights of another"
         alter = partial(_of_local_layer, layers // stages)
         yield _fault("layers-by-stage", f"weights, {stages} stages", says, alter=alter)
-        if parts[4:] == ["weights"] and config.layer_window(local) != config.layer_window(layer):
+        own, others = (config.for_layer(parts[0], each).sliding_window for each in (layer, local))
+        if parts[4:] == ["weights"] and own != others:
             says = f"layers are counted from 0 in each of {stages} stages: this one has the window of another"
             window = partial(_window_of, layers // stages)
             yield _fault(
@@ -165,5 +166,5 @@ def _of_local_layer(size: int, config: TransformerConfig, parameters: Arrays, si
 
 def _window_of(size: int, m: MaskParts) -> int | None:
     """The window of the layer that has the same number in the first stage."""
-    is_self_attention = split(m.site)[1] == "self_attention"
-    return m.config.layer_window(layer_of(m.site) % size) if is_self_attention else None
+    stack, is_self_attention = m.site.split(".")[0], split(m.site)[1] == "self_attention"
+    return m.config.for_layer(stack, layer_of(m.site) % size).sliding_window if is_self_attention else None

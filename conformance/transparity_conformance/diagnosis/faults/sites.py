@@ -9,6 +9,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity_conformance.diagnosis.fault import WalkState
 from transparity_numpy.arithmetic.functional import linear
+from transparity_numpy.layers import add_residual
 from transparity_numpy.masks import padding_mask, visible_keys
 from transparity_numpy.positions import distances
 
@@ -22,6 +23,12 @@ def split(site: str) -> tuple[str, str, str]:
     if len(parts) < 4:
         return (parts[0], "", parts[-1])
     return ".".join(parts[:3]), parts[3], parts[4] if len(parts) > 4 else ""
+
+
+def own_config(config: TransformerConfig, site: str) -> TransformerConfig:
+    """The configuration as the layer of a tap sees it; of a tap outside of the layers, the whole model's."""
+    parts = site.split(".")
+    return config.for_layer(parts[0], int(parts[2])) if parts[1:2] == ["layers"] else config
 
 
 def parameters_of(state: WalkState, scope: str) -> dict[str, np.ndarray]:
@@ -49,8 +56,10 @@ def _behind_layers(state: WalkState, stack: str, layers: int) -> Value:
 
 
 def stream(state: WalkState, scope: str, upto: str) -> Value:
-    """The residual stream of a layer in front of the sublayer `upto`."""
+    """The residual stream of a layer in front of the sublayer `upto`; for parallel branches, the layer's input."""
     x = layer_input(state, scope)
+    if state.config.branches != "sequential":
+        return x
     for name in sublayers(state.config, scope):
         if name == upto:
             break
@@ -58,14 +67,23 @@ def stream(state: WalkState, scope: str, upto: str) -> Value:
         x = (
             state.taps[f"{scope}.{name}_norm"]
             if behind
-            else x + state.taps[branch_end(state.config, f"{scope}.{name}")]
+            else added(state, x, state.taps[branch_end(state.config, f"{scope}.{name}")])
         )
     return x
 
 
+def added(state: WalkState, x: Value, y: Value) -> Value:
+    """The stream `x` with what a sublayer adds to it."""
+    return add_residual(state.config, x, y)
+
+
+ENDS = {"both": "_post_norm", "branch": "_norm"}
+"""What the last tap of a sublayer ends with, where that is a norm, by `norm_position`."""
+
+
 def branch_end(config: TransformerConfig, sublayer: str) -> str:
     """The last tap of a sublayer before its residual is added."""
-    return f"{sublayer}_post_norm" if config.norm_position == "both" else f"{sublayer}.output"
+    return f"{sublayer}{ENDS.get(config.norm_position, '.output')}"
 
 
 def sublayer_of(site: str) -> tuple[str, str]:
@@ -88,17 +106,20 @@ def norm_input(state: WalkState, site: str) -> Value:
         return state.taps["encoder.output"]
     if name.endswith("_post"):
         return state.taps[f"{scope}.{name.removesuffix('_post')}.output"]
+    if config.norm_position == "branch":
+        return state.taps[f"{scope}.{name}.output"]
     x = stream(state, scope, name)
-    return x + state.taps[f"{scope}.{name}.output"] if config.norm_position == "post" else x
+    return added(state, x, state.taps[f"{scope}.{name}.output"]) if config.norm_position == "post" else x
 
 
 def sublayer_input(state: WalkState, scope: str, sublayer: str, role: str = "query") -> Value:
     """The input of a sublayer; the memory for the keys and values of cross-attention."""
     if sublayer == "cross_attention" and role in ("key", "value"):
         return state.taps[f"{scope}.memory_norm" if state.config.memory_norm else "encoder.output"]
-    if state.config.norm_position == "post":
+    if state.config.norm_position in ("post", "branch"):
         return stream(state, scope, sublayer)
-    return state.taps[f"{scope}.{sublayer}_norm"]
+    one_norm = state.config.branches == "parallel-one-norm"
+    return state.taps[f"{scope}.{'self_attention' if one_norm else sublayer}_norm"]
 
 
 def is_norm(config: TransformerConfig, site: str) -> bool:

@@ -13,7 +13,8 @@ from transparity_conformance.diagnosis.fault import Fault, Hypothesis
 
 ALTERNATIVES: dict[str, tuple[object, ...]] = {
     "norm": ("layer", "layer-unbiased", "rms"),
-    "norm_position": ("pre", "post"),
+    "norm_position": ("pre", "post", "branch"),
+    "branches": ("sequential", "parallel"),
     "norm_gain": ("weight", "one-plus-weight"),
     "final_norm": (False,),
     "positions": ("sinusoidal", "rotary", "alibi"),

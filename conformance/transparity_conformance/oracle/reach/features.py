@@ -31,7 +31,8 @@ SHOWS = 1e-5
 does not see it."""
 
 Change = tuple[str, str]
-"""A field, and its change: `=` and another choice, `off`, or an operation on a number such as `*10`."""
+"""A field, and its change: `=` and another choice, `off`, an operation on a number such as `*10`, or, of the kinds of
+layers, `alike`."""
 
 OPERATIONS: dict[str, Callable[[Any], Any]] = {
     "off": lambda value: None,
@@ -53,7 +54,9 @@ def is_choice(name: str) -> bool:
 def changes(config: TransformerConfig, name: str) -> list[Change]:
     """The changes of a field that is not off: every other choice, or every operation on a number."""
     value, kind = getattr(config, name), FIELD_TYPES[name]
-    if value is None or value is False or get_origin(kind) is tuple:
+    if name == "layer_types":  # what layers of a kind have instead, `layer_overrides`, goes with it
+        return [(name, "alike")] if value else []
+    if value is None or value is False or get_origin(kind) in (tuple, Mapping):
         return []
     if is_choice(name):
         return [(name, f"={choice}") for choice in get_args(kind) if choice != value]
@@ -63,15 +66,18 @@ def changes(config: TransformerConfig, name: str) -> list[Change]:
 def changed(config: TransformerConfig, change: Change) -> TransformerConfig | None:
     """The configuration with a field changed; None if that is impossible, or needs parameters that it has not."""
     name, how = change
-    value = getattr(config, name)
-    if how == "not":
+    value: Any = getattr(config, name)
+    more: dict[str, Any] = {}
+    if how == "alike":
+        value, more = (), {"layer_overrides": {}}
+    elif how == "not":
         value = not value
     elif how.startswith("="):
         value = how[1:]
     elif value is not None:
         value = OPERATIONS[how](value)
     try:
-        other = dataclasses.replace(config, **{name: value})
+        other = dataclasses.replace(config, **{name: value}, **more)
     except ConfigError:
         return None
     return other if other != config and parameter_shapes(other).items() <= parameter_shapes(config).items() else None

@@ -174,7 +174,8 @@ def reach_inputs(config: TransformerConfig, batch: int, lengths: tuple[int, ...]
 
 def _pad(config: TransformerConfig, tokens: np.ndarray) -> None:
     """Write padding into rows of tokens; a run is shorter than a sliding window, so that every query sees a token."""
-    (batch, length), window = tokens.shape, config.sliding_window or LONGEST_THRESHOLD
+    windows = [own.sliding_window or LONGEST_THRESHOLD for own in config.layer_kinds.values()]
+    (batch, length), window = tokens.shape, min(windows)
     if config.pad_id is None or length < 3 or window < 2:
         return
     run, middle = min(max(1, length // 4), window - 1), length // 2
@@ -249,10 +250,10 @@ def narrow(config: TransformerConfig, longest: int) -> TransformerConfig:
     Angles depend on the features of a head, so rotary heads keep theirs.
     """
     sizes: dict[str, Any] = {"max_length": longest, "sliding_window": config.sliding_window}
-    for name in ("rotary_original_length", "relative_buckets", "relative_max_distance"):
+    for name in ("rotary_original_length", "relative_buckets", "relative_max_distance", "layer_overrides"):
         sizes[name] = getattr(config, name)
     for name in ("num_encoder_layers", "num_decoder_layers"):
-        sizes[name] = min(PROBE_SIZES[name], getattr(config, name))
+        sizes[name] = min(max(PROBE_SIZES[name], len(config.layer_kinds)), getattr(config, name))
     if config.positions == "rotary":
         sizes |= _real_heads(config)
     return small_system(config, **sizes)

@@ -27,13 +27,15 @@ BATCHES = (1, 2, 3, 5, 13, 8)
 def thresholds(config: TransformerConfig) -> dict[str, int]:
     """The distances and lengths at which a field begins to matter, by field."""
     found = {}
-    if config.sliding_window is not None:
-        found["sliding_window"] = config.sliding_window
+    for kind, own in config.layer_kinds.items():
+        of_kind = f" of {kind}" if config.layer_types else ""
+        if own.sliding_window is not None:
+            found[f"sliding_window{of_kind}"] = own.sliding_window
+        if own.positions == "rotary" and own.rotary_scaling != "none":
+            found[f"rotary_original_length{of_kind}"] = own.rotary_original_length
     if config.positions == "relative":
         found["relative_buckets"] = config.relative_buckets // 2
         found["relative_max_distance"] = config.relative_max_distance
-    if config.positions == "rotary" and config.rotary_scaling != "none":
-        found["rotary_original_length"] = config.rotary_original_length
     return found
 
 

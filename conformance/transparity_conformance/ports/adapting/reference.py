@@ -89,7 +89,11 @@ class Reference:
     def _residual(self, taps: Arrays, tap: str) -> np.ndarray | None:
         """The input of the sublayer whose output is `tap`, which is added to it; None for other taps."""
         match, position = LAYER.match(tap), self.config.norm_position
-        if match is None or not tap.endswith(("attention.output", "feed_forward.output")) or position == "both":
+        if (
+            match is None
+            or not tap.endswith(("attention.output", "feed_forward.output"))
+            or position in ("both", "branch")
+        ):
             return None
         stack, layer, scope = match["stack"], int(match["layer"]), match[0]
         before = [f"{stack}.layers.{layer - 1}.output"] if layer else [f"{stack}.embedding_norm", f"{stack}.embedding"]

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any, get_args
 
-from transparity.config import FIELD_TYPES, TransformerConfig
+from transparity.config import FIELD_TYPES, TransformerConfig, full_attention_every
 from transparity.errors import ConfigError
 from transparity_conformance.oracle.reach.features import OPERATIONS, is_choice
 
@@ -53,8 +53,8 @@ def _together(config: TransformerConfig) -> Iterator[dict[str, Any]]:
     yield {"rotary_scaling": "llama3", **llama3, "rotary_original_length": 13}
     yield {"attention_head_dim": config.head_dim + 2}
     yield {"num_key_value_heads": 1 if config.key_value_heads > 1 else config.num_heads}
-    yield {"sliding_window": 3, "full_attention_every": 2}
-    yield {"sliding_window": None, "full_attention_every": None}
+    yield {"sliding_window": 3, **full_attention_every(2)}
+    yield {"sliding_window": None, "layer_types": (), "layer_overrides": {}}
     attention = dict.fromkeys(("qkv_bias", "output_bias"), not config.qkv_bias)
     yield attention
     yield {**attention, "feed_forward_bias": not config.feed_forward_bias}

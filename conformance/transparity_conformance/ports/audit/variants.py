@@ -68,7 +68,7 @@ def variants_of(model_type: str | None, config: TransformerConfig) -> Iterator[C
     base = write(config)
     assert base is not None, "the audited model is one of its family"
     yield from _changed(write, config)
-    for variant in (*_absent(family, config, base), *_forms(write, config), *_inert(family, config, base)):
+    for variant in (*_absent(family, config, base), *_forms(family, write, config), *_inert(family, config, base)):
         yield [variant]
 
 
@@ -154,13 +154,22 @@ def _absent(family: Family, config: TransformerConfig, base: Fields) -> Iterator
         yield Variant(name, "absent", other, config, fields=fields, must_show=False)
 
 
-def _forms(write: Write, config: TransformerConfig) -> Iterator[Variant]:
-    """Rotary positions as transformers 4 writes them, as older files have them, and as transformers 5 does."""
+def _forms(family: Family, write: Write, config: TransformerConfig) -> Iterator[Variant]:
+    """Rotary positions as transformers 4 writes them, as older files have them, and as transformers 5 does; those that
+    can express the model."""
+    for variant in _written_forms(write, config):
+        assert variant.fields is not None
+        with contextlib.suppress(TransparityError):
+            if explicit(_read(family, variant.config, variant.fields)) == explicit(variant.config):
+                yield variant
+
+
+def _written_forms(write: Write, config: TransformerConfig) -> Iterator[Variant]:
     based = dataclasses.replace(config, rope_theta=10 * config.rope_theta)
     scaled = dataclasses.replace(config, rotary_scaling="linear", rotary_factor=3.0)
     for other in (based, scaled):
         fields = write(other)
-        if fields is None or "rope_parameters" not in fields:
+        if fields is None or not {"rope_parameters", "rope_scaling"} <= fields.keys():
             continue
         four = {name: value for name, value in fields.items() if name != "rope_parameters"}
         five = {name: value for name, value in fields.items() if name not in ("rope_theta", "rope_scaling")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,7 +14,7 @@ from transparity_conformance.ports.fitting.parts import Parts
 from transparity_conformance.ports.fitting.reading import read_attention
 from transparity_conformance.ports.fitting.structure import Attention, FeedForward
 from transparity_conformance.ports.fitting.subject import FitError, Heard, Subject
-from transparity_conformance.ports.fitting.values.feed_forward import activation_of, final_softcap
+from transparity_conformance.ports.fitting.values.feed_forward import activation_of, final_softcap, head_multiplier
 from transparity_conformance.ports.fitting.values.norms import eps_besides, kind_and_eps
 
 NORM_PARTS = ("weight", "bias", "running_mean", "running_var")
@@ -102,6 +103,7 @@ def _norms(found: Found, subject: Subject, parts: Parts) -> None:
         "norm_gain": norms[0].gain,
         "norm_eps": eps,
         "norm_position": streams[0].position,
+        "branches": streams[0].branches,
         "embedding_norm": streams[0].embedding_norm,
         "final_norm": streams[0].final_norm,
         "memory_norm": streams[-1].memory_norm,
@@ -130,9 +132,11 @@ def _embeddings(found: Found, subject: Subject, parts: Parts) -> None:
         if each.position_table is not None:
             found.parameters[f"{name}.position_embedding.weight"] = subject.values[each.position_table]
     last = parts.last.embedding
+    is_by_width = math.isclose(last.scale, last.value.shape[1] ** 0.5, rel_tol=1e-6)
     longest = max(len(value[0]) for value in parts.heard.inputs.values())
     found.fields |= {
-        "embedding_scale": "embed_dim" if last.is_scaled else "none",
+        "embedding_scale": "embed_dim" if is_by_width else "none",
+        "embedding_multiplier": 1.0 if is_by_width else last.scale,
         "positions": last.positions,
         "position_offset": last.offset,
         "max_length": max(longest, TransformerConfig.max_length),
@@ -148,16 +152,19 @@ def _embeddings(found: Found, subject: Subject, parts: Parts) -> None:
 def _head(found: Found, subject: Subject, parts: Parts) -> None:
     head, kind = parts.head, parts.head_kind
     found.fields |= {"head": kind, "head_scale": "embed_dim" if parts.last.stream.head_scaled else "none"}
+    found.fields["residual_multiplier"] = parts.last.stream.multiplier
     if head is None:
         return
     if kind == "pooled":
         found.put("pooler", head, bias=True)
         return
     is_tied = head.name == parts.last.embedding.table
+    multiplier = head_multiplier(head.made, parts.heard.output)
     found.fields |= {
         "tied_head": is_tied,
         "head_bias": head.bias is not None,
-        "final_softcap": final_softcap(head.made, parts.heard.output),
+        "head_multiplier": multiplier * parts.last.stream.head_multiplier,
+        "final_softcap": None if multiplier != 1 else final_softcap(head.made, parts.heard.output),
     }
     found.put("head", head, bias=head.bias is not None)
     if is_tied:

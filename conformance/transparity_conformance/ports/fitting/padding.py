@@ -12,7 +12,7 @@ from transparity_conformance.ports.fitting.parts import Parts
 from transparity_conformance.ports.fitting.structure import before, softmaxes
 from transparity_conformance.ports.fitting.subject import Heard, Subject
 from transparity_conformance.ports.fitting.values.embedding import position_rows
-from transparity_conformance.ports.fitting.values.masks import full_every, mask_fields, padding_tokens, window_of
+from transparity_conformance.ports.fitting.values.masks import layers_with, mask_fields, padding_tokens, window_of
 from transparity_conformance.ports.fitting.values.numbers import is_same
 from transparity_conformance.ports.fitting.values.scores import Scores, scores_of
 
@@ -57,11 +57,10 @@ def _read_windows(found: Found, parts: Parts, plain: dict[str, Scores]) -> None:
     """The sliding window and the layers without it."""
     for stack in parts.stacks:
         own = [each.masked for name, each in plain.items() if name.startswith(stack) and "self" in name]
-        window, every = full_every([window_of(masked) for masked in own])
-        if window is not None:
-            found.fields |= {"sliding_window": window, "full_attention_every": every}
-            if every is None:
-                found.untold["full_attention_every"] = f"anything above {len(own)} layers computes the same"
+        if windowed := layers_with([window_of(masked) for masked in own]):
+            found.fields |= windowed
+            if "layer_types" not in windowed:
+                found.untold["layer_types"] = f"kinds beyond the {len(own)} layers compute the same"
             return
     longest = max(len(each.masked[0]) for each in plain.values())
     found.untold["sliding_window"] = f"none of up to {longest} tokens"
@@ -112,7 +111,7 @@ def _read_counting(found: Found, subject: Subject, parts: Parts, call: Heard) ->
     looked_up = (
         subject.values[last.table] if len(parts.stacks) == 1 else subject.values[parts.stacks[stack].embedding.table]
     )
-    rows = _rows(call, tokens, looked_up, table, last.is_scaled, subject, parts)
+    rows = _rows(call, tokens, looked_up, table, last.scale, subject, parts)
     if rows is None or (rows == np.arange(tokens.shape[1]) + last.offset).all():
         found.fields["position_count"] = "all"
         return
@@ -128,12 +127,12 @@ def _rows(
     tokens: np.ndarray,
     looked_up: np.ndarray,
     table: np.ndarray,
-    is_scaled: bool,
+    scale: float,
     subject: Subject,
     parts: Parts,
 ) -> np.ndarray | None:
     """The row of the table of positions that is added to each token."""
-    plain = looked_up[tokens] * (looked_up.shape[1] ** 0.5 if is_scaled else 1)
+    plain = looked_up[tokens] * scale
     type_table = next(iter(parts.stacks.values())).embedding.type_table
     if type_table is not None:
         plain = plain + subject.values[type_table][call.inputs["token_types"]]

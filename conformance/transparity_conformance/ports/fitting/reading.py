@@ -76,6 +76,9 @@ def _normed(found: Found, subject: Subject, parts: Parts) -> dict[str, np.ndarra
             for role in ("query", "key"):
                 x = each.split(getattr(each, role))
                 made, vector = _head_norm(x, vectors, between)
+                if vector is None:
+                    made, vector = _norm_of_all_heads(x, vectors, between)
+                    found.fields["query_key_norm_over"] = "head" if vector is None else "projection"
                 result[f"{name}.{role}"] = made
                 if vector is not None:
                     found.parameters[f"{name}.{role}_norm.weight"] = vectors.pop(vector)
@@ -98,6 +101,16 @@ def _head_norm(
                     made = operation.value.reshape(rows.shape)
                     return (made if rows is x else made.swapaxes(1, 2)), norm.names[0]
     return x, None
+
+
+def _norm_of_all_heads(
+    x: np.ndarray, vectors: Mapping[str, np.ndarray], operations: Sequence[Operation]
+) -> tuple[np.ndarray, str | None]:
+    """An RMS norm of all heads together among the operations, as `_head_norm` finds one of each."""
+    batch, heads, length, head_dim = x.shape
+    flat = x.swapaxes(1, 2).reshape(batch, 1, length, heads * head_dim)
+    made, vector = _head_norm(flat, vectors, operations)
+    return made.reshape(batch, length, heads, head_dim).swapaxes(1, 2), vector
 
 
 def _heads(subject: Subject, parts: Parts, stack: Stack, normed: Mapping[str, np.ndarray]) -> Heads:

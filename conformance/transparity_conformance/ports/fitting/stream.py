@@ -6,13 +6,14 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
-from transparity.config import NormPosition
+from transparity.config import Branches, NormPosition
 from transparity_conformance.ports.fitting.structure import Attention, Sublayer
 from transparity_conformance.ports.fitting.values.norms import Norm, Norms
-from transparity_conformance.ports.fitting.values.numbers import is_same
+from transparity_conformance.ports.fitting.values.numbers import difference, is_same, settle
 from transparity_conformance.ports.listening.operation import Operation
 
 Values = Sequence[tuple[int, np.ndarray]]
@@ -21,7 +22,7 @@ Values = Sequence[tuple[int, np.ndarray]]
 AHEAD = 40
 """Operations after which the result of a norm is no longer sought."""
 
-PLACES: tuple[NormPosition, ...] = ("pre", "post", "both")
+PLACES: tuple[NormPosition, ...] = ("pre", "post", "both", "branch")
 
 
 @dataclass
@@ -29,17 +30,33 @@ class Stream:
     """The norms of a stack by our names, and its output."""
 
     position: NormPosition = "pre"
+    branches: Branches = "sequential"
     norms: dict[str, Norm] = field(default_factory=dict)
     embedding_norm: bool = False
     final_norm: bool = False
     memory_norm: bool = False
     output: np.ndarray = field(default_factory=lambda: np.empty(0))
     head_scaled: bool = False
+    head_multiplier: float = 1.0
+    """Factor of the head's input, where it is found behind a norm."""
+    multiplier: float = 1.0
+    """Factor of what sublayers add to the residual."""
 
     @property
     def places(self) -> tuple[object, ...]:
         """Where the norms are that both stacks have."""
         return self.position, self.embedding_norm, self.final_norm
+
+
+def _residual_error(x: np.ndarray, y: np.ndarray, value: np.ndarray, factor: float) -> float:
+    return difference(x + factor * y, value)
+
+
+WAYS: tuple[tuple[NormPosition, Branches], ...] = (
+    *((place, "sequential") for place in PLACES),
+    ("pre", "parallel"),
+    ("pre", "parallel-one-norm"),
+)
 
 
 def given_to(sublayer: Sublayer, width: int) -> np.ndarray:
@@ -79,10 +96,10 @@ class Walk:
     def streams(self, norms: Norms) -> Iterator[Stream]:
         """Every way in which norms explain the values; the first that explains all is right."""
         self.values = values_like(self.embedded, self.operations)
-        for place, with_norm in itertools.product(PLACES, (False, True)):
+        for (place, branches), with_norm in itertools.product(WAYS, (False, True)):
             starts = self._after(norms, self.embedded, 0, len(self.operations)) if with_norm else [None]
             for start in starts:
-                made = Stream(place, embedding_norm=with_norm)
+                made = Stream(place, branches, embedding_norm=with_norm)
                 own = norms.having(norms.used)
                 x = self.embedded
                 if start is not None:
@@ -94,9 +111,16 @@ class Walk:
 
     def _follow(self, made: Stream, norms: Norms, x: np.ndarray) -> np.ndarray | None:
         """The stream behind the last sublayer; None if the places of the norms are wrong."""
+        entered, attended = x, x
         for name, sublayer in self.sublayers:
             given = given_to(sublayer, self.width)
-            if made.position == "post":
+            if made.branches != "sequential":
+                streams = self._branch(made, norms, name, sublayer, (entered, attended, x))
+                if streams is None:
+                    return None
+                entered, attended, x = streams
+                continue
+            if made.position in ("post", "branch"):
                 if not is_same(x, given):
                     return None
             else:
@@ -112,15 +136,45 @@ class Walk:
                 return None
             at, y = made_by(sublayer)
             if made.position == "pre":
-                x = x + y
+                x = self._added(made, x, y, at)
                 continue
-            found = next(self._after(norms, y if made.position == "both" else x + y, at, at + AHEAD), None)
+            found = next(self._after(norms, x + y if made.position == "post" else y, at, at + AHEAD), None)
             if found is None:
                 return None
             norm, result = found
             self._take(norms, made, f"{name}_post_norm" if made.position == "both" else f"{name}_norm", norm)
-            x = x + result if made.position == "both" else result
+            x = result if made.position == "post" else self._added(made, x, result, at)
         return x
+
+    def _branch(
+        self, made: Stream, norms: Norms, name: str, sublayer: Sublayer, streams: tuple[np.ndarray, ...]
+    ) -> tuple[np.ndarray, ...] | None:
+        """A sublayer that is a branch of its layer: the layer's input, the attention's input and the stream behind."""
+        entered, attended, x = streams
+        given = given_to(sublayer, self.width)
+        if isinstance(sublayer, Attention):
+            entered, attended = x, given
+        if made.branches == "parallel-one-norm" and not isinstance(sublayer, Attention):
+            if not is_same(attended, given):
+                return None
+        else:
+            norm = norms.between(entered, given)
+            if norm is None:
+                return None
+            self._take(norms, made, f"{name}_norm", norm)
+        return entered, attended, x + made_by(sublayer)[1]
+
+    def _added(self, made: Stream, x: np.ndarray, y: np.ndarray, at: int) -> np.ndarray:
+        """The residual with what a sublayer adds: y as it is, or multiplied, if a value behind it is that sum."""
+        behind = [value for index, value in self.values if at < index < at + AHEAD]
+        if any(is_same(x + y, value) for value in behind):
+            return x + y
+        for value in behind:
+            factor = float(((value - x) * y).sum() / (y * y).sum())
+            if factor > 0 and is_same(x + factor * y, value) and not is_same(x, value):
+                made.multiplier = settle(factor, partial(_residual_error, x, y, value))
+                return x + made.multiplier * y
+        return x + y
 
     def _reads_memory(self, made: Stream, norms: Norms, name: str, sublayer: Sublayer) -> bool:
         if self.memory is None or not isinstance(sublayer, Attention):
@@ -155,6 +209,17 @@ class Walk:
         if made_by:
             _, norm, factor = min(made_by, key=lambda each: each[0])
             yield self._normed(made, norm, self.end, head_scaled=factor != 1)
+        yield from self._scaled_ends(made, norms, x, step)
+
+    def _scaled_ends(self, made: Stream, norms: Norms, x: np.ndarray, step: int) -> Iterator[Stream]:
+        """The ways in which a stack may end with a norm whose result the head is given times a factor."""
+        assert self.end is not None
+        for norm, value in self._after(norms, x, 0, len(self.operations)):
+            rows = value[::step]
+            factor = float((rows * self.end).sum() / (rows * rows).sum())
+            if is_same(rows * factor, self.end):
+                factor = settle(factor, partial(_residual_error, np.zeros_like(rows), rows, self.end))
+                yield dataclasses.replace(self._normed(made, norm, self.end), head_multiplier=factor)
 
     @staticmethod
     def _normed(made: Stream, norm: Norm, value: np.ndarray, *, head_scaled: bool = False) -> Stream:

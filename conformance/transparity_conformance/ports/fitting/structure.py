@@ -169,7 +169,7 @@ def _separate(maps: list[Linear], width: int) -> list[Linear]:
 
 def _context(attention: Attention) -> np.ndarray:
     value = attention.split(attention.value)
-    if attention.heads % value.shape[1]:
+    if not value.shape[1] or attention.heads % value.shape[1]:
         return np.empty(0)
     mixed = attention.softmax.weights @ value.repeat(attention.heads // value.shape[1], axis=1)
     return mixed.swapaxes(1, 2)

@@ -63,6 +63,7 @@ def mermaid(config: TransformerConfig) -> str:
 def _stack(config: TransformerConfig, stack: str, read: str) -> Iterable[str]:
     layers = config.stack_num_layers(stack)
     scale = " · √embed_dim" if config.embedding_scale == "embed_dim" else ""
+    scale += f" · {config.embedding_multiplier:g}" if config.embedding_multiplier != 1 else ""
     size = f"{config.stack_vocab_size(stack):,} × {config.embed_dim}"
     node = f"{stack}_embedding"
     added = [f"{config.positions} positions"] if config.positions in ("learned", "sinusoidal") else []
@@ -103,14 +104,21 @@ def _layer(config: TransformerConfig, stack: str, read: str) -> Iterable[str]:
         node, norm, add = f"{stack}_{name}", f"{stack}_{name}_norm", f"{stack}_{name}_add"
         yield f'{node}["{text}"]'
         yield f'{norm}["{_norm(config)}"]'
-        yield f'{add}(("+"))'
+        by = f" {config.residual_multiplier:g} ×" if config.residual_multiplier != 1 else ""
+        yield f'{add}(("+{by}"))'
         if name == "cross" and config.memory_norm:
             yield f'{stack}_memory_norm["{_norm(config)}"] --> {node}'
+        if name == "feed" and config.branches != "sequential":
+            given = f"{stack}_self_norm" if config.branches == "parallel-one-norm" else f"{stack}_x --> {norm}"
+            yield f"{given} --> {node} --> {add}"
+            yield f"{before} -. residual .-> {add}"
+            continue
         if config.norm_position == "both":
             yield f'{node}_post_norm["{_norm(config)}"]'
         flow = {
             "pre": [before, norm, node, add],
             "post": [before, node, add, norm],
+            "branch": [before, node, norm, add],
             "both": [before, norm, node, f"{node}_post_norm", add],
         }[config.norm_position]
         yield " --> ".join(flow)
@@ -146,10 +154,11 @@ def _self_attention_only(config: TransformerConfig) -> str:
     """The parts that only self-attention has: positions, and a window."""
     inside = config.positions in ("rotary", "relative", "alibi")
     known = [f"{config.positions} positions"] if inside else []
-    known += ["queries and keys normalised"] if config.query_key_norm else []
+    known += [f"queries and keys normalised over each {config.query_key_norm_over}"] if config.query_key_norm else []
     if config.sliding_window is not None:
-        every = f", all in every layer {config.full_attention_every}" if config.full_attention_every else ""
-        known.append(f"{config.sliding_window} positions seen{every}")
+        known.append(f"{config.sliding_window} positions seen")
+    for kind, overrides in config.layer_overrides.items():
+        known.append(f"{kind}: " + ", ".join(f"{name} {value}" for name, value in overrides.items()))
     return "".join(f"<br/>{name}" for name in known)
 
 

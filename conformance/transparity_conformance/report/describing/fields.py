@@ -7,10 +7,10 @@ import functools
 import inspect
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, get_args, get_origin
 
-from transparity.config import FIELD_TYPES, TransformerConfig
+from transparity.config import FIELD_TYPES, PER_LAYER, TransformerConfig
 from transparity.config.fields import COUNT
 from transparity.parameters import parameter_shapes
 from transparity.presets import departures
@@ -35,6 +35,10 @@ def values(name: str) -> list[str] | str:
     kind, field = FIELD_TYPES[name], TransformerConfig.__dataclass_fields__[name]
     if get_origin(kind) is Literal:
         return list(get_args(kind))
+    if get_origin(kind) is Mapping:
+        return f"fields by kind, of {', '.join(PER_LAYER)}"
+    if kind == tuple[str, ...]:
+        return "names of kinds of layers"
     if get_origin(kind) is tuple:
         return f"some of {', '.join(get_args(get_args(kind)[0]))}"
     if kind is bool:
@@ -50,6 +54,7 @@ def as_rows() -> list[dict[str, Any]]:
     for name, field in TransformerConfig.__dataclass_fields__.items():
         needed = name == "architecture"
         default = "-inf" if field.default == -math.inf else field.default
+        default = dict(default) if isinstance(default, Mapping) else default
         row = {"name": name, "values": values(name), "meaning": meanings()[name]}
         rows.append(row | ({} if needed else {"default": default}))
     return rows

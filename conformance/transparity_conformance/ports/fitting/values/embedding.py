@@ -22,7 +22,7 @@ class Embedding:
     """What a stack does with its tokens, and the result (rows, width)."""
 
     table: str
-    is_scaled: bool
+    scale: float
     value: np.ndarray
     positions: str = "none"
     position_table: str | None = None
@@ -58,8 +58,8 @@ def embedding(
     sums = list(_sums(operations, looked_up, added))
     if not sums:
         raise FitError(f"No operation is the sum of the rows of {table} and something that depends on positions alone.")
-    for value, scaled, left in reversed(sums):
-        plain = Embedding(table, scaled, value.reshape(-1, width), type_table=type_table, left=left)
+    for value, scale, left in reversed(sums):
+        plain = Embedding(table, scale, value.reshape(-1, width), type_table=type_table, left=left)
         if is_same(value, value - left):
             return plain
         made = next(_learned(plain, left[0], others), None) or _sinusoidal(plain, left[0])
@@ -71,19 +71,29 @@ def embedding(
 
 def _sums(
     operations: Sequence[Operation], looked_up: np.ndarray, added: np.ndarray
-) -> Iterator[tuple[np.ndarray, bool, np.ndarray]]:
-    """Sums of the tokens' rows and what depends on positions alone: the sum, whether rows are scaled, and the rest."""
+) -> Iterator[tuple[np.ndarray, float, np.ndarray]]:
+    """Sums of the tokens' rows and what depends on positions alone: the sum, the rows' factor, and the rest.
+
+    A factor that is neither 1 nor the root of the width is found where nothing is added.
+    """
     for operation in operations:
         if operation.value.size != looked_up.size:
             continue
         value = operation.value.reshape(looked_up.shape)
         floor = SAME * np.abs(value).max()
-        for scaled in (True, False):
-            left = value - looked_up * (looked_up.shape[-1] ** 0.5 if scaled else 1) - added
+        fitted = float((value * looked_up).sum() / (looked_up * looked_up).sum())
+
+        def error(factor: float, value: np.ndarray = value) -> float:
+            return difference(looked_up * factor, value)
+
+        for scale in (looked_up.shape[-1] ** 0.5, 1.0, fitted):
+            left = value - looked_up * scale - added
             # what is the same at every position is the mean of a norm, and no position
             is_nothing, is_constant = np.abs(left).max() <= floor, np.abs(left - left[:1, :1]).max() <= floor
-            if np.abs(left - left[:1]).max() <= floor and (is_nothing or not is_constant):
-                yield value, scaled, left
+            is_known = scale is not fitted and not is_constant
+            if np.abs(left - left[:1]).max() <= floor and (is_nothing or is_known):
+                yield value, settle(scale, error) if scale is fitted else scale, left
+                break
 
 
 def _learned(plain: Embedding, left: np.ndarray, values: Arrays) -> Iterator[Embedding]:
@@ -93,7 +103,7 @@ def _learned(plain: Embedding, left: np.ndarray, values: Arrays) -> Iterator[Emb
                 if is_same(table[offset], left[0]) and is_same(table[offset : offset + len(left)], left):
                     yield Embedding(
                         plain.table,
-                        plain.is_scaled,
+                        plain.scale,
                         plain.value,
                         "learned",
                         name,
@@ -136,7 +146,7 @@ def _sinusoidal(plain: Embedding, left: np.ndarray) -> Embedding | None:
         return None
     return Embedding(
         plain.table,
-        plain.is_scaled,
+        plain.scale,
         plain.value,
         "sinusoidal",
         theta=theta,

@@ -8,7 +8,7 @@ import numpy as np
 
 from transparity.config import Activation
 from transparity_conformance.ports.fitting.subject import FitError
-from transparity_conformance.ports.fitting.values.numbers import SAME, difference, settle
+from transparity_conformance.ports.fitting.values.numbers import SAME, difference, is_same, settle
 from transparity_conformance.ports.fitting.values.scores import cap_of
 from transparity_numpy.feed_forward import ACTIVATIONS
 
@@ -28,6 +28,15 @@ def activation_of(ups: Sequence[np.ndarray], hidden: np.ndarray) -> tuple[Activa
         known = ", ".join(ACTIVATIONS)
         raise FitError(f"The feed-forward's hidden features are made by none of {known}, gated or not.")
     return name, swapped  # type: ignore[return-value]
+
+
+def head_multiplier(logits: np.ndarray, output: np.ndarray) -> float:
+    """The factor of the logits; 1 for none, and where they are not multiplied alone."""
+    output = output.reshape(logits.shape)
+    factor = float((logits * output).sum() / (logits * logits).sum())
+    if is_same(logits, output) or not is_same(factor * logits, output):
+        return 1.0
+    return settle(factor, lambda tried: difference(tried * logits, output))
 
 
 def final_softcap(logits: np.ndarray, output: np.ndarray) -> float | None:

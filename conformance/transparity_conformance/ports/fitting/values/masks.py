@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from transparity.config import MaskOrder
+from transparity.config import FULL, SLIDING, MaskOrder, repeating
 from transparity_conformance.ports.fitting.values.numbers import digits
 
 LOWEST = float(np.finfo(np.float32).min) / 4
@@ -26,12 +27,19 @@ def window_of(masked: np.ndarray) -> int | None:
     return window or None
 
 
-def full_every(windows: Sequence[int | None]) -> tuple[int | None, int | None]:
-    """The window, and the n of every n-th layer without one, of the layers' windows; (None, None) without windows."""
+def layers_with(windows: Sequence[int | None]) -> dict[str, Any]:
+    """The window, and the kinds of layers with and without it, by the layers' windows; empty if none has one."""
     window = next((each for each in windows if each is not None), None)
-    if window is None or None not in windows:
-        return window, None
-    return window, windows.index(None) + 1
+    if window is None:
+        return {}
+    if None not in windows:
+        return {"sliding_window": window}
+    types = [FULL if each is None else SLIDING for each in windows]
+    return {
+        "sliding_window": window,
+        "layer_types": repeating(types),
+        "layer_overrides": {FULL: {"sliding_window": None}},
+    }
 
 
 def padding_tokens(

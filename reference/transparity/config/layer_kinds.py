@@ -1,0 +1,137 @@
+"""Facts that differ between layers: a cycle of kinds, and the fields in which layers of a kind differ."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from transparity.errors import ConfigError, shown
+
+PER_LAYER = (
+    "sliding_window",
+    "positions",
+    "rope_theta",
+    "rotary_scaling",
+    "rotary_factor",
+    "rotary_low_frequency",
+    "rotary_high_frequency",
+    "rotary_original_length",
+)
+"""Fields in which layers of one model may differ."""
+
+ALIKE = "all"
+"""The kind of every layer of a configuration without `layer_types`."""
+
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+"""The usual names of layers with and without a sliding window."""
+
+
+def full_attention_every(layers: int) -> dict[str, Any]:
+    """Return the fields of a stack of which every so many layers ignore the `sliding_window`, the last of them first.
+
+    Two: `sliding_attention` and `full_attention` in turn.
+    """
+    types = (SLIDING,) * (layers - 1) + (FULL,)
+    return {"layer_types": types, "layer_overrides": {FULL: {"sliding_window": None}}}
+
+
+def repeating(types: Sequence[str]) -> tuple[str, ...]:
+    """Return the shortest cycle that begins as the kinds of all layers do."""
+    count = len(types)
+    cycles = (tuple(types[:length]) for length in range(1, count + 1))
+    return next((cycle for cycle in cycles if tuple(types) == (cycle * count)[:count]), ())
+
+
+class Overrides(Mapping[str, Any]):
+    """A mapping that cannot be changed, so that a configuration that has it can be hashed."""
+
+    __slots__ = ("_items",)
+
+    def __init__(self, items: Mapping[str, Any]) -> None:
+        self._items = dict(items)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._items[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._items.items()))
+
+    def __repr__(self) -> str:
+        return repr(self._items)
+
+
+def checked_types(name: str, value: Any) -> tuple[str, ...]:
+    """Return the shortest cycle of kinds that repeats to `value`; raise `ConfigError` unless it is a list of names."""
+    given = tuple(value) if isinstance(value, list | tuple) else (None,)
+    if wrong := [kind for kind in given if not isinstance(kind, str) or not kind]:
+        raise ConfigError(
+            f"{name} is {shown(value)}; it should list the kind of each layer of a cycle, such as "
+            f"['sliding_attention', 'full_attention'], and {shown(wrong[0])} is no name."
+        )
+    lengths = (length for length in range(1, len(given)) if given == given[:length] * (len(given) // length))
+    return given[: next(lengths, len(given))]
+
+
+def checked_overrides(name: str, value: Any) -> Overrides:
+    """Return the overrides by kind, frozen; raise `ConfigError` unless they are fields that may differ, by kind."""
+    form = f"it should be {{kind: {{field: value}}}}, with fields of {', '.join(PER_LAYER)}"
+    if not isinstance(value, Mapping) or not all(isinstance(fields, Mapping) for fields in value.values()):
+        raise ConfigError(f"{name} is {shown(value)}; {form}.")
+    for kind, fields in value.items():
+        for field in fields:
+            if field not in PER_LAYER:
+                raise ConfigError(f"{name} has {shown(field)} for layers of the kind {shown(kind)}; {form}.")
+    return Overrides({kind: Overrides(fields) for kind, fields in value.items()})
+
+
+def kinds_of(config: Any, types: Sequence[str], overrides: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the configuration of each kind of layer, as a layer of that kind sees it.
+
+    Raises `ConfigError` if `layer_types` and `layer_overrides` of a `TransformerConfig` (whose file imports this one)
+    do not fit together, or a kind of layer is impossible.
+    """
+    if not types and not overrides:
+        return {ALIKE: config}
+    kinds = tuple(dict.fromkeys(types))
+    for kind in overrides:
+        if kind not in kinds:
+            listed = ", ".join(kinds) or "none"
+            raise ConfigError(
+                f"layer_overrides has the kind {shown(kind)}, which layer_types does not; it has: {listed}."
+            )
+    return {kind: _of_kind(config, kind, overrides.get(kind, {})) for kind in kinds}
+
+
+def _of_kind(config: Any, kind: str, fields: Mapping[str, Any]) -> Any:
+    try:
+        own = dataclasses.replace(config, layer_types=(), layer_overrides={}, **fields)
+    except ConfigError as error:
+        raise ConfigError(f"layer_overrides of the kind {shown(kind)} cannot be: {error}") from None
+    if own.positions != config.positions and (config.positions, own.positions) != ("rotary", "none"):
+        raise ConfigError(
+            f"layer_overrides has positions {own.positions!r} for layers of the kind {shown(kind)}, in place of "
+            f"{config.positions!r}; only 'none' in place of 'rotary' would be right."
+        )
+    if own.sliding_window is not None and config.sliding_window is None:
+        raise ConfigError(
+            f"layer_overrides has a sliding_window of {own.sliding_window} for layers of the kind {shown(kind)}, and "
+            "sliding_window is absent; give the window there, and null for layers without one."
+        )
+    return own
+
+
+def differing(config: Any, kinds: Mapping[str, Any]) -> Overrides:
+    """Return the fields of each of the `kinds` that differ from those of `config`."""
+    changes = {
+        kind: {name: getattr(own, name) for name in PER_LAYER if getattr(own, name) != getattr(config, name)}
+        for kind, own in kinds.items()
+    }
+    return Overrides({kind: Overrides(fields) for kind, fields in changes.items() if fields})

@@ -9,7 +9,9 @@ import tomllib
 from pathlib import Path
 
 from docs.site.checked import wrongs
+from docs.site.columns import Columns, column_pages, plain_pages
 from docs.site.pages import ROOT, linked_files, site_path, site_text, written_pages
+from docs.site.probe import agreements, watched
 
 HERE = Path(__file__).parent
 CONFIGURATION = HERE / "zensical.toml"
@@ -27,7 +29,14 @@ def write_pages(into: Path) -> None:
         place = into / (site_path(asset, pages) or asset)
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / asset, place)
+    for page, text in generated_pages().items():
+        _write(into / page, text)
     _write(into / "assets/site.css", (HERE / "site.css").read_text(encoding="utf-8"))
+
+
+def generated_pages() -> dict[str, str]:
+    """Return the pages that are made from sources and runs, by name."""
+    return column_pages(Columns(watched(), agreements()))
 
 
 def build(into: Path = BUILT) -> Path:
@@ -40,6 +49,8 @@ def build(into: Path = BUILT) -> Path:
     shutil.copyfile(CONFIGURATION, into / "zensical.toml")
     shutil.rmtree(into / "html", ignore_errors=True)
     zensical(into, "build", "--strict", "--clean")
+    for page, text in plain_pages().items():
+        _write(into / "pages" / page, text)
     add_markdown(into / "pages", into / "html")
     address = tomllib.loads(CONFIGURATION.read_text(encoding="utf-8"))["project"]["site_url"]
     if wrong := wrongs(into / "html", address):

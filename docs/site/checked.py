@@ -32,7 +32,7 @@ class Page(HTMLParser):
         super().__init__()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note what an element links to or loads, and its name."""
+        """Note what an element links to or loads, and its name. The theme asks GitHub about a repository."""
         given = {name: value or "" for name, value in attrs}
         self.anchors |= {given[name] for name in ("id", "name") if given.get(name)}
         if tag == "a" and "href" in given:
@@ -41,6 +41,8 @@ class Page(HTMLParser):
             self.loaded.append(given.get("href", ""))
         elif tag in LOADED and given.get(LOADED[tag]):
             self.loaded.append(given[LOADED[tag]])
+        if given.get("data-md-component") == "source":
+            self.loaded.append("https://api.github.com")
         self.pictures_without_text += tag == "img" and not given.get("alt")
 
 

@@ -11,6 +11,7 @@ import pytest
 from docs.site import pages
 from docs.site.build import CONFIGURATION
 from docs.site.checked import HEAVIEST, wrongs
+from docs.site.columns import SUBJECTS, page_name
 from docs.site.pages import ROOT, linked_files, site_text, written_pages
 
 ADDRESS = "https://example.org/site/"
@@ -25,7 +26,7 @@ def in_navigation(entries: list[dict[str, Any]]) -> list[str]:
 def test_every_page_but_those_of_causes_is_in_the_navigation() -> None:
     listed = in_navigation(tomllib.loads(CONFIGURATION.read_text(encoding="utf-8"))["project"]["nav"])
     written = {page for page in written_pages().values() if not page.startswith("causes/")}
-    assert sorted(listed) == sorted(written)
+    assert sorted(listed) == sorted(written | set(map(page_name, SUBJECTS)))
 
 
 def test_a_link_leads_to_the_same_place_from_the_site() -> None:
@@ -60,6 +61,7 @@ def test_code_is_shown_as_it_is() -> None:
         ('<a href="other.html#nothing">', "links to other.html#nothing, where there is no such heading"),
         ('<script src="https://cdn.example.com/x.js">', "from another host"),
         ('<link rel="preconnect" href="https://fonts.example.com">', "from another host"),
+        ('<a href="" data-md-component="source">', "from another host"),
         ('<img src="picture.svg">', "have no alternative text"),
         ("x" * (HEAVIEST + 1), "of at most"),
     ],

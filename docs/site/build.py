@@ -8,6 +8,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+from docs.site.causes import runs, section
 from docs.site.checked import wrongs
 from docs.site.columns import Columns, column_pages, plain_pages
 from docs.site.pages import ROOT, linked_files, site_path, site_text, written_pages
@@ -36,7 +37,17 @@ def write_pages(into: Path) -> None:
 
 def generated_pages() -> dict[str, str]:
     """Return the pages that are made from sources and runs, by name."""
-    return column_pages(Columns(watched(), agreements()))
+    return column_pages(Columns(watched(), agreements())) | _causes()
+
+
+def _causes() -> dict[str, str]:
+    """Return the pages of causes that a run shows, with the run."""
+    pages, found = written_pages(), {}
+    for name, shown in runs().items():
+        page = f"causes/{name}.md"
+        text, _, last = site_text(f"docs/{page}", pages).rpartition("[All faults]")
+        found[page] = f"{text}{section(shown)}\n[All faults]{last}"
+    return found
 
 
 def build(into: Path = BUILT) -> Path:

@@ -193,6 +193,14 @@ def imports(session: nox.Session) -> None:
 
 
 @nox.session
+def docs(session: nox.Session) -> None:
+    """Build the site into build/site/html; a broken link fails. `-- serve` shows it in a browser."""
+    install(session, "docs", bytecode=False)
+    environment = SINGLE_THREADED | compiled(session) | {"XLA_FLAGS": " ".join(COMPILE_QUICKLY)}
+    session.run("python", "-m", "docs.site", *session.posargs, env=environment)
+
+
+@nox.session
 def examples(session: nox.Session) -> None:
     """Train two small models, some minutes: a character model in two frameworks, and a toy translation."""
     install(session, "examples")

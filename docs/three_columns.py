@@ -1,15 +1,17 @@
 """Draw docs/three-columns.svg: attention in NumPy, PyTorch and JAX side by side, cut from the columns' sources.
 
-`python docs/three_columns.py` writes the picture; tests/project/test_documentation.py holds it to the sources.
+`python -m docs.three_columns` writes the picture; tests/project/test_documentation.py holds it to the sources.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from itertools import accumulate, pairwise, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from xml.sax.saxutils import escape
+
+from docs.site.lines import broken, joined
 
 ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "docs/three-columns.svg"
@@ -22,9 +24,6 @@ FUNCTIONS = ("attention_scores", "attention_weights", "attention")
 
 CHARACTERS = 52
 """Characters in a line of the picture; longer lines of the source are broken at their brackets."""
-
-SEPARATOR = re.compile(r" (?:else|and) |(?<=,) ")
-"""Places where a line may be broken outside brackets."""
 
 ADVANCE, LINE, PADDING = 7.25, 18, 16
 """Width of a character, height of a line and space around the text, in pixels."""
@@ -76,56 +75,8 @@ def statement(node: ast.stmt, source: str, indent: str = "    ") -> list[str]:
     """Return the lines of a statement, and of those in it."""
     if isinstance(node, ast.If):
         inner = [line for part in node.body for line in statement(part, source, indent + "    ")]
-        return broken(f"if {joined(node.test, source)}:", indent) + inner
-    return broken(joined(node, source), indent)
-
-
-def joined(node: ast.AST, source: str) -> str:
-    """Return the source of a node in one line."""
-    text = " ".join(line.strip() for line in (ast.get_source_segment(source, node) or "").splitlines())
-    return re.sub(r",? ([)\]}])", r"\1", re.sub(r"([(\[{]) ", r"\1", text))
-
-
-def broken(line: str, indent: str = "") -> list[str]:
-    """Return `line` alone if it is short; break it outside its brackets, or within the longest, if it is not."""
-    room, deeper = CHARACTERS - len(indent), indent + "    "
-    if len(line) <= room:
-        return [indent + line]
-    places = [index for index in outside_brackets(line) if line.find(" = ") < index <= room]
-    breaks = [index for index in places if SEPARATOR.match(line, index)]
-    if breaks:
-        return [indent + line[: breaks[-1]], *broken(line[breaks[-1] + 1 :], deeper)]
-    begin, end = longest_brackets(line)
-    *inner, last = filled(line[begin + 1 : end], deeper)
-    fits = len(last + line[end:]) <= CHARACTERS
-    return [indent + line[: begin + 1], *inner, *([last + line[end:]] if fits else [last, indent + line[end:]])]
-
-
-def outside_brackets(line: str) -> list[int]:
-    """Return the places in `line` that are in no brackets."""
-    depths = accumulate((character in "([{") - (character in ")]}") for character in line)
-    return [index for index, depth in enumerate(depths) if depth == 0]
-
-
-def longest_brackets(line: str) -> tuple[int, int]:
-    """Return where the longest pair of brackets opens and closes; (-1, -1) without brackets."""
-    opened, pairs = [], [(-1, -1)]
-    for index, character in enumerate(line):
-        if character in "([{":
-            opened.append(index)
-        elif character in ")]}":
-            pairs.append((opened.pop(), index))
-    return max(pairs, key=lambda pair: pair[1] - pair[0])
-
-
-def filled(inner: str, indent: str) -> list[str]:
-    """Return the items of a list, as many in a line as fit."""
-    cuts = [0, *(index + 1 for index in outside_brackets(inner) if inner[index] == ","), len(inner)]
-    lines = [""]
-    for item in (inner[begin:end].strip() for begin, end in pairwise(cuts)):
-        longer = f"{lines[-1]} {item}".strip()
-        lines = [*lines[:-1], longer] if len(indent + longer) <= CHARACTERS else [*lines, item]
-    return [part for line in lines if line for part in broken(line, indent)]
+        return broken(f"if {joined(node.test, source)}:", indent, width=CHARACTERS) + inner
+    return broken(joined(node, source), indent, width=CHARACTERS)
 
 
 def drawn(title: str, file: str, lines: list[tuple[str, bool]], *, left: int, height: int) -> list[str]:

@@ -96,7 +96,7 @@ def script(name: str) -> ModuleType:
 
 def test_the_picture_is_of_the_current_sources() -> None:
     drawing = script("three_columns")
-    assert read("docs/three-columns.svg") == drawing.picture(), "run python docs/three_columns.py"
+    assert read("docs/three-columns.svg") == drawing.picture(), "run python -m docs.three_columns"
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/agreement.md"])

@@ -1,0 +1,69 @@
+"""Statements of three columns, side by side where they correspond."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from difflib import SequenceMatcher
+from functools import cache
+from itertools import combinations, product
+
+FRAMEWORK = re.compile(r"\b(?:np|jnp|torch|jax\.nn|jax|nnx|nn|self)\.")
+"""What the frameworks call themselves, which says nothing of what a statement does."""
+
+Row = tuple[int | None, ...]
+"""The statement of each column that a row has, by number; None where a column has none."""
+
+MOVES = [move for move in product((0, 1), repeat=3) if any(move)]
+
+
+def aligned(columns: Sequence[Sequence[str]]) -> list[Row]:
+    """Return the rows in which the three columns' statements correspond best, each column in its own order.
+
+    A row gains, for each pair in it, what the pair is more alike than not. The sum is the largest that there is.
+    """
+    sizes = [len(column) for column in columns]
+    best: dict[tuple[int, ...], tuple[float, tuple[int, ...] | None]] = {(0, 0, 0): (0.0, None)}
+    for place in product(*(range(size + 1) for size in sizes)):
+        options = [best[place]] if place in best else []
+        for move in MOVES:
+            before = tuple(index - step for index, step in zip(place, move, strict=True))
+            if min(before) >= 0:
+                options.append((best[before][0] + _gain(columns, before, move), move))
+        best[place] = max(options, key=lambda option: option[0])
+    return _walked_back(best, tuple(sizes))
+
+
+def _gain(columns: Sequence[Sequence[str]], before: tuple[int, ...], move: tuple[int, ...]) -> float:
+    texts = [column[index] for column, index, step in zip(columns, before, move, strict=True) if step]
+    return sum(likeness(*sorted(pair)) - 0.5 for pair in combinations(texts, 2))
+
+
+def _walked_back(
+    best: dict[tuple[int, ...], tuple[float, tuple[int, ...] | None]], place: tuple[int, ...]
+) -> list[Row]:
+    rows: list[Row] = []
+    while move := best[place][1]:
+        place = tuple(index - step for index, step in zip(place, move, strict=True))
+        rows.append(tuple(index if step else None for index, step in zip(place, move, strict=True)))
+    return rows[::-1]
+
+
+@cache
+def likeness(one: str, other: str) -> float:
+    """Return how alike two statements are, from 0 to 1: half for what they assign or do, half for all their words."""
+    return (_ratio(head(one), head(other)) + _ratio(one, other)) / 2
+
+
+def _ratio(one: str, other: str) -> float:
+    return SequenceMatcher(None, _words(one), _words(other), autojunk=False).ratio()
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"\w+|[^\w\s]", FRAMEWORK.sub("", text))
+
+
+def head(text: str) -> str:
+    """Return what a statement assigns to, without where in it, else its first word."""
+    target = re.match(r"(?:self\.)?([\w, .*]+?)(?:: [^=]+|\[.*\])? = ", text)
+    return target[1].replace(",", "") if target else text.split(maxsplit=1)[0]

@@ -1,0 +1,268 @@
+"""A page for every file that the three columns have: their functions side by side, with what a small model computes."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import textwrap
+from dataclasses import dataclass
+from functools import cache
+from html import escape
+from itertools import chain
+
+import numpy as np
+from docs.site.aligning import aligned
+from docs.site.figures import figure, shows
+from docs.site.lines import broken
+from docs.site.pages import ROOT, SOURCES
+from docs.site.probe import LINES, Agreement, Seen
+from docs.site.sources import Definition, Statement, definitions
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import PythonLexer
+
+COLUMNS = {
+    "NumPy": "reference/transparity_numpy",
+    "PyTorch": "backends/transparity_pytorch",
+    "JAX": "backends/transparity_flax",
+}
+NAMES = {"numpy": "NumPy", "pytorch": "PyTorch", "flax": "JAX"}
+
+SUBJECTS = {
+    "embeddings": "Embeddings",
+    "positions": "Positions",
+    "masks": "Masks",
+    "attention": "Attention",
+    "normalization": "Normalization",
+    "feed_forward": "Feed-forward",
+    "layers": "Layers",
+    "transformer": "The transformer",
+    "head": "The head",
+    "training/loss": "Loss",
+    "training/differentiation": "Gradients",
+    "training/optimization": "Optimizers",
+    "state/cache": "Cache",
+    "state/context": "Context of a layer",
+    "decoding/steps": "Steps with a cache",
+    "decoding/generation": "Generation",
+    "decoding/beams": "Beam search",
+    "arithmetic/softcap": "Softcap",
+    "arithmetic/precision": "Precision",
+    "arithmetic/rounding": "Rounding",
+    "arithmetic/dropout": "Dropout",
+    "arithmetic/fused": "Fused attention",
+}
+"""The files that all three columns have, in the order of reading, and the titles of their pages."""
+
+CLAIMS = {
+    "attention": r"attention\.|forward\.(query|scores|weights|context|attention)|independent\..*attention",
+    "embeddings": r"embeddings\.|forward\.embedding",
+    "normalization": r"normalization\.|forward\.norms|independent\.torch_(layer|batch)_norm",
+    "feed_forward": r"feed_forward\.|forward\.feed_forward",
+    "layers": r"layers\.|forward\.(encoder|decoder)_layers|independent\.torch_layers",
+    "transformer": r"forward\.(stacks|logits|fast_logits)|families\.",
+    "head": r"forward\.logits",
+    "training/loss": r"loss\.|independent\.torch_cross_entropy",
+    "decoding/steps": r"decoding\.",
+    "decoding/generation": r"generation\.",
+    "arithmetic/rounding": r"precision\.",
+    "arithmetic/fused": r"forward\.fast_logits|attention\.long_sequences",
+}
+"""Claims about a page's part in docs/agreement.json; other pages have those whose names begin with the file's."""
+
+READING = """Rows that are not the same in all columns are tinted. Open a value below a row to see what a small model
+computes there: one row of tokens, weights drawn with a fixed seed, NumPy in float64.
+"""
+
+WIDTH = 54
+"""Characters in a line of a column."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What pages show beside the sources: what statements computed, and how far the columns agree at taps."""
+
+    seen: dict[LINES, Seen]
+    agreements: dict[tuple[str, str], Agreement]
+
+
+def page_name(subject: str) -> str:
+    """Return the site's page of a file."""
+    return f"columns/{subject.replace('/', '-').replace('_', '-')}.md"
+
+
+def column_pages(shown: Columns) -> dict[str, str]:
+    """Return every page by its name, as Markdown with HTML in it."""
+    return {page_name(subject): _page(subject, shown) for subject in SUBJECTS}
+
+
+def plain_pages() -> dict[str, str]:
+    """Return every page by its name for programs that read: the columns of each function one below the other."""
+    return {page_name(subject): _plain(subject) for subject in SUBJECTS}
+
+
+@cache
+def _definitions(subject: str) -> tuple[dict[str, Definition], ...]:
+    return tuple(definitions(_source(folder, subject)) for folder in COLUMNS.values())
+
+
+def _source(folder: str, subject: str) -> str:
+    return (ROOT / folder / f"{subject}.py").read_text(encoding="utf-8")
+
+
+def _all_names(subject: str) -> list[str]:
+    """Return what any of the columns defines in a file, in the order of the NumPy column, private names last."""
+    names = dict.fromkeys(name for column in _definitions(subject) for name in column)
+    return sorted(names, key=lambda name: name.startswith("_") or "." in name)
+
+
+def _introduction(subject: str) -> str:
+    summary = ast.get_docstring(ast.parse(_source(COLUMNS["NumPy"], subject))) or ""
+    return f"# {SUBJECTS[subject]}\n\n{summary}\n"
+
+
+def _page(subject: str, shown: Columns) -> str:
+    others = [
+        f"**{title}**" if name == subject else f"[{title}]({page_name(name).removeprefix('columns/')})"
+        for name, title in SUBJECTS.items()
+    ]
+    parts = [
+        "---\nhide:\n  - navigation\n  - toc\n---\n",
+        _introduction(subject),
+        f'<p class="subjects" markdown>{" · ".join(others)}</p>\n',
+        READING,
+        _agreement(subject),
+        *(_section(subject, name, shown) for name in _all_names(subject)),
+    ]
+    return "\n".join(parts)
+
+
+def _section(subject: str, name: str, shown: Columns) -> str:
+    """Return a definition of all columns: heading, docstring, shapes, and the rows of statements."""
+    found = [column.get(name) for column in _definitions(subject)]
+    first = next(definition for definition in found if definition)
+    listed = [definition.statements if definition else () for definition in found]
+    rows = aligned([[statement.text for statement in statements] for statements in listed])
+    cells = [
+        [statements[index] if index is not None else None for statements, index in zip(listed, row, strict=True)]
+        for row in rows
+    ]
+    body = "".join(_row(subject, row, shown) for row in cells)
+    heads = "".join(_head(subject, title, definition) for title, definition in zip(COLUMNS, found, strict=True))
+    documented = _documentation(found)
+    grid = f'<div class="columns highlight"><div class="row heads">{heads}</div>{body}</div>'
+    return f"## `{first.label if found[0] else name}` {{#{name}}}\n\n{documented}{_shapes(first)}{grid}\n"
+
+
+def _head(subject: str, title: str, definition: Definition | None) -> str:
+    if definition is None:
+        return f'<div class="cell">{title}: has no such part</div>'
+    path = f"{COLUMNS[title]}/{subject}.py"
+    return (
+        f'<div class="cell"><b>{title}</b> <a href="{SOURCES}/{path}#L{definition.line}">{definition.label}</a></div>'
+    )
+
+
+def _documentation(found: list[Definition | None]) -> str:
+    """Return the docstring, and those of other columns where they say something else."""
+    said = {title: definition.doc for title, definition in zip(COLUMNS, found, strict=True) if definition}
+    first = next(iter(said.values()))
+    rest = [f"<p><b>{title}:</b> {_inline(doc)}</p>" for title, doc in said.items() if doc and doc != first]
+    return "".join(f"<p>{_inline(part)}</p>" for part in first.split("\n\n") if part) + "".join(rest) + "\n\n"
+
+
+def _inline(text: str) -> str:
+    """Return a paragraph of a docstring as HTML; each argument of a list begins a line."""
+    text = re.sub(r"\n    (?=\S)", "<br>", escape(text, quote=False))
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", " ".join(text.split()))
+
+
+def _shapes(definition: Definition) -> str:
+    if not definition.shapes:
+        return ""
+    shapes = {name: f"<i>({escape(', '.join(shape.split()))})</i>" for name, shape in definition.shapes}
+    result = f" → {shapes.pop('returns')}" if "returns" in shapes else ""
+    given = [f"<code>{name}</code> {shape}" for name, shape in shapes.items()]
+    return f'<p class="shapes">{" · ".join(given)}{result}</p>\n\n'
+
+
+def _row(subject: str, row: list[Statement | None], shown: Columns) -> str:
+    """Return a row: a statement of each column, and what it computes."""
+    lines = [_code(statement) if statement else "" for statement in row]
+    kind = "same" if len(set(lines)) == 1 else "differs"
+    cells = "".join(f'<pre class="cell">{_highlighted(text)}</pre>' for text in lines)
+    value = _value((subject, row[0].begin), shown) if row[0] else ""
+    return f'<div class="row {kind}">{cells}</div>{value}'
+
+
+def _code(statement: Statement) -> str:
+    """Return a statement with its comments as lines of a column."""
+    indent = "    " * statement.depth
+    comments = chain(*(textwrap.wrap(comment.lstrip("# "), WIDTH - len(indent) - 2) for comment in statement.comments))
+    return "\n".join([*(f"{indent}# {line}" for line in comments), *broken(statement.text, indent, width=WIDTH)])
+
+
+def _highlighted(text: str) -> str:
+    lexer, form = PythonLexer(stripnl=False, ensurenl=False), HtmlFormatter(nowrap=True)
+    return highlight(text, lexer, form).rstrip("\n") if text else ""
+
+
+def _value(key: LINES, shown: Columns) -> str:
+    """Return what a statement computed, to be opened; nothing if it computed nothing that can be shown."""
+    seen = shown.seen.get(key)
+    values = {name: value for name, value in seen.values.items() if shows(value)} if seen else {}
+    if not seen or not values:
+        return ""
+    names = ", ".join(_named(name, value) for name, value in values.items())
+    tap = f" · tap <code>{seen.tap}</code>" if seen.tap else ""
+    body = "".join(figure(value) for value in values.values())
+    agreement = _agreed(shown.agreements.get((seen.model, seen.tap or "")))
+    return f'<details class="value"><summary>{names}{tap} · <i>{seen.model}</i></summary>{body}{agreement}</details>'
+
+
+def _named(name: str, value: object) -> str:
+    shape = f" {' × '.join(map(str, value.shape))}" if isinstance(value, np.ndarray) and value.ndim else ""
+    return f"{name if name == 'returns' else f'<code>{name}</code>'}{shape}"
+
+
+def _agreed(agreement: Agreement | None) -> str:
+    if agreement is None:
+        return ""
+    each = ", ".join(f"{NAMES[name]} {difference:.0e}" for name, difference in agreement.differences.items())
+    return f"<p>In float32 the columns differ from this, relative to its largest element, by: {each}.</p>"
+
+
+def _agreement(subject: str) -> str:
+    """Return the last conformance run's figures for the claims about a part; nothing if no claim is about it alone."""
+    kept = json.loads((ROOT / "docs/agreement.json").read_text(encoding="utf-8"))
+    pattern = CLAIMS.get(subject, rf"{subject.rpartition('/')[2]}\.")
+    claims = {name: cells for name, cells in kept["cells"].items() if re.match(pattern, name)}
+    if not claims:
+        return ""
+    used = ["numpy float64", "pytorch float64", "flax float64", "numpy float32", "pytorch float32", "flax float32"]
+    titles = [f"{NAMES[column.split()[0]]} {column.split()[1]}" for column in used]
+    table = [f"| claim | {' | '.join(titles)} |", f"|---|{'--:|' * len(used)}"]
+    for name, cells in claims.items():
+        by_column = dict(zip(kept["columns"], cells, strict=True))
+        table.append(f"| `{name}` | {' | '.join((by_column[column] or ['–'])[0] for column in used)} |")
+    told = "Share of its budget that the worst comparison uses, of the [last conformance run](../agreement.md)."
+    return (
+        '??? note "How far the columns agree here"\n\n'
+        + textwrap.indent(f"{told}\n\n" + "\n".join(table), "    ")
+        + "\n"
+    )
+
+
+def _plain(subject: str) -> str:
+    """Return a page as Markdown without HTML: each function in three blocks of code."""
+    parts = [_introduction(subject)]
+    for name in _all_names(subject):
+        found = [column.get(name) for column in _definitions(subject)]
+        first = next(definition for definition in found if definition)
+        parts.append(f"## `{first.label}`\n\n{first.doc}\n")
+        for title, definition in zip(COLUMNS, found, strict=True):
+            if definition:
+                code = "\n".join(_code(statement) for statement in definition.statements)
+                parts.append(f"{title}, {COLUMNS[title]}/{subject}.py:\n\n```python\n{code}\n```\n")
+    return "\n".join(parts)

@@ -1,0 +1,65 @@
+"""Long lines of Python, broken where a reader would break them."""
+
+from __future__ import annotations
+
+import ast
+import re
+from itertools import accumulate, pairwise
+
+SEPARATOR = re.compile(r" (?:else|and) |(?<=,) ")
+"""Places where a line may be broken outside brackets."""
+
+
+def joined(node: ast.AST, source: str) -> str:
+    """Return the source of a node in one line."""
+    return in_one_line(ast.get_source_segment(source, node) or "")
+
+
+def in_one_line(text: str) -> str:
+    """Return Python in one line, without the comma and the spaces that only its lines needed."""
+    text = " ".join(line.strip() for line in text.splitlines())
+    return re.sub(r",? ([)\]}])", r"\1", re.sub(r"([(\[{]) ", r"\1", text))
+
+
+def broken(line: str, indent: str = "", *, width: int) -> list[str]:
+    """Return `line` alone if it is short; break it outside its brackets, or within the longest, if it is not."""
+    room, deeper = width - len(indent), indent + "    "
+    if len(line) <= room:
+        return [indent + line]
+    places = [index for index in outside_brackets(line) if line.find(" = ") < index <= room]
+    breaks = [index for index in places if SEPARATOR.match(line, index)]
+    if breaks:
+        return [indent + line[: breaks[-1]], *broken(line[breaks[-1] + 1 :], deeper, width=width)]
+    begin, end = longest_brackets(line)
+    if begin < 0 or len(deeper) > width // 2:
+        return [indent + line]
+    *inner, last = filled(line[begin + 1 : end], deeper, width=width) or [""]
+    fits = len(last + line[end:]) <= width
+    return [indent + line[: begin + 1], *inner, *([last + line[end:]] if fits else [last, indent + line[end:]])]
+
+
+def outside_brackets(line: str) -> list[int]:
+    """Return the places in `line` that are in no brackets."""
+    depths = accumulate((character in "([{") - (character in ")]}") for character in line)
+    return [index for index, depth in enumerate(depths) if depth == 0]
+
+
+def longest_brackets(line: str) -> tuple[int, int]:
+    """Return where the longest pair of brackets opens and closes; (-1, -1) without brackets."""
+    opened, pairs = [], [(-1, -1)]
+    for index, character in enumerate(line):
+        if character in "([{":
+            opened.append(index)
+        elif character in ")]}":
+            pairs.append((opened.pop(), index))
+    return max(pairs, key=lambda pair: pair[1] - pair[0])
+
+
+def filled(inner: str, indent: str, *, width: int) -> list[str]:
+    """Return the items of a list, as many in a line as fit."""
+    cuts = [0, *(index + 1 for index in outside_brackets(inner) if inner[index] == ","), len(inner)]
+    lines = [""]
+    for item in (inner[begin:end].strip() for begin, end in pairwise(cuts)):
+        longer = f"{lines[-1]} {item}".strip()
+        lines = [*lines[:-1], longer] if len(indent + longer) <= width else [*lines, item]
+    return [part for line in lines if line for part in broken(line, indent, width=width)]

@@ -1,0 +1,218 @@
+"""What every statement of the NumPy column computes, seen while small models run."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import numpy as np
+from docs.site.pages import ROOT
+from docs.site.sources import Statement, definitions
+
+from transparity.config import TransformerConfig
+from transparity.parameters import initialize_parameters
+from transparity.taps import Tap, recording
+from transparity.training import Training
+from transparity_conformance.oracle.cases import CASES
+from transparity_numpy.port import build
+from transparity_numpy.transformer import transformer
+
+COLUMN = ROOT / "reference/transparity_numpy"
+LINES = tuple[str, int]
+"""A statement: its file from the column's folder, without .py, and the line with which it begins."""
+
+
+TRAINED = "gemma"
+"""The model that is trained; with others it would take long, since NumPy's gradients take a pass for each weight."""
+
+CALLS = 12
+"""Calls of a function that are followed in a model; a function that is called more often is in a loop."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a statement assigned or returned in its first run, by name; the model that ran; the tap, if it has one."""
+
+    values: dict[str, Any]
+    model: str
+    tap: str | None = None
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """The largest difference of a column in float32 from NumPy in float64 at a tap, beside its largest value."""
+
+    tap: str
+    model: str
+    differences: dict[str, float]
+
+
+SMALL: dict[str, Any] = {"embed_dim": 8, "num_heads": 2, "feed_forward_dim": 12, "max_length": 8}
+"""Sizes that fit a page. Vocabularies have 11 tokens, stacks one layer."""
+
+
+def models() -> dict[str, TransformerConfig]:
+    """Return small models that together have most parts, by name; the first has what most readers look for."""
+    translation = dataclasses.replace(
+        CASES["marian"], **SMALL, **_vocabulary(CASES["marian"]), padding="token", rope_layout="interleaved"
+    )
+    found = {"translation": translation}
+    for name in ("gemma", "t5", "bloom", "bert", "opt", "llama", "qwen"):
+        sizes = SMALL | ({"attention_head_dim": 4, "num_key_value_heads": 1} if CASES[name].gated else {})
+        sizes |= {"attention_head_dim": None, "num_key_value_heads": None} if name == "t5" else {}
+        found[name] = dataclasses.replace(CASES[name], **sizes, **_vocabulary(CASES[name]))
+    batch = dataclasses.replace(translation, norm="batch")
+    return found | {"batch norm": batch, "unbiased norm": dataclasses.replace(translation, norm="layer-unbiased")}
+
+
+def _vocabulary(config: TransformerConfig) -> dict[str, Any]:
+    names = [f"{stack}_vocab_size" for stack in ("source", "target") if getattr(config, f"{stack}_vocab_size")]
+    layers = [f"num_{stack}_layers" for stack in ("encoder", "decoder") if getattr(config, f"num_{stack}_layers")]
+    return dict.fromkeys(names, 11) | dict.fromkeys(layers, 1)
+
+
+def tokens(config: TransformerConfig) -> dict[str, Any]:
+    """Return one row of each input, the source with padding at its end."""
+    rows = {"source": [[5, 3, 7, 2, 0]], "target": [[1, 4, 6, 2]], "tokens": [[5, 3, 7, 4, 2]]}
+    found = {name: np.array(rows[name]) for name in config.input_names}
+    further = {"attention_mask": [[1, 1, 1, 1, 0]], "token_types": [[0, 0, 0, 1, 1]]}
+    return found | {name: np.array(further[name]) for name in config.further_inputs}
+
+
+def _parameters(config: TransformerConfig) -> dict[str, np.ndarray]:
+    """Return weights that every precision holds exactly, in float64."""
+    return {name: value.astype(np.float32).astype(np.float64) for name, value in initialize_parameters(config).items()}
+
+
+def watched() -> dict[LINES, Seen]:
+    """Return what every statement saw, of those that the models reach."""
+    seen: dict[LINES, Seen] = {}
+    statements = {str(path): _by_line(path) for path in sorted(COLUMN.rglob("*.py"))}
+    for name, config in models().items():
+        parameters = _parameters(config)
+        with _watching(statements, seen, name) as tap:
+            transformer(config, parameters, **tokens(config), tap=tap, training=config.norm == "batch")
+            _besides(config, parameters, trained=name == TRAINED)
+    return seen
+
+
+def _besides(config: TransformerConfig, parameters: dict[str, np.ndarray], *, trained: bool) -> None:
+    """Run what a model does besides its forward pass, where it can."""
+    forward, given = build(config, parameters, dtype="float64"), tokens(config)
+    forward.logits(**given)
+    if config.architecture == "encoder" or config.norm == "batch" or config.further_inputs:
+        return
+    last = config.input_names[-1]
+    forward.loss(np.array([[4, 6, 2, 0, 0]])[:, : given[last].shape[1]], **given)
+    source: dict[str, Any] = {name: value for name, value in given.items() if name != last}
+    forward.generate(given[last][:, :2], 2, **source)
+    forward.beam_search(given[last][:, :2], 2, beams=2, **source)
+    if not trained:
+        return
+    for training in (Training(max_norm=0.1), Training("sgd", momentum=0.9), Training("adamw", weight_decay=0.1)):
+        forward.train([{**given, "targets": given[last]}], training)
+
+
+def _by_line(path: Path) -> dict[int, Statement]:
+    """Return the statement of every line of a file."""
+    found = definitions(path.read_text(encoding="utf-8")).values()
+    listed = [statement for definition in found for statement in definition.statements]
+    return {line: statement for statement in listed for line in range(statement.begin, statement.end + 1)}
+
+
+class _Watcher:
+    """Notes what statements assign and return, each in the first call of its function that reaches it."""
+
+    def __init__(self, statements: dict[str, dict[int, Statement]]) -> None:
+        self.statements = statements
+        self.found: dict[LINES, dict[str, Any]] = {}
+        self.caller: dict[LINES, int] = {}
+        self.taps: dict[LINES, str] = {}
+        self.calls: Counter[CodeType] = Counter()
+
+    def call(self, frame: FrameType, _event: str, _result: Any) -> Callable[..., Any] | None:
+        """Follow a call of the column line by line; comprehensions and later calls are not followed."""
+        code = frame.f_code
+        self.calls[code] += 1
+        if self.calls[code] > CALLS or code.co_filename not in self.statements or code.co_name.startswith("<"):
+            return None
+        last, number = [code.co_firstlineno], self.calls[code]
+
+        def line(frame: FrameType, event: str, result: Any) -> Any:
+            self.note(frame, last[0], number, result if event == "return" else None)
+            last[0] = frame.f_lineno
+            return line
+
+        return line
+
+    def note(self, frame: FrameType, line: int, number: int, result: Any) -> None:
+        """Note what the statement at `line` has done in this call, unless an earlier call has."""
+        key, statement = self.place(frame.f_code.co_filename, line)
+        if statement is None or self.caller.get(key, number) != number:
+            return
+        values = {name: frame.f_locals[name] for name in statement.targets if name in frame.f_locals}
+        if values := {"returns": result} if statement.returns else values:
+            self.found[key], self.caller[key] = _copied(values), number
+
+    def place(self, file: str, line: int) -> tuple[LINES, Statement | None]:
+        """Return the statement at a line of a file."""
+        statement = self.statements[file].get(line)
+        name = Path(file).relative_to(COLUMN).with_suffix("").as_posix()
+        return (name, statement.begin if statement else line), statement
+
+    def tap(self, name: str, value: Any) -> Any:
+        """Note the name that the statement of the column which taps gives its value."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame and frame.f_code.co_filename not in self.statements:
+            frame = frame.f_back
+        if frame:
+            self.taps.setdefault(self.place(frame.f_code.co_filename, frame.f_lineno)[0], name)
+        return value
+
+
+@contextmanager
+def _watching(statements: dict[str, dict[int, Statement]], seen: dict[LINES, Seen], model: str) -> Iterator[Tap]:
+    """Add to `seen` what statements do in what runs in this context with the tap that it yields."""
+    watcher = _Watcher(statements)
+    sys.settrace(watcher.call)
+    try:
+        yield watcher.tap
+    finally:
+        sys.settrace(None)
+    for key, values in watcher.found.items():
+        seen.setdefault(key, Seen(values, model, watcher.taps.get(key)))
+
+
+def _copied(values: dict[str, Any]) -> dict[str, Any]:
+    """Return values as they are now: caches are updated in place."""
+    return {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in values.items()}
+
+
+def agreements() -> dict[tuple[str, str], Agreement]:
+    """Return how far each column in float32 is from NumPy in float64, by model and tap."""
+    columns = {entry.name: entry.load() for entry in entry_points(group="transparity.backends")}
+    found = {}
+    for name, config in models().items():
+        parameters, given = _parameters(config), tokens(config)
+        exact: dict[str, Any] = {}
+        transformer(config, parameters, **given, tap=recording(exact))
+        answers = {column: columns[column](config, parameters, dtype="float32")(**given) for column in _ORDER}
+        for tap, value in exact.items():
+            largest = max(float(np.abs(value).max()), np.finfo(float).tiny)
+            differences = {
+                column: float(np.abs(np.asarray(answer[tap], np.float64) - value).max()) / largest
+                for column, answer in answers.items()
+            }
+            found[name, tap] = Agreement(tap, name, differences)
+    return found
+
+
+_ORDER = ("numpy", "pytorch", "flax")

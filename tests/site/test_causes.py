@@ -1,0 +1,69 @@
+"""What the pages of causes draw is a run of the reference with the fault in it."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import numpy as np
+import pytest
+from docs.site.causes import PRECISION, Run, by_position, by_tap, runs, section
+from docs.site.pages import ROOT
+
+from transparity_conformance.diagnosis.fault import Hypothesis
+from transparity_conformance.diagnosis.walk import walk
+
+
+@pytest.fixture(scope="module")
+def shown() -> dict[str, list[Run]]:
+    return runs()
+
+
+def test_most_causes_of_the_forward_pass_are_shown(shown: dict[str, list[Run]]) -> None:
+    placed = {
+        page.stem for page in (ROOT / "docs/causes").glob("*.md") if "**At:**" in page.read_text(encoding="utf-8")
+    }
+    assert shown.keys() <= {page.stem for page in (ROOT / "docs/causes").glob("*.md")}
+    # Of what is left out, some show on several ranks alone, one changes nothing where a query sees a key.
+    assert len(placed & shown.keys()) >= 0.8 * len(placed), sorted(placed - shown.keys())
+
+
+def test_what_is_drawn_is_wrong_where_the_fault_is_and_not_before(shown: dict[str, list[Run]]) -> None:
+    for name, (run, *_) in shown.items():
+        wrong = [tap for tap in run.probe.oracle.expected if tap in run.wrong and run.share(tap) > 1]
+        assert wrong, name
+        if run.hypothesis.sites and not run.hypothesis.fault.fields:
+            order = list(run.probe.oracle.expected)
+            assert min(map(order.index, wrong)) >= min(map(order.index, run.hypothesis.sites)), name
+
+
+def test_without_a_fault_no_bar_is_over_its_budget(shown: dict[str, list[Run]]) -> None:
+    run = shown["causal-missing"][0]
+    assert 'class="over"' in by_tap(run)
+    right = Run(run.probe, Hypothesis(run.hypothesis.fault), walk(run.probe, {}))
+    assert 'class="over"' not in by_tap(right)
+    assert "the first is none" in by_tap(right)
+
+
+def test_a_missing_causal_mask_does_not_show_at_length_1(shown: dict[str, list[Run]]) -> None:
+    (single,) = (run for run in shown["causal-missing"] if run.probe.name == "one")
+    assert single.share("logits") < 1
+    assert f"| {single.probe.purpose} | {single.share('logits'):.2f}: it does not show |" in section(
+        shown["causal-missing"]
+    )
+
+
+def test_the_heat_map_is_darkest_where_the_result_is_most_wrong(shown: dict[str, list[Run]]) -> None:
+    run = shown["causal-missing"][0]
+    error = np.abs(run.wrong["logits"] - run.probe.oracle.expected["logits"]).max(axis=-1)
+    row, column = np.unravel_index(error.argmax(), error.shape)
+    darkest = re.search(r'class="h8" d="([^"]*)"', by_position(run))
+    assert darkest
+    assert f"M{column} {row}h1" in darkest[1]
+
+
+def test_a_result_that_is_not_finite_is_told(shown: dict[str, list[Run]]) -> None:
+    run = shown["causal-missing"][0]
+    broken = dataclasses.replace(run, wrong={**run.wrong, "logits": run.wrong["logits"] * np.nan})
+    assert "not finite" in section([broken])
+    assert run.probe.oracle.budget("logits", PRECISION) > 0

@@ -1,0 +1,158 @@
+"""The pages of the columns hold to the sources, and their values are what the NumPy column computes."""
+
+from __future__ import annotations
+
+import ast
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from docs.site import columns
+from docs.site.aligning import aligned
+from docs.site.columns import COLUMNS, SUBJECTS, Columns, column_pages, page_name, plain_pages
+from docs.site.figures import figure, heat_map
+from docs.site.pages import ROOT
+from docs.site.probe import COLUMN, LINES, Seen, models, tokens, watched
+from docs.site.sources import Definition, definitions
+
+from transparity.taps import tap_shapes
+from transparity_numpy.attention import attention_weights
+
+
+def stems(folder: str) -> set[str]:
+    paths = (ROOT / folder).rglob("*.py")
+    return {path.relative_to(ROOT / folder).with_suffix("").as_posix() for path in paths if path.stem != "__init__"}
+
+
+def test_every_file_that_the_three_columns_have_has_a_page() -> None:
+    assert set(SUBJECTS) == set.intersection(*map(stems, COLUMNS.values())) - {"port", "harness", "fast/fast_linear"}
+
+
+def bare(node: ast.FunctionDef) -> str:
+    """Return the code of a function without docstring and annotations of arguments."""
+    for part in ast.walk(node):
+        if isinstance(part, ast.arg):
+            part.annotation = None
+    node.returns, node.decorator_list = None, []
+    node.body = node.body[1:] if ast.get_docstring(node) else node.body
+    return ast.unparse(node)
+
+
+def rebuilt(definition: Definition) -> str:
+    """Return the code that the statements of a definition come to."""
+    lines = ["    " * statement.depth + statement.text for statement in definition.statements]
+    found = ast.parse("\n".join(lines)).body[0]
+    assert isinstance(found, ast.FunctionDef)
+    return bare(found)
+
+
+@pytest.mark.parametrize("folder", COLUMNS.values())
+def test_the_statements_of_a_page_are_all_those_of_the_source(folder: str) -> None:
+    for subject in SUBJECTS:
+        text = (ROOT / folder / f"{subject}.py").read_text(encoding="utf-8")
+        shown = {definition.line: definition for definition in definitions(text).values()}
+        for node in ast.parse(text).body:
+            inner = node.body if isinstance(node, ast.ClassDef) else [node]
+            for function in (part for part in inner if isinstance(part, ast.FunctionDef)):
+                assert rebuilt(shown[function.lineno]) == bare(function), f"{folder}/{subject}.py {function.name}"
+
+
+def test_a_comment_stays_with_its_statement() -> None:
+    found = definitions("def f(x):\n    y = x  # one\n    # two\n    # three\n    return y\n")["f"].statements
+    assert [statement.comments for statement in found] == [(), ("# one",), ("# two", "# three")]
+
+
+def test_rows_have_each_statement_once_in_its_order() -> None:
+    one, other, third = ["def f():", "a = 1", "b = 2", "return b"], ["def f():", "b = 2", "return b"], ["return c"]
+    assert aligned([one, other, third]) == [(0, 0, None), (1, None, None), (2, 1, None), (3, 2, 0)]
+    for subject in SUBJECTS:
+        found = [definitions((ROOT / folder / f"{subject}.py").read_text()) for folder in COLUMNS.values()]
+        for name in found[0]:
+            texts = [[part.text for part in column[name].statements] if name in column else [] for column in found]
+            rows = aligned(texts)
+            for index, text in enumerate(texts):
+                assert [row[index] for row in rows if row[index] is not None] == list(range(len(text)))
+
+
+def test_statements_that_correspond_share_a_row() -> None:
+    found = [definitions((ROOT / folder / "attention.py").read_text())["attention"] for folder in COLUMNS.values()]
+    texts = [[statement.text for statement in definition.statements] for definition in found]
+    for row in aligned(texts):
+        assert None not in row
+        starts = {text[index].split("(")[0] for text, index in zip(texts, row, strict=True) if index is not None}
+        assert len(starts) == 1
+
+
+@pytest.fixture(scope="module")
+def seen() -> dict[LINES, Seen]:
+    return watched()
+
+
+def test_a_changed_source_changes_its_page(monkeypatch: pytest.MonkeyPatch, seen: dict[LINES, Seen]) -> None:
+    def pages() -> dict[str, str]:
+        columns._definitions.cache_clear()
+        return column_pages(Columns(seen, {})) | {f"plain {name}": text for name, text in plain_pages().items()}
+
+    before, read = pages(), columns._source
+    monkeypatch.setattr(
+        columns, "_source", lambda *which: read(*which).replace("key.transpose(-2, -1) * scale", "key.mT * scale")
+    )
+    after = pages()
+    columns._definitions.cache_clear()
+    changed = {name for name in before if before[name] != after[name]}
+    assert changed == {page_name("attention"), f"plain {page_name('attention')}"}
+    assert "mT" in after[page_name("attention")]
+
+
+def test_every_tap_has_a_value_on_a_page(seen: dict[LINES, Seen]) -> None:
+    known = {re.sub(r"^.*\.", "", place.tap) for place in seen.values() if place.tap}
+    for config in models().values():
+        taps = tap_shapes(config, 1, **{name: value.shape[1] for name, value in tokens(config).items()})
+        norms = {"embedding_norm", "self_attention_norm", "feed_forward_norm"}  # one statement taps all norms
+        asked = {re.sub(r"^.*\.", "", tap) for tap in taps}
+        assert {name for name in asked if not name.endswith(("_norm", "_rotated"))} <= known
+        assert known & norms
+
+
+def test_a_value_is_what_the_statement_computed(seen: dict[LINES, Seen]) -> None:
+    (weights,) = (place for place in seen.values() if (place.tap or "").endswith(".weights"))
+    (scores,) = (place for place in seen.values() if (place.tap or "").endswith(".scores"))
+    mask = np.array([[[[True, True, True, True, False]]]])  # the last token of the source is padding
+    assert weights.values["weights"].dtype == np.float64
+    np.testing.assert_array_equal(weights.values["weights"], attention_weights(scores.values["scores"], mask, -np.inf))
+    text = (COLUMN / "attention.py").read_text(encoding="utf-8").splitlines()
+    (line,) = (line for (file, line), place in seen.items() if place is weights and file == "attention")
+    assert text[line - 1].lstrip().startswith("weights = tap(")
+
+
+def test_most_statements_that_assign_or_return_have_a_value(seen: dict[LINES, Seen]) -> None:
+    for subject in ("attention", "masks", "positions", "normalization", "layers", "transformer"):
+        text = Path(COLUMN, f"{subject}.py").read_text(encoding="utf-8")
+        statements = [part for definition in definitions(text).values() for part in definition.statements]
+        asked = {part.begin for part in statements if part.depth and (part.targets or part.returns)}
+        found = {line for file, line in seen if file == subject}
+        assert len(asked - found) <= len(asked & found) / 4, subject
+
+
+def test_a_heat_map_is_darkest_at_the_largest_element() -> None:
+    drawn = heat_map(np.array([[0.0, 1.0], [0.5, -np.inf]]), "weights")
+    assert re.search(r'class="h8" d="M1 0h1v1h-1z"', drawn)
+    assert 'aria-label="weights"' in drawn
+    assert "…" in figure(np.zeros((9, 9)))
+    assert "svg" in figure(np.eye(3, dtype=bool)) and "svg" not in figure(np.eye(3))
+
+
+def test_every_claim_that_a_page_shows_exists() -> None:
+    for subject in columns.CLAIMS:
+        assert "| `" in columns._agreement(subject), subject
+    assert "| `positions.alibi_slopes` |" in columns._agreement("positions")
+    assert columns._agreement("state/context") == ""
+
+
+def test_headings_are_in_order(seen: dict[LINES, Seen]) -> None:
+    for page in column_pages(Columns(seen, {})).values():
+        levels = [len(match) for match in re.findall(r"(?m)^(#+) ", page)]
+        assert levels[0] == 1
+        assert all(after <= before + 1 for before, after in pairwise(levels))

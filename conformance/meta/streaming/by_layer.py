@@ -1,7 +1,7 @@
-"""Measure checks of one layer at a time: `python -m meta.streaming.by_layer FOLDER [--planted] [--layer N]`.
+"""Measure checks of one layer at a time: `python -m meta.streaming.by_layer FOLDER [--planted …] [--layer N]`.
 
 FOLDER is the 8-billion folder that `meta.streaming.measure` writes, or another Llama. Every layer, the embedding and
-the head are checked through transformers' own loader; with `--planted`, twelve mistakes in layer N alone. The results
+the head are checked through transformers' own loader; with `--planted`, mistakes in layer N alone. The results
 go into docs/by-layer.json and docs/scale.md.
 """
 
@@ -64,12 +64,12 @@ def every_piece(folder: Path) -> dict[str, Any]:
     return {"seconds": time.monotonic() - began, "pieces": rows}
 
 
-def every_mistake(folder: Path, layer: int) -> list[dict[str, Any]]:
+def every_mistake(folder: Path, layer: int, mistakes: Sequence[str]) -> list[dict[str, Any]]:
     """Check the layer, and the one before it, which is right, through each loader with a mistake."""
-    rows: dict[str, dict[str, Any]] = {mistake: {"mistake": mistake} for mistake in planted.MISTAKES}
+    rows: dict[str, dict[str, Any]] = {mistake: {"mistake": mistake} for mistake in mistakes}
     for system in layer_systems(folder, None, f"{layer - 1},{layer}"):
         before = system.name.endswith(f" layer {layer - 1}")
-        for mistake in planted.MISTAKES if before or system.name.endswith(f" layer {layer}") else ():
+        for mistake in mistakes if before or system.name.endswith(f" layer {layer}") else ():
             check = checker(mistake)
             report, took = measured(check, system)
             check.build.process.stop()
@@ -116,7 +116,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, and write the page."""
     parser = argparse.ArgumentParser(description="Measure checks of one layer at a time.")
     parser.add_argument("folder", type=Path, help="a Llama as a hub keeps it")
-    parser.add_argument("--planted", action="store_true", help="the mistakes, in place of every layer")
+    parser.add_argument(
+        "--planted", nargs="*", choices=list(planted.MISTAKES), help="mistakes, in place of every layer"
+    )
     parser.add_argument("--layer", type=int, default=7, help="the layer that has them")
     options = parser.parse_args(arguments)
     found = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
@@ -126,8 +128,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         np.save(file, values[name][:1][0])
         file.flush()
         os.environ["PLANTED_ROW"] = file.name
-        if options.planted:
-            found["planted"] = every_mistake(options.folder, options.layer)
+        if options.planted is not None:
+            rows = every_mistake(options.folder, options.layer, options.planted or list(planted.MISTAKES))
+            known = {row["mistake"]: row for row in [*found.get("planted", []), *rows]}
+            found["planted"] = [known[mistake] for mistake in planted.MISTAKES if mistake in known]
         else:
             found["whole"] = every_piece(options.folder)
     FILE.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

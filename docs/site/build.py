@@ -7,11 +7,13 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
+from docs.site import noise
 from docs.site.causes import runs, section
 from docs.site.checked import wrongs
 from docs.site.columns import Columns, column_pages, plain_pages
-from docs.site.pages import ROOT, linked_files, site_path, site_text, written_pages
+from docs.site.pages import ROOT, linked_files, markdown_beside, markdown_place, site_path, site_text, written_pages
 from docs.site.probe import agreements, watched
 
 HERE = Path(__file__).parent
@@ -37,7 +39,8 @@ def write_pages(into: Path) -> None:
 
 def generated_pages() -> dict[str, str]:
     """Return the pages that are made from sources and runs, by name."""
-    return column_pages(Columns(watched(), agreements())) | _causes()
+    normal = site_text("docs/normal.md", written_pages()).replace(noise.PLACE, noise.tables())
+    return column_pages(Columns(watched(), agreements())) | _causes() | {"normal.md": normal}
 
 
 def _causes() -> dict[str, str]:
@@ -63,8 +66,8 @@ def build(into: Path = BUILT) -> Path:
     for page, text in plain_pages().items():
         _write(into / "pages" / page, text)
     add_markdown(into / "pages", into / "html")
-    address = tomllib.loads(CONFIGURATION.read_text(encoding="utf-8"))["project"]["site_url"]
-    if wrong := wrongs(into / "html", address):
+    _write(into / "html/llms.txt", llms_text(into / "html"))
+    if wrong := wrongs(into / "html", _project()["site_url"]):
         sys.exit("\n".join(wrong))
     return into / "html"
 
@@ -79,10 +82,30 @@ def zensical(folder: Path, *arguments: str) -> None:
 
 def add_markdown(pages: Path, html: Path) -> None:
     """Put the Markdown of each page beside it, for programs that read: `checking/index.md` for `checking/`."""
-    for page in sorted(pages.rglob("*.md")):
-        name = page.relative_to(pages)
-        place = name if name.stem == "index" else name.with_suffix("") / "index.md"
-        shutil.copyfile(page, html / place)
+    for path in sorted(pages.rglob("*.md")):
+        page = path.relative_to(pages).as_posix()
+        _write(html / markdown_place(page), markdown_beside(path.read_text(encoding="utf-8"), page))
+
+
+def llms_text(html: Path) -> str:
+    """Return the list of all pages for programs that read (llmstxt.org): title and address of each page's Markdown."""
+    project = _project()
+    parts = [f"# {project['site_name']}", f"> {project['site_description']}"]
+    sections: list[dict[str, str | list[dict[str, str]]]] = project["nav"]
+    for title, entries in (item for part in sections for item in part.items()):
+        listed = [{title: entries}] if isinstance(entries, str) else entries
+        lines = [f"- [{name}]({markdown_place(page)})" for entry in listed for name, page in entry.items()]
+        parts.append(f"## {title}\n\n" + "\n".join(lines))
+    causes = sorted((html / "causes").glob("*/index.md"))
+    parts.append(
+        "## Every cause\n\n" + "\n".join(f"- [{page.parent.name}]({page.relative_to(html)})" for page in causes)
+    )
+    return "\n\n".join(parts) + "\n"
+
+
+def _project() -> dict[str, Any]:
+    project: dict[str, Any] = tomllib.loads(CONFIGURATION.read_text(encoding="utf-8"))["project"]
+    return project
 
 
 def _write(path: Path, text: str) -> None:

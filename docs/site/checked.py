@@ -8,6 +8,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urljoin, urlsplit
 
+from docs.site.pages import link_targets
+
 HEAVIEST = 300_000
 """Bytes of a page."""
 
@@ -63,7 +65,13 @@ def wrongs(site: Path, address: str) -> list[str]:
     found |= {
         path: ["loads a file from another host"] for path in site.rglob("*.css") if FOREIGN.search(path.read_text())
     }
+    found |= {path: _of_markdown(path) for path in [*site.rglob("*.md"), *site.rglob("*.txt")]}
     return [f"{path.relative_to(site)}: {sentence}" for path, sentences in found.items() for sentence in sentences]
+
+
+def _of_markdown(path: Path) -> list[str]:
+    local = [target for target in link_targets(path.read_text(encoding="utf-8")) if not urlsplit(target).scheme]
+    return [f"links to {target}, which does not exist" for target in local if not (path.parent / target).exists()]
 
 
 def _address(path: Path, site: Path, address: str) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 from docs.site.aligning import aligned
 from docs.site.figures import figure, shows
 from docs.site.lines import broken
-from docs.site.pages import ROOT, SOURCES
+from docs.site.pages import ROOT, SOURCES, SUBJECTS, column_page
 from docs.site.probe import LINES, Agreement, Seen
 from docs.site.sources import Definition, Statement, definitions
 from pygments import highlight
@@ -28,32 +28,6 @@ COLUMNS = {
     "JAX": "backends/transparity_flax",
 }
 NAMES = {"numpy": "NumPy", "pytorch": "PyTorch", "flax": "JAX"}
-
-SUBJECTS = {
-    "embeddings": "Embeddings",
-    "positions": "Positions",
-    "masks": "Masks",
-    "attention": "Attention",
-    "normalization": "Normalization",
-    "feed_forward": "Feed-forward",
-    "layers": "Layers",
-    "transformer": "The transformer",
-    "head": "The head",
-    "training/loss": "Loss",
-    "training/differentiation": "Gradients",
-    "training/optimization": "Optimizers",
-    "state/cache": "Cache",
-    "state/context": "Context of a layer",
-    "decoding/steps": "Steps with a cache",
-    "decoding/generation": "Generation",
-    "decoding/beams": "Beam search",
-    "arithmetic/softcap": "Softcap",
-    "arithmetic/precision": "Precision",
-    "arithmetic/rounding": "Rounding",
-    "arithmetic/dropout": "Dropout",
-    "arithmetic/fused": "Fused attention",
-}
-"""The files that all three columns have, in the order of reading, and the titles of their pages."""
 
 CLAIMS = {
     "attention": r"attention\.|forward\.(query|scores|weights|context|attention)|independent\..*attention",
@@ -87,19 +61,14 @@ class Columns:
     agreements: dict[tuple[str, str], Agreement]
 
 
-def page_name(subject: str) -> str:
-    """Return the site's page of a file."""
-    return f"columns/{subject.replace('/', '-').replace('_', '-')}.md"
-
-
 def column_pages(shown: Columns) -> dict[str, str]:
     """Return every page by its name, as Markdown with HTML in it."""
-    return {page_name(subject): _page(subject, shown) for subject in SUBJECTS}
+    return {column_page(subject): _page(subject, shown) for subject in SUBJECTS}
 
 
 def plain_pages() -> dict[str, str]:
     """Return every page by its name for programs that read: the columns of each function one below the other."""
-    return {page_name(subject): _plain(subject) for subject in SUBJECTS}
+    return {column_page(subject): _plain(subject) for subject in SUBJECTS}
 
 
 @cache
@@ -124,7 +93,7 @@ def _introduction(subject: str) -> str:
 
 def _page(subject: str, shown: Columns) -> str:
     others = [
-        f"**{title}**" if name == subject else f"[{title}]({page_name(name).removeprefix('columns/')})"
+        f"**{title}**" if name == subject else f"[{title}]({column_page(name).removeprefix('columns/')})"
         for name, title in SUBJECTS.items()
     ]
     parts = [

@@ -18,7 +18,9 @@ LEVELS = 9
 def figure(value: Any) -> str:
     """Return a value as HTML: an array as its rows, with a heat map if it has heads or is a mask."""
     if isinstance(value, tuple | list):
-        return "".join(figure(part) for part in value)
+        names = getattr(value, "_fields", [""] * len(value))
+        shown = [(name, part) for name, part in zip(names, value, strict=True) if shows(part)]
+        return "".join(f"<p><code>{name}</code></p>{figure(part)}" if name else figure(part) for name, part in shown)
     if not isinstance(value, np.ndarray) or value.ndim == 0:
         return f"<pre>{escape(_number(value))}</pre>" if _is_number(value) else ""
     if not value.size:

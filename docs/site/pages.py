@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).parents[2]
@@ -22,6 +23,36 @@ FENCED = re.compile(r"(?ms)^( *)(```|~~~).*?^\1\2$|`[^`\n]+`")
 LINK = re.compile(r"(\]\()([^)\s#]+)?(#[^)\s]*)?(\))")
 
 
+SUBJECTS = {
+    "embeddings": "Embeddings",
+    "positions": "Positions",
+    "masks": "Masks",
+    "attention": "Attention",
+    "normalization": "Normalization",
+    "feed_forward": "Feed-forward",
+    "layers": "Layers",
+    "transformer": "The transformer",
+    "head": "The head",
+    "training/loss": "Loss",
+    "training/differentiation": "Gradients",
+    "training/optimization": "Optimizers",
+    "state/cache": "Cache",
+    "state/context": "Context of a layer",
+    "decoding/steps": "Steps with a cache",
+    "decoding/generation": "Generation",
+    "decoding/beams": "Beam search",
+    "arithmetic/softcap": "Softcap",
+    "arithmetic/precision": "Precision",
+    "arithmetic/rounding": "Rounding",
+    "arithmetic/dropout": "Dropout",
+    "arithmetic/fused": "Fused attention",
+}
+"""The files that all three columns have, in the order of reading, and the titles of their pages."""
+
+COLUMN = re.compile(r"reference/transparity_numpy/(.+)\.py")
+"""A file of the specification, which the site shows beside the other columns'."""
+
+
 def written_pages() -> dict[str, str]:
     """Return the page of the site for every Markdown file that it shows; both by their paths."""
     found = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
@@ -30,7 +61,7 @@ def written_pages() -> dict[str, str]:
 
 def linked_files(path: str) -> set[str]:
     """Return the files, such as pictures, that the page at `path` shows or links to in docs/ and benchmarks/."""
-    targets = (_resolved(path, target) for target in _targets((ROOT / path).read_text(encoding="utf-8")))
+    targets = (_resolved(path, target) for target in link_targets((ROOT / path).read_text(encoding="utf-8")))
     return {target for target in targets if target and _is_asset(target)}
 
 
@@ -44,36 +75,67 @@ def site_text(path: str, pages: dict[str, str]) -> str:
     Raises:
         FileNotFoundError: A link leads nowhere.
     """
-    text = (ROOT / path).read_text(encoding="utf-8")
+    here = str(PurePosixPath(pages[path]).parent)
+
+    def change(written: str) -> str:
+        target = _resolved(path, written)
+        if target is None:
+            return written
+        if not (ROOT / target).exists():
+            raise FileNotFoundError(f"{path} links to {written}, which does not exist; correct the link.")
+        place = site_path(target, pages)
+        return f"{SOURCES}/{target}" if place is None else os.path.relpath(place, here)
+
+    return relinked((ROOT / path).read_text(encoding="utf-8"), change)
+
+
+def markdown_place(page: str) -> str:
+    """Return where the Markdown of a page is in the built site: `checking/index.md` beside `checking/index.html`."""
+    return page if page == "index.md" else f"{page.removesuffix('.md')}/index.md"
+
+
+def markdown_beside(text: str, page: str) -> str:
+    """Return the text of a page with the links that it has where its Markdown is in the built site."""
+    here = str(PurePosixPath(markdown_place(page)).parent)
+
+    def change(written: str) -> str:
+        target = _resolved(page, written)
+        if target is None:
+            return written
+        return os.path.relpath(markdown_place(target) if target.endswith(".md") else target, here)
+
+    return relinked(text, change)
+
+
+def relinked(text: str, change: Callable[[str], str]) -> str:
+    """Return Markdown with the target of each link changed, but for those in code and those within the page."""
     parts, begin = [], 0
+
+    def link(match: re.Match[str]) -> str:
+        return f"{match[1]}{change(match[2]) if match[2] else ''}{match[3] or ''}{match[4]}"
+
     for code in FENCED.finditer(text):
-        parts += [_relinked(text[begin : code.start()], path, pages), code[0]]
+        parts += [LINK.sub(link, text[begin : code.start()]), code[0]]
         begin = code.end()
-    return "".join([*parts, _relinked(text[begin:], path, pages)])
+    return "".join([*parts, LINK.sub(link, text[begin:])])
+
+
+def column_page(subject: str) -> str:
+    """Return the page of a file that all three columns have."""
+    return f"columns/{subject.replace('/', '-').replace('_', '-')}.md"
 
 
 def site_path(target: str, pages: dict[str, str]) -> str | None:
     """Return where the site has a file of the repository; None if it has not."""
+    column = COLUMN.fullmatch(target)
+    if column and column[1] in SUBJECTS:
+        return column_page(column[1])
     return pages.get(target) or (target.removeprefix("docs/") if _is_asset(target) else None)
 
 
-def _targets(text: str) -> list[str]:
+def link_targets(text: str) -> list[str]:
     """Return what the links of a page lead to, apart from its code."""
     return [match[2] for match in LINK.finditer(FENCED.sub("", text)) if match[2]]
-
-
-def _relinked(prose: str, path: str, pages: dict[str, str]) -> str:
-    def link(match: re.Match[str]) -> str:
-        target = _resolved(path, match[2]) if match[2] else None
-        if target is None:
-            return match[0]
-        if not (ROOT / target).exists():
-            raise FileNotFoundError(f"{path} links to {match[2]}, which does not exist; correct the link.")
-        place, here = site_path(target, pages), str(PurePosixPath(pages[path]).parent)
-        leads = f"{SOURCES}/{target}" if place is None else os.path.relpath(place, here)
-        return f"{match[1]}{leads}{match[3] or ''}{match[4]}"
-
-    return LINK.sub(link, prose)
 
 
 def _resolved(path: str, target: str) -> str | None:

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from docs.site import columns
 from docs.site.aligning import aligned
-from docs.site.columns import COLUMNS, SUBJECTS, Columns, column_pages, page_name, plain_pages
+from docs.site.columns import COLUMNS, Columns, column_pages, plain_pages
 from docs.site.figures import figure, heat_map
-from docs.site.pages import ROOT
+from docs.site.pages import ROOT, SUBJECTS, column_page
 from docs.site.probe import COLUMN, LINES, Seen, models, tokens, watched
 from docs.site.sources import Definition, definitions
 
@@ -102,8 +102,8 @@ def test_a_changed_source_changes_its_page(monkeypatch: pytest.MonkeyPatch, seen
     after = pages()
     columns._definitions.cache_clear()
     changed = {name for name in before if before[name] != after[name]}
-    assert changed == {page_name("attention"), f"plain {page_name('attention')}"}
-    assert "mT" in after[page_name("attention")]
+    assert changed == {column_page("attention"), f"plain {column_page('attention')}"}
+    assert "mT" in after[column_page("attention")]
 
 
 def test_every_tap_has_a_value_on_a_page(seen: dict[LINES, Seen]) -> None:

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from docs.site import pages
-from docs.site.build import CONFIGURATION
+from docs.site import noise, pages
+from docs.site.build import CONFIGURATION, llms_text
 from docs.site.checked import HEAVIEST, wrongs
-from docs.site.columns import SUBJECTS, page_name
-from docs.site.pages import ROOT, linked_files, site_text, written_pages
+from docs.site.pages import ROOT, SUBJECTS, column_page, linked_files, markdown_beside, site_text, written_pages
 
 ADDRESS = "https://example.org/site/"
 
@@ -26,13 +25,14 @@ def in_navigation(entries: list[dict[str, Any]]) -> list[str]:
 def test_every_page_but_those_of_causes_is_in_the_navigation() -> None:
     listed = in_navigation(tomllib.loads(CONFIGURATION.read_text(encoding="utf-8"))["project"]["nav"])
     written = {page for page in written_pages().values() if not page.startswith("causes/")}
-    assert sorted(listed) == sorted(written | set(map(page_name, SUBJECTS)))
+    assert sorted(listed) == sorted(written | set(map(column_page, SUBJECTS)))
 
 
 def test_a_link_leads_to_the_same_place_from_the_site() -> None:
     text = site_text("README.md", written_pages())
     assert "](families.md#a-ports-own-loader)" in text
-    assert f"[attention.py]({pages.SOURCES}/reference/transparity_numpy/attention.py)" in text
+    assert "[attention.py](columns/attention.md)" in text
+    assert f"[attention.py]({pages.SOURCES}/backends/transparity_pytorch/attention.py)" in text
     assert "](../faults.md)" in site_text("docs/causes/norm-eps.md", written_pages())
     assert "](index.md#check-a-port)" in site_text("docs/checking.md", written_pages())
     assert {"docs/three-columns.svg", "benchmarks/results/throughput-encoder-decoder.png"} <= linked_files("README.md")
@@ -43,6 +43,37 @@ def test_a_link_that_leads_nowhere_fails(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setattr(pages, "ROOT", tmp_path)
     with pytest.raises(FileNotFoundError, match=r"page\.md links to no\.md"):
         site_text("page.md", {"page.md": "page.md"})
+
+
+def test_markdown_beside_a_page_links_to_markdown() -> None:
+    text = "[a](normal.md#x) [b](exam.png) [c](https://a.b/c.md) `[d](no.md)` [e](#top)"
+    beside = "[a](../normal/index.md#x) [b](../exam.png) [c](https://a.b/c.md) `[d](no.md)` [e](#top)"
+    assert markdown_beside(text, "checking.md") == beside
+
+
+def test_every_page_is_listed_for_programs(tmp_path: Path) -> None:
+    (tmp_path / "causes/norm-eps").mkdir(parents=True)
+    (tmp_path / "causes/norm-eps/index.md").touch()
+    text = llms_text(tmp_path)
+    assert text.startswith("# transparity\n\n> One transformer in NumPy, PyTorch and JAX")
+    assert "- [Check a port](checking/index.md)" in text
+    assert "- [norm-eps](causes/norm-eps/index.md)" in text
+
+
+def test_every_cause_can_be_found_from_what_is_seen() -> None:
+    tree = (ROOT / "docs/my-port-disagrees.md").read_text(encoding="utf-8")
+    linked = set(re.findall(r"\]\(causes/([\w-]+)\.md\)", tree))
+    assert linked == {page.stem for page in (ROOT / "docs/causes").glob("*.md")}
+
+
+def test_the_page_on_noise_has_its_tables() -> None:
+    assert (ROOT / "docs/normal.md").read_text(encoding="utf-8").count(noise.PLACE) == 1
+    first, *rest = [row for row in noise.tables().splitlines() if row.startswith("|")]
+    assert first == "| layers, at 8 tokens | float64 | float32 | bfloat16 | float16 |"
+    errors = [[float(cell) for cell in row.split("|")[2:-1]] for row in rest if re.match(r"\| \d", row)]
+    assert len(errors) == len(noise.DEPTHS) + len(noise.LENGTHS)
+    for double, single, brain, half in errors:
+        assert 0 < double < single < half < brain
 
 
 def test_code_is_shown_as_it_is() -> None:
@@ -73,6 +104,13 @@ def test_what_is_wrong_with_a_built_page_is_seen(html: str, wrong: str, tmp_path
     assert wrongs(tmp_path, ADDRESS) == []
     (tmp_path / "index.html").write_text(html, encoding="utf-8")
     assert any(wrong in sentence and sentence.startswith("index.html: ") for sentence in wrongs(tmp_path, ADDRESS))
+
+
+def test_a_broken_link_in_markdown_is_seen(tmp_path: Path) -> None:
+    (tmp_path / "llms.txt").write_text("[a](llms.txt) [b](https://example.org)", encoding="utf-8")
+    assert wrongs(tmp_path, ADDRESS) == []
+    (tmp_path / "index.md").write_text("[a](no/index.md)", encoding="utf-8")
+    assert wrongs(tmp_path, ADDRESS) == ["index.md: links to no/index.md, which does not exist"]
 
 
 def test_a_style_sheet_that_asks_another_host_is_seen(tmp_path: Path) -> None:

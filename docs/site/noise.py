@@ -1,0 +1,50 @@
+"""How far rounding takes the reference from itself, by precision, depth and length."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity_conformance.oracle.cases import CASES
+from transparity_conformance.oracle.oracle import forward_oracle
+from transparity_conformance.oracle.probes import mixed_inputs, probe_parameters
+
+PRECISIONS = ("float64", "float32", "bfloat16", "float16")
+DEPTHS, LENGTHS = (1, 2, 4, 8, 16), (2, 8, 32, 128)
+CASE, DEPTH, LENGTH = "llama", 2, 8
+
+PLACE = "<!-- measured: by docs/site/noise.py, in the site -->"
+"""The line of the page that the tables replace."""
+
+HEAD = """## What rounding does, measured
+
+A small {case} of {size}. In the precision of the column, the reference's logits differ from those in
+exact arithmetic by this share of the largest logit. Weights are drawn so that attention is neither flat nor one peak.
+"""
+
+
+def tables() -> str:
+    """Return the tables of the page, as Markdown."""
+    model = dataclasses.replace(CASES[CASE], max_length=max(LENGTHS))
+    size = f"{model.embed_dim} features and {model.num_heads} heads"
+    deep = [(depth, measured(dataclasses.replace(model, num_decoder_layers=depth), LENGTH)) for depth in DEPTHS]
+    shallow = dataclasses.replace(model, num_decoder_layers=DEPTH)
+    long = [(length, measured(shallow, length)) for length in LENGTHS]
+    parts = [HEAD.format(case=CASE, size=size), _table(f"layers, at {LENGTH} tokens", deep)]
+    return "\n".join([*parts, _table(f"tokens, with {DEPTH} layers", long)])
+
+
+def measured(config: TransformerConfig, length: int) -> list[float]:
+    """Return the error of the logits in each precision, beside the largest logit."""
+    oracle = forward_oracle(config, probe_parameters(config), mixed_inputs(config, source=length, target=length))
+    largest = float(np.abs(oracle.expected["logits"]).max())
+    return [oracle.noise(precision)["logits"] / largest for precision in PRECISIONS]
+
+
+def _table(first: str, rows: Sequence[tuple[int, list[float]]]) -> str:
+    lines = [f"| {first} | {' | '.join(PRECISIONS)} |", "|--:|" + "--:|" * len(PRECISIONS)]
+    lines += [f"| {key} | {' | '.join(f'{value:.0e}' for value in values)} |" for key, values in rows]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,11 @@
+"""Hold a port in a test: `pytest examples/checks/test_port.py`. The failure message is the whole report."""
+
+from __future__ import annotations
+
+from examples.checks.torch_module import build  # put your own in its place
+
+from transparity_conformance import assert_conforms
+
+
+def test_the_port_conforms() -> None:
+    assert_conforms(build, preset="notes-lm")

@@ -11,6 +11,7 @@
 | B      | `beams`, `rows`               | continuations of a sequence; rows of a batch          |
 | D      | `embed_dim`                   | features of a token                                   |
 | D      | `features_in`, `features_out` | input and output features of a linear map             |
+| D      | `features`                    | features that a norm is over                          |
 | N      | `heads`                       | attention heads                                       |
 | K      | `key_heads`                   | heads of keys and values, which several heads share   |
 | N      | `any_heads`                   | heads of queries or of keys                           |
@@ -35,6 +36,7 @@ LEGEND = {
     "rows": "B",
     "embed_dim": "D",
     "features_in": "D",
+    "features": "D",
     "features_out": "D",
     "heads": "N",
     "key_heads": "K",

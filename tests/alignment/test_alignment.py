@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -130,7 +131,7 @@ class FiveBugs(Model):
         return x / (x.pow(2).mean(-1, keepdim=True).sqrt() + self.c.norm_eps) * gain
 
     def frequencies(self) -> torch.Tensor:
-        self.c = self.c.__class__(**{**vars(self.c), "rope_theta": 10_000.0})
+        self.own = SimpleNamespace(**{**vars(self.own), "rope_theta": 10_000.0})
         return super().frequencies()
 
     def weigh(self, at: str, query: Any, key: Any, value: Any, keep: Any, bias: Any) -> torch.Tensor:

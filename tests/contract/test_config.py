@@ -30,6 +30,7 @@ SPECIAL = {
     "dropout": st.floats(0, 1, exclude_max=True),
     "dropout_at": st.lists(st.sampled_from(get_args(DropoutPlace)), unique=True),
     "query_key_norm_over": st.just("head"),
+    "branches": st.just("sequential"),
     "layer_types": st.sampled_from([(), ("one", "other"), ("other", "one", "one")]),
     "layer_overrides": st.just({}),
     "embed_dim": st.sampled_from([12, 24, 36]),

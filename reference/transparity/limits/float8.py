@@ -9,15 +9,11 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import ml_dtypes
 import numpy as np
 
-DTYPES: dict[str, np.dtype[Any]] = {
-    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
-    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
-}
+DTYPES = {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
+"""The names that `ml_dtypes` has for them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +24,7 @@ class Float8:
         path: the file.
         begin: its first byte in the file.
         shape: rows and columns.
-        dtype: one of `DTYPES`.
+        dtype: the name of one of `DTYPES`.
         scale: the factors, float32, one for each block of rows and columns.
         block: the rows and the columns of a block; those at the end may have fewer.
     """
@@ -36,16 +32,18 @@ class Float8:
     path: str | os.PathLike[str]
     begin: int
     shape: tuple[int, int]
-    dtype: np.dtype[Any]
+    dtype: str
     scale: np.ndarray
     block: tuple[int, int]
 
     def rows(self, place: slice) -> np.ndarray:
         """Read some rows in float32: each product is rounded once."""
+        import ml_dtypes  # late, for the command line does not need it
+
         count, width = place.stop - place.start, self.shape[1]
         with Path(self.path).open("rb") as file:
             file.seek(self.begin + place.start * width)
-            value = np.frombuffer(file.read(count * width), self.dtype).reshape(count, width)
+            value = np.frombuffer(file.read(count * width), getattr(ml_dtypes, self.dtype)).reshape(count, width)
         high, wide = self.block
         factors = self.scale[np.arange(place.start, place.stop) // high]
         return value.astype(np.float32) * factors[:, np.arange(width) // wide]

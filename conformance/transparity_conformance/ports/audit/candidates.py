@@ -55,6 +55,7 @@ def _together(config: TransformerConfig) -> Iterator[dict[str, Any]]:
     yield {"num_key_value_heads": 1 if config.key_value_heads > 1 else config.num_heads}
     yield {"sliding_window": 3, **full_attention_every(2)}
     yield {"sliding_window": None, "layer_types": (), "layer_overrides": {}}
+    yield {"layer_types": config.layer_types[::-1]}
     attention = dict.fromkeys(("qkv_bias", "output_bias"), not config.qkv_bias)
     yield attention
     yield {**attention, "feed_forward_bias": not config.feed_forward_bias}

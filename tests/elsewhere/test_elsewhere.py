@@ -21,12 +21,10 @@ from typer.testing import CliRunner
 from transparity.config import TransformerConfig
 from transparity.limits import mapped
 from transparity.parameters import parameter_shapes
-from transparity_conformance.checkpoints import importing
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.checkpoints.exporting import export_checkpoint
 from transparity_conformance.checkpoints.importing import import_checkpoint
 from transparity_conformance.cli import app
-from transparity_conformance.oracle import probes
 from transparity_conformance.oracle.probes import probe_parameters
 from transparity_conformance.ports.elsewhere.comparing import judge_answers, not_brought
 from transparity_conformance.ports.elsewhere.manifest import read_manifest
@@ -305,12 +303,6 @@ def test_the_script_of_the_page_answers_for_transformers(written: Path, tmp_path
     report = compared(written, load_file(answers), tmp_path / "a")
     assert report["verdict"] == "agrees"
     assert {item["tap"] for item in report["taps"]} == {"logits", "decoder.layers.0.output"}
-
-
-@pytest.fixture
-def all_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importing, "LARGE", 0)
-    monkeypatch.setattr(probes, "LARGE", 0)
 
 
 @pytest.mark.usefixtures("all_are_large")

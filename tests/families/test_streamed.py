@@ -21,7 +21,6 @@ from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.checkpoints.exporting import export_checkpoint
 from transparity_conformance.checkpoints.importing import InFolder, import_checkpoint
 from transparity_conformance.diagnosis.probe_result import compare_segments
-from transparity_conformance.oracle import probes
 from transparity_conformance.oracle.oracle import forward_oracle
 from transparity_conformance.oracle.probes import probe_parameters, probes_with
 from transparity_conformance.ports.loader.hub import HubBuild
@@ -40,12 +39,6 @@ def folder(tmp_path: Path) -> Path:
 def exported(folder: Path, config: TransformerConfig) -> Path:
     export_checkpoint("llama", config, probe_parameters(config), folder)
     return folder
-
-
-@pytest.fixture
-def all_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importing, "LARGE", 0)
-    monkeypatch.setattr(probes, "LARGE", 0)
 
 
 @pytest.mark.usefixtures("all_are_large")

@@ -20,7 +20,7 @@ import numpy as np
 from rich.console import Console
 
 from meta.streaming import planted
-from meta.streaming.measure import DOCS
+from meta.streaming.measure import DOCS, peak_memory, write_between
 from transparity_conformance.checkpoints.importing import open_checkpoint
 from transparity_conformance.diagnosis.search.clock import BUDGET
 from transparity_conformance.ports.checking import PortCheck
@@ -47,8 +47,7 @@ def measured(check: PortCheck, system: System) -> tuple[Report, dict[str, Any]]:
 
 def peak(process: int) -> int:
     """The most memory that a process held since it was last asked."""
-    lines = Path(f"/proc/{process}/status").read_text(encoding="utf-8").splitlines()
-    held = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+    held = peak_memory(process)
     Path(f"/proc/{process}/clear_refs").write_text("5", encoding="utf-8")
     return held
 
@@ -135,11 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         else:
             found["whole"] = every_piece(options.folder)
     FILE.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    text = (DOCS / "scale.md").read_text(encoding="utf-8")
-    before, _, after = text.partition(BEGIN)
-    (DOCS / "scale.md").write_text(
-        before + BEGIN + page(found) + "\n" + END + after.partition(END)[2], encoding="utf-8"
-    )
+    write_between(BEGIN, END, page(found))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 
 from meta.streaming.folder import llama
-from meta.streaming.measure import DOCS, peak_memory, size_of
+from meta.streaming.measure import peak_memory, size_of, write_between
 from transparity.config import TransformerConfig
 from transparity_conformance.oracle.probes import probe_parameters
 from transparity_conformance.oracle.reach.long import long_probes
@@ -67,11 +67,9 @@ def main() -> None:
         seconds, peak = measured(dataclasses.replace(MODEL, sliding_window=window), length)
         rows.append([f"{length:,}", f"{window:,}" if window else "none", f"{seconds:.0f}", f"{peak / 1e9:.2f}"])
         Console().print(*rows[-1])
-    text = (DOCS / "scale.md").read_text(encoding="utf-8")
     begin, end = "<!-- long prompts: written by meta.streaming.long -->\n", "<!-- end of long prompts -->"
-    before, _, rest = text.partition(begin)
     says = f"{size_of(MODEL):,} parameters, {MODEL.num_decoder_layers} layers, {MODEL.num_heads} heads.\n\n"
-    (DOCS / "scale.md").write_text(before + begin + says + page(rows) + "\n" + end + rest.partition(end)[2])
+    write_between(begin, end, says + page(rows))
 
 
 if __name__ == "__main__":

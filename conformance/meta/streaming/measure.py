@@ -66,9 +66,9 @@ def measured(folder: str, name: str) -> dict[str, Any]:
     return {"import": imported - began, "oracle": ended - imported, "peak": peak, "positions": PROBES[name]}
 
 
-def peak_memory() -> int:
-    """Bytes that this process held at most since it was started; `getrusage` counts the parent's, too."""
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+def peak_memory(process: int | str = "self") -> int:
+    """Bytes that a process held at most since it was started; `getrusage` counts the parent's, too."""
+    lines = Path(f"/proc/{process}/status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
@@ -126,6 +126,13 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
     return f"{table(heads, lines, (1, 2, 3, 4, 5))}\n\n{beyond}"
 
 
+def write_between(begin: str, end: str, found: str) -> None:
+    """Replace what is between two marks in docs/scale.md."""
+    before, _, after = (DOCS / "scale.md").read_text(encoding="utf-8").partition(begin)
+    text = before + begin + found + "\n" + end + after.partition(end)[2]
+    (DOCS / "scale.md").write_text(text, encoding="utf-8")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, and write the page."""
     parser = argparse.ArgumentParser(description="Measure the oracle of large checkpoints.")
@@ -143,11 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             Console().print_json(json.dumps(rows[-1]), indent=None)
     rows.sort(key=lambda row: (list(SIZES).index(row["size"]), -row["positions"]))
     file.write_text("[\n " + ",\n ".join(map(json.dumps, rows)) + "\n]\n", encoding="utf-8")
-    text = (DOCS / "scale.md").read_text(encoding="utf-8")
-    begin, end = "<!-- sizes: written by meta.streaming.measure -->\n", "<!-- end of sizes -->"
-    before, _, after = text.partition(begin)
-    text = before + begin + page(rows) + "\n" + end + after.partition(end)[2]
-    (DOCS / "scale.md").write_text(text, encoding="utf-8")
+    write_between("<!-- sizes: written by meta.streaming.measure -->\n", "<!-- end of sizes -->", page(rows))
 
 
 if __name__ == "__main__":

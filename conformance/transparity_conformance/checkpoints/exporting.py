@@ -23,8 +23,9 @@ from transparity_conformance.report.text import listed, reason, shown
 
 def export_checkpoint(
     model_type: str, config: TransformerConfig, parameters: Mapping[str, np.ndarray], folder: str | Path
-) -> None:
-    """Write a model as a hub keeps one of its family, in float32, and import it again to hold that it is the same.
+) -> Checkpoint:
+    """Write a model as a hub keeps one of its family, in float32, and import it again to hold that it is the same;
+    return what was imported.
 
     Args:
         model_type: the family, one of `importing.FILES`.
@@ -46,7 +47,9 @@ def export_checkpoint(
     except OSError as error:
         raise CheckpointError(f"{folder} cannot be written: {reason(error)}.") from None
     save_parameters(folder / WEIGHTS, tensors)
-    _check_same(model_type, config, parameters, _imported(model_type, folder))
+    again = _imported(model_type, folder)
+    _check_same(model_type, config, parameters, again)
+    return again
 
 
 def fields_of(model_type: str, family: Family, config: TransformerConfig) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
 from transparity.taps import recording
 from transparity_conformance.checkpoints.exporting import export_checkpoint
-from transparity_conformance.checkpoints.importing import InFolder, Opened, import_checkpoint
+from transparity_conformance.checkpoints.importing import InFolder, Opened, open_checkpoint
 from transparity_conformance.checkpoints.reading import CheckpointError
 from transparity_numpy.transformer import transformer
 
@@ -66,6 +66,13 @@ def pieces(opened: Opened, layers: Collection[int] | None = None) -> Iterator[Pi
         front = _behind(piece, front)
 
 
+def open_for_pieces(folder: Path, head: str | None) -> Opened:
+    """Open a checkpoint; an encoder without a `head` with hidden states as its output, of which all are seen."""
+    opened = open_checkpoint(folder, head)
+    is_hidden = head is None and opened.config.architecture == "encoder"
+    return open_checkpoint(folder, "hidden") if is_hidden else opened
+
+
 @contextlib.contextmanager
 def written(piece: Piece, model_type: str) -> Iterator[InFolder]:
     """Write a piece as a folder of its family, which is removed with the context; yield its parameters, of which the
@@ -75,9 +82,8 @@ def written(piece: Piece, model_type: str) -> Iterator[InFolder]:
     """
     with tempfile.TemporaryDirectory(prefix="transparity-") as root:
         folder = Path(root, model_type)
-        export_checkpoint(model_type, piece.config, piece.parameters, folder)
-        head = piece.config.head if piece.config.architecture == "encoder" else None
-        yield InFolder(import_checkpoint(folder, head).parameters, folder, is_ours=True)
+        again = export_checkpoint(model_type, piece.config, piece.parameters, folder)
+        yield InFolder(again.parameters, folder, is_ours=True)
 
 
 def _stack(config: TransformerConfig) -> str:

@@ -11,8 +11,8 @@ from transparity.errors import shown
 from transparity.limits.files import is_file, is_folder
 from transparity.presets import PRESETS, preset
 from transparity_conformance.checkpoints.examples import example_config
-from transparity_conformance.checkpoints.importing import Checkpoint, open_checkpoint
-from transparity_conformance.checkpoints.layers import pieces, written
+from transparity_conformance.checkpoints.importing import Checkpoint
+from transparity_conformance.checkpoints.layers import open_for_pieces, pieces, written
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.reach.models import small_system
 from transparity_conformance.ports.fitting.templates import templates
@@ -72,9 +72,7 @@ def layer_systems(folder: Path, head: str | None, layers: str | None) -> Iterato
 
     Raises `UsageError` for layers that are no numbers, and `CheckpointError` for those that it does not have.
     """
-    opened = open_checkpoint(folder, head)
-    if head is None and opened.config.architecture == "encoder":
-        opened = open_checkpoint(folder, "hidden")
+    opened = open_for_pieces(folder, head)
     for piece in pieces(opened, None if layers is None else layer_numbers(layers)):
         with written(piece, opened.model_type) as parameters:
             yield System(f"{opened.model_type}, {piece.name}", piece.config, parameters, opened.model_type)

@@ -16,8 +16,8 @@ from transparity.limits.memory import in_bytes
 from transparity_conformance.checkpoints.exporting import export_checkpoint
 from transparity_conformance.checkpoints.files import BundleError
 from transparity_conformance.checkpoints.hashing import Progress, headers
-from transparity_conformance.checkpoints.importing import import_checkpoint, open_checkpoint
-from transparity_conformance.checkpoints.layers import pieces
+from transparity_conformance.checkpoints.importing import import_checkpoint
+from transparity_conformance.checkpoints.layers import open_for_pieces, pieces
 from transparity_conformance.checkpoints.reading import tensor_files
 from transparity_conformance.oracle.probes import probes_with
 from transparity_conformance.ports.bundle.bundle import Bundle, check_dtype
@@ -95,9 +95,7 @@ def export_pieces(
     The other arguments and the errors are those of `export_for`, and of `pieces`.
     """
     check_dtype(dtype)
-    opened = open_checkpoint(checkpoint, head)
-    if head is None and opened.config.architecture == "encoder":
-        opened = open_checkpoint(checkpoint, "hidden")
+    opened = open_for_pieces(checkpoint, head)
     names: dict[str, str] = {}
     _empty(folder)
     for piece in pieces(opened, layers):

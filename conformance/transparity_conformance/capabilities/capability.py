@@ -115,6 +115,8 @@ class Way:
     """Whether the request of this name can be judged, given the port's forward pass."""
     on_ranks: Callable[[Probes, int], Requests] | None = None
     """The requests to a port on several ranks, whose sizes divide among them; None: those of any port."""
+    here: Callable[[Probes], Requests] | None = None
+    """The requests to a port that is no program with a bundle; None: those of any port."""
     further: Callable[[Probes], Requests] = lambda probes: {}
     """Requests that no bundle has: other batches, lengths and orders of calls."""
 
@@ -122,7 +124,7 @@ class Way:
         """All requests that can be judged, for a port that can be called as often as one likes."""
         ranks = forward.sharding.ranks
         sized = self.on_ranks if ranks > 1 else None
-        first = self.requests(forward.probes) if sized is None else sized(forward.probes, ranks)
+        first = (self.here or self.requests)(forward.probes) if sized is None else sized(forward.probes, ranks)
         requests = {**first, **self.further(forward.probes)}
         return {key: request for key, request in requests.items() if self.is_comparable(key, forward)}
 

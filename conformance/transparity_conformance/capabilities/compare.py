@@ -23,12 +23,16 @@ from transparity_conformance.report.capability_result import CapabilityResult, n
 from transparity_conformance.report.report import Cause, ClaimResult, Divergence, Verdict
 
 
-def compare_capabilities(port: BuiltPort, forward: ForwardPass, *, is_right: bool) -> CapabilityResult:
-    """Compare every capability of a port; `is_right` is True if its forward pass agrees."""
+def compare_capabilities(
+    port: BuiltPort, forward: ForwardPass, *, is_right: bool, left_out: Mapping[str, str]
+) -> CapabilityResult:
+    """Compare every capability of a port, but those `left_out` for a reason; `is_right` is True if its forward pass
+    agrees."""
     offered = offered_by(port.forward)
-    missing = [row for row in CAPABILITIES.values() if row not in offered]
+    missing = [row for row in CAPABILITIES.values() if row not in offered and row.name not in left_out]
     found = not_compared(*(f"{row.attribute}: the port does not offer it" for row in missing))
-    for row in offered:
+    found += not_compared(*(f"{CAPABILITIES[name].attribute}: {why}" for name, why in left_out.items()))
+    for row in (row for row in offered if row.name not in left_out):
         found += compare_capability(row, port, forward, is_right=is_right)
     return found
 

@@ -11,14 +11,14 @@ from transparity_conformance.capabilities.decoding.beams import BEAMS
 from transparity_conformance.capabilities.decoding.generation import GENERATION
 from transparity_conformance.capabilities.decoding.given import BEAMS_OF_GIVEN, GENERATION_OF_GIVEN
 from transparity_conformance.capabilities.decoding.steps import STEPS
-from transparity_conformance.capabilities.learning.gradients import GRADIENTS
+from transparity_conformance.capabilities.learning.gradients import GRADIENTS, GRADIENTS_OF_GIVEN
 from transparity_conformance.capabilities.learning.loss import LOSS
 from transparity_conformance.capabilities.learning.training import TRAINING
 from transparity_conformance.capabilities.stranger import has_method
 
 CAPABILITIES = {row.name: row for row in (LOSS, GRADIENTS, GENERATION, BEAMS, STEPS, TRAINING)}
 
-OF_GIVEN = (LOSS, GRADIENTS, GENERATION_OF_GIVEN, BEAMS_OF_GIVEN, STEPS)
+OF_GIVEN = (LOSS, GRADIENTS_OF_GIVEN, GENERATION_OF_GIVEN, BEAMS_OF_GIVEN, STEPS)
 """What is compared with given parameters: all that needs none of its own making."""
 
 ATTRIBUTES = tuple(row.attribute for row in CAPABILITIES.values())

@@ -71,13 +71,21 @@ class InFolder(dict[str, Any]):
     Args:
         is_ours: the folder was written by `export_checkpoint`.
         is_quantised: its matrices are multiplied by scales when they are read.
+        no_gradients: the reason why a port's gradients are not compared with it; empty if they are.
     """
 
     def __init__(
-        self, parameters: Mapping[str, Any], folder: Path, *, is_ours: bool = False, is_quantised: bool = False
+        self,
+        parameters: Mapping[str, Any],
+        folder: Path,
+        *,
+        is_ours: bool = False,
+        is_quantised: bool = False,
+        no_gradients: str = "",
     ) -> None:
         super().__init__(parameters)
         self.folder, self.is_ours, self.is_quantised = folder, is_ours, is_quantised
+        self.no_gradients = no_gradients
 
     @functools.cached_property
     def is_given_itself(self) -> bool:

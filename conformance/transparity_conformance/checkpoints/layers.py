@@ -74,16 +74,16 @@ def open_for_pieces(folder: Path, head: str | None) -> Opened:
 
 
 @contextlib.contextmanager
-def written(piece: Piece, model_type: str) -> Iterator[InFolder]:
+def written(piece: Piece, model_type: str, no_gradients: str = "") -> Iterator[InFolder]:
     """Write a piece as a folder of its family, which is removed with the context; yield its parameters, of which the
-    matrices are in that folder.
+    matrices are in that folder, and `no_gradients` with them.
 
     Raises `CheckpointError` if the family cannot express it, or if it cannot be written.
     """
     with tempfile.TemporaryDirectory(prefix="transparity-") as root:
         folder = Path(root, model_type)
         again = export_checkpoint(model_type, piece.config, piece.parameters, folder)
-        yield InFolder(again.parameters, folder, is_ours=True)
+        yield InFolder(again.parameters, folder, is_ours=True, no_gradients=no_gradients)
 
 
 def _stack(config: TransformerConfig) -> str:

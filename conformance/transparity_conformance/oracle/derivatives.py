@@ -1,7 +1,8 @@
 """Derivatives of the loss by every parameter, by the complex step, and how far rounding may take them.
 
 A gradient is tried along random directions: there its product with the direction is the derivative of the loss, and one
-wrong number anywhere shows. Parameters of a kind round alike, and share a budget.
+wrong number anywhere shows. Parameters of a kind round alike, and share a budget. Many derivatives come of one forward
+pass, in which each row of the batch leans another way (`Leaning`): reading a large model's matrices takes longest.
 """
 
 from __future__ import annotations
@@ -9,21 +10,31 @@ from __future__ import annotations
 import functools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.parameters import is_learned
 from transparity.taps import Tap, identity
-from transparity_conformance.oracle.oracle import Arrays, Oracle
+from transparity_conformance.oracle.budgets import NEIGHBOURS
+from transparity_conformance.oracle.leaning import Directions, Leaning, along
+from transparity_conformance.oracle.oracle import Arrays, Oracle, budget_of
+from transparity_conformance.oracle.probes import is_large
 from transparity_numpy.arithmetic.dropout import dropping
-from transparity_numpy.arithmetic.functional import derivative
+from transparity_numpy.arithmetic.functional import STEP
 from transparity_numpy.training.loss import cross_entropy
 from transparity_numpy.transformer import transformer
 
 AT_LEAST = 16
 """The directions to try for each kind of parameter: the error along one alone may be small by luck."""
+
+OF_A_LARGE_ONE, POINTS_OF_A_LARGE_ONE = 8, 2
+"""The same of a large model, and the points at which its rounding is measured."""
+
+AT_ONCE, AT_ONCE_OF_A_LARGE_ONE = 2**16, 2**24
+"""Complex numbers in the logits of one forward pass: 1 MB, which stays in a cache; 256 MB."""
 
 Loss = Callable[[np.ndarray, np.ndarray, int | None], np.ndarray]
 """From logits (batch, length, vocab), possibly complex, targets (batch, length) and the padding token to the loss."""
@@ -34,22 +45,11 @@ def projection_of(name: str) -> str:
     return name.split(".")[-2]
 
 
-def _directions(parameters: Arrays) -> dict[str, int]:
-    """The directions of each learned parameter, kind by kind."""
-    kinds: dict[str, list[str]] = defaultdict(list)
-    for name in filter(is_learned, parameters):
-        kinds[projection_of(name)].append(name)
-    return {name: math.ceil(AT_LEAST / len(names)) for names in kinds.values() for name in names}
-
-
-def memory_of_derivatives(parameters: Arrays) -> int:
-    """Bytes of all directions in float64, and of the parameters and one direction in complex numbers."""
-    directions = sum(count * parameters[name].size for name, count in _directions(parameters).items())
-    return 8 * directions + 2 * 16 * sum(value.size for value in parameters.values())
-
-
 class Derivatives:
-    """The derivatives of the loss of one model on one batch, along directions of each learned parameter."""
+    """The derivatives of the loss of one model on one batch, along directions of each learned parameter.
+
+    Without those `of_padding`, no direction changes the padding token's embedding.
+    """
 
     def __init__(
         self,
@@ -60,51 +60,99 @@ class Derivatives:
         loss: Loss = cross_entropy,
         training: bool = False,
         masks: Arrays | None = None,
+        of_padding: bool = True,
     ) -> None:
         self.config, self.inputs, self.loss, self.training = config, inputs, loss, training
         self.masks = masks
         self.targets = targets_of(config, inputs)
-        random = np.random.default_rng(7)
-        self.directions = {
-            name: random.normal(size=(count, *parameters[name].shape))
-            for name, count in _directions(parameters).items()
+        self.kinds: dict[str, list[str]] = defaultdict(list)
+        for name in filter(is_learned, parameters):
+            self.kinds[projection_of(name)].append(name)
+        self.is_large, random = is_large(parameters), np.random.default_rng(7)
+        fewest = OF_A_LARGE_ONE if self.is_large else AT_LEAST
+        counts = {
+            name: math.ceil(fewest / len(self.kinds[projection_of(name)])) for name in filter(is_learned, parameters)
         }
-        self.oracle = Oracle(self._run, parameters)
+        self.directions: dict[str, Directions] = {
+            name: tuple(random.normal(size=(count, size)) for size in parameters[name].shape)
+            for name, count in counts.items()
+        }
+        if not of_padding and config.pad_id is not None:
+            for name in (name for name in self.directions if name.endswith("token_embedding.weight")):
+                self.directions[name][0][:, config.pad_id] = 0
+        self._used: dict[str, None] = {}
+        self.oracle = Oracle(self._run, parameters, neighbours=POINTS_OF_A_LARGE_ONE if self.is_large else NEIGHBOURS)
 
     @functools.cached_property
     def expected(self) -> Arrays:
-        """In float64, by parameter: one number for each of its directions."""
-        remaining = {kind: iter(values) for kind, values in self.oracle.expected.items()}
-        return {
-            name: np.array([next(remaining[projection_of(name)]) for _ in toward])
-            for name, toward in self.directions.items()
-        }
+        """In float64, by parameter in the order in which the forward pass meets them: one number for each of its
+        directions."""
+        found = self.oracle.expected
+        return {name: found[name] for name in {**self._used, **dict.fromkeys(self.directions)}}
 
     def budget(self, name: str, dtype: str) -> float:
         """The budget of the derivatives of the parameter `name` in `dtype`."""
-        return self.oracle.budget(projection_of(name), dtype)
+        alike = self.kinds[projection_of(name)]
+        noise = max(self.oracle.noise(dtype)[each] for each in alike)
+        return budget_of(noise, max(np.abs(self.expected[each]).max() for each in alike), dtype)
 
     def along(self, gradients: Mapping[str, np.ndarray]) -> Arrays:
         """The derivatives along the directions that follow from `gradients`; none for a gradient of another shape."""
+        shapes = {name: tuple(part.shape[1] for part in found) for name, found in self.directions.items()}
+        given = {name: gradients[name] for name in shapes if name in gradients}
         return {
-            name: (toward * gradients[name].astype(np.float64)).reshape(len(toward), -1).sum(-1)
-            for name, toward in self.directions.items()
-            if name in gradients and gradients[name].shape == toward.shape[1:]
+            name: along(value, self.directions[name]) for name, value in given.items() if value.shape == shapes[name]
         }
 
+    @property
+    def _at_once(self) -> int:
+        """The directions of one forward pass; one where rows see each other, in the statistics of their batch."""
+        if self.training and self.config.norm == "batch":
+            return 1
+        most = AT_ONCE_OF_A_LARGE_ONE if self.is_large else AT_ONCE
+        return max(1, most // (self.targets.size * self.config.stack_vocab_size(self.config.stacks[-1])))
+
     def _run(self, arrays: Arrays, tap: Tap) -> None:
-        drop = dropping(self.masks, self.config.dropout) if self.masks else identity
+        every = [(name, index) for name, parts in self.directions.items() for index in range(len(parts[0]))]
+        found: dict[str, list[float]] = defaultdict(list)
+        for begin in range(0, len(every), self._at_once):
+            some = every[begin : begin + self._at_once]
+            for (name, _), value in zip(some, self._derivatives(arrays, some), strict=True):
+                found[name].append(value)
+        for name, values in found.items():
+            tap(name, np.array(values))
 
-        def loss(parameters: Mapping[str, np.ndarray]) -> np.ndarray:
-            logits = transformer(self.config, parameters, **self.inputs, training=self.training, tap=drop)
-            return self.loss(logits, self.targets, self.config.pad_id)
+    def _derivatives(self, arrays: Arrays, some: Sequence[tuple[str, int]]) -> list[float]:
+        """The derivatives of the loss along `some` directions, each a parameter and the number of its direction."""
+        size, parameters = len(self.targets), dict[str, Any](arrays)
+        for name, parts in self.directions.items():
+            mine = {row: index for row, (other, index) in enumerate(some) if other == name}
+            used = functools.partial(self._used.setdefault, name)
+            parameters[name] = Leaning(arrays[name], _of_rows(parts, mine, len(some), size), used=used)
+        inputs = {name: _repeated(value, len(some)) for name, value in self.inputs.items()}
+        masks = {name: _repeated(value, len(some)) for name, value in (self.masks or {}).items()}
+        drop = dropping(masks, self.config.dropout) if masks else identity
+        logits = transformer(self.config, parameters, **inputs, training=self.training, tap=drop)
+        each = logits.reshape(len(some), size, *logits.shape[1:])
+        values = [self.loss(rows, self.targets, self.config.pad_id) for rows in each]
+        return [value.imag / value.real.dtype.type(STEP) for value in values]
 
-        found: dict[str, list[np.ndarray]] = defaultdict(list)
-        for name, toward in self.directions.items():
-            for direction in toward.astype(arrays[name].dtype):
-                found[projection_of(name)].append(derivative(loss, arrays, {name: direction}))
-        for kind, values in found.items():
-            tap(kind, np.array(values))
+
+def _repeated(value: np.ndarray, times: int) -> np.ndarray:
+    """A batch so many times, one under the other."""
+    return np.tile(value, (times, *[1] * (value.ndim - 1)))
+
+
+def _of_rows(parts: Directions, mine: Mapping[int, int], count: int, size: int) -> Directions:
+    """The vectors of each row of `count` batches of `size`; those of batches that do not lean are zeros.
+
+    Args:
+        mine: the number of the direction of each batch that leans.
+    """
+    found = [np.zeros((count, part.shape[1])) for part in parts]
+    for whole, part in zip(found, parts, strict=True):
+        whole[list(mine)] = part[list(mine.values())]
+    return tuple(np.repeat(whole, size, axis=0) for whole in found)
 
 
 def targets_of(config: TransformerConfig, inputs: Arrays) -> np.ndarray:

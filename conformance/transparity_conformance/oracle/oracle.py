@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
+from transparity.limits.mapped import Mapped
 from transparity.taps import Tap
 from transparity.training import Training
 from transparity_conformance.oracle.budgets import NEIGHBOURS, RULES, epsilon, rounded
@@ -57,9 +58,7 @@ class Oracle:
     def budget(self, name: str, dtype: str) -> float:
         """The largest difference from `expected[name]` that rounding in `dtype` explains; where the arrays and what is
         computed of them are held in different precisions, `dtype` names both, `float32:bfloat16`."""
-        coarser = max(dtype.split(":"), key=epsilon)
-        rule, scale = RULES[coarser], np.abs(self.expected[name]).max(initial=0.0)
-        return rule.budget(self.noise(dtype)[name], epsilon(coarser), scale)
+        return budget_of(self.noise(dtype)[name], np.abs(self.expected[name]).max(initial=0.0), dtype)
 
     def noise(self, dtype: str) -> dict[str, float]:
         """The reference's own largest error in `dtype`, per result."""
@@ -117,6 +116,12 @@ class Oracle:
             self.run({name: rounded(value, given) for name, value in arrays.items()}, tap)
 
 
+def budget_of(noise: float, scale: float, dtype: str) -> float:
+    """The budget in `dtype` where the reference errs by `noise` and the largest expected value is `scale`."""
+    coarser = max(dtype.split(":"), key=epsilon)
+    return RULES[coarser].budget(noise, epsilon(coarser), scale)
+
+
 def forward_oracle(
     config: TransformerConfig,
     parameters: Arrays,
@@ -158,12 +163,20 @@ def neighbour(arrays: Arrays, index: int) -> Arrays:
     if index == 0:
         return arrays
     random = np.random.default_rng(index)
-    return {
-        name: (value * (1 + random.uniform(-(2**-10), 2**-10, value.shape))).astype(np.float32)
-        if value.dtype.kind == "f"
-        else value
-        for name, value in arrays.items()
-    }
+
+    def moved(value: Any) -> Any:
+        if isinstance(value, Mapped):
+            return value.changed(functools.partial(_moved_in_file, index))
+        return (value * (1 + random.uniform(-(2**-10), 2**-10, value.shape))).astype(np.float32)
+
+    return {name: moved(value) if value.dtype.kind == "f" else value for name, value in arrays.items()}
+
+
+def _moved_in_file(index: int, block: np.ndarray) -> np.ndarray:
+    """Numbers of a matrix in a file, moved as far as others; each by its own bits, so that every block is moved alike
+    whenever it is read."""
+    bits = np.ascontiguousarray(block, np.float32).view(np.uint32) * np.uint32(2654435761 + 2 * index)
+    return block * (1 + 2**-10 * (bits / np.float32(2**31) - 1)).astype(block.dtype)
 
 
 def function_oracle(name: str, arrays: Arrays, **named: Any) -> Oracle:

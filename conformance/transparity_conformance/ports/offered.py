@@ -10,10 +10,12 @@ from transparity_conformance.capabilities.decoding.given import what_is_generate
 from transparity_conformance.capabilities.table import ATTRIBUTES, OF_GIVEN, offered_by
 from transparity_conformance.oracle.probes import single_row
 from transparity_conformance.ports.histories import compare_history
-from transparity_conformance.ports.process.running import Port, run, sharding_of
+from transparity_conformance.ports.process.running import Port, is_loader, run, sharding_of
 from transparity_conformance.ports.reach.calls import Ran
 from transparity_conformance.report.capability_result import CapabilityResult, not_compared, with_capabilities
 from transparity_conformance.report.report import Report, known_so_far
+
+OF_A_CHECKPOINT = "of what load(folder) returns, gradients are compared with a checkpoint's weights, by --checkpoint"
 
 NOT_OF_GIVEN = "{}: of given parameters it is not compared; with drawn ones it is, by --config"
 
@@ -68,5 +70,6 @@ def _with_capabilities(report: Report, port: BuiltPort, forward: ForwardPass) ->
             report, not_compared(*(f"{row.attribute}: {says}" for row in offered_by(port.forward)))
         )
     is_right = report.verdict == "agrees"
-    found = compare_capabilities(port, forward, is_right=is_right)
+    left_out = {"gradients": OF_A_CHECKPOINT} if is_loader(port.build) else {}
+    found = compare_capabilities(port, forward, is_right=is_right, left_out=left_out)
     return with_capabilities(report, found + compare_history(port, forward, found) if is_right else found)

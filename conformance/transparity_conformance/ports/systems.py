@@ -65,6 +65,8 @@ def checkpoint_systems(checkpoint: Checkpoint, *, for_loader: bool) -> Iterator[
 def layer_systems(folder: Path, head: str | None, layers: str | None) -> Iterator[System]:
     """The parts of a checkpoint, each as a model of its own with its own weights, and its small model with drawn ones.
 
+    Gradients take longer than a forward pass: of all layers, those of the first of each form are compared.
+
     Args:
         folder: the checkpoint, which is read part by part.
         head: the output of an encoder; without it, hidden states, of which all are seen.
@@ -72,9 +74,13 @@ def layer_systems(folder: Path, head: str | None, layers: str | None) -> Iterato
 
     Raises `UsageError` for layers that are no numbers, and `CheckpointError` for those that it does not have.
     """
-    opened = open_for_pieces(folder, head)
+    opened, differentiated = open_for_pieces(folder, head), dict[TransformerConfig, str]()
     for piece in pieces(opened, None if layers is None else layer_numbers(layers)):
-        with written(piece, opened.model_type) as parameters:
+        alike = differentiated.setdefault(piece.config, piece.name) if layers is None else piece.name
+        elsewhere = (
+            "" if alike == piece.name else f"they are of {alike}, which has the same form; --layers asks for more"
+        )
+        with written(piece, opened.model_type, elsewhere) as parameters:
             yield System(f"{opened.model_type}, {piece.name}", piece.config, parameters, opened.model_type)
     yield System(f"{opened.model_type} at probe size", small_system(opened.config), model_type=opened.model_type)
 

@@ -1,9 +1,14 @@
-"""The capability `gradients`, compared with derivatives by the complex step if the forward pass is right."""
+"""The capability `gradients`, compared with derivatives by the complex step if the forward pass is right.
+
+What conventions decide is left out: rows in which a query sees no key, and the padding token's row of an embedding,
+which PyTorch's `padding_idx` does not learn.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -30,8 +35,9 @@ from transparity_conformance.capabilities.learning.loss import (
     why_no_loss,
 )
 from transparity_conformance.capabilities.stranger import call_stranger
+from transparity_conformance.diagnosis.faults.wholly_hidden import blind_rows
 from transparity_conformance.oracle.budgets import WIDE
-from transparity_conformance.oracle.derivatives import Derivatives, Loss, memory_of_derivatives
+from transparity_conformance.oracle.derivatives import Derivatives, Loss
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.report.capability_result import CapabilityResult, not_compared
 from transparity_conformance.report.comparison import as_numbers, gap, share
@@ -42,30 +48,42 @@ from transparity_numpy.training.loss import cross_entropy
 Gradients = Mapping[str, np.ndarray]
 """By the name of the parameter, and of its shape."""
 
+BRIEF = 8
+"""Positions of the row that gradients of a large model are compared on."""
+
 
 def _why_no_gradients(probe: Probe, dtype: str) -> str:
-    too_long = "a forward pass for each parameter would take too long in a model of this size"
-    return why_no_loss(probe, dtype) or (too_long if probe.is_large else _why_too_large(probe))
+    too_long = "derivatives by the tokens of a whole probe would take too long in a model of this size"
+    return why_no_loss(probe, dtype) or (too_long if probe.is_large else "")
 
 
-def _why_too_large(probe: Probe) -> str:
-    needed, free = memory_of_derivatives(probe.parameters), available_memory()
-    too_large = f"the directions of their derivatives need {in_bytes(needed)} of memory, and {in_bytes(free)} are free"
-    return too_large if needed > free else ""
+def _why_none_of_given(probe: Probe, dtype: str) -> str:
+    needed, free = 4 * sum(value.size for value in probe.parameters.values()), available_memory()
+    too_large = f"the port's gradients need {in_bytes(needed)} of memory, and {in_bytes(free)} are free"
+    elsewhere = getattr(probe.parameters, "no_gradients", "")
+    return why_no_loss(probe, dtype) or elsewhere or (too_large if needed > free else "")
 
 
 @np.errstate(all="ignore")  # a port may return any number
 def judge_gradients(
-    gradients: Gradients, probe: Probe, loss: Loss, dtype: str, ranks: int = 1, by_rank: Gradients | None = None
+    gradients: Gradients,
+    probe: Probe,
+    loss: Loss,
+    dtype: str,
+    ranks: int = 1,
+    by_rank: Gradients | None = None,
+    unknown: Collection[str] = (),
 ) -> CapabilityResult:
-    """Compare the gradients of `loss` with the reference's; a missing one or one of the wrong shape is wrong.
+    """Compare the gradients of `loss` with the reference's; a missing one or one of the wrong shape is wrong, but for
+    those that are `unknown`.
 
     Of replicas that differ between `ranks`, `by_rank` has the gradient of each, in a row.
     """
     ours = _derivatives(probe, loss)
     actual = ours.along(gradients)
-    budgets = {name: ours.budget(name, dtype) for name in ours.expected}
-    errors = {name: gap(actual.get(name, np.empty(0)), expected) for name, expected in ours.expected.items()}
+    expected = {name: value for name, value in ours.expected.items() if name not in unknown}
+    budgets = {name: ours.budget(name, dtype) for name in expected}
+    errors = {name: gap(actual.get(name, np.empty(0)), value) for name, value in expected.items()}
     shares = {name: share(errors[name], budgets[name]) for name in errors}
     worst = max(shares, key=lambda name: shares[name])
     wrong = [name for name in shares if shares[name] > 1]
@@ -85,7 +103,7 @@ def judge_gradients(
 
 @kept_in(0)
 def _derivatives(probe: Probe, loss: Loss) -> Derivatives:
-    return Derivatives(probe.config, probe.parameters, probe.inputs, loss=loss)
+    return Derivatives(probe.config, probe.parameters, probe.inputs, loss=loss, of_padding=False)
 
 
 def _of_ranks(
@@ -128,11 +146,11 @@ def _causes(
     if absent == wrong:
         none = f"no gradient reaches {wrong[-1]}" + (f" and {len(wrong) - 1} more" if wrong[1:] else "")
         yield Cause("gradient-missing", none, None, 0.0, 1.0)
-    if set(actual) == set(ours.expected):
-        said = np.concatenate([actual[name] for name in ours.expected])
-        right = np.concatenate([ours.expected[name] for name in ours.expected])
+    if set(actual) >= set(budgets):
+        said = np.concatenate([actual[name] for name in budgets])
+        right = np.concatenate([ours.expected[name] for name in budgets])
         factor = float(said @ right / (right @ right))
-        left = {name: gap(actual[name], factor * ours.expected[name]) for name in ours.expected}
+        left = {name: gap(actual[name], factor * ours.expected[name]) for name in budgets}
         if math.isfinite(factor) and all(left[name] <= max(1.0, abs(factor)) * budgets[name] for name in left):
             of_what = _named_factor(ours, factor)
             says = f"your gradients are {factor:.6g} × ours{of_what}"
@@ -157,32 +175,74 @@ def _requests(probes: Probes) -> Requests:
     return dict([first_of(probes)])
 
 
+def _requests_here(probes: Probes) -> Requests:
+    """The rows of the first probe that no convention decides; of a large model, the begin of the first of them."""
+    key, probe = first_of(probes)
+    return {key: _cut(probe)}
+
+
+@kept_in(0)
+def _cut(probe: Probe) -> Probe:
+    rows = ~blind_rows(probe)
+    kept = (slice(None) if rows.all() or not rows.any() else rows) if not probe.is_large else [int(rows.argmax())]
+    longest = BRIEF if probe.is_large else None
+    inputs = {name: value[kept, :longest] for name, value in probe.inputs.items()}
+    return dataclasses.replace(probe, inputs=inputs)
+
+
+def _passed(key: str, probe: Probe, forward: ForwardPass) -> ForwardPass:
+    """The forward pass of the rows that gradients are compared on; of a large model, whose rows are cut, none."""
+    whole, rows = forward.probes[key], ~blind_rows(forward.probes[key])
+    same = probe.inputs.keys() == whole.inputs.keys() and all(
+        probe.inputs[name].shape == whole.inputs[name].shape for name in probe.inputs
+    )
+    if same or probe.is_large:
+        return forward if same else dataclasses.replace(forward, probes={}, logits={})
+    logits = {key: forward.logits[key][rows]} if key in forward.logits else {}
+    return dataclasses.replace(forward, probes={key: probe}, logits=logits)
+
+
 def _shapes(key: str, probe: Probe) -> Shapes:
     return {f"{key}/gradient.{name}": value.shape for name, value in probe.parameters.items() if is_learned(name)}
 
 
 def _ask(port: BuiltPort, way: Way, key: str, probe: Probe) -> Answers:
     targets, tokens = loss_inputs(probe)
-    loss, gradients = call_stranger(port.forward.loss_and_gradients, targets, **tokens)
-    named = {f"{key}/gradient.{name}": as_numbers(value).astype(np.float64) for name, value in dict(gradients).items()}
+    loss, gradients, *unknown = call_stranger(port.forward.loss_and_gradients, targets, **tokens)
+    named = {f"{key}/gradient.{name}": as_numbers(value) for name, value in dict(gradients).items()}
     replicas: Mapping[str, Any] = getattr(port.forward, "replicas", dict)()
     named |= {f"{key}/by_rank.{name}": np.stack(values) for name, values in replicas.items() if name in gradients}
-    return named | {f"{key}/loss_and_gradients": as_numbers(loss)}
+    named |= {f"{key}/unknown.{name}": np.array(str(why)) for each in unknown for name, why in dict(each).items()}
+    return named if loss is None else named | {f"{key}/loss_and_gradients": as_numbers(loss)}
 
 
 def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass) -> CapabilityResult:
-    """Judge the gradients; in this process the loss comes with them, and is a claim, while a bundle has a section for
-    losses."""
+    """Judge the gradients; in this process the loss may come with them, and is a claim, while a bundle has a section
+    for losses."""
     ((key, probe),) = requests.items()
-    found, loss = CapabilityResult(), None
-    if f"{key}/loss_and_gradients" in answers:
-        found, loss = _judge_loss(key, answers, forward)
+    forward = _passed(key, probe, forward)
+    unknown = {name: str(why) for name, why in _named(answers, f"{key}/unknown.").items()}
+    found, loss = not_compared(*_of_unknown(unknown)), None
+    if set(unknown) >= set(filter(is_learned, probe.parameters)):
+        return found
+    if key not in forward.probes and f"{key}/loss_and_gradients" in answers:
+        found += not_compared("loss_and_gradients: of a large model its loss is not compared; `loss` is")
+    elif f"{key}/loss_and_gradients" in answers:
+        of_loss, loss = _judge_loss(key, answers, forward)
+        found += of_loss
     else:
         written = [key for key in forward.probes if f"{key}/loss" in answers and has_a_loss(key, forward)]
         _, loss = judge_losses("loss", {key: float(answers[f"{key}/loss"]) for key in written}, forward)
     given, ranks = _named(answers, f"{key}/gradient."), forward.sharding.ranks
     by_rank = _named(answers, f"{key}/by_rank.")
-    return found + judge_gradients(given, probe, loss or cross_entropy, forward.dtype, ranks, by_rank)
+    return found + judge_gradients(given, probe, loss or cross_entropy, forward.dtype, ranks, by_rank, unknown)
+
+
+def _of_unknown(unknown: Mapping[str, str]) -> Iterator[str]:
+    """A line for each reason for which gradients are not known, with the first of the parameters."""
+    for why in dict.fromkeys(unknown.values()):
+        names = [name for name, reason in unknown.items() if reason == why]
+        yield f"gradients: {names[0]}" + (f" and {len(names) - 1} more" if names[1:] else "") + f": {why}"
 
 
 def _named(answers: Answers, begins: str) -> dict[str, np.ndarray]:
@@ -206,7 +266,7 @@ GRADIENTS = Capability(
     signature="loss_and_gradients(targets, **tokens) → the loss, and a dict of arrays by parameter name",
     help="Add names for the gradients of the first loss to the bundle.",
     purpose="the gradients are those of the first probe's loss by every parameter",
-    ways=(Way("gradients", _requests),),
+    ways=(Way("gradients", _requests, here=_requests_here),),
     ask=_ask,
     shapes=_shapes,
     judge=_judge,
@@ -217,3 +277,5 @@ GRADIENTS = Capability(
     needs=("loss",),
     missing_is_wrong=True,
 )
+
+GRADIENTS_OF_GIVEN = dataclasses.replace(GRADIENTS, why_not=_why_none_of_given)

@@ -48,7 +48,7 @@ def judged_gap(probe: Probe, tap: str, actual: np.ndarray, ours: np.ndarray) -> 
 
 
 def _measure(probe: Probe) -> Arrays:
-    if not _has_blind_rows(probe):
+    if not blind_rows(probe).any():
         return {}
     random, free = np.random.default_rng(0), Arrays()
     conventions: tuple[Convention, ...] = (np.zeros_like, lambda weights: random.uniform(size=weights.shape))
@@ -60,13 +60,17 @@ def _measure(probe: Probe) -> Arrays:
     return {tap: where for tap, where in free.items() if where.any()}
 
 
-def _has_blind_rows(probe: Probe) -> bool:
-    """Return whether a query sees no key, in any layer: the inputs alone tell."""
-    state = WalkState(probe.config, {}, probe.inputs)
+def blind_rows(probe: Probe) -> np.ndarray:
+    """The rows in which a query sees no key, in any layer, as bools (rows,): the inputs alone tell."""
+    state, rows = WalkState(probe.config, {}, probe.inputs), len(next(iter(probe.inputs.values())))
     lengths = {name: tokens.shape[1] for name, tokens in probe.inputs.items()}
-    taps = tap_shapes(probe.config, len(next(iter(probe.inputs.values()))), **lengths)
+    taps = tap_shapes(probe.config, rows, **lengths)
     weights = (name for name in taps if name.endswith("attention.weights"))
-    return any(not right_mask(state, name).any(-1).all() for name in weights)
+    blind = np.zeros(rows, bool)
+    for name in weights:
+        mask = np.asarray(right_mask(state, name))
+        blind |= ~mask.any(-1).reshape(len(mask), -1).all(1)
+    return blind
 
 
 def _changed(probe: Probe, convention: Convention) -> Arrays:

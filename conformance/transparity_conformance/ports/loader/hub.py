@@ -30,6 +30,7 @@ from transparity_conformance.capabilities.stranger import (
 from transparity_conformance.checkpoints.editing import Edit, edit_folder
 from transparity_conformance.checkpoints.exporting import export_checkpoint
 from transparity_conformance.ports.loader.free import takes_of
+from transparity_conformance.ports.loader.gradients import with_gradients
 from transparity_conformance.ports.loader.inputs import arguments, arrays, framework_of, is_instance, with_mask
 from transparity_conformance.ports.loader.modules.kind import kind_of
 from transparity_conformance.ports.loader.settings import completed
@@ -78,7 +79,8 @@ class HubBuild:
 
     def _loaded(self, folder: Path, config: TransformerConfig, options: Mapping[str, Any]) -> Callable[..., Any]:
         if self.edit is None:
-            return forward_of(call_stranger(self.load, str(folder), **options), config)
+            model = call_stranger(self.load, str(folder), **options)
+            return with_gradients(forward_of(model, config), model, folder, config)
         edit_folder(folder, self.edit)
         with seeded(self.edit.seed), spoken() as said:
             forward = forward_of(call_stranger(self.load, str(folder), **options), config)
@@ -128,11 +130,15 @@ def called(model: Any, config: TransformerConfig, framework: str | None = None) 
     names = frozenset() if takes is None else frozenset(takes.parameters)
     whole = completed(model, takes, array, without_gradients)
 
-    def forward(**inputs: np.ndarray) -> Any:
+    def with_graph(**inputs: np.ndarray) -> Any:
         args, named = arguments(with_mask(inputs, config), config, names)
-        with without_gradients():
-            return whole(*map(array, args), **{name: array(value) for name, value in named.items()})
+        return whole(*map(array, args), **{name: array(value) for name, value in named.items()})
 
+    def forward(**inputs: np.ndarray) -> Any:
+        with without_gradients():
+            return with_graph(**inputs)
+
+    forward.with_graph = with_graph  # type: ignore[attr-defined] # its answer can be differentiated
     forward.__signature__ = takes  # type: ignore[attr-defined] # messages show what the model takes
     forward.placements = getattr(model, "placements", {})  # type: ignore[attr-defined] # of one on several ranks
 

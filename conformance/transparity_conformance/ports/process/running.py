@@ -59,14 +59,15 @@ def built(build: Port, probe: Probe) -> Callable[..., Any]:
 def given_to(build: Port, parameters: Mapping[str, Any]) -> dict[str, Any] | str:
     """What a port is built from: copies of the parameters; for a loader, the checkpoint's own folder where a copy in
     float32 does not fit."""
-    if not _is_loader(build) and not isinstance(_inner(build), BuildElsewhere):
+    if not is_loader(build) and not isinstance(_inner(build), BuildElsewhere):
         return {name: np.array(value) for name, value in parameters.items()}
-    if _is_loader(build) and isinstance(parameters, InFolder) and parameters.is_given_itself:
+    if is_loader(build) and isinstance(parameters, InFolder) and parameters.is_given_itself:
         return str(parameters.folder.absolute())
     return {name: value if isinstance(value, Mapped) else value.copy() for name, value in parameters.items()}
 
 
-def _is_loader(build: Port) -> bool:
+def is_loader(build: Port) -> bool:
+    """Return whether a port is a loader of folders."""
     return getattr(_inner(build), "model_type", None) is not None
 
 
@@ -76,7 +77,7 @@ def _inner(build: Port) -> Any:
 
 def folder_note(build: Port, parameters: Mapping[str, Any] | None) -> tuple[str, ...]:
     """A line on a checkpoint's own folder, where a loader is given that."""
-    if not isinstance(parameters, InFolder) or parameters.is_ours or not _is_loader(build):
+    if not isinstance(parameters, InFolder) or parameters.is_ours or not is_loader(build):
         return ()
     if not parameters.is_given_itself:
         return ()

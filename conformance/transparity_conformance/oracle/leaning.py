@@ -1,0 +1,129 @@
+"""Parameters that lean another way in each row of a batch, so that one forward pass has the derivatives along all.
+
+Of a large model reading the matrices takes longest: here each is read once for all directions. A matrix leans by the
+product of two vectors, which is added to the result of a product with it, so that no changed matrix is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
+
+from transparity.limits.mapped import BLOCK
+from transparity_numpy.arithmetic.functional import STEP
+
+Directions = tuple[np.ndarray, ...]
+"""Directions of a parameter, each the product of vectors, one for each axis: (directions, size) for every axis."""
+
+
+class Leaning(NDArrayOperatorsMixin):
+    """A parameter w as w + i·h·v in row k of a batch, with v the product of vectors, which NumPy takes for an array.
+
+    Activations, of which the first axis is the batch, are multiplied by its transpose or, if it is a vector, by it and
+    added to it; rows of it are taken. All else raises `TypeError`: a derivative would be lost.
+
+    Args:
+        value: a matrix (out, in) or a vector (out,), real.
+        vectors: (rows, out), and (rows, in) of a matrix; zeros in the rows that do not lean.
+        is_transposed: it is the transpose of `value`.
+        used: called whenever activations meet it.
+    """
+
+    def __init__(
+        self,
+        value: Any,
+        vectors: Directions,
+        *,
+        is_transposed: bool = False,
+        used: Callable[[], Any] = lambda: None,
+    ) -> None:
+        if len(vectors) not in (1, 2):
+            raise TypeError(f"a parameter of {len(vectors)} axes; expected one or two")
+        self.value, self.is_transposed, self.used = value, is_transposed, used
+        self.vectors = tuple(vector.astype(value.dtype, copy=False) for vector in vectors)  # in its precision, as all
+
+    @property
+    def ndim(self) -> int:
+        return len(self.value.shape)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.value.shape[::-1]) if self.is_transposed else tuple(self.value.shape)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.result_type(self.value.dtype, np.complex64)
+
+    @property
+    def T(self) -> Leaning:  # noqa: N802 - NumPy's name
+        return Leaning(self.value, self.vectors, is_transposed=not self.is_transposed, used=self.used)
+
+    def __getitem__(self, index: np.ndarray) -> np.ndarray:
+        """Rows of a matrix for indices (#batch, …): (batch, …, in)."""
+        is_index = isinstance(index, np.ndarray) and index.dtype.kind in "iu"
+        if self.ndim != 2 or self.is_transposed or not is_index:
+            raise TypeError(f"part {index!r} of a parameter that leans; expected rows of a matrix")
+        left, right = self.vectors
+        rows = np.arange(len(left)).reshape(-1, *[1] * (index.ndim - 1))
+        return self._leant(self.value[index], left[rows, index][..., None] * _over(right, index.ndim + 1))
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        if method != "__call__" or options or sum(isinstance(each, Leaning) for each in inputs) != 1:
+            raise TypeError(f"{ufunc.__name__} of a parameter that leans")
+        if ufunc is np.matmul and inputs[1] is self and self.is_transposed:
+            return self._product(np.asarray(inputs[0]))
+        if ufunc not in (np.add, np.multiply) or self.ndim != 1:
+            raise TypeError(f"{ufunc.__name__} of a parameter that leans")
+        (vector,), other = self.vectors, next(each for each in inputs if each is not self)
+        if np.ndim(other):
+            return ufunc(other, self._leant(self.value, _over(vector, np.ndim(other))))
+        leant = (vector * other if ufunc is np.multiply else vector,)
+        return Leaning(ufunc(self.value, other), leant, used=self.used)
+
+    def __array_function__(self, function: Any, types: Any, args: Any, named: Any) -> Any:
+        if function is np.result_type:
+            return np.result_type(*(each.dtype if isinstance(each, Leaning) else each for each in args))
+        if function is np.zeros_like and args[0] is self and not named:
+            return np.zeros(self.shape, self.dtype)
+        raise TypeError(f"{function.__name__} of a parameter that leans")
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        raise TypeError("a parameter that leans is no array")
+
+    def _product(self, x: np.ndarray) -> np.ndarray:
+        """x · valueᵀ, and what leaning adds: (x · right) leftᵀ."""
+        left, right = self.vectors
+        parts = np.stack([x.real, x.imag]) if np.iscomplexobj(x) else x[None]
+        found = parts.reshape(-1, parts.shape[-1]) @ self.value.T  # real, which is half of a complex product's work
+        found = found.reshape(*parts.shape[:-1], -1)
+        product = found[0] if len(found) == 1 else found[0] + 1j * found[1]
+        along = (x * _over(right, x.ndim)).sum(-1, keepdims=True)
+        return self._leant(product, along * _over(left, x.ndim))
+
+    def _leant(self, value: np.ndarray, by: np.ndarray) -> np.ndarray:
+        self.used()
+        return value + self.dtype.type(1j * STEP) * by
+
+
+def _over(vectors: np.ndarray, ndim: int) -> np.ndarray:
+    """One vector for each row of a batch of `ndim` axes."""
+    return vectors.reshape(len(vectors), *[1] * (ndim - 2), -1)
+
+
+def along(gradient: Any, directions: Directions) -> np.ndarray:
+    """The products of a gradient with directions, in float64: one number for each.
+
+    Args:
+        gradient: of the parameter's shape, in any precision; it is read in blocks of rows.
+    """
+    if len(directions) == 1:
+        return directions[0] @ np.asarray(gradient, np.float64)
+    left, right = directions
+    found, size = np.zeros(len(left)), max(1, BLOCK // gradient.shape[1])
+    for begin in range(0, len(gradient), size):
+        rows = slice(begin, begin + size)
+        found += (left[:, rows] @ gradient[rows].astype(np.float64) * right).sum(1)
+    return found

@@ -1,0 +1,103 @@
+"""Where the rows of one model's tensors are in another's: as rows or columns, in one tensor or in several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, eq=False)
+class Taken:
+    """A tensor in terms of those of the other model."""
+
+    names: tuple[str, ...]
+    take: Callable[[Mapping[str, np.ndarray]], np.ndarray]
+    """Take it from tensors like those."""
+
+
+@dataclass(frozen=True, eq=False)
+class Lines:
+    """The rows, or the columns, of a tensor; a vector is one row."""
+
+    name: str
+    is_columns: bool
+    hashes: np.ndarray
+    """One number for each line, equal for equal ones."""
+
+    def of(self, tensor: np.ndarray) -> np.ndarray:
+        """The lines of a tensor of its shape: (lines, numbers)."""
+        return _rows(tensor).T if self.is_columns else _rows(tensor)
+
+
+def found_by_rows(wanted: Mapping[str, np.ndarray], given: Mapping[str, np.ndarray]) -> dict[str, Taken]:
+    """How to take each `wanted` tensor from tensors like those `given`, if they have all its numbers in one place.
+
+    A tensor is found as a whole, or line by line if none of its lines is in two places.
+    """
+    every = [lines for name, value in given.items() for lines in _lines(name, value)]
+    found = {name: _place(_lines(name, value), every, value.shape) for name, value in wanted.items()}
+    return {name: taken for name, taken in found.items() if taken is not None}
+
+
+def _place(own: list[Lines], every: list[Lines], shape: tuple[int, ...]) -> Taken | None:
+    for lines in own:
+        whole = [each for each in every if np.array_equal(each.hashes, lines.hashes)]
+        if len({each.name for each in whole}) == 1:
+            return _whole(whole[0], lines, shape)
+    if not every:
+        return None
+    hashes = np.concatenate([each.hashes for each in every])
+    owners = np.repeat(np.arange(len(every)), [len(each.hashes) for each in every])
+    indices = np.concatenate([np.arange(len(each.hashes)) for each in every])
+    unique, first, counts = np.unique(hashes, return_index=True, return_counts=True)
+    for lines in own:
+        at = np.minimum(np.searchsorted(unique, lines.hashes), len(unique) - 1)
+        if np.array_equal(unique[at], lines.hashes) and (counts[at] == 1).all():
+            return _in_parts(every, owners[first[at]], indices[first[at]], lines, shape)
+    return None
+
+
+def _whole(place: Lines, own: Lines, shape: tuple[int, ...]) -> Taken:
+    def take(tensors: Mapping[str, np.ndarray]) -> np.ndarray:
+        return _shaped(place.of(tensors[place.name]), own, shape)
+
+    return Taken((place.name,), take)
+
+
+def _in_parts(every: list[Lines], owners: np.ndarray, indices: np.ndarray, own: Lines, shape: tuple[int, ...]) -> Taken:
+    def take(tensors: Mapping[str, np.ndarray]) -> np.ndarray:
+        parts = {owner: every[owner].of(tensors[every[owner].name]) for owner in np.unique(owners)}
+        found = [parts[owner][index] for owner, index in zip(owners, indices, strict=True)]
+        return _shaped(np.stack(found), own, shape)
+
+    return Taken(tuple(dict.fromkeys(every[owner].name for owner in np.unique(owners))), take)
+
+
+def _shaped(lines: np.ndarray, own: Lines, shape: tuple[int, ...]) -> np.ndarray:
+    return (lines.T if own.is_columns else lines).reshape(shape)
+
+
+def _lines(name: str, tensor: np.ndarray) -> list[Lines]:
+    return list(_both(name, tensor)) if tensor.ndim in (1, 2) and tensor.size else []
+
+
+def _both(name: str, tensor: np.ndarray) -> Iterator[Lines]:
+    yield Lines(name, False, _hashes(_rows(tensor)))
+    if tensor.ndim == 2:
+        yield Lines(name, True, _hashes(_rows(tensor).T))
+
+
+def _rows(tensor: np.ndarray) -> np.ndarray:
+    return tensor[None] if tensor.ndim == 1 else tensor
+
+
+def _hashes(rows: np.ndarray) -> np.ndarray:
+    """One number for each row (rows, numbers), the same for equal ones in any memory order."""
+    factors = np.random.default_rng(rows.shape[1]).integers(2**63, size=rows.shape[1], dtype=np.uint64) | np.uint64(1)
+    found, size = np.zeros(len(rows), np.uint64), max(1, 2**22 // max(1, rows.shape[1]))
+    for begin in range(0, len(rows), size):
+        some = np.ascontiguousarray(rows[begin : begin + size] + np.float32(0), np.float32)  # of −0, too
+        found[begin : begin + size] = (some.view(np.uint32).astype(np.uint64) * factors).sum(1)
+    return found

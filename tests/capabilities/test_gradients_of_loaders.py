@@ -1,0 +1,199 @@
+"""Gradients of what `load(folder)` returns: its own graph, by the names or the numbers of its parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from transparity_conformance import check
+from transparity_conformance.checkpoints.examples import example_config
+from transparity_conformance.checkpoints.exporting import export_checkpoint
+from transparity_conformance.checkpoints.importing import import_checkpoint
+from transparity_conformance.oracle.probes import probe_parameters
+from transparity_conformance.ports.loader.gradients import FROZEN, NO_GRAPH, UNKNOWN
+from transparity_conformance.ports.loader.hub import loaded_here
+from transparity_conformance.report.check.terminal import as_text
+from transparity_conformance.report.report import Report
+
+Change = Callable[[Any], Any]
+
+
+def checked(folder: Path, change: Change, family: str = "llama") -> Report:
+    config = example_config(family)
+    export_checkpoint(family, config, probe_parameters(config, 3), folder)
+
+    def load(folder: str) -> Any:
+        return change(transformers.AutoModelForCausalLM.from_pretrained(folder))
+
+    given = import_checkpoint(folder)
+    with loaded_here(load, family) as build:
+        return check(build, family, config=given.config, parameters=given.parameters, logits_only=True)
+
+
+def claim(report: Report) -> str | None:
+    return next((each.verdict for each in report.claims if each.id == "gradients"), None)
+
+
+def lines(report: Report) -> list[str]:
+    return [line for line in report.not_compared if line.startswith("gradients")]
+
+
+def as_it_is(model: Any) -> Any:
+    return model
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_gradients_of_a_loaded_model_agree(family: str, tmp_path: Path) -> None:
+    report = checked(tmp_path / "model", as_it_is, family)
+    assert (report.verdict, claim(report), lines(report)) == ("agrees", "agrees", []), as_text([report])
+
+
+def detached(model: Any) -> Any:
+    """Values are taken for constants."""
+    model.model.layers[1].self_attn.v_proj.register_forward_hook(lambda module, given, value: value.detach())
+    return model
+
+
+def doubled(model: Any) -> Any:
+    """What flows back through a feed-forward counts twice."""
+
+    def twice(module: Any, given: Any, value: Any) -> None:
+        if value.requires_grad:
+            value.register_hook(lambda gradient: 2 * gradient)
+
+    model.model.layers[1].mlp.gate_proj.register_forward_hook(twice)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        (detached, "decoder.layers.1.self_attention.value.weight"),
+        (doubled, "decoder.layers.1.feed_forward.gate.weight"),
+    ],
+)
+def test_a_wrong_backward_pass_with_right_logits_diverges(change: Change, where: str, tmp_path: Path) -> None:
+    report = checked(tmp_path / "model", change)
+    assert (report.verdict, claim(report)) == ("diverges", "diverges"), as_text([report])
+    assert report.faults[-1].where == f"gradient.{where}"
+
+
+def test_parameters_that_are_frozen_are_listed(tmp_path: Path) -> None:
+    def frozen(model: Any) -> Any:
+        model.model.norm.weight.requires_grad_(False)
+        return model
+
+    report = checked(tmp_path / "model", frozen)
+    assert claim(report) == "agrees"
+    assert lines(report) == [f"gradients: decoder.final_norm.weight: {FROZEN}"]
+
+
+@pytest.mark.parametrize("way", ["all frozen", "no_grad"])
+def test_a_model_for_inference_has_no_gradients_to_compare(way: str, tmp_path: Path) -> None:
+    def for_inference(model: Any) -> Any:
+        if way == "no_grad":
+            model.forward = torch.no_grad()(model.forward)
+            return model
+        return model.requires_grad_(False)
+
+    report = checked(tmp_path / "model", for_inference)
+    assert (report.verdict, claim(report)) == ("agrees", None), as_text([report])
+    assert len(lines(report)) == 1 and lines(report)[0].endswith(NO_GRAPH)
+
+
+class Packed(torch.nn.Module):
+    """A model whose queries, keys and values are one transposed matrix, under names of its own."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.inner = [model]  # in a list, so that its parameters are not those of this module
+        self.names = list(dict(model.named_parameters()))
+        packed = {name for name in self.names if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))}
+        weights = dict(model.named_parameters())
+        self.own = torch.nn.ParameterDict()
+        for layer in range(len(model.model.layers)):
+            rows = [weights[name] for name in self._projections(layer)]
+            self.own[f"packed_{layer}"] = torch.nn.Parameter(torch.cat(rows).T.contiguous().detach().clone())
+        self.sizes = [len(weights[name]) for name in self._projections(0)]
+        self.others = [name for name in self.names if name not in packed]
+        for index, name in enumerate(self.others):
+            self.own[f"other_{index}"] = torch.nn.Parameter(weights[name].detach().clone())
+
+    def _projections(self, layer: int) -> list[str]:
+        return [f"model.layers.{layer}.self_attn.{each}_proj.weight" for each in "qkv"]
+
+    def forward(self, input_ids: Any) -> Any:
+        (model,) = self.inner
+        state = {name: self.own[f"other_{index}"] for index, name in enumerate(self.others)}
+        for layer in range(len(model.model.layers)):
+            parts = self.own[f"packed_{layer}"].T.split(self.sizes)
+            state |= dict(zip(self._projections(layer), parts, strict=True))
+        return torch.func.functional_call(model, state, (input_ids,), {"use_cache": False}).logits
+
+
+def test_parameters_of_other_names_and_forms_are_told_by_their_numbers(tmp_path: Path) -> None:
+    report = checked(tmp_path / "model", Packed)
+    assert (report.verdict, claim(report), lines(report)) == ("agrees", "agrees", []), as_text([report])
+
+
+def test_the_gradient_of_a_tied_table_is_the_sum_over_its_copies(tmp_path: Path) -> None:
+    def untied(model: Any) -> Any:
+        model.lm_head.weight = torch.nn.Parameter(model.transformer.wte.weight.detach().clone())
+        return model
+
+    report = checked(tmp_path / "model", untied, "gpt2")
+    assert (report.verdict, claim(report), lines(report)) == ("agrees", "agrees", []), as_text([report])
+
+
+def test_a_parameter_that_is_not_found_is_listed(tmp_path: Path) -> None:
+    def halved(model: Any) -> Any:
+        """The head's weight is held at half its size."""
+
+        class Head(torch.nn.Module):
+            def __init__(self, weight: Any) -> None:
+                super().__init__()
+                self.kept = torch.nn.Parameter(weight.detach() / 2)
+
+            def forward(self, x: Any) -> Any:
+                return x @ (2 * self.kept).T
+
+        model.lm_head = Head(model.lm_head.weight)
+        return model
+
+    report = checked(tmp_path / "model", halved)
+    assert claim(report) == "agrees", as_text([report])
+    assert lines(report) == [f"gradients: head.weight: {UNKNOWN}"]
+
+
+def test_gradients_of_drawn_weights_are_those_of_a_checkpoint(tmp_path: Path) -> None:
+    def load(folder: str) -> Any:
+        return transformers.AutoModelForCausalLM.from_pretrained(folder)
+
+    report = check(load, family="llama", logits_only=True, audit=False)
+    assert any(line.startswith("loss_and_gradients: of what load(folder) returns") for line in report.not_compared)
+
+
+def test_the_padding_token_and_rows_that_see_nothing_are_conventions(tmp_path: Path) -> None:
+    config = example_config("gemma3_text")
+    assert config.pad_id is not None  # transformers' table has it as its padding_idx, which learns nothing
+    report = checked(tmp_path / "model", as_it_is, "gemma3_text")
+    assert (report.verdict, claim(report)) == ("agrees", "agrees"), as_text([report])
+
+
+def test_numbers_are_found_as_rows_and_columns() -> None:
+    from transparity_conformance.ports.loader.rows import found_by_rows
+
+    random = np.random.default_rng(0)
+    one, two, bias = random.normal(size=(3, 5)), random.normal(size=(4, 5)), random.normal(size=5)
+    wanted = {name: value.astype(np.float32) for name, value in {"one": one, "two": two, "bias": bias}.items()}
+    packed = np.concatenate([wanted["two"], wanted["one"]])[::-1].T
+    found = found_by_rows(wanted, {"packed": packed, "b": wanted["bias"], "other": packed * 2})
+    for name, value in wanted.items():
+        np.testing.assert_array_equal(found[name].take({"packed": packed, "b": wanted["bias"]}), value)
+    assert not found_by_rows(wanted, {"twice": np.concatenate([packed, packed])})

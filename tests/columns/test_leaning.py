@@ -1,0 +1,84 @@
+"""Derivatives of many directions by one forward pass are those by the complex step of one direction at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from transparity_conformance.oracle import derivatives as subject
+from transparity_conformance.oracle.cases import CASES
+from transparity_conformance.oracle.derivatives import Derivatives
+from transparity_conformance.oracle.leaning import Leaning, along
+from transparity_conformance.oracle.probes import mixed_inputs, probe_parameters
+from transparity_numpy.arithmetic.functional import derivative
+from transparity_numpy.training.loss import cross_entropy
+from transparity_numpy.transformer import transformer
+
+WITH_LOGITS = [case for case, config in CASES.items() if config.head == "logits"]
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("case", WITH_LOGITS)
+def test_every_parameter_leans_by_its_own_direction(case: str) -> None:
+    config = CASES[case]
+    inputs: dict[str, Any] = {name: value[:2] for name, value in mixed_inputs(config).items()}
+    ours = Derivatives(config, probe_parameters(config), inputs)
+    exact = {name: value.astype(np.float64) for name, value in ours.oracle.arrays.items()}
+
+    def loss(parameters: Mapping[str, np.ndarray]) -> np.ndarray:
+        return cross_entropy(transformer(config, parameters, **inputs), ours.targets, config.pad_id)
+
+    for name, parts in ours.directions.items():
+        direction = np.multiply.outer(parts[0][0], parts[1][0]) if len(parts) == 2 else parts[0][0]
+        expected = derivative(loss, exact, {name: direction})
+        assert abs(ours.expected[name][0] - expected) < ours.budget(name, "float64"), name
+
+
+def test_a_gradient_along_directions_is_the_sum_of_products() -> None:
+    random = np.random.default_rng(0)
+    gradient, left, right = random.normal(size=(6, 5)), random.normal(size=(3, 6)), random.normal(size=(3, 5))
+    np.testing.assert_allclose(
+        along(gradient, (left, right)), [(g * gradient).sum() for g in left[..., None] * right[:, None]]
+    )
+    np.testing.assert_allclose(along(gradient[:, 0], (left,)), left @ gradient[:, 0])
+
+
+def test_what_would_lose_a_derivative_is_refused() -> None:
+    matrix = Leaning(np.ones((3, 2)), (np.ones((4, 3)), np.ones((4, 2))))
+    uses: list[Callable[[], Any]] = [
+        lambda: np.asarray(matrix),
+        lambda: np.exp(matrix),
+        lambda: matrix @ np.ones(2),
+        lambda: matrix[slice(1)],  # type: ignore[index] # as a caller without types would
+    ]
+    for wrong in uses:
+        with pytest.raises(TypeError, match="leans"):
+            wrong()
+    with pytest.raises(TypeError, match="3 axes"):
+        Leaning(np.ones((3, 2, 2)), (np.ones((4, 3)), np.ones((4, 2)), np.ones((4, 2))))
+
+
+def test_no_direction_changes_the_padding_token_if_that_is_a_convention() -> None:
+    config = CASES[next(case for case in WITH_LOGITS if CASES[case].pad_id is not None)]
+    parameters, inputs = probe_parameters(config), mixed_inputs(config)
+    table = next(name for name in parameters if name.endswith("token_embedding.weight"))
+    for of_padding in (True, False):
+        ours = Derivatives(config, parameters, inputs, of_padding=of_padding)
+        assert ours.directions[table][0][:, config.pad_id].any() == of_padding
+
+
+def test_a_large_model_is_tried_in_few_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subject, "is_large", lambda parameters: True)
+    config, passes = CASES["llama"], list[int]()
+
+    def counted(*given: Any, **named: Any) -> Any:
+        passes.append(1)
+        return transformer(*given, **named)
+
+    monkeypatch.setattr(subject, "transformer", counted)
+    inputs = {name: value[:1] for name, value in mixed_inputs(config).items()}
+    assert Derivatives(config, probe_parameters(config), inputs).expected
+    assert len(passes) == 1

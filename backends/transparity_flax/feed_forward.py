@@ -39,9 +39,7 @@ class FeedForward(nnx.Module):
         self.up = nnx.Linear(config.embed_dim, wide, use_bias=bias, rngs=rngs)
         self.down = nnx.Linear(wide, config.embed_dim, use_bias=bias, rngs=rngs)
 
-    def __call__(
-        self, x: Float[Array, "batch length embed_dim"], tap: Tap = identity
-    ) -> Float[Array, "batch length embed_dim"]:
+    def __call__(self, x: Float[Array, "*batch embed_dim"], tap: Tap = identity) -> Float[Array, "*batch embed_dim"]:
         up = self.up(x)
         hidden = tap("hidden", self.activation(self.gate(x)) * up if self.gate is not None else self.activation(up))
         return tap("output", self.down(hidden))

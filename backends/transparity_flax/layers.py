@@ -9,6 +9,7 @@ from jaxtyping import Float
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity, scoped
 from transparity_flax.attention import CrossAttention, SelfAttention, project_key_value
+from transparity_flax.experts import MixtureOfExperts
 from transparity_flax.feed_forward import FeedForward
 from transparity_flax.normalization import Norm
 from transparity_flax.state.cache import Cache
@@ -69,7 +70,7 @@ class Layer(nnx.Module):
             self.cross_attention_norm = Norm(config, rngs=rngs)
         if has_memory and config.memory_norm:
             self.memory_norm = Norm(config, rngs=rngs)
-        self.feed_forward = FeedForward(config, rngs=rngs)
+        self.feed_forward = (MixtureOfExperts if config.num_experts else FeedForward)(config, rngs=rngs)
         if config.branches != "parallel-one-norm":
             self.feed_forward_norm = Norm(config, rngs=rngs)
         if config.norm_position == "both":

@@ -39,9 +39,7 @@ class FeedForward(nn.Module):
         self.up = nn.Linear(config.embed_dim, wide, bias=bias)
         self.down = nn.Linear(wide, config.embed_dim, bias=bias)
 
-    def forward(
-        self, x: Float[Tensor, "batch length embed_dim"], tap: Tap = identity
-    ) -> Float[Tensor, "batch length embed_dim"]:
+    def forward(self, x: Float[Tensor, "*batch embed_dim"], tap: Tap = identity) -> Float[Tensor, "*batch embed_dim"]:
         up = self.up(x)
         hidden = tap("hidden", self.activation(self.gate(x)) * up if self.gate is not None else self.activation(up))
         return tap("output", self.down(hidden))

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity, scoped
 from transparity_pytorch.attention import CrossAttention, SelfAttention, project_key_value
+from transparity_pytorch.experts import MixtureOfExperts
 from transparity_pytorch.feed_forward import FeedForward
 from transparity_pytorch.normalization import Norm
 from transparity_pytorch.state.cache import Cache
@@ -69,7 +70,7 @@ class Layer(nn.Module):
             self.cross_attention_norm = Norm(config)
         if has_memory and config.memory_norm:
             self.memory_norm = Norm(config)
-        self.feed_forward = FeedForward(config)
+        self.feed_forward = (MixtureOfExperts if config.num_experts else FeedForward)(config)
         if config.branches != "parallel-one-norm":
             self.feed_forward_norm = Norm(config)
         if config.norm_position == "both":

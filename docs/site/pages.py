@@ -30,6 +30,7 @@ SUBJECTS = {
     "attention": "Attention",
     "normalization": "Normalization",
     "feed_forward": "Feed-forward",
+    "experts": "Experts",
     "layers": "Layers",
     "transformer": "The transformer",
     "head": "The head",

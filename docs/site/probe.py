@@ -65,7 +65,7 @@ def models() -> dict[str, TransformerConfig]:
         CASES["marian"], **SMALL, **_vocabulary(CASES["marian"]), padding="token", rope_layout="interleaved"
     )
     found = {"translation": translation}
-    for name in ("gemma", "t5", "bloom", "bert", "opt", "llama", "qwen", "gpt-neox", "olmo2"):
+    for name in ("gemma", "t5", "bloom", "bert", "opt", "llama", "qwen", "gpt-neox", "olmo2", "deepseek"):
         sizes = SMALL | ({"attention_head_dim": 4, "num_key_value_heads": 1} if CASES[name].gated else {})
         sizes |= {"attention_head_dim": None, "num_key_value_heads": None} if name == "t5" else {}
         found[name] = dataclasses.replace(CASES[name], **sizes, **_vocabulary(CASES[name]))

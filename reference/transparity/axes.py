@@ -18,6 +18,7 @@
 | H      | `head_dim`                    | features of a head                                    |
 | D      | `attention_dim`               | features of all heads together                        |
 | P      | `pairs`                       | pairs of a head's features that are rotated           |
+| E      | `experts`                     | experts of a feed-forward                             |
 | V      | `vocab`                       | tokens of the vocabulary                              |
 | K      | `steps`                       | steps of an optimizer                                 |
 
@@ -44,6 +45,7 @@ LEGEND = {
     "head_dim": "H",
     "attention_dim": "D",
     "pairs": "P",
+    "experts": "E",
     "vocab": "V",
     "steps": "K",
 }

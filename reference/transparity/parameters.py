@@ -49,8 +49,9 @@ def shared(config: TransformerConfig, parameters: Mapping[str, Any]) -> Mapping[
 
 
 def is_learned(name: str) -> bool:
-    """Return whether the parameter has a gradient; the running statistics of a batch norm have none."""
-    return not name.endswith((".running_mean", ".running_var"))
+    """Return whether the parameter has a gradient; the running statistics of a batch norm and what corrects a router's
+    choice have none."""
+    return not name.endswith((".running_mean", ".running_var", ".router_correction"))
 
 
 def _stack_shapes(stack: str, config: TransformerConfig) -> Shapes:
@@ -74,10 +75,7 @@ def _stack_shapes(stack: str, config: TransformerConfig) -> Shapes:
             shapes |= _sublayer_norm_shapes(f"{scope}.cross_attention", config)
             if config.memory_norm:
                 shapes |= _norm_shapes(f"{scope}.memory_norm", config)
-        bias = config.feed_forward_bias
-        for role in ("gate", "up") if config.gated else ("up",):
-            shapes |= _linear(f"{scope}.feed_forward.{role}", config.feed_forward_dim, config.embed_dim, bias=bias)
-        shapes |= _linear(f"{scope}.feed_forward.down", config.embed_dim, config.feed_forward_dim, bias=bias)
+        shapes |= _feed_forward_shapes(f"{scope}.feed_forward", config.for_layer(stack, layer))
         if config.branches != "parallel-one-norm":
             shapes |= _sublayer_norm_shapes(f"{scope}.feed_forward", config)
     if config.final_norm:
@@ -97,6 +95,28 @@ def _attention_shapes(scope: str, config: TransformerConfig) -> Shapes:
             over = heads if config.query_key_norm_over == "projection" else 1
             shapes[f"{scope}.{role}_norm.weight"] = (over * config.head_dim,)
     return shapes | _linear(f"{scope}.output", config.embed_dim, config.attention_dim, bias=config.output_bias)
+
+
+def _feed_forward_shapes(scope: str, config: TransformerConfig) -> Shapes:
+    if not config.num_experts:
+        return _expert_shapes(scope, config, config.feed_forward_dim)
+    shapes = _linear(f"{scope}.router", config.num_experts, config.embed_dim, bias=config.router_bias)
+    if config.router_correction:
+        shapes[f"{scope}.router_correction"] = (config.num_experts,)
+    for expert in range(config.num_experts):
+        shapes |= _expert_shapes(f"{scope}.experts.{expert}", config, config.feed_forward_dim)
+    if config.shared_expert_dim:
+        shapes |= _expert_shapes(f"{scope}.shared_expert", config, config.shared_expert_dim)
+    if config.shared_expert_dim and config.shared_expert_gate:
+        shapes |= _linear(f"{scope}.shared_expert_gate", 1, config.embed_dim, bias=False)
+    return shapes
+
+
+def _expert_shapes(scope: str, config: TransformerConfig, wide: int) -> Shapes:
+    shapes: Shapes = {}
+    for role in ("gate", "up") if config.gated else ("up",):
+        shapes |= _linear(f"{scope}.{role}", wide, config.embed_dim, bias=config.feed_forward_bias)
+    return shapes | _linear(f"{scope}.down", config.embed_dim, wide, bias=config.feed_forward_bias)
 
 
 def _linear(scope: str, out: int, into: int, *, bias: bool) -> Shapes:

@@ -17,6 +17,10 @@ NORMS_BEHIND = {"post": "norm", "both": "post_norm", "branch": "norm"}
 """The norm after a sublayer, by `norm_position`."""
 
 
+ROUTER_CHOSEN = "router_chosen"
+"""The tap of a router's choice: 1 for the experts that a token has, 0 for the others."""
+
+
 def identity(name: str, value: Any) -> Any:
     """Return the value unchanged: the tap of a call without a listener."""
     return value
@@ -92,10 +96,20 @@ def _layer_shapes(
         shapes |= {f"{scope}.{attention}_{behind}": embedded} if behind else {}
     before = pre and config.branches != "parallel-one-norm"
     shapes |= {f"{scope}.feed_forward_norm": embedded} if before else {}
-    shapes[f"{scope}.feed_forward.hidden"] = (batch, length, config.feed_forward_dim)
-    shapes[f"{scope}.feed_forward.output"] = embedded
+    shapes |= _feed_forward_shapes(f"{scope}.feed_forward", config, batch, length)
     shapes |= {f"{scope}.feed_forward_{behind}": embedded} if behind else {}
     return shapes | {f"{scope}.output": embedded}
+
+
+def _feed_forward_shapes(scope: str, config: TransformerConfig, batch: int, length: int) -> dict[str, tuple[int, ...]]:
+    router = ("router_logits", ROUTER_CHOSEN, "router_weights") * (config.num_experts > 0)
+    shapes: dict[str, tuple[int, ...]] = {f"{scope}.{name}": (batch, length, config.num_experts) for name in router}
+    if not router:
+        shapes[f"{scope}.hidden"] = (batch, length, config.feed_forward_dim)
+    elif config.shared_expert_dim:
+        shapes[f"{scope}.shared_expert.hidden"] = (batch, length, config.shared_expert_dim)
+        shapes[f"{scope}.shared_expert.output"] = (batch, length, config.embed_dim)
+    return shapes | {f"{scope}.output": (batch, length, config.embed_dim)}
 
 
 def _attention_shapes(

@@ -18,9 +18,9 @@ ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu-tanh": gelu_tanh, "gelu-quick":
 def feed_forward(
     config: TransformerConfig,
     parameters: Mapping[str, Any],
-    x: Inexact[Array, "batch length embed_dim"],
+    x: Inexact[Array, "*batch embed_dim"],
     tap: Tap = identity,
-) -> Inexact[Array, "batch length embed_dim"]:
+) -> Inexact[Array, "*batch embed_dim"]:
     """activation(x W₁ᵀ + b₁) W₂ᵀ + b₂ (Vaswani et al. 2017, eq. 2); gated, (activation(x Gᵀ) · x W₁ᵀ) W₂ᵀ (Shazeer
     2020)."""
     activation = ACTIVATIONS[config.activation]

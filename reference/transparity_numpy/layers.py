@@ -11,6 +11,7 @@ from numpy import ndarray as Array
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity, scoped
 from transparity_numpy.attention import cross_attention, project_key_value, self_attention
+from transparity_numpy.experts import mixture_of_experts
 from transparity_numpy.feed_forward import feed_forward
 from transparity_numpy.normalization import norm
 from transparity_numpy.state.cache import Cache
@@ -85,13 +86,14 @@ def layer(
     With a `cache`, `x` are the tokens at `context.positions` that follow those in it.
     """
     caches = cache or {}
+    feed = mixture_of_experts if config.num_experts else feed_forward
     normed = sublayer_input(config, parameters, "self_attention", x, context, tap)
     scope, kept = scoped(tap, "self_attention"), caches.get("self_attention")
     y = self_attention(config, parameters["self_attention"], normed, context, scope, kept)
     if config.branches != "sequential":
         own = config.branches == "parallel"
         z = sublayer_input(config, parameters, "feed_forward", x, context, tap) if own else normed
-        z = feed_forward(config, parameters["feed_forward"], z, scoped(tap, "feed_forward"))
+        z = feed(config, parameters["feed_forward"], z, scoped(tap, "feed_forward"))
         return tap("output", add_residual(config, add_residual(config, x, y), z))
     x = sublayer_output(config, parameters, "self_attention", x, y, context, tap)
     if context.memory_mask is not None:
@@ -103,7 +105,7 @@ def layer(
         y = cross_attention(config, parameters["cross_attention"], y, context, scope, kept)
         x = sublayer_output(config, parameters, "cross_attention", x, y, context, tap)
     y = sublayer_input(config, parameters, "feed_forward", x, context, tap)
-    y = feed_forward(config, parameters["feed_forward"], y, scoped(tap, "feed_forward"))
+    y = feed(config, parameters["feed_forward"], y, scoped(tap, "feed_forward"))
     x = sublayer_output(config, parameters, "feed_forward", x, y, context, tap)
     return tap("output", x)
 

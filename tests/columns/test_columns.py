@@ -24,6 +24,7 @@ MIRRORED = [
     "arithmetic.fused",
     "attention",
     "feed_forward",
+    "experts",
     "layers",
     "head",
     "arithmetic.precision",

@@ -149,8 +149,8 @@ def test_every_size_that_a_check_needs_can_be_written(name: str, tmp_path: Path)
 
 
 def test_every_family_has_its_file_and_its_example() -> None:
-    modules = pkgutil.iter_modules(families.__path__)
-    tables = [importlib.import_module(f"{families.__name__}.{module.name}") for module in modules]
+    modules = pkgutil.walk_packages(families.__path__, f"{families.__name__}.")
+    tables = [importlib.import_module(module.name) for module in modules]
     written = {name for table in tables for name in getattr(table, "FAMILIES", {})}
     assert written == set(FILES), f"importing.py, FILES: {sorted(written ^ set(FILES))}"
     assert set(EXAMPLES) == set(FILES), f"examples.py, EXAMPLES: {sorted(set(EXAMPLES) ^ set(FILES))}"

@@ -57,6 +57,7 @@ GPT2 = {"vocab_size": 41, "n_embd": 12, "n_layer": 2, "n_head": 3, "n_positions"
 GPT2 |= {"bos_token_id": 2}
 LLAMA = SIZES | {"hidden_size": 16, "num_attention_heads": 4, "max_position_embeddings": 64}
 GROUPED = LLAMA | {"num_key_value_heads": 2}
+EXPERTS = GROUPED | {"intermediate_size": 20}  # grouped products ask for multiples of four
 SHARED = LLAMA | {"num_key_value_heads": 1, "head_dim": 6}
 SPECIAL = {"pad_token_id": None, "bos_token_id": 1, "eos_token_id": 2}
 T5 = {"vocab_size": 41, "d_model": 12, "d_kv": 5, "d_ff": 22, "num_layers": 2, "num_heads": 3}
@@ -125,6 +126,59 @@ CASES = {
         "Qwen3ForCausalLM",
         SHARED | {"attention_bias": True},
         {"query_key_norm": True, "qkv_bias": True, "output_bias": True, "attention_head_dim": 6},
+    ),
+    "mixtral": Case(
+        "MixtralForCausalLM",
+        EXPERTS | {"num_local_experts": 5, "sliding_window": 4},
+        {"num_experts": 5, "experts_per_token": 2, "router_normalized": True, "sliding_window": 4},
+        length=23,
+    ),
+    "mixtral, one expert of three": Case(
+        "MixtralForCausalLM",
+        EXPERTS | {"num_key_value_heads": 1, "head_dim": 6, "num_local_experts": 3, "num_experts_per_tok": 1},
+        {"num_experts": 3, "experts_per_token": 1, "sliding_window": None},
+    ),
+    "mixtral, all experts": Case(
+        "MixtralForCausalLM",
+        EXPERTS | {"num_local_experts": 4, "num_experts_per_tok": 4},
+        {"num_experts": 4, "experts_per_token": 4},
+    ),
+    "olmoe": Case(
+        "OlmoeForCausalLM",
+        EXPERTS | SPECIAL | {"num_experts": 6, "num_experts_per_tok": 3},
+        {"num_experts": 6, "experts_per_token": 3, "router_normalized": False, "query_key_norm_over": "projection"},
+    ),
+    "olmoe, normalised": Case(
+        "OlmoeForCausalLM",
+        EXPERTS
+        | SPECIAL
+        | {
+            "num_key_value_heads": 4,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "norm_topk_prob": True,
+            "attention_bias": True,
+        },
+        {"router_normalized": True, "qkv_bias": True},
+    ),
+    "qwen3_moe": Case(
+        "Qwen3MoeForCausalLM",
+        SHARED | {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 12, "norm_topk_prob": True},
+        {"num_experts": 6, "experts_per_token": 3, "feed_forward_dim": 12, "router_normalized": True},
+    ),
+    "qwen3_moe, some layers dense": Case(
+        "Qwen3MoeForCausalLM",
+        GROUPED
+        | {"num_hidden_layers": 5, "num_experts": 4, "num_experts_per_tok": 1, "moe_intermediate_size": 12}
+        | {"decoder_sparse_step": 2, "mlp_only_layers": [3], "use_sliding_window": True, "sliding_window": 3},
+        {"num_experts": 4, "experts_per_token": 1, "router_normalized": False, "sliding_window": 3}
+        | {"layer_types": ["dense", "experts", "dense", "dense"]}
+        | {"layer_overrides": {"dense": {"num_experts": 0, "feed_forward_dim": 22}}},
+    ),
+    "qwen3_moe, all experts": Case(
+        "Qwen3MoeForCausalLM",
+        GROUPED | {"num_experts": 3, "num_experts_per_tok": 3, "moe_intermediate_size": 12, "mlp_only_layers": [0]},
+        {"experts_per_token": 3, "layer_types": ["dense", "experts"]},
     ),
     "gemma": Case("GemmaForCausalLM", SHARED, {"norm_gain": "one-plus-weight", "activation": "gelu-tanh"}),
     "gemma2": Case(
@@ -303,6 +357,9 @@ CASES = {
 }
 
 DECODED = (
+    "mixtral",
+    "olmoe",
+    "qwen3_moe, some layers dense",
     "gptj",
     "gpt_neox",
     "cohere",
@@ -405,6 +462,8 @@ def in_double_precision(case: Case, model: Any) -> Iterator[Any]:
         torch.set_default_dtype(torch.float64)
         try:
             double = new(case)
+            if hasattr(double.config, "_experts_implementation"):  # grouped products have no float64
+                double.config._experts_implementation = "eager"
             assert not double.load_state_dict(learned(model), strict=False).unexpected_keys
             yield double
         finally:

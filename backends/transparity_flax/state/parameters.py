@@ -21,6 +21,7 @@ NAMES = {
     "bias": "bias",
     "mean": "running_mean",
     "var": "running_var",
+    "router_correction": "router_correction",
 }
 
 

@@ -233,9 +233,54 @@ class Model:
         return F.linear(x, self.p[f"{name}.weight"], self.p.get(f"{name}.bias"))
 
     def feed(self, at: str, x: Tensor) -> Tensor:
+        if self.own.num_experts:
+            return self.tap(f"{at}.output", self.experts(at, x))
+        return self.dense_feed(at, x)
+
+    def dense_feed(self, at: str, x: Tensor) -> Tensor:
         up = self.dense(f"{at}.up", x)
         up = self.act(self.dense(f"{at}.gate", x)) * up if self.c.gated else self.act(up)
         return self.tap(f"{at}.output", self.dense(f"{at}.down", self.tap(f"{at}.hidden", up)))
+
+    def experts(self, at: str, x: Tensor) -> Tensor:
+        """Each token goes to its experts in turn, the best first."""
+        logits = self.tap(f"{at}.router_logits", self.dense(f"{at}.router", x))
+        wide = logits.float() if logits.dtype == torch.bfloat16 else logits
+        scores = torch.softmax(wide, -1) if self.c.router_scores == "softmax" else 1 / (1 + torch.exp(-wide))
+        _, best = torch.topk(self.ranked(at, scores), self.c.experts_per_token)
+        weights = torch.gather(scores, -1, best)
+        if self.c.router_normalized:
+            weights = weights / weights.sum(-1, keepdim=True)
+        weights = (self.c.router_scale * weights).to(x.dtype)
+        self.tap(f"{at}.router_chosen", torch.zeros_like(x[..., :1]).expand_as(logits).scatter(-1, best, 1.0))
+        self.tap(f"{at}.router_weights", torch.zeros_like(logits).scatter(-1, best, weights))
+        rows = []
+        for token, own, share in zip(x.flatten(0, -2), best.flatten(0, -2), weights.flatten(0, -2), strict=True):
+            parts = [by * self.quiet(f"{at}.experts.{int(i)}", token) for i, by in zip(own, share, strict=True)]
+            rows.append(torch.stack(parts).sum(0))
+        y = torch.stack(rows).view_as(x)
+        return y + self.shared(at, x) if self.c.shared_expert_dim else y
+
+    def ranked(self, at: str, scores: Tensor) -> Tensor:
+        """The numbers by which experts are chosen: lowest in groups that are not among the best."""
+        c = self.c
+        scores = scores + self.p[f"{at}.router_correction"] if c.router_correction else scores
+        if c.router_groups == 1:
+            return scores
+        groups = scores.unflatten(-1, (c.router_groups, -1))
+        best = torch.topk(torch.topk(groups, 2).values.sum(-1), c.router_groups_chosen).indices
+        kept = torch.zeros(groups.shape[:-1], dtype=torch.bool).scatter(-1, best, True)
+        return torch.where(kept[..., None], groups, -torch.inf).flatten(-2)
+
+    def shared(self, at: str, x: Tensor) -> Tensor:
+        """The expert of every token."""
+        y = self.dense_feed(f"{at}.shared_expert", x)
+        return torch.sigmoid(self.dense(f"{at}.shared_expert_gate", x)) * y if self.c.shared_expert_gate else y
+
+    def quiet(self, at: str, x: Tensor) -> Tensor:
+        """A feed-forward without taps."""
+        up = self.dense(f"{at}.up", x)
+        return self.dense(f"{at}.down", self.act(self.dense(f"{at}.gate", x)) * up if self.c.gated else self.act(up))
 
     def act(self, x: Tensor) -> Tensor:
         return ACTIVATIONS[self.c.activation](x)

@@ -591,6 +591,7 @@ def _faults() -> Iterator[FamilyFault]:
     yield from _distance_faults()
     yield from _norm_faults()
     yield from _feed_forward_faults()
+    yield from _expert_faults()
     yield from _embedding_faults()
     yield from _further_faults()
     yield from _head_faults()
@@ -748,7 +749,7 @@ def _norm_faults() -> Iterator[FamilyFault]:
 
 
 def _feed_forward_faults() -> Iterator[FamilyFault]:
-    gated = _has("gated")
+    gated = _both(_has("gated"), _not(_has("num_experts")))
     yield FamilyFault(("gate-swapped",), "swapped", HIDDEN, gated, parameters=_swapped("gate", "up"))
     yield FamilyFault(("gate-missing",), "without gate", HIDDEN, gated, _to(gated=False))
     for name, variant, change in (
@@ -759,8 +760,74 @@ def _feed_forward_faults() -> Iterator[FamilyFault]:
     ):
         yield FamilyFault((name,), variant, HIDDEN, gated, exchanged=_fed(change))
     for kind in ("relu", "gelu", "gelu-tanh", "gelu-quick", "silu"):
-        yield FamilyFault(("activation",), kind, HIDDEN, _not(_is(activation=kind)), _to(activation=kind))
-    yield FamilyFault(("activation",), "sigmoid", HIDDEN, _any, exchanged=_activations(functional.sigmoid))
+        acts = _both(_not(_is(activation=kind)), _not(_has("num_experts")))
+        yield FamilyFault(("activation",), kind, HIDDEN, acts, _to(activation=kind))
+    dense = _not(_has("num_experts"))
+    yield FamilyFault(("activation",), "sigmoid", HIDDEN, dense, exchanged=_activations(functional.sigmoid))
+
+
+CHOSEN, SHARES, FED = r".*\.router_chosen", r".*\.router_weights", r".*\.feed_forward\.output"
+
+
+def _expert_faults() -> Iterator[FamilyFault]:
+    routed, corrected = _has("num_experts"), _has("router_correction")
+    some: Acts = lambda config: 1 < config.experts_per_token < config.num_experts  # noqa: E731
+    for name, fields in (
+        ("one", _to(experts_per_token=1)),
+        ("one more", lambda config: {"experts_per_token": config.experts_per_token + 1}),
+        (
+            "all",
+            lambda config: {"experts_per_token": config.num_experts, "router_groups": 1, "router_groups_chosen": 1},
+        ),
+    ):
+        acts = _both(routed, some) if name != "all" else _both(routed, some, _is(router_groups=1))
+        yield FamilyFault(("router-count",), name, CHOSEN, acts, fields)
+    wrong = {"experts.choose": lambda _: lambda config, scores, correction: _best(-scores, config.experts_per_token)}
+    yield FamilyFault(("router-choice",), "lowest", CHOSEN, _both(routed, _is(router_groups=1)), exchanged=wrong)
+    other = _other("router_normalized", True, False)
+    yield FamilyFault(("router-normalization",), "the other", SHARES, routed, other)
+    place = rf"{CHOSEN}|{SHARES}"
+    yield FamilyFault(("router-scores",), "the other", place, routed, _other("router_scores", "softmax", "sigmoid"))
+    for name, change in (
+        ("missing", lambda config, scores, chosen: chosen),
+        ("equal", lambda config, scores, chosen: chosen / config.experts_per_token),
+    ):
+        weights = {"experts.router_weights": lambda _, change=change: change}
+        yield FamilyFault(("router-weights",), name, SHARES, routed, exchanged=weights)
+    zeros = _replaced(lambda name, value: value * 0 if name.endswith("router_correction") else value)
+    yield FamilyFault(("router-correction",), "missing", CHOSEN, corrected, parameters=zeros)
+    wide = lambda config: {"router_groups_chosen": config.router_groups}  # noqa: E731
+    yield FamilyFault(("router-groups",), "all", CHOSEN, lambda config: config.router_groups > 1, wide)
+    yield FamilyFault(("router-scale",), "missing", SHARES, _not(_is(router_scale=1.0)), _to(router_scale=1.0))
+    yield FamilyFault(("expert-order",), "reversed", FED, routed, parameters=_experts(lambda i, count: count - 1 - i))
+    yield FamilyFault(("expert-order",), "rolled", FED, routed, parameters=_experts(lambda i, count: (i + 1) % count))
+    none = {"experts.shared_expert": lambda _: lambda config, parameters, x, tap: 0 * x}
+    yield FamilyFault(("shared-expert",), "missing", FED, _has("shared_expert_dim"), exchanged=none)
+    ungated = _to(shared_expert_gate=False)
+    yield FamilyFault(("shared-expert-gate",), "missing", FED, _has("shared_expert_gate"), ungated)
+    place = rf"{FED}|{HIDDEN}"
+    yield FamilyFault(("gate-swapped",), "in experts", place, routed, parameters=_swapped("gate", "up"))
+    yield FamilyFault(("activation",), "in experts", place, routed, _to(activation="gelu-tanh"))
+    biases = _replaced(lambda name, x: x * 0 if name.endswith("router.bias") else x)
+    yield FamilyFault(("bias-dropped",), "router", r".*\.router_logits", _has("router_bias"), parameters=biases)
+
+
+def _best(scores: Any, count: int) -> Any:
+    return (scores >= np.sort(scores, axis=-1)[..., -count, None]).astype(scores.dtype)
+
+
+def _experts(source: Callable[[int, int], int]) -> Callable[[Config, Arrays], Arrays]:
+    """The parameters of each expert taken from another one."""
+
+    def changed(config: Config, parameters: Arrays) -> Arrays:
+        def from_other(name: str) -> str:
+            scope, marker, rest = name.partition(".experts.")
+            number, _, role = rest.partition(".")
+            return f"{scope}{marker}{source(int(number), config.num_experts)}.{role}" if marker else name
+
+        return {name: parameters[from_other(name)] for name in parameters}
+
+    return changed
 
 
 def _embedding_faults() -> Iterator[FamilyFault]:
@@ -847,7 +914,8 @@ def _usual_faults() -> Iterator[FamilyFault]:
     yield FamilyFault(("bias-dropped",), "value", r".*\.value", _has("qkv_bias"), parameters=values)
     downs = _replaced(lambda name, x: x * 0 if name.endswith("down.bias") else x)
     place = r".*feed_forward\.output"
-    yield FamilyFault(("bias-dropped",), "down", place, _has("feed_forward_bias"), parameters=downs)
+    acts = _both(_has("feed_forward_bias"), _not(_has("num_experts")))
+    yield FamilyFault(("bias-dropped",), "down", place, acts, parameters=downs)
     yield FamilyFault(("packed-order",), "read by head", roles, _packs, parameters=_packed(True))
     yield FamilyFault(("packed-order",), "laid by head", roles, _packs, parameters=_packed(False))
     acts = _both(_is(architecture="decoder", branches="sequential"), _not(_is(norm_position="post")))
@@ -881,8 +949,10 @@ def _uncatalogued() -> Iterator[FamilyFault]:
     yield fault("the slowest pair first", ROTATED, _ROTARY, exchanged=wrong)
     mean = _rms(lambda x, eps: x / (np.abs(x).mean(-1, keepdims=True) + eps))
     yield fault("mean magnitude instead of root mean square", NORMS, _is(norm="rms"), exchanged=mean)
-    squared = _fed(lambda function, gate, up: function(gate) ** 2 * up)
-    yield fault("the gate is squared", HIDDEN, _has("gated"), exchanged=squared)
+    squared, dense = _fed(lambda function, gate, up: function(gate) ** 2 * up), _not(_has("num_experts"))
+    yield fault("the gate is squared", HIDDEN, _both(_has("gated"), dense), exchanged=squared)
+    doubled = {"experts.router_weights": lambda _: lambda config, scores, chosen: (scores * chosen) ** 2}
+    yield fault("the experts' scores are squared", SHARES, _has("num_experts"), exchanged=doubled)
     bent = _scores(
         lambda query, key, scale, cap, bias: _plus(np.arctan(query @ key.swapaxes(-2, -1) * scale / cap) * cap, bias)
     )

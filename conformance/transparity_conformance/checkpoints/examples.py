@@ -40,11 +40,16 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     | {"activation_function": "swish", "scale_embedding": True}
     | {"pad_token_id": 36, "eos_token_id": 0, "decoder_start_token_id": 36},
     "mistral": _LLAMA | {"sliding_window": 5},
+    "mixtral": _LLAMA | {"sliding_window": 5, "num_local_experts": 5},
     "olmo2": _LLAMA,
+    "olmoe": _LLAMA | {"num_experts": 5, "num_experts_per_tok": 3},
     "opt": _SIZES | {"ffn_dim": 96, "num_attention_heads": 3},
     "phi3": _LLAMA | {"sliding_window": 5, "partial_rotary_factor": 0.7},
     "qwen2": _LLAMA | {"tie_word_embeddings": True},
     "qwen3": _WIDE,
+    "qwen3_moe": _WIDE
+    | {"num_hidden_layers": 3, "num_experts": 5, "num_experts_per_tok": 2, "norm_topk_prob": True}
+    | {"moe_intermediate_size": 20, "mlp_only_layers": [0]},
     "roberta": _BERT | {"max_position_embeddings": 31, "type_vocab_size": 1},
     "smollm3": _LLAMA | {"num_hidden_layers": 3, "no_rope_layer_interval": 3},
     "t5": {"vocab_size": 37, "d_model": 24, "d_kv": 10, "d_ff": 40, "num_layers": 2, "num_decoder_layers": 3}

@@ -29,8 +29,9 @@ class Stored:
 
 
 Table = Mapping[str, str | Stored]
-"""The hub's names, with `{i}` for the number of a layer, and ours: one parameter, or the parts that a tensor is split
-into. Two names of one parameter have to hold the same numbers; the first is the one that is written."""
+"""The hub's names, with `{i}` for the number of a layer and `{e}` for that of an expert, and ours: one parameter, or
+the parts that a tensor is split into. Two names of one parameter have to hold the same numbers; the first is the one
+that is written."""
 
 
 def transposed(name: str) -> Stored:
@@ -84,8 +85,7 @@ def parts_of(names: Iterable[str], table: Table, prefixes: Sequence[str]) -> dic
         bare = without_prefix(name, prefixes)
         for pattern, parts in patterns:
             if match := pattern.fullmatch(bare):
-                layer = match.groupdict().get("i", "")
-                found[name] = tuple((ours.replace("{i}", layer), make) for ours, make in parts)
+                found[name] = tuple((_numbered(ours, match.groupdict()), make) for ours, make in parts)
     return found
 
 
@@ -102,7 +102,7 @@ def is_any_of(name: str, patterns: Collection[str], prefixes: Sequence[str]) -> 
 def called(parameter: str, table: Table) -> str:
     """The hub's name of a parameter of ours, the first of several."""
     found = _entry(parameter, table)
-    return parameter if found is None else found[0].replace("{i}", found[1])
+    return parameter if found is None else _numbered(found[0], dict(found[1]))
 
 
 def tensors_of(parameters: Mapping[str, np.ndarray], table: Table) -> dict[str, np.ndarray]:
@@ -112,23 +112,23 @@ def tensors_of(parameters: Mapping[str, np.ndarray], table: Table) -> dict[str, 
     """
     entries = {ours: found for ours in parameters if (found := _entry(ours, table)) is not None}
     tensors = {}
-    for theirs, layer in dict.fromkeys(entries.values()):
-        stored = table[theirs]
-        names = [ours.replace("{i}", layer) for ours, _ in _as_parts(stored)]
+    for theirs, found_numbers in dict.fromkeys(entries.values()):
+        stored, numbers = table[theirs], dict(found_numbers)
+        names = [_numbered(ours, numbers) for ours, _ in _as_parts(stored)]
         if any(name not in parameters for name in names):
             continue
         parts = [parameters[name] for name in names]
         tensor = parts[0] if isinstance(stored, str) else stored.join(parts)
-        tensors[theirs.replace("{i}", layer)] = np.ascontiguousarray(tensor)
+        tensors[_numbered(theirs, numbers)] = np.ascontiguousarray(tensor)
     return tensors
 
 
-def _entry(parameter: str, table: Table) -> tuple[str, str] | None:
-    """The first name in the table for a parameter of ours, and the number of its layer; None if there is none."""
+def _entry(parameter: str, table: Table) -> tuple[str, tuple[tuple[str, str], ...]] | None:
+    """The first name in the table for a parameter of ours, and its numbers; None if there is none."""
     for theirs, ours in table.items():
         for name, _ in _as_parts(ours):
             if match := _pattern(name).fullmatch(parameter):
-                return theirs, match.groupdict().get("i", "")
+                return theirs, tuple(match.groupdict().items())
     return None
 
 
@@ -138,4 +138,11 @@ def _as_parts(ours: str | Stored) -> tuple[Part, ...]:
 
 @functools.cache
 def _pattern(name: str) -> re.Pattern[str]:
-    return re.compile(re.escape(name).replace(r"\{i\}", r"(?P<i>\d+)"))
+    return re.compile(re.sub(r"\\\{(i|e)\\\}", r"(?P<\1>\\d+)", re.escape(name)))
+
+
+def _numbered(name: str, numbers: Mapping[str, str]) -> str:
+    """A name of the table with the numbers of a layer and an expert."""
+    for key, number in numbers.items():
+        name = name.replace(f"{{{key}}}", number)
+    return name

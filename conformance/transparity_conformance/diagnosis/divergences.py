@@ -53,7 +53,9 @@ def explain_all(
         explanations[tap] = found
         known = (*known, *found.chosen)
         ours = walk(worst.probe, worst.recorded, until=tap)[tap]
-        profile = {} if found.causes else error_profile(judged(worst.probe, tap, worst.recorded[tap], ours), ours)
+        shown = worst.recorded
+        actual = judged(worst.probe, tap, shown[tap], ours, dtype, shown)
+        profile = {} if found.causes else error_profile(actual, ours)
         ties = found.indistinguishable, found.split_by
         divergences.append(Divergence(tap, error, budget, found.causes, *ties, name, profile))
         if found.remains:
@@ -101,7 +103,7 @@ def _remaining(segment: Segment, known: Combination) -> Divergence:
     probe = max(segment.probes, key=lambda probe: segment.share(probe, known))
     recorded = segment.recorded[probe.name]
     ours = walk(probe, recorded, known, until=segment.tap)[segment.tap]
-    actual = judged(probe, segment.tap, recorded[segment.tap], ours)
+    actual = judged(probe, segment.tap, recorded[segment.tap], ours, segment.dtype, recorded)
     budget, profile = segment.budgets[probe.name], error_profile(actual, ours)
     return Divergence(segment.tap, gap(actual, ours), budget, probe=probe.name, profile=profile)
 

@@ -15,7 +15,12 @@ from transparity_conformance.diagnosis.faults.wholly_hidden import judged
 from transparity_conformance.diagnosis.locate import faulty_segments, wrong_at_tokens
 from transparity_conformance.diagnosis.probe_result import ProbeResult, Results, compare_segments, error_profile
 from transparity_conformance.diagnosis.reach.coherent import coherent_error
-from transparity_conformance.diagnosis.reach.conventions import convention_notes, other_convention
+from transparity_conformance.diagnosis.reach.conventions import (
+    convention_notes,
+    is_judged,
+    near_tie_notes,
+    other_convention,
+)
 from transparity_conformance.diagnosis.reach.impact import with_impact
 from transparity_conformance.diagnosis.reduced_precision import declared_by, find_rounding, how_to_declare
 from transparity_conformance.diagnosis.search.clock import BUDGET, Clock
@@ -152,7 +157,7 @@ def _verdict(
     first = min((item.tap for item in measured if item.share > 1), key=taps.index, default=None)
     faulty, equivalent = faulty_segments(results, dtype)
     notes = [message for result in results.values() for message in result.misshapen.values()]
-    notes += convention_notes(results)
+    notes += [*convention_notes(results), *near_tie_notes(results, dtype)]
     notes += [f"{tap} is held in another form, which makes no difference behind it" for tap in equivalent]
     if all(item.share <= 1 for item in measured if item.tap == "logits"):
         wrong = wrong_at_tokens(results, faulty, dtype)
@@ -160,6 +165,7 @@ def _verdict(
             notes += [f"{tap} differs from the reference's at padding alone, which no logit shows" for tap in faulty]
             if hidden := _hidden_in_rounding(results, measured, dtype, notes):
                 return report("diverges", "logits", with_impact(results, hidden, dtype), notes=tuple(notes))
+            complete = complete and is_judged(results, dtype)
             return report("agrees" if complete else "inconclusive", None, notes=tuple(notes))
     else:
         wrong = []
@@ -240,7 +246,7 @@ def _measured(results: Iterable[ProbeResult], dtype: str) -> Iterable[Measured]:
         for tap in (tap for tap in result.order if tap in result.errors):
             expected, budget = oracle.expected[tap], oracle.budget(tap, dtype)
             recorded = result.recorded.get(tap)
-            recorded = None if recorded is None else judged(result.probe, tap, recorded, expected)
+            recorded = None if recorded is None else judged(result.probe, tap, recorded, expected, dtype)
             error = np.inf if recorded is None else difference(recorded, expected)
             wrong = recorded is not None and share(error, budget) > 1
             profile = error_profile(recorded, expected) if wrong else {}  # type: ignore[arg-type]

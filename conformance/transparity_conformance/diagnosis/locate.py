@@ -84,14 +84,14 @@ def _healed(
         budgets = segment_budgets(result.probe, outer, dtype, neighbours=neighbours)
         model = id(result.probe.parameters)
         right = {
-            tap: judged_gap(result.probe, tap, value, ours[tap]) <= max(budgets[tap], result.budgets[tap])
+            tap: judged_gap(result.probe, tap, value, ours[tap], dtype, outer) <= max(budgets[tap], result.budgets[tap])
             for tap, value in result.recorded.items()
         }
         for tap in suspects & set(result.recorded):
             ends = right[tap] or any(right.get(end) for end in _ends(tap, outer, result))
             if ends if is_internal(tap) else all(right[name] for name in outer):
                 right_end[key, tap] = model
-            rows = ~_depends_on_convention(result.probe, tap)
+            rows = ~_depends_on_convention(result.probe, tap, dtype)
             pairs.setdefault((tap, model), []).append((_comparable(result, tap, ours)[rows], ours[tap][rows]))
     tolerance = EQUIVALENT * epsilon(dtype)
     accepted = {
@@ -100,10 +100,10 @@ def _healed(
     return {(key, tap) for (key, tap), model in right_end.items() if (tap, model) in accepted}
 
 
-def _depends_on_convention(probe: Probe, tap: str) -> np.ndarray:
+def _depends_on_convention(probe: Probe, tap: str, dtype: str) -> np.ndarray:
     """True for the rows of the batch in which `tap` depends on what a query returns that sees no key."""
     rows = len(next(iter(probe.inputs.values())))
-    free = free_positions(probe).get(tap)
+    free = free_positions(probe, dtype).get(tap)
     return np.zeros(rows, bool) if free is None else np.any(free.reshape(rows, -1), axis=1)
 
 
@@ -145,7 +145,7 @@ def wrong_at_tokens(results: Results, faulty: list[str], dtype: str) -> list[str
 def _differs(result: ProbeResult, tap: str, dtype: str) -> bool:
     """Return whether the port differs from the oracle at real tokens."""
     oracle, tokens = result.probe.oracle, _real_tokens(result.probe, tap)
-    error = judged_gap(result.probe, tap, result.recorded[tap] * tokens, oracle.expected[tap] * tokens)
+    error = judged_gap(result.probe, tap, result.recorded[tap] * tokens, oracle.expected[tap] * tokens, dtype)
     return share(error, oracle.budget(tap, dtype)) > 1
 
 

@@ -81,7 +81,7 @@ def compare_segments(probe: Probe, shown: Mapping[str, np.ndarray], dtype: str) 
         misshapen=misshapen,
         order=list(ours),
         budgets=budgets,
-        errors={tap: judged_gap(probe, tap, value, ours[tap]) for tap, value in recorded.items()}
+        errors={tap: judged_gap(probe, tap, value, ours[tap], dtype, recorded) for tap, value in recorded.items()}
         | dict.fromkeys(misshapen, math.inf),
         everywhere={tap: gap(value, ours[tap]) for tap, value in recorded.items()},
     )
@@ -102,7 +102,7 @@ def still_wrong(results: Results, known: Sequence[Hypothesis], dtype: str, most:
     for result in results.values():
         probe, recorded, ours = result.probe, result.recorded, walk(result.probe, result.recorded, known)
         errors = {
-            tap: judged_gap(probe, tap, value, ours[tap]) if tap in ours else math.inf
+            tap: judged_gap(probe, tap, value, ours[tap], dtype, recorded) if tap in ours else math.inf
             for tap, value in recorded.items()
         }
         shares = {tap: share(error, result.budgets[tap]) for tap, error in errors.items()}

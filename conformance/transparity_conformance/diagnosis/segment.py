@@ -64,7 +64,7 @@ class Segment:
             ours = walk(probe, recorded, chosen, until=self.tap, base=self._base(probe))[self.tap]
         except Impossible:
             return np.array([np.inf])
-        return less(judged(probe, self.tap, recorded[self.tap], ours), ours)
+        return less(judged(probe, self.tap, recorded[self.tap], ours, self.dtype, recorded), ours)
 
     def share(self, probe: Probe, chosen: Combination) -> float:
         """Divide the remaining difference by the budget, measured again if that could matter."""
@@ -83,7 +83,11 @@ class Segment:
         if not right:
             return False
         computed = walk(probe, recorded, chosen, until=self.tap)
-        errors = ((judged_gap(probe, tap, recorded[tap], computed[tap]), tap) for tap in right if tap in computed)
+        errors = (
+            (judged_gap(probe, tap, recorded[tap], computed[tap], self.dtype, recorded), tap)
+            for tap in right
+            if tap in computed
+        )
         return any(error > NEAR[self.dtype] * right[tap] for error, tap in errors)
 
     def rms(self, probe: Probe, chosen: Combination) -> float:

@@ -26,6 +26,7 @@ from transparity_conformance.diagnosis.resume import Start, depth, start_at
 from transparity_conformance.oracle.budgets import RULES, epsilon, rounded
 from transparity_conformance.oracle.oracle import Arrays, neighbour
 from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.oracle.rounding.near_ties import is_choice
 from transparity_conformance.oracle.rounding.variants import variant
 from transparity_conformance.report.comparison import gap
 from transparity_numpy.transformer import transformer
@@ -63,6 +64,7 @@ def walk(
     index: int = 0,
     base: Base | None = None,
     taps: MutableMapping[str, np.ndarray] | None = None,
+    choices: Mapping[str, np.ndarray] | None = None,
 ) -> MutableMapping[str, np.ndarray]:
     """Run the reference with `hypotheses` applied on the port's activations; return its value at each tap.
 
@@ -72,6 +74,7 @@ def walk(
         index: One of the neighbouring points at which rounding is measured (0: the point itself).
         base: A walk on the same activations; what it has in common with this one is not computed again.
         taps: Receives the values that flow on behind each tap.
+        choices: The same walk in float64, of which the routers' choices are taken.
     """
     right = neighbour(probe.parameters, index)
     recorded = neighbour(dict(recorded), index) if index else recorded
@@ -84,7 +87,7 @@ def walk(
             parameters[name] = value if start.skips(name) else rounded(value, dtype)
     state = WalkState(model.config, parameters, probe.inputs, _flow(probe, start, dtype) if taps is None else taps)
     computed: MutableMapping[str, np.ndarray] = probe.room() if base is None else copy.copy(base.computed)
-    tap = start.tap(_walking(state, computed, recorded, hypotheses, dtype, until))
+    tap = start.tap(_walking(state, computed, recorded, hypotheses, dtype, until, choices))
     tokens: dict[str, Any] = dict(probe.inputs)
     computing = variant(index) if dtype != "float64" else contextlib.nullcontext()
     with np.errstate(all="ignore"), contextlib.suppress(Reached), computing:
@@ -140,11 +143,13 @@ def _walking(
     hypotheses: Sequence[Hypothesis],
     dtype: str,
     until: str | None,
+    choices: Mapping[str, np.ndarray] | None,
 ) -> Tap:
     """Make the tap that patches values, keeps them in `computed` and continues with the `recorded` ones."""
 
     def tap(name: str, value: np.ndarray) -> np.ndarray:
-        made = rounded(made_with(hypotheses, state, name, value), dtype)
+        is_given = choices is not None and is_choice(name)
+        made = rounded(choices[name] if is_given else made_with(hypotheses, state, name, value), dtype)  # type: ignore[index]
         computed[name] = made
         if name == until:
             raise Reached
@@ -230,7 +235,8 @@ def segment_budgets(
     for index in range(neighbours):
         exact = truth if truth and not index else walk(probe, recorded, hypotheses, until=until, index=index)
         jittered = changed(recorded, partial(_jittered, index=index, ulp=epsilon(measured)))
-        for name, value in walk(probe, jittered, hypotheses, dtype=measured, until=until, index=index).items():
+        options: dict[str, Any] = {"dtype": measured, "until": until, "index": index, "choices": exact}
+        for name, value in walk(probe, jittered, hypotheses, **options).items():
             noise[name] = max(noise.get(name, 0.0), gap(value, exact[name]))
             finite = exact[name][np.isfinite(exact[name])]
             scale[name] = max(scale.get(name, 0.0), float(np.abs(finite).max(initial=0.0)))

@@ -107,6 +107,32 @@ CASES: dict[str, TransformerConfig] = {
         tied_head=True,
         final_softcap=3.0,
     ),
+    "mixtral": dataclasses.replace(_LLAMA, num_experts=5, sliding_window=4),
+    "qwen-moe": dataclasses.replace(
+        _LLAMA,
+        num_decoder_layers=3,
+        query_key_norm=True,
+        num_experts=5,
+        experts_per_token=3,
+        router_normalized=False,
+        shared_expert_dim=29,
+        shared_expert_gate=True,
+        layer_types=("dense", "experts", "experts"),
+        layer_overrides={"dense": {"num_experts": 0, "feed_forward_dim": 43}},
+    ),
+    "deepseek": dataclasses.replace(
+        _LLAMA,
+        num_experts=6,
+        router_scores="sigmoid",
+        router_correction=True,
+        router_groups=3,
+        router_groups_chosen=2,
+        router_scale=2.5,
+        shared_expert_dim=29,
+    ),
+    "gpt-oss": dataclasses.replace(
+        _LLAMA, feed_forward_bias=True, qkv_bias=True, output_bias=True, num_experts=5, router_bias=True
+    ),
     "olmo2": dataclasses.replace(_LLAMA, norm_position="branch", query_key_norm=True, query_key_norm_over="projection"),
     "gpt-j": dataclasses.replace(
         _DECODER,

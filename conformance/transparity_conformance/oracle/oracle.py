@@ -14,6 +14,7 @@ from transparity.limits.mapped import Mapped
 from transparity.taps import Tap
 from transparity.training import Training
 from transparity_conformance.oracle.budgets import NEIGHBOURS, RULES, epsilon, rounded
+from transparity_conformance.oracle.rounding.near_ties import is_choice, is_of_router
 from transparity_conformance.oracle.rounding.variants import variant
 from transparity_conformance.report.comparison import gap, less
 from transparity_numpy.harness import function as reference_function
@@ -71,7 +72,7 @@ class Oracle:
         measured = "float32" if dtype == "float64" else dtype
         arrays = neighbour(self.arrays, index)
         truth = self._evaluate(arrays, "float64") if index else self.expected
-        error = less(self._evaluate(arrays, measured, index)[name], truth[name])
+        error = less(self._evaluate(arrays, measured, index, truth)[name], truth[name])
         return error * (epsilon(dtype) / epsilon(measured))
 
     def _measure(self, dtype: str) -> dict[str, float]:
@@ -87,26 +88,38 @@ class Oracle:
                 if name in worst:
                     worst[name] = max(worst[name], gap(value, truth[name]))  # infinite where one alone is NaN
 
-            self._compute(arrays, dtype, index, compare)
+            self._compute(arrays, dtype, index, compare, truth)
         return worst
 
     def _keeps(self, name: str) -> bool:
-        return self.kept is None or name in self.kept
+        return self.kept is None or name in self.kept or is_of_router(name)
 
-    def _evaluate(self, arrays: Arrays, dtype: str, index: int = 0) -> MutableMapping[str, np.ndarray]:
+    def _evaluate(
+        self, arrays: Arrays, dtype: str, index: int = 0, choices: Mapping[str, np.ndarray] | None = None
+    ) -> MutableMapping[str, np.ndarray]:
         results = self.room()
 
         def keep(name: str, value: np.ndarray) -> None:
             results[name] = value if self._keeps(name) else np.broadcast_to(np.nan, value.shape)
 
-        self._compute(arrays, dtype, index, keep)
+        self._compute(arrays, dtype, index, keep, choices)
         return results
 
-    def _compute(self, arrays: Arrays, dtype: str, index: int, receive: Callable[[str, np.ndarray], None]) -> None:
-        """Compute in `dtype` at the `index`-th point; every result is received, and goes on as it was rounded."""
+    def _compute(
+        self,
+        arrays: Arrays,
+        dtype: str,
+        index: int,
+        receive: Callable[[str, np.ndarray], None],
+        choices: Mapping[str, np.ndarray] | None = None,
+    ) -> None:
+        """Compute in `dtype` at the `index`-th point; every result is received, and goes on as it was rounded. A router
+        makes the `choices` that are given: what another choice would change is no rounding."""
         given, _, computed = dtype.partition(":")
 
         def tap(name: str, value: np.ndarray) -> np.ndarray:
+            if choices is not None and is_choice(name):
+                value = choices[name].astype(value.dtype)
             value = rounded(value, computed or given)
             self.watch(name)
             receive(name, value)

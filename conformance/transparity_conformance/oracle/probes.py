@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
+from transparity.config.probe_sizes import feed_forward_width
 from transparity.limits.mapped import LARGE
 from transparity.limits.stored import OnDisk
 from transparity.parameters import parameter_shapes
@@ -120,7 +121,7 @@ def probe_parameters(
                 value = _heated(config, value, spread)
         elif name.endswith("relative_bias.weight"):
             pass  # added to scores, which spread as much
-        elif name.endswith(("bias", "running_mean")):
+        elif name.endswith(("bias", "running_mean", "router_correction")):
             value = WEIGHT_SPREAD * value * (1 if "norm" in name else min(1, embedding))
         elif name.endswith("token_embedding.weight"):
             value = value * embedding / config.token_scale
@@ -266,17 +267,16 @@ def other_sizes(config: TransformerConfig) -> list[TransformerConfig]:
     heads: dict[str, Any] = {"num_heads": 4, "num_key_value_heads": shared}
     narrow = heads | {"attention_head_dim": None, "rotary_dim": None if config.rotary_dim is None else 2}
     wide = 4 * config.head_dim if config.attention_head_dim is None else 16
-    sizes = ((16, 16, narrow), (16, _widened(config, 16), narrow), (wide, _widened(config, wide), heads))
+    sizes = (
+        (16, 16, narrow),
+        (16, feed_forward_width(config, 16), narrow),
+        (wide, feed_forward_width(config, wide), heads),
+    )
     made = (
         dataclasses.replace(config, embed_dim=width, feed_forward_dim=widened, **others)
         for width, widened, others in sizes
     )
     return list(dict.fromkeys(made))
-
-
-def _widened(config: TransformerConfig, embed_dim: int) -> int:
-    """The width of the feed-forward beside that of the model, in the proportion of `config`."""
-    return max(1, config.feed_forward_dim * embed_dim // config.embed_dim)
 
 
 def in_other_sizes(probe: Probe, config: TransformerConfig) -> Iterator[Probe]:

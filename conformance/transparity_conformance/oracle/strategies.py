@@ -33,6 +33,8 @@ SIZES = {
 }
 
 ONLY_WITH: dict[str, Callable[[dict[str, Any]], bool]] = {
+    "router_groups": lambda given: given["num_experts"] == 4 and given["experts_per_token"] <= 2,
+    "router_groups_chosen": lambda given: given.get("router_groups") == 2,
     "position_count": lambda given: given["position_offset"] > 0,
     "branches": lambda given: given["architecture"] != "encoder-decoder" and given.get("norm_position") == "pre",
     "query_key_norm_over": lambda given: given.get("projection") != "shared-per-head",

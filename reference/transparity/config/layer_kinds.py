@@ -17,6 +17,8 @@ PER_LAYER = (
     "rotary_low_frequency",
     "rotary_high_frequency",
     "rotary_original_length",
+    "num_experts",
+    "feed_forward_dim",
 )
 """Fields in which layers of one model may differ."""
 

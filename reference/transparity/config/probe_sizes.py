@@ -14,7 +14,7 @@ PROBE_SIZES = {
     "num_decoder_layers": 2,
 }
 
-OVERRIDDEN = {"sliding_window": 3, "rotary_original_length": 64}
+OVERRIDDEN = {"sliding_window": 3, "rotary_original_length": 64, "feed_forward_dim": 29, "num_experts": 5}
 """Small values of sizes in which layers of a kind differ from the others."""
 
 
@@ -31,6 +31,7 @@ def probe_sizes(config: Any) -> dict[str, Any]:
         sizes |= {"rotary_dim": None if config.rotary_dim == config.head_dim else 4}
     if config.sliding_window:
         sizes |= {"sliding_window": 4}
+    sizes |= _router_sizes(config)
     if config.layer_types:  # one layer of each kind, in their order
         kinds = tuple(config.layer_kinds)
         layers = max(PROBE_SIZES["num_decoder_layers"], len(kinds))
@@ -41,6 +42,32 @@ def probe_sizes(config: Any) -> dict[str, Any]:
     if config.rotary_scaling == "llama3":
         sizes |= {"rotary_original_length": 256}
     return sizes
+
+
+def _router_sizes(config: Any) -> dict[str, Any]:
+    """Few experts, of which one, all or some are chosen, as of many."""
+    count, chosen = most_experts(config), config.experts_per_token
+    if not count:
+        return {}
+    if config.router_groups > 1:  # three of two experts each
+        groups = 3 if config.router_groups_chosen == config.router_groups else min(config.router_groups_chosen, 2)
+        sizes = {"num_experts": 6, "router_groups": 3, "router_groups_chosen": groups}
+        return sizes | {"experts_per_token": min(chosen, 2)}
+    small = min(count, OVERRIDDEN["num_experts"])
+    sizes = {"experts_per_token": small if chosen == count else min(chosen, 2, small)}
+    return sizes | {"num_experts": small} if config.num_experts else sizes
+
+
+def feed_forward_width(config: Any, embed_dim: int) -> int:
+    """The width of the feed-forward of a `TransformerConfig` in proportion to `embed_dim`; with experts a multiple of
+    four, which grouped products (PyTorch's `grouped_mm`) ask for."""
+    width = max(1, config.feed_forward_dim * embed_dim // config.embed_dim)
+    return -(-width // 4) * 4 if most_experts(config) else width
+
+
+def most_experts(config: Any) -> int:
+    """The experts of a layer of a `TransformerConfig`; 0 if none has experts."""
+    return max(own.num_experts for own in (config, *config.layer_kinds.values()))
 
 
 def _small(overrides: Any) -> dict[str, Any]:

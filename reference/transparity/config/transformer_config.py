@@ -18,13 +18,14 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from transparity.config.fields import NOT_NEGATIVE, NOT_POSITIVE, POSITIVE, PROBABILITY, SHARE, number, whole
 from transparity.config.layer_kinds import ALIKE, Overrides, differing, kinds_of
-from transparity.config.probe_sizes import probe_sizes
+from transparity.config.probe_sizes import feed_forward_width, probe_sizes
 from transparity.config.validation import check_together, checked
 from transparity.errors import ConfigError, shown
 from transparity.text import VALUE, listed, reason, safe
 
 Architecture = Literal["encoder-decoder", "decoder", "encoder"]
 Activation = Literal["relu", "gelu", "gelu-tanh", "gelu-quick", "silu"]
+RouterScores = Literal["softmax", "sigmoid"]
 NormKind = Literal["layer", "layer-unbiased", "batch", "rms"]
 NormGain = Literal["weight", "one-plus-weight"]
 NormPosition = Literal["pre", "post", "both", "branch"]
@@ -102,6 +103,36 @@ class TransformerConfig:
     """`gelu`: x · Φ(x) (Hendrycks and Gimpel 2016); `gelu-tanh` and `gelu-quick`: its approximations by a tanh and by
     x · σ(1.702 x). `silu`: x · σ(x)."""
 
+    # Experts
+
+    num_experts: int = whole(0, 0, 4, least=0)
+    """Feed-forwards side by side, each of `feed_forward_dim`, of which a router chooses some for each token (Shazeer et
+    al. 2017); 0: one feed-forward for all tokens, without a router, whose fields are not read."""
+    experts_per_token: int = whole(2, 1, 2, 3)
+    """The experts that are chosen for a token: those with the highest scores."""
+    router_scores: RouterScores = "softmax"
+    """Scores of the experts, of a linear map of the token: its `softmax` over all experts, or the `sigmoid` of each
+    (DeepSeek-V3)."""
+    router_bias: bool = False
+    """Whether the router's linear map has a bias."""
+    router_correction: bool = False
+    """Whether a bias is added to the scores where experts are chosen, and not where they are weighted (Wang et al.
+    2024); no gradient reaches it."""
+    router_groups: int = whole(1, 1, 2)
+    """Groups of consecutive experts, of which experts are chosen from the best: by the sum of its two highest scores
+    (DeepSeek-V3)."""
+    router_groups_chosen: int = whole(1, 1, 2)
+    """The groups that experts of a token are chosen from."""
+    router_normalized: bool = True
+    """Weights of the chosen experts are their scores divided by the sum of these (with `softmax` the same as a softmax
+    over the chosen alone), else the scores as they are."""
+    router_scale: float = number(1.0, POSITIVE, 1.0, 2.5)
+    """A further factor of the weights (DeepSeek-V3)."""
+    shared_expert_dim: int = whole(0, 0, 3, least=0)
+    """Features inside one more expert, which every token has beside those chosen for it (Dai et al. 2024); 0: none."""
+    shared_expert_gate: bool = False
+    """Whether the output of this expert is multiplied by the sigmoid of a linear map of the token (Qwen 2 MoE)."""
+
     # Normalization
 
     norm: NormKind = "layer"
@@ -170,7 +201,8 @@ class TransformerConfig:
     layers are alike."""
     layer_overrides: Mapping[str, Mapping[str, Any]] = Overrides({})
     """The fields in which layers of a kind differ from the rest of the configuration, by kind: the `sliding_window`,
-    `positions` (`none` where the others are `rotary`), `rope_theta`, and the fields that scale rotary positions."""
+    `positions` (`none` where the others are `rotary`), `rope_theta`, the fields that scale rotary positions,
+    `num_experts` and `feed_forward_dim`."""
 
     # Positions
 
@@ -408,7 +440,9 @@ class TransformerConfig:
             if not stack:
                 sizes = {name: value for name, value in sizes.items() if name not in names}
         embed_dim = _checked("embed_dim", sizes["embed_dim"])
-        sizes.setdefault("feed_forward_dim", max(1, self.feed_forward_dim * embed_dim // self.embed_dim))
+        sizes.setdefault("feed_forward_dim", feed_forward_width(self, embed_dim))
+        if self.shared_expert_dim:
+            sizes.setdefault("shared_expert_dim", max(1, self.shared_expert_dim * embed_dim // self.embed_dim))
         return dataclasses.replace(self, **sizes)
 
     def as_dict(self) -> dict[str, Any]:

@@ -81,7 +81,8 @@ def _number(field: dataclasses.Field[Any], value: Any) -> float:
 
 def check_together(config: Any) -> None:
     """Raise `ConfigError` if the fields of a `TransformerConfig` (whose file imports this one) do not fit together."""
-    for check in (_check_vocabularies, _check_heads, _check_positions, _check_relative, _check_ends, _check_tokens):
+    checks = (_check_vocabularies, _check_heads, _check_positions, _check_relative)
+    for check in (*checks, _check_router, _check_ends, _check_tokens):
         check(config)
 
 
@@ -149,6 +150,23 @@ def _check_relative(config: Any) -> None:
         raise ConfigError(
             f"relative_buckets is {config.relative_buckets} and relative_max_distance {config.relative_max_distance}; "
             f"there should be {least} buckets at least, and the distance greater than {exact}."
+        )
+
+
+def _check_router(config: Any) -> None:
+    experts, groups = config.num_experts, config.router_groups
+    if not experts:
+        return
+    if config.router_groups_chosen > groups or experts % groups or (groups > 1 and experts // groups < 2):
+        raise ConfigError(
+            f"router_groups is {groups} and router_groups_chosen {config.router_groups_chosen}, for {experts} experts "
+            "(num_experts): groups should divide them evenly into two at least, and no more be chosen than there are."
+        )
+    open_to_choice = experts // groups * config.router_groups_chosen
+    if config.experts_per_token > open_to_choice:
+        raise ConfigError(
+            f"experts_per_token is {config.experts_per_token}, but the router has {open_to_choice} experts to choose "
+            "from: that many or fewer would be right."
         )
 
 

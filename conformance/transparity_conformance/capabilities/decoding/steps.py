@@ -136,7 +136,7 @@ def judge_steps(way: Way, requests: Requests, answers: Answers, forward: Forward
     budgets = {request: request.probe.oracle.budget("logits", forward.dtype) for request in logits}
 
     def beyond(request: StepRequest, expected: np.ndarray) -> float:
-        where = _is_judged(request, logits[request])
+        where = _is_judged(request, logits[request], forward.dtype)
         return gap(logits[request][where], expected[request.rows][where])
 
     errors = {request: beyond(request, request.probe.oracle.expected["logits"]) for request in logits}
@@ -165,11 +165,11 @@ def judge_steps(way: Way, requests: Requests, answers: Answers, forward: Forward
     )
 
 
-def _is_judged(request: StepRequest, logits: np.ndarray) -> np.ndarray:
-    """Positions (rows, length) of a request at which no convention decides, or that are no numbers."""
+def _is_judged(request: StepRequest, logits: np.ndarray, dtype: str) -> np.ndarray:
+    """Positions (rows, length) of a request at which no convention or near-tie decides, or that are no numbers."""
     probe = request.probe
     where: np.ndarray = sees_something(probe.config, probe.inputs)[request.rows]
-    free = free_positions(probe).get("logits")
+    free = free_positions(probe, dtype).get("logits")
     if free is None:
         return where
     is_free: np.ndarray = np.any(free, axis=-1)[request.rows] & np.isfinite(logits).all(-1)

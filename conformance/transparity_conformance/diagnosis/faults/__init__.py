@@ -14,6 +14,7 @@ from transparity_conformance.diagnosis.faults import (
     attention,
     auxiliary_inputs,
     embedding,
+    experts,
     masks,
     normalization,
     output_head,
@@ -37,6 +38,7 @@ SUBJECTS = (
     masks,
     normalization,
     residuals_and_activations,
+    experts,
     output_head,
 )
 """The subjects, in the order in which equally good causes are listed."""

@@ -42,6 +42,15 @@ def _of_part(config: TransformerConfig, part: str) -> Iterator[Fault]:
         yield Fault("bias-dropped", role, f"the {role} bias is missing", alter=partial(_unbiased, role))
 
 
+FED = {
+    "hidden": "up",
+    "output": "down",
+    "router_logits": "router",
+    "shared_expert.hidden": "shared_expert.up",
+    "shared_expert.output": "shared_expert.down",
+}
+"""The linear maps of a feed-forward by their taps."""
+
 TAPS = {role: tap for tap, role in PARTS.items()} | {"down": "output"}
 
 
@@ -85,8 +94,8 @@ def _part(site: str) -> str | None:
     if site == "logits":
         return "head"
     scope, sublayer, tap = split(site)
-    if sublayer == "feed_forward" and tap in ("hidden", "output"):
-        return f"{scope}.feed_forward.{'up' if tap == 'hidden' else 'down'}"
+    if sublayer == "feed_forward" and (role := FED.get(site.partition(".feed_forward.")[2])):
+        return f"{scope}.feed_forward.{role}"
     return f"{scope}.{sublayer}.{tap}" if sublayer.endswith("attention") and tap in PARTS else None
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity_conformance.diagnosis.fault import Fault, Settings, WalkState
+from transparity_conformance.diagnosis.faults.mixture import mixed
 from transparity_conformance.diagnosis.faults.normalization import normed, normed_input
 from transparity_conformance.diagnosis.faults.sites import (
     Value,
@@ -17,6 +18,7 @@ from transparity_conformance.diagnosis.faults.sites import (
     apply_linear,
     branch_end,
     layer_input,
+    own_config,
     split,
     stream,
     sublayer_input,
@@ -55,20 +57,20 @@ PLACES = {
 
 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
-    _, sublayer, tap = split(site)
-    if tap == "hidden":
+    sublayer = split(site)[1]
+    if is_activated(config, site):
         for name, (function, description) in ACTIVATIONS.items():
             if name != config.activation:
                 instead = f"{description} instead of {ACTIVATIONS[config.activation][1]}"
-                yield Fault("activation", name, instead, formula=_activated, settings={"function": function})
+                yield Fault("activation", name, instead, formula=activated, settings={"function": function})
         if config.norm_position in ("post", "branch"):
             settings = {"source": layer_input}
-            yield Fault("residual-source", "parallel", PARALLEL, formula=_activated, settings=settings)
+            yield Fault("residual-source", "parallel", PARALLEL, formula=activated, settings=settings)
         if config.branches == "parallel-one-norm":
             settings = {"source": partial(_behind_attention, "self_attention_norm")}
-            yield Fault("residual-source", "sequential", SEQUENTIAL, formula=_activated, settings=settings)
+            yield Fault("residual-source", "sequential", SEQUENTIAL, formula=activated, settings=settings)
         for identity, name, description, gated in GATES if config.gated else ():
-            yield Fault(identity, name, description, formula=_activated, settings={"gated": gated})
+            yield Fault(identity, name, description, formula=activated, settings={"gated": gated})
     if sublayer and site == branch_end(config, ".".join(sublayer_of(site))):
         yield from _multiplier_faults(config.residual_multiplier)
         yield from _residual_faults(config, sublayer_of(site)[1])
@@ -84,6 +86,12 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
             yield Fault("logit-shift", name, description, patch=partial(_shifted, shifted))
         description = "probabilities, the softmax of the logits, are returned: return the logits, without softmax"
         yield Fault("probabilities", "softmax", description, patch=partial(_shifted, softmax))
+
+
+def is_activated(config: TransformerConfig, site: str) -> bool:
+    """Return whether a tap is what an activation makes: hidden features, or the sum of experts, which show none."""
+    routed = own_config(config, site).num_experts > 0
+    return site.endswith(".hidden") or (routed and site.endswith(".feed_forward.output"))
 
 
 PARALLEL = "the feed-forward layer is parallel to the attention: it is given the layer's input"
@@ -184,10 +192,13 @@ ACTIVATIONS: dict[str, tuple[Callable[[Value], Value], str]] = {
 def _projected(settings: Settings, state: WalkState, site: str, role: str) -> Value:
     scope, sublayer, _ = split(site)
     x = settings["source"](state, scope) if "source" in settings else sublayer_input(state, scope, sublayer)
-    return apply_linear(state, f"{scope}.feed_forward.{role}", x)
+    return apply_linear(state, f"{site.removesuffix('.hidden')}.{role}", x)
 
 
-def _activated(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
+def activated(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
+    """The hidden features of a feed-forward, or the sum of experts, with other settings."""
+    if site.endswith(".output"):
+        return mixed(settings, state, site, value)
     function = settings.get("function", ACTIVATIONS[state.config.activation][0])
     up = _projected(settings, state, site, "up")
     if not state.config.gated:

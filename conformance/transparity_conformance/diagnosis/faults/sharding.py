@@ -56,7 +56,7 @@ def _row_parallel(config: TransformerConfig, site: str, ranks: int) -> Iterator[
         f"what is whole on every rank is added up over the ranks once more ({ranks} ×)",
         patch=lambda state, site, value: value * value.dtype.type(ranks),
     )
-    if shapes[f"{parts[0]}.weight"][1] % ranks == 0:
+    if shapes.get(f"{parts[0]}.weight", (0, 1))[1] % ranks == 0:  # experts are not sharded
         says = f"the sum over the ranks is missing: that of rank 0 alone, of {ranks}, is used"
         yield _fault("not-reduced", role, says, patch=partial(_of_one_rank, role, inputs, ranks))
 

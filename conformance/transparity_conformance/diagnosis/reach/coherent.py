@@ -76,7 +76,7 @@ def coherent_error(results: Results, dtype: str) -> Coherent | None:
     own = {name: [_own(probe, dtype, index) for index in range(POINTS)] for name, probe in some.items()}
     scales = {name: float(np.sqrt(np.mean(np.square(errors)))) for name, errors in own.items()}
     scales = {name: scale for name, scale in scales.items() if scale and math.isfinite(scale)}
-    error = {name: _error(results[name].probe, results[name].recorded["logits"]) for name in scales}
+    error = {name: _error(results[name].probe, results[name].recorded["logits"], dtype) for name in scales}
     if not scales or not all(np.isfinite(value).all() for value in error.values()):
         return None
     effects = {name: _effects(some[name]) for name in scales}
@@ -97,10 +97,10 @@ def coherent_error(results: Results, dtype: str) -> Coherent | None:
     return Coherent(hypothesis, coefficient, distance / allowed, cause)
 
 
-def _error(probe: Probe, logits: np.ndarray) -> np.ndarray:
-    """The port's logits less the oracle's; 0 where a convention decides."""
+def _error(probe: Probe, logits: np.ndarray, dtype: str) -> np.ndarray:
+    """The port's logits less the oracle's; 0 where a convention or a near-tie decides."""
     expected = probe.oracle.expected["logits"]
-    return less(judged(probe, "logits", logits, expected), expected).ravel()
+    return less(judged(probe, "logits", logits, expected, dtype), expected).ravel()
 
 
 def _own(probe: Probe, dtype: str, index: int) -> np.ndarray:

@@ -1,11 +1,13 @@
-"""The convention that a port has for queries that see no key: named, and never a fault."""
+"""What is never a fault: a convention for queries that see no key, which is named, and near-ties of a router."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from transparity_conformance.diagnosis.fault import Fault, Hypothesis
 from transparity_conformance.diagnosis.faults.masks import conventions
+from transparity_conformance.diagnosis.faults.wholly_hidden import hidden_positions, shows_routers, tied_positions
 from transparity_conformance.diagnosis.probe_result import Results
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.report.comparison import gap, share
@@ -21,7 +23,7 @@ def other_convention(results: Results) -> Iterator[ClaimResult]:
         (share(error, result.budgets[tap]), tap, result)
         for result in results.values()
         for tap, error in result.everywhere.items()
-        if share(error, result.budgets[tap]) > 1 >= result.share(tap)
+        if tap in hidden_positions(result.probe) and share(error, result.budgets[tap]) > 1 >= result.share(tap)
     ]
     if found:
         _, tap, worst = max(found, key=lambda item: item[0])
@@ -32,6 +34,31 @@ def other_convention(results: Results) -> Iterator[ClaimResult]:
 def convention_notes(results: Results) -> list[str]:
     """The same as a sentence, with the name of the port's convention if the catalogue has it."""
     return [f"{ID}: {_named(results)}; {OURS}" for _ in other_convention(results)]
+
+
+def near_tie_notes(results: Results, dtype: str) -> list[str]:
+    """The positions that depend on a choice between experts that rounding may turn, as a sentence; none without."""
+    tied, total = tied_outputs(results, dtype)
+    says = (
+        f"near_ties: experts tie to within rounding in {dtype}, so that either may be chosen; {tied} of {total} "
+        "positions of the output depend on it, and are judged by the port's own scores alone, where it shows them"
+    )
+    return [says] * (tied > 0)
+
+
+def tied_outputs(results: Results, dtype: str) -> tuple[int, int]:
+    """The positions of the output that depend on a near-tie, and all."""
+    tied = [tied_positions(result.probe, dtype).get(result.last) for result in results.values()]
+    total = sum(math.prod(result.recorded[result.last].shape[:-1]) for result in results.values())
+    return sum(int(each.any(-1).sum()) for each in tied if each is not None), total
+
+
+def is_judged(results: Results, dtype: str) -> bool:
+    """Return whether a verdict can be given: by the scores of the port's own routers, or as most of the output depends
+    on no near-tie."""
+    tied, total = tied_outputs(results, dtype)
+    own = all(shows_routers(result.probe, result.recorded) for result in results.values())
+    return own or 2 * tied <= total
 
 
 def _named(results: Results) -> str:

@@ -44,7 +44,7 @@ def _impact(results: Results, taps: Sequence[str], dtype: str) -> Impact | None:
         probe, expected = result.probe, result.probe.oracle.expected["logits"]
         logits = _injected(result, taps) if taps else result.recorded["logits"]
         off = ~(np.abs(logits - expected) <= probe.oracle.budget("logits", dtype))
-        if (free := free_positions(probe).get("logits")) is not None:
+        if (free := free_positions(probe, dtype).get("logits")) is not None:
             off &= ~(free & np.isfinite(logits))
         wrong, tokens = off.any(-1), real_positions(probe)
         real, changed, padded = real + int(tokens.sum()), changed + int(wrong[tokens].sum()), padded + int(wrong.sum())

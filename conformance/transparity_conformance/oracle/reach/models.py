@@ -63,10 +63,12 @@ class LogitsOracle(Oracle):
         super().__init__(run, parameters)
         self._in_sequence: dict[str, float] = {}
 
-    def _evaluate(self, arrays: Arrays, dtype: str, index: int = 0) -> MutableMapping[str, np.ndarray]:
+    def _evaluate(
+        self, arrays: Arrays, dtype: str, index: int = 0, choices: Mapping[str, np.ndarray] | None = None
+    ) -> MutableMapping[str, np.ndarray]:
         given, _, computed = dtype.partition(":")
         self.kind = computed or given
-        return super()._evaluate(arrays, dtype, index)
+        return super()._evaluate(arrays, dtype, index, choices)
 
     def _measure(self, dtype: str) -> dict[str, float]:
         if dtype == "float64":

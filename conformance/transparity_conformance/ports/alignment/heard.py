@@ -86,7 +86,7 @@ def wrong_logits(probes: Mapping[str, Probe], actual: Actual, dtype: str) -> Div
     for key, taps in actual.items():
         oracle, logits = probes[key].oracle, taps["logits"]
         if logits.shape == oracle.expected["logits"].shape:
-            error = judged_gap(probes[key], "logits", logits, oracle.expected["logits"])
+            error = judged_gap(probes[key], "logits", logits, oracle.expected["logits"], dtype)
             budget = oracle.budget("logits", dtype)
             if share(error, budget) > share(worst.error, worst.budget):
                 worst = Divergence("logits", error, budget, probe=probes[key].name)

@@ -62,7 +62,7 @@ def compared(count: int, probes: Mapping[str, Probe], alone: Actual, actual: Act
     for key, probe in probes.items():
         for tap in [tap for tap in actual[key] if tap in alone[key]]:
             budget = SIDES * probe.oracle.budget(tap, dtype)
-            error = judged_gap(probe, tap, actual[key][tap], alone[key][tap])
+            error = judged_gap(probe, tap, actual[key][tap], alone[key][tap], dtype)
             if share(error, budget) > share(worst.error, worst.budget):
                 worst = Ranks(count, "agrees", error, budget, tap, probe.name)
     differs = share(worst.error, worst.budget) > 1

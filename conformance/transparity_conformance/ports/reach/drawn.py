@@ -40,7 +40,7 @@ def with_drawn_weights(report: Report, build: Port, probe: Probe, actual: Mappin
         raise
     except PortError:  # it was built before, so that it need not be
         return report
-    error = judged_gap(probe, "logits", logits, actual["logits"])
+    error = judged_gap(probe, "logits", logits, actual["logits"], report.dtype)
     if share(error, probe.oracle.budget("logits", report.dtype)) <= 1:
         return report
     faults = list(report.faults)

@@ -94,10 +94,11 @@ def _stack(config: TransformerConfig, stack: str, read: str) -> Iterable[str]:
 def _layer(config: TransformerConfig, stack: str, read: str) -> Iterable[str]:
     """The nodes and edges of a layer; a residual goes past its sublayer."""
     width, gated = f"{config.embed_dim} → {config.feed_forward_dim} → {config.embed_dim}", ", gated" * config.gated
+    experts = f"{config.experts_per_token} of {config.num_experts} experts, " if config.num_experts else ""
     sublayers = {"self": f"self-attention<br/>{_attention(config, _mask(config, stack))}{_self_attention_only(config)}"}
     if read == "target":
         sublayers["cross"] = f"cross-attention<br/>{_attention(config, 'the padding')}"
-    sublayers["feed"] = f"feed-forward<br/>{width}, {config.activation}{gated}"
+    sublayers["feed"] = f"feed-forward<br/>{experts}{width}, {config.activation}{gated}"
     before = f"{stack}_x"
     yield f'{before}(("x"))'
     for name, text in sublayers.items():

@@ -1,0 +1,102 @@
+"""Experts: several feed-forwards, of which a router chooses some for each token."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from transparity.config import TransformerConfig
+from transparity.taps import ROUTER_CHOSEN, Tap, identity, scoped
+from transparity_pytorch.arithmetic.precision import upcast
+from transparity_pytorch.feed_forward import FeedForward
+
+
+def _softmax(x: Float[Tensor, "*batch experts"]) -> Float[Tensor, "*batch experts"]:
+    return F.softmax(x, dim=-1)
+
+
+SCORES: dict[str, Callable[[Tensor], Tensor]] = {"softmax": _softmax, "sigmoid": torch.sigmoid}
+
+
+def highest(x: Float[Tensor, "*batch experts"], count: int) -> Float[Tensor, "*batch experts"]:
+    """1 for the `count` highest numbers of the last axis, of equal ones the first, and 0 for the others."""
+    order = x.sort(dim=-1, descending=True, stable=True).indices[..., :count]
+    return F.one_hot(order, x.shape[-1]).sum(dim=-2).to(x.dtype)
+
+
+def best_groups(config: TransformerConfig, scores: Float[Tensor, "*batch experts"]) -> Float[Tensor, "*batch experts"]:
+    """1 for the experts of the groups to choose from, by the sum of a group's two highest scores (DeepSeek-V3)."""
+    groups = scores.unflatten(-1, (config.router_groups, -1))
+    best = highest(groups.topk(2, dim=-1).values.sum(dim=-1), config.router_groups_chosen)
+    return best.repeat_interleave(groups.shape[-1], dim=-1)
+
+
+def choose(
+    config: TransformerConfig,
+    scores: Float[Tensor, "*batch experts"],
+    correction: Float[Tensor, " experts"] | None = None,
+) -> Float[Tensor, "*batch experts"]:
+    """1 for the experts that are chosen, by the scores plus the correction; 0 for the others."""
+    corrected = scores if correction is None else scores + upcast(correction)
+    if config.router_groups > 1:
+        corrected = corrected.masked_fill(best_groups(config, corrected) != 1, -torch.inf)
+    return highest(corrected, config.experts_per_token)
+
+
+def router_weights(
+    config: TransformerConfig, scores: Float[Tensor, "*batch experts"], chosen: Float[Tensor, "*batch experts"]
+) -> Float[Tensor, "*batch experts"]:
+    """Scores of the chosen experts, divided by their sum if `router_normalized`, times `router_scale`; 0 for the
+    others."""
+    weights = scores.masked_fill(chosen == 0, 0)
+    if config.router_normalized:
+        weights = weights / weights.sum(dim=-1, keepdim=True)
+    return weights * config.router_scale
+
+
+def shared_expert(
+    module: MixtureOfExperts, x: Float[Tensor, "batch length embed_dim"], tap: Tap = identity
+) -> Float[Tensor, "batch length embed_dim"]:
+    """The expert of every token, through a gate if configured: σ(x Gᵀ) · expert(x) (Qwen 2 MoE)."""
+    y: Tensor = module.shared_expert(x, scoped(tap, "shared_expert"))
+    return torch.sigmoid(module.shared_expert_gate(x)) * y if module.config.shared_expert_gate else y
+
+
+class MixtureOfExperts(nn.Module):
+    """Σ weight · expert(x) over the chosen experts (Shazeer et al. 2017, eq. 1), plus the shared expert if configured.
+
+    Every expert computes every token, so that no shape depends on what is chosen.
+    """
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.router = nn.Linear(config.embed_dim, config.num_experts, bias=config.router_bias)
+        correction = torch.zeros(config.num_experts) if config.router_correction else None
+        self.router_correction: Tensor | None
+        self.register_buffer("router_correction", correction)
+        self.experts = nn.ModuleList(FeedForward(config) for _ in range(config.num_experts))
+        if config.shared_expert_dim:
+            own = dataclasses.replace(config, feed_forward_dim=config.shared_expert_dim)
+            self.shared_expert = FeedForward(own)
+        if config.shared_expert_dim and config.shared_expert_gate:
+            self.shared_expert_gate = nn.Linear(config.embed_dim, 1, bias=False)
+
+    def forward(
+        self, x: Float[Tensor, "batch length embed_dim"], tap: Tap = identity
+    ) -> Float[Tensor, "batch length embed_dim"]:
+        logits = tap("router_logits", self.router(x))
+        scores = SCORES[self.config.router_scores](upcast(logits))
+        chosen = tap(ROUTER_CHOSEN, choose(self.config, scores, self.router_correction).to(x.dtype))
+        weights = tap("router_weights", router_weights(self.config, scores, chosen).to(x.dtype))
+        y = torch.zeros_like(x)
+        for expert, own in enumerate(self.experts):
+            y = y + weights[..., expert, None] * own(x)
+        if self.config.shared_expert_dim:
+            y = y + shared_expert(self, x, tap)
+        return tap("output", y)

@@ -1,0 +1,95 @@
+"""Experts: several feed-forwards, of which a router chooses some for each token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from jaxtyping import Inexact
+from numpy import ndarray as Array
+
+from transparity.config import TransformerConfig
+from transparity.taps import ROUTER_CHOSEN, Tap, identity, scoped
+from transparity_numpy.arithmetic.functional import linear, sigmoid, softmax
+from transparity_numpy.arithmetic.precision import upcast
+from transparity_numpy.feed_forward import feed_forward
+
+SCORES = {"softmax": softmax, "sigmoid": sigmoid}
+
+
+def highest(x: Inexact[Array, "*batch experts"], count: int) -> Inexact[Array, "*batch experts"]:
+    """1 for the `count` highest numbers of the last axis, of equal ones the first, and 0 for the others."""
+    found = np.zeros_like(x)
+    np.put_along_axis(found, np.argsort(-x, axis=-1, kind="stable")[..., :count], 1, axis=-1)
+    return found
+
+
+def best_groups(
+    config: TransformerConfig, scores: Inexact[Array, "*batch experts"]
+) -> Inexact[Array, "*batch experts"]:
+    """1 for the experts of the groups to choose from, by the sum of a group's two highest scores (DeepSeek-V3)."""
+    groups = scores.reshape(*scores.shape[:-1], config.router_groups, -1)
+    best = highest(np.sort(groups, axis=-1)[..., -2:].sum(axis=-1), config.router_groups_chosen)
+    return np.repeat(best, groups.shape[-1], axis=-1)
+
+
+def choose(
+    config: TransformerConfig,
+    scores: Inexact[Array, "*batch experts"],
+    correction: Inexact[Array, " experts"] | None = None,
+) -> Inexact[Array, "*batch experts"]:
+    """1 for the experts that are chosen, by the scores plus the correction; 0 for the others."""
+    corrected = scores.real if correction is None else scores.real + upcast(correction.real)
+    if config.router_groups > 1:
+        corrected = np.where(best_groups(config, corrected) == 1, corrected, -np.inf)
+    return highest(corrected, config.experts_per_token)
+
+
+def router_weights(
+    config: TransformerConfig, scores: Inexact[Array, "*batch experts"], chosen: Inexact[Array, "*batch experts"]
+) -> Inexact[Array, "*batch experts"]:
+    """Scores of the chosen experts, divided by their sum if `router_normalized`, times `router_scale`; 0 for the
+    others."""
+    weights = np.where(chosen != 0, scores, scores.dtype.type(0))
+    if config.router_normalized:
+        weights = weights / weights.sum(axis=-1, keepdims=True)
+    return weights * weights.dtype.type(config.router_scale)
+
+
+def shared_expert(
+    config: TransformerConfig,
+    parameters: Mapping[str, Any],
+    x: Inexact[Array, "batch length embed_dim"],
+    tap: Tap = identity,
+) -> Inexact[Array, "batch length embed_dim"]:
+    """The expert of every token, through a gate if configured: σ(x Gᵀ) · expert(x) (Qwen 2 MoE)."""
+    y = feed_forward(config, parameters["shared_expert"], x, scoped(tap, "shared_expert"))
+    return sigmoid(linear(parameters["shared_expert_gate"], x)) * y if config.shared_expert_gate else y
+
+
+def mixture_of_experts(
+    config: TransformerConfig,
+    parameters: Mapping[str, Any],
+    x: Inexact[Array, "batch length embed_dim"],
+    tap: Tap = identity,
+) -> Inexact[Array, "batch length embed_dim"]:
+    """Σ weight · expert(x) over the chosen experts (Shazeer et al. 2017, eq. 1), plus the shared expert if configured.
+
+    An expert computes only the tokens that it is chosen for.
+    """
+    logits = tap("router_logits", linear(parameters["router"], x))
+    scores = SCORES[config.router_scores](upcast(logits))
+    chosen = tap(ROUTER_CHOSEN, choose(config, scores, parameters.get("router_correction")).astype(x.real.dtype))
+    weights = tap("router_weights", router_weights(config, scores, chosen).astype(logits.dtype))
+    y = np.zeros_like(x)
+    for expert in range(config.num_experts):
+        tokens = weights[..., expert] != 0
+        if tokens.any():
+            own = weights[tokens, expert, None] * feed_forward(config, parameters["experts"][str(expert)], x[tokens])
+            added = np.zeros(x.shape, own.dtype)
+            added[tokens] = own
+            y = y + added
+    if config.shared_expert_dim:
+        y = y + shared_expert(config, parameters, x, tap)
+    return tap("output", y)

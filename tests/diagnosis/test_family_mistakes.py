@@ -140,6 +140,7 @@ def test_a_right_port_agrees(case: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("build", [build_port(None), _pytorch], ids=["numpy", "pytorch"])
 def test_a_right_port_agrees_however_it_is_looked_at(case: str, build: Build) -> None:

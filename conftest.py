@@ -70,6 +70,12 @@ def pytest_sessionfinish() -> None:
 EXPECTED_SLOWLY = ("optimization", "differentiation", "dropout")
 """Topics whose expected values take long to compute: derivatives by the complex step."""
 
+LONG_CLAIMS = ("-in-full-flax", "-float32-compile]")
+"""Claims that compile each shape: with XLA over their full range, and with `torch.compile`. They are long,"""
+
+SHORT_CLAIMS = ("decoding.single_row-",)
+"""but these, which are run as small cases of the others."""
+
 SLOWEST_FIRST = (
     "test_power.py",
     "test_plants.py",
@@ -100,13 +106,19 @@ def _left_out(items: list[pytest.Item]) -> Iterator[pytest.Item]:
     """Tests marked `long`; all cases of each test marked `sampled(n)` but every n-th, beginning with the first."""
     seen: Counter[str] = Counter()
     for item in items:
-        if item.get_closest_marker("long") is not None:
+        if _is_long(item):
             yield item
         elif (mark := item.get_closest_marker("sampled")) is not None:
             test = item.nodeid.partition("[")[0]
             if seen[test] % mark.args[0]:
                 yield item
             seen[test] += 1
+
+
+def _is_long(item: pytest.Item) -> bool:
+    is_compiled = any(part in item.nodeid for part in LONG_CLAIMS)
+    is_long_claim = is_compiled and not any(part in item.nodeid for part in SHORT_CLAIMS)
+    return is_long_claim or item.get_closest_marker("long") is not None
 
 
 @pytest.hookimpl(optionalhook=True)

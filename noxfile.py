@@ -29,6 +29,7 @@ COMPILE_QUICKLY = [
 # `as_users_compile` has them on, as users do, for models in the usual precisions; all other sessions have them off.
 AS_USERS_COMPILE = (
     "flax and jit and (float32 or bfloat16) and (forward or attention or loss or chunks or model_gradients)"
+    " or pytorch and compile"
 )
 
 
@@ -89,10 +90,10 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def as_users_compile(session: nox.Session) -> None:
-    """Check the claims about JAX models as users compile them: with all passes of XLA."""
+    """Check the claims about models as users compile them: with all passes of XLA, and with torch.compile."""
     install(session, "test")
     environment = SINGLE_THREADED | compiled(session)
-    suite = ["conformance/transparity_conformance", "-k", AS_USERS_COMPILE]
+    suite = ["conformance/transparity_conformance", "--every-case", "-k", AS_USERS_COMPILE]
     session.run("pytest", *suite, *PARALLEL, *session.posargs, env=environment)
 
 

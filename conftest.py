@@ -70,8 +70,8 @@ def pytest_sessionfinish() -> None:
 EXPECTED_SLOWLY = ("optimization", "differentiation", "dropout")
 """Topics whose expected values take long to compute: derivatives by the complex step."""
 
-LONG_CLAIMS = ("-in-full-flax", "-float32-compile]")
-"""Claims that compile each shape: with XLA over their full range, and with `torch.compile`. They are long,"""
+LONG_CLAIMS = ("-in-full-", "-float32-compile]")
+"""Claims over their full range, which are made over a part of it, too; claims about `torch.compile`. They are long,"""
 
 SHORT_CLAIMS = ("decoding.single_row-",)
 """but these, which are run as small cases of the others."""
@@ -116,9 +116,9 @@ def _left_out(items: list[pytest.Item]) -> Iterator[pytest.Item]:
 
 
 def _is_long(item: pytest.Item) -> bool:
-    is_compiled = any(part in item.nodeid for part in LONG_CLAIMS)
-    is_long_claim = is_compiled and not any(part in item.nodeid for part in SHORT_CLAIMS)
-    return is_long_claim or item.get_closest_marker("long") is not None
+    is_long_claim = any(part in item.nodeid for part in LONG_CLAIMS)
+    is_short_claim = any(part in item.nodeid for part in SHORT_CLAIMS)
+    return (is_long_claim and not is_short_claim) or item.get_closest_marker("long") is not None
 
 
 @pytest.hookimpl(optionalhook=True)

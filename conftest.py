@@ -70,8 +70,9 @@ def pytest_sessionfinish() -> None:
 EXPECTED_SLOWLY = ("optimization", "differentiation", "dropout")
 """Topics whose expected values take long to compute: derivatives by the complex step."""
 
-LONG_CLAIMS = ("-in-full-", "-float32-compile]")
-"""Claims over their full range, which are made over a part of it, too; claims about `torch.compile`. They are long,"""
+LONG_CLAIMS = ("-in-full-", "-float32-compile]", "-flax-float32-eager]")
+"""Claims over their full range, which are made over a part of it, too; claims about `torch.compile`, and about JAX
+without compilation. They are long,"""
 
 SHORT_CLAIMS = ("decoding.single_row-",)
 """but these, which are run as small cases of the others."""

@@ -282,6 +282,7 @@ def transposed(loss: float, gradients: Gradients) -> Any:
     return loss, {name: gradient.T for name, gradient in gradients.items()}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("change", "where", "cause"),
     [

@@ -100,6 +100,7 @@ def test_rounding_excuses_no_mistake(logits_only: bool) -> None:
     assert check(build_port(faults), preset="notes-attention", logits_only=logits_only).verdict == "diverges"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("tap", ["logits", SCORES, "decoder.layers.1.output", "decoder.embedding"])
 @pytest.mark.parametrize("number", [np.nan, np.inf])
 def test_one_number_that_is_none_never_agrees(tap: str, number: float) -> None:

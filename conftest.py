@@ -15,7 +15,7 @@ CHECKPOINTS = Path(__file__).parent / "tests/checkpoints"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--every-case", action="store_true", help="Run all cases of tests that are sampled otherwise.")
+    parser.addoption("--every-case", action="store_true", help="Run long tests, and all cases of sampled ones.")
     parser.addoption("--benchmark", action="store_true", help="Run the benchmarks, and no tests unless they are named.")
     group = parser.getgroup("benchmarks of this project, with --benchmark")
     group.addoption("--all-modes", action="store_true", help="Time every mode of each backend, not the first alone.")
@@ -70,6 +70,13 @@ def pytest_sessionfinish() -> None:
 EXPECTED_SLOWLY = ("optimization", "differentiation", "dropout")
 """Topics whose expected values take long to compute: derivatives by the complex step."""
 
+LONG_CLAIMS = ("-in-full-", "-float32-compile]", "-flax-float32-eager]")
+"""Claims over their full range, which are made over a part of it, too; claims about `torch.compile`, and about JAX
+without compilation. They are long,"""
+
+SHORT_CLAIMS = ("decoding.single_row-",)
+"""but these, which are run as small cases of the others."""
+
 SLOWEST_FIRST = (
     "test_power.py",
     "test_plants.py",
@@ -86,7 +93,8 @@ SLOWEST_FIRST = (
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out cases of sampled tests, unless they are named or all are asked for; begin with what takes longest."""
+    """Leave out long tests and cases of sampled ones, unless they are named or all are asked for; begin with what takes
+    longest."""
     if not config.getoption("--every-case") and not any("::" in argument for argument in config.args):
         left_out = {item.nodeid for item in _left_out(items)}
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left_out])
@@ -96,14 +104,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _left_out(items: list[pytest.Item]) -> Iterator[pytest.Item]:
-    """All cases of each test marked `sampled(n)` but every n-th, beginning with the first."""
+    """Tests marked `long`; all cases of each test marked `sampled(n)` but every n-th, beginning with the first."""
     seen: Counter[str] = Counter()
     for item in items:
-        if (mark := item.get_closest_marker("sampled")) is not None:
+        if _is_long(item):
+            yield item
+        elif (mark := item.get_closest_marker("sampled")) is not None:
             test = item.nodeid.partition("[")[0]
             if seen[test] % mark.args[0]:
                 yield item
             seen[test] += 1
+
+
+def _is_long(item: pytest.Item) -> bool:
+    is_long_claim = any(part in item.nodeid for part in LONG_CLAIMS)
+    is_short_claim = any(part in item.nodeid for part in SHORT_CLAIMS)
+    return (is_long_claim and not is_short_claim) or item.get_closest_marker("long") is not None
 
 
 @pytest.hookimpl(optionalhook=True)

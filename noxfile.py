@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any
 
 import nox
 
@@ -27,9 +26,10 @@ COMPILE_QUICKLY = [
     "--xla_cpu_multi_thread_eigen=false",
 ]
 
-# `tests` has them on, as users do, for models in the usual precisions, and off for all other tests.
+# `as_users_compile` has them on, as users do, for models in the usual precisions; all other sessions have them off.
 AS_USERS_COMPILE = (
     "flax and jit and (float32 or bfloat16) and (forward or attention or loss or chunks or model_gradients)"
+    " or pytorch and compile"
 )
 
 
@@ -79,16 +79,22 @@ def conformance(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run all tests, slow ones too: conformance, the tests of the tests, and the tests of the tools."""
+    """Run all tests, of long ones a sample: conformance, the tests of the tests, and those of the tools.
+
+    `-- --every-case` runs them whole.
+    """
     install(session, "test", "benchmarks", "examples", "runtimes", bytecode=False)
+    environment = SINGLE_THREADED | compiled(session) | {"XLA_FLAGS": " ".join(COMPILE_QUICKLY)}
+    session.run("pytest", "conformance", "tests", *PARALLEL, *session.posargs, env=environment)
+
+
+@nox.session
+def as_users_compile(session: nox.Session) -> None:
+    """Check the claims about models as users compile them: with all passes of XLA, and with torch.compile."""
+    install(session, "test")
     environment = SINGLE_THREADED | compiled(session)
-    # With `-k` one of the two may select no test; pytest then exits with 5.
-    options: dict[str, Any] = {"success_codes": [0, 5]} if session.posargs else {}
-    for which, flags in ((AS_USERS_COMPILE, []), (f"not ({AS_USERS_COMPILE})", COMPILE_QUICKLY)):
-        environment |= {"XLA_FLAGS": " ".join(flags)}
-        session.run(
-            "pytest", "conformance", "tests", "-k", which, *PARALLEL, *session.posargs, env=environment, **options
-        )
+    suite = ["conformance/transparity_conformance", "--every-case", "-k", AS_USERS_COMPILE]
+    session.run("pytest", *suite, *PARALLEL, *session.posargs, env=environment)
 
 
 @nox.session

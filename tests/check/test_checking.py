@@ -48,6 +48,7 @@ def test_a_report_has_the_keys_that_were_promised() -> None:
         assert set(claim) == {"id", "verdict", "error", "budget", "where"}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("logits_only", [False, True], ids=["taps", "logits"])
 @pytest.mark.parametrize(
     ("variant", "says"),
@@ -91,12 +92,15 @@ def test_a_tap_behind_right_logits_is_held_to_the_budget_of_the_precision(dtype:
     assert check(behind, preset="notes-lm", dtype=dtype).verdict == expected
 
 
-@pytest.mark.parametrize("logits_only", [False, True], ids=["taps", "logits"])
+@pytest.mark.parametrize(
+    "logits_only", [pytest.param(False, id="taps"), pytest.param(True, id="logits", marks=pytest.mark.long)]
+)
 def test_rounding_excuses_no_mistake(logits_only: bool) -> None:
     faults = (PlainFault("low-precision", "tf32 products"), PlainFault("attention-scale", "the other root"))
     assert check(build_port(faults), preset="notes-attention", logits_only=logits_only).verdict == "diverges"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("tap", ["logits", SCORES, "decoder.layers.1.output", "decoder.embedding"])
 @pytest.mark.parametrize("number", [np.nan, np.inf])
 def test_one_number_that_is_none_never_agrees(tap: str, number: float) -> None:
@@ -119,6 +123,7 @@ def test_one_wrong_number_beside_right_logits_diverges(tap: str) -> None:
     assert report.faults[0].where == tap
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("tap", ["logits", SCORES])
 def test_rounding_excuses_no_wrong_shape(tap: str) -> None:
     def wrong(config: TransformerConfig, parameters: Arrays) -> Callable[..., Any]:

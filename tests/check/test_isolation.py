@@ -54,6 +54,7 @@ def build(config, parameters):
 """
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("source", "sentence"),
     [

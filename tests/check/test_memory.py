@@ -41,9 +41,15 @@ def test_no_probe_outlives_its_check(monkeypatch: Any) -> None:
 
 def test_nothing_that_was_computed_to_find_a_line_is_kept() -> None:
     probe = next(iter(probes_of(SMALL, "small").values()))
+    before = all_recorded()  # other tests of this process may keep theirs
     assert len(intermediates(probe, {}, "logits")) > len(probe.parameters)
+    assert len(all_recorded()) <= len(before)
+
+
+def all_recorded() -> list[Recorded]:
+    """Every recording in this process."""
     gc.collect()
-    assert not [each for each in gc.get_objects() if isinstance(each, Recorded)]
+    return [each for each in gc.get_objects() if isinstance(each, Recorded)]
 
 
 def test_results_are_kept_in_the_object_that_they_belong_to() -> None:

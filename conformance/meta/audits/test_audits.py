@@ -15,6 +15,7 @@ from transparity_conformance.ports.loading import load_port
 SAMPLE = (*FIELDS[::20], *LOADING[::20])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("planted", SAMPLE, ids=str)
 def test_a_planted_fault_is_found_by_its_name(planted: Planted, tmp_path: Path) -> None:
     load = load_port(f"{written(planted, tmp_path)}:load")

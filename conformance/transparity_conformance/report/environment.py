@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import platform
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -15,6 +16,7 @@ def environment() -> dict[str, str]:
     return found | {name: _version(name) for name in LIBRARIES if name in sys.modules}
 
 
+@functools.cache  # metadata of a package with many dependencies takes milliseconds to read
 def _version(name: str) -> str:
     try:
         return version(name)

@@ -45,7 +45,7 @@ def drawn_evidence(
 
 
 @pytest.mark.parametrize("name", [name for name in installed() if name != REFERENCE])
-@pytest.mark.parametrize("effort", ["quick", pytest.param("thorough", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("effort", ["quick", pytest.param("thorough", marks=[pytest.mark.slow, pytest.mark.long])])
 def test_drawn_configurations_agree(name: str, effort: str, ledger: Ledger) -> None:
     examples = EXAMPLES.get(name, (60, 300))[effort == "thorough"]
 

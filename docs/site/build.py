@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
 import tomllib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from docs.site import documents, gallery, noise, notebooks
 from docs.site.causes import runs, section
 from docs.site.checked import wrongs
+from docs.site.kept import kept
 from docs.site.pages import ROOT, linked_files, markdown_beside, markdown_place, site_path, site_text, written_pages
 from docs.site.reference import pages as reference
 from docs.site.side_by_side.columns import Columns, column_pages, plain_pages
@@ -42,12 +45,13 @@ def generated_pages() -> dict[str, str]:
     """Return the pages that are made from sources and runs, by name."""
     diagnoses, reports = gallery.gallery()
     filled = {
-        "normal.md": _filled("normal.md", noise.PLACE, noise.tables()),
+        "normal.md": _filled("normal.md", noise.PLACE, kept("normal", _own("noise"), noise.tables)),
         "gallery.md": _filled("gallery.md", gallery.PLACE, diagnoses),
     }
     for name in documents.DOCUMENTS:
         page = f"documents/{name}.md"
-        filled[page] = _filled(page, documents.PLACE, documents.section(name))
+        shown = kept(f"document-{name}", _own("documents", "reference/cells"), partial(documents.section, name))
+        filled[page] = _filled(page, documents.PLACE, shown)
     columns = column_pages(Columns(watched(), agreements()))
     return columns | _causes() | reports | filled | notebooks.notebooks() | reference.pages()
 
@@ -60,11 +64,21 @@ def _filled(page: str, place: str, text: str) -> str:
 def _causes() -> dict[str, str]:
     """Return the pages of causes that a run shows, with the run."""
     pages, found = written_pages(), {}
-    for name, shown in runs().items():
+    sections: dict[str, str] = json.loads(kept("causes", _own("causes", "figures"), _sections))
+    for name, shown in sections.items():
         page = f"causes/{name}.md"
         text, _, last = site_text(f"docs/{page}", pages).rpartition("[All faults]")
-        found[page] = f"{text}{section(shown)}\n[All faults]{last}"
+        found[page] = f"{text}{shown}\n[All faults]{last}"
     return found
+
+
+def _sections() -> str:
+    return json.dumps({name: section(shown) for name, shown in runs().items()})
+
+
+def _own(*modules: str) -> list[bytes]:
+    """Return the code of the site that a kept text depends on."""
+    return [(HERE / f"{module}.py").read_bytes() for module in modules]
 
 
 def build(into: Path = BUILT) -> Path:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
+from transparity.config import TransformerConfig
 from transparity.presets import preset
 from transparity_conformance.cli import app
 
@@ -22,6 +23,9 @@ PATHS = os.pathsep.join(sys.path)
 
 SMALLER = {"32768": "28", "4096": "20", "0,7,31": "0,1", "0,7": "0,1"}
 """Numbers of commands that are for large models, and those for the small one."""
+
+SYSTEM = ("--preset", "--config", "--family", "--checkpoint")
+"""Options of which a check needs one, if it is not to check every preset."""
 
 ENDS = {"check": (0, 1), "compare": (0, 1), "fit": (0, 1)}
 """Exit codes of commands that judge; the others end with 0."""
@@ -37,6 +41,19 @@ from transformers import AutoModelForCausalLM
 def load(folder):
     return AutoModelForCausalLM.from_pretrained(folder)
 """
+
+SMALL = TransformerConfig(
+    architecture="decoder",
+    target_vocab_size=31,
+    max_length=16,
+    embed_dim=24,
+    num_heads=3,
+    num_decoder_layers=2,
+    feed_forward_dim=40,
+    norm_position="pre",
+    final_norm=True,
+)
+"""The small.json of the pages."""
 
 PROGRAM = f"""#!{sys.executable}
 import runpy
@@ -97,6 +114,7 @@ STAND_INS: dict[str, Callable[[Path], object]] = {
     "port.py": lambda path: path.write_text(PORT, encoding="utf-8"),
     "my.py": lambda path: path.write_text(LOADER, encoding="utf-8"),
     "config.json": lambda path: path.write_text(preset("notes-lm").resized().to_json(), encoding="utf-8"),
+    "small.json": lambda path: path.write_text(SMALL.to_json(), encoding="utf-8"),
     "folder": _folder,
     "made": _folder,
     "answers": _answers,
@@ -106,8 +124,11 @@ STAND_INS: dict[str, Callable[[Path], object]] = {
 
 
 def run_transparity(arguments: list[str]) -> None:
-    """Run a `transparity` of a page, with what it names in small."""
+    """Run a `transparity` of a page, with what it names in small; a check in one preset, without seeking causes."""
     words = [SMALLER.get(word, word) for word in arguments]
+    if words[0] == "check":
+        words += [] if set(SYSTEM) & set(words) or words[1] == "folder/" else ["--preset", "translation"]
+        words += [] if "--budget" in words else ["--budget", "0"]
     prepare(words)
     transparity(*words)
 

@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import yaml
 from tests.project.commands import prepare, run_cc, run_here, run_program, run_transparity
 from typer.testing import CliRunner
 
@@ -130,7 +131,7 @@ def check_python(arguments: list[str]) -> None:
     elif rest[0] == "pip":
         extras = {extra for word in rest for group in re.findall(r"\[([\w,]+)\]", word) for extra in group.split(",")}
         assert extras <= PYPROJECT["project"]["optional-dependencies"].keys()
-    elif rest[-1] == "--help":
+    elif rest[-1] == "--help" or rest[0] == "pytest":
         run_here([sys.executable, *arguments])
     elif rest[0] not in ("venv", "build", "twine"):
         assert importlib.util.find_spec(rest[0]), f"there is no module {rest[0]}"
@@ -159,10 +160,22 @@ SHELL: dict[str, Callable[[list[str]], None]] = {
     "cc": run_cc,
     **dict.fromkeys(("cd", "git", "lint-imports", "mypy", "pre-commit", "ruff"), not_ours),
 }
+
+
+def run_workflow(text: str) -> None:
+    """Run the commands of a workflow, and hold the versions of its actions to those of our own."""
+    ours = (ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8")
+    for job in yaml.safe_load(text)["jobs"].values():
+        for step in job["steps"]:
+            assert "run" in step or step["uses"] in ours
+            run_shell(step.get("run", ""))
+
+
 CHECKS: dict[str, Callable[[str], Any]] = {
     "console": run_console,
     "sh": run_shell,
     "toml": tomllib.loads,
+    "yaml": run_workflow,
     "json": json.loads,
 }
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from pathlib import Path
 
 import nox
@@ -204,6 +205,36 @@ def docs(session: nox.Session) -> None:
     install(session, "docs", bytecode=False)
     environment = SINGLE_THREADED | compiled(session) | {"XLA_FLAGS": " ".join(COMPILE_QUICKLY)}
     session.run("python", "-m", "docs.site", *session.posargs, env=environment)
+
+
+@nox.session
+def dist(session: nox.Session) -> None:
+    """Build the wheel and the source archive into dist/, and run the wheel as pipx does."""
+    session.install("--constraint", "constraints.txt", *nox.project.dependency_groups(PYPROJECT, "release"))
+    shutil.rmtree("dist", ignore_errors=True)
+    session.run("python", "-m", "build")
+    session.run("python", "-m", "twine", "check", "--strict", *map(str, Path("dist").iterdir()))
+    notes = session.run("python", "docs/release_notes.py", silent=True, log=False)
+    Path("build").mkdir(exist_ok=True)
+    Path("build/release-notes.md").write_text(str(notes), encoding="utf-8")
+    (wheel,) = Path("dist").resolve().glob("*.whl")
+    port = Path(session.create_tmp(), "port.py")
+    port.write_text("from transparity_numpy.port import build\n", encoding="utf-8")
+    check = ["transparity", "check", f"{port.resolve()}:build", "--preset", "notes-lm"]
+    elsewhere = {"PIPX_HOME": str(port.parent.resolve() / "pipx"), "PYTHONPATH": ""}
+    session.run("pipx", "run", "--spec", f"{wheel}[conformance]", *check, env=elsewhere)
+
+
+@nox.session(python=["3.11", "3.12", "3.13"], requires=["dist"], reuse_venv=False)
+def installed(session: nox.Session) -> None:
+    """Check the wheel in an empty environment, alone and with its extras, and the source archive."""
+    (wheel,), (archive,) = Path("dist").resolve().glob("*.whl"), Path("dist").resolve().glob("*.tar.gz")
+    script, version = Path("tests/release/installed.py").resolve(), wheel.name.split("-")[1]
+    session.chdir(session.create_tmp())
+    for asked, extras in ((f"{wheel}", "alone"), (f"{wheel}[all]", "extras"), (f"{archive}", "extras")):
+        again = ["--force-reinstall", "--no-deps"] if asked == f"{archive}" else []
+        session.install("--no-compile", *again, asked)
+        session.run("python", "-I", str(script), version, extras, env={"PYTHONPATH": ""} | SINGLE_THREADED)
 
 
 @nox.session

@@ -11,7 +11,7 @@ from itertools import zip_longest
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from docs.site.lines import broken, joined
+from docs.site.side_by_side.lines import broken, joined
 
 ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "docs/three-columns.svg"

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
 import tomllib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from docs.site import noise
+from docs.site import documents, gallery, noise, notebooks
 from docs.site.causes import runs, section
 from docs.site.checked import wrongs
-from docs.site.columns import Columns, column_pages, plain_pages
+from docs.site.kept import kept
 from docs.site.pages import ROOT, linked_files, markdown_beside, markdown_place, site_path, site_text, written_pages
-from docs.site.probe import agreements, watched
+from docs.site.reference import pages as reference
+from docs.site.side_by_side.columns import Columns, column_pages, plain_pages
+from docs.site.side_by_side.probe import agreements, watched
 
 HERE = Path(__file__).parent
 CONFIGURATION = HERE / "zensical.toml"
@@ -39,18 +43,42 @@ def write_pages(into: Path) -> None:
 
 def generated_pages() -> dict[str, str]:
     """Return the pages that are made from sources and runs, by name."""
-    normal = site_text("docs/normal.md", written_pages()).replace(noise.PLACE, noise.tables())
-    return column_pages(Columns(watched(), agreements())) | _causes() | {"normal.md": normal}
+    diagnoses, reports = gallery.gallery()
+    filled = {
+        "normal.md": _filled("normal.md", noise.PLACE, kept("normal", _own("noise"), noise.tables)),
+        "gallery.md": _filled("gallery.md", gallery.PLACE, diagnoses),
+    }
+    for name in documents.DOCUMENTS:
+        page = f"documents/{name}.md"
+        shown = kept(f"document-{name}", _own("documents", "reference/cells"), partial(documents.section, name))
+        filled[page] = _filled(page, documents.PLACE, shown)
+    columns = column_pages(Columns(watched(), agreements()))
+    return columns | _causes() | reports | filled | notebooks.notebooks() | reference.pages()
+
+
+def _filled(page: str, place: str, text: str) -> str:
+    """Return a page that is written by hand, with a text in its place."""
+    return site_text(f"docs/{page}", written_pages()).replace(place, text)
 
 
 def _causes() -> dict[str, str]:
     """Return the pages of causes that a run shows, with the run."""
     pages, found = written_pages(), {}
-    for name, shown in runs().items():
+    sections: dict[str, str] = json.loads(kept("causes", _own("causes", "figures"), _sections))
+    for name, shown in sections.items():
         page = f"causes/{name}.md"
         text, _, last = site_text(f"docs/{page}", pages).rpartition("[All faults]")
-        found[page] = f"{text}{section(shown)}\n[All faults]{last}"
+        found[page] = f"{text}{shown}\n[All faults]{last}"
     return found
+
+
+def _sections() -> str:
+    return json.dumps({name: section(shown) for name, shown in runs().items()})
+
+
+def _own(*modules: str) -> list[bytes]:
+    """Return the code of the site that a kept text depends on."""
+    return [(HERE / f"{module}.py").read_bytes() for module in modules]
 
 
 def build(into: Path = BUILT) -> Path:

@@ -6,10 +6,8 @@ import contextlib
 import importlib.util
 import io
 import json
-import os
 import re
 import shlex
-import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
@@ -19,19 +17,22 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import typer
+import yaml
+from tests.project.commands import prepare, run_cc, run_here, run_program, run_transparity
 from typer.testing import CliRunner
 
 from transparity_conformance.cli import app
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES += sorted((ROOT / "docs/documents").glob("*.md"))
 WITH_CODE = [page for page in PAGES if "```" in page.read_text(encoding="utf-8")]
-PATHS = os.pathsep.join(sys.path)
-"""As modules are found here, so they are in other processes."""
-
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SESSIONS = set(re.findall(r"(?m)^@nox\.session\ndef (\w+)", (ROOT / "noxfile.py").read_text()))
+
+
+READS_ALONE = ("docs/release_notes.py",)
+"""Scripts of the repository that write nothing and are quick."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,7 @@ def run_console(text: str) -> None:
         command, _, expected = session.partition("\n")
         program, *arguments = shlex.split(command)
         assert program == "transparity", f"{program!r} cannot be run here; give it a sh block"
+        prepare(arguments)
         hold(CliRunner(env={"COLUMNS": "80"}).invoke(app, arguments).output, expected)
 
 
@@ -91,7 +93,9 @@ def test_the_code_of_a_page_runs_and_prints_what_the_page_shows(
     monkeypatch.setitem(sys.modules, "page", ModuleType("page"))
     namespace: dict[str, Any] = {"__name__": "page"}
     printed: str | None = None
-    for block in blocks(page):
+    found = list(blocks(page))
+    # Commands come last, for they name files that blocks below them make.
+    for block in sorted(found, key=lambda block: block.kind == "sh"):
         if block.kind == "text":
             assert printed is not None, "a text block is the output of the python block before it"
             hold(printed, block.text)
@@ -100,10 +104,10 @@ def test_the_code_of_a_page_runs_and_prints_what_the_page_shows(
         printed = run_python(block, namespace) if block.kind == "python" else None
 
 
-def check_shell(text: str) -> None:
-    """Check the commands of a `sh` block, which would take too long to run, or need a network."""
+def run_shell(text: str) -> None:
+    """Run the commands of a `sh` block; of those in `SHELL` that need a network or hours, check the words."""
     for line in text.splitlines():
-        if words := shlex.split(line, comments=True):
+        if words := shlex.split(line.partition(" 2>")[0], comments=True):
             program, *arguments = words
             SHELL[Path(program).name](arguments)
 
@@ -122,27 +126,19 @@ def check_python(arguments: list[str]) -> None:
         run_here([sys.executable, option])
     elif option != "-m":
         assert (ROOT / option).exists(), f"there is no {option}"
+        if option in READS_ALONE:
+            run_here([sys.executable, str(ROOT / option), *rest])
     elif rest[0] == "pip":
         extras = {extra for word in rest for group in re.findall(r"\[([\w,]+)\]", word) for extra in group.split(",")}
         assert extras <= PYPROJECT["project"]["optional-dependencies"].keys()
+    elif rest[-1] == "--help" or rest[0] == "pytest":
+        run_here([sys.executable, *arguments])
     elif rest[0] not in ("venv", "build", "twine"):
         assert importlib.util.find_spec(rest[0]), f"there is no module {rest[0]}"
 
 
-def check_torchrun(arguments: list[str]) -> None:
+def run_torchrun(arguments: list[str]) -> None:
     run_here([sys.executable, "-m", "torch.distributed.run", "--standalone", *arguments])
-
-
-def run_here(command: list[str]) -> None:
-    ended = subprocess.run(command, env=os.environ | {"PYTHONPATH": PATHS}, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr
-
-
-def check_transparity(arguments: list[str]) -> None:
-    commands: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    options = {option for parameter in commands[arguments[0]].params for option in parameter.opts}
-    options |= {option for parameter in commands[arguments[0]].params for option in parameter.secondary_opts}
-    assert {word for word in arguments if word.startswith("--")} <= options
 
 
 def check_pytest(arguments: list[str]) -> None:
@@ -157,17 +153,37 @@ def not_ours(arguments: list[str]) -> None:
 SHELL: dict[str, Callable[[list[str]], None]] = {
     "nox": check_nox,
     "python": check_python,
-    "transparity": check_transparity,
+    "transparity": run_transparity,
     "pytest": check_pytest,
-    "torchrun": check_torchrun,
-    **dict.fromkeys(("cd", "git", "lint-imports", "mypy", "port", "pre-commit", "ruff"), not_ours),
+    "torchrun": run_torchrun,
+    "port": run_program,
+    "cc": run_cc,
+    **dict.fromkeys(("cd", "git", "lint-imports", "mypy", "pre-commit", "ruff"), not_ours),
 }
+
+
+def run_workflow(text: str) -> None:
+    """Run the commands of a workflow, and hold the versions of its actions to those of our own."""
+    ours = (ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8")
+    for job in yaml.safe_load(text)["jobs"].values():
+        for step in job["steps"]:
+            assert "run" in step or step["uses"] in ours
+            run_shell(step.get("run", ""))
+
+
 CHECKS: dict[str, Callable[[str], Any]] = {
     "console": run_console,
-    "sh": check_shell,
+    "sh": run_shell,
     "toml": tomllib.loads,
+    "yaml": run_workflow,
     "json": json.loads,
 }
+
+
+@pytest.mark.parametrize("page", WITH_CODE, ids=name_of)
+def test_no_block_of_a_page_is_overlooked(page: Path) -> None:
+    fences = re.findall(r"(?m)^ *(?:```|~~~)", page.read_text(encoding="utf-8"))
+    assert len(fences) == 2 * len(list(blocks(page)))
 
 
 def test_an_output_is_held_to_the_page_but_for_measured_figures() -> None:
@@ -189,6 +205,7 @@ def test_an_output_is_held_to_the_page_but_for_measured_figures() -> None:
         "pytest tests/no_test.py",
     ],
 )
-def test_a_command_that_does_not_exist_is_found(command: str) -> None:
+def test_a_command_that_does_not_exist_is_found(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(AssertionError):
-        check_shell(command)
+        run_shell(command)

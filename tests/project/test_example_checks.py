@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,15 +11,19 @@ from types import ModuleType
 
 import pytest
 
+from transparity.presets import preset
 from transparity_conformance import check
+from transparity_conformance.ports.command import check_command
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples/checks"
 SCRIPTS = sorted(path.name for path in EXAMPLES.glob("*.py") if not path.name.startswith("test_"))
+COMPILER = shutil.which("cc")
 
 WRONG = {
     "torch_module.py": ("x.shape[-1] ** 0.5", "key.shape[-1] ** 0.5", "attention-scale"),
     "flax_module.py": ("epsilon=config.norm_eps, ", "", "norm-eps"),
+    "mlx_model.py": ("x.shape[-1] ** -0.5", "q.shape[-1] ** -0.5", "attention-scale"),
 }
 """A line of an example, what people write in its place, and the cause."""
 
@@ -57,6 +62,24 @@ def test_a_wrong_line_in_an_example_is_named(name: str) -> None:
     assert report.faults[0].causes[0].mistake == cause
 
 
+@pytest.mark.skipif(COMPILER is None, reason="there is no C compiler")
+@pytest.mark.parametrize(
+    ("right", "wrong", "cause"), [("", "", None), ("sqrtf(width)", "sqrtf(head)", "attention-scale")]
+)
+def test_a_program_in_c_agrees_and_a_wrong_line_in_it_is_named(
+    right: str, wrong: str, cause: str | None, tmp_path: Path
+) -> None:
+    assert COMPILER
+    source = (EXAMPLES / "port.c").read_text(encoding="utf-8")
+    assert right in source
+    (tmp_path / "port.c").write_text(source.replace(right, wrong) if right else source, encoding="utf-8")
+    command = [COMPILER, "-O2", "-Wall", "-Wextra", "-Werror", "-o", "port", "port.c", "-lm"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    report = check_command(f"{tmp_path}/port {{bundle}} {{actual}}", "notes-lm", preset("notes-lm").resized())
+    assert report.verdict == ("diverges" if cause else "agrees")
+    assert [fault.causes[0].mistake for fault in report.faults[:1]] == ([cause] if cause else [])
+
+
 def test_every_example_is_on_its_page() -> None:
     page = (ROOT / "docs/examples.md").read_text(encoding="utf-8")
-    assert [path.name for path in EXAMPLES.glob("*.py") if f"`examples/checks/{path.name}`" not in page] == []
+    assert [path.name for path in EXAMPLES.glob("*.*") if f"`examples/checks/{path.name}`" not in page] == []

@@ -22,6 +22,7 @@ from transparity_conformance.suite.claims import all_claims
 
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
+PAGES += sorted(f"docs/documents/{page.name}" for page in (ROOT / "docs/documents").glob("*.md"))
 FOLDERS = r"(?:reference|backends|conformance|benchmarks|docs|examples|tests|\.github|\.ci)"
 PLACEHOLDER = r"/[^/]*(?:NAME|TOPIC|SUBJECT|FAMILY)[^/]*/?$"
 """A file's name that the reader replaces; its folder exists."""
@@ -74,7 +75,7 @@ def anchors(text: str) -> set[str]:
 
 def test_every_page_is_in_the_index() -> None:
     index = read("docs/README.md")
-    pages = [page.removeprefix("docs/") for page in PAGES if page.startswith("docs/") and page != "docs/README.md"]
+    pages = [page.removeprefix("docs/") for page in PAGES if re.fullmatch(r"docs/(?!README)[^/]+", page)]
     assert [page for page in pages if f"]({page})" not in index] == []
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from docs.site import columns
-from docs.site.aligning import aligned
-from docs.site.columns import COLUMNS, Columns, column_pages, plain_pages
 from docs.site.figures import figure, heat_map
 from docs.site.pages import ROOT, SUBJECTS, column_page
-from docs.site.probe import COLUMN, LINES, Seen, models, tokens, watched
-from docs.site.sources import Definition, definitions
+from docs.site.side_by_side import columns
+from docs.site.side_by_side.aligning import aligned
+from docs.site.side_by_side.columns import COLUMNS, Columns, column_pages, plain_pages
+from docs.site.side_by_side.probe import COLUMN, LINES, Seen, models, tokens, watched
+from docs.site.side_by_side.sources import Definition, definitions
 
 from transparity.taps import tap_shapes
 from transparity_numpy.attention import attention_weights

@@ -11,7 +11,9 @@ import pytest
 from docs.site import noise, pages
 from docs.site.build import CONFIGURATION, llms_text
 from docs.site.checked import HEAVIEST, wrongs
+from docs.site.notebooks import SCRIPTS, page_of
 from docs.site.pages import ROOT, SUBJECTS, column_page, linked_files, markdown_beside, site_text, written_pages
+from docs.site.reference import pages as reference
 
 ADDRESS = "https://example.org/site/"
 
@@ -25,7 +27,8 @@ def in_navigation(entries: list[dict[str, Any]]) -> list[str]:
 def test_every_page_but_those_of_causes_is_in_the_navigation() -> None:
     listed = in_navigation(tomllib.loads(CONFIGURATION.read_text(encoding="utf-8"))["project"]["nav"])
     written = {page for page in written_pages().values() if not page.startswith("causes/")}
-    assert sorted(listed) == sorted(written | set(map(column_page, SUBJECTS)))
+    generated = {*map(column_page, SUBJECTS), *map(page_of, SCRIPTS), *reference.pages()}
+    assert sorted(listed) == sorted(written | generated)
 
 
 def test_a_link_leads_to_the_same_place_from_the_site() -> None:

@@ -8,7 +8,7 @@ import re
 import tokenize
 from dataclasses import dataclass
 
-from docs.site.lines import in_one_line
+from docs.site.side_by_side.lines import in_one_line
 
 BODIES = ("forward", "__call__", "apply_layers")
 """Methods that are what the NumPy column's function of the same name is; the first that a class has."""

@@ -12,12 +12,12 @@ from html import escape
 from itertools import chain
 
 import numpy as np
-from docs.site.aligning import aligned
 from docs.site.figures import figure, shows
-from docs.site.lines import broken
 from docs.site.pages import ROOT, SOURCES, SUBJECTS, column_page
-from docs.site.probe import LINES, Agreement, Seen
-from docs.site.sources import Definition, Statement, definitions
+from docs.site.side_by_side.aligning import aligned
+from docs.site.side_by_side.lines import broken
+from docs.site.side_by_side.probe import LINES, Agreement, Seen
+from docs.site.side_by_side.sources import Definition, Statement, definitions
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 from docs.site.pages import ROOT
-from docs.site.sources import Statement, definitions
+from docs.site.side_by_side.sources import Statement, definitions
 
 from transparity.config import TransformerConfig
 from transparity.parameters import initialize_parameters

@@ -1,0 +1,34 @@
+"""Print the notes of a release: the section of CHANGELOG.md. `python docs/release_notes.py [VERSION]`"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+VERSION = re.compile(r'(?m)^__version__ = "(.+)"$')
+
+
+def version() -> str:
+    """Return the version of the package, which is in one place."""
+    found = VERSION.search((ROOT / "reference/transparity/__init__.py").read_text(encoding="utf-8"))
+    assert found
+    return found[1]
+
+
+def notes(changelog: str, name: str) -> str:
+    """Return the section of a version, without its heading.
+
+    Raises:
+        ValueError: There is no such section, or it is empty.
+    """
+    found = re.search(rf"(?ms)^## {re.escape(name)}\b[^\n]*\n(.*?)(?=^## |\Z)", changelog)
+    if not found or not found[1].strip():
+        raise ValueError(f"CHANGELOG.md has no section {name!r} with something in it; write one.")
+    return found[1].strip() + "\n"
+
+
+if __name__ == "__main__":
+    asked = sys.argv[1] if sys.argv[1:] else version()
+    sys.stdout.write(notes((ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), asked))

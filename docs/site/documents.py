@@ -1,0 +1,152 @@
+"""What the pages of the five documents show of a run: presets, departures, and the printed numbers computed again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from docs.site.reference.cells import cell, table
+
+from transparity.config import TransformerConfig
+from transparity.parameters import initialize_parameters, parameter_shapes
+from transparity.presets import PRESETS, departures
+from transparity_conformance.oracle.backends import backend, harness
+from transparity_conformance.report.comparison import as_numbers
+from transparity_conformance.suite.claims import documents as printed
+
+PLACE = "<!-- run: by docs/site/documents.py, in the site -->"
+"""The line of a document's page that the run replaces."""
+
+COLUMNS = {"numpy": "NumPy", "pytorch": "PyTorch", "flax": "JAX"}
+
+DOCUMENTS = ("000", "001", "002", "003", "004")
+
+
+@dataclass(frozen=True)
+class Printed:
+    """Numbers that a document prints, and how a column computes them."""
+
+    title: str
+    numbers: Any
+    compute: Callable[[str], Any]
+    note: str = ""
+
+
+def _function(name: str, *arguments: Any) -> Callable[[str], Any]:
+    """Return what calls a function of a column, in float32."""
+
+    def compute(column: str) -> Any:
+        parts = harness(column)
+        assert parts, f"the column {column} has a harness"
+        return parts.function(name, dtype="float32", device="cpu")(*arguments)
+
+    return compute
+
+
+def _einsum(subscripts: str) -> Callable[[str], Any]:
+    def compute(column: str) -> Any:
+        parts = harness(column)
+        assert parts, f"the column {column} has a harness"
+        return parts.einsum(subscripts, printed.A, printed.B)
+
+    return compute
+
+
+def _padding(column: str) -> Any:
+    visible = _function("masks.visible_keys", np.array(printed.PADDED), 0)(column)
+    return as_numbers(_function("masks.padding_mask", visible)(column))[:, 0, 0]
+
+
+WRONG = "The document prints this under `ij,kj->ik`, which is A·Bᵀ and is not this."
+HEADS = _function("attention.split_heads", np.array([printed.TOKENS], np.float32), 2)
+FUTURE = _function("masks.causal_mask", np.arange(5)[None], 5)
+
+NUMBERS: dict[str, tuple[Printed, ...]] = {
+    "000": (
+        Printed("`einsum('ij,jk->ik', A, B)`", printed.PRODUCT, _einsum("ij,jk->ik"), WRONG),
+        Printed("`einsum('ij,kj->ikj', A, B)`", printed.ROW_BY_ROW, _einsum("ij,kj->ikj")),
+        Printed(
+            "`einsum('ij,kl->ijkl', A, B)`",
+            np.array(printed.OUTER.split(), int).reshape(16, 16),
+            _einsum("ij,kl->ijkl"),
+        ),
+    ),
+    "003": (
+        Printed("`split_heads`", printed.HEADS, HEADS),
+        Printed("the padding mask", printed.PADDING, _padding),
+        Printed("`future_mask(5)`", printed.FUTURE, FUTURE),
+    ),
+}
+"""The numbers that documents print, but for random ones; the shapes are in `PRINTED_SHAPES` of the claims."""
+
+
+def section(document: str) -> str:
+    """Return what a document's page shows of a run, as Markdown."""
+    systems = {name: system for name, system in PRESETS.items() if system.document.startswith(document)}
+    parts = [_preset(name, system.config, system.decided) for name, system in systems.items()]
+    shown = [_numbers(each) for each in NUMBERS.get(document, ())]
+    shown += [_shape(name) for name in systems if name in printed.PRINTED_SHAPES]
+    told = "Computed when this site was built, by the three columns." if shown else "It prints no numbers."
+    return "\n\n".join([*parts, f"## What it prints, computed again\n\n{told}", *shown]) + "\n"
+
+
+def _preset(name: str, config: TransformerConfig, decided: str) -> str:
+    """Return what a preset is and how it departs from the paper."""
+    number = sum(int(np.prod(shape)) for shape in parameter_shapes(config).values())
+    stacks = {"encoder": config.num_encoder_layers, "decoder": config.num_decoder_layers}
+    layers = " and ".join(
+        f"{count} layers of the {stack}" for stack, count in stacks.items() if stack in config.architecture
+    )
+    sizes = f"{config.embed_dim} features, {config.num_heads} heads, {layers}: {number:,} parameters."
+    listed = "\n".join(f"- {cell(sentence)}" for sentence in departures(config))
+    silent = f"\n\nDecided where the document is silent: {decided}." if decided else ""
+    return f"## The preset `{name}`\n\n{sizes} It differs from Vaswani et al. (2017):\n\n{listed}{silent}"
+
+
+def _numbers(each: Printed) -> str:
+    """Return printed numbers and which columns have exactly these.
+
+    Raises:
+        ValueError: A column computes others.
+    """
+    expected = np.array(each.numbers)
+    for column in COLUMNS:
+        found = as_numbers(each.compute(column))
+        if not np.array_equal(found.ravel(), expected.ravel()):
+            raise ValueError(f"{each.title}: {column} computes {found.tolist()}, not what the document prints.")
+    shown = f"```text\n{_text(expected)}\n```"
+    told = f"{each.title}, as printed, and exactly so by {', '.join(COLUMNS.values())}:"
+    return "\n\n".join(part for part in (told, shown, each.note) if part)
+
+
+def _text(numbers: np.ndarray) -> str:
+    with np.printoptions(linewidth=100, threshold=1000):
+        return str(numbers.astype(int) if numbers.dtype == bool else numbers)
+
+
+def _shape(name: str) -> str:
+    """Return the shape of a preset's logits at full size, and how far apart the columns are in float32.
+
+    Raises:
+        ValueError: A column's logits have another shape.
+    """
+    batch, shape = printed.PRINTED_SHAPES[name]
+    config = PRESETS[name].config
+    given = {key: np.array(tokens)[:, : None if key == "source" else -1] for key, tokens in batch.items()}
+    parameters = initialize_parameters(config, 9)
+    logits = {}
+    for column in COLUMNS:
+        logits[column] = as_numbers(backend(column)(config, parameters, dtype="float32").logits(**given))
+        if logits[column].shape != shape:
+            raise ValueError(f"{name}: {column} has logits of shape {logits[column].shape}, not {shape} as printed.")
+    first = logits["numpy"]
+    rows = [
+        (f"`{name}`, {title}", str(logits[column].shape), f"{np.abs(logits[column] - first).max():.0e}")
+        for column, title in COLUMNS.items()
+    ]
+    told = (
+        f"The document prints `torch.Size({list(shape)})` for its batch; at full size, in float32, with drawn weights:"
+    )
+    return f"{told}\n\n{table(('logits of', 'shape', 'largest difference from NumPy'), rows)}"

@@ -1,0 +1,133 @@
+"""Ten real bugs in small ports, checked: the page of diagnoses, and the report of each."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from docs.site.kept import kept
+from docs.site.pages import ROOT, SOURCES
+
+from transparity_conformance import check
+from transparity_conformance.checkpoints.examples import example_config
+from transparity_conformance.ports.loading import load_port
+from transparity_conformance.report.check.findings import sentence
+from transparity_conformance.report.check.page import as_html
+from transparity_conformance.report.report import Report
+
+FOLDER = ROOT / "examples/gallery"
+PLACE = "<!-- checked: by docs/site/gallery.py, in the site -->"
+"""The line of docs/gallery.md that the diagnoses replace."""
+
+AROUND = 2
+"""Lines of a port that are shown before and after the one at fault."""
+
+
+@dataclass(frozen=True, eq=False)
+class Diagnosis:
+    """A bug of the table: the port with it, what happened, where it was reported, and the cause that is to be found."""
+
+    port: str
+    family: str
+    title: str
+    story: str
+    thread: str
+    cause: str
+    fields: dict[str, Any] = field(default_factory=dict)
+    """Fields in which the configuration differs from the family's small model."""
+
+    @property
+    def file(self) -> Path:
+        return FOLDER / f"{self.port}.py"
+
+    @property
+    def link(self) -> str:
+        """The address of the thread."""
+        repository, _, number = self.thread.partition("#")
+        return f"https://github.com/{repository}/issues/{number}"
+
+
+def diagnoses() -> list[Diagnosis]:
+    """Return the table of bugs."""
+    return [Diagnosis(**row) for row in tomllib.loads((FOLDER / "diagnoses.toml").read_text())["diagnosis"]]
+
+
+def checked(diagnosis: Diagnosis) -> Report:
+    """Check the port.
+
+    Raises:
+        ValueError: The first fault does not have the cause of the table.
+    """
+    config = dataclasses.replace(example_config(diagnosis.family), **diagnosis.fields)
+    report = check(
+        load_port(f"{diagnosis.file}:load"), family=diagnosis.family, config=config, name=diagnosis.file.name
+    )
+    found = [cause.mistake for fault in report.faults[:1] for cause in fault.causes]
+    if diagnosis.cause not in found:
+        raise ValueError(f"{diagnosis.file.name}: the causes found are {found}, not {diagnosis.cause}; see the report.")
+    return report
+
+
+def shown(diagnosis: Diagnosis) -> dict[str, Any]:
+    """Return the verdict, the first line at fault and the report as HTML, kept until port or checker changes."""
+
+    def make() -> str:
+        report = checked(diagnosis)
+        faults = report.faults
+        sources = [source for fault in faults for source in (fault.source, *(cause.source for cause in fault.causes))]
+        return json.dumps(
+            {
+                "says": sentence(report),
+                "line": _line(diagnosis, sources),
+                "html": as_html([report]).replace(f"{ROOT}/", ""),
+            }
+        )
+
+    inputs = [diagnosis.file.read_bytes(), repr(diagnosis).encode(), Path(__file__).read_bytes()]
+    found: dict[str, Any] = json.loads(kept(f"gallery-{diagnosis.port}", inputs, make))
+    return found
+
+
+def _line(diagnosis: Diagnosis, sources: Iterable[Mapping[str, Any] | None]) -> int | None:
+    """Return the first of the lines that is one of the port's own file."""
+    own = (source["line"] for source in sources if source and Path(source["file"]) == diagnosis.file)
+    return next(own, None)
+
+
+def gallery() -> tuple[str, dict[str, str]]:
+    """Return the diagnoses as Markdown, and the reports as HTML by their place in the site."""
+    found = {diagnosis: shown(diagnosis) for diagnosis in diagnoses()}
+    reports = {report_place(diagnosis): each["html"] for diagnosis, each in found.items()}
+    return "\n".join(_section(diagnosis, each) for diagnosis, each in found.items()), reports
+
+
+def report_place(diagnosis: Diagnosis) -> str:
+    """Return the place of a report in the site."""
+    return f"gallery/{diagnosis.port.replace('_', '-')}.html"
+
+
+def _section(diagnosis: Diagnosis, found: dict[str, Any]) -> str:
+    source = f"{SOURCES}/{diagnosis.file.relative_to(ROOT)}"
+    links = [
+        f"[The report]({report_place(diagnosis)})",
+        f"[the port]({source})",
+        f"[the thread]({diagnosis.link})",
+        f"[`{diagnosis.cause}`](causes/{diagnosis.cause}.md)",
+    ]
+    parts = [f"## {diagnosis.title}", diagnosis.story, _lines(diagnosis, found["line"]), f"> {found['says']}"]
+    return "\n\n".join([*(part for part in parts if part), " · ".join(links)]) + "\n"
+
+
+def _lines(diagnosis: Diagnosis, line: int | None) -> str:
+    """Return the line at fault with its neighbours; nothing if it is not known."""
+    if line is None:
+        return ""
+    lines = diagnosis.file.read_text(encoding="utf-8").splitlines()
+    begin = max(0, line - 1 - AROUND)
+    code = "\n".join(lines[begin : line + AROUND]).strip("\n")
+    return f'```python title="{diagnosis.file.name}" linenums="{begin + 1}" hl_lines="{line - begin}"\n{code}\n```'

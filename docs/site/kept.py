@@ -1,0 +1,53 @@
+"""What takes long to compute, kept in build/kept under a digest of all that it depends on."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections.abc import Callable, Iterable
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+
+from docs.site.pages import ROOT
+
+KEPT = ROOT / "build/kept"
+CODE = ("reference", "backends", "conformance/transparity_conformance")
+SOURCES = (".py", ".toml", ".jinja", ".txt")
+LIBRARIES = ("numpy", "torch", "jax", "flax", "safetensors")
+
+
+def kept(name: str, inputs: Iterable[bytes], make: Callable[[], str], folder: Path = KEPT) -> str:
+    """Return the text that `make` returns; the one that is kept, if neither `inputs` nor the code has changed.
+
+    Args:
+        name: Of the text, with which its file begins.
+        inputs: All that `make` reads besides the project's own code and the installed libraries.
+        make: Computes the text.
+        folder: Where texts are kept. An older text of the same name is removed.
+    """
+    digest = hashlib.sha256(code_digest().encode())
+    for each in inputs:
+        digest.update(hashlib.sha256(each).digest())
+    path = folder / f"{name}-{digest.hexdigest()[:20]}"
+    if not path.exists():
+        text = make()
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in folder.glob(f"{name}-{'?' * 20}"):
+            old.unlink()
+        path.write_text(text, encoding="utf-8")
+    return path.read_text(encoding="utf-8")
+
+
+@cache
+def code_digest() -> str:
+    """Return a digest of the project's code, of Python and of the libraries that compute."""
+    return digest_of(ROOT / folder for folder in CODE)
+
+
+def digest_of(folders: Iterable[Path]) -> str:
+    """Return a digest of the names and contents of the files in `folders`, of Python and of the libraries."""
+    digest = hashlib.sha256(repr([platform.python_version(), *map(version, LIBRARIES)]).encode())
+    for path in sorted(file for folder in folders for file in folder.rglob("*") if file.suffix in SOURCES):
+        digest.update(path.as_posix().encode() + hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()

@@ -1,0 +1,86 @@
+"""The page of the public API: what the packages export, and what the pages of the documentation import."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from docs.site.pages import ROOT
+
+INTRODUCTION = """# Public API
+
+What the two packages export, and what the pages of this documentation import. The functions of the columns are on
+[pages of their own](../columns.md).
+"""
+
+PACKAGES = ("transparity", "transparity_conformance")
+IMPORT = re.compile(r"(?m)^from (transparity[\w.]*) import (.+)$")
+COLUMN = re.compile(r"transparity_(numpy|pytorch|flax)")
+
+
+def page() -> str:
+    """Return the page as Markdown."""
+    parts = [INTRODUCTION]
+    for module, names in public().items():
+        parts += [f"## `{module}` {{#{module.replace('.', '-')}}}\n", *(_entry(module, name) for name in names)]
+    return "\n".join(parts)
+
+
+def public() -> dict[str, list[str]]:
+    """Return the public names of each module: those that packages export, then those that pages import from others."""
+    found = {package: sorted(importlib.import_module(package).__all__) for package in PACKAGES}
+    imported: dict[str, set[str]] = {}
+    for module, names in _imports():
+        if not COLUMN.match(module):
+            imported.setdefault(module, set()).update(names)
+    exported = {(id(getattr(importlib.import_module(module), name))) for module in found for name in found[module]}
+    for module, listed in sorted(imported.items()):
+        own = [name for name in sorted(listed) if id(getattr(importlib.import_module(module), name)) not in exported]
+        found[module] = sorted({*found.get(module, []), *own})
+    return {module: names for module, names in found.items() if names}
+
+
+def _imports() -> Iterator[tuple[str, list[str]]]:
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        for module, names in IMPORT.findall(path.read_text(encoding="utf-8")):
+            yield module, [name.strip() for name in names.split(",")]
+
+
+def _entry(module: str, name: str) -> str:
+    """Return a name with its signature and its docstring."""
+    value = getattr(importlib.import_module(module), name)
+    anchor = f"{module.replace('.', '-')}-{name}"
+    heading = f"### `{name}` {{#{anchor}}}\n"
+    if not callable(value):
+        return f"{heading}\n`{type(value).__name__}`\n"
+    doc = inspect.getdoc(value) or ""
+    return f"{heading}\n```python\n{_signature(name, value)}\n```\n\n{_documentation(doc)}\n"
+
+
+def _signature(name: str, value: Any) -> str:
+    """Return the call of a function, an argument a line if it is long; of a class with many fields, its name alone."""
+    parameters = list(inspect.signature(value).parameters.values())
+    if inspect.isclass(value) and len(parameters) > 12:
+        return f"{name}(…)  # {len(parameters)} fields"
+    words, returned = [_plain(str(parameter)) for parameter in parameters], _returned(value)
+    line = f"{name}({', '.join(words)}){returned}"
+    return line if len(line) <= 88 else f"{name}(\n" + "".join(f"    {word},\n" for word in words) + f"){returned}"
+
+
+def _returned(value: Any) -> str:
+    annotation = "" if inspect.isclass(value) else inspect.signature(value).return_annotation
+    return f" -> {_plain(inspect.formatannotation(annotation))}" if annotation else ""
+
+
+def _plain(text: str) -> str:
+    """Return an annotation without the quotes of one that is not evaluated, and without the modules of names."""
+    return re.sub(r"transparity[\w.]*\.(\w+)", r"\1", re.sub(r"(^|: )'([^']*)'", r"\1\2", text))
+
+
+def _documentation(doc: str) -> str:
+    """Return a docstring as Markdown: the lines of `Args:`, `Returns:` and `Raises:` as lists."""
+    text = re.sub(r"(?m)^(Args|Returns|Yields|Raises):\n", r"**\1:**\n\n", doc)
+    return re.sub(r"(?m)^    (\w+): ", r"- `\1`: ", text)

@@ -1,0 +1,67 @@
+"""The page of the command line, from its parsers: every command with its arguments, options and defaults."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+import typer
+from docs.site.reference.cells import cell, table
+
+from transparity_conformance.cli import app
+
+INTRODUCTION = """# The command line
+
+`transparity COMMAND --help` prints the same. Commands that read a port run it in a process of its own.
+"""
+
+EXIT_CODES = {
+    0: "`agrees`; or the command did what it was asked",
+    1: "`diverges`",
+    2: "bad usage or bad input; the port could not be built, or died",
+    3: "`inconclusive`: too little was compared to decide",
+}
+"""What each exit code means; for several systems, the worst is returned: 2, 1, 3, 0."""
+
+
+def page() -> str:
+    """Return the page as Markdown."""
+    commands: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    codes = table(("exit code", "meaning"), [(str(code), meaning) for code, meaning in EXIT_CODES.items()])
+    last = f"## Exit codes\n\n{codes}\n\nFor several systems, it is the worst. No other code is returned.\n"
+    return "\n".join([INTRODUCTION, *(_section(name, command) for name, command in commands.items()), last])
+
+
+def _section(name: str, command: Any) -> str:
+    """Return a command: its usage, its first lines of help, its arguments and its options."""
+    arguments = [each for each in command.params if each.param_type_name == "argument"]
+    options = [each for each in command.params if each.param_type_name == "option" and not each.hidden]
+    words = [_argument(each) if each.required else f"[{_argument(each)}]" for each in arguments]
+    usage = " ".join(["transparity", name, *words, *(["[OPTIONS]"] if options else [])])
+    rows = [(f"`{_argument(each)}`", cell(each.help or ""), "") for each in arguments]
+    rows += [(_flags(each), cell(each.help or ""), _default(each)) for each in options]
+    listed = table(("argument or option", "meaning", "default"), rows) if rows else ""
+    return f"## `{name}` {{#{name}}}\n\n{' '.join((command.help or '').split())}\n\n`{usage}`\n\n{listed}\n"
+
+
+def _argument(argument: Any) -> str:
+    return argument.metavar or argument.name.upper()
+
+
+def _flags(option: Any) -> str:
+    names = ", ".join(f"`{flag}`" for flag in [*option.opts, *option.secondary_opts])
+    return names if option.is_flag else f"{names} {_value(option)}"
+
+
+def _value(option: Any) -> str:
+    """Return what an option is given: a word in capitals, or its choices."""
+    kind = option.type_descriptor.annotation
+    if option.metavar is None and isinstance(kind, type) and issubclass(kind, StrEnum):
+        return " or ".join(f"`{choice.value}`" for choice in kind)
+    return f"`{cell(option.metavar or option.name.upper())}`"
+
+
+def _default(option: Any) -> str:
+    if option.is_flag or option.default is None or option.default == []:
+        return ""
+    return cell(str(getattr(option.default, "value", option.default)))

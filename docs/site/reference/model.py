@@ -1,0 +1,93 @@
+"""Pages of what a model is made of: the fields of a configuration, parameters, and taps."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from docs.site.reference.cells import cell, table
+
+from transparity.config import TransformerConfig
+from transparity.parameters import parameter_shapes
+from transparity.presets import PRESETS
+from transparity.taps import tap_shapes
+from transparity_conformance.checkpoints.examples import EXAMPLES, example_config
+from transparity_conformance.report.describing.fields import as_rows
+
+FIELDS = """# Fields of a configuration
+
+Every difference between two systems is one field of [`TransformerConfig`](../configuration.md).
+`transparity describe --fields` prints the same.
+"""
+
+PARAMETERS = """# Parameters
+
+The names that a port is given, in PyTorch's orientation (out, in), with the shape in the first system that has the
+parameter, of the presets at probe size and the small models of the families. `{i}` is a layer, from 0.
+`transparity describe NAME` lists those of one system.
+"""
+
+TAPS = """# Taps
+
+The activations that the columns record, that a port may return, and at which a report places a fault, in the order of
+the forward pass. Each has its shape in the first system that has the tap, for 2 rows of a source of 5 tokens and a
+target of 7. `{i}` is a layer, from 0. `transparity describe NAME` lists those of one system.
+"""
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def pages() -> dict[str, str]:
+    """Return the pages by name."""
+    return {
+        "reference/fields.md": f"{FIELDS}\n{_fields()}\n",
+        "reference/parameters.md": f"{PARAMETERS}\n{_names('parameter', parameter_shapes)}\n",
+        "reference/taps.md": f"{TAPS}\n{_names('tap', _tap_shapes)}\n",
+    }
+
+
+def systems() -> dict[str, TransformerConfig]:
+    """Return the presets at probe size and the small model of each family, by name."""
+    presets = {name: system.config.resized() for name, system in PRESETS.items()}
+    return presets | {name: example_config(name) for name in EXAMPLES}
+
+
+def _fields() -> str:
+    rows = [(f"`{row['name']}`", _values(row["values"]), _default(row), cell(row["meaning"])) for row in as_rows()]
+    return table(("field", "values", "default", "meaning"), rows)
+
+
+def _values(values: Any) -> str:
+    return cell(values) if isinstance(values, str) else ", ".join(f"`{value}`" for value in values)
+
+
+def _default(row: Mapping[str, Any]) -> str:
+    return f"`{json.dumps(row['default'], ensure_ascii=False)}`" if "default" in row else "required"
+
+
+def _tap_shapes(config: TransformerConfig) -> Shapes:
+    lengths = {"source": 5, "target": 7, "tokens": 7}
+    return tap_shapes(config, 2, **{name: lengths[name] for name in config.input_names})
+
+
+def _names(title: str, shapes: Callable[[TransformerConfig], Shapes]) -> str:
+    """Return a table of all names: a shape of each, and which systems have it."""
+    found: dict[str, dict[str, tuple[int, ...]]] = {}
+    for system, config in systems().items():
+        for name, shape in shapes(config).items():
+            found.setdefault(re.sub(r"layers\.\d+", "layers.{i}", name), {}).setdefault(system, shape)
+    rows = [
+        (f"`{name}`", f"{', '.join(map(str, next(iter(by.values()))))} (`{next(iter(by))}`)", _listed(list(by)))
+        for name, by in found.items()
+    ]
+    return table((title, "shape", "in"), rows)
+
+
+def _listed(names: list[str]) -> str:
+    """Return the systems that have a name, some of them if they are many."""
+    if len(names) == len(systems()):
+        return "all"
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return ", ".join(f"`{name}`" for name in names[:4]) + more

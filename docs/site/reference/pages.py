@@ -1,0 +1,15 @@
+"""The pages of the reference, which are generated."""
+
+from __future__ import annotations
+
+from docs.site.reference import api, command_line, model, schema
+
+
+def pages() -> dict[str, str]:
+    """Return the pages by name."""
+    return {
+        "reference/command-line.md": command_line.page(),
+        "reference/report.md": schema.page(),
+        **model.pages(),
+        "reference/api.md": api.page(),
+    }

@@ -1,0 +1,57 @@
+"""The page of the report as JSON, from docs/report.schema.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from docs.site.pages import ROOT
+from docs.site.reference.cells import cell, table
+
+INTRODUCTION = """# A report as JSON
+
+{description} The same as a schema: [report.schema.json](../report.schema.json).
+"""
+
+
+def page() -> str:
+    """Return the page as Markdown: a table of the report, and of each object in it."""
+    schema = json.loads((ROOT / "docs/report.schema.json").read_text(encoding="utf-8"))
+    parts = [INTRODUCTION.format(description=schema["description"]), _section("A report", "report", schema)]
+    return "\n".join([*parts, *(_section(name, name, part) for name, part in schema["$defs"].items())])
+
+
+def _section(title: str, anchor: str, part: Mapping[str, Any]) -> str:
+    """Return an object with a row for each of its fields; of another type, what it is."""
+    told = cell(part.get("description", ""))
+    if "properties" not in part:
+        told = " ".join([_type(part) + ".", told])
+    required = part.get("required", [])
+    rows = [
+        (f"`{name}`{'' if name in required else ' (not always)'}", _type(field), cell(field.get("description", "")))
+        for name, field in part.get("properties", {}).items()
+    ]
+    listed = table(("field", "type", "is"), rows) if rows else ""
+    return "\n\n".join([f"## {title} {{#{anchor}}}", *(text for text in (told.strip(), listed) if text)]) + "\n"
+
+
+def _type(field: Mapping[str, Any]) -> str:
+    """Return a type in words, with links to other objects."""
+    if "$ref" in field:
+        name = field["$ref"].rpartition("/")[2]
+        return f"[{name}](#{name})"
+    for among in ("anyOf", "oneOf"):
+        if among in field:
+            return " or ".join(map(_type, field[among]))
+    if "enum" in field:
+        return " or ".join(f"`{json.dumps(value)}`" for value in field["enum"])
+    if "const" in field:
+        return f"`{json.dumps(field['const'])}`"
+    named = field.get("type", "any value")
+    kind = named if isinstance(named, str) else " or ".join(named)
+    if kind == "array" and "items" in field:
+        return f"array of {_type(field['items'])}"
+    if kind == "object" and isinstance(field.get("additionalProperties"), Mapping) and "properties" not in field:
+        return f"object of {_type(field['additionalProperties'])} by name"
+    return kind

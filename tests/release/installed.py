@@ -1,0 +1,106 @@
+"""What holds where the wheel is installed, outside of the repository: `python -I installed.py VERSION alone|extras`.
+
+No import of this file is from the repository; it ends with 1 and a sentence if something does not hold.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+
+import transparity
+
+PORT = """
+from transparity_{column}.port import build as build_right
+
+
+def build(config, parameters):
+    if {wrong}:
+        parameters = dict(parameters, **{{"head.bias": 0 * parameters["head.bias"]}})
+    return build_right(config, parameters)
+"""
+
+
+def command(*arguments: str) -> tuple[int, str]:
+    """Run the command that is installed beside this Python; return its exit code and what it prints."""
+    program = Path(sys.executable).with_name("transparity")
+    ended = subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
+    return ended.returncode, ended.stdout + ended.stderr
+
+
+def expect(holds: bool, sentence: str) -> None:
+    if not holds:
+        sys.exit(sentence)
+
+
+def the_numpy_column_runs() -> None:
+    from transparity_numpy.port import build
+
+    config = transparity.preset("notes-lm").resized()
+    logits = build(config, transparity.initialize_parameters(config)).logits(tokens=np.array([[1, 2, 3]]))
+    expect(logits.shape == (1, 3, config.target_vocab_size), f"logits have the shape {logits.shape}")
+
+
+def the_command_says_what_it_needs() -> None:
+    code, printed = command("presets")
+    expect(
+        code == 2 and "pip install" in printed, f"without the extra, transparity presets ended with {code}: {printed}"
+    )
+
+
+def a_bundle_is_compared() -> None:
+    """Write a bundle, answer it with the NumPy column, and compare: right answers agree, wrong ones diverge."""
+    from safetensors.numpy import load_file, save_file
+
+    from transparity_numpy.port import build
+
+    with tempfile.TemporaryDirectory() as folder:
+        bundle, answers = Path(folder, "bundle"), Path(folder, "actual.safetensors")
+        code, printed = command("export", "notes-lm", str(bundle))
+        expect(code == 0, f"transparity export ended with {code}: {printed}")
+        config = transparity.TransformerConfig.from_json((bundle / "config.json").read_text())
+        forward = build(config, load_file(bundle / "parameters.safetensors"), dtype="float32")
+        inputs = load_file(bundle / "inputs.safetensors")
+        right = {f"{name.partition('/')[0]}/logits": forward.logits(tokens=tokens) for name, tokens in inputs.items()}
+        for factor, expected in ((1.0, 0), (1.01, 1)):
+            save_file({name: np.float32(factor) * value for name, value in right.items()}, answers)
+            code, printed = command("compare", str(bundle), str(answers))
+            expect(code == expected, f"answers × {factor}: transparity compare ended with {code}: {printed}")
+
+
+def ports_are_checked(column: str) -> None:
+    """Check a right port and a wrong one of a column."""
+    with tempfile.TemporaryDirectory() as folder:
+        for wrong in (False, True):
+            path = Path(folder, f"port_{wrong}.py")
+            path.write_text(PORT.format(column=column, wrong=wrong))
+            code, printed = command("check", f"{path}:build", "--preset", "notes-lm")
+            expect(code == int(wrong), f"transparity check of {column}, wrong: {wrong}, ended with {code}: {printed}")
+
+
+def main(expected: str, extras: str) -> None:
+    """Check what can be done with the wheel alone, or with its extras."""
+    found = (transparity.__version__, version("transparity"))
+    expect(found == (expected, expected), f"the versions are {found}, not {expected}")
+    expect("site-packages" in str(transparity.__file__), f"transparity is imported from {transparity.__file__}")
+    the_numpy_column_runs()
+    if extras == "alone":
+        absent = [name for name in ("torch", "jax", "typer", "hypothesis") if find_spec(name)]
+        expect(not absent, f"the wheel alone brings {absent}")
+        the_command_says_what_it_needs()
+        return
+    expect(command("--version") == (0, f"{expected}\n"), "transparity --version prints another version")
+    a_bundle_is_compared()
+    for column, library in (("numpy", "numpy"), ("pytorch", "torch"), ("flax", "flax")):
+        if find_spec(library):
+            ports_are_checked(column)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,54 @@
+"""A notebook has the code of its script, in order, and what the cells print."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+from docs.site.notebooks import FOLDER, SCRIPTS, Cell, as_notebook, cells, executed
+
+SCRIPT = '''"""A title.
+
+More.
+"""
+
+import sys
+from math import pi
+
+NUMBER = 3
+"""What it is."""
+
+
+@staticmethod
+def half(x):
+    return x / 2
+
+
+if __name__ == "__main__":
+    print(half(NUMBER))
+    sys.exit(1)
+'''
+
+
+def test_a_script_becomes_cells_that_print() -> None:
+    done = executed(cells(SCRIPT))
+    assert done == [
+        Cell("markdown", "A title.\n\nMore."),
+        Cell("code", "import sys\nfrom math import pi"),
+        Cell("code", 'NUMBER = 3\n"""What it is."""'),
+        Cell("code", "@staticmethod\ndef half(x):\n    return x / 2"),
+        Cell("code", "print(half(NUMBER))", "1.5\n"),
+    ]
+    last = as_notebook(done)["cells"][-1]
+    assert last["source"] == ["print(half(NUMBER))"]
+    assert last["outputs"] == [{"output_type": "stream", "name": "stdout", "text": ["1.5\n"]}]
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_nothing_of_a_script_is_lost(name: str) -> None:
+    script = (FOLDER / f"{name}.py").read_text(encoding="utf-8")
+    code = "\n".join(cell.source for cell in cells(script) if cell.kind == "code")
+    body = ast.parse(script).body[1:]
+    (last,) = (node for node in body if isinstance(node, ast.If))
+    expected = [*(node for node in body if node is not last), *last.body[:-1]]
+    assert ast.dump(ast.parse(code)) == ast.dump(ast.Module(expected, []))

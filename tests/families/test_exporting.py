@@ -49,6 +49,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "llama",
         {"rotary_scaling": "llama3", "rotary_factor": 4.0, "rotary_original_length": 16, "rope_theta": 30.0},
     ),
+    "qwen2, yarn": (
+        "qwen2",
+        {"rotary_scaling": "yarn", "rotary_factor": 4.0, "rotary_original_length": 16, "rope_theta": 30.0}
+        | {"rotary_high_frequency": 3.0, "rotary_low_frequency": 0.5, "rotary_attention_factor": 1.25},
+    ),
+    "phi3, longrope": (
+        "phi3",
+        {"rotary_scaling": "longrope", "rotary_original_length": 16, "rotary_attention_factor": 1.5}
+        | {"rotary_short_factors": (1.0, 2.0), "rotary_long_factors": (3.0, 5.5)},
+    ),
     "mistral, no window": ("mistral", {"sliding_window": None}),
     "qwen2, windows": ("qwen2", {"sliding_window": 3}),
     "qwen3, some windows": ("qwen3", {"sliding_window": 3, **full_attention_every(2)}),

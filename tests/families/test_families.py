@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 import sys
 import warnings
@@ -75,6 +76,10 @@ LLAMA3 = {
     "original_max_position_embeddings": 16,
 }
 
+YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 40}
+LONGROPE = {"rope_type": "longrope", "short_factor": [1.0, 1.5], "long_factor": [2.0, 6.5], "rope_theta": 30.0}
+PHI3_LONG = GROUPED | {"rope_parameters": LONGROPE, "original_max_position_embeddings": 16} | SPECIAL
+
 CASES = {
     "bert": Case("BertModel", BERT, {"head": "pooled", "num_token_types": 2, "pad_id": 0}),
     "bert, hidden": Case("BertModel", BERT | {"type_vocab_size": 3}, {"head": "hidden"}, head="hidden"),
@@ -103,6 +108,45 @@ CASES = {
         "LlamaForCausalLM",
         GROUPED | {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 100.0}},
         {"rotary_scaling": "linear", "rotary_factor": 3.0},
+    ),
+    "llama, yarn": Case(
+        "LlamaForCausalLM",
+        GROUPED | {"head_dim": 12, "rope_parameters": YARN | {"beta_fast": 3.0, "beta_slow": 0.5, "truncate": False}},
+        {"rotary_scaling": "yarn", "rotary_truncate": False, "rotary_attention_factor": 0.1 * math.log(4) + 1},
+        length=61,
+    ),
+    "qwen2, yarn": Case(
+        "Qwen2ForCausalLM",
+        GROUPED | {"rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 1.5}},
+        {
+            "rotary_low_frequency": 1.0,
+            "rotary_high_frequency": 32.0,
+            "rotary_attention_factor": (0.07 * math.log(4) + 1) / (0.15 * math.log(4) + 1),
+        },
+        length=23,
+    ),
+    "qwen3, yarn": Case(
+        "Qwen3ForCausalLM",
+        SHARED | {"head_dim": 10, "rope_parameters": YARN | {"attention_factor": 1.7, "factor": 3.0}},
+        {"rotary_scaling": "yarn", "rotary_attention_factor": 1.7, "rotary_original_length": 40, "rotary_factor": 3.0},
+        length=53,
+    ),
+    "phi3, short": Case(
+        "Phi3ForCausalLM",
+        PHI3_LONG,
+        {"rotary_scaling": "longrope", "rotary_original_length": 16, "rotary_short_factors": [1.0, 1.5]}
+        | {"rotary_attention_factor": math.sqrt(1 + math.log(4) / math.log(16))},
+        length=16,
+    ),
+    "phi3, long": Case("Phi3ForCausalLM", PHI3_LONG, {"rotary_long_factors": [2.0, 6.5]}, length=17),
+    "phi3, long and rotated in part": Case(
+        "Phi3ForCausalLM",
+        GROUPED
+        | {"hidden_size": 24, "original_max_position_embeddings": 9}
+        | {"rope_parameters": LONGROPE | {"partial_rotary_factor": 0.7, "attention_factor": 0.8}}
+        | SPECIAL,
+        {"rotary_dim": 4, "rotary_attention_factor": 0.8, "rotary_original_length": 9},
+        length=29,
     ),
     "mistral": Case(
         "MistralForCausalLM", SHARED | {"sliding_window": 4}, {"sliding_window": 4, "attention_head_dim": 6}
@@ -527,6 +571,14 @@ def test_fields_of_transformers_4_mean_the_same(saved: Callable[[str], Path], tm
     scaling = {name: value for name, value in LLAMA3.items() if name not in ("rope_theta", "rope_type")}
     older = {"rope_parameters": GONE, "rope_theta": 30.0, "rope_scaling": {"type": "llama3"} | scaling}
     assert same(import_checkpoint(edited(folder, tmp_path / "llama", older)), import_checkpoint(folder))
+    folder = saved("phi3, long")
+    scaling = {"type": "su"} | {name: LONGROPE[name] for name in ("short_factor", "long_factor")}
+    older = {"rope_parameters": GONE, "rope_theta": 30.0, "rope_scaling": scaling}
+    assert same(import_checkpoint(edited(folder, tmp_path / "phi3", older)), import_checkpoint(folder))
+    folder = saved("gemma3")
+    older = {"rope_parameters": GONE, "rope_theta": 500.0, "rope_local_base_freq": 30.0}
+    older |= {"rope_scaling": {"type": "linear", "factor": 3.0}}
+    assert same(import_checkpoint(edited(folder, tmp_path / "gemma3", older)), import_checkpoint(folder))
     folder = saved("t5, gated")
     older = {"scale_decoder_outputs": GONE, "tie_word_embeddings": False}
     assert same(import_checkpoint(edited(folder, tmp_path / "t5", older)), import_checkpoint(folder))
@@ -582,7 +634,7 @@ REFUSED_FIELDS: dict[str, tuple[str, dict[str, Any], str]] = {
     "an unknown family": ("llama", {"model_type": "mamba"}, 'has the model_type "mamba"; expected one of bart, bert'),
     "no family": ("llama", {"model_type": GONE}, "has the model_type null; expected"),
     "an unknown activation": ("llama", {"hidden_act": "mish"}, 'hidden_act is "mish"; expected one of gelu'),
-    "another scaling": ("llama", {"rope_scaling": {"type": "yarn", "factor": 2.0}, "rope_parameters": None}, '"yarn"'),
+    "another scaling": ("llama", {"rope_scaling": {"type": "dynamic"}, "rope_parameters": None}, '"dynamic"'),
     "half a scaling": ("llama", {"rope_parameters": {"rope_type": "linear"}}, "rope_parameters has no factor"),
     "a scaling and more": (
         "llama",

@@ -284,7 +284,7 @@ class Model:
         return x
 
     def rotated(self, x: Tensor, where: Tensor) -> Tensor:
-        return rotate(x, where, self.frequencies(), self.c.rope_layout)
+        return rotate(x, where, self.frequencies(where), self.c.rope_layout, self.own.rotary_attention_factor)
 
     def scale(self) -> float:
         """Factor of the scores."""
@@ -316,8 +316,8 @@ class Model:
         """The precision of sums: at least float32."""
         return torch.float32 if self.dtype == torch.bfloat16 else self.dtype
 
-    def frequencies(self) -> Tensor:
-        return inverse_frequencies(self.own, self.head_dim)
+    def frequencies(self, where: Tensor) -> Tensor:
+        return inverse_frequencies(self.own, self.head_dim, int(where.max()) + 1)
 
     def masked(self, scores: Tensor, keep: Tensor) -> Tensor:
         return scores.masked_fill(~keep, self.masked_score())

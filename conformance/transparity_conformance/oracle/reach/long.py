@@ -187,5 +187,6 @@ def _named(length: int) -> str:
 
 
 def has_prefixes(config: TransformerConfig) -> bool:
-    """Return whether the logits of a prefix are those of the whole: of a lone decoder whose mask is exact."""
-    return config.architecture == "decoder" and config.mask_is_exact and config.position_count == "all"
+    """Return whether the logits of a prefix are those of the whole: of a lone decoder whose mask is
+    exact, and whose angles do not depend on the length."""
+    return config.architecture == "decoder" and config.prefixes_agree and config.position_count == "all"

@@ -59,6 +59,13 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"rotary_scaling": "longrope", "rotary_original_length": 16, "rotary_attention_factor": 1.5}
         | {"rotary_short_factors": (1.0, 2.0), "rotary_long_factors": (3.0, 5.5)},
     ),
+    "falcon, grouped": ("falcon", {"num_key_value_heads": 2, "branches": "parallel", "feed_forward_dim": 22}),
+    "falcon, grouped with one norm": ("falcon", {"num_key_value_heads": 2}),
+    "falcon, sequential": (
+        "falcon",
+        {"num_key_value_heads": 4, "branches": "sequential", "tied_head": False}
+        | dict.fromkeys(("qkv_bias", "output_bias", "feed_forward_bias"), True),
+    ),
     "mistral, no window": ("mistral", {"sliding_window": None}),
     "qwen2, windows": ("qwen2", {"sliding_window": 3}),
     "qwen3, some windows": ("qwen3", {"sliding_window": 3, **full_attention_every(2)}),
@@ -146,7 +153,9 @@ def translator(folder: str) -> Any:
     return transformers.AutoModelForSeq2SeqLM.from_pretrained(folder)
 
 
-LOADERS = dict.fromkeys(("bert", "roberta"), encoder) | dict.fromkeys(("bart", "marian", "t5"), translator)
+LOADERS = dict.fromkeys(("bert", "distilbert", "roberta", "xlm-roberta"), encoder) | dict.fromkeys(
+    ("bart", "marian", "t5"), translator
+)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -159,8 +168,8 @@ def test_every_size_that_a_check_needs_can_be_written(name: str, tmp_path: Path)
 
 
 def test_every_family_has_its_file_and_its_example() -> None:
-    modules = pkgutil.iter_modules(families.__path__)
-    tables = [importlib.import_module(f"{families.__name__}.{module.name}") for module in modules]
+    modules = pkgutil.walk_packages(families.__path__, f"{families.__name__}.")
+    tables = [importlib.import_module(module.name) for module in modules]
     written = {name for table in tables for name in getattr(table, "FAMILIES", {})}
     assert written == set(FILES), f"importing.py, FILES: {sorted(written ^ set(FILES))}"
     assert set(EXAMPLES) == set(FILES), f"examples.py, EXAMPLES: {sorted(set(EXAMPLES) ^ set(FILES))}"

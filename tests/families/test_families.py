@@ -56,6 +56,10 @@ SIZES = {"num_hidden_layers": 2, "intermediate_size": 22, "vocab_size": 41}
 BERT = SIZES | {"hidden_size": 12, "num_attention_heads": 3, "max_position_embeddings": 19}
 GPT2 = {"vocab_size": 41, "n_embd": 12, "n_layer": 2, "n_head": 3, "n_positions": 19, "eos_token_id": 2}
 GPT2 |= {"bos_token_id": 2}
+DISTILBERT = {"vocab_size": 41, "dim": 12, "n_layers": 2, "n_heads": 3, "hidden_dim": 22}
+DISTILBERT |= {"max_position_embeddings": 19}
+FALCON = {"vocab_size": 41, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
+FALCON |= {"max_position_embeddings": 64, "bos_token_id": 1, "eos_token_id": 2}
 LLAMA = SIZES | {"hidden_size": 16, "num_attention_heads": 4, "max_position_embeddings": 64}
 GROUPED = LLAMA | {"num_key_value_heads": 2}
 SHARED = LLAMA | {"num_key_value_heads": 1, "head_dim": 6}
@@ -85,6 +89,18 @@ CASES = {
     "bert, hidden": Case("BertModel", BERT | {"type_vocab_size": 3}, {"head": "hidden"}, head="hidden"),
     "bert, without a pooler": Case("BertForMaskedLM", BERT | {"hidden_act": "gelu_new"}, {"activation": "gelu-tanh"}),
     "roberta": Case("RobertaModel", BERT, {"position_count": "visible", "position_offset": 2, "max_length": 17}),
+    "xlm-roberta": Case("XLMRobertaModel", BERT, {"position_count": "visible", "position_offset": 2, "head": "pooled"}),
+    "xlm-roberta, another pad": Case(
+        "XLMRobertaModel",
+        BERT | {"pad_token_id": 4, "type_vocab_size": 1, "hidden_act": "relu"},
+        {"position_offset": 5, "pad_id": 4, "max_length": 14},
+    ),
+    "distilbert": Case("DistilBertModel", DISTILBERT, {"head": "hidden", "num_token_types": 0, "norm_eps": 1e-12}),
+    "distilbert, relu": Case(
+        "DistilBertForMaskedLM",
+        DISTILBERT | {"activation": "relu", "sinusoidal_pos_embds": True, "n_layers": 3},
+        {"activation": "relu", "num_encoder_layers": 3},
+    ),
     "gpt2": Case("GPT2LMHeadModel", GPT2, {"tied_head": True, "activation": "gelu-tanh", "feed_forward_dim": 48}),
     "gpt2, unscaled": Case(
         "GPT2LMHeadModel",
@@ -147,6 +163,26 @@ CASES = {
         | SPECIAL,
         {"rotary_dim": 4, "rotary_attention_factor": 0.8, "rotary_original_length": 9},
         length=29,
+    ),
+    "falcon": Case(
+        "FalconForCausalLM",
+        FALCON,
+        {"branches": "parallel-one-norm", "num_key_value_heads": 1, "feed_forward_dim": 64, "qkv_bias": False},
+    ),
+    "falcon, grouped": Case(
+        "FalconForCausalLM",
+        FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2, "ffn_hidden_size": 22},
+        {"branches": "parallel", "num_key_value_heads": 2, "feed_forward_dim": 22},
+    ),
+    "falcon, grouped with one norm": Case(
+        "FalconForCausalLM",
+        FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1, "bias": True},
+        {"branches": "parallel-one-norm", "num_key_value_heads": 2, "feed_forward_bias": True, "output_bias": True},
+    ),
+    "falcon, sequential": Case(
+        "FalconForCausalLM",
+        FALCON | {"multi_query": False, "parallel_attn": False, "tie_word_embeddings": False, "bias": True},
+        {"branches": "sequential", "num_key_value_heads": 4, "tied_head": False},
     ),
     "mistral": Case(
         "MistralForCausalLM", SHARED | {"sliding_window": 4}, {"sliding_window": 4, "attention_head_dim": 6}
@@ -347,6 +383,9 @@ CASES = {
 }
 
 DECODED = (
+    "falcon",
+    "falcon, grouped",
+    "qwen3, yarn",
     "gptj",
     "gpt_neox",
     "cohere",
@@ -654,6 +693,8 @@ REFUSED_FIELDS: dict[str, tuple[str, dict[str, Any], str]] = {
     "windows without any": ("qwen2", {"layer_types": [SLIDES, SLIDES]}, "use_sliding_window is false; expected true"),
     "narrower tokens": ("opt", {"word_embed_proj_dim": 6}, "word_embed_proj_dim is 6; expected 12, as hidden_size is"),
     "norms that are not learned": ("opt", {"layer_norm_elementwise_affine": False}, "is false; expected true"),
+    "linear biases": ("falcon", {"alibi": True}, "alibi is true; expected false"),
+    "groups in turn": ("falcon, grouped", {"parallel_attn": False}, "parallel_attn is false; expected true"),
     "no activation": ("t5", {"feed_forward_proj": 3}, "feed_forward_proj is 3; expected"),
 }
 

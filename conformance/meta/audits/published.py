@@ -26,5 +26,8 @@ def translator(folder: str) -> Any:
     return transformers.AutoModelForSeq2SeqLM.from_pretrained(folder)
 
 
-OTHERS = {"bert": encoder, "roberta": encoder, "bart": translator, "marian": translator, "t5": translator}
+OTHERS = {
+    **dict.fromkeys(("bert", "distilbert", "roberta", "xlm-roberta"), encoder),
+    **dict.fromkeys(("bart", "marian", "t5"), translator),
+}
 LOADERS = {family: OTHERS.get(family, causal) for family in FILES}

@@ -59,7 +59,8 @@ def yarn(c: Any, plain: Tensor, width: int) -> Tensor:
 def rotate(x: Tensor, positions: Tensor, frequencies: Tensor, layout: str, factor: float = 1.0) -> Tensor:
     """`x` (batch, heads, length, head_dim), rotated and times `factor`; features beyond the rotated ones are kept."""
     angles = positions[..., None].double() * frequencies
-    cosine, sine = ((factor * table).to(x.dtype)[:, None] for table in (angles.cos(), angles.sin()))
+    cosine, sine = factor * angles.cos(), factor * angles.sin()
+    cosine, sine = cosine.to(x.dtype)[:, None], sine.to(x.dtype)[:, None]
     width = 2 * frequencies.shape[-1]
     turned, rest = x[..., :width], x[..., width:]
     if layout == "interleaved":

@@ -35,6 +35,8 @@ FILES = {
     "bert": "bert",
     "cohere": "cohere",
     "cohere2": "cohere",
+    "distilbert": "encoders.distilbert",
+    "falcon": "decoders.falcon",
     "gemma": "gemma",
     "gemma2": "gemma",
     "gemma3_text": "gemma",
@@ -53,6 +55,7 @@ FILES = {
     "roberta": "bert",
     "smollm3": "llama_variants",
     "t5": "t5",
+    "xlm-roberta": "bert",
 }
 """The file of each `model_type`."""
 

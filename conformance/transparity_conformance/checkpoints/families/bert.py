@@ -1,4 +1,4 @@
-"""BERT (Devlin et al. 2019) and RoBERTa (Liu et al. 2019), as encoders."""
+"""BERT (Devlin et al. 2019), RoBERTa (Liu et al. 2019) and XLM-R (Conneau et al. 2020), as encoders."""
 
 from __future__ import annotations
 
@@ -107,4 +107,6 @@ ROBERTA = dataclasses.replace(
     prefixes=("roberta.",),
 )
 
-FAMILIES = {"bert": BERT, "roberta": ROBERTA}
+XLM_ROBERTA = dataclasses.replace(ROBERTA, model="XLMRobertaModel")
+
+FAMILIES = {"bert": BERT, "roberta": ROBERTA, "xlm-roberta": XLM_ROBERTA}

@@ -363,7 +363,7 @@ def rotated(settings: Settings, config: TransformerConfig, x: Value) -> Value:
 def _over_all_features(config: TransformerConfig) -> np.ndarray:
     pairs, kept = config.rotated_dim // 2, config.rotary_scaling == "longrope"
     scaling = rotary_frequencies(config) / _plain(config) if kept else 1.0
-    whole = dataclasses.replace(config, rotary_dim=None, **({"rotary_scaling": "none"} if kept else {}))
+    whole = dataclasses.replace(config, rotary_dim=None, rotary_scaling="none" if kept else config.rotary_scaling)
     all_features: np.ndarray = rotary_frequencies(whole)[:pairs] * scaling
     return all_features
 

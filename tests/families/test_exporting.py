@@ -38,6 +38,8 @@ transformers.logging.disable_progress_bar()
 
 Refusal = Callable[..., AbstractContextManager[None]]
 
+MASKED = {"head": "logits", "head_transform": True, "tied_head": True}
+
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert, hidden": ("bert", {"head": "hidden", "num_token_types": 3}),
     "roberta, another pad": ("roberta", {"pad_id": 4, "position_offset": 5}),
@@ -66,6 +68,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_key_value_heads": 4, "branches": "sequential", "tied_head": False}
         | dict.fromkeys(("qkv_bias", "output_bias", "feed_forward_bias"), True),
     ),
+    "bert, masked": ("bert", MASKED),
+    "roberta, masked": ("roberta", MASKED),
+    "xlm-roberta, masked": ("xlm-roberta", MASKED),
+    "distilbert, hidden": ("distilbert", {"head": "hidden", "head_transform": False, "tied_head": False}),
     "mistral, no window": ("mistral", {"sliding_window": None}),
     "qwen2, windows": ("qwen2", {"sliding_window": 3}),
     "qwen3, some windows": ("qwen3", {"sliding_window": 3, **full_attention_every(2)}),
@@ -149,12 +155,18 @@ def encoder(folder: str) -> Any:
     return transformers.AutoModel.from_pretrained(folder)
 
 
+def masked(folder: str) -> Any:
+    return transformers.AutoModelForMaskedLM.from_pretrained(folder)
+
+
 def translator(folder: str) -> Any:
     return transformers.AutoModelForSeq2SeqLM.from_pretrained(folder)
 
 
-LOADERS = dict.fromkeys(("bert", "distilbert", "roberta", "xlm-roberta"), encoder) | dict.fromkeys(
-    ("bart", "marian", "t5"), translator
+LOADERS = (
+    dict.fromkeys(("bert", "roberta", "xlm-roberta"), encoder)
+    | {"distilbert": masked}
+    | dict.fromkeys(("bart", "marian", "t5"), translator)
 )
 
 

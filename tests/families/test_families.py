@@ -87,7 +87,13 @@ PHI3_LONG = GROUPED | {"rope_parameters": LONGROPE, "original_max_position_embed
 CASES = {
     "bert": Case("BertModel", BERT, {"head": "pooled", "num_token_types": 2, "pad_id": 0}),
     "bert, hidden": Case("BertModel", BERT | {"type_vocab_size": 3}, {"head": "hidden"}, head="hidden"),
-    "bert, without a pooler": Case("BertForMaskedLM", BERT | {"hidden_act": "gelu_new"}, {"activation": "gelu-tanh"}),
+    "bert, without a pooler": Case(
+        "BertForMaskedLM",
+        BERT | {"hidden_act": "gelu_new"},
+        {"activation": "gelu-tanh", "head": "logits", "head_transform": True, "tied_head": True},
+    ),
+    "roberta, masked": Case("RobertaForMaskedLM", BERT, {"head": "logits", "head_transform": True}),
+    "xlm-roberta, masked": Case("XLMRobertaForMaskedLM", BERT, {"head": "logits", "head_transform": True}),
     "roberta": Case("RobertaModel", BERT, {"position_count": "visible", "position_offset": 2, "max_length": 17}),
     "xlm-roberta": Case("XLMRobertaModel", BERT, {"position_count": "visible", "position_offset": 2, "head": "pooled"}),
     "xlm-roberta, another pad": Case(
@@ -99,7 +105,7 @@ CASES = {
     "distilbert, relu": Case(
         "DistilBertForMaskedLM",
         DISTILBERT | {"activation": "relu", "sinusoidal_pos_embds": True, "n_layers": 3},
-        {"activation": "relu", "num_encoder_layers": 3},
+        {"activation": "relu", "head_transform": True, "num_encoder_layers": 3},
     ),
     "gpt2": Case("GPT2LMHeadModel", GPT2, {"tied_head": True, "activation": "gelu-tanh", "feed_forward_dim": 48}),
     "gpt2, unscaled": Case(
@@ -657,7 +663,7 @@ def test_ignored_fields_and_tensors_are_reported(saved: Callable[[str], Path], t
     assert remarks["tensors that are not used"] == "model.layers.7.mlp.up_proj.weight, score.weight"
     assert "use_cache" in remarks["fields that no forward pass depends on"].split(", ")
     assert (checkpoint.config.eos_id, checkpoint.config.pad_id) == (2, None)
-    checkpoint = import_checkpoint(saved("bert, without a pooler"))
+    checkpoint = import_checkpoint(saved("bert, without a pooler"), "hidden")
     assert "cls.predictions.transform.dense.weight" in str(checkpoint.remarks)
     assert "head: hidden" in checkpoint.remarks
 
@@ -729,6 +735,8 @@ def test_tensors_that_do_not_fit_are_refused(saved: Callable[[str], Path], tmp_p
         import_checkpoint(saved("bert, without a pooler"), "pooled")
     with refused(CheckpointError, f"{folder / 'config.json'} cannot be imported: a head is asked for (hidden)"):
         import_checkpoint(folder, "hidden")
+    with refused(CheckpointError, f"{saved('bert') / 'config.json'} cannot be imported: a head is asked for (logits)"):
+        import_checkpoint(saved("bert"), "logits")
 
 
 def test_folders_without_a_checkpoint_are_refused(

@@ -332,6 +332,8 @@ class Model:
             return x
         if c.head == "pooled":
             return torch.tanh(self.dense("pooler", x[:, 0]))
+        if c.head_transform:
+            x = self.norm("head_norm", self.act(self.dense("head_transform", x)))
         if c.head_scale == "embed_dim":
             x = x / math.sqrt(c.embed_dim)
         weight = self.table("encoder" if c.architecture == "encoder" else "decoder") if c.tied_head else None

@@ -883,6 +883,10 @@ def _further_faults() -> Iterator[FamilyFault]:
     yield FamilyFault(("attention-mask", "mask-polarity"), "inverted", place, masked, inputs=inverse)
 
 
+def _always(wrong: Callable[..., Any], _: Config) -> Callable[..., Any]:
+    return wrong
+
+
 def _head_faults() -> Iterator[FamilyFault]:
     scale, pooled = _other("head_scale", "none", "embed_dim"), _is(head="pooled")
     yield FamilyFault(("head-scale",), "the other", LOGITS, _has("tied_head"), scale)
@@ -906,6 +910,14 @@ def _head_faults() -> Iterator[FamilyFault]:
         ("unprojected", lambda c, p, x: x[:, 0]),
     ):
         yield FamilyFault(("pooling",), name, LOGITS, pooled, exchanged=_heads(wrong))
+    for name, wrong in (
+        ("left out", lambda c, p, x: x),
+        ("linear", lambda c, p, x: normalization.norm(c, p["head_norm"], linear(p["head_transform"], x))),
+        ("not normalised", lambda c, p, x: feed_forward.ACTIVATIONS[c.activation](linear(p["head_transform"], x))),
+        ("relu", lambda c, p, x: normalization.norm(c, p["head_norm"], np.maximum(linear(p["head_transform"], x), 0))),
+    ):
+        exchanged = {"head.transform_for_head": functools.partial(_always, wrong)}
+        yield FamilyFault(("head-transform",), name, LOGITS, _has("head_transform"), exchanged=exchanged)
     pooler = _replaced(lambda name, value: value.T if name == "pooler.weight" else value)
     yield FamilyFault(("weight-transpose",), "pooler", LOGITS, pooled, parameters=pooler)
 

@@ -67,6 +67,8 @@ _BERT = TransformerConfig(
     head="pooled",
 )
 
+_MASKED = dataclasses.replace(_BERT, head="logits", head_transform=True, tied_head=True)
+
 CASES: dict[str, TransformerConfig] = {
     "llama": dataclasses.replace(
         _LLAMA, rope_theta=500.0, rotary_scaling="llama3", rotary_factor=8.0, rotary_original_length=64
@@ -171,6 +173,7 @@ CASES: dict[str, TransformerConfig] = {
         rope_layout="halves",
         embedding_scale="embed_dim",
     ),
+    "masked-bert": _MASKED,
     "bert": dataclasses.replace(_BERT, padding="attention-mask", num_token_types=2),
     "roberta": dataclasses.replace(
         _BERT, pad_id=1, position_offset=2, position_count="visible", activation="gelu-quick", head="hidden"

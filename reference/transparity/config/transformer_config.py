@@ -232,6 +232,8 @@ class TransformerConfig:
     position, through a linear map and tanh (BERT)."""
     tied_head: bool = False
     """The head multiplies by the token embeddings instead of a weight of its own (Press and Wolf 2017)."""
+    head_transform: bool = False
+    """In front of the head, a linear map, the activation and a norm (BERT's head of masked words)."""
     head_bias: bool = True
     """Whether the head has a bias."""
     head_scale: HeadScale = "none"

@@ -199,6 +199,11 @@ def _check_ends(config: Any) -> None:
                 f"{name} is {getattr(config, name)!r}, which only a lone encoder has a place for, and architecture is "
                 f"{config.architecture!r}."
             )
+    if config.head_transform and (config.head != "logits" or config.norm == "batch"):
+        raise ConfigError(
+            f"head_transform is true, head {config.head!r} and norm {config.norm!r}: it is in front of a head with "
+            "logits, and has a norm of single positions."
+        )
     if config.branches != "sequential" and (config.norm_position != "pre" or config.architecture == "encoder-decoder"):
         raise ConfigError(
             f"branches is {config.branches!r}, norm_position {config.norm_position!r} and architecture "

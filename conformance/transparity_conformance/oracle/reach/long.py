@@ -127,7 +127,7 @@ class LongOracle:
     def _of_head(self, dtype: str) -> Any:
         """The parameters that the head reads."""
         stack = self.config.stacks[-1]
-        read = ("head.", "pooler.", f"{stack}.token_embedding.")
+        read = ("head.", "head_", "pooler.", f"{stack}.token_embedding.")
         complete = shared(self.config, self.parameters)
         return nest({name: rounded(value, dtype) for name, value in complete.items() if name.startswith(read)})
 

@@ -14,7 +14,21 @@ from transparity_conformance.report.comparison import Evidence
 from transparity_conformance.suite.bench import Bench
 from transparity_conformance.suite.claims import claim
 
-FEW = ("llama", "qwen", "gemma", "olmo2", "gpt-j", "gpt-neox", "t5", "bart", "bert", "roberta", "modern-bert", "bloom")
+FEW = (
+    "llama",
+    "qwen",
+    "gemma",
+    "olmo2",
+    "gpt-j",
+    "gpt-neox",
+    "t5",
+    "bart",
+    "bert",
+    "roberta",
+    "modern-bert",
+    "bloom",
+    "masked-bert",
+)
 """Families tested if every model is compiled: together they have all features that no preset has."""
 
 

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 from transparity.config import TransformerConfig
+from transparity_conformance.checkpoints.families.bert import masked_head, written_head
 from transparity_conformance.checkpoints.fields import Family, Fields, activation, activation_name
 from transparity_conformance.checkpoints.naming import Table, linears
 
@@ -25,17 +26,21 @@ NAMES: Table = {
             "transformer.layer.{i}.ffn.lin1": f"{LAYER}.feed_forward.up",
             "transformer.layer.{i}.ffn.lin2": f"{LAYER}.feed_forward.down",
             "transformer.layer.{i}.output_layer_norm": f"{LAYER}.feed_forward_norm",
+            "vocab_transform": "head_transform",
+            "vocab_layer_norm": "head_norm",
+            "vocab_projector": "head",
         }
     ),
 }
 
 
 def _configure(fields: Fields, names: Collection[str]) -> dict[str, Any]:
-    return {"activation": activation(fields, "activation")}
+    is_masked = "vocab_transform.weight" in names
+    return {"activation": activation(fields, "activation")} | masked_head(fields, names, is_masked=is_masked)
 
 
 def _write(config: TransformerConfig) -> dict[str, Any]:
-    return {"activation": activation_name(config)}
+    return {"activation": activation_name(config)} | written_head(config, "DistilBertForMaskedLM")
 
 
 DISTILBERT = Family(
@@ -46,7 +51,6 @@ DISTILBERT = Family(
         "norm_position": "post",
         "positions": "learned",
         "embedding_norm": True,
-        "head": "hidden",
     },
     fields={
         "vocab_size": "source_vocab_size",
@@ -59,12 +63,17 @@ DISTILBERT = Family(
     configure=_configure,
     write=_write,
     model="DistilBertModel",
-    reads=("activation",),
-    defaults={"max_position_embeddings": 512, "activation": "gelu", "pad_token_id": 0},
+    reads=("activation", "tie_word_embeddings"),
+    defaults={
+        "max_position_embeddings": 512,
+        "activation": "gelu",
+        "tie_word_embeddings": True,
+        "pad_token_id": 0,
+    },
     # with sinusoidal_pos_embds too, the file has a table of positions
     unneeded=(
         *("dropout", "attention_dropout", "qa_dropout", "seq_classif_dropout"),
-        *("sinusoidal_pos_embds", "tie_weights_", "tie_word_embeddings"),
+        *("sinusoidal_pos_embds", "tie_weights_"),
     ),
     names=NAMES,
     prefixes=("distilbert.",),

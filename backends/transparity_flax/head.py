@@ -9,6 +9,15 @@ from jaxtyping import Float
 
 from transparity.config import TransformerConfig
 from transparity_flax.arithmetic.softcap import apply_softcap
+from transparity_flax.feed_forward import ACTIVATIONS
+from transparity_flax.normalization import Norm
+
+
+def transform_for_head(
+    config: TransformerConfig, linear: nnx.Linear, norm: Norm, x: Float[Array, "batch length embed_dim"]
+) -> Float[Array, "batch length embed_dim"]:
+    """norm(activation(x Wᵀ + b)), in front of a head (Devlin et al. 2019, §3.1, and their code)."""
+    return norm(ACTIVATIONS[config.activation](linear(x)))
 
 
 def head(

@@ -16,19 +16,46 @@ RotaryTables = tuple[Float[Array, "#batch 1 length pairs"], Float[Array, "#batch
 """Cosine and sine of every angle by which queries and keys are rotated."""
 
 
-def rotary_frequencies(config: TransformerConfig) -> Float64[np.ndarray, " pairs"]:
+def rotary_frequencies(config: TransformerConfig, *, beyond: bool = False) -> Float64[np.ndarray, " pairs"]:
     """theta^(−2 i / features): the angle per position of each pair of features (Su et al. 2021, §3.2.2), scaled for
-    sequences longer than in the original training (linear, or as in Llama 3.1)."""
+    sequences longer than in the original training; LongRoPE's also depend on whether this sequence is `beyond` it."""
     frequencies = config.rope_theta ** -(np.arange(0, config.rotated_dim, 2) / config.rotated_dim)
     if config.rotary_scaling == "none":
         return frequencies
+    if config.rotary_scaling == "longrope":
+        return frequencies / np.array(config.rotary_long_factors if beyond else config.rotary_short_factors)
     slowed = frequencies / config.rotary_factor
     if config.rotary_scaling == "linear":
         return slowed
+    share = yarn_shares(config) if config.rotary_scaling == "yarn" else llama3_shares(config, frequencies)
+    return (1 - share) * slowed + share * frequencies
+
+
+def llama3_shares(
+    config: TransformerConfig, frequencies: Float64[np.ndarray, " pairs"]
+) -> Float64[np.ndarray, " pairs"]:
+    """Share of the unscaled angle in each scaled one, by the turns that it makes in the original length (Llama 3.1)."""
     slow, fast = config.rotary_low_frequency, config.rotary_high_frequency
     turns = config.rotary_original_length * frequencies / (2 * math.pi)
-    share = np.clip((turns - slow) / (fast - slow), 0, 1)
-    return (1 - share) * slowed + share * frequencies
+    return np.clip((turns - slow) / (fast - slow), 0, 1)
+
+
+def yarn_ends(config: TransformerConfig) -> tuple[float, float]:
+    """Pairs of features between which YaRN goes from unscaled to scaled angles: those that make so many turns in the
+    original length (Peng et al. 2024, §3.2; their code has whole pairs)."""
+    original, width = config.rotary_original_length / (2 * math.pi), config.rotated_dim / 2
+    fast, slow = config.rotary_high_frequency, config.rotary_low_frequency
+    first, last = (width * math.log(original / turns, config.rope_theta) for turns in (fast, slow))
+    if config.rotary_truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, config.rotated_dim - 1)
+    return first, last if first != last else last + 0.001
+
+
+def yarn_shares(config: TransformerConfig) -> Float64[np.ndarray, " pairs"]:
+    """Share of the unscaled angle in each of YaRN's, which falls linearly between two pairs of features."""
+    first, last = yarn_ends(config)
+    return 1 - np.clip((np.arange(config.rotated_dim // 2) - first) / (last - first), 0, 1)
 
 
 def rotate(
@@ -83,16 +110,29 @@ def distances(positions: Int[Array, "#batch queries"], keys: int) -> Int[Array, 
 def rotary_tables(
     config: TransformerConfig, positions: Int[Array, "#batch queries"], keys: int, dtype: jnp.dtype
 ) -> RotaryTables | None:
-    """Cosine and sine of position · frequency; None without RoPE.
+    """Cosine and sine of position · frequency, times the attention factor; None without RoPE.
 
     JAX has float64 only where it is enabled. NumPy computes the angles of the positions 0 … `keys` − 1 in float64 while
     tracing, since they are constants.
     """
     if config.positions != "rotary":
         return None
-    angles = np.arange(keys)[:, None] * rotary_frequencies(config)
-    cosine, sine = (jnp.asarray(part, dtype)[positions][:, None] for part in (np.cos(angles), np.sin(angles)))
-    return cosine, sine
+    tables = _tables(config, keys, dtype)
+    if config.rotary_scaling == "longrope":
+        beyond, long = positions.max() >= config.rotary_original_length, _tables(config, keys, dtype, beyond=True)
+        tables = (jnp.where(beyond, long[0], tables[0]), jnp.where(beyond, long[1], tables[1]))
+    return tables[0][positions][:, None], tables[1][positions][:, None]
+
+
+def _tables(
+    config: TransformerConfig, keys: int, dtype: jnp.dtype, *, beyond: bool = False
+) -> tuple[Float[Array, "keys pairs"], Float[Array, "keys pairs"]]:
+    """The tables of the positions 0 … `keys` − 1."""
+    angles, factor = (
+        np.arange(keys)[:, None] * rotary_frequencies(config, beyond=beyond),
+        config.rotary_attention_factor,
+    )
+    return jnp.asarray(np.cos(angles) * factor, dtype), jnp.asarray(np.sin(angles) * factor, dtype)
 
 
 def score_bias(

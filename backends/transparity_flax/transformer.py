@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity, scoped
 from transparity_flax.embeddings import embed
-from transparity_flax.head import head
+from transparity_flax.head import head, transform_for_head
 from transparity_flax.layers import Layer, normalize
 from transparity_flax.masks import padding_mask, target_mask, visible_keys, window_mask
 from transparity_flax.normalization import Norm
@@ -156,6 +156,9 @@ class Transformer(nnx.Module):
             self.decoder = Decoder(config, rngs=rngs)
         if config.head == "pooled":
             self.pooler = nnx.Linear(config.embed_dim, config.embed_dim, rngs=rngs)
+        if config.head_transform:
+            self.head_transform = nnx.Linear(config.embed_dim, config.embed_dim, rngs=rngs)
+            self.head_norm = Norm(config, rngs=rngs)
         if config.head == "logits":
             self.head = nnx.Linear(config.embed_dim, config.vocab_size, use_bias=config.head_bias, rngs=rngs)
         if config.head == "logits" and config.tied_head:
@@ -170,6 +173,8 @@ class Transformer(nnx.Module):
     def apply_head(
         self, x: Float[Array, "batch length embed_dim"]
     ) -> Float[Array, "batch length vocab"] | Float[Array, "batch length embed_dim"] | Float[Array, "batch embed_dim"]:
+        if self.config.head_transform:
+            x = transform_for_head(self.config, self.head_transform, self.head_norm, x)
         linear = {"logits": "head", "pooled": "pooler", "hidden": None}[self.config.head]
         table = self.token_embedding.embedding[...] if self.config.tied_head else None
         return head(self.config, getattr(self, linear) if linear else None, x, table)

@@ -7,6 +7,16 @@ from torch import Tensor, nn
 
 from transparity.config import TransformerConfig
 from transparity_pytorch.arithmetic.softcap import apply_softcap
+from transparity_pytorch.feed_forward import ACTIVATIONS
+from transparity_pytorch.normalization import Norm
+
+
+def transform_for_head(
+    config: TransformerConfig, linear: nn.Linear, norm: Norm, x: Float[Tensor, "batch length embed_dim"]
+) -> Float[Tensor, "batch length embed_dim"]:
+    """norm(activation(x Wᵀ + b)), in front of a head (Devlin et al. 2019, §3.1, and their code)."""
+    transformed: Tensor = norm(ACTIVATIONS[config.activation](linear(x)))
+    return transformed
 
 
 def head(

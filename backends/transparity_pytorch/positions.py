@@ -15,21 +15,49 @@ RotaryTables = tuple[Float[Tensor, "#batch 1 length pairs"], Float[Tensor, "#bat
 
 
 def rotary_frequencies(
-    config: TransformerConfig, device: torch.device | str | None = None
+    config: TransformerConfig, device: torch.device | str | None = None, *, beyond: bool = False
 ) -> Float64[Tensor, " pairs"]:
     """theta^(−2 i / features): the angle per position of each pair of features (Su et al. 2021, §3.2.2), scaled for
-    sequences longer than in the original training (linear, or as in Llama 3.1)."""
+    sequences longer than in the original training; LongRoPE's also depend on whether this sequence is `beyond` it."""
     features = torch.arange(0, config.rotated_dim, 2, dtype=torch.float64, device=device)
     frequencies = config.rope_theta ** -(features / config.rotated_dim)
     if config.rotary_scaling == "none":
         return frequencies
+    if config.rotary_scaling == "longrope":
+        factors = config.rotary_long_factors if beyond else config.rotary_short_factors
+        return frequencies / torch.tensor(factors, dtype=torch.float64, device=device)
     slowed = frequencies / config.rotary_factor
     if config.rotary_scaling == "linear":
         return slowed
+    yarn = config.rotary_scaling == "yarn"
+    share = yarn_shares(config, device) if yarn else llama3_shares(config, frequencies)
+    return (1 - share) * slowed + share * frequencies
+
+
+def llama3_shares(config: TransformerConfig, frequencies: Float64[Tensor, " pairs"]) -> Float64[Tensor, " pairs"]:
+    """Share of the unscaled angle in each scaled one, by the turns that it makes in the original length (Llama 3.1)."""
     slow, fast = config.rotary_low_frequency, config.rotary_high_frequency
     turns = config.rotary_original_length * frequencies / (2 * math.pi)
-    share = ((turns - slow) / (fast - slow)).clamp(0, 1)
-    return (1 - share) * slowed + share * frequencies
+    return ((turns - slow) / (fast - slow)).clamp(0, 1)
+
+
+def yarn_ends(config: TransformerConfig) -> tuple[float, float]:
+    """Pairs of features between which YaRN goes from unscaled to scaled angles: those that make so many turns in the
+    original length (Peng et al. 2024, §3.2; their code has whole pairs)."""
+    original, width = config.rotary_original_length / (2 * math.pi), config.rotated_dim / 2
+    fast, slow = config.rotary_high_frequency, config.rotary_low_frequency
+    first, last = (width * math.log(original / turns, config.rope_theta) for turns in (fast, slow))
+    if config.rotary_truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, config.rotated_dim - 1)
+    return first, last if first != last else last + 0.001
+
+
+def yarn_shares(config: TransformerConfig, device: torch.device | str | None = None) -> Float64[Tensor, " pairs"]:
+    """Share of the unscaled angle in each of YaRN's, which falls linearly between two pairs of features."""
+    first, last = yarn_ends(config)
+    pairs = torch.arange(config.rotated_dim // 2, dtype=torch.float64, device=device)
+    return 1 - ((pairs - first) / (last - first)).clamp(0, 1)
 
 
 def rotate(
@@ -85,11 +113,16 @@ def distances(positions: Int[Tensor, "#batch queries"], keys: int) -> Int[Tensor
 def rotary_tables(
     config: TransformerConfig, positions: Int[Tensor, "#batch queries"], dtype: torch.dtype
 ) -> RotaryTables | None:
-    """Cosine and sine of position · frequency, computed in float64; None without RoPE."""
+    """Cosine and sine of position · frequency, times the attention factor, computed in float64; None without RoPE."""
     if config.positions != "rotary":
         return None
-    angles = (positions[..., None] * rotary_frequencies(config, positions.device))[:, None]
-    return angles.cos().to(dtype), angles.sin().to(dtype)
+    frequencies = rotary_frequencies(config, positions.device)
+    if config.rotary_scaling == "longrope":
+        beyond = rotary_frequencies(config, positions.device, beyond=True)
+        frequencies = torch.where(positions.max() >= config.rotary_original_length, beyond, frequencies)
+    angles = (positions[..., None] * frequencies)[:, None]
+    factor = config.rotary_attention_factor
+    return (angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype)
 
 
 def score_bias(

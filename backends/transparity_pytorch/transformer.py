@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity, scoped
 from transparity_pytorch.embeddings import embed
-from transparity_pytorch.head import head
+from transparity_pytorch.head import head, transform_for_head
 from transparity_pytorch.layers import Layer, normalize
 from transparity_pytorch.masks import padding_mask, target_mask, visible_keys, window_mask
 from transparity_pytorch.normalization import Norm
@@ -158,6 +158,9 @@ class Transformer(nn.Module):
             self.decoder = Decoder(config)
         if config.head == "pooled":
             self.pooler = nn.Linear(config.embed_dim, config.embed_dim)
+        if config.head_transform:
+            self.head_transform = nn.Linear(config.embed_dim, config.embed_dim)
+            self.head_norm = Norm(config)
         if config.head == "logits":
             self.head = nn.Linear(config.embed_dim, config.vocab_size, bias=config.head_bias)
         if config.head == "logits" and config.tied_head:
@@ -174,6 +177,8 @@ class Transformer(nn.Module):
     ) -> (
         Float[Tensor, "batch length vocab"] | Float[Tensor, "batch length embed_dim"] | Float[Tensor, "batch embed_dim"]
     ):
+        if self.config.head_transform:
+            x = transform_for_head(self.config, self.head_transform, self.head_norm, x)
         linear = {"logits": "head", "pooled": "pooler", "hidden": None}[self.config.head]
         return head(self.config, getattr(self, linear) if linear else None, x)
 

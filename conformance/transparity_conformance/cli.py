@@ -55,6 +55,7 @@ class Head(StrEnum):
 
     hidden = "hidden"
     pooled = "pooled"
+    logits = "logits"
 
 
 def _print_version(is_asked: bool) -> None:
@@ -209,7 +210,10 @@ Length = Annotated[
 ]
 HeadChoice = Annotated[
     Head | None,
-    typer.Option("--head", help="Output of an encoder-only checkpoint; default: pooled, if it has a pooler."),
+    typer.Option(
+        "--head",
+        help="Output of an encoder-only checkpoint; default: of pooled, logits and hidden the first that it has.",
+    ),
 ]
 Precision = Annotated[
     Dtype, typer.Option("--dtype", help='The precision of the port; passed to a build that takes dtype="…".')

@@ -151,6 +151,11 @@ def _check_can_step(config: TransformerConfig, first: bool, with_source: bool) -
             f"mask_value is {config.mask_value:g}, which hides nothing wholly: what was cached would change with every "
             "token; only a full forward pass is right."
         )
+    if config.angles_depend_on_length:
+        raise InputError(
+            f"rotary_scaling is 'longrope', whose angles change beyond {config.rotary_original_length} tokens, and "
+            "with them what was cached; only a full forward pass is right."
+        )
     if (first and config.has_encoder) != with_source:
         needs = "takes no source" if with_source else "needs a source"
         step = "The first step" if first else "A step with a cache"
@@ -189,9 +194,11 @@ def check_prompt(config: TransformerConfig, prompt: Any, source: Any = None, len
     _check_something_is_seen(config, inputs["prompt"], checked)
     if checked is None:
         return inputs | {"lengths": None}
-    if len(set(checked.tolist())) > 1 and not config.mask_is_exact:
-        says = f"mask_value is {config.mask_value:g}, which hides nothing wholly"
-        raise InputError(f"lengths differ, but {says}: rows would see what fills them up; give them one by one.")
+    if len(set(checked.tolist())) > 1 and not config.prefixes_agree:
+        says = "angles depend on the length of the longest row (longrope)"
+        if not config.mask_is_exact:
+            says = f"mask_value is {config.mask_value:g}, which hides nothing wholly: rows would see what fills them up"
+        raise InputError(f"lengths differ, but {says}; give them one by one.")
     return inputs | {"prompt": inputs["prompt"][:, : checked.max()], "lengths": checked}
 
 

@@ -17,19 +17,44 @@ RotaryTables = tuple[Float[Array, "#batch 1 length pairs"], Float[Array, "#batch
 """Cosine and sine of every angle by which queries and keys are rotated."""
 
 
-def rotary_frequencies(config: TransformerConfig) -> Float64[Array, " pairs"]:
+def rotary_frequencies(config: TransformerConfig, *, beyond: bool = False) -> Float64[Array, " pairs"]:
     """theta^(−2 i / features): the angle per position of each pair of features (Su et al. 2021, §3.2.2), scaled for
-    sequences longer than in the original training (linear, or as in Llama 3.1)."""
+    sequences longer than in the original training; LongRoPE's also depend on whether this sequence is `beyond` it."""
     frequencies = config.rope_theta ** -(np.arange(0, config.rotated_dim, 2) / config.rotated_dim)
     if config.rotary_scaling == "none":
         return frequencies
+    if config.rotary_scaling == "longrope":
+        return frequencies / np.array(config.rotary_long_factors if beyond else config.rotary_short_factors)
     slowed = frequencies / config.rotary_factor
     if config.rotary_scaling == "linear":
         return slowed
+    share = yarn_shares(config) if config.rotary_scaling == "yarn" else llama3_shares(config, frequencies)
+    return (1 - share) * slowed + share * frequencies
+
+
+def llama3_shares(config: TransformerConfig, frequencies: Float64[Array, " pairs"]) -> Float64[Array, " pairs"]:
+    """Share of the unscaled angle in each scaled one, by the turns that it makes in the original length (Llama 3.1)."""
     slow, fast = config.rotary_low_frequency, config.rotary_high_frequency
     turns = config.rotary_original_length * frequencies / (2 * math.pi)
-    share = np.clip((turns - slow) / (fast - slow), 0, 1)
-    return (1 - share) * slowed + share * frequencies
+    return np.clip((turns - slow) / (fast - slow), 0, 1)
+
+
+def yarn_ends(config: TransformerConfig) -> tuple[float, float]:
+    """Pairs of features between which YaRN goes from unscaled to scaled angles: those that make so many turns in the
+    original length (Peng et al. 2024, §3.2; their code has whole pairs)."""
+    original, width = config.rotary_original_length / (2 * math.pi), config.rotated_dim / 2
+    fast, slow = config.rotary_high_frequency, config.rotary_low_frequency
+    first, last = (width * math.log(original / turns, config.rope_theta) for turns in (fast, slow))
+    if config.rotary_truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, config.rotated_dim - 1)
+    return first, last if first != last else last + 0.001
+
+
+def yarn_shares(config: TransformerConfig) -> Float64[Array, " pairs"]:
+    """Share of the unscaled angle in each of YaRN's, which falls linearly between two pairs of features."""
+    first, last = yarn_ends(config)
+    return 1 - np.clip((np.arange(config.rotated_dim // 2) - first) / (last - first), 0, 1)
 
 
 def rotate(
@@ -84,11 +109,13 @@ def distances(positions: Int[Array, "#batch queries"], keys: int) -> Int[Array, 
 def rotary_tables(
     config: TransformerConfig, positions: Int[Array, "#batch queries"], dtype: DTypeLike
 ) -> RotaryTables | None:
-    """Cosine and sine of position · frequency, computed in float64; None without RoPE."""
+    """Cosine and sine of position · frequency, times the attention factor, computed in float64; None without RoPE."""
     if config.positions != "rotary":
         return None
-    angles = (positions[..., None] * rotary_frequencies(config))[:, None]
-    return np.cos(angles).astype(dtype), np.sin(angles).astype(dtype)
+    beyond = bool(positions.max() >= config.rotary_original_length)
+    angles = (positions[..., None] * rotary_frequencies(config, beyond=beyond))[:, None]
+    factor = config.rotary_attention_factor
+    return (np.cos(angles) * factor).astype(dtype), (np.sin(angles) * factor).astype(dtype)
 
 
 def score_bias(

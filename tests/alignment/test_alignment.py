@@ -130,9 +130,9 @@ class FiveBugs(Model):
     def rms(self, x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
         return x / (x.pow(2).mean(-1, keepdim=True).sqrt() + self.c.norm_eps) * gain
 
-    def frequencies(self) -> torch.Tensor:
+    def frequencies(self, where: torch.Tensor) -> torch.Tensor:
         self.own = SimpleNamespace(**{**vars(self.own), "rope_theta": 10_000.0})
-        return super().frequencies()
+        return super().frequencies(where)
 
     def weigh(self, at: str, query: Any, key: Any, value: Any, keep: Any, bias: Any) -> torch.Tensor:
         groups = query.shape[1] // key.shape[1]

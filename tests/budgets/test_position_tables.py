@@ -54,10 +54,10 @@ class Float32Tables(Model):
     def rotated(self, x: Tensor, where: Tensor) -> Tensor:
         width = self.c.rotary_dim or self.head_dim
         plain = self.c.rope_theta ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
-        scaling = (inverse_frequencies(self.c, self.head_dim) / plain).float()
+        scaling = (inverse_frequencies(self.c, self.head_dim, int(where.max()) + 1) / plain).float()
         frequencies = self.formula(self.c.rope_theta * self.base, width) * scaling
         angles = (where + self.first)[..., None].float() * frequencies
-        pairs = torch.polar(torch.ones_like(angles), angles)
+        pairs = torch.polar(torch.full_like(angles, self.own.rotary_attention_factor), angles)
         exact = rotate_by(pairs.real, pairs.imag, x, self.c.rope_layout)
         return exact if x.shape[-1] == width else torch.cat([exact, x[..., width:]], -1)
 

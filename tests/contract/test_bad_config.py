@@ -20,12 +20,13 @@ CHOICES = [name for name, kind in FIELD_TYPES.items() if get_origin(kind) is Lit
 SWITCHES = [name for name, kind in FIELD_TYPES.items() if kind is bool]
 NUMBERS = [name for name, kind in FIELD_TYPES.items() if kind is float]
 OPTIONAL = [name for name, kind in FIELD_TYPES.items() if kind == int | None and not name.endswith("_id")]
+LISTS = [name for name, kind in FIELD_TYPES.items() if kind == tuple[float, ...]]
 CAPS = [name for name, kind in FIELD_TYPES.items() if kind == float | None]
 
 
 def test_every_field_is_of_a_kind_that_is_tested() -> None:
     tested = {*WHOLE_NUMBERS, *CHOICES, *SWITCHES, *NUMBERS, *CAPS, "dropout_at", "layer_types", "layer_overrides"}
-    assert tested == set(FIELD_TYPES)
+    assert tested | set(LISTS) == set(FIELD_TYPES)
 
 
 def refusal(**fields: Any) -> str:
@@ -52,6 +53,12 @@ def test_a_size_of_zero(field: str) -> None:
 @pytest.mark.parametrize("value", [0, -1, 1.5, "8", True], ids=repr)
 @pytest.mark.parametrize("field", OPTIONAL)
 def test_a_size_that_may_be_absent_and_is_none(field: str, value: Any) -> None:
+    assert refusal(**{field: value}).startswith(f"{field} is ")
+
+
+@pytest.mark.parametrize("value", [3.0, "1", [0.0], [-1.0], ["1"], [math.inf], [math.nan], [True], [[1.0]]], ids=repr)
+@pytest.mark.parametrize("field", LISTS)
+def test_a_list_of_anything_but_positive_numbers(field: str, value: Any) -> None:
     assert refusal(**{field: value}).startswith(f"{field} is ")
 
 
@@ -98,11 +105,20 @@ def test_a_number_that_is_none(field: str, value: Any) -> None:
         ({"positions": "rotary", "rotary_dim": 10}, "rotary_dim is 10, but rotary positions turn pairs of a head's 8"),
         ({"position_count": "visible"}, "position_count is 'visible', which puts padding in front of the first"),
         ({"rotary_low_frequency": 4.0}, "rotary_low_frequency is 4.0; it should be less than rotary_high_frequency"),
+        (
+            {"positions": "rotary", "rotary_scaling": "yarn", "rope_theta": 1},
+            "rope_theta is 1, but rotary_scaling 'yarn'",
+        ),
+        (
+            {"positions": "rotary", "rotary_scaling": "longrope"},
+            "rotary_short_factors has 0 numbers, but rotary_scaling",
+        ),
         ({"positions": "relative", "relative_buckets": 3}, "relative_buckets is 3 and relative_max_distance 128;"),
         ({"positions": "relative", "relative_max_distance": 8}, "relative_buckets is 32 and relative_max_distance 8;"),
         ({"shared_embedding": True}, "shared_embedding is true, but source_vocab_size is 37 and target_vocab_size 31"),
         ({"num_token_types": 2}, "num_token_types is 2, which only a lone encoder has a place for"),
         ({"head": "pooled"}, "head is 'pooled', which only a lone encoder has a place for"),
+        ({"head_transform": True, "norm": "batch"}, "head_transform is true, head 'logits' and norm 'batch': it is in"),
         ({"source_vocab_size": None}, "source_vocab_size is missing: the architecture 'encoder-decoder' needs it."),
         ({"target_vocab_size": None}, "target_vocab_size is missing: the architecture 'encoder-decoder' needs it."),
         ({"pad_id": 31}, "pad_id is 31, outside the vocabulary of 31 tokens."),

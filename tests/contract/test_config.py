@@ -151,6 +151,7 @@ DEPARTS: dict[str, list[Any]] = {
     "final_norm": [True],
     "gated": [True],
     "head_multiplier": [0.5],
+    "head_transform": [True],
     "final_softcap": [30.0],
     "mask_value": [-1.0],
     "memory_norm": [True],

@@ -43,9 +43,6 @@ NO_FAULT = {
     "output_bias": "`bias-dropped` goes by the parameters, which a bias brings",
     "router_bias": "`bias-dropped` goes by the parameters, which a bias brings",
     "norm_momentum": "verdicts are about evaluation, which takes the running statistics as they are",
-    "rotary_low_frequency": "`rotary-scaling` mistakes the kind and the factor, not yet a limit",
-    "rotary_high_frequency": "`rotary-scaling` mistakes the kind and the factor, not yet a limit",
-    "rotary_original_length": "`rotary-scaling` mistakes the kind and the factor, not yet a limit",
     "dropout": "`dropout-active` is found by repetition (diagnosis/judge.py), not in the catalogue",
     "dropout_at": "`dropout-active` is found by repetition (diagnosis/judge.py), not in the catalogue",
     "bos_id": "generation is compared from prompts that begin with it",
@@ -58,8 +55,6 @@ CONFIGURATIONS = [*(preset.config for preset in PRESETS.values()), *CASES.values
 IN_NO_CASE = {
     "norm_eps": "every case has its faults; drawn configurations vary it",
     "norm_momentum": "it is read in training alone, which drawn configurations vary",
-    "rotary_low_frequency": "it has no fault; drawn configurations vary it",
-    "rotary_high_frequency": "it has no fault; drawn configurations vary it",
 }
 """Fields that have their default in every preset and case, with the reason."""
 

@@ -38,6 +38,8 @@ transformers.logging.disable_progress_bar()
 
 Refusal = Callable[..., AbstractContextManager[None]]
 
+MASKED = {"head": "logits", "head_transform": True, "tied_head": True}
+
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert, hidden": ("bert", {"head": "hidden", "num_token_types": 3}),
     "roberta, another pad": ("roberta", {"pad_id": 4, "position_offset": 5}),
@@ -49,6 +51,27 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "llama",
         {"rotary_scaling": "llama3", "rotary_factor": 4.0, "rotary_original_length": 16, "rope_theta": 30.0},
     ),
+    "qwen2, yarn": (
+        "qwen2",
+        {"rotary_scaling": "yarn", "rotary_factor": 4.0, "rotary_original_length": 16, "rope_theta": 30.0}
+        | {"rotary_high_frequency": 3.0, "rotary_low_frequency": 0.5, "rotary_attention_factor": 1.25},
+    ),
+    "phi3, longrope": (
+        "phi3",
+        {"rotary_scaling": "longrope", "rotary_original_length": 16, "rotary_attention_factor": 1.5}
+        | {"rotary_short_factors": (1.0, 2.0), "rotary_long_factors": (3.0, 5.5)},
+    ),
+    "falcon, grouped": ("falcon", {"num_key_value_heads": 2, "branches": "parallel", "feed_forward_dim": 22}),
+    "falcon, grouped with one norm": ("falcon", {"num_key_value_heads": 2}),
+    "falcon, sequential": (
+        "falcon",
+        {"num_key_value_heads": 4, "branches": "sequential", "tied_head": False}
+        | dict.fromkeys(("qkv_bias", "output_bias", "feed_forward_bias"), True),
+    ),
+    "bert, masked": ("bert", MASKED),
+    "roberta, masked": ("roberta", MASKED),
+    "xlm-roberta, masked": ("xlm-roberta", MASKED),
+    "distilbert, hidden": ("distilbert", {"head": "hidden", "head_transform": False, "tied_head": False}),
     "mistral, no window": ("mistral", {"sliding_window": None}),
     "qwen2, windows": ("qwen2", {"sliding_window": 3}),
     "qwen3, some windows": ("qwen3", {"sliding_window": 3, **full_attention_every(2)}),
@@ -132,11 +155,19 @@ def encoder(folder: str) -> Any:
     return transformers.AutoModel.from_pretrained(folder)
 
 
+def masked(folder: str) -> Any:
+    return transformers.AutoModelForMaskedLM.from_pretrained(folder)
+
+
 def translator(folder: str) -> Any:
     return transformers.AutoModelForSeq2SeqLM.from_pretrained(folder)
 
 
-LOADERS = dict.fromkeys(("bert", "roberta"), encoder) | dict.fromkeys(("bart", "marian", "t5"), translator)
+LOADERS = (
+    dict.fromkeys(("bert", "roberta", "xlm-roberta"), encoder)
+    | {"distilbert": masked}
+    | dict.fromkeys(("bart", "marian", "t5"), translator)
+)
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 import sys
 import warnings
@@ -55,6 +56,10 @@ SIZES = {"num_hidden_layers": 2, "intermediate_size": 22, "vocab_size": 41}
 BERT = SIZES | {"hidden_size": 12, "num_attention_heads": 3, "max_position_embeddings": 19}
 GPT2 = {"vocab_size": 41, "n_embd": 12, "n_layer": 2, "n_head": 3, "n_positions": 19, "eos_token_id": 2}
 GPT2 |= {"bos_token_id": 2}
+DISTILBERT = {"vocab_size": 41, "dim": 12, "n_layers": 2, "n_heads": 3, "hidden_dim": 22}
+DISTILBERT |= {"max_position_embeddings": 19}
+FALCON = {"vocab_size": 41, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
+FALCON |= {"max_position_embeddings": 64, "bos_token_id": 1, "eos_token_id": 2}
 LLAMA = SIZES | {"hidden_size": 16, "num_attention_heads": 4, "max_position_embeddings": 64}
 GROUPED = LLAMA | {"num_key_value_heads": 2}
 EXPERTS = GROUPED | {"intermediate_size": 20}  # grouped products ask for multiples of four
@@ -76,11 +81,33 @@ LLAMA3 = {
     "original_max_position_embeddings": 16,
 }
 
+YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 40}
+LONGROPE = {"rope_type": "longrope", "short_factor": [1.0, 1.5], "long_factor": [2.0, 6.5], "rope_theta": 30.0}
+PHI3_LONG = GROUPED | {"rope_parameters": LONGROPE, "original_max_position_embeddings": 16} | SPECIAL
+
 CASES = {
     "bert": Case("BertModel", BERT, {"head": "pooled", "num_token_types": 2, "pad_id": 0}),
     "bert, hidden": Case("BertModel", BERT | {"type_vocab_size": 3}, {"head": "hidden"}, head="hidden"),
-    "bert, without a pooler": Case("BertForMaskedLM", BERT | {"hidden_act": "gelu_new"}, {"activation": "gelu-tanh"}),
+    "bert, without a pooler": Case(
+        "BertForMaskedLM",
+        BERT | {"hidden_act": "gelu_new"},
+        {"activation": "gelu-tanh", "head": "logits", "head_transform": True, "tied_head": True},
+    ),
+    "roberta, masked": Case("RobertaForMaskedLM", BERT, {"head": "logits", "head_transform": True}),
+    "xlm-roberta, masked": Case("XLMRobertaForMaskedLM", BERT, {"head": "logits", "head_transform": True}),
     "roberta": Case("RobertaModel", BERT, {"position_count": "visible", "position_offset": 2, "max_length": 17}),
+    "xlm-roberta": Case("XLMRobertaModel", BERT, {"position_count": "visible", "position_offset": 2, "head": "pooled"}),
+    "xlm-roberta, another pad": Case(
+        "XLMRobertaModel",
+        BERT | {"pad_token_id": 4, "type_vocab_size": 1, "hidden_act": "relu"},
+        {"position_offset": 5, "pad_id": 4, "max_length": 14},
+    ),
+    "distilbert": Case("DistilBertModel", DISTILBERT, {"head": "hidden", "num_token_types": 0, "norm_eps": 1e-12}),
+    "distilbert, relu": Case(
+        "DistilBertForMaskedLM",
+        DISTILBERT | {"activation": "relu", "sinusoidal_pos_embds": True, "n_layers": 3},
+        {"activation": "relu", "head_transform": True, "num_encoder_layers": 3},
+    ),
     "gpt2": Case("GPT2LMHeadModel", GPT2, {"tied_head": True, "activation": "gelu-tanh", "feed_forward_dim": 48}),
     "gpt2, unscaled": Case(
         "GPT2LMHeadModel",
@@ -104,6 +131,65 @@ CASES = {
         "LlamaForCausalLM",
         GROUPED | {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 100.0}},
         {"rotary_scaling": "linear", "rotary_factor": 3.0},
+    ),
+    "llama, yarn": Case(
+        "LlamaForCausalLM",
+        GROUPED | {"head_dim": 12, "rope_parameters": YARN | {"beta_fast": 3.0, "beta_slow": 0.5, "truncate": False}},
+        {"rotary_scaling": "yarn", "rotary_truncate": False, "rotary_attention_factor": 0.1 * math.log(4) + 1},
+        length=61,
+    ),
+    "qwen2, yarn": Case(
+        "Qwen2ForCausalLM",
+        GROUPED | {"rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 1.5}},
+        {
+            "rotary_low_frequency": 1.0,
+            "rotary_high_frequency": 32.0,
+            "rotary_attention_factor": (0.07 * math.log(4) + 1) / (0.15 * math.log(4) + 1),
+        },
+        length=23,
+    ),
+    "qwen3, yarn": Case(
+        "Qwen3ForCausalLM",
+        SHARED | {"head_dim": 10, "rope_parameters": YARN | {"attention_factor": 1.7, "factor": 3.0}},
+        {"rotary_scaling": "yarn", "rotary_attention_factor": 1.7, "rotary_original_length": 40, "rotary_factor": 3.0},
+        length=53,
+    ),
+    "phi3, short": Case(
+        "Phi3ForCausalLM",
+        PHI3_LONG,
+        {"rotary_scaling": "longrope", "rotary_original_length": 16, "rotary_short_factors": [1.0, 1.5]}
+        | {"rotary_attention_factor": math.sqrt(1 + math.log(4) / math.log(16))},
+        length=16,
+    ),
+    "phi3, long": Case("Phi3ForCausalLM", PHI3_LONG, {"rotary_long_factors": [2.0, 6.5]}, length=17),
+    "phi3, long and rotated in part": Case(
+        "Phi3ForCausalLM",
+        GROUPED
+        | {"hidden_size": 24, "original_max_position_embeddings": 9}
+        | {"rope_parameters": LONGROPE | {"partial_rotary_factor": 0.7, "attention_factor": 0.8}}
+        | SPECIAL,
+        {"rotary_dim": 4, "rotary_attention_factor": 0.8, "rotary_original_length": 9},
+        length=29,
+    ),
+    "falcon": Case(
+        "FalconForCausalLM",
+        FALCON,
+        {"branches": "parallel-one-norm", "num_key_value_heads": 1, "feed_forward_dim": 64, "qkv_bias": False},
+    ),
+    "falcon, grouped": Case(
+        "FalconForCausalLM",
+        FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2, "ffn_hidden_size": 22},
+        {"branches": "parallel", "num_key_value_heads": 2, "feed_forward_dim": 22},
+    ),
+    "falcon, grouped with one norm": Case(
+        "FalconForCausalLM",
+        FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1, "bias": True},
+        {"branches": "parallel-one-norm", "num_key_value_heads": 2, "feed_forward_bias": True, "output_bias": True},
+    ),
+    "falcon, sequential": Case(
+        "FalconForCausalLM",
+        FALCON | {"multi_query": False, "parallel_attn": False, "tie_word_embeddings": False, "bias": True},
+        {"branches": "sequential", "num_key_value_heads": 4, "tied_head": False},
     ),
     "mistral": Case(
         "MistralForCausalLM", SHARED | {"sliding_window": 4}, {"sliding_window": 4, "attention_head_dim": 6}
@@ -360,6 +446,9 @@ DECODED = (
     "mixtral",
     "olmoe",
     "qwen3_moe, some layers dense",
+    "falcon",
+    "falcon, grouped",
+    "qwen3, yarn",
     "gptj",
     "gpt_neox",
     "cohere",
@@ -586,6 +675,14 @@ def test_fields_of_transformers_4_mean_the_same(saved: Callable[[str], Path], tm
     scaling = {name: value for name, value in LLAMA3.items() if name not in ("rope_theta", "rope_type")}
     older = {"rope_parameters": GONE, "rope_theta": 30.0, "rope_scaling": {"type": "llama3"} | scaling}
     assert same(import_checkpoint(edited(folder, tmp_path / "llama", older)), import_checkpoint(folder))
+    folder = saved("phi3, long")
+    scaling = {"type": "su"} | {name: LONGROPE[name] for name in ("short_factor", "long_factor")}
+    older = {"rope_parameters": GONE, "rope_theta": 30.0, "rope_scaling": scaling}
+    assert same(import_checkpoint(edited(folder, tmp_path / "phi3", older)), import_checkpoint(folder))
+    folder = saved("gemma3")
+    older = {"rope_parameters": GONE, "rope_theta": 500.0, "rope_local_base_freq": 30.0}
+    older |= {"rope_scaling": {"type": "linear", "factor": 3.0}}
+    assert same(import_checkpoint(edited(folder, tmp_path / "gemma3", older)), import_checkpoint(folder))
     folder = saved("t5, gated")
     older = {"scale_decoder_outputs": GONE, "tie_word_embeddings": False}
     assert same(import_checkpoint(edited(folder, tmp_path / "t5", older)), import_checkpoint(folder))
@@ -625,7 +722,7 @@ def test_ignored_fields_and_tensors_are_reported(saved: Callable[[str], Path], t
     assert remarks["tensors that are not used"] == "model.layers.7.mlp.up_proj.weight, score.weight"
     assert "use_cache" in remarks["fields that no forward pass depends on"].split(", ")
     assert (checkpoint.config.eos_id, checkpoint.config.pad_id) == (2, None)
-    checkpoint = import_checkpoint(saved("bert, without a pooler"))
+    checkpoint = import_checkpoint(saved("bert, without a pooler"), "hidden")
     assert "cls.predictions.transform.dense.weight" in str(checkpoint.remarks)
     assert "head: hidden" in checkpoint.remarks
 
@@ -641,7 +738,7 @@ REFUSED_FIELDS: dict[str, tuple[str, dict[str, Any], str]] = {
     "an unknown family": ("llama", {"model_type": "mamba"}, 'has the model_type "mamba"; expected one of bart, bert'),
     "no family": ("llama", {"model_type": GONE}, "has the model_type null; expected"),
     "an unknown activation": ("llama", {"hidden_act": "mish"}, 'hidden_act is "mish"; expected one of gelu'),
-    "another scaling": ("llama", {"rope_scaling": {"type": "yarn", "factor": 2.0}, "rope_parameters": None}, '"yarn"'),
+    "another scaling": ("llama", {"rope_scaling": {"type": "dynamic"}, "rope_parameters": None}, '"dynamic"'),
     "half a scaling": ("llama", {"rope_parameters": {"rope_type": "linear"}}, "rope_parameters has no factor"),
     "a scaling and more": (
         "llama",
@@ -661,6 +758,8 @@ REFUSED_FIELDS: dict[str, tuple[str, dict[str, Any], str]] = {
     "windows without any": ("qwen2", {"layer_types": [SLIDES, SLIDES]}, "use_sliding_window is false; expected true"),
     "narrower tokens": ("opt", {"word_embed_proj_dim": 6}, "word_embed_proj_dim is 6; expected 12, as hidden_size is"),
     "norms that are not learned": ("opt", {"layer_norm_elementwise_affine": False}, "is false; expected true"),
+    "linear biases": ("falcon", {"alibi": True}, "alibi is true; expected false"),
+    "groups in turn": ("falcon, grouped", {"parallel_attn": False}, "parallel_attn is false; expected true"),
     "no activation": ("t5", {"feed_forward_proj": 3}, "feed_forward_proj is 3; expected"),
 }
 
@@ -695,6 +794,8 @@ def test_tensors_that_do_not_fit_are_refused(saved: Callable[[str], Path], tmp_p
         import_checkpoint(saved("bert, without a pooler"), "pooled")
     with refused(CheckpointError, f"{folder / 'config.json'} cannot be imported: a head is asked for (hidden)"):
         import_checkpoint(folder, "hidden")
+    with refused(CheckpointError, f"{saved('bert') / 'config.json'} cannot be imported: a head is asked for (logits)"):
+        import_checkpoint(saved("bert"), "logits")
 
 
 def test_folders_without_a_checkpoint_are_refused(

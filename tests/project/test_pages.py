@@ -145,6 +145,10 @@ def test_every_cause_has_a_page() -> None:
     assert written == script("faults").cause_pages(), "run python docs/faults.py"
 
 
+def test_the_page_of_families_is_that_of_their_tables_and_tests() -> None:
+    assert read("docs/family-fields.md") == script("families").page(), "run python docs/families.py"
+
+
 def test_every_preset_and_every_family_is_on_its_page() -> None:
     documents = re.findall(r"(?m)^\| `([\w-]+)` \|", read("docs/documents.md"))
     assert documents == list(PRESETS), f"docs/documents.md: {sorted({*documents} ^ {*PRESETS})}"

@@ -78,7 +78,7 @@ def cache_for(
 ) -> Cache | None:
     """Cache for the tokens; None where earlier tokens depend on later ones, or exceed `max_length`."""
     config, structure, state = split
-    if not config.mask_is_exact or longest > config.max_length:
+    if not config.prefixes_agree or longest > config.max_length:
         return None
     return _prefill(structure, state, len(tokens), min(tokens.shape[1], config.max_length), source)
 
@@ -99,8 +99,9 @@ def next_logits(
         cache.update(held)
         return logits
     # A constant width lets one compiled program serve every step: fillers are in the future, so they are masked.
-    # A mask that does not hide them exactly (walkthrough's) needs a program per length.
-    most = tokens.shape[1] if config.mask_is_exact else int(lengths.max())
+    # A mask that does not hide them exactly (walkthrough's), or angles that depend on the length, need a program per
+    # length.
+    most = tokens.shape[1] if config.prefixes_agree else int(lengths.max())
     return _next_without(structure, state, tokens, lengths, source, min(config.max_length, most))
 
 

@@ -79,7 +79,7 @@ def cache_for(
 ) -> Cache | None:
     """Cache for the tokens; None where earlier tokens depend on later ones, or exceed `max_length`."""
     config = model.config
-    if not config.mask_is_exact or longest > config.max_length:
+    if not config.prefixes_agree or longest > config.max_length:
         return None
     return prefill(model, len(tokens), min(tokens.shape[1], config.max_length), source=source)
 

@@ -22,9 +22,17 @@ def encoder(folder: str) -> Any:
     return transformers.AutoModel.from_pretrained(folder)
 
 
+def masked(folder: str) -> Any:
+    return transformers.AutoModelForMaskedLM.from_pretrained(folder)
+
+
 def translator(folder: str) -> Any:
     return transformers.AutoModelForSeq2SeqLM.from_pretrained(folder)
 
 
-OTHERS = {"bert": encoder, "roberta": encoder, "bart": translator, "marian": translator, "t5": translator}
+OTHERS = {
+    **dict.fromkeys(("bert", "roberta", "xlm-roberta"), encoder),
+    **dict.fromkeys(("bart", "marian", "t5"), translator),
+    "distilbert": masked,
+}
 LOADERS = {family: OTHERS.get(family, causal) for family in FILES}

@@ -234,8 +234,8 @@ POSITIONS = (
     Bug(("rotary-layout",), 'if layout == "interleaved":', 'if layout != "interleaved":', _rotary, file=ROTATION),
     Bug(
         ("rotary-direction",),
-        "angles.cos().to(x.dtype)[:, None], angles.sin().to(x.dtype)[:, None]",
-        "angles.cos().to(x.dtype)[:, None], -angles.sin().to(x.dtype)[:, None]",
+        "factor * angles.cos(), factor * angles.sin()",
+        "factor * angles.cos(), -factor * angles.sin()",
         _rotary,
         file=ROTATION,
     ),

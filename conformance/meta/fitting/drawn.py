@@ -42,6 +42,10 @@ WORDS = {
 """The names of the drawn modules, so that they are not ours."""
 
 SKIPPED = {*NOT_RUN, "architecture", "rotary_low_frequency", "rotary_high_frequency", "head", "shared_embedding"}
+SKIPPED |= {"rotary_truncate", "rotary_attention_factor", "rotary_short_factors", "rotary_long_factors"}
+
+SCALINGS = ("none", "linear", "llama3")
+"""The scalings of rotary positions that `fit` finds."""
 
 
 class Drawn(Model):
@@ -201,6 +205,8 @@ def _changed(config: TransformerConfig, name: str, dice: random.Random) -> Trans
     tried = field.metadata.get("tried") or (get_args(kind) if get_origin(kind) is Literal else (True, False))
     if name == "position_offset":
         tried = (0, 1, 2)
+    if name == "rotary_scaling":
+        tried = SCALINGS
     value = dice.choice(tried)
     if value == getattr(config, name):
         return None

@@ -329,7 +329,7 @@ class Model:
         return x
 
     def rotated(self, x: Tensor, where: Tensor) -> Tensor:
-        return rotate(x, where, self.frequencies(), self.c.rope_layout)
+        return rotate(x, where, self.frequencies(where), self.c.rope_layout, self.own.rotary_attention_factor)
 
     def scale(self) -> float:
         """Factor of the scores."""
@@ -361,8 +361,8 @@ class Model:
         """The precision of sums: at least float32."""
         return torch.float32 if self.dtype == torch.bfloat16 else self.dtype
 
-    def frequencies(self) -> Tensor:
-        return inverse_frequencies(self.own, self.head_dim)
+    def frequencies(self, where: Tensor) -> Tensor:
+        return inverse_frequencies(self.own, self.head_dim, int(where.max()) + 1)
 
     def masked(self, scores: Tensor, keep: Tensor) -> Tensor:
         return scores.masked_fill(~keep, self.masked_score())
@@ -377,6 +377,8 @@ class Model:
             return x
         if c.head == "pooled":
             return torch.tanh(self.dense("pooler", x[:, 0]))
+        if c.head_transform:
+            x = self.norm("head_norm", self.act(self.dense("head_transform", x)))
         if c.head_scale == "embed_dim":
             x = x / math.sqrt(c.embed_dim)
         weight = self.table("encoder" if c.architecture == "encoder" else "decoder") if c.tied_head else None

@@ -19,14 +19,19 @@ def sinusoids(c: Any, length: int) -> Tensor:
     return torch.stack([sine, cosine], -1).flatten(-2)
 
 
-def inverse_frequencies(c: Any, head_dim: int) -> Tensor:
-    """Angle per position of each pair of features, with linear or Llama 3.1's scaling."""
+def inverse_frequencies(c: Any, head_dim: int, length: int = 0) -> Tensor:
+    """Angle per position of each pair of features, scaled; `length` is that of the sequence, for LongRoPE."""
     width = c.rotary_dim or head_dim
     plain = 1.0 / c.rope_theta ** (torch.arange(0, width, 2, dtype=torch.float64) / width)
     if c.rotary_scaling == "none":
         return plain
     if c.rotary_scaling == "linear":
         return plain / c.rotary_factor
+    if c.rotary_scaling == "longrope":
+        long = length > c.rotary_original_length
+        return plain / torch.tensor(c.rotary_long_factors if long else c.rotary_short_factors, dtype=torch.float64)
+    if c.rotary_scaling == "yarn":
+        return yarn(c, plain, width)
     low, high, original = c.rotary_low_frequency, c.rotary_high_frequency, c.rotary_original_length
     wavelength = 2 * math.pi / plain
     smooth = (original / wavelength - low) / (high - low)
@@ -36,10 +41,26 @@ def inverse_frequencies(c: Any, head_dim: int) -> Tensor:
     return torch.where(medium, between, scaled)
 
 
-def rotate(x: Tensor, positions: Tensor, frequencies: Tensor, layout: str) -> Tensor:
-    """`x` (batch, heads, length, head_dim), rotated; features beyond the rotated ones are kept."""
+def yarn(c: Any, plain: Tensor, width: int) -> Tensor:
+    """As in the code of YaRN's authors: a ramp over the pairs between those with so many turns."""
+
+    def pair_with(turns: float) -> float:
+        return width * math.log(c.rotary_original_length / (turns * 2 * math.pi)) / (2 * math.log(c.rope_theta))
+
+    low, high = pair_with(c.rotary_high_frequency), pair_with(c.rotary_low_frequency)
+    if c.rotary_truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, width - 1)
+    ramp = (torch.arange(width // 2, dtype=torch.float64) - low) / ((high - low) or 0.001)
+    ramp = ramp.clamp(0, 1)
+    return plain / c.rotary_factor * ramp + plain * (1 - ramp)
+
+
+def rotate(x: Tensor, positions: Tensor, frequencies: Tensor, layout: str, factor: float = 1.0) -> Tensor:
+    """`x` (batch, heads, length, head_dim), rotated and times `factor`; features beyond the rotated ones are kept."""
     angles = positions[..., None].double() * frequencies
-    cosine, sine = angles.cos().to(x.dtype)[:, None], angles.sin().to(x.dtype)[:, None]
+    cosine, sine = factor * angles.cos(), factor * angles.sin()
+    cosine, sine = cosine.to(x.dtype)[:, None], sine.to(x.dtype)[:, None]
     width = 2 * frequencies.shape[-1]
     turned, rest = x[..., :width], x[..., width:]
     if layout == "interleaved":

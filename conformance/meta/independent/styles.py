@@ -349,8 +349,10 @@ class ComplexRotation:
     fits = staticmethod(lambda c: c.positions == "rotary" and c.rope_layout == "interleaved")
 
     def rotated(self: Any, x: Tensor, where: Tensor) -> Tensor:
-        angles = where[..., None].double() * self.frequencies()
-        turn = torch.polar(torch.ones_like(angles), angles).to(torch.complex64)[:, None]
+        angles = where[..., None].double() * self.frequencies(where)
+        turn = torch.polar(torch.full_like(angles, self.own.rotary_attention_factor), angles).to(torch.complex64)[
+            :, None
+        ]
         width = 2 * angles.shape[-1]
         pairs = torch.view_as_complex(x[..., :width].float().unflatten(-1, (-1, 2)).contiguous())
         return torch.cat([torch.view_as_real(pairs * turn).flatten(-2).to(x.dtype), x[..., width:]], -1)
@@ -362,9 +364,9 @@ class RotateHalf:
     fits = staticmethod(lambda c: c.positions == "rotary" and c.rope_layout == "halves")
 
     def rotated(self: Any, x: Tensor, where: Tensor) -> Tensor:
-        angles = where[..., None].float() * self.frequencies().float()
+        angles = where[..., None].float() * self.frequencies(where).float()
         both = torch.cat([angles, angles], -1)[:, None]
-        cosine, sine = both.cos().to(x.dtype), both.sin().to(x.dtype)
+        cosine, sine = ((self.own.rotary_attention_factor * each).to(x.dtype) for each in (both.cos(), both.sin()))
         width = both.shape[-1]
         turned, rest = x[..., :width], x[..., width:]
         one, other = turned.chunk(2, -1)

@@ -148,7 +148,7 @@ def _generated(build: Backend, case: str) -> Iterator[tuple[str, np.ndarray]]:
     for name, sampling in SAMPLINGS.items():
         drawn = forward.generate(prompt, NEW, source=source, uniforms=uniforms, sampling=sampling)
         yield f"tokens, {name}", drawn
-    if config.mask_is_exact:
+    if config.prefixes_agree:
         ragged = np.random.default_rng(8).integers(3, config.vocab_size, (ROWS, 3))
         yield "tokens, ragged", forward.generate(ragged, NEW, lengths=[1, 3, 2], source=source)
     for beams, power in SEARCHES:

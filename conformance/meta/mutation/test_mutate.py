@@ -29,7 +29,7 @@ def test_an_entry_computes_the_same(entry: Equivalent) -> None:
 
 def test_a_line_that_computes_something_else_is_no_entry() -> None:
     """NumPy's decoding without a cache where the mask is exact: only `walkthrough`, whose mask is not, can tell."""
-    line = "if +config.mask_is_exact or longest > config.max_length:"
+    line = "if +config.prefixes_agree or longest > config.max_length:"
     entry = Equivalent("transparity_numpy", "decoding.steps", line, "")
     assert difference_made(entry).startswith("walkthrough: tokens")
 

@@ -151,6 +151,13 @@ def _wholly_turned(config: Config) -> bool:
     return _ROTARY(config) and config.rotated_dim == config.head_dim == 8
 
 
+def _all_turned(config: Config) -> dict[str, Any]:
+    """All features of a head rotated; angles without a factor of their own (LongRoPE) take the last one."""
+    more = (config.head_dim - config.rotated_dim) // 2
+    names = ("rotary_short_factors", "rotary_long_factors") if config.rotary_scaling == "longrope" else ()
+    return {"rotary_dim": None} | {name: getattr(config, name) + getattr(config, name)[-1:] * more for name in names}
+
+
 def _grouped(config: Config) -> bool:
     return 1 < config.key_value_heads < config.num_heads
 
@@ -229,7 +236,8 @@ def _turned_back(*roles: str) -> dict[str, Wrong]:
 def _one_later(role: str, by: int) -> dict[str, Wrong]:
     def change(config: Config, name: str, rotary: RotaryTables) -> RotaryTables:
         cosine, sine = rotary
-        step = by * positions.rotary_frequencies(config)
+        beyond = cosine.shape[-2] > config.rotary_original_length
+        step = by * positions.rotary_frequencies(config, beyond=beyond)
         more, most = np.cos(step), np.sin(step)
         moved = (cosine * more - sine * most, sine * more + cosine * most)
         return (moved[0].astype(cosine.dtype), moved[1].astype(sine.dtype)) if name == role else rotary
@@ -238,9 +246,14 @@ def _one_later(role: str, by: int) -> dict[str, Wrong]:
 
 
 def _frequencies_of_all(_: Config) -> Callable[..., Any]:
-    return lambda config: np.array(
-        [config.rope_theta ** (-2 * pair / config.head_dim) for pair in range(config.rotated_dim // 2)]
-    )
+    right = positions.rotary_frequencies
+
+    def frequencies(config: Config, **given: Any) -> np.ndarray:
+        plain = right(dataclasses.replace(config, rotary_scaling="none"))
+        wrong = [config.rope_theta ** (-2 * pair / config.head_dim) for pair in range(config.rotated_dim // 2)]
+        return right(config, **given) / plain * np.array(wrong)
+
+    return frequencies
 
 
 def _smoothed(config: Config, turned: bool, stepped: bool) -> np.ndarray:
@@ -262,11 +275,11 @@ def _smoothed(config: Config, turned: bool, stepped: bool) -> np.ndarray:
 
 
 def _mixed_the_other_way(_: Config) -> Callable[..., Any]:
-    return lambda config: _smoothed(config, turned=True, stepped=False)
+    return lambda config, **_: _smoothed(config, turned=True, stepped=False)
 
 
 def _without_a_smooth_part(_: Config) -> Callable[..., Any]:
-    return lambda config: _smoothed(config, turned=False, stepped=True)
+    return lambda config, **_: _smoothed(config, turned=False, stepped=True)
 
 
 def _in_half(kind: Any, part: str) -> dict[str, Wrong]:
@@ -275,13 +288,14 @@ def _in_half(kind: Any, part: str) -> dict[str, Wrong]:
     def rotary_tables(config: Config, at: Any, dtype: Any) -> RotaryTables | None:
         if config.positions != "rotary":
             return None
-        steps = positions.rotary_frequencies(config)
+        steps = positions.rotary_frequencies(config, beyond=at.max() >= config.rotary_original_length)
         if part != "tables":
             steps = steps.astype(kind)
         if part == "frequencies":
             steps = steps.astype(np.float64)
         angles = (at.astype(steps.dtype)[..., None] * steps)[:, None]
-        tables = [function(angles.astype(np.float64)) for function in (np.cos, np.sin)]
+        factor = config.rotary_attention_factor
+        tables = [factor * function(angles.astype(np.float64)) for function in (np.cos, np.sin)]
         if part in ("tables", "everything"):
             tables = [table.astype(kind) for table in tables]
         return tables[0].astype(dtype), tables[1].astype(dtype)
@@ -598,6 +612,63 @@ def _faults() -> Iterator[FamilyFault]:
     yield from _usual_faults()
 
 
+def _ramped(*, backwards: bool = False, whole: bool = False, begins: float | None = None) -> dict[str, Wrong]:
+    """YaRN's frequencies pair by pair, with a mistake in the ramp."""
+
+    def frequencies(config: Config, **_: Any) -> np.ndarray:
+        span = np.log(config.rope_theta) / (config.rotated_dim / 2)
+        wave = config.rotary_original_length / (2 * np.pi)
+        turns = (config.rotary_high_frequency, config.rotary_low_frequency)
+        low, high = sorted(max(0.0, np.log(wave / each) / span) for each in turns)
+        low, high = (np.floor(low), np.ceil(high)) if whole else (low, high)
+        low = low if begins is None else begins
+        found = []
+        for pair in range(config.rotated_dim // 2):
+            along = min(max((pair - low) / (high - low), 0.0), 1.0)
+            if backwards:
+                along = min(max((pair - high) / (low - high), 0.0), 1.0)
+            plain = config.rope_theta ** (-2 * pair / config.rotated_dim)
+            found.append(plain * (1 - along) + plain / config.rotary_factor * along)
+        return np.array(found)
+
+    return {"positions.rotary_frequencies": lambda _: frequencies}
+
+
+def _long_faults() -> Iterator[FamilyFault]:
+    """Mistakes in the scalings for long sequences: YaRN's ramp, LongRoPE's two lists, and the attention factor."""
+    yarn, longrope = _is(rotary_scaling="yarn"), _is(rotary_scaling="longrope")
+    for name, wrong in (
+        ("ramp backwards", _ramped(backwards=True)),
+        ("whole pairs", _ramped(whole=True)),
+        ("ramp from the first pair", _ramped(begins=0.0)),
+    ):
+        yield FamilyFault(("rotary-scaling",), name, ROTATED, yarn, exchanged=wrong)
+    for name, fields in (
+        ("32 and 1 turns", _to(rotary_high_frequency=32.0, rotary_low_frequency=1.0)),
+        ("original length is max_length", lambda config: {"rotary_original_length": config.max_length}),
+    ):
+        yield FamilyFault(("rotary-scaling",), name, ROTATED, yarn, fields)
+    factored = _both(_ROTARY, _not(_is(rotary_attention_factor=1.0)))
+    for name, change in (
+        ("missing", lambda factor: 1.0),
+        ("twice", lambda factor: factor * factor),
+        ("divided", lambda factor: 1 / factor),
+        ("1.09", lambda factor: 1.09),
+    ):
+        fields = _factor_of(change)
+        yield FamilyFault(("rotary-attention-factor",), name, ROTATED, factored, fields)
+    for name, fields in (
+        ("long alone", lambda config: {"rotary_short_factors": config.rotary_long_factors}),
+        ("short alone", lambda config: {"rotary_long_factors": config.rotary_short_factors}),
+        ("long from the original length on", lambda config: {"rotary_original_length": 5}),
+    ):
+        yield FamilyFault(("rotary-length",), name, ROTATED, longrope, fields)
+
+
+def _factor_of(change: Callable[[float], float]) -> Callable[[Config], dict[str, Any]]:
+    return lambda config: {"rotary_attention_factor": change(config.rotary_attention_factor)}
+
+
 def _rotary_faults() -> Iterator[FamilyFault]:
     pairs = _other("rope_layout", "halves", "interleaved")
     yield FamilyFault(("rotary-layout",), "other", ROTATED, _ROTARY, pairs)
@@ -610,11 +681,13 @@ def _rotary_faults() -> Iterator[FamilyFault]:
         ("factor 3.3", _to(rotary_factor=3.3)),
         ("inverted", lambda config: {"rotary_factor": 1 / config.rotary_factor}),
     ):
-        yield FamilyFault(("rotary-scaling",), name, ROTATED, _SCALED, fields)
+        acts = _SCALED if name == "none" else _both(_SCALED, _not(_is(rotary_scaling="longrope")))
+        yield FamilyFault(("rotary-scaling",), name, ROTATED, acts, fields)
+    yield from _long_faults()
     for name, frequencies in (("other way round", _mixed_the_other_way), ("a step", _without_a_smooth_part)):
         wrong = {"positions.rotary_frequencies": frequencies}
         yield FamilyFault(("rotary-scaling",), name, ROTATED, _is(rotary_scaling="llama3"), exchanged=wrong)
-    yield FamilyFault(("rotary-partial",), "all", ROTATED, _partly_turned, _to(rotary_dim=None))
+    yield FamilyFault(("rotary-partial",), "all", ROTATED, _partly_turned, _all_turned)
     wrong = {"positions.rotary_frequencies": _frequencies_of_all}
     yield FamilyFault(("rotary-partial",), "angles of all", ROTATED, _partly_turned, exchanged=wrong)
     yield FamilyFault(("rotary-partial",), "half", ROTATED, _wholly_turned, _to(rotary_dim=4))
@@ -625,6 +698,14 @@ def _rotary_faults() -> Iterator[FamilyFault]:
     for role in ("query", "key"):
         for by in (1, -1):
             yield FamilyFault(("rotary-position",), f"{role} {by:+d}", ROTATED, _ROTARY, exchanged=_one_later(role, by))
+    yield from _rotary_faults_by_layer()
+    for kind in (ml_dtypes.bfloat16, np.float16):
+        for part in ("frequencies", "angles", "tables", "everything"):
+            variant = f"{part} in {np.dtype(kind)}"
+            yield FamilyFault(("rotary-precision",), variant, ROTATED, _ROTARY, exchanged=_in_half(kind, part))
+
+
+def _rotary_faults_by_layer() -> Iterator[FamilyFault]:
     bases = _both(_ROTARY, _differ("rope_theta"))
     yield FamilyFault(("rotary-layers",), "base exchanged", ROTATED, bases, _as_next_kind("rope_theta"))
     scaling = ("rotary_scaling", "rotary_factor")
@@ -633,10 +714,6 @@ def _rotary_faults() -> Iterator[FamilyFault]:
     yield FamilyFault(("rotary-layers",), "exchanged", ROTATED, scaled, _as_next_kind("rope_theta", *scaling))
     yield FamilyFault(("rotary-layers", "rotary-scaling"), "unscaled", ROTATED, scaled, _as_first_kind(*scaling))
     yield FamilyFault(("rotary-layers",), "rotated", SCORES, _differ("positions"), exchanged=_ROTATED_ALL)
-    for kind in (ml_dtypes.bfloat16, np.float16):
-        for part in ("frequencies", "angles", "tables", "everything"):
-            variant = f"{part} in {np.dtype(kind)}"
-            yield FamilyFault(("rotary-precision",), variant, ROTATED, _ROTARY, exchanged=_in_half(kind, part))
 
 
 def _attention_faults() -> Iterator[FamilyFault]:
@@ -873,6 +950,10 @@ def _further_faults() -> Iterator[FamilyFault]:
     yield FamilyFault(("attention-mask", "mask-polarity"), "inverted", place, masked, inputs=inverse)
 
 
+def _always(wrong: Callable[..., Any], _: Config) -> Callable[..., Any]:
+    return wrong
+
+
 def _head_faults() -> Iterator[FamilyFault]:
     scale, pooled = _other("head_scale", "none", "embed_dim"), _is(head="pooled")
     yield FamilyFault(("head-scale",), "the other", LOGITS, _has("tied_head"), scale)
@@ -896,6 +977,14 @@ def _head_faults() -> Iterator[FamilyFault]:
         ("unprojected", lambda c, p, x: x[:, 0]),
     ):
         yield FamilyFault(("pooling",), name, LOGITS, pooled, exchanged=_heads(wrong))
+    for name, wrong in (
+        ("left out", lambda c, p, x: x),
+        ("linear", lambda c, p, x: normalization.norm(c, p["head_norm"], linear(p["head_transform"], x))),
+        ("not normalised", lambda c, p, x: feed_forward.ACTIVATIONS[c.activation](linear(p["head_transform"], x))),
+        ("relu", lambda c, p, x: normalization.norm(c, p["head_norm"], np.maximum(linear(p["head_transform"], x), 0))),
+    ):
+        exchanged = {"head.transform_for_head": functools.partial(_always, wrong)}
+        yield FamilyFault(("head-transform",), name, LOGITS, _has("head_transform"), exchanged=exchanged)
     pooler = _replaced(lambda name, value: value.T if name == "pooler.weight" else value)
     yield FamilyFault(("weight-transpose",), "pooler", LOGITS, pooled, parameters=pooler)
 
@@ -943,7 +1032,7 @@ def _uncatalogued() -> Iterator[FamilyFault]:
 
     def turned_backwards(_: Config) -> Callable[..., Any]:
         right = positions.rotary_frequencies
-        return lambda config: right(config)[::-1]
+        return lambda config, **given: right(config, **given)[::-1]
 
     wrong = {"positions.rotary_frequencies": turned_backwards}
     yield fault("the slowest pair first", ROTATED, _ROTARY, exchanged=wrong)

@@ -73,7 +73,7 @@ def following(request: Request, parameters: Arrays, tokens: np.ndarray, steps: i
     token depends on later ones."""
     config, end = request.config, int(request.begins.max()) + steps - 1
     sees_itself = config.pad_id is None or (tokens[:, 0] != config.pad_id).all()  # else a row may see padding alone
-    if config.mask_is_exact and sees_itself and end <= config.max_length:
+    if config.prefixes_agree and sees_itself and end <= config.max_length:
         inputs: dict[str, Any] = {config.input_names[-1]: tokens[:, :end]}
         inputs |= {} if request.source is None else {"source": request.source}
         of_all = transformer(config, parameters, **inputs)

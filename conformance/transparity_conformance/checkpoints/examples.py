@@ -25,6 +25,9 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "bert": _BERT,
     "cohere": _LLAMA | {"logit_scale": 0.3},
     "cohere2": _LLAMA | {"num_hidden_layers": 3, "sliding_window": 5, "sliding_window_pattern": 3},
+    "distilbert": {"vocab_size": 37, "dim": 24, "n_layers": 2, "n_heads": 3, "hidden_dim": 40}
+    | {"max_position_embeddings": 29},
+    "falcon": _SIZES | {"num_attention_heads": 4, "bos_token_id": 1, "eos_token_id": 2},
     "gemma": _WIDE | {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 1},
     "gemma2": _WIDE | {"sliding_window": 5, "query_pre_attn_scalar": 7, "attn_logit_softcapping": 3.0},
     "gemma3_text": _WIDE
@@ -52,6 +55,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     | {"moe_intermediate_size": 20, "mlp_only_layers": [0]},
     "roberta": _BERT | {"max_position_embeddings": 31, "type_vocab_size": 1},
     "smollm3": _LLAMA | {"num_hidden_layers": 3, "no_rope_layer_interval": 3},
+    "xlm-roberta": _BERT | {"max_position_embeddings": 31, "type_vocab_size": 1},
     "t5": {"vocab_size": 37, "d_model": 24, "d_kv": 10, "d_ff": 40, "num_layers": 2, "num_decoder_layers": 3}
     | {"num_heads": 3, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 17}
     | {"n_positions": 29, "decoder_start_token_id": 0},

@@ -79,12 +79,15 @@ def tensors_in(
     absent = set(family.absent(config))
     table = {theirs: ours for theirs, ours in family.table(config).items() if theirs not in absent}
     exact = {name: np.asarray(value, np.float32) for name, value in parameters.items()}
-    heads = tensors_of({name: exact[name] for name in exact if name.startswith("head.")}, table)
-    others = tensors_of({name: exact[name] for name in exact if not name.startswith("head.")}, table)
+    heads = tensors_of({name: exact[name] for name in exact if name.startswith(OF_HEADS)}, table)
+    others = tensors_of({name: exact[name] for name in exact if not name.startswith(OF_HEADS)}, table)
     others |= {copy: others[theirs] for copy, theirs in family.copies(config).items()}
     # a model with a head keeps the rest under a name of its own
     prefix = next(iter(family.prefixes), "") if config.head == "logits" else ""
     return {f"{prefix}{name}": value for name, value in others.items()} | heads
+
+
+OF_HEADS = ("head.", "head_transform.", "head_norm.")
 
 
 def _imported(model_type: str, folder: Path) -> Checkpoint:

@@ -197,8 +197,16 @@ ROTARY_KEYS = {
     "default": (),
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": ("factor", "original_max_position_embeddings"),
+    "longrope": ("short_factor", "long_factor", "original_max_position_embeddings"),
 }
 """The keys of each kind of scaling."""
+
+OPTIONAL_KEYS: dict[str, tuple[str, ...]] = {
+    "yarn": ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
+    "longrope": ("attention_factor", "factor"),
+}
+"""The keys that a kind of scaling may have."""
 
 KEYS_OF_ALL = ("rope_theta", "rope_type", "type", "partial_rotary_factor", "original_max_position_embeddings")
 """The keys that every kind may have."""
@@ -214,34 +222,107 @@ def rotary(fields: Fields, head_dim: int | None = None) -> dict[str, Any]:
     name, kind, given = _rotary_given(fields)
     found = {"rope_layout": "halves", "positions": "rotary", "rope_theta": number(given, "rope_theta")}
     found |= _rotated_part(given.get("partial_rotary_factor", fields.get("partial_rotary_factor")), head_dim)
-    if unknown := [key for key in given if key not in (*KEYS_OF_ALL, *ROTARY_KEYS[kind])]:
+    known = (*KEYS_OF_ALL, *ROTARY_KEYS[kind], *OPTIONAL_KEYS.get(kind, ()))
+    if unknown := [key for key in given if key not in known]:
         raise wrong(f"{name}.{unknown[0]}", given[unknown[0]], f"none where its rope_type is {kind}")
-    if kind == "llama3":
+    if "original_max_position_embeddings" in ROTARY_KEYS[kind]:
         given = {"original_max_position_embeddings": fields["max_position_embeddings"]} | given
         outside = fields.get("original_max_position_embeddings")
         given |= {} if outside is None else {"original_max_position_embeddings": outside}
     for key in ROTARY_KEYS[kind]:
         if key not in given:
             raise CheckpointError(f"{name} has no {key}; expected it, for its rope_type is {kind!r}.")
-    if kind == "default":
-        return found
-    found |= {"rotary_scaling": kind, "rotary_factor": number(given, "factor")}
-    if kind == "linear":
-        return found
-    return found | {
+    given |= {"max_position_embeddings": fields["max_position_embeddings"]}
+    return found | (SCALINGS[kind](given) if kind in SCALINGS else {})
+
+
+def _linear(given: Fields) -> dict[str, Any]:
+    return {"rotary_scaling": "linear", "rotary_factor": number(given, "factor")}
+
+
+def _llama3(given: Fields) -> dict[str, Any]:
+    return _linear(given) | {
+        "rotary_scaling": "llama3",
         "rotary_low_frequency": number(given, "low_freq_factor"),
         "rotary_high_frequency": number(given, "high_freq_factor"),
         "rotary_original_length": given["original_max_position_embeddings"],
     }
 
 
+def _yarn(given: Fields) -> dict[str, Any]:
+    """Without an attention factor, it is 0.1 · mscale · ln(factor) + 1, of `mscale` by that of `mscale_all_dim`."""
+    usual = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}
+    given = {**given, **{key: usual[key] for key in usual if given.get(key) is None}}
+    factor = number(given, "factor")
+    scales = [number(given, key) for key in ("mscale", "mscale_all_dim") if given.get(key)]
+    steps = [0.1 * scale * math.log(max(factor, 1)) + 1 for scale in (scales if len(scales) == 2 else (1.0,))]
+    by_formula = steps[0] / (steps[1] if len(steps) == 2 else 1)
+    return {
+        "rotary_scaling": "yarn",
+        "rotary_factor": factor,
+        "rotary_low_frequency": number(given, "beta_slow"),
+        "rotary_high_frequency": number(given, "beta_fast"),
+        "rotary_original_length": given["original_max_position_embeddings"],
+        "rotary_truncate": flag(given, "truncate"),
+        "rotary_attention_factor": _attention_factor(given, by_formula),
+    }
+
+
+def _longrope(given: Fields) -> dict[str, Any]:
+    """Without an attention factor, it is √(1 + ln(factor) / ln(original length)), of the factor by which the sequence
+    is longer than the original one."""
+    original = whole(given, "original_max_position_embeddings")
+    longer = given.get("factor")
+    longer = given["max_position_embeddings"] / original if longer is None else number(given, "factor")
+    by_formula = 1.0 if longer <= 1 else math.sqrt(1 + math.log(longer) / math.log(original))
+    return {
+        "rotary_scaling": "longrope",
+        "rotary_original_length": original,
+        "rotary_attention_factor": _attention_factor(given, by_formula),
+        "rotary_short_factors": _numbers(given, "short_factor"),
+        "rotary_long_factors": _numbers(given, "long_factor"),
+    }
+
+
+def _attention_factor(given: Fields, otherwise: float) -> float:
+    return otherwise if given.get("attention_factor") is None else number(given, "attention_factor")
+
+
+def _numbers(given: Fields, name: str) -> tuple[float, ...]:
+    listed = given[name] if isinstance(given[name], list) else [None]
+    return tuple(number({f"{name}[{i}]": each}, f"{name}[{i}]") for i, each in enumerate(listed))
+
+
+SCALINGS: Mapping[str, Callable[[Fields], dict[str, Any]]] = {
+    "linear": _linear,
+    "llama3": _llama3,
+    "yarn": _yarn,
+    "longrope": _longrope,
+}
+"""Fields of ours by the kind of scaling, whose keys `max_position_embeddings` is added to."""
+
+
+def written_scaling(config: TransformerConfig) -> dict[str, Any]:
+    """The scaling, with all keys that its kind has and the attention factor itself."""
+    kind = "default" if config.rotary_scaling == "none" else config.rotary_scaling
+    ours: dict[str, Any] = {
+        "factor": config.rotary_factor,
+        "low_freq_factor": config.rotary_low_frequency,
+        "high_freq_factor": config.rotary_high_frequency,
+        "original_max_position_embeddings": config.rotary_original_length,
+        "short_factor": list(config.rotary_short_factors),
+        "long_factor": list(config.rotary_long_factors),
+    }
+    optional: dict[str, Any] = {"attention_factor": config.rotary_attention_factor} if kind in OPTIONAL_KEYS else {}
+    if kind == "yarn":
+        optional |= {"beta_fast": config.rotary_high_frequency, "beta_slow": config.rotary_low_frequency}
+        optional |= {"truncate": config.rotary_truncate}
+    return {"rope_type": kind} | {key: ours[key] for key in ROTARY_KEYS[kind]} | optional
+
+
 def rotary_fields(config: TransformerConfig) -> dict[str, Any]:
     """Rotary positions as both transformers 4 and 5 write them; published files have one of the two forms."""
-    scaling: dict[str, Any] = {"rope_type": "default" if config.rotary_scaling == "none" else config.rotary_scaling}
-    ours: dict[str, Any] = {"factor": config.rotary_factor, "low_freq_factor": config.rotary_low_frequency}
-    ours |= {"high_freq_factor": config.rotary_high_frequency}
-    ours |= {"original_max_position_embeddings": config.rotary_original_length}
-    scaling |= {key: ours[key] for key in ROTARY_KEYS[scaling["rope_type"]]}
+    scaling = written_scaling(config)
     part = {} if config.rotated_dim == config.head_dim else {"partial_rotary_factor": rotated_share(config)}
     return {
         "rope_theta": config.rope_theta,
@@ -288,6 +369,10 @@ SCALING: dict[str, Any] = {
     "rotary_low_frequency": 1.0,
     "rotary_high_frequency": 4.0,
     "rotary_original_length": 8192,
+    "rotary_truncate": True,
+    "rotary_attention_factor": 1.0,
+    "rotary_short_factors": (),
+    "rotary_long_factors": (),
 }
 """Rotary positions that are not scaled."""
 

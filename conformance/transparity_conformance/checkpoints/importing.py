@@ -35,6 +35,8 @@ FILES = {
     "bert": "bert",
     "cohere": "cohere",
     "cohere2": "cohere",
+    "distilbert": "encoders.distilbert",
+    "falcon": "decoders.falcon",
     "gemma": "gemma",
     "gemma2": "gemma",
     "gemma3_text": "gemma",
@@ -56,6 +58,7 @@ FILES = {
     "roberta": "bert",
     "smollm3": "llama_variants",
     "t5": "t5",
+    "xlm-roberta": "bert",
 }
 """The file of each `model_type`."""
 
@@ -115,7 +118,8 @@ def import_checkpoint(folder: str | Path, head: str | None = None) -> Checkpoint
 
     Args:
         folder: config.json and safetensors, as a hub keeps them.
-        head: the output of an encoder-only model, `hidden` or `pooled`; by default `pooled` if there is a pooler.
+        head: the output of an encoder-only model, `hidden`, `pooled` or, with a head of masked words, `logits`; by
+            default `pooled` if there is a pooler, else `logits` if there is such a head.
 
     Raises `TransparityError` if a file is missing or cannot be read, or if no configuration describes the model.
     """
@@ -265,7 +269,14 @@ def configuration(family: Family, given: Fields, names: Collection[str], head: s
     if head is not None:
         if "head" not in found:
             raise CheckpointError(f"a head is asked for ({head}); expected none: the output of this model is logits.")
+        if head == "logits" and "head_transform" not in found:
+            raise CheckpointError(
+                "a head is asked for (logits); expected one of masked words, tied to the embedding and with GELU in "
+                "RoBERTa, and there is none."
+            )
         found["head"] = head
+    if found.get("head", "logits") != "logits":  # what the head of masked words has goes with it
+        found = {name: value for name, value in found.items() if name not in ("head_transform", "tied_head")}
     return TransformerConfig(**found | _tokens(fields, found))
 
 

@@ -69,7 +69,7 @@ def pieces(opened: Opened, layers: Collection[int] | None = None) -> Iterator[Pi
 def open_for_pieces(folder: Path, head: str | None) -> Opened:
     """Open a checkpoint; an encoder without a `head` with hidden states as its output, of which all are seen."""
     opened = open_checkpoint(folder, head)
-    is_hidden = head is None and opened.config.architecture == "encoder"
+    is_hidden = head in (None, "logits") and opened.config.architecture == "encoder"
     return open_checkpoint(folder, "hidden") if is_hidden else opened
 
 

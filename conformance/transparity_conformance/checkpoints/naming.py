@@ -64,8 +64,20 @@ def _of_heads(heads: int, parts: int, index: int, tensor: np.ndarray) -> np.ndar
 
 
 def _joined_by_head(heads: int, parts: Sequence[np.ndarray]) -> np.ndarray:
-    cut = [part.reshape(heads, 1, -1, *part.shape[1:]) for part in parts]
+    cut = [part.reshape(heads, -1, *part.shape[1:]) for part in parts]
     return np.concatenate(cut, axis=1).reshape(-1, *parts[0].shape[1:])
+
+
+def by_group(rows: Mapping[str, int], groups: int) -> Stored:
+    """Parameters side by side in each of so many groups of heads, of each so many rows."""
+    ends = list(itertools.accumulate(rows.values(), initial=0))
+    cuts = [slice(*pair) for pair in itertools.pairwise(ends)]
+    parts = tuple((name, functools.partial(_of_groups, groups, cut)) for name, cut in zip(rows, cuts, strict=True))
+    return Stored(parts, functools.partial(_joined_by_head, groups))
+
+
+def _of_groups(groups: int, cut: slice, tensor: np.ndarray) -> np.ndarray:
+    return tensor.reshape(groups, -1, *tensor.shape[1:])[:, cut].reshape(-1, *tensor.shape[1:])
 
 
 def _rows(cut: slice, tensor: np.ndarray) -> np.ndarray:

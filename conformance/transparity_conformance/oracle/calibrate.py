@@ -89,6 +89,7 @@ def _axes(config: TransformerConfig, name: str) -> tuple[str, str]:
         ("down.", "model", "hidden"),
         ("head.", "", "model"),
         ("pooler.", "", "model"),
+        ("head_transform.", "model", "model"),
     ):
         if part in name:
             return rows, columns if weight else ""

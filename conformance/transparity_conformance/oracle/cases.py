@@ -67,9 +67,32 @@ _BERT = TransformerConfig(
     head="pooled",
 )
 
+_MASKED = dataclasses.replace(_BERT, head="logits", head_transform=True, tied_head=True)
+
 CASES: dict[str, TransformerConfig] = {
     "llama": dataclasses.replace(
         _LLAMA, rope_theta=500.0, rotary_scaling="llama3", rotary_factor=8.0, rotary_original_length=64
+    ),
+    "yarn": dataclasses.replace(
+        _LLAMA,
+        rope_theta=100.0,
+        rotary_scaling="yarn",
+        rotary_factor=4.0,
+        rotary_low_frequency=1.5,
+        rotary_high_frequency=8.0,
+        rotary_original_length=64,
+        rotary_truncate=False,
+        rotary_attention_factor=1.2,
+    ),
+    "phi3": dataclasses.replace(
+        _LLAMA,
+        rope_theta=500.0,
+        rotary_dim=6,
+        rotary_scaling="longrope",
+        rotary_original_length=6,
+        rotary_attention_factor=1.3,
+        rotary_short_factors=(1.0, 1.5, 2.5),
+        rotary_long_factors=(1.2, 3.0, 7.0),
     ),
     "qwen": dataclasses.replace(
         _LLAMA,
@@ -176,6 +199,7 @@ CASES: dict[str, TransformerConfig] = {
         rope_layout="halves",
         embedding_scale="embed_dim",
     ),
+    "masked-bert": _MASKED,
     "bert": dataclasses.replace(_BERT, padding="attention-mask", num_token_types=2),
     "roberta": dataclasses.replace(
         _BERT, pad_id=1, position_offset=2, position_count="visible", activation="gelu-quick", head="hidden"

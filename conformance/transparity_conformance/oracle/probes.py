@@ -242,6 +242,9 @@ def probes_of(config: TransformerConfig, case: str) -> dict[str, Probe]:
         ("one", "length 1", config, ordinary, mixed_inputs(config, 1, 1, 1)),
         ("tiny", "activations beside which eps is large", config, probe_parameters(config, 3, 1e-3), mixed),
     ]
+    if config.angles_depend_on_length:
+        short = min(source, *(own.rotary_original_length for own in config.layer_kinds.values()))
+        made.insert(2, ("short", "the original length", config, ordinary, mixed_inputs(config, 6, short, short)))
     if not is_large(ordinary):
         hot = probe_parameters(config, 4, spread=HOT_SPREAD)
         made.append(("hot", "scores that overflow a careless softmax", config, hot, mixed))
@@ -272,10 +275,7 @@ def other_sizes(config: TransformerConfig) -> list[TransformerConfig]:
         (16, feed_forward_width(config, 16), narrow),
         (wide, feed_forward_width(config, wide), heads),
     )
-    made = (
-        dataclasses.replace(config, embed_dim=width, feed_forward_dim=widened, **others)
-        for width, widened, others in sizes
-    )
+    made = (config.with_sizes(embed_dim=width, feed_forward_dim=widened, **others) for width, widened, others in sizes)
     return list(dict.fromkeys(made))
 
 

@@ -41,11 +41,15 @@ ONLY_WITH: dict[str, Callable[[dict[str, Any]], bool]] = {
     "rotary_dim": lambda given: given["positions"] == "rotary",
     "num_token_types": lambda given: given["architecture"] == "encoder",
     "head": lambda given: given["architecture"] == "encoder",
+    "head_transform": lambda given: given.get("head", "logits") == "logits" and given["norm"] != "batch",
 }
 """Fields that other values of other fields do not allow: there they have their defaults."""
 
 OF_LAYERS = ("layer_types", "layer_overrides")
 """Fields that are drawn after those in which layers differ."""
+
+OF_LONGROPE = ("rotary_short_factors", "rotary_long_factors")
+"""Fields that are drawn after the number of angles."""
 
 OF_HEADS = ("num_key_value_heads", "attention_head_dim")
 """Fields that are drawn together with `projection`."""
@@ -89,11 +93,22 @@ def configs(draw: st.DrawFn) -> TransformerConfig:
     for name in FIELD_TYPES:
         if name == "projection":
             given |= draw(heads(num_heads))
-        elif name not in {*given, *NOT_DRAWN, *OF_HEADS, *OF_LAYERS} and (
+        elif name not in {*given, *NOT_DRAWN, *OF_HEADS, *OF_LAYERS, *OF_LONGROPE} and (
             name not in ONLY_WITH or ONLY_WITH[name](given)
         ):
             given[name] = draw(SIZES[name] if name in SIZES else choice(name))
+    if given["rotary_scaling"] == "longrope":
+        given |= draw(longrope(given))
     return TransformerConfig(**given | draw(kinds(given)))
+
+
+@st.composite
+def longrope(draw: st.DrawFn, given: dict[str, Any]) -> dict[str, Any]:
+    """A factor for each angle, of short and of long sequences."""
+    head_dim = given.get("attention_head_dim") or given["embed_dim"] // given["num_heads"]
+    count = (given.get("rotary_dim") or head_dim) // 2
+    factors = st.lists(st.sampled_from((1.0, 1.5, 4.0)), min_size=count, max_size=count)
+    return {name: draw(factors) for name in OF_LONGROPE}
 
 
 @st.composite
@@ -101,7 +116,7 @@ def kinds(draw: st.DrawFn, given: dict[str, Any]) -> dict[str, Any]:
     """Layers that are alike, or two kinds of them in turn, of which one differs in windows and positions."""
     if not draw(st.booleans()):
         return {}
-    tried: dict[str, tuple[Any, ...]] = {"rope_theta": (5.0, 100.0), "rotary_scaling": ("linear", "llama3")}
+    tried: dict[str, tuple[Any, ...]] = {"rope_theta": (5.0, 100.0), "rotary_scaling": ("linear", "llama3", "yarn")}
     tried |= {"rotary_factor": (2.0,)}
     tried |= {"positions": ("none",)} if given["positions"] == "rotary" else {}
     tried |= {"sliding_window": (None, 2)} if given["sliding_window"] is not None else {}

@@ -39,6 +39,11 @@ def number(default: float | None, range: Range, *tried: float | None) -> Any:
     return dataclasses.field(default=default, metadata={"range": range, "tried": tried})
 
 
+def numbers(range: Range) -> Any:
+    """Return a dataclass field for any number of numbers within `range`; none by default."""
+    return dataclasses.field(default=(), metadata={"range": range})
+
+
 def whole(default: int | None, *tried: int | None, least: int = 1, most: int = LARGEST) -> Any:
     """Return a dataclass field for a whole number from `least` to `most`; `tried` as for `number`."""
     limits = Range(lambda x: least <= x <= most, f"between {least} and {most}")

@@ -17,6 +17,10 @@ PER_LAYER = (
     "rotary_low_frequency",
     "rotary_high_frequency",
     "rotary_original_length",
+    "rotary_truncate",
+    "rotary_attention_factor",
+    "rotary_short_factors",
+    "rotary_long_factors",
     "num_experts",
     "feed_forward_dim",
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 PROBE_SIZES = {
@@ -16,6 +17,9 @@ PROBE_SIZES = {
 
 OVERRIDDEN = {"sliding_window": 3, "rotary_original_length": 64, "feed_forward_dim": 29, "num_experts": 5}
 """Small values of sizes in which layers of a kind differ from the others."""
+
+ORIGINAL = {"llama3": 256, "yarn": 64, "longrope": 6}
+"""The longest sequence before positions were scaled: of LongRoPE, in the middle of the lengths that are tried."""
 
 
 def probe_sizes(config: Any) -> dict[str, Any]:
@@ -39,8 +43,7 @@ def probe_sizes(config: Any) -> dict[str, Any]:
         sizes |= {"layer_overrides": {kind: _small(own) for kind, own in config.layer_overrides.items()}}
     if config.positions == "relative":
         sizes |= {"relative_buckets": 8, "relative_max_distance": 9}
-    if config.rotary_scaling == "llama3":
-        sizes |= {"rotary_original_length": 256}
+    sizes |= {"rotary_original_length": ORIGINAL[config.rotary_scaling]} if config.rotary_scaling in ORIGINAL else {}
     return sizes
 
 
@@ -68,6 +71,18 @@ def feed_forward_width(config: Any, embed_dim: int) -> int:
 def most_experts(config: Any) -> int:
     """The experts of a layer of a `TransformerConfig`; 0 if none has experts."""
     return max(own.num_experts for own in (config, *config.layer_kinds.values()))
+
+
+def longrope_factors(config: Any, sizes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return LongRoPE's factors for the angles that a configuration with other `sizes` has."""
+    own = {name: sizes.get(name, getattr(config, name)) for name in ("rotary_dim", "attention_head_dim", "embed_dim")}
+    head_dim = own["attention_head_dim"] or own["embed_dim"] // sizes.get("num_heads", config.num_heads)
+    count = (own["rotary_dim"] or head_dim) // 2
+    return {
+        name: tuple(given[i * len(given) // count] for i in range(count))
+        for name in ("rotary_short_factors", "rotary_long_factors")
+        if (given := getattr(config, name)) and name not in sizes
+    }
 
 
 def _small(overrides: Any) -> dict[str, Any]:

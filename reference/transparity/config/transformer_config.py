@@ -16,9 +16,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_type_hints
 
-from transparity.config.fields import NOT_NEGATIVE, NOT_POSITIVE, POSITIVE, PROBABILITY, SHARE, number, whole
+from transparity.config.fields import NOT_NEGATIVE, NOT_POSITIVE, POSITIVE, PROBABILITY, SHARE, number, numbers, whole
 from transparity.config.layer_kinds import ALIKE, Overrides, differing, kinds_of
-from transparity.config.probe_sizes import feed_forward_width, probe_sizes
+from transparity.config.probe_sizes import feed_forward_width, longrope_factors, probe_sizes
 from transparity.config.validation import check_together, checked
 from transparity.errors import ConfigError, shown
 from transparity.text import VALUE, listed, reason, safe
@@ -39,7 +39,7 @@ Padding = Literal["token", "attention-mask"]
 Positions = Literal["learned", "sinusoidal", "rotary", "relative", "alibi", "none"]
 PositionCount = Literal["all", "visible"]
 RopeLayout = Literal["interleaved", "halves"]
-RotaryScaling = Literal["none", "linear", "llama3"]
+RotaryScaling = Literal["none", "linear", "llama3", "yarn", "longrope"]
 EmbeddingScale = Literal["none", "embed_dim"]
 Head = Literal["logits", "hidden", "pooled"]
 HeadScale = Literal["none", "embed_dim"]
@@ -223,15 +223,25 @@ class TransformerConfig:
     """Number of features to rotate, from the first of each head; None: all."""
     rotary_scaling: RotaryScaling = "none"
     """`linear`: positions are divided by `rotary_factor`. `llama3`: only for slow angles, with a transition to the
-    unscaled fast ones (Llama 3.1)."""
+    unscaled fast ones (Llama 3.1). `yarn`: likewise, with a transition that is linear in the pairs of features (Peng et
+    al. 2024). `longrope`: each angle by a factor of its own, and by another one in sequences beyond
+    `rotary_original_length` (Ding et al. 2024)."""
     rotary_factor: float = number(1.0, POSITIVE, 1.0, 3.0)
     """Divisor of scaled positions."""
     rotary_low_frequency: float = number(1.0, POSITIVE)
     """Slow angles make fewer turns than this in `rotary_original_length`."""
     rotary_high_frequency: float = number(4.0, POSITIVE)
     """Fast angles make more turns than this in `rotary_original_length`."""
-    rotary_original_length: int = whole(8192, 8, 64)
+    rotary_original_length: int = whole(8192, 8, 64, 3)
     """The longest sequence, in tokens, before positions were scaled."""
+    rotary_truncate: bool = True
+    """Whether the transition of `yarn` begins and ends at whole pairs (gpt-oss: at any point between two)."""
+    rotary_attention_factor: float = number(1.0, POSITIVE, 1.0, 1.3)
+    """Factor of the rotated features of queries and of keys (`attention_factor` of YaRN and LongRoPE)."""
+    rotary_short_factors: tuple[float, ...] = numbers(POSITIVE)
+    """Divisors of each angle with `longrope`, in sequences up to `rotary_original_length`."""
+    rotary_long_factors: tuple[float, ...] = numbers(POSITIVE)
+    """Divisors of each angle with `longrope`, in longer sequences."""
     relative_buckets: int = 32
     """Buckets of distances; half of them for each direction if both are visible."""
     relative_max_distance: int = 128
@@ -254,6 +264,8 @@ class TransformerConfig:
     position, through a linear map and tanh (BERT)."""
     tied_head: bool = False
     """The head multiplies by the token embeddings instead of a weight of its own (Press and Wolf 2017)."""
+    head_transform: bool = False
+    """In front of the head, a linear map, the activation and a norm (BERT's head of masked words)."""
     head_bias: bool = True
     """Whether the head has a bias."""
     head_scale: HeadScale = "none"
@@ -304,6 +316,17 @@ class TransformerConfig:
         A row that is masked entirely is the exception: its keys all weigh alike.
         """
         return self.masked_score < EXACT_MASK_BELOW
+
+    @property
+    def angles_depend_on_length(self) -> bool:
+        """Return whether angles change where a sequence grows beyond `rotary_original_length` (LongRoPE)."""
+        kinds = [own for own in self.layer_kinds.values() if own.positions == "rotary"]
+        return any(own.rotary_scaling == "longrope" and own.rotary_original_length < self.max_length for own in kinds)
+
+    @property
+    def prefixes_agree(self) -> bool:
+        """Return whether no token of a decoder depends on later ones, so that keys and values may be kept."""
+        return self.mask_is_exact and not self.angles_depend_on_length
 
     @property
     def score_scale(self) -> float:
@@ -443,14 +466,18 @@ class TransformerConfig:
         sizes.setdefault("feed_forward_dim", feed_forward_width(self, embed_dim))
         if self.shared_expert_dim:
             sizes.setdefault("shared_expert_dim", max(1, self.shared_expert_dim * embed_dim // self.embed_dim))
-        return dataclasses.replace(self, **sizes)
+        return self.with_sizes(**sizes)
+
+    def with_sizes(self, **sizes: Any) -> TransformerConfig:
+        """Return a copy with other `sizes`; LongRoPE's factors are spread over as many angles as there are then."""
+        return dataclasses.replace(self, **sizes, **longrope_factors(self, sizes))
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values; −inf, which JSON lacks, is the string `"-inf"`."""
         fields = dataclasses.asdict(self)
         lowest = "-inf" if self.mask_value == -math.inf else self.mask_value
         overrides = {kind: dict(changed) for kind, changed in self.layer_overrides.items()}
-        listed = {name: list(fields[name]) for name in ("layer_types", "dropout_at")}
+        listed = {name: list(fields[name]) for name in fields if isinstance(fields[name], tuple)}
         return fields | listed | {"mask_value": lowest, "layer_overrides": overrides}
 
     @classmethod

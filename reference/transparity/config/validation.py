@@ -23,6 +23,8 @@ def checked(field: dataclasses.Field[Any], kind: Any, value: Any) -> Any:
         return checked_overrides(name, value)
     if get_origin(kind) is tuple and str in get_args(kind):
         return checked_types(name, value)
+    if get_origin(kind) is tuple and float in get_args(kind):
+        return _numbers(field, value)
     if get_origin(kind) is tuple:
         return _choices(name, value, get_args(get_args(kind)[0]))
     if kind is bool:
@@ -79,9 +81,15 @@ def _number(field: dataclasses.Field[Any], value: Any) -> float:
     return number
 
 
+def _numbers(field: dataclasses.Field[Any], value: Any) -> tuple[float, ...]:
+    if not isinstance(value, list | tuple):
+        raise ConfigError(f"{field.name} is {shown(value)}; it should be a list of numbers.")
+    return tuple(_number(field, each) for each in value)
+
+
 def check_together(config: Any) -> None:
     """Raise `ConfigError` if the fields of a `TransformerConfig` (whose file imports this one) do not fit together."""
-    checks = (_check_vocabularies, _check_heads, _check_positions, _check_relative)
+    checks = (_check_vocabularies, _check_heads, _check_positions, _check_scaling, _check_relative)
     for check in (*checks, _check_router, _check_ends, _check_tokens):
         check(config)
 
@@ -129,16 +137,33 @@ def _check_positions(config: Any) -> None:
             "position_count is 'visible', which puts padding in front of the first position, but position_offset is 0: "
             "1 or more would be right."
         )
-    if not config.rotary_low_frequency < config.rotary_high_frequency:
-        raise ConfigError(
-            f"rotary_low_frequency is {config.rotary_low_frequency}; it should be less than rotary_high_frequency, "
-            f"{config.rotary_high_frequency}."
-        )
     if config.positions == "sinusoidal" and config.embed_dim % 2:
         raise ConfigError(
             f"embed_dim is {config.embed_dim}, but sinusoidal positions pair each sine with a cosine: "
             f"{config.embed_dim + 1} would be right."
         )
+
+
+def _check_scaling(config: Any) -> None:
+    if not config.rotary_low_frequency < config.rotary_high_frequency:
+        raise ConfigError(
+            f"rotary_low_frequency is {config.rotary_low_frequency}; it should be less than rotary_high_frequency, "
+            f"{config.rotary_high_frequency}."
+        )
+    if config.positions != "rotary":
+        return
+    if config.rotary_scaling == "yarn" and config.rope_theta <= 1:
+        raise ConfigError(
+            f"rope_theta is {config.rope_theta:g}, but rotary_scaling 'yarn' looks for the pairs whose angles are fast "
+            "by its logarithm: a number greater than 1 would be right."
+        )
+    for name in ("rotary_short_factors", "rotary_long_factors"):
+        count = len(getattr(config, name))
+        if config.rotary_scaling == "longrope" and count != config.rotated_dim // 2:
+            raise ConfigError(
+                f"{name} has {count} numbers, but rotary_scaling 'longrope' divides each of {config.rotated_dim // 2} "
+                "angles: one number for each pair of rotated features would be right."
+            )
 
 
 def _check_relative(config: Any) -> None:
@@ -184,6 +209,11 @@ def _check_ends(config: Any) -> None:
                 f"{name} is {getattr(config, name)!r}, which only a lone encoder has a place for, and architecture is "
                 f"{config.architecture!r}."
             )
+    if config.head_transform and (config.head != "logits" or config.norm == "batch"):
+        raise ConfigError(
+            f"head_transform is true, head {config.head!r} and norm {config.norm!r}: it is in front of a head with "
+            "logits, and has a norm of single positions."
+        )
     if config.branches != "sequential" and (config.norm_position != "pre" or config.architecture == "encoder-decoder"):
         raise ConfigError(
             f"branches is {config.branches!r}, norm_position {config.norm_position!r} and architecture "

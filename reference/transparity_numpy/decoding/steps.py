@@ -81,7 +81,7 @@ def cache_for(
     source: Int[Array, "batch keys"] | None,
 ) -> Cache | None:
     """Cache for the tokens; None where earlier tokens depend on later ones, or exceed `max_length`."""
-    if not config.mask_is_exact or longest > config.max_length:
+    if not config.prefixes_agree or longest > config.max_length:
         return None
     return prefill(config, parameters, len(tokens), min(tokens.shape[1], config.max_length), source=source)
 

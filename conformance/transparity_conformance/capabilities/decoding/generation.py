@@ -68,6 +68,8 @@ def why_not_coarse(probe: Probe, dtype: str) -> str:
 
 
 def _why_not_ragged(probe: Probe, dtype: str) -> str:
+    if probe.config.angles_depend_on_length:
+        return "rotary angles depend on the length, so rows would be rotated as the longest is"
     exact = probe.config.mask_is_exact
     return "" if exact else "this mask hides nothing, so rows would see their padding"
 

@@ -82,6 +82,8 @@ def _further_requests(probes: Probes) -> dict[str, StepRequest]:
 def _why_no_steps(probe: Probe, dtype: str) -> str:
     if not probe.config.mask_is_exact:
         return "this mask hides nothing, so what is cached is never right"
+    if probe.config.angles_depend_on_length:
+        return "rotary angles depend on the length, so what is cached becomes wrong"
     return "" if probe.config.has_decoder else "a lone encoder generates nothing"
 
 

@@ -71,7 +71,7 @@ def tiny(config: TransformerConfig, ranks: int = 1) -> TransformerConfig:
     for stack, has in (("encoder", config.has_encoder), ("decoder", config.has_decoder)):
         vocabulary = "source_vocab_size" if stack == "encoder" else "target_vocab_size"
         sizes |= {f"num_{stack}_layers": 1, vocabulary: tokens} if has else {}
-    return dataclasses.replace(config, **sizes)
+    return config.with_sizes(**sizes)
 
 
 def _special_tokens(config: TransformerConfig) -> dict[str, int | None]:

@@ -98,9 +98,7 @@ def _gemma3(fields: Fields, names: Collection[str]) -> dict[str, Any]:
     if not isinstance(given, dict) or not set(given) <= {SLIDING, FULL}:
         raise wrong("rope_parameters", given, f"an object for each of {SLIDING} and {FULL}")
     of_full = {**fields, "rope_parameters": given.get(FULL)}
-    scaling = fields["rope_scaling"]
-    if isinstance(scaling, dict) and "rope_type" not in scaling:  # transformers takes it for none
-        raise wrong("rope_scaling", scaling, "an object with a rope_type, or none")
+    # A scaling with `type` alone is read as it says, as transformers 4 does; version 5 leaves it out.
     own = {"rope_theta": fields["rope_local_base_freq"], "rope_parameters": given.get(SLIDING), "rope_scaling": None}
     of_sliding = {**fields, **own}
     rotated = {SLIDING: SCALING | rotary(of_sliding), FULL: SCALING | rotary(of_full)}

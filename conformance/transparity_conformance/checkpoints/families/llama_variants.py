@@ -112,15 +112,28 @@ def _packed_phi3(config: TransformerConfig) -> Table:
 def _phi3(fields: Fields, names: Collection[str]) -> dict[str, Any]:
     found = head_width(fields, "hidden_size", "num_attention_heads")
     own = found.get("attention_head_dim", whole(fields, "hidden_size") // whole(fields, "num_attention_heads"))
-    found |= rotary(fields, own) | {"activation": activation(fields, "hidden_act")}
-    if "rotary_scaling" in found:
-        raise wrong("rope_parameters.rope_type", found["rotary_scaling"], "default, as transformers does for Phi-3")
+    found |= rotary(_as_longrope(fields), own) | {"activation": activation(fields, "hidden_act")}
+    if (scaling := found.get("rotary_scaling", "longrope")) != "longrope":
+        raise wrong("rope_parameters.rope_type", scaling, "longrope or default, as transformers does for Phi-3")
     return found | {"sliding_window": fields["sliding_window"]}
 
 
+def _as_longrope(fields: Fields) -> Fields:
+    """Older files of Phi-3 call LongRoPE `su` or, of a later version of its factors, `yarn`."""
+    scalings = {name: fields[name] for name in ("rope_scaling", "rope_parameters") if isinstance(fields[name], dict)}
+    for name, given in scalings.items():
+        if given.get("rope_type", given.get("type")) in ("su", "yarn"):
+            fields = {**fields, name: {**given, "rope_type": "longrope"}}
+    return fields
+
+
 def _write_phi3(config: TransformerConfig) -> dict[str, Any]:
+    """The original length is outside of the scaling, where transformers looks for it first."""
     heads = {"num_key_value_heads": config.key_value_heads, "sliding_window": config.sliding_window}
-    return rotary_fields(config) | heads | {"hidden_act": activation_name(config)}
+    found = rotary_fields(config) | heads | {"hidden_act": activation_name(config)}
+    if config.rotary_scaling == "longrope":
+        found |= {"original_max_position_embeddings": config.rotary_original_length}
+    return found
 
 
 PHI3 = dataclasses.replace(
@@ -130,6 +143,7 @@ PHI3 = dataclasses.replace(
     model="Phi3ForCausalLM",
     defaults=llama.DEFAULTS
     | {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "sliding_window": None}
+    | {"original_max_position_embeddings": 4096}
     | {"pad_token_id": 32_000, "bos_token_id": 1, "eos_token_id": 32_000},
     unneeded=("attention_dropout", "embd_pdrop", "resid_pdrop"),
     names=NAMES_OF_PHI3,

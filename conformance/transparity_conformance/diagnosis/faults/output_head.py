@@ -14,9 +14,11 @@ from transparity.config import TransformerConfig
 from transparity.parameters import shared
 from transparity_conformance.diagnosis.fault import Fault, NumericFault, Settings, WalkState
 from transparity_conformance.diagnosis.faults.attention import KNOWN_CAPS
-from transparity_conformance.diagnosis.faults.sites import Value, apply_linear, padding_at
+from transparity_conformance.diagnosis.faults.sites import Value, apply_linear, padding_at, parameters_of
 from transparity_numpy.arithmetic.functional import nest
-from transparity_numpy.head import head
+from transparity_numpy.feed_forward import ACTIVATIONS
+from transparity_numpy.head import head, transform_for_head
+from transparity_numpy.normalization import norm
 
 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
@@ -33,6 +35,11 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
             known.append(scale(config))
             description = f"the input of the head is multiplied by {scale(config):.4g}, {name}, not by {_right(config)}"
             yield _headed("head-scale", name, description, scale=scale)
+    if config.head_transform:
+        for name, (transform, description) in TRANSFORMS.items():
+            if name == f"by {config.activation}":
+                continue
+            yield _headed("head-transform", name, description, transform=transform)
     if config.final_softcap is not None:
         yield from _cap_faults(config)
     else:
@@ -84,8 +91,11 @@ def _last(state: WalkState) -> Value:
 def _logits(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
     """The logits of an input times another `scale`, with another `cap` or `capping`."""
     x, changes = _last(state), dict[str, Any]()
+    if state.config.head_transform:
+        x, changes = settings.get("transform", _transformed)(state, x), {"head_transform": False}
     if "scale" in settings:
-        x, changes = x * x.dtype.type(settings["scale"](state.config)), {"head_scale": "none", "head_multiplier": 1.0}
+        x = x * x.dtype.type(settings["scale"](state.config))
+        changes |= {"head_scale": "none", "head_multiplier": 1.0}
     cap = settings.get("cap", state.config.final_softcap)
     if "capping" in settings and cap is None:
         raise KeyError("softcap")
@@ -94,6 +104,41 @@ def _logits(settings: Settings, state: WalkState, site: str, value: Value) -> Va
     logits = head(config, nest(shared(config, state.parameters)), x)
     return settings["capping"](logits, cap) if "capping" in settings else logits
 
+
+def _transformed(state: WalkState, x: Value, activation: Any = None) -> Value:
+    config = dataclasses.replace(state.config, activation=activation or state.config.activation)
+    return transform_for_head(config, nest(state.parameters), x)
+
+
+def _normed(state: WalkState, x: Value) -> Value:
+    return norm(state.config, parameters_of(state, "head_norm"), x)
+
+
+def _mapped(state: WalkState, x: Value) -> Value:
+    return apply_linear(state, "head_transform", x)
+
+
+TRANSFORMS: dict[str, tuple[Callable[[WalkState, Value], Value], str]] = {
+    "missing": (lambda state, x: x, "the map, the activation and the norm in front of the head are missing"),
+    "without activation": (
+        lambda state, x: _normed(state, _mapped(state, x)),
+        "the map in front of the head has no activation",
+    ),
+    "without norm": (
+        lambda state, x: ACTIVATIONS[state.config.activation](_mapped(state, x)),
+        "the norm in front of the head is missing",
+    ),
+    "norm first": (
+        lambda state, x: ACTIVATIONS[state.config.activation](_normed(state, _mapped(state, x))),
+        "in front of the head, the activation follows the norm",
+    ),
+    "norm alone": (_normed, "in front of the head there is the norm alone"),
+    **{
+        f"by {name}": (partial(_transformed, activation=name), f"the activation in front of the head is {name}")
+        for name in ACTIVATIONS
+    },
+}
+"""What ports have in front of the head of masked words."""
 
 Pooled = Callable[[WalkState, Value], Value]
 

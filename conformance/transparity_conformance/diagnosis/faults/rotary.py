@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -14,7 +15,7 @@ from transparity_conformance.diagnosis.fault import Fault, NumericFault, Setting
 from transparity_conformance.diagnosis.faults.sites import Value, own_config, parameters_of, split
 from transparity_conformance.oracle.budgets import epsilon, rounded_to
 from transparity_numpy.attention import query_key_norm
-from transparity_numpy.positions import rotary_frequencies, rotate
+from transparity_numpy.positions import rotary_frequencies, rotate, yarn_ends
 
 ROTATED = {"query_rotated": "queries", "key_rotated": "keys"}
 
@@ -45,7 +46,8 @@ def _rotary_faults(config: TransformerConfig) -> Iterator[Fault]:
     for right, name, description, fields in SCALINGS:
         if config.rotary_scaling in right:
             yield _turned("rotary-scaling", name, description, fields)
-    if config.rotary_scaling == "llama3" and config.rotary_factor != 1:
+    yield from _scaling_faults(config)
+    if config.rotary_scaling in ("llama3", "yarn") and config.rotary_factor != 1:
         for name, (share, description) in SHARES_KEPT.items():
             mixed = {"frequencies": partial(_with_share, share)}
             yield Fault("rotary-scaling", name, description, formula=_turn, settings=mixed)
@@ -66,6 +68,23 @@ def _rotary_faults(config: TransformerConfig) -> Iterator[Fault]:
     if config.query_key_norm:
         description = "queries and keys are rotated before they are normalised"
         yield Fault("query-key-norm", "behind the rotation", description, patch=_normed_behind)
+
+
+def _scaling_faults(config: TransformerConfig) -> Iterator[Fault]:
+    """Faults of the attention factor, of YaRN's transition and of LongRoPE's two sets of factors."""
+    factor = config.rotary_attention_factor
+    if factor != 1:
+        for name, (value, description) in ATTENTION_FACTORS.items():
+            fields: dict[str, Field] = {"rotary_attention_factor": value}
+            yield _turned("rotary-attention-factor", name, description, fields)
+    if config.rotary_scaling == "yarn":
+        for name, (value, description) in TRANSITIONS.items():
+            yield Fault("rotary-scaling", name, description, formula=_turn, settings={"frequencies": value})
+        description = f"the transition is {'not ' * config.rotary_truncate}cut to whole pairs of features"
+        yield _turned("rotary-scaling", "cut", description, {"rotary_truncate": lambda c: not c.rotary_truncate})
+    if config.rotary_scaling == "longrope":
+        for name, (description, fields) in LENGTHS.items():
+            yield _turned("rotary-length", name, description, fields)
 
 
 def _position_faults(config: TransformerConfig) -> Iterator[Fault]:
@@ -161,18 +180,100 @@ def _turned_dim(share: float, config: TransformerConfig) -> int:
     return max(2, int(share * config.head_dim) // 2 * 2)
 
 
+SCALED = ("linear", "llama3", "yarn", "longrope")
+
 SCALINGS: tuple[tuple[tuple[str, ...], str, str, dict[str, Field]], ...] = (
-    (("linear", "llama3"), "left out", "the rotary scaling is missing", {"rotary_scaling": lambda c: "none"}),
-    (("llama3",), "linear", "all angles are scaled, not only the slow ones", {"rotary_scaling": lambda c: "linear"}),
+    (SCALED, "left out", "the rotary scaling is missing", {"rotary_scaling": lambda c: "none"}),
     (
-        ("linear", "llama3"),
+        ("llama3", "yarn"),
+        "linear",
+        "all angles are scaled, not only the slow ones",
+        {"rotary_scaling": lambda c: "linear"},
+    ),
+    (
+        ("linear", "llama3", "yarn"),
         "multiplied",
         "angles are multiplied by the factor",
         {"rotary_factor": lambda c: 1 / c.rotary_factor},
     ),
     (("linear",), "llama3", "only the slow angles are scaled, not all", {"rotary_scaling": lambda c: "llama3"}),
+    (("yarn",), "llama3", "angles are scaled as Llama 3.1's, not as YaRN's", {"rotary_scaling": lambda c: "llama3"}),
+    (
+        ("llama3", "yarn"),
+        "max_length",
+        "the original length of the scaling is max_length",
+        {"rotary_original_length": lambda c: c.max_length},
+    ),
+    (
+        ("yarn",),
+        "usual limits",
+        "the transition of the scaling is from 32 turns to 1, whatever is configured",
+        {"rotary_high_frequency": lambda c: 32.0, "rotary_low_frequency": lambda c: 1.0},
+    ),
 )
 """The right scalings, the variant, its description and the changed fields."""
+
+
+ATTENTION_FACTORS: dict[str, tuple[Field, str]] = {
+    "left out": (lambda c: 1.0, "the attention factor of the rotary scaling is missing"),
+    "twice": (lambda c: c.rotary_attention_factor**2, "the attention factor of the rotary scaling is applied twice"),
+    "divided": (lambda c: 1 / c.rotary_attention_factor, "the rotated features are divided by the attention factor"),
+    "its root": (
+        lambda c: c.rotary_attention_factor**0.5,
+        "the root of the attention factor is applied, as if it were one of the scores",
+    ),
+    "by the formula": (
+        lambda c: 0.1 * math.log(max(c.rotary_factor, 1)) + 1,
+        "the attention factor is 0.1 · ln(factor) + 1, whatever is configured",
+    ),
+}
+"""What ports take for the attention factor."""
+
+
+LENGTHS: dict[str, tuple[str, dict[str, Field]]] = {
+    "always long": (
+        "the factors of long sequences are used at every length",
+        {"rotary_short_factors": lambda c: c.rotary_long_factors},
+    ),
+    "always short": (
+        "the factors of short sequences are used at every length",
+        {"rotary_long_factors": lambda c: c.rotary_short_factors},
+    ),
+    "exchanged": (
+        "the factors of short and of long sequences are exchanged",
+        {
+            "rotary_long_factors": lambda c: c.rotary_short_factors,
+            "rotary_short_factors": lambda c: c.rotary_long_factors,
+        },
+    ),
+    "one early": (
+        "the factors of long sequences are used from the original length on, not beyond it",
+        {"rotary_original_length": lambda c: max(c.rotary_original_length - 1, 1)},
+    ),
+}
+"""What ports take for LongRoPE's switch between two sets of factors."""
+
+
+def _with_ends(change: Callable[[float, float], tuple[float, float]], config: TransformerConfig) -> np.ndarray:
+    """YaRN's frequencies, with other ends of the transition."""
+    first, last = change(*yarn_ends(config))
+    share = 1 - np.clip((np.arange(config.rotated_dim // 2) - first) / (last - first), 0, 1)
+    plain = _plain(config)
+    mixed: np.ndarray = (1 - share) * plain / config.rotary_factor + share * plain
+    return mixed
+
+
+TRANSITIONS: dict[str, tuple[Callable[[TransformerConfig], np.ndarray], str]] = {
+    "ends exchanged": (
+        partial(_with_ends, lambda first, last: (last, first)),
+        "the two ends of the transition between scaled and plain angles are exchanged",
+    ),
+    "from the first pair": (
+        partial(_with_ends, lambda first, last: (0.0, last)),
+        "the transition between plain and scaled angles begins at the first pair of features",
+    ),
+}
+"""YaRN's frequencies as ports compute them."""
 
 
 SHARES_KEPT: dict[str, tuple[Callable[[np.ndarray], np.ndarray], str]] = {
@@ -185,9 +286,13 @@ SHARES_KEPT: dict[str, tuple[Callable[[np.ndarray], np.ndarray], str]] = {
 """From the share of the plain frequency in that of Llama 3.1 to another one."""
 
 
+def _plain(config: TransformerConfig) -> np.ndarray:
+    return rotary_frequencies(dataclasses.replace(config, rotary_scaling="none"))
+
+
 def _with_share(change: Callable[[np.ndarray], np.ndarray], config: TransformerConfig) -> np.ndarray:
     right = rotary_frequencies(config)
-    plain = rotary_frequencies(dataclasses.replace(config, rotary_scaling="none"))
+    plain = _plain(config)
     slowed = plain / config.rotary_factor
     mixed: np.ndarray = slowed + change(np.round((right - slowed) / (plain - slowed), 12)) * (plain - slowed)
     return mixed
@@ -201,6 +306,12 @@ def other_base(config: TransformerConfig, base: float) -> Fault:
 def other_factor(config: TransformerConfig, factor: float) -> Fault:
     description = f"the factor of the rotary scaling is {factor:.6g} instead of {config.rotary_factor:g}"
     return _turned("rotary-scaling", f"factor {factor:.6g}", description, {"rotary_factor": lambda _: factor}, factor)
+
+
+def other_attention_factor(config: TransformerConfig, factor: float) -> Fault:
+    description = f"the attention factor is {factor:.6g} instead of {config.rotary_attention_factor:g}"
+    fields: dict[str, Field] = {"rotary_attention_factor": lambda _: factor}
+    return _turned("rotary-attention-factor", f"factor {factor:.6g}", description, fields, factor)
 
 
 def _turned(
@@ -229,9 +340,13 @@ ROTATION = ("sign", "shift", "frequencies", "in_half", "positions", "as_kind")
 
 def rotated(settings: Settings, config: TransformerConfig, x: Value) -> Value:
     """Queries or keys as `config` rotates them, but for `settings`."""
-    fields = {name: value(config) for name, value in settings.items() if name not in ROTATION}
+    if "rotary_dim" in settings:
+        config = config.with_sizes(rotary_dim=settings["rotary_dim"](config))
+    fields = {name: value(config) for name, value in settings.items() if name not in (*ROTATION, "rotary_dim")}
     config = dataclasses.replace(config, **fields)
     kind, part = settings.get("in_half", ("", ""))
+    if x.shape[2] > config.rotary_original_length:
+        config = dataclasses.replace(config, rotary_short_factors=config.rotary_long_factors)
     frequencies = settings.get("frequencies", rotary_frequencies)(config)
     if part in ("frequencies", "angles", "everything"):
         frequencies = rounded_to(frequencies, kind)
@@ -239,14 +354,18 @@ def rotated(settings: Settings, config: TransformerConfig, x: Value) -> Value:
     angles = settings.get("sign", 1) * positions[:, None] * frequencies
     if part in ("angles", "everything"):
         angles = rounded_to(angles, kind)
-    tables = [np.cos(angles), np.sin(angles)]
+    tables = [config.rotary_attention_factor * np.cos(angles), config.rotary_attention_factor * np.sin(angles)]
     if part in ("tables", "everything"):
         tables = [rounded_to(table, kind) for table in tables]
     return rotate(x, (tables[0].astype(x.dtype), tables[1].astype(x.dtype)), config.rope_layout)
 
 
 def _over_all_features(config: TransformerConfig) -> np.ndarray:
-    return rotary_frequencies(dataclasses.replace(config, rotary_dim=None))[: config.rotated_dim // 2]
+    pairs, kept = config.rotated_dim // 2, config.rotary_scaling == "longrope"
+    scaling = rotary_frequencies(config) / _plain(config) if kept else 1.0
+    whole = dataclasses.replace(config, rotary_dim=None, rotary_scaling="none" if kept else config.rotary_scaling)
+    all_features: np.ndarray = rotary_frequencies(whole)[:pairs] * scaling
+    return all_features
 
 
 def _not_turned(state: WalkState, site: str, value: Value) -> Value:
@@ -262,8 +381,12 @@ def _normed_behind(state: WalkState, site: str, value: Value) -> Value:
 def numeric_faults(config: TransformerConfig) -> Iterator[NumericFault]:
     for own in dict.fromkeys(config.layer_kinds.values()):
         is_site = partial(_is_rotated, config, own)
-        yield NumericFault(is_site, [10.0**power for power in range(9)], partial(other_base, own))
-        if own.rotary_scaling != "none":
+        slowest = 1 if own.rotary_scaling == "yarn" else 0  # whose base is greater than 1
+        yield NumericFault(is_site, [10.0**power for power in range(slowest, 9)], partial(other_base, own))
+        if own.rotary_attention_factor != 1:
+            grid = [own.rotary_attention_factor * 1.1**power for power in range(-8, 9)]
+            yield NumericFault(is_site, grid, partial(other_attention_factor, own))
+        if own.rotary_scaling not in ("none", "longrope"):
             grid = [own.rotary_factor * 2.0**power for power in range(-6, 7)]
             yield NumericFault(is_site, grid, partial(other_factor, own))
 

@@ -127,7 +127,7 @@ class LongOracle:
     def _of_head(self, dtype: str) -> Any:
         """The parameters that the head reads."""
         stack = self.config.stacks[-1]
-        read = ("head.", "pooler.", f"{stack}.token_embedding.")
+        read = ("head.", "head_", "pooler.", f"{stack}.token_embedding.")
         complete = shared(self.config, self.parameters)
         return nest({name: rounded(value, dtype) for name, value in complete.items() if name.startswith(read)})
 
@@ -187,5 +187,6 @@ def _named(length: int) -> str:
 
 
 def has_prefixes(config: TransformerConfig) -> bool:
-    """Return whether the logits of a prefix are those of the whole: of a lone decoder whose mask is exact."""
-    return config.architecture == "decoder" and config.mask_is_exact and config.position_count == "all"
+    """Return whether the logits of a prefix are those of the whole: of a lone decoder whose mask is
+    exact, and whose angles do not depend on the length."""
+    return config.architecture == "decoder" and config.prefixes_agree and config.position_count == "all"

@@ -53,11 +53,16 @@ def built_in_float32(index: int) -> Iterator[None]:
         if config.positions != "rotary":
             return None
         plain = np.float64(config.rope_theta) ** -(np.arange(0, config.rotated_dim, 2) / config.rotated_dim)
-        scaled = (rotary_frequencies(config) / plain).astype(np.float32)
+        beyond, factor = (
+            bool(positions.max() >= config.rotary_original_length),
+            np.float32(config.rotary_attention_factor),
+        )
+        scaled = (rotary_frequencies(config, beyond=beyond) / plain).astype(np.float32)
         angles = positions.astype(np.float32)[..., None] * (
             frequencies(config.rope_theta, config.rotated_dim, index) * scaled
         )
-        return np.cos(angles)[:, None].astype(dtype), np.sin(angles)[:, None].astype(dtype)
+        cosine, sine = np.cos(angles)[:, None] * factor, np.sin(angles)[:, None] * factor
+        return cosine.astype(dtype), sine.astype(dtype)
 
     def sinusoidal_positions(length: int, embed_dim: int, base: float, layout: str) -> np.ndarray:
         angles = np.arange(length, dtype=np.float32)[:, None] * frequencies(base, embed_dim, index)

@@ -113,9 +113,10 @@ def tables(probe: Probe) -> list[np.ndarray]:
     if config.positions == "sinusoidal":
         found.append(sinusoidal_positions(length, config.embed_dim, config.rope_theta, config.rope_layout))
     if config.positions == "rotary":
-        frequencies = rotary_frequencies(config)
-        angles = positions[:, None] * frequencies
+        frequencies = rotary_frequencies(config, beyond=length > config.rotary_original_length)
+        angles, factor = positions[:, None] * frequencies, config.rotary_attention_factor
         found += [frequencies, angles, np.cos(angles), np.sin(angles)]
+        found += [factor * np.cos(angles), factor * np.sin(angles)] if factor != 1 else []
     if config.positions == "alibi":
         slopes = alibi_slopes(config.num_heads)
         found += [slopes, np.abs(positions[:, None] - positions)[None] * slopes[:, None, None]]

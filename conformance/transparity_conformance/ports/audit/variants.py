@@ -178,7 +178,8 @@ def _written_forms(write: Write, config: TransformerConfig) -> Iterator[Variant]
         value, new = as_text(fields[name]), as_text(fields["rope_parameters"])
         yield Variant(name, f"{value} (without rope_parameters, as in transformers 4)", other, config, fields=four)
         yield Variant("rope_parameters", f"{new} (alone, as in transformers 5)", other, config, fields=five)
-        if scaling:
+        # transformers 5 does not read the older form of a family that has one block for each kind of layer
+        if scaling and "rope_type" in fields["rope_parameters"]:
             older = {"type": scaling["rope_type"], "factor": scaling["factor"]}
             yield Variant(name, as_text(older), other, config, fields={**four, "rope_scaling": older})
 

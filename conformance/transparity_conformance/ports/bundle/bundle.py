@@ -48,6 +48,8 @@ SIZES = (
     "layer_overrides",
     "rotary_dim",
     "rotary_original_length",
+    "rotary_short_factors",
+    "rotary_long_factors",
     "relative_buckets",
     "relative_max_distance",
 )

@@ -33,7 +33,7 @@ KINDS: Mapping[str, Any] = {
     "sha256": dict,
 }
 KINDS_OF_SEVERAL: Mapping[str, Any] = {"format": int, "bundles": dict, "sha256": dict}
-HEADS = (None, "hidden", "pooled")
+HEADS = (None, "hidden", "pooled", "logits")
 
 
 def is_elsewhere(folder: Path) -> bool:

@@ -26,6 +26,8 @@ SIZES = {
     "feed_forward_dim",
     "rotary_dim",
     "rotary_original_length",
+    "rotary_short_factors",
+    "rotary_long_factors",
     "relative_buckets",
     "relative_max_distance",
     "num_token_types",

@@ -49,7 +49,7 @@ def square(config: TransformerConfig, ranks: int) -> TransformerConfig:
     width = LEAST_OF_A_HEAD * heads
     sizes: dict[str, Any] = {"attention_head_dim": None, "embed_dim": width, "feed_forward_dim": width}
     sizes["rotary_dim"] = None if config.rotary_dim is None else LEAST_OF_A_HEAD // 2
-    return dataclasses.replace(config, num_heads=heads, num_key_value_heads=shared, **sizes)
+    return config.with_sizes(num_heads=heads, num_key_value_heads=shared, **sizes)
 
 
 def probes_on(probes: Mapping[str, Probe], ranks: int) -> dict[str, Probe]:

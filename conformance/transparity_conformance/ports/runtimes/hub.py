@@ -52,5 +52,7 @@ def _model_class(config: TransformerConfig) -> Any:
     """The class of transformers for what the model answers with."""
     if config.head != "logits":
         return transformers.AutoModel
+    if config.architecture == "encoder":
+        return transformers.AutoModelForMaskedLM
     causal = config.architecture == "decoder"
     return transformers.AutoModelForCausalLM if causal else transformers.AutoModelForSeq2SeqLM

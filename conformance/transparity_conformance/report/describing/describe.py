@@ -138,7 +138,8 @@ def _norm(config: TransformerConfig) -> str:
 def _head(config: TransformerConfig) -> str:
     tied = ", tied to the token embedding" if config.tied_head and config.head == "logits" else ""
     capped = "" if config.final_softcap is None else f"<br/>held below {config.final_softcap:g}"
-    return HEADS[config.head].format(size=config.vocab_size) + tied + capped
+    transform = f"linear, {config.activation}, {_norm(config)}, then " if config.head_transform else ""
+    return transform + HEADS[config.head].format(size=config.vocab_size) + tied + capped
 
 
 def _attention(config: TransformerConfig, masked: str) -> str:

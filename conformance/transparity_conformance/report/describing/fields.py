@@ -39,6 +39,8 @@ def values(name: str) -> list[str] | str:
         return f"fields by kind, of {', '.join(PER_LAYER)}"
     if kind == tuple[str, ...]:
         return "names of kinds of layers"
+    if kind == tuple[float, ...]:
+        return f"numbers, each {field.metadata['range'].text}"
     if get_origin(kind) is tuple:
         return f"some of {', '.join(get_args(get_args(kind)[0]))}"
     if kind is bool:

@@ -93,8 +93,9 @@ def cached(bench: Bench, claim: str, cases: Iterable[str], ways: list[tuple[str,
     for case in cases:
         config, parameters, inputs, oracle = model(case)
         forward, record = bench.forward(config, parameters), bench.evidence(claim, case)
-        if not config.mask_is_exact:
-            note = f"the mask's {config.mask_value:g} hides nothing: a cache is refused"
+        if not config.prefixes_agree:
+            why = "angles depend on the length" if config.mask_is_exact else f"{config.mask_value:g} hides nothing"
+            note = f"{why}: a cache is refused"
             yield record.exactly("cached", _is_refused(forward, config, inputs), False, "breaks", note)
             continue
         where = sees_something(config, inputs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -37,7 +36,7 @@ Prompted = tuple[TransformerConfig, Arrays, np.ndarray, np.ndarray | None]
 def prompted(case: str, heads: int | None = None) -> Prompted:
     """Return a small model, a prompt, and a source if it reads one; more tokens are generated than `max_length`."""
     config = probes(case)["mixed"].config
-    config = dataclasses.replace(config, max_length=LONGEST, num_heads=heads or config.num_heads)
+    config = config.with_sizes(max_length=LONGEST, num_heads=heads or config.num_heads)
     parameters = probe_parameters(config, 7)
     inputs = probes(case)["mixed"].inputs
     source = inputs["source"][:ROWS, : config.max_length] if config.has_encoder else None
@@ -169,7 +168,7 @@ def drawable(bench: Bench) -> Iterator[Evidence]:
 def _ragged(bench: Bench, claim: str, cases: Iterable[str]) -> Iterator[Evidence]:
     for case in cases:
         config, parameters, _, source = prompted(case)
-        if config.mask_is_exact:
+        if config.prefixes_agree:
             random = np.random.default_rng(8)
             prompt, lengths = random.integers(3, config.vocab_size, (ROWS, 3)), np.array([1, 3, 2])
             uniforms = random.random((ROWS, NEW))

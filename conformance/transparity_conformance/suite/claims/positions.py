@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from fractions import Fraction
@@ -69,6 +70,14 @@ def rotary_frequencies(bench: Bench) -> Iterator[Evidence]:
         if config.positions == "rotary":
             record = bench.evidence("positions.rotary_frequencies", name)
             yield record.within("frequencies", frequencies(config), _frequencies(config), FEW_ULPS)
+    for truncate, original in ((True, 64), (False, 64), (True, 300)):
+        config = dataclasses.replace(CASES["yarn"], rotary_truncate=truncate, rotary_original_length=original)
+        record = bench.evidence("positions.rotary_frequencies", f"yarn from {original}, truncated {truncate}")
+        yield record.within("frequencies", frequencies(config), _frequencies(config), FEW_ULPS)
+    config = CASES["phi3"]
+    record = bench.evidence("positions.rotary_frequencies", "phi3 beyond the original length")
+    short = dataclasses.replace(config, rotary_short_factors=config.rotary_long_factors)
+    yield record.within("frequencies", frequencies(config, beyond=True), _frequencies(short), FEW_ULPS)
 
 
 def _frequencies(config: TransformerConfig) -> list[float]:
@@ -80,6 +89,10 @@ def _frequencies(config: TransformerConfig) -> list[float]:
     slowed = [frequency / config.rotary_factor for frequency in plain]
     if config.rotary_scaling == "linear":
         return slowed
+    if config.rotary_scaling == "longrope":
+        return [before / factor for before, factor in zip(plain, config.rotary_short_factors, strict=True)]
+    if config.rotary_scaling == "yarn":
+        return _yarn(config, plain, slowed)
     low, high = config.rotary_low_frequency, config.rotary_high_frequency
     result = []
     for before, after in zip(plain, slowed, strict=True):
@@ -92,3 +105,18 @@ def _frequencies(config: TransformerConfig) -> list[float]:
             smooth = (config.rotary_original_length / wavelength - low) / (high - low)
             result.append((1 - smooth) * after + smooth * before)
     return result
+
+
+def _yarn(config: TransformerConfig, plain: list[float], slowed: list[float]) -> list[float]:
+    """The code of YaRN's authors: a linear ramp from pairs with many turns in the original length to those with few."""
+    size, original = config.rotated_dim, config.rotary_original_length
+
+    def pair(turns: float) -> float:
+        return (size * math.log(original / (turns * 2 * math.pi))) / (2 * math.log(config.rope_theta))
+
+    low, high = pair(config.rotary_high_frequency), pair(config.rotary_low_frequency)
+    if config.rotary_truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, size - 1)
+    ramps = [min(1.0, max(0.0, (index - low) / (high - low))) for index in range(size // 2)]
+    return [ramp * slow + (1 - ramp) * fast for ramp, slow, fast in zip(ramps, slowed, plain, strict=True)]

@@ -40,7 +40,7 @@ OTHER_HEADS = {"bloom", "bart"}
 """Cases that keep their six and three heads: four ranks do not divide them, and their attention is replicated."""
 
 ALL = {
-    name: config if name in OTHER_HEADS else dataclasses.replace(config, num_heads=HEADS)
+    name: config if name in OTHER_HEADS else config.with_sizes(num_heads=HEADS)
     for name, config in ({name: preset(name).resized() for name in PRESETS} | CASES).items()
 }
 

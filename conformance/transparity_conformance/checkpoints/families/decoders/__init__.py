@@ -1,0 +1,1 @@
+"""Decoders whose projections are fused by groups of heads."""

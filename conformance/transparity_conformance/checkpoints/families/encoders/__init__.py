@@ -1,0 +1,1 @@
+"""Encoders built like BERT but for one part each."""

@@ -1,0 +1,87 @@
+"""Write docs/family-fields.md: each family, the fields of its config.json, what is refused, what it was compared with.
+
+`python docs/families.py` writes it; tests/project/test_pages.py holds it to the tables of the families and to their
+tests.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from transparity_conformance.checkpoints.fields import ACTIVATIONS, ONLY, Family
+from transparity_conformance.checkpoints.importing import FILES, family_called
+from transparity_conformance.checkpoints.reading import as_json
+
+PAGE = Path(__file__).with_name("family-fields.md")
+TESTS = Path(__file__).parents[1] / "tests" / "families" / "test_families.py"
+
+INTRODUCTION = """# Families, field by field
+
+Every family that is [imported and exported](families.md): the class of `transformers` that it is compared with, on
+random weights, in float32 and float64, in NumPy, PyTorch and JAX, with padding where the model has a token for it; the
+fields of config.json, and ours that they are; and the fields of which some values alone are supported. Any other value
+of these, and one of a field that is read and has no meaning here, is refused with the field's name. A field that is not
+listed is reported when a folder is imported: as one that no forward pass depends on, or that is not honoured.
+
+`python docs/families.py` writes this page from the tables of the families and from their tests.
+"""
+
+
+def compared() -> dict[str, dict[str, str]]:
+    """The names of the cases in the tests of the families, each with its class of transformers, by family."""
+    found: defaultdict[str, dict[str, str]] = defaultdict(dict)
+    for node in ast.parse(TESTS.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "CASES":
+            assert isinstance(node.value, ast.Dict)
+            for key, case in zip(node.value.keys, node.value.values, strict=True):
+                assert isinstance(key, ast.Constant) and isinstance(case, ast.Call)
+                family, _, variant = str(key.value).partition(", ")
+                found[family][variant or "usual"] = ast.literal_eval(case.args[0])
+    return dict(found)
+
+
+def page() -> str:
+    """Return the page."""
+    cases = compared()
+    of_all = [f"`{name}`: {_values(values)}" for name, values in sorted(ONLY.items())]
+    parts = [INTRODUCTION, "## Every family", _bullets([f"Refused but for {'; '.join(of_all)}"]), _activations()]
+    for model_type in sorted(FILES):
+        family = family_called(model_type)
+        parts.append(f"## `{model_type}`\n\n{_bullets(_lines(family, cases[NAMES.get(model_type, model_type)]))}")
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+NAMES: Mapping[str, str] = {"gemma3_text": "gemma3"}
+"""Families that the tests call otherwise."""
+
+
+def _lines(family: Family, cases: Mapping[str, str]) -> Iterator[str]:
+    classes = ", ".join(f"`{name}`" for name in dict.fromkeys(cases.values()))
+    yield f"Compared with {classes}, in the configurations: {'; '.join(cases)}"
+    yield f"Read as they are: {', '.join(f'`{theirs}` (`{ours}`)' for theirs, ours in family.fields.items())}"
+    yield f"Converted: {', '.join(f'`{name}`' for name in family.reads)}"
+    always = [f"`{name}` {as_json(value)}" for name, value in family.always.items()]
+    yield f"Always: {', '.join(always)}"
+    if family.only:
+        only = [f"`{name}`: {_values(values)}" for name, values in family.only.items()]
+        yield f"Refused but for {'; '.join(only)}"
+
+
+def _values(values: tuple[Any, ...]) -> str:
+    return " or ".join(as_json(value) for value in values) or "none"
+
+
+def _activations() -> str:
+    return _bullets([f"Activations: {', '.join(f'`{name}`' for name in ACTIVATIONS)}"])
+
+
+def _bullets(lines: Any) -> str:
+    return "\n".join(f"- {line}." for line in lines)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

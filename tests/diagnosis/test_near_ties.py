@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -48,7 +49,7 @@ def answers(of: Probe, choice: Callable[..., np.ndarray] = highest) -> Arrays:
     """Every tap of a float32 port that chooses experts by `choice`."""
     taps: Arrays = {}
     with patch("transparity_numpy.experts.highest", choice):
-        transformer(of.config, of.parameters, **of.inputs, tap=recording(taps))
+        transformer(of.config, of.parameters, **dict[str, Any](of.inputs), tap=recording(taps))
     return taps
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
+from transparity.config.probe_sizes import most_experts
 from transparity.parameters import is_learned
 from transparity.taps import Tap, identity
 from transparity_conformance.oracle.budgets import NEIGHBOURS
@@ -106,8 +107,8 @@ class Derivatives:
 
     @property
     def _at_once(self) -> int:
-        """The directions of one forward pass; one where rows see each other, in the statistics of their batch."""
-        if self.training and self.config.norm == "batch":
+        """The directions of one forward pass; one where rows are put together, in statistics or in an expert."""
+        if (self.training and self.config.norm == "batch") or most_experts(self.config):
             return 1
         most = AT_ONCE_OF_A_LARGE_ONE if self.is_large else AT_ONCE
         return max(1, most // (self.targets.size * self.config.stack_vocab_size(self.config.stacks[-1])))
@@ -125,7 +126,11 @@ class Derivatives:
     def _derivatives(self, arrays: Arrays, some: Sequence[tuple[str, int]]) -> list[float]:
         """The derivatives of the loss along `some` directions, each a parameter and the number of its direction."""
         size, parameters = len(self.targets), dict[str, Any](arrays)
-        for name, parts in self.directions.items():
+        if self._at_once == 1:
+            ((name, index),) = some
+            toward = functools.reduce(np.multiply.outer, [part[index] for part in self.directions[name]])
+            parameters[name] = arrays[name] + 1j * STEP * toward.astype(arrays[name].dtype)
+        for name, parts in self.directions.items() if self._at_once > 1 else ():
             mine = {row: index for row, (other, index) in enumerate(some) if other == name}
             used = functools.partial(self._used.setdefault, name)
             parameters[name] = Leaning(arrays[name], _of_rows(parts, mine, len(some), size), used=used)

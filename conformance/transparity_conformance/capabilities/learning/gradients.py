@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from transparity.config.probe_sizes import most_experts
 from transparity.limits.memory import available_memory, in_bytes
 from transparity.parameters import is_learned
 from transparity_conformance.capabilities.capability import (
@@ -61,7 +62,9 @@ def _why_none_of_given(probe: Probe, dtype: str) -> str:
     needed, free = 4 * sum(value.size for value in probe.parameters.values()), available_memory()
     too_large = f"the port's gradients need {in_bytes(needed)} of memory, and {in_bytes(free)} are free"
     elsewhere = getattr(probe.parameters, "no_gradients", "")
-    return why_no_loss(probe, dtype) or elsewhere or (too_large if needed > free else "")
+    too_long = "a forward pass for each direction would take too long in a model of this size with experts"
+    takes_long = probe.is_large and most_experts(probe.config)
+    return why_no_loss(probe, dtype) or elsewhere or (too_large if needed > free else too_long if takes_long else "")
 
 
 @np.errstate(all="ignore")  # a port may return any number

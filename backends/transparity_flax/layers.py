@@ -9,8 +9,8 @@ from jaxtyping import Float
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity, scoped
 from transparity_flax.attention import CrossAttention, SelfAttention, project_key_value
-from transparity_flax.experts import MixtureOfExperts
 from transparity_flax.feed_forward import FeedForward
+from transparity_flax.mixture.experts import MixtureOfExperts
 from transparity_flax.normalization import Norm
 from transparity_flax.state.cache import Cache
 from transparity_flax.state.context import LayerContext

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity, scoped
 from transparity_pytorch.attention import CrossAttention, SelfAttention, project_key_value
-from transparity_pytorch.experts import MixtureOfExperts
 from transparity_pytorch.feed_forward import FeedForward
+from transparity_pytorch.mixture.experts import MixtureOfExperts
 from transparity_pytorch.normalization import Norm
 from transparity_pytorch.state.cache import Cache
 from transparity_pytorch.state.context import LayerContext

@@ -30,7 +30,7 @@ SUBJECTS = {
     "attention": "Attention",
     "normalization": "Normalization",
     "feed_forward": "Feed-forward",
-    "experts": "Experts",
+    "mixture/experts": "Experts",
     "layers": "Layers",
     "transformer": "The transformer",
     "head": "The head",

@@ -11,8 +11,8 @@ from numpy import ndarray as Array
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity, scoped
 from transparity_numpy.attention import cross_attention, project_key_value, self_attention
-from transparity_numpy.experts import mixture_of_experts
 from transparity_numpy.feed_forward import feed_forward
+from transparity_numpy.mixture.experts import mixture_of_experts
 from transparity_numpy.normalization import norm
 from transparity_numpy.state.cache import Cache
 from transparity_numpy.state.context import LayerContext

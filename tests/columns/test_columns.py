@@ -24,7 +24,7 @@ MIRRORED = [
     "arithmetic.fused",
     "attention",
     "feed_forward",
-    "experts",
+    "mixture.experts",
     "layers",
     "head",
     "arithmetic.precision",

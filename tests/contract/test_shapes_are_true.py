@@ -9,8 +9,8 @@ import pytest
 
 PACKAGES = {"numpy": "transparity_numpy", "pytorch": "transparity_pytorch", "flax": "transparity_flax"}
 FILES = """
-masks embeddings positions normalization attention feed_forward experts layers head transformer loss rounding cache
-decoding generation beams functional precision
+masks embeddings positions normalization attention feed_forward mixture.experts layers head transformer loss rounding
+cache decoding generation beams functional precision
 """
 
 CHECKED = """

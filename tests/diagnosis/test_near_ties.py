@@ -18,7 +18,7 @@ from transparity_conformance.oracle.cases import CASES
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, mixed_inputs, probe_parameters
 from transparity_conformance.report.report import Report
-from transparity_numpy import experts
+from transparity_numpy.mixture import experts
 from transparity_numpy.transformer import transformer
 
 ROUTER = "decoder.layers.1.feed_forward.router.weight"
@@ -48,8 +48,9 @@ highest = experts.highest
 def answers(of: Probe, choice: Callable[..., np.ndarray] = highest) -> Arrays:
     """Every tap of a float32 port that chooses experts by `choice`."""
     taps: Arrays = {}
-    with patch("transparity_numpy.experts.highest", choice):
-        transformer(of.config, of.parameters, **dict[str, Any](of.inputs), tap=recording(taps))
+    given: dict[str, Any] = dict(of.inputs)
+    with patch("transparity_numpy.mixture.experts.highest", choice):
+        transformer(of.config, of.parameters, **given, tap=recording(taps))
     return taps
 
 

@@ -852,14 +852,13 @@ def _expert_faults() -> Iterator[FamilyFault]:
     for name, fields in (
         ("one", _to(experts_per_token=1)),
         ("one more", lambda config: {"experts_per_token": config.experts_per_token + 1}),
-        (
-            "all",
-            lambda config: {"experts_per_token": config.num_experts, "router_groups": 1, "router_groups_chosen": 1},
-        ),
+        ("all", lambda config: {"experts_per_token": config.num_experts}),
     ):
         acts = _both(routed, some) if name != "all" else _both(routed, some, _is(router_groups=1))
         yield FamilyFault(("router-count",), name, CHOSEN, acts, fields)
-    wrong = {"experts.choose": lambda _: lambda config, scores, correction: _best(-scores, config.experts_per_token)}
+    wrong = {
+        "mixture.experts.choose": lambda _: lambda config, scores, correction: _best(-scores, config.experts_per_token)
+    }
     yield FamilyFault(("router-choice",), "lowest", CHOSEN, _both(routed, _is(router_groups=1)), exchanged=wrong)
     other = _other("router_normalized", True, False)
     yield FamilyFault(("router-normalization",), "the other", SHARES, routed, other)
@@ -869,16 +868,20 @@ def _expert_faults() -> Iterator[FamilyFault]:
         ("missing", lambda config, scores, chosen: chosen),
         ("equal", lambda config, scores, chosen: chosen / config.experts_per_token),
     ):
-        weights = {"experts.router_weights": lambda _, change=change: change}
+        weights = {"mixture.experts.router_weights": lambda _, change=change: change}
         yield FamilyFault(("router-weights",), name, SHARES, routed, exchanged=weights)
     zeros = _replaced(lambda name, value: value * 0 if name.endswith("router_correction") else value)
     yield FamilyFault(("router-correction",), "missing", CHOSEN, corrected, parameters=zeros)
     wide = lambda config: {"router_groups_chosen": config.router_groups}  # noqa: E731
     yield FamilyFault(("router-groups",), "all", CHOSEN, lambda config: config.router_groups > 1, wide)
     yield FamilyFault(("router-scale",), "missing", SHARES, _not(_is(router_scale=1.0)), _to(router_scale=1.0))
+    yield from _faults_of_outputs(routed)
+
+
+def _faults_of_outputs(routed: Acts) -> Iterator[FamilyFault]:
     yield FamilyFault(("expert-order",), "reversed", FED, routed, parameters=_experts(lambda i, count: count - 1 - i))
     yield FamilyFault(("expert-order",), "rolled", FED, routed, parameters=_experts(lambda i, count: (i + 1) % count))
-    none = {"experts.shared_expert": lambda _: lambda config, parameters, x, tap: 0 * x}
+    none = {"mixture.experts.shared_expert": lambda _: lambda config, parameters, x, tap: 0 * x}
     yield FamilyFault(("shared-expert",), "missing", FED, _has("shared_expert_dim"), exchanged=none)
     ungated = _to(shared_expert_gate=False)
     yield FamilyFault(("shared-expert-gate",), "missing", FED, _has("shared_expert_gate"), ungated)
@@ -1040,7 +1043,7 @@ def _uncatalogued() -> Iterator[FamilyFault]:
     yield fault("mean magnitude instead of root mean square", NORMS, _is(norm="rms"), exchanged=mean)
     squared, dense = _fed(lambda function, gate, up: function(gate) ** 2 * up), _not(_has("num_experts"))
     yield fault("the gate is squared", HIDDEN, _both(_has("gated"), dense), exchanged=squared)
-    doubled = {"experts.router_weights": lambda _: lambda config, scores, chosen: (scores * chosen) ** 2}
+    doubled = {"mixture.experts.router_weights": lambda _: lambda config, scores, chosen: (scores * chosen) ** 2}
     yield fault("the experts' scores are squared", SHARES, _has("num_experts"), exchanged=doubled)
     bent = _scores(
         lambda query, key, scale, cap, bias: _plus(np.arctan(query @ key.swapaxes(-2, -1) * scale / cap) * cap, bias)

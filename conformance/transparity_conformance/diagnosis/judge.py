@@ -94,7 +94,7 @@ def judge(
         if repeated and repeated.verdict == "diverges":
             return report("diverges", repeated.where, (_random_divergence(repeated, next(iter(results))),))
         search = _Search(progress or silent, clock or Clock(BUDGET, progress), located, ranks)
-        return _verdict(report, results, measured, dtype, _has_all_logits(probes, results), search)
+        return _verdict(report, results, measured, dtype, _is_complete(probes, results, dtype), search)
 
 
 def _compare(
@@ -130,8 +130,9 @@ def _compare(
     return results, missing
 
 
-def _has_all_logits(probes: Mapping[str, Probe], results: Results) -> bool:
-    return all(key in results and "logits" in results[key].recorded for key in probes)
+def _is_complete(probes: Mapping[str, Probe], results: Results, dtype: str) -> bool:
+    has_all_logits = all(key in results and "logits" in results[key].recorded for key in probes)
+    return has_all_logits and is_judged(results, dtype)
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ def _verdict(
     complete: bool,
     search: _Search,
 ) -> Report:
-    """Judge the results; agreement needs `complete`, the logits of every probe."""
+    """Judge the results; agreement needs `complete`, the logits of every probe, of which most are judged."""
     taps = list(dict.fromkeys(tap for result in results.values() for tap in result.order))
     first = min((item.tap for item in measured if item.share > 1), key=taps.index, default=None)
     faulty, equivalent = faulty_segments(results, dtype)
@@ -165,7 +166,6 @@ def _verdict(
             notes += [f"{tap} differs from the reference's at padding alone, which no logit shows" for tap in faulty]
             if hidden := _hidden_in_rounding(results, measured, dtype, notes):
                 return report("diverges", "logits", with_impact(results, hidden, dtype), notes=tuple(notes))
-            complete = complete and is_judged(results, dtype)
             return report("agrees" if complete else "inconclusive", None, notes=tuple(notes))
     else:
         wrong = []

@@ -14,7 +14,7 @@ from transparity_conformance.diagnosis.fault import Fault, Settings, WalkState
 from transparity_conformance.diagnosis.faults.residuals_and_activations import activated
 from transparity_conformance.diagnosis.faults.sites import Value, own_config, split
 from transparity_numpy.arithmetic.functional import softmax
-from transparity_numpy.experts import SCORES, choose, highest, router_weights
+from transparity_numpy.mixture.experts import SCORES, choose, highest, router_weights
 
 Change = Mapping[str, Any]
 """Fields of the configuration, or parts of a formula, by name."""

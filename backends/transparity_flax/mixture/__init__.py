@@ -1,0 +1,1 @@
+"""A feed-forward that is a mixture of experts."""

@@ -13,6 +13,8 @@ import nox
 
 nox.options.sessions = ["conformance"]
 nox.options.reuse_existing_virtualenvs = True
+# `installed` is for three versions of Python: one that is missing is not left out in silence.
+nox.options.error_on_missing_interpreters = True
 
 # Two processes of one thread each: the models are small, and threads that wait for each other cost more than they gain.
 PARALLEL = ["-n", "2"]

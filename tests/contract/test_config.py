@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from transparity import PRESETS, TransformerConfig, departures, preset
 from transparity.config import DropoutPlace
+from transparity_conformance.oracle.cases import CASES
 
 KINDS = get_type_hints(TransformerConfig)
 # What goes together with some others alone; `transparity_conformance.oracle.strategies` draws it with them.
@@ -35,6 +36,9 @@ SPECIAL = {
     "experts_per_token": st.integers(1, 2),
     "router_groups": st.sampled_from([1, 3]),
     "router_groups_chosen": st.just(1),
+    "rotary_scaling": st.sampled_from(["none", "linear", "llama3", "yarn"]),
+    "rotary_short_factors": st.just(()),
+    "rotary_long_factors": st.just(()),
     "layer_types": st.sampled_from([(), ("one", "other"), ("other", "one", "one")]),
     "layer_overrides": st.just({}),
     "embed_dim": st.sampled_from([12, 24, 36]),
@@ -65,6 +69,11 @@ configs = st.builds(TransformerConfig, **{field: values(field) for field in KIND
 @given(configs)
 def test_json_gives_back_the_same_configuration(config: TransformerConfig) -> None:
     assert TransformerConfig.from_json(config.to_json()) == config
+
+
+def test_json_gives_back_lists_of_factors() -> None:
+    config = CASES["phi3"]
+    assert config.rotary_scaling == "longrope" and TransformerConfig.from_json(config.to_json()) == config
 
 
 @given(configs)

@@ -19,11 +19,11 @@ from transparity_conformance.ports.adapters.modules import initialised, is_modul
 from transparity_conformance.ports.adapters.tensors import (
     buffers_of,
     held_by,
-    module_in,
     package_of,
     tensors_of,
 )
 from transparity_conformance.ports.loader.free import called_by_name
+from transparity_conformance.ports.loader.held import module_in
 from transparity_conformance.ports.loader.hub import called, required_arguments
 from transparity_conformance.ports.loader.inputs import FRAMEWORKS, is_instance
 from transparity_conformance.ports.loader.modules.kind import Tensor, kind_of, of_build

@@ -7,8 +7,8 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from transparity_conformance.ports.adapters.tensors import module_in
 from transparity_conformance.ports.loader.free import input_names
+from transparity_conformance.ports.loader.held import module_in
 from transparity_conformance.ports.loader.inputs import is_instance
 from transparity_conformance.ports.loader.settings import settings_of
 

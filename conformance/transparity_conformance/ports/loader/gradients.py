@@ -18,8 +18,8 @@ from transparity.parameters import is_learned, parameter_shapes
 from transparity_conformance.capabilities.stranger import call_stranger
 from transparity_conformance.checkpoints.importing import Opened, open_checkpoint, parts_in
 from transparity_conformance.checkpoints.reading import load_tensors
-from transparity_conformance.ports.adapters.tensors import module_in
 from transparity_conformance.ports.loader.free import answer_in
+from transparity_conformance.ports.loader.held import module_in
 from transparity_conformance.ports.loader.rows import Taken, found_by_rows
 from transparity_conformance.report.comparison import as_numbers
 

@@ -149,14 +149,38 @@ def test_a_wrong_gradient_of_given_parameters_is_located() -> None:
     assert report.faults[-1].where == f"gradient.{name}"
 
 
+@pytest.mark.parametrize("factor", [1.0, 1.01])
+@pytest.mark.parametrize(
+    "name", ["decoder.layers.1.feed_forward.down.weight", "decoder.layers.0.self_attention_norm.weight"]
+)
+def test_all_gradients_of_a_large_model_are_compared_at_once_and_a_wrong_one_is_located(
+    name: str, factor: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transparity_conformance.oracle.probes.LARGE", 1000)
+
+    def scaled(method: Callable[..., Any]) -> Callable[..., Any]:
+        def answer(*given: Any, **named: Any) -> Any:
+            loss, gradients = method(*given, **named)
+            return loss, {**gradients, name: gradients[name] * factor}
+
+        return answer
+
+    report = checked(pytorch_build, loss_and_gradients=scaled)
+    (found,) = (each for each in report.claims if each.id == "gradients")
+    if factor == 1:
+        assert (found.verdict, found.where) == ("agrees", "all together"), as_text([report])
+    else:
+        assert found.verdict == "diverges" and report.faults[-1].where == f"gradient.{name}"
+
+
 def test_gradients_that_need_more_memory_than_is_free_are_listed_with_the_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("transparity_conformance.capabilities.learning.gradients.available_memory", lambda: 10**5)
+    monkeypatch.setattr("transparity_conformance.capabilities.learning.gradients.available_memory", lambda: 10**4)
     report = checked(pytorch_build, loss_and_gradients=right)
     assert "gradients" not in claims(report)
     (line,) = (line for line in report.not_compared if line.startswith("loss_and_gradients"))
-    assert "of memory, and 100 kB are free" in line
+    assert "of memory, and 10 kB are free" in line
 
 
 @pytest.mark.parametrize("name", ["llama", "t5"])

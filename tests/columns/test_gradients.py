@@ -11,7 +11,7 @@ import pytest
 from transparity.parameters import is_learned
 from transparity.presets import preset
 from transparity.protocol import Backend
-from transparity_conformance.oracle.derivatives import targets_of
+from transparity_conformance.oracle.differentiation.derivatives import targets_of
 from transparity_conformance.oracle.probes import mixed_inputs, probe_parameters
 
 

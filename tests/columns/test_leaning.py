@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from transparity_conformance.oracle import derivatives as subject
 from transparity_conformance.oracle.cases import CASES
-from transparity_conformance.oracle.derivatives import Derivatives
-from transparity_conformance.oracle.leaning import Leaning, along
+from transparity_conformance.oracle.differentiation import derivatives as subject
+from transparity_conformance.oracle.differentiation.derivatives import Derivatives
+from transparity_conformance.oracle.differentiation.leaning import Leaning, along
 from transparity_conformance.oracle.probes import mixed_inputs, probe_parameters
 from transparity_numpy.arithmetic.functional import derivative
 from transparity_numpy.training.loss import cross_entropy

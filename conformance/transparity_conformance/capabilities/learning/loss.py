@@ -21,7 +21,7 @@ from transparity_conformance.capabilities.faults import SimulatedFault
 from transparity_conformance.capabilities.faults.loss import LOSS_FAULTS, smoothed
 from transparity_conformance.capabilities.faults.sharding import loss_faults
 from transparity_conformance.capabilities.stranger import call_stranger
-from transparity_conformance.oracle.derivatives import Loss, targets_of
+from transparity_conformance.oracle.differentiation.derivatives import Loss, targets_of
 from transparity_conformance.oracle.oracle import function_oracle
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.report.capability_result import CapabilityResult, alternatives, not_compared

@@ -10,7 +10,7 @@ import numpy as np
 
 from transparity.presets import PRESETS, preset
 from transparity.training import dropout_masks
-from transparity_conformance.oracle.derivatives import Derivatives
+from transparity_conformance.oracle.differentiation.derivatives import Derivatives
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import mixed_inputs, probe_parameters
 from transparity_conformance.report.comparison import Evidence

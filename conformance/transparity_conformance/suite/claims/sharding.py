@@ -19,7 +19,7 @@ from transparity.config import TransformerConfig
 from transparity.parameters import save_parameters
 from transparity.presets import PRESETS, preset
 from transparity_conformance.oracle.cases import CASES
-from transparity_conformance.oracle.derivatives import Derivatives
+from transparity_conformance.oracle.differentiation.derivatives import Derivatives
 from transparity_conformance.oracle.oracle import Arrays, Oracle, forward_oracle
 from transparity_conformance.oracle.probes import mixed_inputs, probe_parameters
 from transparity_conformance.report.comparison import Evidence

@@ -20,7 +20,7 @@ from transparity.config.probe_sizes import most_experts
 from transparity.parameters import is_learned
 from transparity.taps import Tap, identity
 from transparity_conformance.oracle.budgets import NEIGHBOURS
-from transparity_conformance.oracle.leaning import Directions, Leaning, along
+from transparity_conformance.oracle.differentiation.leaning import Directions, Leaning, along
 from transparity_conformance.oracle.oracle import Arrays, Oracle, budget_of
 from transparity_conformance.oracle.probes import is_large
 from transparity_numpy.arithmetic.dropout import dropping
@@ -134,11 +134,16 @@ class Derivatives:
             mine = {row: index for row, (other, index) in enumerate(some) if other == name}
             used = functools.partial(self._used.setdefault, name)
             parameters[name] = Leaning(arrays[name], _of_rows(parts, mine, len(some), size), used=used)
-        inputs = {name: _repeated(value, len(some)) for name, value in self.inputs.items()}
-        masks = {name: _repeated(value, len(some)) for name, value in (self.masks or {}).items()}
+        return self.of_batches(parameters, len(some))
+
+    def of_batches(self, parameters: dict[str, Any], count: int) -> list[float]:
+        """The derivatives of the losses of `count` batches, one under the other, of which each leans another way."""
+        size = len(self.targets)
+        inputs = {name: _repeated(value, count) for name, value in self.inputs.items()}
+        masks = {name: _repeated(value, count) for name, value in (self.masks or {}).items()}
         drop = dropping(masks, self.config.dropout) if masks else identity
         logits = transformer(self.config, parameters, **inputs, training=self.training, tap=drop)
-        each = logits.reshape(len(some), size, *logits.shape[1:])
+        each = logits.reshape(count, size, *logits.shape[1:])
         values = [self.loss(rows, self.targets, self.config.pad_id) for rows in each]
         return [value.imag / value.real.dtype.type(STEP) for value in values]
 

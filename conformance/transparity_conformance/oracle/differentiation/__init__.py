@@ -1,0 +1,1 @@
+"""Derivatives of the loss, by which gradients are judged."""

@@ -10,6 +10,7 @@ import pytest
 from tests.alignment.test_alignment import GPT2, Gpt2, ScaledByTheWidth
 
 from transparity.config import TransformerConfig
+from transparity.config.probe_sizes import feed_forward_width
 from transparity.presets import PRESETS, preset
 from transparity_conformance import check
 from transparity_conformance.oracle.cases import CASES
@@ -70,4 +71,4 @@ def test_other_sizes_can_be_made_of_every_system(name: str) -> None:
     square, *others = other_sizes(config)
     assert square.embed_dim == square.feed_forward_dim == square.attention_dim
     for other in others:
-        assert other.feed_forward_dim == config.feed_forward_dim * other.embed_dim // config.embed_dim
+        assert other.feed_forward_dim == feed_forward_width(config, other.embed_dim)

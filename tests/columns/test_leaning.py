@@ -39,11 +39,10 @@ def test_every_parameter_leans_by_its_own_direction(case: str) -> None:
 
 def test_a_gradient_along_directions_is_the_sum_of_products() -> None:
     random = np.random.default_rng(0)
-    gradient, left, right = random.normal(size=(6, 5)), random.normal(size=(3, 6)), random.normal(size=(3, 5))
-    np.testing.assert_allclose(
-        along(gradient, (left, right)), [(g * gradient).sum() for g in left[..., None] * right[:, None]]
-    )
-    np.testing.assert_allclose(along(gradient[:, 0], (left,)), left @ gradient[:, 0])
+    gradient, left, right = (random.integers(-9, 9, shape).astype(float) for shape in ((6, 5), (3, 6), (3, 5)))
+    products = [(toward * gradient).sum() for toward in left[..., None] * right[:, None]]  # whole numbers are exact
+    assert np.array_equal(along(gradient, (left, right)), products)
+    assert np.array_equal(along(gradient[:, 0], (left,)), left @ gradient[:, 0])
 
 
 def test_what_would_lose_a_derivative_is_refused() -> None:

@@ -80,7 +80,7 @@ ATTENTION = (
         _lacks("attention_multiplier", 1),
         SCORES,
     ),
-    Bug(("softmax-axis",), "torch.softmax(wide, -1)", "torch.softmax(wide, -2)"),
+    Bug(("softmax-axis",), "torch.softmax(wide, -1).to", "torch.softmax(wide, -2).to"),
     Bug(
         ("head-order",),
         "return self.dense(name, x).unflatten(-1, (heads, -1)).transpose(1, 2)",

@@ -48,8 +48,9 @@ def near_tie_notes(results: Results, dtype: str) -> list[str]:
 
 def tied_outputs(results: Results, dtype: str) -> tuple[int, int]:
     """The positions of the output that depend on a near-tie, and all."""
-    tied = [tied_positions(result.probe, dtype).get(result.last) for result in results.values()]
-    total = sum(math.prod(result.recorded[result.last].shape[:-1]) for result in results.values())
+    shown = [result for result in results.values() if result.recorded]  # some ports show none in its shape
+    tied = [tied_positions(result.probe, dtype).get(result.last) for result in shown]
+    total = sum(math.prod(result.recorded[result.last].shape[:-1]) for result in shown)
     return sum(int(each.any(-1).sum()) for each in tied if each is not None), total
 
 

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from transparity.config.probe_sizes import most_experts
+from transparity_conformance.oracle.budgets import HALF
 from transparity_conformance.oracle.cases import CASES
 from transparity_conformance.oracle.oracle import forward_oracle
 from transparity_conformance.oracle.probes import Probe, probes_of
@@ -29,8 +31,11 @@ def mixed(case: str) -> Probe:
 
 @claim(quick=("float32",))
 def taps_and_logits(bench: Bench) -> Iterator[Evidence]:
-    """Every tap and the fast logits of a model of each family agree."""
+    """Every tap and the fast logits of a model of each family agree; in half precision, in which rounding decides
+    between experts, of those without."""
     for case in CASES if bench.backend.modes[0] == "eager" else FEW:
+        if bench.subject.dtype in HALF and most_experts(CASES[case]):
+            continue
         probe, record = mixed(case), bench.evidence("families.taps_and_logits", case)
         forward = bench.forward(probe.config, probe.parameters)
         taps = forward(**probe.inputs)

@@ -10,10 +10,11 @@ With the letters of `transparity.axes`, F for `feed_forward_dim`, A for `attenti
 | scores; context                                    | 2·B·T·S·A each         |
 | output                                             | 2·B·T·D·A              |
 | feed-forward: up, down, and a gate if there is one | 2·B·T·D·F each         |
+| experts, each; router                              | as above; 2·B·T·D·E    |
 | head: logits, or the pooled first position     | 2·B·T·D·V; 2·B·D·D     |
 
 Counted as the model is defined: hidden scores too (a causal mask saves nothing), and each decoder layer projects the
-memory anew. Not counted, for they are no matrix products: softmax, masks, scales, norms, biases, residuals,
+memory anew; of experts (E) all, as PyTorch and JAX compute them. Not counted, for they are no matrix products: softmax, masks, scales, norms, biases, residuals,
 activations and embeddings.
 """
 
@@ -33,11 +34,12 @@ def forward_flops(config: TransformerConfig, batch: int, **lengths: int) -> int:
 
 def stack_flops(config: TransformerConfig, name: str, **lengths: int) -> int:
     """The layers that read the input `name`, for one row of the batch."""
-    length = lengths[name]
-    layer = attention_flops(config, length, length) + feed_forward_flops(config, length)
+    length, stack = lengths[name], config.input_stack(name)
+    layer = attention_flops(config, length, length)
     if name == "target":
         layer += attention_flops(config, length, lengths["source"])
-    return config.stack_num_layers(config.input_stack(name)) * layer
+    layers = range(config.stack_num_layers(stack))
+    return sum(layer + feed_forward_flops(config.for_layer(stack, index), length) for index in layers)
 
 
 def attention_flops(config: TransformerConfig, queries: int, keys: int) -> int:
@@ -50,14 +52,22 @@ def attention_flops(config: TransformerConfig, queries: int, keys: int) -> int:
 
 
 def feed_forward_flops(config: TransformerConfig, length: int) -> int:
-    """Up, down, and a gate if there is one."""
-    return (2 + config.gated) * product_flops(length, config.embed_dim, config.feed_forward_dim)
+    """Up, down, and a gate if there is one; with experts all of them, the router and the shared expert."""
+    dense = (2 + config.gated) * product_flops(length, config.embed_dim, config.feed_forward_dim)
+    if not config.num_experts:
+        return dense
+    router = product_flops(length, config.embed_dim, config.num_experts)
+    shared = (2 + config.gated) * product_flops(length, config.embed_dim, config.shared_expert_dim)
+    is_gated = bool(config.shared_expert_dim) and config.shared_expert_gate
+    gate = product_flops(length, config.embed_dim, 1) if is_gated else 0
+    return router + config.num_experts * dense + shared + gate
 
 
 def head_flops(config: TransformerConfig, length: int) -> int:
     """The head on `length` positions."""
+    transform = product_flops(length, config.embed_dim, config.embed_dim) if config.head_transform else 0
     return {
-        "logits": product_flops(length, config.embed_dim, config.vocab_size),
+        "logits": transform + product_flops(length, config.embed_dim, config.vocab_size),
         "pooled": product_flops(1, config.embed_dim, config.embed_dim),
         "hidden": 0,
     }[config.head]

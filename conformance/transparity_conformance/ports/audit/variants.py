@@ -100,7 +100,7 @@ def _changed(write: Write, config: TransformerConfig) -> Iterator[Changed]:
         by_names: dict[frozenset[str], Changed] = {}
         for other in made:
             fields = write(other) or base
-            if fields != base:
+            if all(differing(each, fields) for _, each in known):  # several may be written alike
                 names, variant = _nearest(known, other, fields)
                 by_names.setdefault(frozenset(names), []).append(variant)
         # a port may refuse a fraction where the others write a whole number

@@ -37,6 +37,7 @@ SPECIAL = {
     "router_groups": st.sampled_from([1, 3]),
     "router_groups_chosen": st.just(1),
     "rotary_scaling": st.sampled_from(["none", "linear", "llama3", "yarn"]),
+    "head_transform": st.just(False),
     "rotary_short_factors": st.just(()),
     "rotary_long_factors": st.just(()),
     "layer_types": st.sampled_from([(), ("one", "other"), ("other", "one", "one")]),

@@ -65,10 +65,12 @@ def models() -> dict[str, TransformerConfig]:
         CASES["marian"], **SMALL, **_vocabulary(CASES["marian"]), padding="token", rope_layout="interleaved"
     )
     found = {"translation": translation}
-    for name in ("gemma", "t5", "bloom", "bert", "opt", "llama", "qwen", "gpt-neox", "olmo2", "deepseek"):
+    others = ("gemma", "t5", "bloom", "bert", "opt", "llama", "qwen", "gpt-neox", "olmo2", "deepseek", "yarn", "phi3")
+    for name in others:
         sizes = SMALL | ({"attention_head_dim": 4, "num_key_value_heads": 1} if CASES[name].gated else {})
         sizes |= {"attention_head_dim": None, "num_key_value_heads": None} if name == "t5" else {}
-        found[name] = dataclasses.replace(CASES[name], **sizes, **_vocabulary(CASES[name]))
+        sizes |= {"rotary_dim": 2} if name == "phi3" else {}
+        found[name] = CASES[name].with_sizes(**sizes, **_vocabulary(CASES[name]))
     batch = dataclasses.replace(translation, norm="batch")
     return found | {"batch norm": batch, "unbiased norm": dataclasses.replace(translation, norm="layer-unbiased")}
 

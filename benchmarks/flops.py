@@ -14,7 +14,8 @@ With the letters of `transparity.axes`, F for `feed_forward_dim`, A for `attenti
 | head: logits, or the pooled first position     | 2·B·T·D·V; 2·B·D·D     |
 
 Counted as the model is defined: hidden scores too (a causal mask saves nothing), and each decoder layer projects the
-memory anew; of experts (E) all, as PyTorch and JAX compute them. Not counted, for they are no matrix products: softmax, masks, scales, norms, biases, residuals,
+memory anew; of experts (E) all, as PyTorch and JAX compute them.
+Not counted, for they are no matrix products: softmax, masks, scales, norms, biases, residuals,
 activations and embeddings.
 """
 

@@ -31,7 +31,7 @@ from transparity_conformance.checkpoints.editing import Edit, edit_folder
 from transparity_conformance.checkpoints.exporting import export_checkpoint
 from transparity_conformance.ports.loader.free import takes_of
 from transparity_conformance.ports.loader.gradients import with_gradients
-from transparity_conformance.ports.loader.inputs import arguments, arrays, framework_of, is_instance, with_mask
+from transparity_conformance.ports.loader.inputs import Array, arguments, arrays, framework_of, is_instance, with_mask
 from transparity_conformance.ports.loader.modules.kind import kind_of
 from transparity_conformance.ports.loader.settings import completed
 from transparity_conformance.ports.loader.spoken import seeded, spoken
@@ -142,6 +142,18 @@ def called(model: Any, config: TransformerConfig, framework: str | None = None) 
     forward.__signature__ = takes  # type: ignore[attr-defined] # messages show what the model takes
     forward.placements = getattr(model, "placements", {})  # type: ignore[attr-defined] # of one on several ranks
 
+    _add_methods(forward, model, array, without_gradients)
+    return forward
+
+
+def _add_methods(
+    forward: Callable[..., Any],
+    model: Any,
+    array: Array,
+    without_gradients: Callable[[], contextlib.AbstractContextManager[Any]],
+) -> None:
+    """Add the methods of a port that a model offers, called with the arrays of its framework."""
+
     def step(tokens: np.ndarray, cache: Any, **named: np.ndarray) -> Any:
         with without_gradients():
             return model.step(array(tokens), cache, **{name: array(value) for name, value in named.items()})
@@ -154,7 +166,6 @@ def called(model: Any, config: TransformerConfig, framework: str | None = None) 
     for method in (step, generate):
         if _offers(model, method):
             setattr(forward, method.__name__, method)
-    return forward
 
 
 def _offers(model: Any, method: Callable[..., Any]) -> bool:

@@ -100,7 +100,7 @@ def _program(path: Path) -> None:
 def _answers(path: Path) -> None:
     """Answer the bundle of each layer that was exported."""
     path.mkdir()
-    for part in sorted(Path("parts").iterdir()):
+    for part in sorted(path.parent for path in Path("parts").glob("*/manifest.json")):
         run_here(
             [sys.executable, "answer.py", str(part), str(part / "checkpoint"), str(path / f"{part.name}.safetensors")]
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 import os
+import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -143,8 +144,13 @@ HEADS = ("query", "key", "value", "output")
 
 
 def why_uncut(config: TransformerConfig, name: str, ranks: int) -> str | None:
-    """Return why the heads of a parameter cannot be distributed over `ranks`; None if they can, or if it has none."""
+    """Return why a parameter cannot be distributed over `ranks` as its heads or its features are; None if it can, or
+    if it has neither."""
     role = name.split(".")[-2]
+    if re.search(r"\.(router|experts|shared_expert|shared_expert_gate)\.", name):
+        return "experts are not distributed yet"
+    if role == "head_transform":
+        return "what is in front of the head is not distributed"
     if role in ("query", "key", "value") and config.projection == "shared-per-head":
         return "one map serves all heads"
     if role in HEADS and config.query_key_norm and config.query_key_norm_over == "projection":

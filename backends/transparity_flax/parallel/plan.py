@@ -58,10 +58,10 @@ def report(plan: Plan) -> list[str]:
 
 def _placed(config: TransformerConfig, name: str, shape: tuple[int, ...], ranks: int) -> Placed:
     placement = next((it for pattern, it in PLACEMENTS.items() if re.fullmatch(pattern, name)), REPLICATED)
+    if ranks > 1 and (fallback := why_uncut(config, name, ranks)):
+        return Placed(REPLICATED, fallback)
     if placement == REPLICATED or ranks == 1:
         return Placed(REPLICATED)
-    if fallback := why_uncut(config, name, ranks):
-        return Placed(REPLICATED, fallback)
     size = shape[len(placement) - 1]
     if size % ranks == 0:
         return Placed(placement)

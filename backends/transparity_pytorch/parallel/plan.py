@@ -50,10 +50,10 @@ def report(plan: Plan) -> list[str]:
 
 def _placed(config: TransformerConfig, name: str, shape: tuple[int, ...], ranks: int) -> Placed:
     placement = next((it for pattern, it in PLACEMENTS.items() if re.fullmatch(pattern, name)), None)
+    if ranks > 1 and (fallback := why_uncut(config, name, ranks)):
+        return Placed(Replicate(), fallback)
     if placement is None or ranks == 1:
         return Placed(Replicate())
-    if fallback := why_uncut(config, name, ranks):
-        return Placed(Replicate(), fallback)
     size = shape[placement.dim]
     if (ranks - 1) * -(-size // ranks) >= size:
         return Placed(Replicate(), f"{size} leave one of {ranks} ranks without any")

@@ -28,7 +28,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 PAGES += sorted((ROOT / "docs/documents").glob("*.md"))
 WITH_CODE = [page for page in PAGES if "```" in page.read_text(encoding="utf-8")]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-SESSIONS = set(re.findall(r"(?m)^@nox\.session\ndef (\w+)", (ROOT / "noxfile.py").read_text()))
+SESSIONS = set(re.findall(r"(?m)^@nox\.session.*\ndef (\w+)", (ROOT / "noxfile.py").read_text()))
 
 
 READS_ALONE = ("docs/release_notes.py",)

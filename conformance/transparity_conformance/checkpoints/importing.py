@@ -174,7 +174,7 @@ class Opened:
                 )
         is_large = sum(map(math.prod, shapes.values())) >= LARGE
         in_place = [name for name, found in parts.items() if is_large and all(each in AS_THEY_ARE for _, each in found)]
-        tensors = load_tensors(where, parts, in_place, self._block)
+        tensors = load_tensors(where, parts, in_place, self.block)
         parameters: dict[str, Any] = {}
         for name, found in parts.items():
             for ours, convert in found:
@@ -189,7 +189,7 @@ class Opened:
         return {name: parameters[name] for name in shapes}, {*parts, *scales}
 
     @property
-    def _block(self) -> tuple[int, int] | None:
+    def block(self) -> tuple[int, int] | None:
         """The rows and columns that have one scale."""
         block = (self.quantised or {}).get("weight_block_size")
         is_pair = isinstance(block, list) and len(block) == 2 and all(is_whole(size, 1) for size in block)

@@ -83,7 +83,7 @@ def _by_our_names(
     """The gradients of the module's parameters, converted as the tensors of its folder are."""
     places = {name: as_numbers(value) for name, value in module.named_parameters()}
     parts = parts_in(opened.family, config, opened.where, learned)
-    tensors = load_tensors(opened.where, parts, parts)
+    tensors = load_tensors(opened.where, parts, parts, opened.block)
     taken = _by_name(tensors, places)
     others = {theirs: np.asarray(tensor) for theirs, tensor in tensors.items() if theirs not in taken}
     used = {name for each in taken.values() for name in each.names}

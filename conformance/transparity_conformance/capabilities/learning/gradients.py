@@ -210,13 +210,12 @@ def _cut(probe: Probe) -> Probe:
 
 def _passed(key: str, probe: Probe, forward: ForwardPass) -> ForwardPass:
     """The forward pass of the rows that gradients are compared on; of a large model, whose rows are cut, none."""
-    whole, rows = forward.probes[key], ~blind_rows(forward.probes[key])
-    same = probe.inputs.keys() == whole.inputs.keys() and all(
-        probe.inputs[name].shape == whole.inputs[name].shape for name in probe.inputs
-    )
-    if same or probe.is_large:
-        return forward if same else dataclasses.replace(forward, probes={}, logits={})
-    logits = {key: forward.logits[key][rows]} if key in forward.logits else {}
+    whole = forward.probes[key]
+    if all(probe.inputs[name].shape == value.shape for name, value in whole.inputs.items()):
+        return forward
+    if probe.is_large:
+        return dataclasses.replace(forward, probes={}, logits={})
+    logits = {key: forward.logits[key][~blind_rows(whole)]} if key in forward.logits else {}
     return dataclasses.replace(forward, probes={key: probe}, logits=logits)
 
 

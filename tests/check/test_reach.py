@@ -14,6 +14,7 @@ import transparity_pytorch.attention
 import transparity_pytorch.masks
 import transparity_pytorch.transformer
 from transparity.config import TransformerConfig
+from transparity.parameters import parameter_shapes
 from transparity.presets import PRESETS, preset
 from transparity_conformance import check
 from transparity_conformance.oracle.cases import CASES
@@ -32,7 +33,7 @@ UNEXERCISED = {
     # parameters have their shapes, or there is nothing to compare without them
     *("architecture", "source_vocab_size", "target_vocab_size", "max_length", "embed_dim", "feed_forward_dim"),
     *("num_heads", "num_key_value_heads", "attention_head_dim", "projection", "position_offset", "num_token_types"),
-    "relative_buckets",
+    *("relative_buckets", "num_experts"),
     # in `layer_types`, whose change takes it away
     "layer_overrides",
     # off, or with parameters less than with another value
@@ -251,6 +252,9 @@ def test_every_active_field_of_presets_and_families_is_exercised(name: str) -> N
     chosen = {field for field in fields if getattr(config, field) not in (fields[field].default, False)}
     # parallel branches have norms in one place, and one norm is a parameter less than two
     fixed = {"norm_position", "branches"} if config.branches != "sequential" else set()
+    # a factor for each pair of features; and kinds of layers with parameters that others lack
+    fixed |= {"rotary_dim"} if config.rotary_short_factors else set()
+    fixed |= {"layer_types"} if len({str(parameter_shapes(one)) for one in config.layer_kinds.values()}) > 1 else set()
     assert chosen - UNEXERCISED - fixed <= set(seen)
 
 

@@ -34,6 +34,9 @@ Change = tuple[str, str]
 """A field, and its change: `=` and another choice, `off`, an operation on a number such as `*10`, or, of the kinds of
 layers, `alike`."""
 
+TIMES = {"*2": 2.0, "/2": 0.5}
+"""The operations on every number of a tuple."""
+
 OPERATIONS: dict[str, Callable[[Any], Any]] = {
     "off": lambda value: None,
     "zero": lambda value: 0,
@@ -52,12 +55,14 @@ def is_choice(name: str) -> bool:
 
 
 def changes(config: TransformerConfig, name: str) -> list[Change]:
-    """The changes of a field that is not off: every other choice, or every operation on a number."""
+    """The changes of a field that is not off: every other choice, or every operation on a number or a tuple of them."""
     value, kind = getattr(config, name), FIELD_TYPES[name]
     if name == "layer_types":  # what layers of a kind have instead, `layer_overrides`, goes with it
         return [(name, "alike")] if value else []
-    if value is None or value is False or get_origin(kind) in (tuple, Mapping):
+    if value is None or value is False or get_origin(kind) is Mapping:
         return []
+    if get_origin(kind) is tuple:
+        return [(name, operation) for operation in TIMES if get_args(kind)[0] is float and value]
     if is_choice(name):
         return [(name, f"={choice}") for choice in get_args(kind) if choice != value]
     return [(name, "not")] if kind is bool else [(name, operation) for operation in OPERATIONS]
@@ -74,6 +79,8 @@ def changed(config: TransformerConfig, change: Change) -> TransformerConfig | No
         value = not value
     elif how.startswith("="):
         value = how[1:]
+    elif isinstance(value, tuple):
+        value = tuple(number * TIMES[how] for number in value)
     elif value is not None:
         value = OPERATIONS[how](value)
     try:
@@ -107,7 +114,9 @@ def active_changes(config: TransformerConfig) -> tuple[Change, ...]:
     """The changes of single fields that show in the logits of a small model of the system."""
     # where there is one head, no field that tells heads from the whole acts
     small = small_system(config, **({"num_heads": 1, "num_key_value_heads": None} if config.num_heads == 1 else {}))
-    models = [(probe_parameters(small), mixed_inputs(small)), (probe_parameters(small, 3, 1e-3), mixed_inputs(small))]
+    parameters, inputs = probe_parameters(small), mixed_inputs(small)
+    models = [(parameters, inputs), (probe_parameters(small, 3, 1e-3), inputs)]
+    models += [(parameters, mixed_inputs(small, source=3, target=3))]  # below thresholds, too
     expected = [logits_with(small, *model) for model in models]
     found = []
     for change in (change for field in dataclasses.fields(config) for change in changes(config, field.name)):

@@ -41,15 +41,17 @@ def with_gradients(
     if module is None or config.head != "logits" or not hasattr(forward, "with_graph"):
         return forward
 
+    with_graph = forward.with_graph  # not `forward`: a function that holds itself outlives its last use
+
     def loss_and_gradients(targets: np.ndarray, **tokens: np.ndarray) -> tuple[None, Arrays, dict[str, str]]:
-        return None, *_gradients(forward, module, folder, config, targets, tokens)
+        return None, *_gradients(with_graph, module, folder, config, targets, tokens)
 
     forward.loss_and_gradients = loss_and_gradients  # type: ignore[attr-defined]
     return forward
 
 
 def _gradients(
-    forward: Any,
+    with_graph: Callable[..., Any],
     module: Any,
     folder: Path,
     config: TransformerConfig,
@@ -62,7 +64,7 @@ def _gradients(
 
     learned = [name for name in parameter_shapes(config) if is_learned(name)]
     with torch.enable_grad():
-        logits = answer_in(forward.with_graph(**tokens))
+        logits = answer_in(with_graph(**tokens))
         if not logits.requires_grad:
             return {}, dict.fromkeys(learned, NO_GRAPH)
         ignored = -100 if config.pad_id is None else config.pad_id

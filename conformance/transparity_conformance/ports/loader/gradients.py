@@ -1,4 +1,4 @@
-"""Gradients of a model of PyTorch that `load(folder)` returned, by our names: its own graph is differentiated.
+"""Gradients of a model of PyTorch or Flax that `load(folder)` returned, by our names: its own code is differentiated.
 
 A parameter of the model is told by its name in the folder, or by its numbers: every row of a tensor is looked for among
 the rows and the columns of all parameters, so that transposed, fused and permuted ones are found, too.
@@ -18,10 +18,10 @@ from transparity.parameters import is_learned, parameter_shapes
 from transparity_conformance.capabilities.stranger import call_stranger
 from transparity_conformance.checkpoints.importing import Opened, open_checkpoint, parts_in
 from transparity_conformance.checkpoints.reading import load_tensors
-from transparity_conformance.ports.loader.free import answer_in
+from transparity_conformance.ports.loader.differentiated import Differentiated, in_flax, in_pytorch
 from transparity_conformance.ports.loader.held import module_in
+from transparity_conformance.ports.loader.inputs import is_instance
 from transparity_conformance.ports.loader.rows import Taken, found_by_rows
-from transparity_conformance.report.comparison import as_numbers
 
 Arrays = dict[str, np.ndarray]
 
@@ -34,56 +34,46 @@ UNKNOWN = "no parameter of the model has its name in the folder, or its numbers"
 
 
 def with_gradients(
-    forward: Callable[..., Any], model: Any, folder: Path, config: TransformerConfig
+    forward: Callable[..., Any],
+    model: Any,
+    folder: Path,
+    config: TransformerConfig,
+    called: Callable[[Any, TransformerConfig], Any],
 ) -> Callable[..., Any]:
-    """The forward pass with `loss_and_gradients`, if a module of PyTorch computes it and has logits."""
-    module = call_stranger(module_in, model)
-    if module is None or config.head != "logits" or not hasattr(forward, "with_graph"):
+    """The forward pass with `loss_and_gradients`, if a module of PyTorch computes it, or it is one of Flax, and has
+    logits. A module like it is `called` as it is."""
+    differentiate = _differentiation(forward, model, config, called)
+    if differentiate is None or config.head != "logits":
         return forward
 
-    with_graph = forward.with_graph  # not `forward`: a function that holds itself outlives its last use
-
     def loss_and_gradients(targets: np.ndarray, **tokens: np.ndarray) -> tuple[None, Arrays, dict[str, str]]:
-        return None, *_gradients(with_graph, module, folder, config, targets, tokens)
+        learned = [name for name in parameter_shapes(config) if is_learned(name)]
+        places, gradients = differentiate(config, targets, tokens)
+        if gradients is None:
+            return None, {}, dict.fromkeys(learned, NO_GRAPH)
+        return None, *_by_our_names(open_checkpoint(folder), config, places, gradients, learned)
 
     forward.loss_and_gradients = loss_and_gradients  # type: ignore[attr-defined]
     return forward
 
 
-def _gradients(
-    with_graph: Callable[..., Any],
-    module: Any,
-    folder: Path,
-    config: TransformerConfig,
-    targets: np.ndarray,
-    tokens: Mapping[str, np.ndarray],
-) -> tuple[Arrays, dict[str, str]]:
-    """The gradients of the cross-entropy of the model's logits by our names, and the reasons for which others are not
-    known."""
-    import torch
-
-    learned = [name for name in parameter_shapes(config) if is_learned(name)]
-    with torch.enable_grad():
-        logits = answer_in(with_graph(**tokens))
-        if not logits.requires_grad:
-            return {}, dict.fromkeys(learned, NO_GRAPH)
-        ignored = -100 if config.pad_id is None else config.pad_id
-        given = torch.from_numpy(np.asarray(targets)).reshape(-1).to(logits.device)
-        loss = torch.nn.functional.cross_entropy(logits.reshape(len(given), -1), given, ignore_index=ignored)
-        parameters = {name: value for name, value in module.named_parameters() if value.requires_grad}
-        found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
-    gradients = {
-        name: np.zeros(tuple(value.shape), np.float32) if gradient is None else as_numbers(gradient)
-        for (name, value), gradient in zip(parameters.items(), found, strict=True)
-    }
-    return _by_our_names(open_checkpoint(folder), config, module, gradients, learned)
+def _differentiation(
+    forward: Any, model: Any, config: TransformerConfig, called: Callable[[Any, TransformerConfig], Any]
+) -> Callable[..., Differentiated] | None:
+    if not hasattr(forward, "with_graph"):
+        return None
+    if is_instance(model, "flax.nnx", "Module"):
+        return functools.partial(in_flax, lambda other: called(other, config).with_graph, model)
+    module = call_stranger(module_in, model)
+    # its graph, and not `forward`: a function that holds itself outlives its last use
+    return None if module is None else functools.partial(in_pytorch, forward.with_graph, module)
 
 
 def _by_our_names(
-    opened: Opened, config: TransformerConfig, module: Any, gradients: Arrays, learned: Collection[str]
+    opened: Opened, config: TransformerConfig, places: Arrays, gradients: Arrays, learned: Collection[str]
 ) -> tuple[Arrays, dict[str, str]]:
-    """The gradients of the module's parameters, converted as the tensors of its folder are."""
-    places = {name: as_numbers(value) for name, value in module.named_parameters()}
+    """The gradients of the module's parameters, which are at `places`, converted as the tensors of its folder are; and
+    the reasons for which others are not known."""
     parts = parts_in(opened.family, config, opened.where, learned)
     tensors = load_tensors(opened.where, parts, parts, opened.block)
     taken = _by_name(tensors, places)

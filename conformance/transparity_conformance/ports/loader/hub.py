@@ -80,7 +80,7 @@ class HubBuild:
     def _loaded(self, folder: Path, config: TransformerConfig, options: Mapping[str, Any]) -> Callable[..., Any]:
         if self.edit is None:
             model = call_stranger(self.load, str(folder), **options)
-            return with_gradients(forward_of(model, config), model, folder, config)
+            return with_gradients(forward_of(model, config), model, folder, config, called)
         edit_folder(folder, self.edit)
         with seeded(self.edit.seed), spoken() as said:
             forward = forward_of(call_stranger(self.load, str(folder), **options), config)

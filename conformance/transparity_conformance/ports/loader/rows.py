@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,16 +20,18 @@ class Taken:
 
 @dataclass(frozen=True, eq=False)
 class Lines:
-    """The rows, or the columns, of a tensor; a vector is one row."""
+    """The rows, or the columns, of a tensor seen as a matrix; a vector is one row."""
 
     name: str
+    matrix: tuple[int, int]
     is_columns: bool
     hashes: np.ndarray
     """One number for each line, equal for equal ones."""
 
     def of(self, tensor: np.ndarray) -> np.ndarray:
         """The lines of a tensor of its shape: (lines, numbers)."""
-        return _rows(tensor).T if self.is_columns else _rows(tensor)
+        rows = tensor.reshape(self.matrix)
+        return rows.T if self.is_columns else rows
 
 
 def found_by_rows(wanted: Mapping[str, np.ndarray], given: Mapping[str, np.ndarray]) -> dict[str, Taken]:
@@ -36,7 +39,8 @@ def found_by_rows(wanted: Mapping[str, np.ndarray], given: Mapping[str, np.ndarr
 
     A tensor is found as a whole, or line by line if none of its lines is in two places.
     """
-    every = [lines for name, value in given.items() for lines in _lines(name, value)]
+    vectors = {value.size for value in wanted.values() if value.ndim == 1}
+    every = [lines for name, value in given.items() for lines in _lines(name, value, vectors)]
     if not every:
         return {}
     places = _Places(every)
@@ -88,18 +92,25 @@ def _shaped(lines: np.ndarray, own: Lines, shape: tuple[int, ...]) -> np.ndarray
     return (lines.T if own.is_columns else lines).reshape(shape)
 
 
-def _lines(name: str, tensor: np.ndarray) -> list[Lines]:
-    return list(_both(name, tensor)) if tensor.ndim in (1, 2) and tensor.size else []
+def _lines(name: str, tensor: np.ndarray, vectors: Collection[int] = ()) -> list[Lines]:
+    """Its lines in all matrices that it is: one of three axes (embed, heads, head_dim) is two.
+
+    One of several axes with as many numbers as a wanted vector may be that.
+    """
+    found = []
+    for matrix in dict.fromkeys(_matrices(tensor, vectors)):
+        rows = tensor.reshape(matrix)
+        found.append(Lines(name, matrix, False, _hashes(rows)))
+        if matrix[0] > 1:
+            found.append(Lines(name, matrix, True, _hashes(rows.T)))
+    return found
 
 
-def _both(name: str, tensor: np.ndarray) -> Iterator[Lines]:
-    yield Lines(name, False, _hashes(_rows(tensor)))
-    if tensor.ndim == 2:
-        yield Lines(name, True, _hashes(_rows(tensor).T))
-
-
-def _rows(tensor: np.ndarray) -> np.ndarray:
-    return tensor[None] if tensor.ndim == 1 else tensor
+def _matrices(tensor: np.ndarray, vectors: Collection[int]) -> Iterator[tuple[int, int]]:
+    if tensor.size and (tensor.ndim == 1 or tensor.size in vectors):
+        yield 1, tensor.size
+    for axis in range(1, tensor.ndim if tensor.size and tensor.ndim in (2, 3) else 0):
+        yield math.prod(tensor.shape[:axis]), math.prod(tensor.shape[axis:])
 
 
 def _hashes(rows: np.ndarray) -> np.ndarray:

@@ -70,15 +70,19 @@ def attention_weights(
     scores: Float[Array, "batch heads queries keys"],
     mask: Bool[Array, "#batch 1 #queries keys"],
     masked_score: float,
+    sinks: Float[Array, " heads"] | None = None,
 ) -> Float[Array, "batch heads queries keys"]:
-    """Softmax over the keys, with `masked_score` in place of the scores where `mask` is False.
+    """Softmax over the keys, with `masked_score` in place of the scores where `mask` is False, and over each head's
+    sink, whose weight is left out (gpt-oss).
 
     `masked_score` is at least half the lowest number of the dtype: exp(that − largest) is exactly 0, as for −inf, and
     a query with every key masked weighs all keys alike instead of being NaN.
     """
     lowest = float(jnp.finfo(scores.dtype).min) / 2
     shown = jnp.where(mask, scores, jnp.asarray(max(masked_score, lowest), scores.dtype))
-    return jax.nn.softmax(upcast(shown), axis=-1).astype(scores.dtype)
+    if sinks is not None:
+        shown = jnp.concatenate([shown, jnp.broadcast_to(sinks[:, None, None], (*shown.shape[:-1], 1))], axis=-1)
+    return jax.nn.softmax(upcast(shown), axis=-1).astype(scores.dtype)[..., : scores.shape[-1]]
 
 
 def attention(
@@ -91,14 +95,15 @@ def attention(
     masked_score: float,
     softcap: float | None = None,
     bias: Float[Array, "#batch heads #queries keys"] | None = None,
+    sinks: Float[Array, " heads"] | None = None,
     tap: Tap = identity,
 ) -> Float[Array, "batch queries attention_dim"]:
     """softmax(query · keyᵀ · scale) · value, heads merged (Vaswani et al. 2017, eq. 1)."""
     key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
     if fused.applies(tap, masked_score, softcap, query.dtype):
-        return merge_heads(fused.attention(query, key, value, mask, scale=scale, bias=bias))
+        return merge_heads(fused.attention(query, key, value, mask, scale=scale, bias=bias, sinks=sinks))
     scores = tap("scores", attention_scores(query, key, scale, softcap, bias))
-    weights = tap("weights", attention_weights(scores, mask, masked_score))
+    weights = tap("weights", attention_weights(scores, mask, masked_score, sinks))
     return tap("context", merge_heads(weights @ value))
 
 
@@ -117,6 +122,8 @@ class _Heads(nnx.Module):
             heads = (config.num_heads, config.key_value_heads)
             over = heads if config.query_key_norm_over == "projection" else (1, 1)
             self.query_norm, self.key_norm = (HeadNorm(config, count * config.head_dim, rngs=rngs) for count in over)
+        if config.attention_sinks:
+            self.sinks = nnx.Param(jnp.zeros(config.num_heads))
         self.output = nnx.Linear(config.attention_dim, config.embed_dim, use_bias=config.output_bias, rngs=rngs)
 
 
@@ -211,6 +218,8 @@ def _attend(
 ) -> Float[Array, "batch queries embed_dim"]:
     """Attention of the heads' query, key and value, then the output projection."""
     scale, masked_score = heads.config.score_scale, heads.config.masked_score
-    softcap = heads.config.attention_softcap
-    context = attention(*projected, mask, scale=scale, masked_score=masked_score, softcap=softcap, bias=bias, tap=tap)
+    softcap, sinks = heads.config.attention_softcap, heads.sinks[...] if heads.config.attention_sinks else None
+    context = attention(
+        *projected, mask, scale=scale, masked_score=masked_score, softcap=softcap, bias=bias, sinks=sinks, tap=tap
+    )
     return tap("output", heads.output(context))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 from jaxtyping import Float
@@ -28,12 +29,22 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 }
 
 
+def gated(
+    config: TransformerConfig, gate: Float[Array, "*batch features"], up: Float[Array, "*batch features"]
+) -> Float[Array, "*batch features"]:
+    """activation(gate) · (up + offset) (Shazeer 2020), both bounded if there is a limit (gpt-oss)."""
+    if (limit := config.gate_limit) is not None:
+        gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit)
+    up = up + config.up_offset if config.up_offset else up
+    return ACTIVATIONS[config.activation](gate) * up
+
+
 class FeedForward(nnx.Module):
     """activation(x W₁ᵀ + b₁) W₂ᵀ + b₂ (Vaswani et al. 2017, eq. 2); gated, (activation(x Gᵀ) · x W₁ᵀ) W₂ᵀ (Shazeer
     2020)."""
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
-        self.activation = ACTIVATIONS[config.activation]
+        self.config = config
         wide, bias = config.feed_forward_dim, config.feed_forward_bias
         self.gate = nnx.Linear(config.embed_dim, wide, use_bias=bias, rngs=rngs) if config.gated else None
         self.up = nnx.Linear(config.embed_dim, wide, use_bias=bias, rngs=rngs)
@@ -41,5 +52,6 @@ class FeedForward(nnx.Module):
 
     def __call__(self, x: Float[Array, "*batch embed_dim"], tap: Tap = identity) -> Float[Array, "*batch embed_dim"]:
         up = self.up(x)
-        hidden = tap("hidden", self.activation(self.gate(x)) * up if self.gate is not None else self.activation(up))
-        return tap("output", self.down(hidden))
+        activation = ACTIVATIONS[self.config.activation]
+        hidden = gated(self.config, self.gate(x), up) if self.gate is not None else activation(up)
+        return tap("output", self.down(tap("hidden", hidden)))

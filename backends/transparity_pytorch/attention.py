@@ -65,14 +65,19 @@ def attention_weights(
     scores: Float[Tensor, "batch heads queries keys"],
     mask: Bool[Tensor, "#batch 1 #queries keys"],
     masked_score: float,
+    sinks: Float[Tensor, " heads"] | None = None,
 ) -> Float[Tensor, "batch heads queries keys"]:
-    """Softmax over the keys, with `masked_score` in place of the scores where `mask` is False.
+    """Softmax over the keys, with `masked_score` in place of the scores where `mask` is False, and over each head's
+    sink, whose weight is left out (gpt-oss).
 
     `masked_score` is at least half the lowest number of the dtype: exp(that − largest) is exactly 0, as for −inf, and
     a query with every key masked weighs all keys alike instead of being NaN.
     """
     lowest = torch.finfo(scores.dtype).min / 2
-    return scores.masked_fill(~mask, max(masked_score, lowest)).softmax(dim=-1)
+    shown = scores.masked_fill(~mask, max(masked_score, lowest))
+    if sinks is not None:
+        shown = torch.cat([shown, sinks[:, None, None].expand(*shown.shape[:-1], 1)], dim=-1)
+    return shown.softmax(dim=-1)[..., : scores.shape[-1]]
 
 
 def attention(
@@ -85,14 +90,15 @@ def attention(
     masked_score: float,
     softcap: float | None = None,
     bias: Float[Tensor, "#batch heads #queries keys"] | None = None,
+    sinks: Float[Tensor, " heads"] | None = None,
     tap: Tap = identity,
 ) -> Float[Tensor, "batch queries attention_dim"]:
     """softmax(query · keyᵀ · scale) · value, heads merged (Vaswani et al. 2017, eq. 1)."""
     key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
     if fused.applies(tap, masked_score, softcap):
-        return merge_heads(fused.attention(query, key, value, mask, scale=scale, bias=bias))
+        return merge_heads(fused.attention(query, key, value, mask, scale=scale, bias=bias, sinks=sinks))
     scores = tap("scores", attention_scores(query, key, scale, softcap, bias))
-    weights = tap("weights", attention_weights(scores, mask, masked_score))
+    weights = tap("weights", attention_weights(scores, mask, masked_score, sinks))
     return tap("context", merge_heads(weights @ value))
 
 
@@ -112,6 +118,7 @@ class _Heads(nn.Module):
             heads = (config.num_heads, config.key_value_heads)
             over = heads if config.query_key_norm_over == "projection" else (1, 1)
             self.query_norm, self.key_norm = (HeadNorm(config, count * config.head_dim) for count in over)
+        self.sinks = nn.Parameter(torch.zeros(config.num_heads)) if config.attention_sinks else None
         self.output = nn.Linear(config.attention_dim, config.embed_dim, bias=config.output_bias)
 
 
@@ -206,6 +213,8 @@ def _attend(
 ) -> Float[Tensor, "batch queries embed_dim"]:
     """Attention of the heads' query, key and value, then the output projection."""
     scale, masked_score = heads.config.score_scale, heads.config.masked_score
-    softcap = heads.config.attention_softcap
-    context = attention(*projected, mask, scale=scale, masked_score=masked_score, softcap=softcap, bias=bias, tap=tap)
+    softcap, sinks = heads.config.attention_softcap, heads.sinks
+    context = attention(
+        *projected, mask, scale=scale, masked_score=masked_score, softcap=softcap, bias=bias, sinks=sinks, tap=tap
+    )
     return tap("output", heads.output(context))

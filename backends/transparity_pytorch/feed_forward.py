@@ -27,13 +27,23 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+def gated(
+    config: TransformerConfig, gate: Float[Tensor, "*batch features"], up: Float[Tensor, "*batch features"]
+) -> Float[Tensor, "*batch features"]:
+    """activation(gate) · (up + offset) (Shazeer 2020), both bounded if there is a limit (gpt-oss)."""
+    if (limit := config.gate_limit) is not None:
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    up = up + config.up_offset if config.up_offset else up
+    return ACTIVATIONS[config.activation](gate) * up
+
+
 class FeedForward(nn.Module):
     """activation(x W₁ᵀ + b₁) W₂ᵀ + b₂ (Vaswani et al. 2017, eq. 2); gated, (activation(x Gᵀ) · x W₁ᵀ) W₂ᵀ (Shazeer
     2020)."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self.activation = ACTIVATIONS[config.activation]
+        self.config = config
         wide, bias = config.feed_forward_dim, config.feed_forward_bias
         self.gate = nn.Linear(config.embed_dim, wide, bias=bias) if config.gated else None
         self.up = nn.Linear(config.embed_dim, wide, bias=bias)
@@ -41,5 +51,6 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Float[Tensor, "*batch embed_dim"], tap: Tap = identity) -> Float[Tensor, "*batch embed_dim"]:
         up = self.up(x)
-        hidden = tap("hidden", self.activation(self.gate(x)) * up if self.gate is not None else self.activation(up))
-        return tap("output", self.down(hidden))
+        activation = ACTIVATIONS[self.config.activation]
+        hidden = gated(self.config, self.gate(x), up) if self.gate is not None else activation(up)
+        return tap("output", self.down(tap("hidden", hidden)))

@@ -98,6 +98,8 @@ def _attention_shapes(scope: str, config: TransformerConfig) -> Shapes:
         if config.query_key_norm and role != "value":
             over = heads if config.query_key_norm_over == "projection" else 1
             shapes[f"{scope}.{role}_norm.weight"] = (over * config.head_dim,)
+    if config.attention_sinks:
+        shapes[f"{scope}.sinks"] = (config.num_heads,)
     return shapes | _linear(f"{scope}.output", config.embed_dim, config.attention_dim, bias=config.output_bias)
 
 
@@ -146,7 +148,7 @@ HEADS = ("query", "key", "value", "output")
 def why_uncut(config: TransformerConfig, name: str, ranks: int) -> str | None:
     """Return why a parameter cannot be distributed over `ranks` as its heads or its features are; None if it can, or
     if it has neither."""
-    role = name.split(".")[-2]
+    role = "sinks" if name.endswith(".sinks") else name.split(".")[-2]
     if re.search(r"\.(router|experts|shared_expert|shared_expert_gate)\.", name):
         return "experts are not distributed yet"
     if role == "head_transform":
@@ -155,7 +157,7 @@ def why_uncut(config: TransformerConfig, name: str, ranks: int) -> str | None:
         return "one map serves all heads"
     if role in HEADS and config.query_key_norm and config.query_key_norm_over == "projection":
         return "queries and keys are normalised over all heads"
-    heads = dict.fromkeys(("query", "output", "relative_bias"), config.num_heads)
+    heads = dict.fromkeys(("query", "output", "relative_bias", "sinks"), config.num_heads)
     heads |= dict.fromkeys(("key", "value"), config.key_value_heads)
     count = heads.get(role, ranks)
     return f"{count} heads cannot be distributed over {ranks} ranks" if count % ranks else None

@@ -71,14 +71,19 @@ def attention_weights(
     scores: Inexact[Array, "batch heads queries keys"],
     mask: Bool[Array, "#batch 1 #queries keys"],
     masked_score: float,
+    sinks: Inexact[Array, " heads"] | None = None,
 ) -> Inexact[Array, "batch heads queries keys"]:
-    """Softmax over the keys, with `masked_score` in place of the scores where `mask` is False.
+    """Softmax over the keys, with `masked_score` in place of the scores where `mask` is False, and over each head's
+    sink, whose weight is left out (gpt-oss).
 
     `masked_score` is at least half the lowest number of the dtype: exp(that − largest) is exactly 0, as for −inf, and
     a query with every key masked weighs all keys alike instead of being NaN.
     """
     lowest = float(np.finfo(scores.dtype).min) / 2
-    return softmax(np.where(mask, scores, scores.dtype.type(max(masked_score, lowest))))
+    shown = np.where(mask, scores, scores.dtype.type(max(masked_score, lowest)))
+    if sinks is not None:
+        shown = np.concatenate([shown, np.broadcast_to(sinks[:, None, None], (*shown.shape[:-1], 1))], axis=-1)
+    return softmax(shown)[..., : scores.shape[-1]]
 
 
 def attention(
@@ -91,14 +96,17 @@ def attention(
     masked_score: float,
     softcap: float | None = None,
     bias: Inexact[Array, "#batch heads #queries keys"] | None = None,
+    sinks: Inexact[Array, " heads"] | None = None,
     tap: Tap = identity,
 ) -> Inexact[Array, "batch queries attention_dim"]:
     """softmax(query · keyᵀ · scale) · value, heads merged (Vaswani et al. 2017, eq. 1)."""
     key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
     if fused.applies(tap, masked_score):
-        return merge_heads(fused.attention(query, key, value, mask, scale=scale, softcap=softcap, bias=bias))
+        return merge_heads(
+            fused.attention(query, key, value, mask, scale=scale, softcap=softcap, bias=bias, sinks=sinks)
+        )
     scores = tap("scores", attention_scores(query, key, scale, softcap, bias))
-    weights = tap("weights", attention_weights(scores, mask, masked_score))
+    weights = tap("weights", attention_weights(scores, mask, masked_score, sinks))
     return tap("context", merge_heads(weights @ value))
 
 
@@ -197,5 +205,8 @@ def _attend(
 ) -> Inexact[Array, "batch queries embed_dim"]:
     """Attention of the heads' query, key and value, then the output projection."""
     scale, masked_score, softcap = config.score_scale, config.masked_score, config.attention_softcap
-    context = attention(*heads, mask, scale=scale, masked_score=masked_score, softcap=softcap, bias=bias, tap=tap)
+    sinks = parameters.get("sinks")
+    context = attention(
+        *heads, mask, scale=scale, masked_score=masked_score, softcap=softcap, bias=bias, sinks=sinks, tap=tap
+    )
     return tap("output", linear(parameters["output"], context))

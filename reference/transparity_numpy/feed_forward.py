@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from jaxtyping import Inexact
 from numpy import ndarray as Array
 
@@ -15,6 +16,16 @@ from transparity_numpy.arithmetic.functional import gelu, gelu_quick, gelu_tanh,
 ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu-tanh": gelu_tanh, "gelu-quick": gelu_quick, "silu": silu}
 
 
+def gated(
+    config: TransformerConfig, gate: Inexact[Array, "*batch features"], up: Inexact[Array, "*batch features"]
+) -> Inexact[Array, "*batch features"]:
+    """activation(gate) · (up + offset) (Shazeer 2020), both bounded if there is a limit (gpt-oss)."""
+    if (limit := config.gate_limit) is not None:
+        gate, up = np.minimum(gate, gate.dtype.type(limit)), np.clip(up, up.dtype.type(-limit), up.dtype.type(limit))
+    up = up + up.dtype.type(config.up_offset) if config.up_offset else up
+    return ACTIVATIONS[config.activation](gate) * up
+
+
 def feed_forward(
     config: TransformerConfig,
     parameters: Mapping[str, Any],
@@ -23,7 +34,6 @@ def feed_forward(
 ) -> Inexact[Array, "*batch embed_dim"]:
     """activation(x W₁ᵀ + b₁) W₂ᵀ + b₂ (Vaswani et al. 2017, eq. 2); gated, (activation(x Gᵀ) · x W₁ᵀ) W₂ᵀ (Shazeer
     2020)."""
-    activation = ACTIVATIONS[config.activation]
     up = linear(parameters["up"], x)
-    hidden = tap("hidden", activation(linear(parameters["gate"], x)) * up if config.gated else activation(up))
-    return tap("output", linear(parameters["down"], hidden))
+    hidden = gated(config, linear(parameters["gate"], x), up) if config.gated else ACTIVATIONS[config.activation](up)
+    return tap("output", linear(parameters["down"], tap("hidden", hidden)))

@@ -266,6 +266,25 @@ CASES = {
         GROUPED | {"num_experts": 3, "num_experts_per_tok": 3, "moe_intermediate_size": 12, "mlp_only_layers": [0]},
         {"experts_per_token": 3, "layer_types": ["dense", "experts"]},
     ),
+    "gpt_oss": Case(
+        "GptOssForCausalLM",
+        EXPERTS
+        | SPECIAL
+        | {"head_dim": 6, "num_hidden_layers": 3, "num_local_experts": 5, "num_experts_per_tok": 2}
+        | {"sliding_window": 4, "swiglu_limit": 0.9},
+        {"attention_sinks": True, "gate_limit": 0.9, "up_offset": 1.0, "sliding_window": 4, "rotary_scaling": "yarn"}
+        | {"layer_types": ["sliding_attention", "full_attention"], "rotary_truncate": False, "router_bias": True},
+        length=17,
+    ),
+    "gpt_oss, all experts": Case(
+        "GptOssForCausalLM",
+        EXPERTS
+        | SPECIAL
+        | {"num_key_value_heads": 4, "head_dim": 4, "num_local_experts": 3, "num_experts_per_tok": 3}
+        | {"attention_bias": False, "layer_types": ["full_attention"] * 2, "tie_word_embeddings": True}
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
+        {"gate_limit": 7.0, "sliding_window": None, "rotary_scaling": "none", "qkv_bias": False, "tied_head": True},
+    ),
     "gemma": Case("GemmaForCausalLM", SHARED, {"norm_gain": "one-plus-weight", "activation": "gelu-tanh"}),
     "gemma2": Case(
         "Gemma2ForCausalLM",
@@ -443,6 +462,7 @@ CASES = {
 }
 
 DECODED = (
+    "gpt_oss",
     "mixtral",
     "olmoe",
     "qwen3_moe, some layers dense",

@@ -3,6 +3,8 @@ PyTorch have a `fused` of the same names."""
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -33,12 +35,13 @@ def attention(
     *,
     scale: float,
     bias: Float[Array, "#batch heads #queries keys"] | None = None,
+    sinks: Float[Array, " heads"] | None = None,
 ) -> Float[Array, "batch heads queries head_dim"]:
     """softmax(query · keyᵀ · scale) · value, in blocks of queries if the mask hides the future, which is decided at
     run time."""
     length = mask.shape[2]
     if length <= BLOCK or length != mask.shape[3]:
-        return _one_block(query, key, value, mask, scale, bias)
+        return _one_block(query, key, value, mask, scale, bias, sinks)
 
     def in_blocks() -> Array:
         blocks = []
@@ -46,11 +49,12 @@ def attention(
             queries, keys = slice(begin, begin + BLOCK), slice(begin + BLOCK)
             near = None if bias is None else bias[:, :, queries, keys]
             given = query[:, :, queries], key[:, :, keys], value[:, :, keys], mask[:, :, queries, keys]
-            blocks.append(_one_block(*given, scale, near))
+            blocks.append(_one_block(*given, scale, near, sinks))
         return jnp.concatenate(blocks, axis=2)
 
     hides_the_future = mask.any(axis=-1).all() & ~jnp.triu(mask, 1).any()
-    context: Array = jax.lax.cond(hides_the_future, in_blocks, lambda: _one_block(query, key, value, mask, scale, bias))
+    whole = partial(_one_block, query, key, value, mask, scale, bias, sinks)
+    context: Array = jax.lax.cond(hides_the_future, in_blocks, whole)
     return context
 
 
@@ -61,12 +65,18 @@ def _one_block(
     mask: Bool[Array, "#batch 1 #queries keys"],
     scale: float,
     bias: Float[Array, "#batch heads #queries keys"] | None,
+    sinks: Float[Array, " heads"] | None,
 ) -> Float[Array, "batch heads queries head_dim"]:
     """Attention that divides by the sum of weights after summing the values, which is fewer divisions. A query with
     every key masked weighs all keys alike, as in the explicit path."""
     scores = query @ key.swapaxes(-2, -1) * scale
     scores = upcast(scores if bias is None else scores + bias)
     shown = jnp.where(mask, scores, jnp.finfo(scores.dtype).min / 2)
-    weights = jnp.exp(shown - jax.lax.stop_gradient(shown.max(axis=-1, keepdims=True)))
+    largest = jax.lax.stop_gradient(shown.max(axis=-1, keepdims=True))
+    beside = None if sinks is None else upcast(sinks)[:, None, None]
+    largest = largest if beside is None else jnp.maximum(largest, jax.lax.stop_gradient(beside))
+    weights = jnp.exp(shown - largest)
     context = jnp.matmul(weights.astype(value.dtype), value, preferred_element_type=scores.dtype)
-    return (context / weights.sum(axis=-1, keepdims=True)).astype(value.dtype)
+    total = weights.sum(axis=-1, keepdims=True)
+    total = total if beside is None else total + jnp.exp(beside - largest)
+    return (context / total).astype(value.dtype)

@@ -22,6 +22,7 @@ PLACEMENTS: dict[str, PartitionSpec] = {
     r".*\.token_embedding\.weight": ROWS,  # vocabulary
     r".*\.relative_bias\.weight": COLUMNS,  # heads
     r".*attention\.(query|key|value)\.(weight|bias)": ROWS,  # heads
+    r".*attention\.sinks": ROWS,  # heads
     r".*attention\.output\.weight": COLUMNS,  # heads
     r".*\.feed_forward\.(gate|up)\.(weight|bias)": ROWS,  # hidden features
     r".*\.feed_forward\.down\.weight": COLUMNS,  # hidden features

@@ -22,6 +22,7 @@ NAMES = {
     "mean": "running_mean",
     "var": "running_var",
     "router_correction": "router_correction",
+    "sinks": "sinks",
 }
 
 

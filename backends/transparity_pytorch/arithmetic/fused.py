@@ -27,12 +27,15 @@ def attention(
     *,
     scale: float,
     bias: Float[Tensor, "#batch heads #queries keys"] | None = None,
+    sinks: Float[Tensor, " heads"] | None = None,
 ) -> Float[Tensor, "batch heads queries head_dim"]:
     """softmax(query · keyᵀ · scale) · value in one kernel, which is faster if told that the mask is causal or full.
 
     The kernel returns zeros for a query with every key masked. With that query set to 0 and all its keys unmasked, it
     weighs them alike, as the explicit path does.
     """
+    if sinks is not None:
+        key, value, mask, bias = _with_sinks(key, value, mask, bias, sinks)
     # On other devices, reading the mask would wait for the device; while compiling, it cannot be read.
     if bias is None and mask.device.type == "cpu" and not torch.compiler.is_compiling():
         if mask.all():
@@ -44,3 +47,17 @@ def attention(
     query = query.masked_fill(~sees, 0)
     shown = mask | ~sees if bias is None else bias.masked_fill(~mask, -torch.inf).masked_fill(~sees, 0)
     return F.scaled_dot_product_attention(query, key, value, attn_mask=shown, scale=scale)
+
+
+def _with_sinks(
+    key: Float[Tensor, "batch heads keys head_dim"],
+    value: Float[Tensor, "batch heads keys head_dim"],
+    mask: Bool[Tensor, "#batch 1 #queries keys"],
+    bias: Float[Tensor, "#batch heads #queries keys"] | None,
+    sinks: Float[Tensor, " heads"],
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Add one more key, of zeros, with the sinks as its bias and without a value: the kernel knows no sinks."""
+    one = (0, 0, 0, 1)
+    bias = torch.zeros_like(mask, dtype=key.dtype).expand(-1, len(sinks), -1, -1) if bias is None else bias
+    bias = torch.cat([bias, sinks[:, None, None].expand(*bias.shape[:-1], 1)], dim=-1)
+    return F.pad(key, one), F.pad(value, one), F.pad(mask, (0, 1), value=True), bias

@@ -179,7 +179,7 @@ def packed(module: nn.Module) -> nn.Module:
     """Twin of `module` with packed linears that shares its parameters."""
     if isinstance(module, nn.Linear):
         return PackedLinear(module)
-    if isinstance(module, FeedForward) and module.gate is None and module.activation is F.relu:
+    if isinstance(module, FeedForward) and module.gate is None and module.config.activation == "relu":
         return PackedFeedForward(module)
     return _with(module, packed_children(module))
 

@@ -239,8 +239,15 @@ class Model:
 
     def dense_feed(self, at: str, x: Tensor) -> Tensor:
         up = self.dense(f"{at}.up", x)
-        up = self.act(self.dense(f"{at}.gate", x)) * up if self.c.gated else self.act(up)
+        up = self.gated(self.dense(f"{at}.gate", x), up) if self.c.gated else self.act(up)
         return self.tap(f"{at}.output", self.dense(f"{at}.down", self.tap(f"{at}.hidden", up)))
+
+    def gated(self, gate: Tensor, up: Tensor) -> Tensor:
+        """The hidden features of a gated feed-forward."""
+        if self.c.gate_limit is not None:
+            most = torch.tensor(self.c.gate_limit, dtype=up.dtype)
+            gate, up = torch.where(gate > most, most, gate), torch.maximum(torch.minimum(up, most), -most)
+        return self.act(gate) * (up + self.c.up_offset)
 
     def experts(self, at: str, x: Tensor) -> Tensor:
         """Each token goes to its experts in turn, the best first."""
@@ -280,7 +287,7 @@ class Model:
     def quiet(self, at: str, x: Tensor) -> Tensor:
         """A feed-forward without taps."""
         up = self.dense(f"{at}.up", x)
-        return self.dense(f"{at}.down", self.act(self.dense(f"{at}.gate", x)) * up if self.c.gated else self.act(up))
+        return self.dense(f"{at}.down", self.gated(self.dense(f"{at}.gate", x), up) if self.c.gated else self.act(up))
 
     def act(self, x: Tensor) -> Tensor:
         return ACTIVATIONS[self.c.activation](x)
@@ -346,8 +353,15 @@ class Model:
         shared = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1)
         scores = self.tap(f"{at}.scores", self.scores(query, key, bias))
-        weights = self.tap(f"{at}.weights", self.softmax(self.masked(scores, keep)))
+        weights = self.tap(f"{at}.weights", self.shares(at, self.masked(scores, keep)))
         return weights @ value
+
+    def shares(self, at: str, scores: Tensor) -> Tensor:
+        """The weights of the keys, beside whose scores there may be a sink."""
+        if not self.c.attention_sinks:
+            return self.softmax(scores)
+        sink = self.p[f"{at.rstrip('~')}.sinks"].view(1, -1, 1, 1).expand(len(scores), -1, scores.shape[2], -1)
+        return self.softmax(torch.cat([sink, scores], -1))[..., 1:]
 
     def scores(self, query: Tensor, key: Tensor, bias: Any) -> Tensor:
         scores = self.capped(query @ key.transpose(-2, -1) * self.scale())

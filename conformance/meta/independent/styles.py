@@ -24,7 +24,7 @@ class Einsum:
         key, value = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1)
         scores = torch.einsum("bhqd,bhkd->bhqk", query, key) * self.scale()
         scores = self.capped(scores) if bias is None else self.capped(scores) + bias
-        return torch.einsum("bhqk,bhkd->bhqd", self.softmax(self.masked(scores, keep)), value)
+        return torch.einsum("bhqk,bhkd->bhqd", self.shares(at, self.masked(scores, keep)), value)
 
 
 class GroupedEinsum:
@@ -33,7 +33,7 @@ class GroupedEinsum:
     def weigh(self: Any, at: str, query: Tensor, key: Tensor, value: Tensor, keep: Tensor, bias: Any) -> Tensor:
         grouped = query.unflatten(1, (key.shape[1], -1))
         scores = self.capped(torch.einsum("bgrqd,bgkd->bgrqk", grouped, key).flatten(1, 2) * self.scale())
-        weights = self.softmax(self.masked(scores if bias is None else scores + bias, keep))
+        weights = self.shares(at, self.masked(scores if bias is None else scores + bias, keep))
         weights = weights.unflatten(1, (key.shape[1], -1))
         return torch.einsum("bgrqk,bgkd->bgrqd", weights, value).flatten(1, 2)
 
@@ -41,7 +41,7 @@ class GroupedEinsum:
 class Sdpa:
     """PyTorch's fused attention with a bool mask."""
 
-    fits = staticmethod(lambda c: exact(c) and c.attention_softcap is None)
+    fits = staticmethod(lambda c: exact(c) and c.attention_softcap is None and not c.attention_sinks)
 
     def weigh(self: Any, at: str, query: Tensor, key: Tensor, value: Tensor, keep: Tensor, bias: Any) -> Tensor:
         shared = query.shape[1] // key.shape[1]
@@ -60,7 +60,11 @@ class Online:
         key, value = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1)
         scores = self.masked(self.scores(query, key, bias), keep).to(self.wide())
         most = torch.full((*scores.shape[:-1], 1), -torch.inf, dtype=scores.dtype)
-        total, context = torch.zeros_like(most), torch.zeros(*scores.shape[:-1], value.shape[-1], dtype=scores.dtype)
+        total = torch.zeros_like(most)
+        if self.c.attention_sinks:  # the first block is the sink alone, without a value
+            most = self.p[f"{at.rstrip('~')}.sinks"].to(most).view(1, -1, 1, 1).expand_as(most)
+            total = torch.ones_like(most)
+        context = torch.zeros(*scores.shape[:-1], value.shape[-1], dtype=scores.dtype)
         for part, values in zip(scores.split(4, -1), value.to(self.wide()).split(4, 2), strict=True):
             larger = torch.maximum(most, part.amax(-1, keepdim=True))
             weights, correction = (part - larger).exp(), (most - larger).exp()
@@ -92,6 +96,8 @@ class QueriesInChunks:
 
 class HeadByHead:
     """A loop over heads."""
+
+    fits = staticmethod(lambda c: not c.attention_sinks)
 
     def weigh(self: Any, at: str, query: Tensor, key: Tensor, value: Tensor, keep: Tensor, bias: Any) -> Tensor:
         shared = query.shape[1] // key.shape[1]

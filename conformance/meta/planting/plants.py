@@ -551,8 +551,31 @@ PLANTS = [
     *in_both(
         "gate-swapped",
         "feed_forward",
-        ("self.activation(self.gate(x)) * up if", "self.gate(x) * self.activation(up) if"),
+        ("[config.activation](gate) * up", "[config.activation](up) * gate"),
         None,
+        FAMILIES,
+    ),
+    *in_both(
+        "up-bounded-above-alone",
+        "feed_forward",
+        ("up.clamp(-limit, limit)", "up.clamp(max=limit)"),
+        ("jnp.clip(up, -limit, limit)", "jnp.minimum(up, limit)"),
+        FAMILIES,
+    ),
+    *in_both("up-without-offset", "feed_forward", ("up + config.up_offset if", "up if"), None, FAMILIES),
+    *in_both(
+        "sinks-negated",
+        "attention",
+        ("[shown, sinks[", "[shown, -sinks["),
+        ("[shown, jnp.broadcast_to(sinks", "[shown, jnp.broadcast_to(-sinks"),
+        FAMILIES,
+    ),
+    *in_both(
+        "sinks-negated-where-fused",
+        "arithmetic.fused",
+        ("[bias, sinks[", "[bias, -sinks["),
+        ("upcast(sinks)[", "upcast(-sinks)["),
+        "attention.long_sequences",
         FAMILIES,
     ),
     *in_both(

@@ -363,15 +363,26 @@ def _fed(change: Callable[[Callable[[Any], Any], Any, Any], Any]) -> dict[str, W
     """Replace the combination of activation, gate and up."""
 
     def wrong(config: Config) -> Callable[..., Any]:
-        function = feed_forward.ACTIVATIONS[config.activation]
+        function, most = feed_forward.ACTIVATIONS[config.activation], config.gate_limit or math.inf
 
-        def fed(config: Config, parameters: Any, x: Any, tap: Any) -> Any:
-            gate, up = linear(parameters["gate"], x), linear(parameters["up"], x)
-            return tap("output", linear(parameters["down"], tap("hidden", change(function, gate, up))))
+        def gated(config: Config, gate: Any, up: Any) -> Any:
+            dtype = gate.dtype
+            gate, up = np.where(gate > most, most, gate), np.clip(up, -most, most) + config.up_offset
+            return change(function, gate.astype(dtype), up.astype(dtype))
 
-        return fed
+        return gated
 
-    return {"layers.feed_forward": wrong}
+    return {"feed_forward.gated": wrong}
+
+
+def _bounded(change: Callable[[Callable[[Any], Any], float, Any, Any], Any]) -> dict[str, Wrong]:
+    """Replace the bounds of gate and up, and the number that is added to up."""
+
+    def wrong(config: Config) -> Callable[..., Any]:
+        function, limit = feed_forward.ACTIVATIONS[config.activation], config.gate_limit or math.inf
+        return lambda config, gate, up: change(function, limit, gate, up).astype(gate.dtype)
+
+    return {"feed_forward.gated": wrong}
 
 
 def _activations(change: Callable[[Any], Any]) -> dict[str, Wrong]:
@@ -601,6 +612,7 @@ def _head_of_table(config: Config, parameters: Arrays) -> Arrays:
 def _faults() -> Iterator[FamilyFault]:
     yield from _rotary_faults()
     yield from _attention_faults()
+    yield from _sink_faults()
     yield from _window_faults()
     yield from _distance_faults()
     yield from _norm_faults()
@@ -747,7 +759,7 @@ def _attention_faults() -> Iterator[FamilyFault]:
         lambda query, key, scale, cap, bias: _plus(np.clip(query @ key.swapaxes(-2, -1) * scale, -cap, cap), bias)
     )
     yield FamilyFault(("attention-cap",), "clipped", SCORES, capped, exchanged=cut)
-    behind = _weights(lambda config, right, scores, mask, hidden: right(scores, mask, -config.attention_softcap))
+    behind = _weights(lambda config, right, scores, mask, hidden, _: right(scores, mask, -config.attention_softcap))
     yield FamilyFault(("attention-cap", "mask-value"), "behind the mask", WEIGHTS, capped, exchanged=behind)
 
 
@@ -828,7 +840,9 @@ def _norm_faults() -> Iterator[FamilyFault]:
 def _feed_forward_faults() -> Iterator[FamilyFault]:
     gated = _both(_has("gated"), _not(_has("num_experts")))
     yield FamilyFault(("gate-swapped",), "swapped", HIDDEN, gated, parameters=_swapped("gate", "up"))
-    yield FamilyFault(("gate-missing",), "without gate", HIDDEN, gated, _to(gated=False))
+    unbounded = _is(gate_limit=None)
+    yield FamilyFault(("gate-missing",), "without gate", HIDDEN, _both(gated, unbounded), _to(gated=False))
+    yield from _bound_faults()
     for name, variant, change in (
         ("gate-missing", "gate alone", lambda function, gate, up: function(gate)),
         ("gate-activation", "both", lambda function, gate, up: function(gate) * function(up)),
@@ -841,6 +855,52 @@ def _feed_forward_faults() -> Iterator[FamilyFault]:
         yield FamilyFault(("activation",), kind, HIDDEN, acts, _to(activation=kind))
     dense = _not(_has("num_experts"))
     yield FamilyFault(("activation",), "sigmoid", HIDDEN, dense, exchanged=_activations(functional.sigmoid))
+
+
+def _bound_faults() -> Iterator[FamilyFault]:
+    """gpt-oss: min(gate, 7) · σ(1.702 gate) · (clip(up, −7, 7) + 1)."""
+    place, bounded, offset = rf"{HIDDEN}|{FED}", _has("gate_limit"), _has("up_offset")
+    for name, fields in (("missing", _to(gate_limit=None)), ("7", _to(gate_limit=7.0))):
+        yield FamilyFault(("gate-limit",), name, place, bounded, fields)
+    for name, change in (
+        ("both sides", lambda act, most, gate, up: act(np.clip(gate, -most, most)) * (np.clip(up, -most, most) + 1)),
+        ("up alone", lambda act, most, gate, up: act(gate) * (np.clip(up, -most, most) + 1)),
+        ("gate alone", lambda act, most, gate, up: act(np.minimum(gate, most)) * (up + 1)),
+        ("above alone", lambda act, most, gate, up: act(np.minimum(gate, most)) * (np.minimum(up, most) + 1)),
+    ):
+        yield FamilyFault(("gate-limit",), name, place, bounded, exchanged=_bounded(change))
+    yield FamilyFault(("up-offset",), "missing", place, offset, _to(up_offset=0.0))
+    to_gate = _bounded(lambda act, most, gate, up: (act(np.minimum(gate, most)) + 1) * np.clip(up, -most, most))
+    yield FamilyFault(("up-offset",), "of the gate", place, offset, exchanged=to_gate)
+    yield FamilyFault(("activation",), "silu for 1.702", place, bounded, _to(activation="silu"))
+
+
+def _sink_faults() -> Iterator[FamilyFault]:
+    sunk = _has("attention_sinks")
+    yield FamilyFault(("attention-sinks",), "missing", WEIGHTS, sunk, _to(attention_sinks=False), parameters=_no_sinks)
+    changes: dict[str, Callable[[Any], Any]] = {
+        "zero": lambda x: x * 0,
+        "negated": lambda x: -x,
+        "of the first head": lambda x: np.full_like(x, x[0]),
+    }
+    for name, change in changes.items():
+        other = _replaced(lambda key, x, change=change: change(x) if key.endswith(".sinks") else x)  # type: ignore[misc]
+        yield FamilyFault(("attention-sinks",), name, WEIGHTS, sunk, parameters=other)
+    scaled: Callable[[Config, Arrays], Arrays] = lambda config, parameters: {  # noqa: E731
+        name: x * config.score_scale if name.endswith(".sinks") else x for name, x in parameters.items()
+    }
+    yield FamilyFault(("attention-sinks",), "scaled", WEIGHTS, sunk, parameters=scaled)
+
+    def kept(config: Config, right: Any, scores: Any, mask: Any, hidden: float, sinks: Any) -> Any:
+        weights = right(scores, mask, hidden, sinks)
+        weights[..., 0] += 1 - weights.sum(-1)
+        return weights
+
+    yield FamilyFault(("attention-sinks",), "to the first key", WEIGHTS, sunk, exchanged=_weights(kept))
+
+
+def _no_sinks(config: Config, parameters: Arrays) -> Arrays:
+    return {name: value for name, value in parameters.items() if not name.endswith(".sinks")}
 
 
 CHOSEN, SHARES, FED = r".*\.router_chosen", r".*\.router_weights", r".*\.feed_forward\.output"

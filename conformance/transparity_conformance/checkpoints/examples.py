@@ -34,6 +34,9 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     | {"num_hidden_layers": 3, "sliding_window": 5, "query_pre_attn_scalar": 7, "sliding_window_pattern": 3}
     | {"rope_local_base_freq": 100.0, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
     "gpt2": {"vocab_size": 37, "n_positions": 29, "n_embd": 24, "n_layer": 2, "n_head": 3},
+    "gpt_oss": _WIDE
+    | {"num_hidden_layers": 3, "sliding_window": 5, "num_local_experts": 5, "num_experts_per_tok": 2}
+    | {"rope_theta": 150_000.0},
     "gpt_neox": _BERT | {"rotary_pct": 0.5, "bos_token_id": 0, "eos_token_id": 2},
     "gptj": {"vocab_size": 37, "n_positions": 29, "n_embd": 24, "n_layer": 2, "n_head": 3, "rotary_dim": 4},
     "granite": _LLAMA

@@ -78,6 +78,8 @@ def _axes(config: TransformerConfig, name: str) -> tuple[str, str]:
         return "head_dim", ""
     if name.endswith("relative_bias.weight"):
         return "", "heads"
+    if name.endswith(".sinks"):
+        return "heads", ""
     for role, merged in (("query", "merged"), ("key", "merged_keys"), ("value", "merged_keys")):
         if f".{role}." in name:
             rows, columns = (merged, "model") if config.projection == "full" else ("head_dim", "head_dim")

@@ -119,7 +119,7 @@ def probe_parameters(
             value = (config.norm_gain == "weight") + WEIGHT_SPREAD * value
             if spread > SCORE_SPREAD and name.endswith(("query_norm.weight", "key_norm.weight")):
                 value = _heated(config, value, spread)
-        elif name.endswith("relative_bias.weight"):
+        elif name.endswith(("relative_bias.weight", ".sinks")):
             pass  # added to scores, which spread as much
         elif name.endswith(("bias", "running_mean", "router_correction")):
             value = WEIGHT_SPREAD * value * (1 if "norm" in name else min(1, embedding))
@@ -141,7 +141,11 @@ def scoped_parameters(parameters: Arrays, scope: str) -> Arrays:
 
 def _gain(config: TransformerConfig, name: str, spread: float) -> float:
     """For inputs of spread 1, query · key has the spread gain² · √head_dim before the scale: this makes it `spread`
-    behind."""
+    behind. A gate and an up projection with a limit reach beyond it."""
+    if config.gate_limit is not None and name.endswith(("gate.weight", "up.weight")):
+        return config.gate_limit
+    if config.gate_limit is not None and name.endswith("down.weight"):
+        return 1 / config.gate_limit
     if not name.endswith(("query.weight", "key.weight")):
         return 1.0
     return float((spread / config.score_scale / config.head_dim**0.5) ** 0.5)

@@ -99,6 +99,11 @@ class TransformerConfig:
     """Whether the linear maps of the feed-forward have biases."""
     gated: bool = False
     """Apply the activation to a third projection, the gate, which multiplies the up projection (Shazeer 2020)."""
+    gate_limit: float | None = number(None, POSITIVE, None, 0.7)
+    """Bound of a gated feed-forward, in front of the activation: of the gate from above, of the up projection from both
+    sides (gpt-oss); None: no bound."""
+    up_offset: float = number(0.0, NOT_NEGATIVE, 0.0, 1.0)
+    """Added to the up projection before the gate multiplies it (gpt-oss: 1)."""
     activation: Activation = "relu"
     """`gelu`: x · Φ(x) (Hendrycks and Gimpel 2016); `gelu-tanh` and `gelu-quick`: its approximations by a tanh and by
     x · σ(1.702 x). `silu`: x · σ(x)."""
@@ -180,6 +185,9 @@ class TransformerConfig:
     """A further factor of the scores."""
     attention_softcap: float | None = number(None, POSITIVE, None, 1.5)
     """Bound scores by cap · tanh(scores / cap), before the mask (Gemma 2); None: no bound."""
+    attention_sinks: bool = False
+    """Whether each head has a learned number beside its scores, which takes part in the softmax and weighs no value
+    (gpt-oss)."""
     sliding_window: int | None = whole(None, None, 1, 2, 3)
     """A position attends only to positions less than this far away (Beltagy et al. 2020); None: to all."""
     mask_value: float = number(-math.inf, NOT_POSITIVE, -math.inf, -1e20, -1e9, -100.0, -3.0, -1e-20, 0.0)

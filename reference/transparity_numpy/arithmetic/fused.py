@@ -29,29 +29,31 @@ def attention(
     scale: float,
     softcap: float | None = None,
     bias: Inexact[Array, "#batch heads #queries keys"] | None = None,
+    sinks: Inexact[Array, " heads"] | None = None,
 ) -> Inexact[Array, "batch heads queries head_dim"]:
     """softmax(query · keyᵀ · scale) · value in blocks of queries, each up to the last key that any of them sees.
 
     Values are summed before they are divided by the sum of weights, which is fewer divisions. A query with every key
     masked weighs all keys alike, so a block with such a query keeps them all.
     """
-    given = [query, key, value] if bias is None else [query, key, value, bias]
+    given = [each for each in (query, key, value, bias, sinks) if each is not None]
     result = np.empty((*query.shape[:-1], value.shape[-1]), np.result_type(*given))
     for begin in range(0, query.shape[2], BLOCK):
         queries = slice(begin, begin + BLOCK)
         seen = mask[:, :, queries] if mask.shape[2] > 1 else mask
         keys = slice(np.flatnonzero(seen.any(axis=(0, 1, 2)))[-1] + 1 if seen.any(axis=-1).all() else seen.shape[-1])
         near = None if bias is None else bias[:, :, queries, keys]
-        weights = _exponentials(query[:, :, queries], key[:, :, keys], seen[..., keys], scale, softcap, near)
+        scores = _scores(query[:, :, queries], key[:, :, keys], seen[..., keys], scale, softcap, near)
+        weights, total = _exponentials(scores, sinks)
         context = np.matmul(weights, value[:, :, keys], out=result[:, :, queries])
-        context /= weights.sum(axis=-1, keepdims=True)
+        context /= total
     return result
 
 
-def _exponentials(
+def _scores(
     query: Array, key: Array, mask: Array, scale: float, softcap: float | None, bias: Array | None
 ) -> Inexact[Array, "batch heads queries keys"]:
-    """exp(scores − their largest), in the memory of the scores."""
+    """query · keyᵀ · scale, soft-capped, plus `bias`; masked scores are half the lowest number."""
     scores = query @ key.swapaxes(-2, -1)
     scores *= scores.dtype.type(scale)
     if softcap is not None:
@@ -60,5 +62,17 @@ def _exponentials(
         scores = scores + bias
     if not mask.all():
         np.copyto(scores, scores.dtype.type(np.finfo(scores.dtype).min / 2), where=~mask)
-    scores -= scores.real.max(axis=-1, keepdims=True)
-    return np.exp(scores, out=scores)
+    return scores
+
+
+def _exponentials(
+    scores: Inexact[Array, "batch heads queries keys"], sinks: Inexact[Array, " heads"] | None
+) -> tuple[Inexact[Array, "batch heads queries keys"], Inexact[Array, "batch heads queries 1"]]:
+    """exp(scores − the largest), in the memory of the scores, and their sum, that of the sinks included."""
+    largest = scores.real.max(axis=-1, keepdims=True)
+    if sinks is None:
+        weights = np.exp(np.subtract(scores, largest, out=scores), out=scores)
+        return weights, weights.sum(axis=-1, keepdims=True)
+    largest = np.maximum(largest, sinks.real[:, None, None])
+    weights = np.exp(np.subtract(scores, largest, out=scores), out=scores)
+    return weights, weights.sum(axis=-1, keepdims=True) + np.exp(sinks[:, None, None] - largest)

@@ -24,6 +24,7 @@ from transparity_conformance.diagnosis.faults import (
     residuals_and_activations,
     rotary,
     sharding,
+    sinks,
 )
 from transparity_conformance.diagnosis.faults.scopes import groups
 
@@ -36,6 +37,7 @@ SUBJECTS = (
     position_bias,
     attention,
     masks,
+    sinks,
     normalization,
     residuals_and_activations,
     experts,

@@ -11,7 +11,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity_conformance.diagnosis.fault import Fault, NumericFault, Settings, WalkState
-from transparity_conformance.diagnosis.faults.masks import right_mask, scores_at
+from transparity_conformance.diagnosis.faults.masks import right_mask, scores_at, sinks_at
 from transparity_conformance.diagnosis.faults.position_bias import bias_at
 from transparity_conformance.diagnosis.faults.rotary import rotated
 from transparity_conformance.diagnosis.faults.sites import (
@@ -117,7 +117,8 @@ def attended(settings: Settings, state: WalkState, site: str, value: Value) -> V
     tap = site.rpartition(".")[2]
     if tap == "weights":
         ratio = settings["scale"](state.config) / state.config.score_scale
-        return attention_weights(scores_at(state, site), right_mask(state, site), state.config.masked_score * ratio)
+        masked = state.config.masked_score * ratio
+        return attention_weights(scores_at(state, site), right_mask(state, site), masked, sinks_at(state, site))
     if tap == "scores":
         return _scored(settings, state, site).astype(value.dtype)
     if tap == "context":
@@ -194,7 +195,8 @@ CAPS: dict[str, tuple[Callable[[Value, float, float], Value], str]] = {
 def _capped_behind_mask(state: WalkState, site: str, value: Value) -> Value:
     cap, hidden = state.config.attention_softcap, state.config.masked_score
     assert cap is not None
-    return attention_weights(scores_at(state, site), right_mask(state, site), cap * math.tanh(hidden / cap))
+    masked = cap * math.tanh(hidden / cap)
+    return attention_weights(scores_at(state, site), right_mask(state, site), masked, sinks_at(state, site))
 
 
 def _grouping_faults(tap: str) -> Iterator[Fault]:

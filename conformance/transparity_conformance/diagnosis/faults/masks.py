@@ -73,7 +73,7 @@ def weighed(settings: Settings, state: WalkState, site: str, value: Value) -> Va
     if "added" in settings:
         return _softmax_over(axis, scores + np.where(mask, 0.0, settings["added"]).astype(value.dtype))
     if axis == -1:
-        weights = attention_weights(scores, mask, hidden)
+        weights = attention_weights(scores, mask, hidden, sinks_at(state, site))
         if "blind" not in settings:
             return weights
         blind = softmax(scores) if settings["blind"] == "by scores" else np.nan
@@ -91,6 +91,11 @@ def _masked_score(settings: Settings, config: TransformerConfig) -> float:
         scale = masked / given if given and math.isfinite(given) else 1.0
         masked = settings["hidden"] * scale
     return masked
+
+
+def sinks_at(state: WalkState, site: str) -> Value | None:
+    """The sinks of the attention whose weights are at `site`, if it has any."""
+    return state.parameters.get(site.replace(".weights", ".sinks"))
 
 
 def _softmax_over(axis: int, scores: Value) -> Value:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -45,5 +46,20 @@ def _hidden(settings: Settings, state: WalkState, config: TransformerConfig, sco
     up = apply_linear(state, f"{scope}.up", x)
     if not config.gated:
         return function(up)
-    gated = settings.get("gated", lambda function, gate, up: function(gate) * up)
-    return gated(function, apply_linear(state, f"{scope}.gate", x), up)
+    return gated(settings, config, function, apply_linear(state, f"{scope}.gate", x), up)
+
+
+def gated(
+    settings: Settings, config: TransformerConfig, function: Callable[[Value], Value], gate: Value, up: Value
+) -> Value:
+    """Hidden features of gate and up, in which `bounded` may be another bound, `offset` another number that is added to
+    up, and `gated` another way to put them together."""
+    gate, up = settings.get("bounded", bounded)(config.gate_limit, gate, up)
+    up = up + up.dtype.type(settings.get("offset", config.up_offset))
+    combined = settings.get("gated", lambda function, gate, up: function(gate) * up)
+    return combined(function, gate, up)
+
+
+def bounded(limit: float | None, gate: Value, up: Value) -> tuple[Value, Value]:
+    """The gate bounded from above, and the up projection from both sides."""
+    return (gate, up) if limit is None else (np.minimum(gate, limit), np.clip(up, -limit, limit))

@@ -10,7 +10,8 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity_conformance.diagnosis.fault import Fault, Settings, WalkState
-from transparity_conformance.diagnosis.faults.mixture import mixed
+from transparity_conformance.diagnosis.faults.gates import bounds
+from transparity_conformance.diagnosis.faults.mixture import gated, mixed
 from transparity_conformance.diagnosis.faults.normalization import normed, normed_input
 from transparity_conformance.diagnosis.faults.sites import (
     Value,
@@ -69,8 +70,10 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
         if config.branches == "parallel-one-norm":
             settings = {"source": partial(_behind_attention, "self_attention_norm")}
             yield Fault("residual-source", "sequential", SEQUENTIAL, formula=activated, settings=settings)
-        for identity, name, description, gated in GATES if config.gated else ():
-            yield Fault(identity, name, description, formula=activated, settings={"gated": gated})
+        for identity, name, description, change in GATES if config.gated else ():
+            yield Fault(identity, name, description, formula=activated, settings={"gated": change})
+        for identity, name, description, settings in bounds(config) if config.gated else ():
+            yield Fault(identity, name, description, formula=activated, settings=settings)
     if sublayer and site == branch_end(config, ".".join(sublayer_of(site))):
         yield from _multiplier_faults(config.residual_multiplier)
         yield from _residual_faults(config, sublayer_of(site)[1])
@@ -203,8 +206,8 @@ def activated(settings: Settings, state: WalkState, site: str, value: Value) -> 
     up = _projected(settings, state, site, "up")
     if not state.config.gated:
         return function(up).astype(value.dtype)
-    gated = settings.get("gated", lambda function, gate, up: function(gate) * up)
-    return gated(function, _projected(settings, state, site, "gate"), up).astype(value.dtype)
+    gate = _projected(settings, state, site, "gate")
+    return gated(settings, state.config, function, gate, up).astype(value.dtype)
 
 
 Gated = Callable[[Callable[[Value], Value], Value, Value], Value]

@@ -52,16 +52,20 @@ def attention(
     masked_score: float,
     softcap: float | None = None,
     bias: Inexact[Array, "#batch heads #queries keys"] | None = None,
+    sinks: Inexact[Array, " heads"] | None = None,
     tap: Tap = identity,
 ) -> Inexact[Array, "batch queries attention_dim"]:
     """The reference's `attention`, in sequence where there are more keys than `PAIRWISE`"""
     if key.shape[2] <= PAIRWISE:
         named: dict[str, Any] = {"scale": scale, "masked_score": masked_score, "softcap": softcap}
-        return in_blocks(query, key, value, mask, bias=bias, tap=tap, **named)
+        return in_blocks(query, key, value, mask, bias=bias, sinks=sinks, tap=tap, **named)
     key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
     scores = tap("scores", attention_scores(query, key, scale, softcap, bias))
     masked = scores.dtype.type(max(masked_score, float(np.finfo(scores.dtype).min) / 2))
-    weights = tap("weights", softmax_in_sequence(np.where(mask, scores, masked)))
+    shown = np.where(mask, scores, masked)
+    if sinks is not None:
+        shown = np.concatenate([shown, np.broadcast_to(sinks[:, None, None], (*shown.shape[:-1], 1))], axis=-1)
+    weights = tap("weights", softmax_in_sequence(shown)[..., : key.shape[2]])
     return tap("context", merge_heads(product_in_sequence(weights, value)))
 
 

@@ -82,7 +82,10 @@ def long_cases() -> dict[str, tuple[np.ndarray, Arrays, Oracle]]:
     }
     bias = {"bias": random.normal(size=(1, 2, LONG, LONG)).astype(np.float32)}
     given = {name: (mask, arrays) for name, mask in masks.items()}
+    sinks = {"sinks": random.normal(size=2).astype(np.float32)}
     given["the future hidden, and a bias"] = masks["the future hidden"], arrays | bias
+    given["the future hidden, and sinks"] = masks["the future hidden"], arrays | sinks
+    given["some of everything, a bias and sinks"] = masks["some of everything"], arrays | bias | sinks
     return {
         name: (mask, arrays, Oracle(functools.partial(_explicitly, mask), arrays))
         for name, (mask, arrays) in given.items()
@@ -103,7 +106,7 @@ def _explicitly(mask: np.ndarray, arrays: Arrays, tap: Tap) -> None:
 
 def _attended(attention: Callable[..., Any], mask: np.ndarray, arrays: Arrays, **named: Any) -> Any:
     query, key, value = (arrays[name] for name in ("query", "key", "value"))
-    named |= {"scale": 0.7, "masked_score": -math.inf, "bias": arrays.get("bias")}
+    named |= {"scale": 0.7, "masked_score": -math.inf, "bias": arrays.get("bias"), "sinks": arrays.get("sinks")}
     return attention(query, key, value, mask, **named)
 
 

@@ -167,6 +167,14 @@ def test_a_build_that_does_not_miss_a_parameter_is_told_if_that_is_asked() -> No
     assert "parameters: decoder.final_norm.bias" in [fault.where for fault in report.faults]
 
 
+def test_a_loader_may_call_what_is_missing_by_the_name_it_has_in_the_model() -> None:
+    with spoken() as said:
+        print("model.layers.1.mlp.gate.weight is missing, model.layers.1.mlp.up.weight is there")  # noqa: T201
+    assert said.line_about("model.layers.1.block_sparse_moe.gate.weight")
+    for other in ("model.layers.11.block_sparse_moe.gate.weight", "model.layers.1.block_sparse_moe.gate.bias"):
+        assert not said.line_about(other)
+
+
 def test_what_is_said_is_recorded_and_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
     with spoken() as said:
         print("model.norm.weight is printed")  # noqa: T201

@@ -305,16 +305,24 @@ def parameters_from(
     return {name: made[name] for name in shapes}
 
 
-def needs(family: Family, given: Fields, names: Collection[str], tensor: str) -> bool:
-    """Return whether a folder with the fields `given` and the tensors `names` cannot be imported without `tensor`."""
-    left = [name for name in names if name != tensor]
-    try:
-        config = configuration(family, given, {without_prefix(name, family.prefixes) for name in left})
-    except TransparityError:
-        return True
-    shapes = parameter_shapes(config)
-    found = {ours for parts in parts_in(family, config, left, shapes).values() for ours, _ in parts}
-    return not found >= set(shapes)
+def needed(family: Family, given: Fields, names: Collection[str]) -> frozenset[str]:
+    """The tensors without any of which a folder with the fields `given` and the tensors `names` cannot be imported."""
+    bare = {name: without_prefix(name, family.prefixes) for name in names}
+    parts: dict[TransformerConfig, dict[str, list[Part]]] = {}
+    found = set()
+    for tensor in names:
+        try:
+            config = configuration(family, given, {bare[name] for name in names if name != tensor})
+        except TransparityError:
+            found.add(tensor)
+            continue
+        shapes = parameter_shapes(config)
+        if config not in parts:
+            parts[config] = parts_in(family, config, names, shapes)
+        held = {ours for name, each in parts[config].items() if name != tensor for ours, _ in each}
+        if not held >= set(shapes):
+            found.add(tensor)
+    return frozenset(found)
 
 
 def _converted(path: Path, name: str, tensor: Any, convert: Convert, ours: str, shape: tuple[int, ...]) -> Any:

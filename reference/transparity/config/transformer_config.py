@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args, get_type_hints
 from transparity.config.fields import NOT_NEGATIVE, NOT_POSITIVE, POSITIVE, PROBABILITY, SHARE, number, numbers, whole
 from transparity.config.layer_kinds import ALIKE, Overrides, differing, kinds_of
 from transparity.config.probe_sizes import feed_forward_width, longrope_factors, probe_sizes
-from transparity.config.validation import check_together, checked
+from transparity.config.validation import check_of, check_together
 from transparity.errors import ConfigError, shown
 from transparity.text import VALUE, listed, reason, safe
 
@@ -297,8 +297,8 @@ class TransformerConfig:
     """The token that generation ends with."""
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            object.__setattr__(self, field.name, _checked(field.name, getattr(self, field.name)))
+        for name, check in CHECKS.items():
+            object.__setattr__(self, name, check(getattr(self, name)))
         check_together(self)
         overrides = differing(self, self.layer_kinds)
         object.__setattr__(self, "layer_overrides", overrides)
@@ -467,7 +467,7 @@ class TransformerConfig:
         ):
             if not stack:
                 sizes = {name: value for name, value in sizes.items() if name not in names}
-        embed_dim = _checked("embed_dim", sizes["embed_dim"])
+        embed_dim = CHECKS["embed_dim"](sizes["embed_dim"])
         sizes.setdefault("feed_forward_dim", feed_forward_width(self, embed_dim))
         if self.shared_expert_dim:
             sizes.setdefault("shared_expert_dim", max(1, self.shared_expert_dim * embed_dim // self.embed_dim))
@@ -526,9 +526,8 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return fields
 
 
-def _checked(name: str, value: Any) -> Any:
-    return checked(TransformerConfig.__dataclass_fields__[name], FIELD_TYPES[name], value)
-
-
 FIELD_TYPES = get_type_hints(TransformerConfig)
 """The type of each field by name."""
+
+CHECKS = {field.name: check_of(field, FIELD_TYPES[field.name]) for field in dataclasses.fields(TransformerConfig)}
+"""The check of each field by name."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args, get_origin
 
 from transparity.config.fields import COUNT
@@ -12,34 +13,42 @@ from transparity.config.layer_kinds import checked_overrides, checked_types
 from transparity.errors import ConfigError, shown
 
 
-def checked(field: dataclasses.Field[Any], kind: Any, value: Any) -> Any:
-    """Return `value` as the plain Python type `kind` of `field`; raise `ConfigError` if the field cannot have it."""
-    name, optional = field.name, type(None) in get_args(kind)
-    if value is None and optional:
-        return None
+def check_of(field: dataclasses.Field[Any], kind: Any) -> Callable[[Any], Any]:
+    """Return the check of `field`, of type `kind`: it returns a value as the plain Python type, or raises
+    `ConfigError`."""
+    if type(None) in get_args(kind):
+        return functools.partial(_unless_none, _check_of(field, kind))
+    return _check_of(field, kind)
+
+
+def _check_of(field: dataclasses.Field[Any], kind: Any) -> Callable[[Any], Any]:
+    name, arguments = field.name, get_args(kind)
     if get_origin(kind) is Literal:
-        return _choice(name, value, get_args(kind))
+        return functools.partial(_choice, name, arguments)
     if get_origin(kind) is Mapping:
-        return checked_overrides(name, value)
-    if get_origin(kind) is tuple and str in get_args(kind):
-        return checked_types(name, value)
-    if get_origin(kind) is tuple and float in get_args(kind):
-        return _numbers(field, value)
+        return functools.partial(checked_overrides, name)
+    if get_origin(kind) is tuple and str in arguments:
+        return functools.partial(checked_types, name)
+    if get_origin(kind) is tuple and float in arguments:
+        return functools.partial(_numbers, field)
     if get_origin(kind) is tuple:
-        return _choices(name, value, get_args(get_args(kind)[0]))
+        return functools.partial(_choices, name, get_args(arguments[0]))
     if kind is bool:
-        return _switch(name, value)
-    plain = _number if float in (kind, *get_args(kind)) else _whole_number
-    return plain(field, value)
+        return functools.partial(_switch, name)
+    return functools.partial(_number if float in (kind, *arguments) else _whole_number, field)
 
 
-def _choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
+def _unless_none(check: Callable[[Any], Any], value: Any) -> Any:
+    return None if value is None else check(value)
+
+
+def _choice(name: str, choices: tuple[str, ...], value: Any) -> str:
     if not isinstance(value, str) or value not in choices:
         raise ConfigError(f"{name} is {shown(value)}; it should be one of {', '.join(choices)}.")
     return str(value)
 
 
-def _choices(name: str, value: Any, choices: tuple[str, ...]) -> tuple[str, ...]:
+def _choices(name: str, choices: tuple[str, ...], value: Any) -> tuple[str, ...]:
     """Return the chosen `choices` in their order, so that two configurations with the same ones are equal."""
     given = list(value) if isinstance(value, list | tuple) else [None]
     for choice in given:

@@ -13,7 +13,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
 from transparity_conformance.checkpoints.exporting import fields_of, tensors_in
-from transparity_conformance.checkpoints.importing import family_called, needs, parts_in
+from transparity_conformance.checkpoints.importing import family_called, needed, parts_in
 from transparity_conformance.oracle.reach.features import logits_with
 from transparity_conformance.ports.audit.probing import KEPT, AuditProbe, probe_of
 
@@ -57,7 +57,7 @@ def hub_file(model_type: str, probe: AuditProbe) -> tuple[dict[str, tuple[str, .
     parts = parts_in(family, probe.config, names, parameter_shapes(probe.config))
     held = {name: tuple(ours for ours, _ in parts[name]) for name in names if name in parts}
     fields = fields_of(model_type, family, probe.config)
-    return held, frozenset(name for name in held if needs(family, fields, names, name))
+    return held, needed(family, fields, names) & held.keys()
 
 
 def _counts(probe: AuditProbe, name: str, dtype: str) -> bool:

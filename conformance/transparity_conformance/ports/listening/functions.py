@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -14,16 +14,16 @@ from transparity_conformance.ports.listening.source import home
 def functions_of(call: Callable[[], Any]) -> list[FunctionType]:
     """Call a function, and return the port's functions with source that ran in this thread meanwhile."""
     codes = _codes_of(call)
-    return [each for each in _objects() if type(each) is FunctionType and id(each.__code__) in codes]
+    return [each for each in _referrers(codes.values()) if type(each) is FunctionType and id(each.__code__) in codes]
 
 
-def _objects() -> list[Any]:
-    """All objects that the garbage collector knows, with those that it was told to leave alone."""
+def _referrers(values: Iterable[Any]) -> list[Any]:
+    """The objects that refer to any of the values, with those that the garbage collector was told to leave alone."""
     if not gc.get_freeze_count():
-        return gc.get_objects()
+        return gc.get_referrers(*values)
     gc.unfreeze()
     try:
-        return gc.get_objects()
+        return gc.get_referrers(*values)
     finally:
         gc.freeze()
 

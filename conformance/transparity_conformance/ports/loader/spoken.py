@@ -6,6 +6,7 @@ import contextlib
 import io
 import logging
 import random
+import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -25,11 +26,21 @@ class Said:
         self.warnings: list[Any] = []
 
     def line_about(self, name: str) -> str:
-        """The first line that has the name of a tensor, whole or without the prefix of a model with a head."""
+        """The first line that has the name of a tensor, whole, without the prefix of a model with a head, or with other
+        words between the number of its layer and its last two parts, as a loader has that renames what it reads."""
         texts = [self.written.getvalue(), *map(_message, self.records), *(str(each.message) for each in self.warnings)]
-        names = (name, name.partition(".")[2]) if name.count(".") > 1 else (name,)
         lines = (line for text in texts for line in text.splitlines())
-        return next((safe(line.strip(), SENTENCE).rstrip(".") for line in lines if any(n in line for n in names)), "")
+        asked = _about(name)
+        return next((safe(line.strip(), SENTENCE).rstrip(".") for line in lines if asked.search(line)), "")
+
+
+def _about(name: str) -> re.Pattern[str]:
+    names = [re.escape(name)]
+    if name.count(".") > 1:
+        names.append(re.escape(name.partition(".")[2]))
+    if found := re.fullmatch(r".*?\.(\d+\.)\w+\.(?:\w+\.)*?(\w+\.\w+)", name):
+        names.append(rf"\.{re.escape(found[1])}(?:\w+\.)*{re.escape(found[2])}\b")
+    return re.compile("|".join(names))
 
 
 def _message(record: logging.LogRecord) -> str:

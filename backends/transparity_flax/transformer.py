@@ -157,7 +157,8 @@ class Transformer(nnx.Module):
         if config.head == "pooled":
             self.pooler = nnx.Linear(config.embed_dim, config.embed_dim, rngs=rngs)
         if config.head_transform:
-            self.head_transform = nnx.Linear(config.embed_dim, config.embed_dim, rngs=rngs)
+            bias = config.head_transform_bias
+            self.head_transform = nnx.Linear(config.embed_dim, config.embed_dim, use_bias=bias, rngs=rngs)
             self.head_norm = Norm(config, rngs=rngs)
         if config.head == "logits":
             self.head = nnx.Linear(config.embed_dim, config.vocab_size, use_bias=config.head_bias, rngs=rngs)

@@ -32,8 +32,12 @@ def add_residual(
 def sublayer_input(
     layer: Layer, name: str, x: Float[Tensor, "batch length embed_dim"], tap: Tap = identity
 ) -> Float[Tensor, "batch length embed_dim"]:
-    """norm(x) with the norm first (`pre`, Xiong et al. 2020; `both`, Gemma 2), else x."""
-    return x if layer.config.norm_position in ("post", "branch") else normalize(layer, f"{name}_norm", x, tap)
+    """norm(x) with the norm first (`pre`, Xiong et al. 2020; `both`, Gemma 2), else x; x in front of attention without
+    a norm (ModernBERT's first layer)."""
+    config = layer.config
+    if config.norm_position in ("post", "branch") or (name == "self_attention" and not config.attention_norm):
+        return x
+    return normalize(layer, f"{name}_norm", x, tap)
 
 
 def sublayer_output(
@@ -64,7 +68,8 @@ class Layer(nn.Module):
         super().__init__()
         self.config = config
         self.self_attention = SelfAttention(config)
-        self.self_attention_norm = Norm(config)
+        if config.attention_norm:
+            self.self_attention_norm = Norm(config)
         if has_memory:
             self.cross_attention = CrossAttention(config)
             self.cross_attention_norm = Norm(config)

@@ -159,7 +159,7 @@ class Transformer(nn.Module):
         if config.head == "pooled":
             self.pooler = nn.Linear(config.embed_dim, config.embed_dim)
         if config.head_transform:
-            self.head_transform = nn.Linear(config.embed_dim, config.embed_dim)
+            self.head_transform = nn.Linear(config.embed_dim, config.embed_dim, bias=config.head_transform_bias)
             self.head_norm = Norm(config)
         if config.head == "logits":
             self.head = nn.Linear(config.embed_dim, config.vocab_size, bias=config.head_bias)

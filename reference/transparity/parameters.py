@@ -38,7 +38,7 @@ def parameter_shapes(config: TransformerConfig) -> Shapes:
     if config.head == "pooled":
         return shapes | _linear("pooler", config.embed_dim, config.embed_dim, bias=True)
     if config.head_transform:
-        shapes |= _linear("head_transform", config.embed_dim, config.embed_dim, bias=True)
+        shapes |= _linear("head_transform", config.embed_dim, config.embed_dim, bias=config.head_transform_bias)
         shapes |= _norm_shapes("head_norm", config)
     head = _linear("head", config.vocab_size, config.embed_dim, bias=config.head_bias)
     owned = [name for name in head if not (config.tied_head and name == "head.weight")] * (config.head == "logits")
@@ -73,7 +73,8 @@ def _stack_shapes(stack: str, config: TransformerConfig) -> Shapes:
     for layer in range(config.stack_num_layers(stack)):
         scope = f"{stack}.layers.{layer}"
         shapes |= _attention_shapes(f"{scope}.self_attention", config)
-        shapes |= _sublayer_norm_shapes(f"{scope}.self_attention", config)
+        if config.for_layer(stack, layer).attention_norm:
+            shapes |= _sublayer_norm_shapes(f"{scope}.self_attention", config)
         if stack == "decoder" and config.has_encoder:
             shapes |= _attention_shapes(f"{scope}.cross_attention", config)
             shapes |= _sublayer_norm_shapes(f"{scope}.cross_attention", config)

@@ -181,6 +181,10 @@ _DEPARTURES: tuple[tuple[Callable[[TransformerConfig], bool], str], ...] = (
     (lambda c: c.norm == "batch", "the norm is a batch norm (paper: layer norm, §3.1)"),
     (lambda c: c.norm == "rms", "the norm is an RMS norm (paper: layer norm, §3.1)"),
     (lambda c: not c.norm_bias and c.norm != "rms", "the norms have no biases (paper: layer norm, §3.1)"),
+    (
+        lambda c: not all(own.attention_norm for own in c.layer_kinds.values()),
+        "not every layer has a norm in front of its attention",
+    ),
     (lambda c: c.final_norm, "one more norm ends each stack"),
     (lambda c: c.memory_norm, "each decoder layer normalises the encoder's output once more"),
     (lambda c: c.positions == "learned", "positions are learned (paper: sinusoidal, §3.5)"),

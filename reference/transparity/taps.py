@@ -89,7 +89,8 @@ def _layer_shapes(
     crosses = scope.startswith("decoder") and config.has_encoder
     for attention in ["self_attention"] + ["cross_attention"] * crosses:
         keys = lengths["source"] if attention == "cross_attention" else length
-        shapes |= {f"{scope}.{attention}_norm": embedded} if pre else {}
+        before = pre and (config.attention_norm or attention == "cross_attention")
+        shapes |= {f"{scope}.{attention}_norm": embedded} if before else {}
         if attention == "cross_attention" and config.memory_norm:
             shapes[f"{scope}.memory_norm"] = (batch, keys, config.embed_dim)
         shapes |= _attention_shapes(f"{scope}.{attention}", config, batch, length, keys)

@@ -46,8 +46,9 @@ def sublayer_input(
     context: LayerContext,
     tap: Tap = identity,
 ) -> Inexact[Array, "batch length embed_dim"]:
-    """norm(x) with the norm first (`pre`, Xiong et al. 2020; `both`, Gemma 2), else x."""
-    if config.norm_position in ("post", "branch"):
+    """norm(x) with the norm first (`pre`, Xiong et al. 2020; `both`, Gemma 2), else x; x in front of attention without
+    a norm (ModernBERT's first layer)."""
+    if config.norm_position in ("post", "branch") or (name == "self_attention" and not config.attention_norm):
         return x
     return normalize(config, parameters, f"{name}_norm", x, tap, training=context.training)
 

@@ -118,6 +118,10 @@ def test_a_number_that_is_none(field: str, value: Any) -> None:
         ({"shared_embedding": True}, "shared_embedding is true, but source_vocab_size is 37 and target_vocab_size 31"),
         ({"num_token_types": 2}, "num_token_types is 2, which only a lone encoder has a place for"),
         ({"head": "pooled"}, "head is 'pooled', which only a lone encoder has a place for"),
+        (
+            {"attention_norm": False, "norm_position": "branch"},
+            "attention_norm is false, norm_position 'branch' and branches 'sequential': the norm",
+        ),
         ({"head_transform": True, "norm": "batch"}, "head_transform is true, head 'logits' and norm 'batch': it is in"),
         ({"source_vocab_size": None}, "source_vocab_size is missing: the architecture 'encoder-decoder' needs it."),
         ({"target_vocab_size": None}, "target_vocab_size is missing: the architecture 'encoder-decoder' needs it."),

@@ -41,6 +41,7 @@ NO_FAULT = {
     "feed_forward_bias": "`bias-dropped` goes by the parameters, which a bias brings",
     "qkv_bias": "`bias-dropped` goes by the parameters, which a bias brings",
     "output_bias": "`bias-dropped` goes by the parameters, which a bias brings",
+    "head_transform_bias": "`bias-dropped` goes by the parameters, which a bias brings",
     "router_bias": "`bias-dropped` goes by the parameters, which a bias brings",
     "norm_momentum": "verdicts are about evaluation, which takes the running statistics as they are",
     "dropout": "`dropout-active` is found by repetition (diagnosis/judge.py), not in the catalogue",
@@ -54,6 +55,7 @@ CONFIGURATIONS = [*(preset.config for preset in PRESETS.values()), *CASES.values
 
 IN_NO_CASE = {
     "norm_eps": "every case has its faults; drawn configurations vary it",
+    "attention_norm": "one kind of layer of a case lacks the norm",
     "norm_momentum": "it is read in training alone, which drawn configurations vary",
 }
 """Fields that have their default in every preset and case, with the reason."""

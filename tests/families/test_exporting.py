@@ -72,6 +72,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "roberta, masked": ("roberta", MASKED),
     "xlm-roberta, masked": ("xlm-roberta", MASKED),
     "distilbert, hidden": ("distilbert", {"head": "hidden", "head_transform": False, "tied_head": False}),
+    "modernbert, hidden": ("modernbert", {"head": "hidden", "head_transform": False, "tied_head": False}),
+    "modernbert, biases": (
+        "modernbert",
+        dict.fromkeys(("qkv_bias", "output_bias", "feed_forward_bias", "norm_bias", "head_transform_bias"), True),
+    ),
+    "modernbert, untied": ("modernbert", {"tied_head": False, "head_bias": False}),
     "mistral, no window": ("mistral", {"sliding_window": None}),
     "qwen2, windows": ("qwen2", {"sliding_window": 3}),
     "qwen3, some windows": ("qwen3", {"sliding_window": 3, **full_attention_every(2)}),
@@ -165,7 +171,7 @@ def translator(folder: str) -> Any:
 
 LOADERS = (
     dict.fromkeys(("bert", "roberta", "xlm-roberta"), encoder)
-    | {"distilbert": masked}
+    | dict.fromkeys(("distilbert", "modernbert"), masked)
     | dict.fromkeys(("bart", "marian", "t5"), translator)
 )
 

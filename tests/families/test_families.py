@@ -58,6 +58,8 @@ GPT2 = {"vocab_size": 41, "n_embd": 12, "n_layer": 2, "n_head": 3, "n_positions"
 GPT2 |= {"bos_token_id": 2}
 DISTILBERT = {"vocab_size": 41, "dim": 12, "n_layers": 2, "n_heads": 3, "hidden_dim": 22}
 DISTILBERT |= {"max_position_embeddings": 19}
+MODERNBERT = BERT | {"num_hidden_layers": 5, "local_attention": 4, "pad_token_id": 0, "bos_token_id": 1}
+MODERNBERT |= {"eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
 FALCON = {"vocab_size": 41, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
 FALCON |= {"max_position_embeddings": 64, "bos_token_id": 1, "eos_token_id": 2}
 LLAMA = SIZES | {"hidden_size": 16, "num_attention_heads": 4, "max_position_embeddings": 64}
@@ -107,6 +109,36 @@ CASES = {
         "DistilBertForMaskedLM",
         DISTILBERT | {"activation": "relu", "sinusoidal_pos_embds": True, "n_layers": 3},
         {"activation": "relu", "head_transform": True, "num_encoder_layers": 3},
+    ),
+    "modernbert": Case(
+        "ModernBertForMaskedLM",
+        MODERNBERT,
+        {
+            "sliding_window": 3,
+            "norm_bias": False,
+            "head_transform_bias": False,
+            "tied_head": True,
+            "activation": "gelu",
+        },
+        length=17,
+    ),
+    "modernbert, without a head": Case("ModernBertModel", MODERNBERT, {"head": "hidden"}),
+    "modernbert, biases": Case(
+        "ModernBertForMaskedLM",
+        MODERNBERT
+        | dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"), True)
+        | {"decoder_bias": False, "tie_word_embeddings": False, "local_attention": 7, "num_hidden_layers": 3}
+        | {"layer_types": ["sliding_attention", "full_attention", "full_attention"]},
+        {"sliding_window": 4, "qkv_bias": True, "tied_head": False, "head_bias": False},
+        length=17,
+    ),
+    "modernbert, scaled": Case(
+        "ModernBertForMaskedLM",
+        MODERNBERT
+        | {"global_attn_every_n_layers": 1, "num_hidden_layers": 2, "hidden_activation": "gelu_new"}
+        | {"classifier_activation": "gelu_new"}
+        | {"rope_parameters": {"full_attention": {"rope_type": "linear", "rope_theta": 30.0, "factor": 3.0}}},
+        {"sliding_window": None, "rotary_scaling": "linear", "activation": "gelu-tanh"},
     ),
     "gpt2": Case("GPT2LMHeadModel", GPT2, {"tied_head": True, "activation": "gelu-tanh", "feed_forward_dim": 48}),
     "gpt2, unscaled": Case(
@@ -488,7 +520,8 @@ def new(case: Case) -> Any:
     model_class = getattr(transformers, case.model)
     model = model_class(model_class.config_class(**case.fields, attn_implementation="eager")).eval()
     if case.expected.get("tied_head") is False:  # T5's class ties what its files have twice
-        model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+        head = model.get_output_embeddings()
+        head.weight = torch.nn.Parameter(head.weight.detach().clone())
     return model
 
 

@@ -33,6 +33,6 @@ def translator(folder: str) -> Any:
 OTHERS = {
     **dict.fromkeys(("bert", "roberta", "xlm-roberta"), encoder),
     **dict.fromkeys(("bart", "marian", "t5"), translator),
-    "distilbert": masked,
+    **dict.fromkeys(("distilbert", "modernbert"), masked),
 }
 LOADERS = {family: OTHERS.get(family, causal) for family in FILES}

@@ -198,7 +198,8 @@ class Model:
         return None
 
     def before(self, name: str, x: Tensor) -> Tensor:
-        return x if self.c.norm_position in ("post", "branch") else self.norm(f"{name}_norm", x, tap=True)
+        absent = name.endswith("self_attention") and not self.own.attention_norm
+        return x if self.c.norm_position in ("post", "branch") or absent else self.norm(f"{name}_norm", x, tap=True)
 
     def after(self, name: str, x: Tensor, y: Tensor) -> Tensor:
         by = self.c.residual_multiplier

@@ -338,6 +338,24 @@ def _in_turn(_: Config) -> Callable[..., Any]:
     return layer
 
 
+def _normed_everywhere(_: Config) -> Callable[..., Any]:
+    """What each sublayer is given, by its norm, where it should have none, too."""
+    right = layers.sublayer_input
+
+    def sublayer_input(config: Config, parameters: Any, name: str, x: Any, *rest: Any) -> Any:
+        if name == "self_attention" and not config.attention_norm:
+            return normalization.norm(config, parameters["self_attention_norm"], x)
+        return right(config, parameters, name, x, *rest)
+
+    return sublayer_input
+
+
+def _with_all_norms(gain: Callable[[np.ndarray], np.ndarray], config: Config, parameters: Arrays) -> Arrays:
+    """The parameters with a norm in front of the first attention, made of that of the embeddings."""
+    norm = gain(parameters["encoder.embedding_norm.weight"])
+    return {"encoder.layers.0.self_attention_norm.weight": norm, **parameters}
+
+
 def _each_head(_: Config) -> Callable[..., Any]:
     def query_key_norm(config: Config, parameters: Any, x: Any) -> Any:
         size = np.square(x).mean(axis=3, keepdims=True)
@@ -833,6 +851,12 @@ def _norm_faults() -> Iterator[FamilyFault]:
     yield FamilyFault(
         ("norm-swapped",), "two sublayers", NORMS, _not(_is(branches="parallel-one-norm")), parameters=swapped
     )
+    unnormed: Acts = lambda config: not all(own.attention_norm for own in config.layer_kinds.values())  # noqa: E731
+    place = r".*\.self_attention\.(query|key|value)"
+    for name, gain in (("gain 1", np.ones_like), ("embeddings' norm", lambda weight: weight)):
+        normed = functools.partial(_with_all_norms, gain)
+        wrong = {"layers.sublayer_input": _normed_everywhere}
+        yield FamilyFault(("norm-unwanted",), name, place, unnormed, parameters=normed, exchanged=wrong)
     first = r"\w+\.(embedding_norm|layers\.0\..*)"
     yield FamilyFault(("norm-missing",), "embedding", first, _has("embedding_norm"), _to(embedding_norm=False))
 

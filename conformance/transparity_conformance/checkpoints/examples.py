@@ -47,6 +47,15 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     | {"pad_token_id": 36, "eos_token_id": 0, "decoder_start_token_id": 36},
     "mistral": _LLAMA | {"sliding_window": 5},
     "mixtral": _LLAMA | {"sliding_window": 5, "num_local_experts": 5},
+    "modernbert": _BERT
+    | {
+        "num_hidden_layers": 3,
+        "global_attn_every_n_layers": 2,
+        "local_attention": 8,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    },
     "olmo2": _LLAMA,
     "olmoe": _LLAMA | {"num_experts": 5, "num_experts_per_tok": 3},
     "opt": _SIZES | {"ffn_dim": 96, "num_attention_heads": 3},

@@ -49,6 +49,7 @@ FILES = {
     "marian": "bart",
     "mistral": "llama",
     "mixtral": "experts.mixtral",
+    "modernbert": "encoders.modernbert",
     "olmo2": "llama_variants",
     "olmoe": "experts.mixtral",
     "opt": "opt",

@@ -37,6 +37,9 @@ ONLY_WITH: dict[str, Callable[[dict[str, Any]], bool]] = {
     "router_groups_chosen": lambda given: given.get("router_groups") == 2,
     "position_count": lambda given: given["position_offset"] > 0,
     "branches": lambda given: given["architecture"] != "encoder-decoder" and given.get("norm_position") == "pre",
+    "attention_norm": lambda given: (
+        given.get("norm_position") == "pre" and given.get("branches") in (None, "sequential")
+    ),
     "query_key_norm_over": lambda given: given.get("projection") != "shared-per-head",
     "rotary_dim": lambda given: given["positions"] == "rotary",
     "num_token_types": lambda given: given["architecture"] == "encoder",
@@ -119,6 +122,7 @@ def kinds(draw: st.DrawFn, given: dict[str, Any]) -> dict[str, Any]:
     tried: dict[str, tuple[Any, ...]] = {"rope_theta": (5.0, 100.0), "rotary_scaling": ("linear", "llama3", "yarn")}
     tried |= {"rotary_factor": (2.0,)}
     tried |= {"positions": ("none",)} if given["positions"] == "rotary" else {}
+    tried |= {"attention_norm": (False,)} if given.get("attention_norm") else {}
     tried |= {"sliding_window": (None, 2)} if given["sliding_window"] is not None else {}
     chosen = draw(st.lists(st.sampled_from(sorted(tried)), min_size=1, unique=True))
     overrides = {name: draw(st.sampled_from(tried[name])) for name in chosen}

@@ -23,6 +23,7 @@ PER_LAYER = (
     "rotary_long_factors",
     "num_experts",
     "feed_forward_dim",
+    "attention_norm",
 )
 """Fields in which layers of one model may differ."""
 

@@ -159,6 +159,9 @@ class TransformerConfig:
     """`sequential`: the feed-forward reads the stream behind the attention. `parallel`: both read the layer's input,
     x + attention(norm(x)) + feed_forward(norm(x)), each through its own norm (GPT-NeoX). `parallel-one-norm`: through
     the same norm (GPT-J)."""
+    attention_norm: bool = True
+    """Whether a norm is in front of self-attention where `norm_position` is `pre`; without, attention reads the stream
+    as it is (ModernBERT's first layer, whose embeddings are normalised)."""
     residual_multiplier: float = number(1.0, POSITIVE, 1.0, 0.4)
     """Factor of what each sublayer adds to its residual (Granite): x + multiplier · f(x)."""
     final_norm: bool = False
@@ -210,7 +213,7 @@ class TransformerConfig:
     layer_overrides: Mapping[str, Mapping[str, Any]] = Overrides({})
     """The fields in which layers of a kind differ from the rest of the configuration, by kind: the `sliding_window`,
     `positions` (`none` where the others are `rotary`), `rope_theta`, the fields that scale rotary positions,
-    `num_experts` and `feed_forward_dim`."""
+    `num_experts`, `feed_forward_dim` and `attention_norm`."""
 
     # Positions
 
@@ -274,6 +277,8 @@ class TransformerConfig:
     """The head multiplies by the token embeddings instead of a weight of its own (Press and Wolf 2017)."""
     head_transform: bool = False
     """In front of the head, a linear map, the activation and a norm (BERT's head of masked words)."""
+    head_transform_bias: bool = True
+    """Whether this linear map has a bias."""
     head_bias: bool = True
     """Whether the head has a bias."""
     head_scale: HeadScale = "none"

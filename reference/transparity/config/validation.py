@@ -228,6 +228,11 @@ def _check_ends(config: Any) -> None:
             f"branches is {config.branches!r}, norm_position {config.norm_position!r} and architecture "
             f"{config.architecture!r}: parallel branches are those of a lone stack whose norm_position is 'pre'."
         )
+    if not config.attention_norm and (config.norm_position != "pre" or config.branches != "sequential"):
+        raise ConfigError(
+            f"attention_norm is false, norm_position {config.norm_position!r} and branches {config.branches!r}: the "
+            "norm in front of attention may be absent where norm_position is 'pre' and branches 'sequential'."
+        )
     if config.norm == "layer-unbiased" and config.embed_dim == 1:
         raise ConfigError("embed_dim is 1, but the unbiased deviation divides by embed_dim − 1: 2 would be right.")
 

@@ -17,12 +17,17 @@ from transparity_conformance.diagnosis.faults.sites import (
     Value,
     is_head_norm,
     is_norm,
+    is_normed,
+    layer_input,
     norm_input,
     norm_scope,
     parameters_of,
+    split,
     sublayers,
 )
 from transparity_conformance.oracle.oracle import Arrays
+from transparity_numpy.attention import project_heads
+from transparity_numpy.normalization import norm
 
 KNOWN_EPS = (1e-3, 1e-5, 1e-6, 1e-7, 1e-8, 1e-12, 0.0, 1e-2, 1e-4)
 
@@ -50,6 +55,11 @@ class Form:
 
 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
+    if site.endswith(".self_attention.query") and not is_normed(config, site):
+        for name, (source, description) in UNWANTED.items():
+            if source is None or config.embedding_norm:
+                patch = partial(_normed_first, source)
+                yield Fault("norm-unwanted", name, description, patch=patch, also_patched=("key", "value"))
     if not is_norm(config, site):
         return
     yield from (other_eps(config, eps) for eps in KNOWN_EPS if eps != config.norm_eps)
@@ -171,7 +181,8 @@ def _neighbours(config: TransformerConfig, site: str) -> list[str]:
         return []
     scope, name = site.rpartition(".")[::2]
     kinds = ["norm"] + ["post_norm"] * (config.norm_position == "both")
-    names = [f"{sublayer}_{kind}" for sublayer in sublayers(config, scope) for kind in kinds]
+    normed = [sublayer for sublayer in sublayers(config, scope) if is_normed(config, f"{scope}.{sublayer}")]
+    names = [f"{sublayer}_{kind}" for sublayer in normed for kind in kinds]
     names = names[:1] if config.branches == "parallel-one-norm" else names
     names += ["memory_norm"] * (config.memory_norm and "cross_attention_norm" in names)
     return [other for other in names if other != name]
@@ -236,6 +247,32 @@ def normed(state: WalkState, site: str) -> Value:
 def normed_input(state: WalkState, site: str, x: Value) -> Value:
     """Apply the right norm to `x`."""
     return _formed_by(form_at(state.config, site), state, site, x)
+
+
+UNWANTED: dict[str, tuple[str | None, str]] = {
+    "fresh": (None, "a norm with gain 1 is in front of attention, which has none in this layer"),
+    "the embeddings'": (
+        "embedding_norm",
+        "the norm of the embeddings is applied again in front of attention, which has none in this layer",
+    ),
+}
+"""Norms that ports have in front of an attention without one."""
+
+
+def _normed_first(source: str | None, state: WalkState, site: str, value: Value) -> Value:
+    """The query, key or value of a norm of the layer's input: `source`, a norm of the stack, or a fresh one."""
+    scope, _, role = split(site)
+    stack, x = scope.partition(".")[0], layer_input(state, scope)
+    if source is None:
+        one = np.ones(x.shape[-1], x.dtype)
+        gain = one * 0 if state.config.norm_gain == "one-plus-weight" else one
+        parameters = {"weight": gain, "bias": one * 0, "running_mean": one * 0, "running_var": one}
+    else:
+        parameters = parameters_of(state, f"{stack}.{source}")
+    config = state.config
+    heads = config.num_heads if role == "query" else config.key_value_heads
+    projected = project_heads(parameters_of(state, site), norm(config, parameters, x), heads, config.projection)
+    return projected.astype(value.dtype)
 
 
 def _missing(state: WalkState, site: str, value: Value) -> Value:

@@ -18,6 +18,7 @@ from transparity_conformance.diagnosis.faults.sites import (
     added,
     apply_linear,
     branch_end,
+    is_normed,
     layer_input,
     own_config,
     split,
@@ -36,7 +37,8 @@ def whole_model_faults(config: TransformerConfig) -> Iterator[Fault]:
         description = "norms are only before the sublayers, not after them, too"
         yield Fault("norm-placement", "pre", description, fields={"norm_position": "pre"})
     others = [place for place in ("pre", "post", "branch") if place != config.norm_position]
-    others = others if config.branches == "sequential" else []
+    is_usual = config.branches == "sequential" and all(own.attention_norm for own in config.layer_kinds.values())
+    others = others if is_usual else []
     for other in others[1:] if config.norm_position == "both" else others:
         description = f"norms are {PLACES[other]}, not {PLACES[config.norm_position]}"
         yield Fault("norm-placement", other, description, fields={"norm_position": other})
@@ -76,7 +78,7 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
             yield Fault(identity, name, description, formula=activated, settings=settings)
     if sublayer and site == branch_end(config, ".".join(sublayer_of(site))):
         yield from _multiplier_faults(config.residual_multiplier)
-        yield from _residual_faults(config, sublayer_of(site)[1])
+        yield from _residual_faults(config, site)
     if sublayer.endswith("_norm") and sublayer != "memory_norm" and config.norm_position == "post":
         description = "the norm is applied to the sublayer's output only, and the residual is added after it"
         yield Fault("norm-placement", "before the residual", description, patch=_normed_output)
@@ -122,10 +124,11 @@ def _multiplier_faults(right: float) -> Iterator[Fault]:
         yield Fault("residual-multiplier", name, description, downstream=partial(_multiplied, factor))
 
 
-def _residual_faults(config: TransformerConfig, sublayer: str) -> Iterator[Fault]:
+def _residual_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
+    sublayer = sublayer_of(site)[1]
     if config.branches != "sequential" and sublayer == "self_attention":
         return  # the residual is that of both branches
-    if config.norm_position in ("pre", "both"):
+    if config.norm_position in ("pre", "both") and is_normed(config, site):
         description = "the residual adds the normalised tensor instead of the one before the norm"
         yield _residual("normalised", description, sublayer_input)
     yield _residual("missing", "the residual is missing", lambda state, scope, name: 0)

@@ -116,10 +116,15 @@ def sublayer_input(state: WalkState, scope: str, sublayer: str, role: str = "que
     """The input of a sublayer; the memory for the keys and values of cross-attention."""
     if sublayer == "cross_attention" and role in ("key", "value"):
         return state.taps[f"{scope}.memory_norm" if state.config.memory_norm else "encoder.output"]
-    if state.config.norm_position in ("post", "branch"):
+    if state.config.norm_position in ("post", "branch") or not is_normed(state.config, f"{scope}.{sublayer}"):
         return stream(state, scope, sublayer)
     one_norm = state.config.branches == "parallel-one-norm"
     return state.taps[f"{scope}.{'self_attention' if one_norm else sublayer}_norm"]
+
+
+def is_normed(config: TransformerConfig, site: str) -> bool:
+    """Return whether the sublayer of a tap has the norms of `norm_position`: self-attention alone may lack them."""
+    return split(site)[1] != "self_attention" or own_config(config, site).attention_norm
 
 
 def is_norm(config: TransformerConfig, site: str) -> bool:

@@ -117,7 +117,7 @@ def _layer(config: TransformerConfig, stack: str, read: str) -> Iterable[str]:
         if config.norm_position == "both":
             yield f'{node}_post_norm["{_norm(config)}"]'
         flow = {
-            "pre": [before, norm, node, add],
+            "pre": [before, norm, node, add] if name != "self" or config.attention_norm else [before, node, add],
             "post": [before, node, add, norm],
             "branch": [before, node, norm, add],
             "both": [before, norm, node, f"{node}_post_norm", add],

@@ -69,6 +69,7 @@ def forward(
     return call
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("base", "sign", "cause", "code"),
     [

@@ -47,6 +47,7 @@ def test_a_port_that_fixes_sizes_is_probed_in_others(name: str) -> None:
     assert sizes in report.coverage.sizes
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", FIXED)
 def test_a_wrong_port_that_fixes_sizes_is_named(name: str) -> None:
     config, is_allowed, sizes = FIXED[name]

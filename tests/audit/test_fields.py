@@ -113,6 +113,7 @@ def test_the_fields_of_a_port_that_is_wrong_by_itself_wait(tmp_path: Path) -> No
     assert not [fault for fault in report.faults if fault.where.startswith("config.json")]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("family", EXAMPLES)
 def test_every_variant_is_a_model_of_its_family(family: str) -> None:
     names = {variant.name for variant in variants(family)}

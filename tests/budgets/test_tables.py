@@ -46,6 +46,7 @@ FORMULAS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("formula", FORMULAS)
 @pytest.mark.parametrize("config", [SINUSOIDAL, ROTARY], ids=["sinusoidal", "rotary"])
 def test_tables_built_in_float32_agree(config: TransformerConfig, formula: str) -> None:
@@ -53,6 +54,7 @@ def test_tables_built_in_float32_agree(config: TransformerConfig, formula: str) 
     assert report.verdict == "agrees", report.worst
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("config", [SINUSOIDAL, ROTARY], ids=["sinusoidal", "rotary"])
 @mock.patch("transparity_conformance.diagnosis.judge.explain_all", return_value=())
 def test_a_base_that_is_off_by_a_ten_thousandth_diverges(explain_all: mock.Mock, config: TransformerConfig) -> None:

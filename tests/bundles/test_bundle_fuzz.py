@@ -28,6 +28,9 @@ UNSIGNED, SIGNED, WRITTEN, OF_SECTIONS = 5_000, 600, 5_000, 1_500
 JUDGED = 60
 """Of what was written, so many are judged: looking for causes takes its time."""
 
+PART = 5
+"""Without --every-case, the first of so many of all these are tried."""
+
 MEGABYTES = 300
 """By so much the memory may grow on the way."""
 
@@ -193,12 +196,19 @@ def is_the_same(one: Bundle, other: Bundle) -> bool:
     )
 
 
+@pytest.fixture
+def part(pytestconfig: pytest.Config) -> int:
+    return 1 if pytestconfig.getoption("--every-case") else PART
+
+
 @pytest.mark.parametrize("name", BUNDLE_FILES)
-def test_a_changed_bundle_is_refused_or_means_the_same(tmp_path: Path, written: tuple[Path, Bundle], name: str) -> None:
+def test_a_changed_bundle_is_refused_or_means_the_same(
+    tmp_path: Path, written: tuple[Path, Bundle], name: str, part: int
+) -> None:
     folder, bundle = written
     copy = Path(shutil.copytree(folder, tmp_path / "copy"))
     refused = 0
-    for changed in mutants(1, (folder / name).read_bytes(), UNSIGNED // len(BUNDLE_FILES)):
+    for changed in mutants(1, (folder / name).read_bytes(), UNSIGNED // len(BUNDLE_FILES) // part):
         (copy / name).write_bytes(changed)
         try:
             read = read_bundle(copy)
@@ -207,12 +217,12 @@ def test_a_changed_bundle_is_refused_or_means_the_same(tmp_path: Path, written: 
         else:
             assert name == "manifest.json", "every other file has a digest"
             assert is_the_same(read, bundle)
-    assert refused > UNSIGNED // len(BUNDLE_FILES) * 0.9
+    assert refused > UNSIGNED // len(BUNDLE_FILES) // part * 0.9
 
 
 @pytest.mark.parametrize("name", BUNDLE_FILES)
 def test_a_forged_bundle_expects_what_the_reference_says(
-    tmp_path: Path, written: tuple[Path, Bundle], name: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, written: tuple[Path, Bundle], name: str, part: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, _ = written
     copy = Path(shutil.copytree(folder, tmp_path / "copy"))
@@ -227,7 +237,7 @@ def test_a_forged_bundle_expects_what_the_reference_says(
         text = text.replace(digest(folder / file), digests[file])
     (copy / "manifest.json").write_text(text)
     monkeypatch.setattr("transparity_conformance.ports.bundle.manifest.digest", lambda path: digests[path.name])
-    for changed in mutants(2, (copy / name).read_bytes(), SIGNED // len(BUNDLE_FILES)):
+    for changed in mutants(2, (copy / name).read_bytes(), SIGNED // len(BUNDLE_FILES) // part):
         (copy / name).write_bytes(changed)
         with suppress(TransparityError):
             read = read_bundle(copy)
@@ -236,11 +246,11 @@ def test_a_forged_bundle_expects_what_the_reference_says(
                 assert all(np.isfinite(probe.oracle.budget(tap, read.dtype)) for tap in probe.oracle.expected), key
 
 
-def test_a_changed_actual_is_refused_or_judged(tmp_path: Path, written: tuple[Path, Bundle]) -> None:
+def test_a_changed_actual_is_refused_or_judged(tmp_path: Path, written: tuple[Path, Bundle], part: int) -> None:
     folder, bundle = written
     shapes, path = bundle.shapes, tmp_path / ACTUAL
     readable = judged = refused = 0
-    for index, changed in enumerate(mutants(3, (folder / "expected.safetensors").read_bytes(), WRITTEN)):
+    for index, changed in enumerate(mutants(3, (folder / "expected.safetensors").read_bytes(), WRITTEN // part)):
         path.write_bytes(changed)
         try:
             said = read_actual(path, bundle, cut=index % 2 == 0)
@@ -251,7 +261,7 @@ def test_a_changed_actual_is_refused_or_judged(tmp_path: Path, written: tuple[Pa
         assert all(
             value.shape == shapes[f"{probe}/{tap}"] for probe, taps in said.items() for tap, value in taps.items()
         )
-        if readable % 20 == 0 and judged < JUDGED:
+        if readable % 20 == 0 and judged < JUDGED // part:
             judged += 1
             report = judge_bundle(bundle, said)
             right = all(
@@ -261,8 +271,8 @@ def test_a_changed_actual_is_refused_or_judged(tmp_path: Path, written: tuple[Pa
                 for key, probe in bundle.probes.items()
             )
             assert right or report.verdict != "agrees"
-    assert readable + refused == WRITTEN
-    assert readable > WRITTEN // 20
+    assert readable + refused == WRITTEN // part
+    assert readable > WRITTEN // part // 20
     assert judged
 
 
@@ -298,12 +308,12 @@ OF_CAPABILITIES = ("manifest.json", *(row.file for row in CAPABILITIES.values() 
 
 @pytest.mark.parametrize("name", OF_CAPABILITIES)
 def test_a_changed_section_is_refused_or_means_the_same(
-    tmp_path: Path, with_sections: tuple[Path, Bundle], name: str
+    tmp_path: Path, with_sections: tuple[Path, Bundle], name: str, part: int
 ) -> None:
     folder, bundle = with_sections
     copy = Path(shutil.copytree(folder, tmp_path / "copy"))
     refused = 0
-    for changed in mutants(4, (folder / name).read_bytes(), OF_SECTIONS // 3):
+    for changed in mutants(4, (folder / name).read_bytes(), OF_SECTIONS // 3 // part):
         (copy / name).write_bytes(changed)
         try:
             read = read_bundle(copy)
@@ -313,12 +323,12 @@ def test_a_changed_section_is_refused_or_means_the_same(
             assert name == "manifest.json", "every other file has a digest"
             assert is_the_same(read, bundle)
             assert read.asked == bundle.asked
-    assert refused > OF_SECTIONS // 3 * 0.9
+    assert refused > OF_SECTIONS // 3 // part * 0.9
 
 
 @pytest.mark.parametrize("name", OF_CAPABILITIES)
 def test_a_forged_section_asks_for_what_the_probes_make_of_it(
-    tmp_path: Path, with_sections: tuple[Path, Bundle], name: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, with_sections: tuple[Path, Bundle], name: str, part: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, bundle = with_sections
     copy = Path(shutil.copytree(folder, tmp_path / "copy"))
@@ -329,7 +339,7 @@ def test_a_forged_section_asks_for_what_the_probes_make_of_it(
     monkeypatch.setattr("transparity_conformance.ports.bundle.manifest.digest", lambda path: known[path.name])
     text = (folder / name).read_bytes()
     begin = text.index(b'"loss": {') if name == "manifest.json" else 0  # the probes before it have their own test
-    for changed in mutants(5, text[begin:], SIGNED // 3):
+    for changed in mutants(5, text[begin:], SIGNED // 3 // part):
         (copy / name).write_bytes(text[:begin] + changed)
         with suppress(TransparityError):
             read = read_bundle(copy)
@@ -341,7 +351,7 @@ def test_a_forged_section_asks_for_what_the_probes_make_of_it(
 
 
 def test_what_was_changed_beside_the_taps_is_refused_or_judged(
-    tmp_path: Path, with_sections: tuple[Path, Bundle]
+    tmp_path: Path, with_sections: tuple[Path, Bundle], part: int
 ) -> None:
     folder, bundle = with_sections
     path, right = tmp_path / ACTUAL, load_file(folder / ACTUAL)
@@ -349,7 +359,7 @@ def test_what_was_changed_beside_the_taps_is_refused_or_judged(
     path.write_bytes((folder / ACTUAL).read_bytes())
     assert judge_bundle(bundle, read_actual(path, bundle)).verdict == "agrees"
     judged = refused = 0
-    for changed in mutants(6, (folder / ACTUAL).read_bytes(), OF_SECTIONS):
+    for changed in mutants(6, (folder / ACTUAL).read_bytes(), OF_SECTIONS // part):
         path.write_bytes(changed)
         try:
             said = read_actual(path, bundle)
@@ -358,15 +368,15 @@ def test_what_was_changed_beside_the_taps_is_refused_or_judged(
             continue
         flat = {f"{probe}/{name}": value for probe, of in said.items() for name, value in of.items()}
         logits = [name for name in right if name.endswith("/logits")]
-        if judged < JUDGED and all(np.array_equal(flat.get(name, ()), right[name]) for name in logits):
+        if judged < JUDGED // part and all(np.array_equal(flat.get(name, ()), right[name]) for name in logits):
             judged += 1
             report = judge_bundle(bundle, said)
             budget = max([*(tap.budget for tap in report.measured), *(claim.budget for claim in report.claims)])
             with np.errstate(invalid="ignore"):  # a changed number may be a signalling NaN
                 near = all(name in flat and difference(flat[name], right[name]) <= 2 * budget for name in right)
             assert near or report.verdict != "agrees"
-    assert refused > OF_SECTIONS // 2
-    assert judged == JUDGED
+    assert refused > OF_SECTIONS // part // 2
+    assert judged == JUDGED // part
 
 
 def test_there_are_ten_thousand_of_them(written: tuple[Path, Bundle]) -> None:

@@ -218,6 +218,7 @@ def test_sections_come_back_and_what_is_asked_for_has_its_shape_in_the_manifest(
     assert set(said) == {name for name in answer(tmp_path) if not name.endswith("/logits")}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["translation", "pre-norm", "notes-lm"])
 def test_a_right_port_agrees(name: str, exported: Callable[..., Any], judged: Callable[..., Report]) -> None:
     bundle, tensors = exported(name)

@@ -141,6 +141,7 @@ def test_keys_beyond_64_that_are_never_seen_diverge_and_the_first_wrong_length_i
     assert any("right up to length 64, wrong from length 65 on" in note for note in report.notes)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["notes-lm", "translation"])
 @pytest.mark.parametrize(
     "condition",
@@ -185,12 +186,14 @@ LONG: dict[str, tuple[TransformerConfig, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["window", "off by one", "buckets", "original length"])
 def test_a_threshold_of_the_asked_configuration_is_crossed(name: str) -> None:
     config, fields = LONG[name]
     assert check(other_config(**fields), config=config, budget=0).verdict == "diverges"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", LONG)
 def test_a_right_port_agrees_at_its_thresholds(name: str) -> None:
     config, _ = LONG[name]
@@ -242,6 +245,7 @@ def test_a_port_that_answers_one_token_of_other_sizes_and_fails_on_more_is_incon
     assert any("wide" in line and "please" in line for line in report.coverage.untested)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [*PRESETS, *CASES])
 def test_every_active_field_of_presets_and_families_is_exercised(name: str) -> None:
     config = preset(name) if name in PRESETS else CASES[name]

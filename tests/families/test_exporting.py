@@ -140,6 +140,7 @@ def test_transformers_has_a_place_for_every_tensor(name: str, tmp_path: Path) ->
     assert all(np.array_equal(value, theirs[key]) for key, value in ours.items())
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", FILES)
 def test_transformers_agrees_through_the_loader(name: str) -> None:
     report = check(LOADERS.get(name, causal), family=name, audit=None if name in AUDITED else False)

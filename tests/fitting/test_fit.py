@@ -110,6 +110,7 @@ def test_what_cannot_be_told_is_listed() -> None:
     assert "rope_theta" not in made.untold
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", ["vanilla", "t5", "bert", "translation", "pre-norm"])
 def test_the_module_of_a_template_is_fitted_to_it(name: str) -> None:
     config = templates()[name].resized(**SIZES)

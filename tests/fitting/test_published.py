@@ -67,6 +67,7 @@ def gemma2() -> Any:
     return transformers.Gemma2ForCausalLM(config)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("make", [gpt2, llama, t5, gemma2], ids=lambda make: make.__name__)
 def test_a_model_of_transformers_is_fitted_to_its_family(make: Callable[[], Any]) -> None:
     made = fit(make())

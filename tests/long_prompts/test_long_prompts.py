@@ -127,6 +127,7 @@ FAR = {
 """The functions that are wrong, the first wrong length, and its cause."""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", FAR)
 def test_a_mistake_far_away_is_found_at_the_first_wrong_length_and_named(name: str) -> None:
     wrong, length, cause, says = FAR[name]

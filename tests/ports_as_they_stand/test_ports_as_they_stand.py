@@ -121,6 +121,7 @@ def test_the_fields_that_a_published_port_has_built_in_are_told(name: str, tmp_p
     assert {each.outcome for each in of_every_folder} == {"read"}  # and refused if missing
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("planted", FAULTS, ids=lambda planted: f"{planted.port}: {planted.cause}")
 def test_a_fault_has_its_line_and_its_cause(planted: Planted, tmp_path: Path) -> None:
     text = (FOLDER / f"{planted.port}.py").read_text(encoding="utf-8")

@@ -88,7 +88,7 @@ def attention_weights(
 def attention(
     query: Float[Array, "batch heads queries head_dim"],
     key: Float[Array, "batch key_heads keys head_dim"],
-    value: Float[Array, "batch key_heads keys head_dim"],
+    value: Float[Array, "batch key_heads keys value_dim"],
     mask: Bool[Array, "#batch 1 #queries keys"],
     *,
     scale: float,
@@ -112,19 +112,27 @@ class _Heads(nnx.Module):
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
         self.config = config
-        features, into = (config.attention_dim, config.key_value_heads * config.head_dim), config.embed_dim
+        queries, into = config.attention_dim, config.embed_dim
+        keys, values = (config.key_value_heads * width for width in (config.projected_key_dim, config.value_dim))
         if config.projection == "shared-per-head":
-            features, into = (config.head_dim, config.head_dim), config.head_dim
-        self.query = nnx.Linear(into, features[0], use_bias=config.qkv_bias, rngs=rngs)
-        self.key = nnx.Linear(into, features[1], use_bias=config.qkv_bias, rngs=rngs)
-        self.value = nnx.Linear(into, features[1], use_bias=config.qkv_bias, rngs=rngs)
+            queries, keys, values, into = (config.head_dim,) * 4
+        bias, low = config.qkv_bias, config.key_value_rank
+        self.query = nnx.Linear(config.query_rank or into, queries, use_bias=bias, rngs=rngs)
+        self.key = nnx.Linear(low or into, keys, use_bias=bias, rngs=rngs)
+        self.value = nnx.Linear(low or into, values, use_bias=bias, rngs=rngs)
+        for name, rank in (("query", config.query_rank), ("key_value", low)):
+            if rank:
+                setattr(self, f"{name}_latent", nnx.Linear(into, rank, use_bias=False, rngs=rngs))
+                setattr(self, f"{name}_latent_norm", HeadNorm(config, rank, rngs=rngs))
+        if low:
+            self.key_rotary = nnx.Linear(into, config.rotated_dim, use_bias=False, rngs=rngs)
         if config.query_key_norm:
             heads = (config.num_heads, config.key_value_heads)
             over = heads if config.query_key_norm_over == "projection" else (1, 1)
             self.query_norm, self.key_norm = (HeadNorm(config, count * config.head_dim, rngs=rngs) for count in over)
         if config.attention_sinks:
             self.sinks = nnx.Param(jnp.zeros(config.num_heads))
-        self.output = nnx.Linear(config.attention_dim, config.embed_dim, use_bias=config.output_bias, rngs=rngs)
+        self.output = nnx.Linear(config.context_dim, config.embed_dim, use_bias=config.output_bias, rngs=rngs)
 
 
 def query_key_norm(
@@ -132,6 +140,40 @@ def query_key_norm(
 ) -> Float[Array, "batch any_heads length head_dim"]:
     """RMS norm of each head (Qwen 3), or of the features of all heads together (OLMo 2)."""
     return norm(x) if config.query_key_norm_over == "head" else split_heads(norm(merge_heads(x)), x.shape[1])
+
+
+def rotate_features(
+    config: TransformerConfig, x: Float[Array, "batch any_heads length head_dim"], rotary: RotaryTables
+) -> Float[Array, "batch any_heads length head_dim"]:
+    """Rotate the first features of each head, or, in latent attention, the last."""
+    if config.key_value_rank is None:
+        return rotate(x, rotary, config.rope_layout)
+    rest = config.head_dim - config.rotated_dim
+    return jnp.concatenate([x[..., :rest], rotate(x[..., rest:], rotary, config.rope_layout)], axis=-1)
+
+
+def latent(
+    heads: _Heads,
+    name: str,
+    x: Float[Array, "batch length embed_dim"],
+    tap: Tap = identity,
+) -> Float[Array, "batch length features"]:
+    """Few features that the `query`, or the key and value (`key_value`), of every head are projected from, normalised
+    (DeepSeek-V2)."""
+    return tap(f"{name}_latent", getattr(heads, f"{name}_latent_norm")(getattr(heads, f"{name}_latent")(x)))
+
+
+def latent_key_value(
+    heads: _Heads,
+    x: Float[Array, "batch keys embed_dim"],
+    tap: Tap = identity,
+) -> tuple[Float[Array, "batch heads keys head_dim"], Float[Array, "batch heads keys value_dim"]]:
+    """Key and value of every head, of a latent; the rotated features of the key are those of all heads."""
+    low = latent(heads, "key_value", x, tap)
+    own = split_heads(heads.key(low), heads.config.num_heads)
+    shared = heads.key_rotary(x)[:, None]
+    key = tap("key", jnp.concatenate([own, jnp.broadcast_to(shared, (*own.shape[:-1], shared.shape[-1]))], axis=-1))
+    return key, tap("value", split_heads(heads.value(low), heads.config.num_heads))
 
 
 def normalize_and_rotate(
@@ -144,7 +186,7 @@ def normalize_and_rotate(
     """Apply QK-norm and RoPE to the `query` or `key`, if configured."""
     if heads.config.query_key_norm:
         x = tap(f"{name}_norm", query_key_norm(heads.config, getattr(heads, f"{name}_norm"), x))
-    return x if rotary is None else tap(f"{name}_rotated", rotate(x, rotary, heads.config.rope_layout))
+    return x if rotary is None else tap(f"{name}_rotated", rotate_features(heads.config, x, rotary))
 
 
 def project_query(
@@ -154,6 +196,7 @@ def project_query(
     rotary: RotaryTables | None = None,
 ) -> Float[Array, "batch heads queries head_dim"]:
     """Query of every head."""
+    x = latent(heads, "query", x, tap) if heads.config.query_rank else x
     query = tap("query", project_heads(heads.query, x, heads.config.num_heads, heads.config.projection))
     return normalize_and_rotate(heads, "query", query, rotary, tap)
 
@@ -163,8 +206,11 @@ def project_key_value(
     x: Float[Array, "batch keys embed_dim"],
     tap: Tap = identity,
     rotary: RotaryTables | None = None,
-) -> tuple[Float[Array, "batch key_heads keys head_dim"], Float[Array, "batch key_heads keys head_dim"]]:
+) -> tuple[Float[Array, "batch key_heads keys head_dim"], Float[Array, "batch key_heads keys value_dim"]]:
     """Key and value of every head."""
+    if heads.config.key_value_rank:
+        key, value = latent_key_value(heads, x, tap)
+        return normalize_and_rotate(heads, "key", key, rotary, tap), value
     num_heads, projection = heads.config.key_value_heads, heads.config.projection
     key = tap("key", project_heads(heads.key, x, num_heads, projection))
     value = tap("value", project_heads(heads.value, x, num_heads, projection))

@@ -16,6 +16,7 @@
 | K      | `key_heads`                   | heads of keys and values, which several heads share   |
 | N      | `any_heads`                   | heads of queries or of keys                           |
 | H      | `head_dim`                    | features of a head                                    |
+| H      | `value_dim`                   | features of a head of the values                      |
 | D      | `attention_dim`               | features of all heads together                        |
 | P      | `pairs`                       | pairs of a head's features that are rotated           |
 | E      | `experts`                     | experts of a feed-forward                             |
@@ -43,6 +44,7 @@ LEGEND = {
     "key_heads": "K",
     "any_heads": "N",
     "head_dim": "H",
+    "value_dim": "H",
     "attention_dim": "D",
     "pairs": "P",
     "experts": "E",

@@ -89,10 +89,12 @@ def _stack_shapes(stack: str, config: TransformerConfig) -> Shapes:
 
 
 def _attention_shapes(scope: str, config: TransformerConfig) -> Shapes:
-    shapes: Shapes = {}
+    shapes = _latent_shapes(scope, config) if config.key_value_rank else {}
     for role in ("query", "key", "value"):
         heads = config.num_heads if role == "query" else config.key_value_heads
-        out, into = (heads * config.head_dim, config.embed_dim)
+        widths = {"query": config.head_dim, "key": config.projected_key_dim, "value": config.value_dim}
+        rank = config.query_rank if role == "query" else config.key_value_rank
+        out, into = heads * widths[role], rank or config.embed_dim
         if config.projection == "shared-per-head":
             out, into = config.head_dim, config.head_dim
         shapes |= _linear(f"{scope}.{role}", out, into, bias=config.qkv_bias)
@@ -101,7 +103,16 @@ def _attention_shapes(scope: str, config: TransformerConfig) -> Shapes:
             shapes[f"{scope}.{role}_norm.weight"] = (over * config.head_dim,)
     if config.attention_sinks:
         shapes[f"{scope}.sinks"] = (config.num_heads,)
-    return shapes | _linear(f"{scope}.output", config.embed_dim, config.attention_dim, bias=config.output_bias)
+    return shapes | _linear(f"{scope}.output", config.embed_dim, config.context_dim, bias=config.output_bias)
+
+
+def _latent_shapes(scope: str, config: TransformerConfig) -> Shapes:
+    shapes: Shapes = {}
+    for role, rank in (("query", config.query_rank), ("key_value", config.key_value_rank)):
+        if rank:
+            shapes[f"{scope}.{role}_latent.weight"] = (rank, config.embed_dim)
+            shapes[f"{scope}.{role}_latent_norm.weight"] = (rank,)
+    return shapes | {f"{scope}.key_rotary.weight": (config.rotated_dim, config.embed_dim)}
 
 
 def _feed_forward_shapes(scope: str, config: TransformerConfig) -> Shapes:
@@ -154,6 +165,8 @@ def why_uncut(config: TransformerConfig, name: str, ranks: int) -> str | None:
         return "experts are not distributed yet"
     if role == "head_transform":
         return "what is in front of the head is not distributed"
+    if config.key_value_rank and ".self_attention." in name:
+        return "latent attention is not distributed yet"
     if role in ("query", "key", "value") and config.projection == "shared-per-head":
         return "one map serves all heads"
     if role in HEADS and config.query_key_norm and config.query_key_norm_over == "projection":

@@ -120,14 +120,19 @@ def _attention_shapes(
     turned = config.positions == "rotary" and scope.endswith("self_attention")
     steps = ["norm"] * config.query_key_norm + ["rotated"] * turned
     query, key = (batch, heads, queries, head_dim), (batch, config.key_value_heads, keys, head_dim)
+    value = (*key[:-1], config.value_dim)
+    ranks = {"query": config.query_rank or 0, "key_value": config.key_value_rank or 0}
+    low = {role: {f"{scope}.{role}_latent": (batch, keys, rank)} if rank else {} for role, rank in ranks.items()}
     return {
+        **low["query"],
         f"{scope}.query": query,
         **{f"{scope}.query_{step}": query for step in steps},
+        **low["key_value"],
         f"{scope}.key": key,
-        f"{scope}.value": key,
+        f"{scope}.value": value,
         **{f"{scope}.key_{step}": key for step in steps},
         f"{scope}.scores": (batch, heads, queries, keys),
         f"{scope}.weights": (batch, heads, queries, keys),
-        f"{scope}.context": (batch, queries, config.attention_dim),
+        f"{scope}.context": (batch, queries, config.context_dim),
         f"{scope}.output": (batch, queries, config.embed_dim),
     }

@@ -89,7 +89,7 @@ def attention_weights(
 def attention(
     query: Inexact[Array, "batch heads queries head_dim"],
     key: Inexact[Array, "batch key_heads keys head_dim"],
-    value: Inexact[Array, "batch key_heads keys head_dim"],
+    value: Inexact[Array, "batch key_heads keys value_dim"],
     mask: Bool[Array, "#batch 1 #queries keys"],
     *,
     scale: float,
@@ -119,6 +119,44 @@ def query_key_norm(
     return split_heads(head_norm(config, parameters, merge_heads(x)), x.shape[1])
 
 
+def rotate_features(
+    config: TransformerConfig, x: Inexact[Array, "batch any_heads length head_dim"], rotary: RotaryTables
+) -> Inexact[Array, "batch any_heads length head_dim"]:
+    """Rotate the first features of each head, or, in latent attention, the last."""
+    if config.key_value_rank is None:
+        return rotate(x, rotary, config.rope_layout)
+    rest = config.head_dim - config.rotated_dim
+    return np.concatenate([x[..., :rest], rotate(x[..., rest:], rotary, config.rope_layout)], axis=-1)
+
+
+def latent(
+    config: TransformerConfig,
+    parameters: Mapping[str, Any],
+    name: str,
+    x: Inexact[Array, "batch length embed_dim"],
+    tap: Tap = identity,
+) -> Inexact[Array, "batch length features"]:
+    """Few features that the `query`, or the key and value (`key_value`), of every head are projected from, normalised
+    (DeepSeek-V2)."""
+    return tap(
+        f"{name}_latent", head_norm(config, parameters[f"{name}_latent_norm"], linear(parameters[f"{name}_latent"], x))
+    )
+
+
+def latent_key_value(
+    config: TransformerConfig,
+    parameters: Mapping[str, Any],
+    x: Inexact[Array, "batch keys embed_dim"],
+    tap: Tap = identity,
+) -> tuple[Inexact[Array, "batch heads keys head_dim"], Inexact[Array, "batch heads keys value_dim"]]:
+    """Key and value of every head, of a latent; the rotated features of the key are those of all heads."""
+    low = latent(config, parameters, "key_value", x, tap)
+    own = split_heads(linear(parameters["key"], low), config.num_heads)
+    shared = linear(parameters["key_rotary"], x)[:, None]
+    key = tap("key", np.concatenate([own, np.broadcast_to(shared, (*own.shape[:-1], shared.shape[-1]))], axis=-1))
+    return key, tap("value", split_heads(linear(parameters["value"], low), config.num_heads))
+
+
 def normalize_and_rotate(
     config: TransformerConfig,
     parameters: Mapping[str, Any],
@@ -130,7 +168,7 @@ def normalize_and_rotate(
     """Apply QK-norm and RoPE to the `query` or `key`, if configured."""
     if config.query_key_norm:
         x = tap(f"{name}_norm", query_key_norm(config, parameters[f"{name}_norm"], x))
-    return x if rotary is None else tap(f"{name}_rotated", rotate(x, rotary, config.rope_layout))
+    return x if rotary is None else tap(f"{name}_rotated", rotate_features(config, x, rotary))
 
 
 def project_query(
@@ -141,6 +179,7 @@ def project_query(
     rotary: RotaryTables | None = None,
 ) -> Inexact[Array, "batch heads queries head_dim"]:
     """Query of every head."""
+    x = latent(config, parameters, "query", x, tap) if config.query_rank else x
     query = tap("query", project_heads(parameters["query"], x, config.num_heads, config.projection))
     return normalize_and_rotate(config, parameters, "query", query, rotary, tap)
 
@@ -151,8 +190,11 @@ def project_key_value(
     x: Inexact[Array, "batch keys embed_dim"],
     tap: Tap = identity,
     rotary: RotaryTables | None = None,
-) -> tuple[Inexact[Array, "batch key_heads keys head_dim"], Inexact[Array, "batch key_heads keys head_dim"]]:
+) -> tuple[Inexact[Array, "batch key_heads keys head_dim"], Inexact[Array, "batch key_heads keys value_dim"]]:
     """Key and value of every head."""
+    if config.key_value_rank:
+        key, value = latent_key_value(config, parameters, x, tap)
+        return normalize_and_rotate(config, parameters, "key", key, rotary, tap), value
     heads, projection = config.key_value_heads, config.projection
     key = tap("key", project_heads(parameters["key"], x, heads, projection))
     value = tap("value", project_heads(parameters["value"], x, heads, projection))

@@ -66,6 +66,8 @@ LLAMA = SIZES | {"hidden_size": 16, "num_attention_heads": 4, "max_position_embe
 GROUPED = LLAMA | {"num_key_value_heads": 2}
 EXPERTS = GROUPED | {"intermediate_size": 20}  # grouped products ask for multiples of four
 SHARED = LLAMA | {"num_key_value_heads": 1, "head_dim": 6}
+LATENT = {"num_key_value_heads": 4, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 5}
+LATENT |= {"moe_intermediate_size": 12, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2}
 SPECIAL = {"pad_token_id": None, "bos_token_id": 1, "eos_token_id": 2}
 T5 = {"vocab_size": 41, "d_model": 12, "d_kv": 5, "d_ff": 22, "num_layers": 2, "num_heads": 3}
 T5 |= {"relative_attention_num_buckets": 12, "relative_attention_max_distance": 17, "decoder_start_token_id": 0}
@@ -298,6 +300,34 @@ CASES = {
         GROUPED | {"num_experts": 3, "num_experts_per_tok": 3, "moe_intermediate_size": 12, "mlp_only_layers": [0]},
         {"experts_per_token": 3, "layer_types": ["dense", "experts"]},
     ),
+    "deepseek_v3": Case(
+        "DeepseekV3ForCausalLM",
+        EXPERTS
+        | LATENT
+        | {"num_hidden_layers": 3, "first_k_dense_replace": 1, "q_lora_rank": 10, "n_shared_experts": 2}
+        | {
+            "rope_parameters": {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "mscale": 1.0}
+            | {"mscale_all_dim": 0.7, "original_max_position_embeddings": 16}
+        },
+        {"query_rank": 10, "key_value_rank": 8, "value_head_dim": 5, "rotary_dim": 4, "attention_head_dim": 10}
+        | {"rope_layout": "interleaved", "router_groups": 4, "router_scale": 2.5, "shared_expert_dim": 24}
+        | {"layer_types": ["dense", "experts", "experts"], "rotary_scaling": "yarn"},
+        length=19,
+    ),
+    "deepseek_v3, whole queries": Case(
+        "DeepseekV3ForCausalLM",
+        EXPERTS
+        | LATENT
+        | {"first_k_dense_replace": 0, "q_lora_rank": None, "rope_interleave": False, "n_group": 1}
+        | {"topk_group": 1, "norm_topk_prob": False, "routed_scaling_factor": 1.0, "v_head_dim": 12},
+        {
+            "query_rank": None,
+            "rope_layout": "halves",
+            "router_groups": 1,
+            "router_normalized": False,
+            "layer_types": [],
+        },
+    ),
     "gpt_oss": Case(
         "GptOssForCausalLM",
         EXPERTS
@@ -494,6 +524,7 @@ CASES = {
 }
 
 DECODED = (
+    "deepseek_v3",
     "gpt_oss",
     "mixtral",
     "olmoe",
@@ -526,9 +557,10 @@ def new(case: Case) -> Any:
 
 
 def learned(model: Any) -> dict[str, torch.Tensor]:
-    """Its weights, and the bias of its logits, which is a buffer."""
+    """Its weights, and the bias of its logits and the correction of its routers, which are buffers."""
     weights = {name: value for name, value in model.named_parameters() if value.requires_grad}
-    return weights | {name: value for name, value in model.named_buffers() if name == "final_logits_bias"}
+    kept = ("final_logits_bias", "e_score_correction_bias")
+    return weights | {name: value for name, value in model.named_buffers() if name.endswith(kept)}
 
 
 TABLES = ("embed", "shared", "wte", "wpe", "relative")

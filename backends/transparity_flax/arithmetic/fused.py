@@ -30,13 +30,13 @@ def applies(tap: Tap, masked_score: float, softcap: float | None, dtype: DTypeLi
 def attention(
     query: Float[Array, "batch heads queries head_dim"],
     key: Float[Array, "batch heads keys head_dim"],
-    value: Float[Array, "batch heads keys head_dim"],
+    value: Float[Array, "batch heads keys value_dim"],
     mask: Bool[Array, "#batch 1 #queries keys"],
     *,
     scale: float,
     bias: Float[Array, "#batch heads #queries keys"] | None = None,
     sinks: Float[Array, " heads"] | None = None,
-) -> Float[Array, "batch heads queries head_dim"]:
+) -> Float[Array, "batch heads queries value_dim"]:
     """softmax(query · keyᵀ · scale) · value, in blocks of queries if the mask hides the future, which is decided at
     run time."""
     length = mask.shape[2]
@@ -61,12 +61,12 @@ def attention(
 def _one_block(
     query: Float[Array, "batch heads queries head_dim"],
     key: Float[Array, "batch heads keys head_dim"],
-    value: Float[Array, "batch heads keys head_dim"],
+    value: Float[Array, "batch heads keys value_dim"],
     mask: Bool[Array, "#batch 1 #queries keys"],
     scale: float,
     bias: Float[Array, "#batch heads #queries keys"] | None,
     sinks: Float[Array, " heads"] | None,
-) -> Float[Array, "batch heads queries head_dim"]:
+) -> Float[Array, "batch heads queries value_dim"]:
     """Attention that divides by the sum of weights after summing the values, which is fewer divisions. A query with
     every key masked weighs all keys alike, as in the explicit path."""
     scores = query @ key.swapaxes(-2, -1) * scale

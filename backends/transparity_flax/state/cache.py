@@ -22,9 +22,10 @@ Cache = dict[str, Any]
 
 def empty_cache(config: TransformerConfig, batch: int, capacity: int, dtype: DTypeLike) -> Cache:
     """Empty cache for `batch` rows of up to `capacity` tokens."""
-    shape = (batch, config.key_value_heads, capacity, config.head_dim)
+    shape = (batch, config.key_value_heads, capacity)
+    widths = {"key": config.head_dim, "value": config.value_dim}
     layers = [
-        {"self_attention": {"key": jnp.zeros(shape, dtype), "value": jnp.zeros(shape, dtype)}}
+        {"self_attention": {role: jnp.zeros((*shape, width), dtype) for role, width in widths.items()}}
         for _ in range(config.num_decoder_layers)
     ]
     return {"lengths": jnp.zeros(batch, int), "visible": jnp.zeros((batch, capacity), bool), "layers": layers}
@@ -46,9 +47,9 @@ def mark_valid(
 def update(
     cache: Cache,
     key: Float[Array, "batch key_heads queries head_dim"],
-    value: Float[Array, "batch key_heads queries head_dim"],
+    value: Float[Array, "batch key_heads queries value_dim"],
     positions: Int[Array, "batch queries"],
-) -> tuple[Float[Array, "batch key_heads keys head_dim"], Float[Array, "batch key_heads keys head_dim"]]:
+) -> tuple[Float[Array, "batch key_heads keys head_dim"], Float[Array, "batch key_heads keys value_dim"]]:
     """Write keys and values at `positions`; return those of the whole cache."""
     cache["key"] = cache["key"].at[_rows(positions), :, positions].set(key.swapaxes(1, 2))
     cache["value"] = cache["value"].at[_rows(positions), :, positions].set(value.swapaxes(1, 2))

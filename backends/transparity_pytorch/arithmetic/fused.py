@@ -22,13 +22,13 @@ def applies(tap: Tap, masked_score: float, softcap: float | None) -> bool:
 def attention(
     query: Float[Tensor, "batch heads queries head_dim"],
     key: Float[Tensor, "batch heads keys head_dim"],
-    value: Float[Tensor, "batch heads keys head_dim"],
+    value: Float[Tensor, "batch heads keys value_dim"],
     mask: Bool[Tensor, "#batch 1 #queries keys"],
     *,
     scale: float,
     bias: Float[Tensor, "#batch heads #queries keys"] | None = None,
     sinks: Float[Tensor, " heads"] | None = None,
-) -> Float[Tensor, "batch heads queries head_dim"]:
+) -> Float[Tensor, "batch heads queries value_dim"]:
     """softmax(query · keyᵀ · scale) · value in one kernel, which is faster if told that the mask is causal or full.
 
     The kernel returns zeros for a query with every key masked. With that query set to 0 and all its keys unmasked, it
@@ -51,7 +51,7 @@ def attention(
 
 def _with_sinks(
     key: Float[Tensor, "batch heads keys head_dim"],
-    value: Float[Tensor, "batch heads keys head_dim"],
+    value: Float[Tensor, "batch heads keys value_dim"],
     mask: Bool[Tensor, "#batch 1 #queries keys"],
     bias: Float[Tensor, "#batch heads #queries keys"] | None,
     sinks: Float[Tensor, " heads"],

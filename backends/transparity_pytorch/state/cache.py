@@ -24,10 +24,14 @@ def empty_cache(
 ) -> Cache:
     """Empty cache for `batch` rows of up to `capacity` tokens."""
 
-    def zeros() -> Tensor:
-        return torch.zeros(batch, config.key_value_heads, capacity, config.head_dim, dtype=dtype, device=device)
+    def zeros(width: int) -> Tensor:
+        return torch.zeros(batch, config.key_value_heads, capacity, width, dtype=dtype, device=device)
 
-    layers = [{"self_attention": {"key": zeros(), "value": zeros()}} for _ in range(config.num_decoder_layers)]
+    widths = {"key": config.head_dim, "value": config.value_dim}
+    layers = [
+        {"self_attention": {role: zeros(width) for role, width in widths.items()}}
+        for _ in range(config.num_decoder_layers)
+    ]
     lengths = torch.zeros(batch, dtype=torch.long, device=device)
     return {
         "lengths": lengths,
@@ -52,9 +56,9 @@ def mark_valid(
 def update(
     cache: Cache,
     key: Float[Tensor, "batch key_heads queries head_dim"],
-    value: Float[Tensor, "batch key_heads queries head_dim"],
+    value: Float[Tensor, "batch key_heads queries value_dim"],
     positions: Int[Tensor, "batch queries"],
-) -> tuple[Float[Tensor, "batch key_heads keys head_dim"], Float[Tensor, "batch key_heads keys head_dim"]]:
+) -> tuple[Float[Tensor, "batch key_heads keys head_dim"], Float[Tensor, "batch key_heads keys value_dim"]]:
     """Write keys and values at `positions`; return those of the whole cache."""
     cache["key"][_rows(positions), :, positions] = key.transpose(1, 2)
     cache["value"][_rows(positions), :, positions] = value.transpose(1, 2)

@@ -301,7 +301,9 @@ class Model:
 
     def attend(self, at: str, x: Tensor, y: Any, keep: Tensor, where: Any, bias: Any, past: Any) -> Tensor:
         """`x` looks at `y`; `where`: the positions of `x`, for self-attention."""
-        query = self.placed(at, "query", self.tap(f"{at}.query", self.split(f"{at}.query", x, self.c.num_heads)), where)
+        given = self.low(at, "query", x) if self.c.query_rank else x
+        query = self.tap(f"{at}.query", self.split(f"{at}.query", given, self.c.num_heads))
+        query = self.placed(at, "query", query, where)
         if past is not None and where is None:
             key, value = past[at]
         else:
@@ -312,7 +314,26 @@ class Model:
         context = self.tap(f"{at}.context", context.transpose(1, 2).flatten(-2))
         return self.tap(f"{at}.output", self.dense(f"{at}.output", context))
 
+    def low(self, at: str, role: str, x: Tensor) -> Tensor:
+        """The latent of queries, or of keys and values."""
+        x = self.dense(f"{at}.{role}_latent", x)
+        gain = self.p[f"{at}.{role}_latent_norm.weight"] + (1 if self.c.norm_gain == "one-plus-weight" else 0)
+        return self.tap(f"{at}.{role}_latent", self.rms(x, gain))
+
+    def of_latent(self, at: str, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of all heads, which share the rotated part of the key."""
+        low, heads = self.low(at, "key_value", y), self.c.num_heads
+        weights = torch.cat([self.p[f"{at}.{role}.weight"].unflatten(0, (heads, -1)) for role in ("key", "value")], 1)
+        both = torch.einsum("btr,hfr->bhtf", low, weights)
+        wide = self.c.value_head_dim or self.head_dim
+        key, value = both[..., :-wide], both[..., -wide:]
+        turned = self.dense(f"{at}.key_rotary", y).unsqueeze(1).repeat(1, heads, 1, 1)
+        return torch.cat([key, turned], -1), value
+
     def key_value(self, at: str, y: Tensor, where: Any) -> tuple[Tensor, Tensor]:
+        if self.c.key_value_rank:
+            key, value = self.of_latent(at, y)
+            return self.placed(at, "key", self.tap(f"{at}.key", key), where), self.tap(f"{at}.value", value)
         key = self.tap(f"{at}.key", self.split(f"{at}.key", y, self.key_heads))
         return self.placed(at, "key", key, where), self.tap(f"{at}.value", self.split(f"{at}.value", y, self.key_heads))
 
@@ -333,7 +354,8 @@ class Model:
             else:
                 x = self.tap(f"{at}.{role}_norm", self.rms(x, gain))
         if self.own.positions == "rotary" and where is not None:
-            x = self.tap(f"{at}.{role}_rotated", self.rotated(x, where))
+            first = self.head_dim - self.c.rotary_dim if self.c.key_value_rank else 0
+            x = self.tap(f"{at}.{role}_rotated", torch.cat([x[..., :first], self.rotated(x[..., first:], where)], -1))
         return x
 
     def rotated(self, x: Tensor, where: Tensor) -> Tensor:

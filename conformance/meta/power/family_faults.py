@@ -144,7 +144,7 @@ _UNTIED = _both(_is(head="logits"), _not(_is(tied_head=True)))
 
 
 def _partly_turned(config: Config) -> bool:
-    return _ROTARY(config) and config.rotated_dim < config.head_dim
+    return _ROTARY(config) and config.rotated_dim < config.head_dim and not config.key_value_rank
 
 
 def _wholly_turned(config: Config) -> bool:
@@ -163,7 +163,8 @@ def _grouped(config: Config) -> bool:
 
 
 def _packs(config: Config) -> bool:
-    return config.architecture == "decoder" and config.positions in ("rotary", "alibi")
+    is_plain = config.positions in ("rotary", "alibi") and not config.key_value_rank
+    return config.architecture == "decoder" and is_plain
 
 
 def _window(change: Callable[[int], int]) -> Callable[[Config], dict[str, Any]]:
@@ -631,6 +632,7 @@ def _faults() -> Iterator[FamilyFault]:
     yield from _rotary_faults()
     yield from _attention_faults()
     yield from _sink_faults()
+    yield from _latent_faults()
     yield from _window_faults()
     yield from _distance_faults()
     yield from _norm_faults()
@@ -923,6 +925,41 @@ def _sink_faults() -> Iterator[FamilyFault]:
     yield FamilyFault(("attention-sinks",), "to the first key", WEIGHTS, sunk, exchanged=_weights(kept))
 
 
+def _latent_faults() -> Iterator[FamilyFault]:
+    """Mistakes in latent attention: the norms of the latents, the part that is rotated, and the scale."""
+    latent = _has("key_value_rank")
+    both, low = _both(latent, _has("query_rank")), attention.latent
+
+    def unnormalised(role: str) -> dict[str, Wrong]:
+        def changed(config: Config, parameters: Any, name: str, x: Any, tap: Any) -> Any:
+            if name != role:
+                return low(config, parameters, name, x, tap)
+            return tap(f"{name}_latent", linear(parameters[f"{name}_latent"], x))
+
+        return {"attention.latent": lambda _: changed}
+
+    place = r".*\.(query|key_value)_latent"
+    yield FamilyFault(("latent-norm",), "query", place, both, exchanged=unnormalised("query"))
+    yield FamilyFault(("latent-norm",), "key and value", place, latent, exchanged=unnormalised("key_value"))
+    ones = _replaced(lambda name, x: x * 0 + 1 if name.endswith("key_value_latent_norm.weight") else x)
+    yield FamilyFault(("latent-norm",), "without gain", place, latent, parameters=ones)
+    first = {
+        "attention.rotate_features": lambda _: lambda config, x, tables: positions.rotate(x, tables, config.rope_layout)
+    }
+    yield FamilyFault(("rotary-part",), "first", ROTATED, latent, exchanged=first)
+    for name, factor in (
+        ("without positions", lambda config: (config.head_dim / config.projected_key_dim) ** 0.5),
+        ("mscale missing", lambda config: 1 / config.attention_multiplier),
+        ("mscale once", lambda config: config.attention_multiplier**-0.5),
+    ):
+        fields = _multiplied(factor)
+        yield FamilyFault(("attention-scale",), name, SCORES, latent, fields)
+
+
+def _multiplied(factor: Callable[[Config], float]) -> Callable[[Config], dict[str, Any]]:
+    return lambda config: {"attention_multiplier": config.attention_multiplier * factor(config)}
+
+
 def _no_sinks(config: Config, parameters: Arrays) -> Arrays:
     return {name: value for name, value in parameters.items() if not name.endswith(".sinks")}
 
@@ -1085,7 +1122,8 @@ def _usual_faults() -> Iterator[FamilyFault]:
     unmasked = {"masks.causal_mask": lambda _: lambda at, keys: np.ones((1, 1, at.shape[1], keys), bool)}
     yield FamilyFault(("causal-missing",), "missing", WEIGHTS, causal, exchanged=unmasked)
     parts, roles = r".*\.(key|value)", r".*\.(query|key|value)"
-    yield FamilyFault(("weight-swapped",), "key and value", parts, _any, parameters=_swapped("key", "value"))
+    whole = _not(_has("key_value_rank"))
+    yield FamilyFault(("weight-swapped",), "key and value", parts, whole, parameters=_swapped("key", "value"))
     values = _replaced(lambda name, x: x * 0 if name.endswith("value.bias") else x)
     yield FamilyFault(("bias-dropped",), "value", r".*\.value", _has("qkv_bias"), parameters=values)
     downs = _replaced(lambda name, x: x * 0 if name.endswith("down.bias") else x)

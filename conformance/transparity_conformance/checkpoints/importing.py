@@ -42,6 +42,7 @@ FILES = {
     "gemma3_text": "gemma",
     "gpt2": "gpt2",
     "gpt_neox": "gpt_neox",
+    "deepseek_v3": "experts.deepseek",
     "gpt_oss": "experts.gpt_oss",
     "gptj": "gptj",
     "granite": "llama_variants",

@@ -17,6 +17,7 @@ from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.report.comparison import share
 
 INTERNAL = (
+    *("query_latent", "key_value_latent"),
     *("query", "query_norm", "query_rotated", "key", "key_norm", "key_rotated", "value"),
     *("scores", "weights", "context", "hidden"),
 )

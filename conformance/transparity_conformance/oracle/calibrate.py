@@ -39,7 +39,8 @@ def permuted(config: TransformerConfig, parameters: Arrays, seed: int) -> tuple[
     # What goes by its place among the heads, or among a head's features, stays there.
     grouped, turned = config.key_value_heads < config.num_heads, config.positions == "rotary"
     heads = random.permutation(config.num_heads)
-    heads = np.arange(config.num_heads) if grouped or config.positions == "alibi" else heads
+    stay = grouped or config.positions == "alibi" or config.key_value_rank is not None
+    heads = np.arange(config.num_heads) if stay else heads
     within = random.permutation(config.head_dim)
     within = np.arange(config.head_dim) if turned else within
     key_heads = np.arange(config.key_value_heads) if grouped else heads
@@ -78,6 +79,8 @@ def _axes(config: TransformerConfig, name: str) -> tuple[str, str]:
         return "head_dim", ""
     if name.endswith("relative_bias.weight"):
         return "", "heads"
+    if config.key_value_rank and (found := _latent_axes(config, name)):
+        return found
     if name.endswith(".sinks"):
         return "heads", ""
     for role, merged in (("query", "merged"), ("key", "merged_keys"), ("value", "merged_keys")):
@@ -98,9 +101,26 @@ def _axes(config: TransformerConfig, name: str) -> tuple[str, str]:
     return ("", "model") if weight else ("model", "")
 
 
+def _latent_axes(config: TransformerConfig, name: str) -> tuple[str, str] | None:
+    """The axes of a parameter of latent attention, of which the model's features alone are permuted."""
+    if ".self_attention." not in name or name.endswith(".sinks"):
+        return None
+    if ".output." in name:
+        return "model", ""
+    reads_stream = (
+        "query_latent.",
+        "key_value_latent.",
+        "key_rotary.",
+        *(("query.",) if not config.query_rank else ()),
+    )
+    return "", "model" if any(f".{part}" in name for part in reads_stream) else ""
+
+
 def unpermuted(config: TransformerConfig, name: str, value: np.ndarray, orders: Arrays) -> np.ndarray:
     """A tap of the permuted model with its features where they belong."""
     leaf = name.rpartition(".")[2]
+    if config.key_value_rank and "self_attention." in name and leaf != "output":
+        return value
     if leaf == "logits" and config.head != "hidden":
         return value
     if leaf in ("scores", "weights"):

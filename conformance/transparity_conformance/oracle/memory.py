@@ -38,5 +38,7 @@ def check_memory(config: TransformerConfig, batch: int, **lengths: int) -> None:
 
 def _cache(config: TransformerConfig, rows: int) -> int:
     """The bytes of the caches of keys and values for cached decoding, which a lone encoder does not have."""
-    features = 2 * config.key_value_heads * config.head_dim * config.num_decoder_layers * config.has_decoder
+    features = (
+        config.key_value_heads * (config.head_dim + config.value_dim) * config.num_decoder_layers * config.has_decoder
+    )
     return rows * config.max_length * features * BYTES_OF_A_CACHED_FEATURE

@@ -146,7 +146,7 @@ def _gain(config: TransformerConfig, name: str, spread: float) -> float:
         return config.gate_limit
     if config.gate_limit is not None and name.endswith("down.weight"):
         return 1 / config.gate_limit
-    if not name.endswith(("query.weight", "key.weight")):
+    if not name.endswith(("query.weight", "key.weight", "key_rotary.weight")):
         return 1.0
     return float((spread / config.score_scale / config.head_dim**0.5) ** 0.5)
 

@@ -33,6 +33,9 @@ def probe_sizes(config: Any) -> dict[str, Any]:
         sizes |= {"attention_head_dim": None if config.attention_dim == config.embed_dim else 10}
     if config.rotary_dim:
         sizes |= {"rotary_dim": None if config.rotary_dim == config.head_dim else 4}
+    if config.key_value_rank:
+        sizes |= {"attention_head_dim": 10, "rotary_dim": 4, "key_value_rank": 9, "num_key_value_heads": None}
+        sizes |= {"query_rank": config.query_rank and 7, "value_head_dim": config.value_head_dim and 6}
     if config.sliding_window:
         sizes |= {"sliding_window": 4}
     sizes |= _router_sizes(config)
@@ -66,6 +69,14 @@ def feed_forward_width(config: Any, embed_dim: int) -> int:
     four, which grouped products (PyTorch's `grouped_mm`) ask for."""
     width = max(1, config.feed_forward_dim * embed_dim // config.embed_dim)
     return -(-width // 4) * 4 if most_experts(config) else width
+
+
+def shared_expert_width(config: Any, embed_dim: int, expert_width: int) -> int:
+    """The width of the shared expert of a `TransformerConfig` in proportion to `embed_dim`; a multiple of that of the
+    experts if it is one, as of DeepSeek-V3."""
+    if config.shared_expert_dim % config.feed_forward_dim == 0:
+        return int(config.shared_expert_dim // config.feed_forward_dim * expert_width)
+    return max(1, config.shared_expert_dim * embed_dim // config.embed_dim)
 
 
 def most_experts(config: Any) -> int:

@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from transparity.config.fields import NOT_NEGATIVE, NOT_POSITIVE, POSITIVE, PROBABILITY, SHARE, number, numbers, whole
 from transparity.config.layer_kinds import ALIKE, Overrides, differing, kinds_of
-from transparity.config.probe_sizes import feed_forward_width, longrope_factors, probe_sizes
+from transparity.config.probe_sizes import feed_forward_width, longrope_factors, probe_sizes, shared_expert_width
 from transparity.config.validation import check_of, check_together
 from transparity.errors import ConfigError, shown
 from transparity.text import VALUE, listed, reason, safe
@@ -177,6 +177,15 @@ class TransformerConfig:
     """Whether the projections of queries, keys and values have biases."""
     output_bias: bool = True
     """Whether the attention's output projection has a bias."""
+    query_rank: int | None = None
+    """Features of a latent that queries are projected from, which is normalised by an RMS norm; None: queries are
+    projected from the stream. Only with `key_value_rank`."""
+    key_value_rank: int | None = None
+    """Features of a latent that keys and values are projected from, which is normalised by an RMS norm; the last
+    `rotary_dim` features of each head of the keys are projected from the stream, for all heads at once, and they alone
+    are rotated (latent attention, DeepSeek-V2). None: keys and values are projected from the stream."""
+    value_head_dim: int | None = None
+    """Features of a head of the values; None: as many as of keys. Only with `key_value_rank`."""
     query_key_norm: bool = False
     """Normalise queries and keys by an RMS norm (Qwen 3)."""
     query_key_norm_over: QueryKeyNormOver = "head"
@@ -394,6 +403,21 @@ class TransformerConfig:
         return self.num_heads * self.head_dim
 
     @property
+    def value_dim(self) -> int:
+        """Features of a head of the values."""
+        return self.value_head_dim or self.head_dim
+
+    @property
+    def context_dim(self) -> int:
+        """Features of the values of all heads together."""
+        return self.num_heads * self.value_dim
+
+    @property
+    def projected_key_dim(self) -> int:
+        """Features of a head of the keys that are projected for each head: all, or those that are not rotated."""
+        return self.head_dim - (self.rotated_dim if self.key_value_rank else 0)
+
+    @property
     def rotated_dim(self) -> int:
         """Features of a head that rotary positions rotate."""
         return self.rotary_dim or self.head_dim
@@ -478,7 +502,7 @@ class TransformerConfig:
         embed_dim = CHECKS["embed_dim"](sizes["embed_dim"])
         sizes.setdefault("feed_forward_dim", feed_forward_width(self, embed_dim))
         if self.shared_expert_dim:
-            sizes.setdefault("shared_expert_dim", max(1, self.shared_expert_dim * embed_dim // self.embed_dim))
+            sizes.setdefault("shared_expert_dim", shared_expert_width(self, embed_dim, sizes["feed_forward_dim"]))
         return self.with_sizes(**sizes)
 
     def with_sizes(self, **sizes: Any) -> TransformerConfig:

@@ -98,7 +98,7 @@ def _numbers(field: dataclasses.Field[Any], value: Any) -> tuple[float, ...]:
 
 def check_together(config: Any) -> None:
     """Raise `ConfigError` if the fields of a `TransformerConfig` (whose file imports this one) do not fit together."""
-    checks = (_check_vocabularies, _check_heads, _check_positions, _check_scaling, _check_relative)
+    checks = (_check_vocabularies, _check_heads, _check_latent, _check_positions, _check_scaling, _check_relative)
     for check in (*checks, _check_router, _check_ends, _check_tokens):
         check(config)
 
@@ -131,6 +131,27 @@ def _check_heads(config: Any) -> None:
         raise ConfigError(
             "query_key_norm_over is projection, but with projection shared-per-head heads are cut before they are "
             "projected: head would be right."
+        )
+
+
+def _check_latent(config: Any) -> None:
+    """Check low-rank queries, keys and values."""
+    alone = [name for name in ("query_rank", "value_head_dim") if getattr(config, name) is not None]
+    if config.key_value_rank is None:
+        if alone:
+            raise ConfigError(
+                f"{alone[0]} is {getattr(config, alone[0])}, which only latent attention has: with a "
+                "key_value_rank it would be right."
+            )
+        return
+    needed: dict[str, Any] = {"positions": "rotary", "projection": "full", "qkv_bias": False, "query_key_norm": False}
+    found = {name: getattr(config, name) for name in needed if getattr(config, name) != needed[name]}
+    is_cut = config.rotary_dim is not None and config.rotary_dim < config.head_dim
+    if found or not is_cut or config.key_value_heads != config.num_heads or config.architecture == "encoder-decoder":
+        raise ConfigError(
+            f"key_value_rank is {config.key_value_rank}, but latent attention is that of a lone stack with rotary "
+            "positions of a part of each head (rotary_dim), a full projection, as many key-value heads as heads, and "
+            "neither qkv_bias nor query_key_norm: such a configuration would be right."
         )
 
 

@@ -23,14 +23,14 @@ def applies(tap: Tap, masked_score: float) -> bool:
 def attention(
     query: Inexact[Array, "batch heads queries head_dim"],
     key: Inexact[Array, "batch heads keys head_dim"],
-    value: Inexact[Array, "batch heads keys head_dim"],
+    value: Inexact[Array, "batch heads keys value_dim"],
     mask: Bool[Array, "#batch 1 #queries keys"],
     *,
     scale: float,
     softcap: float | None = None,
     bias: Inexact[Array, "#batch heads #queries keys"] | None = None,
     sinks: Inexact[Array, " heads"] | None = None,
-) -> Inexact[Array, "batch heads queries head_dim"]:
+) -> Inexact[Array, "batch heads queries value_dim"]:
     """softmax(query · keyᵀ · scale) · value in blocks of queries, each up to the last key that any of them sees.
 
     Values are summed before they are divided by the sum of weights, which is fewer divisions. A query with every key

@@ -21,9 +21,10 @@ Cache = dict[str, Any]
 
 def empty_cache(config: TransformerConfig, batch: int, capacity: int, dtype: DTypeLike) -> Cache:
     """Empty cache for `batch` rows of up to `capacity` tokens."""
-    shape = (batch, config.key_value_heads, capacity, config.head_dim)
+    shape = (batch, config.key_value_heads, capacity)
+    widths = {"key": config.head_dim, "value": config.value_dim}
     layers = [
-        {"self_attention": {"key": np.zeros(shape, dtype), "value": np.zeros(shape, dtype)}}
+        {"self_attention": {role: np.zeros((*shape, width), dtype) for role, width in widths.items()}}
         for _ in range(config.num_decoder_layers)
     ]
     return {"lengths": np.zeros(batch, int), "visible": np.zeros((batch, capacity), bool), "layers": layers}
@@ -45,9 +46,9 @@ def mark_valid(
 def update(
     cache: Cache,
     key: Inexact[Array, "batch key_heads queries head_dim"],
-    value: Inexact[Array, "batch key_heads queries head_dim"],
+    value: Inexact[Array, "batch key_heads queries value_dim"],
     positions: Int[Array, "batch queries"],
-) -> tuple[Inexact[Array, "batch key_heads keys head_dim"], Inexact[Array, "batch key_heads keys head_dim"]]:
+) -> tuple[Inexact[Array, "batch key_heads keys head_dim"], Inexact[Array, "batch key_heads keys value_dim"]]:
     """Write keys and values at `positions`; return those of the whole cache."""
     rows = np.arange(len(positions))[:, None]
     cache["key"][rows, :, positions] = key.swapaxes(1, 2)

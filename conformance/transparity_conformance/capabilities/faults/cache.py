@@ -15,11 +15,12 @@ from transparity.taps import Tap, identity
 from transparity_conformance.capabilities.faults import SimulatedFault
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_numpy.arithmetic.functional import nest
+from transparity_numpy.attention import rotate_features
 from transparity_numpy.decoding.steps import prefill
 from transparity_numpy.embeddings import embed
 from transparity_numpy.head import head
 from transparity_numpy.masks import causal_mask, padding_mask, visible_keys
-from transparity_numpy.positions import rotary_tables, rotate, score_bias
+from transparity_numpy.positions import rotary_tables, score_bias
 from transparity_numpy.state.cache import Cache, mark_valid, next_positions
 from transparity_numpy.state.context import LayerContext
 from transparity_numpy.transformer import stack
@@ -157,7 +158,7 @@ def _turned(config: TransformerConfig, layer: int, value: np.ndarray, by: np.nda
     """Queries or keys of a layer rotated on by so many positions, if that layer has rotary positions."""
     own = config.for_layer("decoder", layer)
     tables = rotary_tables(own, by, value.dtype)
-    return value if tables is None else rotate(value, tables, own.rope_layout)
+    return value if tables is None else rotate_features(own, value, tables)
 
 
 def _grow(cache: Cache, by: int) -> None:

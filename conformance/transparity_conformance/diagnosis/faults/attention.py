@@ -75,6 +75,8 @@ def heads_at(config: TransformerConfig, tap: str) -> int:
 
 SCALES: dict[str, Callable[[TransformerConfig], float]] = {
     "1/√head_dim": lambda config: config.head_dim**-0.5,
+    "1/√(head_dim − rotary_dim)": lambda config: (config.head_dim - (config.rotary_dim or 0)) ** -0.5,
+    "1/√rotary_dim": lambda config: (config.rotary_dim or config.head_dim) ** -0.5,
     "1/√embed_dim": lambda config: config.embed_dim**-0.5,
     "1 (none)": lambda config: 1.0,
     "1/head_dim": lambda config: 1 / config.head_dim,
@@ -248,6 +250,10 @@ def merged_by_members(groups: int, heads: Value) -> Value:
 
 def _split(wrong: Callable[[Value, int], Value], state: WalkState, site: str, value: Value) -> Value:
     scope, sublayer, role = split(site)
+    if state.config.key_value_rank and role == "key":
+        own = state.config.projected_key_dim
+        split_own = wrong(merge_heads(value[..., :own]), state.config.num_heads)
+        return np.concatenate([split_own, value[..., own:]], axis=-1)
     if state.config.projection == "full":
         return wrong(merge_heads(value), heads_at(state.config, role))
     x = sublayer_input(state, scope, sublayer, role)

@@ -65,6 +65,9 @@ def _rotary_faults(config: TransformerConfig) -> Iterator[Fault]:
             settings = {"in_half": (kind, part)}
             yield Fault("rotary-precision", f"{part} in {kind}", text.format(kind), formula=_turn, settings=settings)
     yield from _position_faults(config)
+    if config.key_value_rank:
+        description = "the first features of each head are rotated, not the last, which are those with positions"
+        yield Fault("rotary-part", "first", description, formula=_turn, settings={"first": True})
     if config.query_key_norm:
         description = "queries and keys are rotated before they are normalised"
         yield Fault("query-key-norm", "behind the rotation", description, patch=_normed_behind)
@@ -334,12 +337,14 @@ def _turn(settings: Settings, state: WalkState, site: str, value: Value) -> Valu
     return rotated(settings, own, _before_rotation(state, site))
 
 
-ROTATION = ("sign", "shift", "frequencies", "in_half", "positions", "as_kind")
+ROTATION = ("first", "sign", "shift", "frequencies", "in_half", "positions", "as_kind")
 """The settings that are no fields of the configuration."""
 
 
 def rotated(settings: Settings, config: TransformerConfig, x: Value) -> Value:
     """Queries or keys as `config` rotates them, but for `settings`."""
+    is_latent = config.key_value_rank is not None and not settings.get("first")
+    config = dataclasses.replace(config, query_rank=None, key_value_rank=None, value_head_dim=None)
     if "rotary_dim" in settings:
         config = config.with_sizes(rotary_dim=settings["rotary_dim"](config))
     fields = {name: value(config) for name, value in settings.items() if name not in (*ROTATION, "rotary_dim")}
@@ -357,7 +362,10 @@ def rotated(settings: Settings, config: TransformerConfig, x: Value) -> Value:
     tables = [config.rotary_attention_factor * np.cos(angles), config.rotary_attention_factor * np.sin(angles)]
     if part in ("tables", "everything"):
         tables = [rounded_to(table, kind) for table in tables]
-    return rotate(x, (tables[0].astype(x.dtype), tables[1].astype(x.dtype)), config.rope_layout)
+    both, begin = (tables[0].astype(x.dtype), tables[1].astype(x.dtype)), 0
+    if is_latent:  # whose last features are rotated
+        begin = x.shape[-1] - config.rotated_dim
+    return np.concatenate([x[..., :begin], rotate(x[..., begin:], both, config.rope_layout)], axis=-1)
 
 
 def _over_all_features(config: TransformerConfig) -> np.ndarray:

@@ -99,7 +99,7 @@ def _axes(config: TransformerConfig, name: str) -> tuple[str, str]:
 def unpermuted(config: TransformerConfig, name: str, value: np.ndarray, orders: Arrays) -> np.ndarray:
     """A tap of the permuted model with its features where they belong."""
     leaf = name.rpartition(".")[2]
-    if leaf == "logits" and config.head != "hidden":
+    if leaf == "logits" and (config.has_pooler or config.head in ("logits", "classes")):
         return value
     if leaf in ("scores", "weights"):
         return value[:, np.argsort(orders["heads"])]

@@ -35,6 +35,8 @@ def probe_sizes(config: Any) -> dict[str, Any]:
         sizes |= {"rotary_dim": None if config.rotary_dim == config.head_dim else 4}
     if config.sliding_window:
         sizes |= {"sliding_window": 4}
+    if config.head == "classes":
+        sizes |= {"num_classes": 5}
     sizes |= _router_sizes(config)
     if config.layer_types:  # one layer of each kind, in their order
         kinds = tuple(config.layer_kinds)

@@ -66,12 +66,10 @@ def feed_forward_flops(config: TransformerConfig, length: int) -> int:
 
 def head_flops(config: TransformerConfig, length: int) -> int:
     """The head on `length` positions."""
-    transform = product_flops(length, config.embed_dim, config.embed_dim) if config.head_transform else 0
-    return {
-        "logits": transform + product_flops(length, config.embed_dim, config.vocab_size),
-        "pooled": product_flops(1, config.embed_dim, config.embed_dim),
-        "hidden": 0,
-    }[config.head]
+    rows = 1 if config.is_pooled else length
+    square = product_flops(rows, config.embed_dim, config.embed_dim)
+    final = product_flops(rows, config.embed_dim, config.head_size) if config.head in ("logits", "classes") else 0
+    return square * (config.has_pooler + config.head_transform) + final
 
 
 def product_flops(rows: int, inner: int, columns: int) -> int:

@@ -1,11 +1,14 @@
-"""The head: logits, hidden states or a pooled state from the last layer's output."""
+"""The head: logits, hidden states, a pooled state or its classes from the last layer's output."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from transparity.config import TransformerConfig
 from transparity_flax.arithmetic.softcap import apply_softcap
@@ -14,24 +17,55 @@ from transparity_flax.normalization import Norm
 
 
 def transform_for_head(
-    config: TransformerConfig, linear: nnx.Linear, norm: Norm, x: Float[Array, "batch length embed_dim"]
-) -> Float[Array, "batch length embed_dim"]:
+    config: TransformerConfig, linear: nnx.Linear, norm: Norm, x: Float[Array, "*batch embed_dim"]
+) -> Float[Array, "*batch embed_dim"]:
     """norm(activation(x Wᵀ + b)), in front of a head (Devlin et al. 2019, §3.1, and their code)."""
     return norm(ACTIVATIONS[config.activation](linear(x)))
 
 
+POOLERS: dict[str, Callable[[Array], Array]] = {
+    "tanh": jnp.tanh,
+    "relu": ACTIVATIONS["relu"],
+    "gelu": ACTIVATIONS["gelu"],
+}
+"""Activations behind the linear map of a pooled state."""
+
+
+def pool(
+    config: TransformerConfig, x: Float[Array, "batch length embed_dim"], visible: Bool[Array, "batch length"]
+) -> Float[Array, "batch embed_dim"]:
+    """One state of each row: the first position (Devlin et al. 2019), the mean of the visible ones (Reimers and
+    Gurevych 2019, §3), or the last of them; in a row without any, the last is the first, and the mean 0."""
+    if config.pooling == "mean":
+        count = jnp.maximum(visible.sum(axis=1, keepdims=True), 1).astype(x.dtype)
+        return (x * visible[:, :, None]).sum(axis=1) / count
+    if config.pooling == "first":
+        return x[:, 0]
+    last = (jnp.arange(x.shape[1]) * visible).max(axis=1)
+    return x[jnp.arange(len(x)), last]
+
+
+def pooled_head(
+    model: Any, config: TransformerConfig, x: Float[Array, "batch embed_dim"]
+) -> Float[Array, "batch classes"] | Float[Array, "batch embed_dim"]:
+    """The pooled state through the pooler, if there is one, and for `classes` a linear map to them."""
+    if config.has_pooler:
+        x = POOLERS[config.pooler](model.pooler(x))
+    if config.head == "pooled":
+        return x
+    if config.head_transform:
+        x = transform_for_head(config, model.head_transform, model.head_norm, x)
+    classes: Array = model.head(x)
+    return classes
+
+
 def head(
     config: TransformerConfig,
-    linear: nnx.Linear | None,
+    linear: nnx.Linear,
     x: Float[Array, "batch length embed_dim"],
     table: Float[Array, "vocab embed_dim"] | None,
-) -> Float[Array, "batch length vocab"] | Float[Array, "batch length embed_dim"] | Float[Array, "batch embed_dim"]:
-    """Logits over the vocabulary (Vaswani et al. 2017, §3.4), or the output that `config.head` names. `linear` is the
-    head's or the pooler's, None for hidden states; `table` are the token embeddings, for a tied head."""
-    if linear is None:
-        return x
-    if config.head == "pooled":
-        return jnp.tanh(linear(x[:, 0]))
+) -> Float[Array, "batch length vocab"]:
+    """Logits over the vocabulary (Vaswani et al. 2017, §3.4). `table` are the token embeddings, for a tied head."""
     if config.head_input_scale != 1:
         x = x * config.head_input_scale
     logits = linear(x) if table is None else _tied(linear, x, table)

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity, scoped
 from transparity_flax.embeddings import embed
-from transparity_flax.head import head, transform_for_head
+from transparity_flax.head import head, pool, pooled_head, transform_for_head
 from transparity_flax.layers import Layer, normalize
 from transparity_flax.masks import padding_mask, target_mask, visible_keys, window_mask
 from transparity_flax.normalization import Norm
@@ -154,15 +154,15 @@ class Transformer(nnx.Module):
             self.encoder = Encoder(config, rngs=rngs)
         if config.has_decoder:
             self.decoder = Decoder(config, rngs=rngs)
-        if config.head == "pooled":
+        if config.has_pooler:
             self.pooler = nnx.Linear(config.embed_dim, config.embed_dim, rngs=rngs)
         if config.head_transform:
             bias = config.head_transform_bias
             self.head_transform = nnx.Linear(config.embed_dim, config.embed_dim, use_bias=bias, rngs=rngs)
             self.head_norm = Norm(config, rngs=rngs)
-        if config.head == "logits":
-            self.head = nnx.Linear(config.embed_dim, config.vocab_size, use_bias=config.head_bias, rngs=rngs)
-        if config.head == "logits" and config.tied_head:
+        if config.head in ("logits", "classes"):
+            self.head = nnx.Linear(config.embed_dim, config.head_size, use_bias=config.head_bias, rngs=rngs)
+        if config.has_tied_head:
             del self.head.kernel
 
     @property
@@ -172,13 +172,16 @@ class Transformer(nnx.Module):
         return stack.token_embedding
 
     def apply_head(
-        self, x: Float[Array, "batch length embed_dim"]
-    ) -> Float[Array, "batch length vocab"] | Float[Array, "batch length embed_dim"] | Float[Array, "batch embed_dim"]:
+        self, x: Float[Array, "batch length embed_dim"] | Float[Array, "batch embed_dim"]
+    ) -> Float[Array, "batch length vocab"] | Float[Array, "batch length embed_dim"] | Float[Array, "batch features"]:
+        if self.config.head == "hidden":
+            return x
+        if self.config.is_pooled:
+            return pooled_head(self, self.config, x)
         if self.config.head_transform:
             x = transform_for_head(self.config, self.head_transform, self.head_norm, x)
-        linear = {"logits": "head", "pooled": "pooler", "hidden": None}[self.config.head]
-        table = self.token_embedding.embedding[...] if self.config.tied_head else None
-        return head(self.config, getattr(self, linear) if linear else None, x, table)
+        table = self.token_embedding.embedding[...] if self.config.has_tied_head else None
+        return head(self.config, self.head, x, table)
 
     def __call__(
         self,
@@ -189,7 +192,7 @@ class Transformer(nnx.Module):
         attention_mask: Bool[Array, "batch keys"] | Int[Array, "batch keys"] | None = None,
         token_types: Int[Array, "batch length"] | None = None,
         tap: Tap = identity,
-    ) -> Float[Array, "batch length vocab"] | Float[Array, "batch length embed_dim"] | Float[Array, "batch embed_dim"]:
+    ) -> Float[Array, "batch length vocab"] | Float[Array, "batch length embed_dim"] | Float[Array, "batch features"]:
         config = self.config
         if config.architecture == "encoder-decoder":
             assert source is not None and target is not None
@@ -206,4 +209,6 @@ class Transformer(nnx.Module):
             assert tokens is not None
             visible, scope = visible_keys(tokens, config.pad_id, attention_mask), scoped(tap, "decoder")
             x = self.decoder(tokens, visible, scope, token_embedding=self.token_embedding)
+        if config.is_pooled:
+            x = tap("pooled", pool(config, x, visible))
         return tap("logits", self.apply_head(x))

@@ -1,8 +1,12 @@
-"""The head: logits, hidden states or a pooled state from the last layer's output."""
+"""The head: logits, hidden states, a pooled state or its classes from the last layer's output."""
 
 from __future__ import annotations
 
-from jaxtyping import Float
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from transparity.config import TransformerConfig
@@ -12,22 +16,53 @@ from transparity_pytorch.normalization import Norm
 
 
 def transform_for_head(
-    config: TransformerConfig, linear: nn.Linear, norm: Norm, x: Float[Tensor, "batch length embed_dim"]
-) -> Float[Tensor, "batch length embed_dim"]:
+    config: TransformerConfig, linear: nn.Linear, norm: Norm, x: Float[Tensor, "*batch embed_dim"]
+) -> Float[Tensor, "*batch embed_dim"]:
     """norm(activation(x Wᵀ + b)), in front of a head (Devlin et al. 2019, §3.1, and their code)."""
     transformed: Tensor = norm(ACTIVATIONS[config.activation](linear(x)))
     return transformed
 
 
-def head(
-    config: TransformerConfig, linear: nn.Linear | None, x: Float[Tensor, "batch length embed_dim"]
-) -> Float[Tensor, "batch length vocab"] | Float[Tensor, "batch length embed_dim"] | Float[Tensor, "batch embed_dim"]:
-    """Logits over the vocabulary (Vaswani et al. 2017, §3.4), or the output that `config.head` names. `linear` is the
-    head's or the pooler's; None for hidden states."""
-    if linear is None:
-        return x
+POOLERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "tanh": torch.tanh,
+    "relu": ACTIVATIONS["relu"],
+    "gelu": ACTIVATIONS["gelu"],
+}
+"""Activations behind the linear map of a pooled state."""
+
+
+def pool(
+    config: TransformerConfig, x: Float[Tensor, "batch length embed_dim"], visible: Bool[Tensor, "batch length"]
+) -> Float[Tensor, "batch embed_dim"]:
+    """One state of each row: the first position (Devlin et al. 2019), the mean of the visible ones (Reimers and
+    Gurevych 2019, §3), or the last of them; in a row without any, the last is the first, and the mean 0."""
+    if config.pooling == "mean":
+        count = visible.sum(dim=1, keepdim=True).clamp(min=1).to(x.dtype)
+        return (x * visible[:, :, None]).sum(dim=1) / count
+    if config.pooling == "first":
+        return x[:, 0]
+    last = (torch.arange(x.shape[1], device=x.device) * visible).amax(dim=1)
+    return x[torch.arange(len(x), device=x.device), last]
+
+
+def pooled_head(
+    model: Any, config: TransformerConfig, x: Float[Tensor, "batch embed_dim"]
+) -> Float[Tensor, "batch classes"] | Float[Tensor, "batch embed_dim"]:
+    """The pooled state through the pooler, if there is one, and for `classes` a linear map to them."""
+    if config.has_pooler:
+        x = POOLERS[config.pooler](model.pooler(x))
     if config.head == "pooled":
-        return linear(x[:, 0]).tanh()
+        return x
+    if config.head_transform:
+        x = transform_for_head(config, model.head_transform, model.head_norm, x)
+    classes: Tensor = model.head(x)
+    return classes
+
+
+def head(
+    config: TransformerConfig, linear: nn.Linear, x: Float[Tensor, "batch length embed_dim"]
+) -> Float[Tensor, "batch length vocab"]:
+    """Logits over the vocabulary (Vaswani et al. 2017, §3.4)."""
     if config.head_input_scale != 1:
         x = x * config.head_input_scale
     logits: Tensor = linear(x)

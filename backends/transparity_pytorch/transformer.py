@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity, scoped
 from transparity_pytorch.embeddings import embed
-from transparity_pytorch.head import head, transform_for_head
+from transparity_pytorch.head import head, pool, pooled_head, transform_for_head
 from transparity_pytorch.layers import Layer, normalize
 from transparity_pytorch.masks import padding_mask, target_mask, visible_keys, window_mask
 from transparity_pytorch.normalization import Norm
@@ -156,14 +156,14 @@ class Transformer(nn.Module):
             self.encoder = Encoder(config)
         if config.has_decoder:
             self.decoder = Decoder(config)
-        if config.head == "pooled":
+        if config.has_pooler:
             self.pooler = nn.Linear(config.embed_dim, config.embed_dim)
         if config.head_transform:
             self.head_transform = nn.Linear(config.embed_dim, config.embed_dim, bias=config.head_transform_bias)
             self.head_norm = Norm(config)
-        if config.head == "logits":
-            self.head = nn.Linear(config.embed_dim, config.vocab_size, bias=config.head_bias)
-        if config.head == "logits" and config.tied_head:
+        if config.head in ("logits", "classes"):
+            self.head = nn.Linear(config.embed_dim, config.head_size, bias=config.head_bias)
+        if config.has_tied_head:
             self.head.weight = self.token_embedding.weight
 
     @property
@@ -173,14 +173,17 @@ class Transformer(nn.Module):
         return stack.token_embedding
 
     def apply_head(
-        self, x: Float[Tensor, "batch length embed_dim"]
+        self, x: Float[Tensor, "batch length embed_dim"] | Float[Tensor, "batch embed_dim"]
     ) -> (
-        Float[Tensor, "batch length vocab"] | Float[Tensor, "batch length embed_dim"] | Float[Tensor, "batch embed_dim"]
+        Float[Tensor, "batch length vocab"] | Float[Tensor, "batch length embed_dim"] | Float[Tensor, "batch features"]
     ):
+        if self.config.head == "hidden":
+            return x
+        if self.config.is_pooled:
+            return pooled_head(self, self.config, x)
         if self.config.head_transform:
             x = transform_for_head(self.config, self.head_transform, self.head_norm, x)
-        linear = {"logits": "head", "pooled": "pooler", "hidden": None}[self.config.head]
-        return head(self.config, getattr(self, linear) if linear else None, x)
+        return head(self.config, self.head, x)
 
     def forward(
         self,
@@ -192,7 +195,7 @@ class Transformer(nn.Module):
         token_types: Int[Tensor, "batch length"] | None = None,
         tap: Tap = identity,
     ) -> (
-        Float[Tensor, "batch length vocab"] | Float[Tensor, "batch length embed_dim"] | Float[Tensor, "batch embed_dim"]
+        Float[Tensor, "batch length vocab"] | Float[Tensor, "batch length embed_dim"] | Float[Tensor, "batch features"]
     ):
         config = self.config
         if config.architecture == "encoder-decoder":
@@ -210,4 +213,6 @@ class Transformer(nn.Module):
             assert tokens is not None
             visible, scope = visible_keys(tokens, config.pad_id, attention_mask), scoped(tap, "decoder")
             x = self.decoder(tokens, visible, scope, token_embedding=self.token_embedding)
+        if config.is_pooled:
+            x = tap("pooled", pool(config, x, visible))
         return tap("logits", self.apply_head(x))

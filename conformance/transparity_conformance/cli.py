@@ -51,11 +51,12 @@ class Dtype(StrEnum):
 
 
 class Head(StrEnum):
-    """The output of an encoder-only model."""
+    """The output of an encoder-only model, or of a classifier."""
 
     hidden = "hidden"
     pooled = "pooled"
     logits = "logits"
+    classes = "classes"
 
 
 def _print_version(is_asked: bool) -> None:

@@ -11,7 +11,7 @@
 | B      | `beams`, `rows`               | continuations of a sequence; rows of a batch          |
 | D      | `embed_dim`                   | features of a token                                   |
 | D      | `features_in`, `features_out` | input and output features of a linear map             |
-| D      | `features`                    | features that a norm is over                          |
+| D      | `features`                    | features that a norm is over, or of a pooled output   |
 | N      | `heads`                       | attention heads                                       |
 | K      | `key_heads`                   | heads of keys and values, which several heads share   |
 | N      | `any_heads`                   | heads of queries or of keys                           |
@@ -21,6 +21,7 @@
 | P      | `pairs`                       | pairs of a head's features that are rotated           |
 | E      | `experts`                     | experts of a feed-forward                             |
 | V      | `vocab`                       | tokens of the vocabulary                              |
+| C      | `classes`                     | classes of a head                                     |
 | K      | `steps`                       | steps of an optimizer                                 |
 
 A bare `1` is an axis kept for broadcasting, `#batch` one that may be 1, `*batch` any leading axes.
@@ -49,5 +50,6 @@ LEGEND = {
     "pairs": "P",
     "experts": "E",
     "vocab": "V",
+    "classes": "C",
     "steps": "K",
 }

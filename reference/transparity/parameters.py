@@ -35,14 +35,15 @@ def parameter_shapes(config: TransformerConfig) -> Shapes:
     shapes: Shapes = {}
     for stack in config.stacks:
         shapes |= _stack_shapes(stack, config)
-    if config.head == "pooled":
-        return shapes | _linear("pooler", config.embed_dim, config.embed_dim, bias=True)
+    if config.has_pooler:
+        shapes |= _linear("pooler", config.embed_dim, config.embed_dim, bias=True)
     if config.head_transform:
         shapes |= _linear("head_transform", config.embed_dim, config.embed_dim, bias=config.head_transform_bias)
         shapes |= _norm_shapes("head_norm", config)
-    head = _linear("head", config.vocab_size, config.embed_dim, bias=config.head_bias)
-    owned = [name for name in head if not (config.tied_head and name == "head.weight")] * (config.head == "logits")
-    return shapes | {name: head[name] for name in owned}
+    if config.head not in ("logits", "classes"):
+        return shapes
+    head = _linear("head", config.head_size, config.embed_dim, bias=config.head_bias)
+    return shapes | {name: head[name] for name in head if not (config.has_tied_head and name == "head.weight")}
 
 
 def shared(config: TransformerConfig, parameters: Mapping[str, Any]) -> Mapping[str, Any]:

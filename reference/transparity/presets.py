@@ -208,6 +208,10 @@ _DEPARTURES: tuple[tuple[Callable[[TransformerConfig], bool], str], ...] = (
         "the target's padding is not masked, only its future",
     ),
     (lambda c: c.head != "logits", "the output is {c.head!r}, not logits"),
+    (
+        lambda c: c.is_pooled and c.pooling != "first",
+        "the pooled state is the {c.pooling} of the positions, not the first",
+    ),
     (lambda c: c.head_transform, "a linear map, an activation and a norm are in front of the head"),
     (lambda c: c.head_multiplier != 1, "the input of the head is multiplied by {c.head_multiplier:g}"),
     (lambda c: c.final_softcap is not None, "logits are bounded by a softcap of {c.final_softcap:g}"),

@@ -71,11 +71,9 @@ def tap_shapes(config: TransformerConfig, batch: int, **lengths: int) -> dict[st
             shapes |= _layer_shapes(f"{stack}.layers.{layer}", config.for_layer(stack, layer), batch, length, lengths)
         shapes[f"{stack}.output"] = embedded
     length = lengths[config.input_names[-1]]
-    shapes["logits"] = {
-        "logits": (batch, length, config.vocab_size),
-        "hidden": (batch, length, config.embed_dim),
-        "pooled": (batch, config.embed_dim),
-    }[config.head]
+    if config.is_pooled:
+        shapes["pooled"] = (batch, config.embed_dim)
+    shapes["logits"] = (batch, config.head_size) if config.is_pooled else (batch, length, config.head_size)
     return shapes
 
 

@@ -15,7 +15,7 @@ from transparity.parameters import shared
 from transparity.taps import Tap, identity, scoped
 from transparity_numpy.arithmetic.functional import nest
 from transparity_numpy.embeddings import embed
-from transparity_numpy.head import head
+from transparity_numpy.head import head, pool
 from transparity_numpy.layers import layer, normalize
 from transparity_numpy.masks import padding_mask, target_mask, visible_keys, window_mask
 from transparity_numpy.normalization import norm
@@ -123,9 +123,7 @@ def transformer(
     token_types: Int[Array, "batch length"] | None = None,
     tap: Tap = identity,
     training: bool = False,
-) -> (
-    Inexact[Array, "batch length vocab"] | Inexact[Array, "batch length embed_dim"] | Inexact[Array, "batch embed_dim"]
-):
+) -> Inexact[Array, "batch length vocab"] | Inexact[Array, "batch length embed_dim"] | Inexact[Array, "batch features"]:
     """Logits of the next token, or the other output that `config.head` names.
 
     Args:
@@ -150,4 +148,6 @@ def transformer(
         assert tokens is not None
         visible, scope = visible_keys(tokens, config.pad_id, attention_mask), scoped(tap, "decoder")
         x = decoder(config, tree["decoder"], tokens, visible, scope, training=training)
+    if config.is_pooled:
+        x = tap("pooled", pool(config, x, visible))
     return tap("logits", head(config, tree, x))

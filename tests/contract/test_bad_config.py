@@ -117,7 +117,8 @@ def test_a_number_that_is_none(field: str, value: Any) -> None:
         ({"positions": "relative", "relative_max_distance": 8}, "relative_buckets is 32 and relative_max_distance 8;"),
         ({"shared_embedding": True}, "shared_embedding is true, but source_vocab_size is 37 and target_vocab_size 31"),
         ({"num_token_types": 2}, "num_token_types is 2, which only a lone encoder has a place for"),
-        ({"head": "pooled"}, "head is 'pooled', which only a lone encoder has a place for"),
+        ({"head": "hidden"}, "head is 'hidden', which only a lone encoder has a place for"),
+        ({"head": "classes"}, "head is 'classes', which pools a lone stack, and architecture is 'encoder-decoder'"),
         (
             {"attention_norm": False, "norm_position": "branch"},
             "attention_norm is false, norm_position 'branch' and branches 'sequential': the norm",

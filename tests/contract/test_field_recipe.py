@@ -41,6 +41,7 @@ NO_FAULT = {
     "feed_forward_bias": "`bias-dropped` goes by the parameters, which a bias brings",
     "qkv_bias": "`bias-dropped` goes by the parameters, which a bias brings",
     "output_bias": "`bias-dropped` goes by the parameters, which a bias brings",
+    "num_classes": "a size: no weight fits a port with another",
     "head_transform_bias": "`bias-dropped` goes by the parameters, which a bias brings",
     "router_bias": "`bias-dropped` goes by the parameters, which a bias brings",
     "norm_momentum": "verdicts are about evaluation, which takes the running statistics as they are",

@@ -38,6 +38,8 @@ transformers.logging.disable_progress_bar()
 
 Refusal = Callable[..., AbstractContextManager[None]]
 
+UNTIED = {"tied_head": False}
+
 MASKED = {"head": "logits", "head_transform": True, "tied_head": True}
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -78,6 +80,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         dict.fromkeys(("qkv_bias", "output_bias", "feed_forward_bias", "norm_bias", "head_transform_bias"), True),
     ),
     "modernbert, untied": ("modernbert", {"tied_head": False, "head_bias": False}),
+    "bert, classes": ("bert", {"head": "classes", "num_classes": 3}),
+    "roberta, classes": ("roberta", {"head": "classes"}),
+    "distilbert, classes": ("distilbert", {"head": "classes", "pooler": "relu", "head_transform": False} | UNTIED),
+    "modernbert, classes": ("modernbert", {"head": "classes", "pooling": "mean", "pooler": "none"} | UNTIED),
+    "llama, classes": ("llama", {"head": "classes", "pooling": "last", "pooler": "none", "pad_id": 0}),
     "mistral, no window": ("mistral", {"sliding_window": None}),
     "qwen2, windows": ("qwen2", {"sliding_window": 3}),
     "qwen3, some windows": ("qwen3", {"sliding_window": 3, **full_attention_every(2)}),

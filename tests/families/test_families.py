@@ -142,6 +142,28 @@ CASES = {
         | {"rope_parameters": {"full_attention": {"rope_type": "linear", "rope_theta": 30.0, "factor": 3.0}}},
         {"sliding_window": None, "rotary_scaling": "linear", "activation": "gelu-tanh"},
     ),
+    "modernbert, classes": Case(
+        "ModernBertForSequenceClassification",
+        MODERNBERT | {"classifier_pooling": "mean", "num_labels": 3},
+        {"head": "classes", "num_classes": 3, "pooling": "mean", "pooler": "none", "head_transform": True},
+    ),
+    "bert, classes": Case(
+        "BertForSequenceClassification", BERT, {"head": "classes", "num_classes": 2, "pooler": "tanh"}
+    ),
+    "roberta, classes": Case(
+        "RobertaForSequenceClassification", BERT | {"num_labels": 3}, {"num_classes": 3, "pooling": "first"}
+    ),
+    "distilbert, classes": Case(
+        "DistilBertForSequenceClassification", DISTILBERT | {"num_labels": 1}, {"num_classes": 1, "pooler": "relu"}
+    ),
+    "llama, classes": Case(
+        "LlamaForSequenceClassification",
+        GROUPED | {"num_labels": 5, "pad_token_id": 0},
+        {"head": "classes", "pooling": "last", "pooler": "none", "head_bias": False},
+    ),
+    "gpt2, classes": Case(
+        "GPT2ForSequenceClassification", GPT2 | {"num_labels": 3, "pad_token_id": 0}, {"pooling": "last"}
+    ),
     "gpt2": Case("GPT2LMHeadModel", GPT2, {"tied_head": True, "activation": "gelu-tanh", "feed_forward_dim": 48}),
     "gpt2, unscaled": Case(
         "GPT2LMHeadModel",
@@ -614,7 +636,7 @@ def theirs(model: Any, checkpoint: Checkpoint, inputs: Mapping[str, np.ndarray])
     if "token_types" in given:
         named["token_type_ids"] = given["token_types"]
     with torch.no_grad():
-        if config.head == "logits":
+        if config.head in ("logits", "classes"):
             return as_numbers(model(**named).logits)
         said = getattr(model, model.base_model_prefix, model)(**named)
         return as_numbers(said.pooler_output if config.head == "pooled" else said.last_hidden_state)

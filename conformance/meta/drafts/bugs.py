@@ -425,9 +425,15 @@ OTHERS = (
     ),
     Bug(
         ("pooling",),
-        'return torch.tanh(self.dense("pooler", x[:, 0]))',
-        'return self.dense("pooler", x[:, 0])',
-        _has("head", "pooled"),
+        'x = POOLERS[c.pooler](self.dense("pooler", x))',
+        'x = self.dense("pooler", x)',
+        lambda config: config.has_pooler,
+    ),
+    Bug(
+        ("pooling",),
+        "weights = real.to(self.dtype) / real.sum(1, keepdim=True).clamp(min=1)",
+        "weights = torch.full_like(weights, 1 / real.shape[1])",
+        lambda config: config.is_pooled and config.pooling == "mean",
     ),
 )
 

@@ -42,7 +42,7 @@ WORDS = {
 """The names of the drawn modules, so that they are not ours."""
 
 SKIPPED = {*NOT_RUN, "architecture", "rotary_low_frequency", "rotary_high_frequency", "head", "shared_embedding"}
-SKIPPED |= {"attention_norm", "head_transform", "head_transform_bias"}
+SKIPPED |= {"attention_norm", "head_transform", "head_transform_bias", "pooling", "pooler", "num_classes"}
 SKIPPED |= {"num_experts", "experts_per_token", "shared_expert_dim", "shared_expert_gate"}
 SKIPPED |= {name for name in FIELD_TYPES if name.startswith("router_")}
 SKIPPED |= {"rotary_truncate", "rotary_attention_factor", "rotary_short_factors", "rotary_long_factors"}
@@ -148,7 +148,7 @@ def drawn(seed: int) -> tuple[str, TransformerConfig]:
     """A template, and a configuration with sizes of its own and up to `MOST` fields changed, each of which acts.
 
     What `fit` does not find yet is left out: layers that differ in their positions, experts, attention without a norm,
-    a transform in front of the head, and some scalings of rotary positions.
+    a transform in front of the head, classes, and some scalings of rotary positions.
     """
     dice = random.Random(seed)
     name = dice.choice(sorted(name for name, template in templates().items() if _is_found(template)))
@@ -170,7 +170,8 @@ def drawn(seed: int) -> tuple[str, TransformerConfig]:
 def _is_found(template: TransformerConfig) -> bool:
     positions_differ = any(fields.keys() - {"sliding_window"} for fields in template.layer_overrides.values())
     is_scaled = template.rotary_scaling not in SCALINGS
-    return not (positions_differ or is_scaled or template.num_experts or template.head_transform)
+    is_headed = template.head_transform or template.head == "classes"
+    return not (positions_differ or is_scaled or template.num_experts or is_headed)
 
 
 def _sized(template: TransformerConfig, dice: random.Random) -> TransformerConfig | None:

@@ -25,6 +25,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+POOLERS = {**ACTIVATIONS, "tanh": torch.tanh}
+
+
 class Model:
     """`forward(source=…, target=…)` or `forward(tokens=…)`, in one precision, with taps if `taps`."""
 
@@ -57,6 +60,8 @@ class Model:
             x, _ = self.encode(given["tokens"], given.get("attention_mask"), given.get("token_types"))
         else:
             x = self.decode(given["tokens"], mask=given.get("attention_mask"))
+        if c.is_pooled:
+            x = self.pooled(x, self.real(given["tokens"], given.get("attention_mask")))
         return self.tap("logits", self.head(x))
 
     def tap(self, name: str, x: Tensor) -> Tensor:
@@ -408,14 +413,31 @@ class Model:
         wide = scores.float() if scores.dtype == torch.bfloat16 else scores
         return torch.softmax(wide, -1).to(scores.dtype)
 
+    def pooled(self, x: Tensor, real: Tensor) -> Tensor:
+        """One state of each row, chosen or averaged by weights of its positions."""
+        weights = torch.zeros_like(real, dtype=self.dtype)
+        if self.c.pooling == "mean":
+            weights = real.to(self.dtype) / real.sum(1, keepdim=True).clamp(min=1)
+        elif self.c.pooling == "first":
+            weights[:, 0] = 1
+        else:
+            for row, seen in enumerate(real):
+                places = seen.nonzero()
+                weights[row, int(places[-1]) if len(places) else 0] = 1
+        return self.tap("pooled", (weights[:, None] @ x)[:, 0])
+
     def head(self, x: Tensor) -> Tensor:
         c = self.c
         if c.head == "hidden":
             return x
+        if c.is_pooled and c.pooler != "none":
+            x = POOLERS[c.pooler](self.dense("pooler", x))
         if c.head == "pooled":
-            return torch.tanh(self.dense("pooler", x[:, 0]))
+            return x
         if c.head_transform:
             x = self.norm("head_norm", self.act(self.dense("head_transform", x)))
+        if c.head == "classes":
+            return self.dense("head", x)
         if c.head_scale == "embed_dim":
             x = x / math.sqrt(c.embed_dim)
         weight = self.table("encoder" if c.architecture == "encoder" else "decoder") if c.tied_head else None

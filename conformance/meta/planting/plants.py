@@ -664,7 +664,7 @@ PLANTS = [
         "logit-cap-missing", "head", ("else apply_softcap(logits, config.final_softcap)", "else logits"), None, FAMILIES
     ),
     *in_both("head-unscaled", "head", ("x = x * config.head_input_scale", "x = x * 1"), None, FAMILIES),
-    *in_both("pooled-last", "head", ("linear(x[:, 0])", "linear(x[:, -1])"), None, FAMILIES),
+    *in_both("pooled-last", "head", ("return x[:, 0]", "return x[:, -1]"), None, FAMILIES),
     *in_both(
         "position-offset-forgotten",
         "embeddings",

@@ -498,10 +498,6 @@ def _weights(wrong: Callable[..., Any]) -> dict[str, Wrong]:
     return {"attention.attention_weights": changed}
 
 
-def _heads(wrong: Callable[[Config, Any, Any], Any]) -> dict[str, Wrong]:
-    return {"transformer.head": lambda _: wrong}
-
-
 def _ids(change: Callable[[Any, Any], Any]) -> dict[str, Wrong]:
     def changed(_: Config) -> Callable[..., Any]:
         right = embeddings.position_ids
@@ -616,8 +612,17 @@ def _reshown(config: Config, inputs: Arrays) -> np.ndarray:
     return (inputs[config.input_names[0]] != config.pad_id).astype(np.int64)
 
 
-def _project(parameters: Any, x: Any) -> Any:
-    return np.tanh(x @ parameters["pooler"]["weight"].T + parameters["pooler"]["bias"])
+def _mean_of_visible(c: Config, x: Any, seen: Any) -> Any:
+    return (x * seen[..., None]).sum(axis=1) / np.maximum(seen.sum(axis=1, keepdims=True), 1e-9).astype(x.dtype)
+
+
+def _last_visible(c: Config, x: Any, seen: Any) -> Any:
+    return x[np.arange(len(x)), (np.arange(x.shape[1]) * seen).argmax(axis=1)]
+
+
+def _poolers(activation: Callable[[Any], Any] | None) -> Wrong:
+    """One activation, or none, behind the pooler's linear map."""
+    return lambda _: dict.fromkeys(("tanh", "relu", "gelu"), activation or (lambda x: x))
 
 
 def _root(x: Any) -> Any:
@@ -1078,8 +1083,34 @@ def _always(wrong: Callable[..., Any], _: Config) -> Callable[..., Any]:
     return wrong
 
 
+def _pooling_faults() -> Iterator[FamilyFault]:
+    pooled: Acts = lambda config: config.is_pooled  # noqa: E731
+    place = r"pooled|logits"
+    for name, other, choose in (
+        ("the row's end", "", lambda c, x, seen: x[:, -1]),
+        ("the row's mean", "", lambda c, x, seen: x.mean(axis=1)),
+        ("the row's begin", "first", lambda c, x, seen: x[:, 0]),
+        ("a mean", "mean", _mean_of_visible),
+        ("an end", "last", _last_visible),
+    ):
+        acts = _both(pooled, _not(_is(pooling=other)))
+        chosen = {"transformer.pool": functools.partial(_always, choose)}
+        yield FamilyFault(("pooling",), name, place, acts, exchanged=chosen)
+    projected: Acts = lambda config: config.has_pooler  # noqa: E731
+    unprojected = {"head.linear": lambda c: lambda p, x: x if p["weight"].shape[0] == c.embed_dim else linear(p, x)}
+    yield FamilyFault(
+        ("pooling",), "unprojected", LOGITS, projected, exchanged={"head.POOLERS": _poolers(None)} | unprojected
+    )
+    yield FamilyFault(("pooling",), "without activation", LOGITS, projected, exchanged={"head.POOLERS": _poolers(None)})
+    erf = _poolers(feed_forward.ACTIVATIONS["gelu"])
+    acts = _both(projected, _not(_is(pooler="gelu")))
+    yield FamilyFault(("pooling",), "gelu", LOGITS, acts, exchanged={"head.POOLERS": erf})
+    pooler = _replaced(lambda name, value: value.T if name == "pooler.weight" else value)
+    yield FamilyFault(("weight-transpose",), "pooler", LOGITS, projected, parameters=pooler)
+
+
 def _head_faults() -> Iterator[FamilyFault]:
-    scale, pooled = _other("head_scale", "none", "embed_dim"), _is(head="pooled")
+    scale = _other("head_scale", "none", "embed_dim")
     yield FamilyFault(("head-scale",), "the other", LOGITS, _has("tied_head"), scale)
     factor = _not(_is(head_multiplier=1.0))
     yield FamilyFault(("head-scale",), "multiplier missing", LOGITS, factor, _to(head_multiplier=1.0))
@@ -1094,13 +1125,7 @@ def _head_faults() -> Iterator[FamilyFault]:
         uncapped = _both(_is(head="logits"), _not(_has("final_softcap")))
         yield FamilyFault(("logit-cap",), f"{cap}, not wanted", LOGITS, uncapped, _to(final_softcap=cap))
     yield FamilyFault(("head-tied",), "tied", LOGITS, _UNTIED, parameters=_head_of_table)
-    for name, wrong in (
-        ("last", lambda c, p, x: _project(p, x[:, -1])),
-        ("mean", lambda c, p, x: _project(p, x.mean(axis=1))),
-        ("without tanh", lambda c, p, x: x[:, 0] @ p["pooler"]["weight"].T + p["pooler"]["bias"]),
-        ("unprojected", lambda c, p, x: x[:, 0]),
-    ):
-        yield FamilyFault(("pooling",), name, LOGITS, pooled, exchanged=_heads(wrong))
+    yield from _pooling_faults()
     for name, wrong in (
         ("left out", lambda c, p, x: x),
         ("linear", lambda c, p, x: normalization.norm(c, p["head_norm"], linear(p["head_transform"], x))),
@@ -1109,8 +1134,6 @@ def _head_faults() -> Iterator[FamilyFault]:
     ):
         exchanged = {"head.transform_for_head": functools.partial(_always, wrong)}
         yield FamilyFault(("head-transform",), name, LOGITS, _has("head_transform"), exchanged=exchanged)
-    pooler = _replaced(lambda name, value: value.T if name == "pooler.weight" else value)
-    yield FamilyFault(("weight-transpose",), "pooler", LOGITS, pooled, parameters=pooler)
 
 
 def _usual_faults() -> Iterator[FamilyFault]:

@@ -16,7 +16,7 @@ from transparity.limits.mapped import have_equal_numbers
 from transparity.parameters import check_parameters, save_parameters
 from transparity_conformance.checkpoints.fields import Family, Fields
 from transparity_conformance.checkpoints.importing import Checkpoint, family_called, import_checkpoint
-from transparity_conformance.checkpoints.naming import tensors_of
+from transparity_conformance.checkpoints.naming import called, tensors_of
 from transparity_conformance.checkpoints.reading import CONFIG, WEIGHTS, CheckpointError
 from transparity_conformance.report.text import listed, reason, shown
 
@@ -64,6 +64,7 @@ def fields_of(model_type: str, family: Family, config: TransformerConfig) -> dic
         **direct,
         **_token_fields(config),
         **family.write(config),
+        **family.written_classes(config),
     }
 
 
@@ -79,11 +80,12 @@ def tensors_in(
     absent = set(family.absent(config))
     table = {theirs: ours for theirs, ours in family.table(config).items() if theirs not in absent}
     exact = {name: np.asarray(value, np.float32) for name, value in parameters.items()}
-    heads = tensors_of({name: exact[name] for name in exact if name.startswith(OF_HEADS)}, table)
-    others = tensors_of({name: exact[name] for name in exact if not name.startswith(OF_HEADS)}, table)
+    of_heads = (*OF_HEADS, *(["pooler."] if not called("pooler.weight", table).startswith("pooler.") else []))
+    heads = tensors_of({name: exact[name] for name in exact if name.startswith(of_heads)}, table)
+    others = tensors_of({name: exact[name] for name in exact if not name.startswith(of_heads)}, table)
     others |= {copy: others[theirs] for copy, theirs in family.copies(config).items()}
     # a model with a head keeps the rest under a name of its own
-    prefix = next(iter(family.prefixes), "") if config.head == "logits" else ""
+    prefix = next(iter(family.prefixes), "") if config.head in ("logits", "classes") else ""
     return {f"{prefix}{name}": value for name, value in others.items()} | heads
 
 

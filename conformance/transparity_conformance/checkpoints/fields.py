@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +34,20 @@ def _no_table(config: TransformerConfig) -> Table:
 
 def _no_copies(config: TransformerConfig) -> Mapping[str, str]:
     return {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Classifier:
+    """The head of the class for whole sequences, `…ForSequenceClassification`."""
+
+    names: Table
+    """Its tensors, in place of those of another head."""
+    fields: Mapping[str, Any]
+    """Fields of ours with its values."""
+
+
+CLASSIFIER = "ForSequenceClassification"
+"""The end of the name of such a class."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,10 +83,38 @@ class Family:
     """Prefixes of tensor names, in files of a model with a head."""
     no_parameters: Collection[str] = ()
     """Patterns of tensors in older files that are computed here."""
+    classifier: Classifier | None = None
+    """The head of classes, if one is read."""
 
     def table(self, config: TransformerConfig) -> Table:
         """The names of all tensors of a configuration, and ours."""
-        return {**self.names, **self.packed(config)}
+        table = {**self.names, **self.packed(config)}
+        if config.head != "classes" or self.classifier is None:
+            return table
+        own = self.classifier.names
+        return {theirs: ours for theirs, ours in table.items() if ours not in own.values()} | dict(own)
+
+    def classes(self, fields: Fields) -> dict[str, Any]:
+        """The fields of ours of a head of classes, if the class in `architectures` has one."""
+        named = fields.get("architectures") or []
+        if self.classifier is None or not any(str(name).endswith(CLASSIFIER) for name in named):
+            return {}
+        labels = fields.get("id2label")
+        count = fields.get("num_labels", 2) if labels is None else len(labels) if isinstance(labels, dict) else 0
+        if not is_whole(count, 1):
+            raise wrong("id2label", labels, "an object with an entry for each class")
+        return {"head": "classes", "num_classes": count, **self.classifier.fields}
+
+    def written_classes(self, config: TransformerConfig) -> dict[str, Any]:
+        """The fields of config.json of a head of classes."""
+        if config.head != "classes":
+            return {}
+        labels = [f"LABEL_{index}" for index in range(config.num_classes)]
+        return {
+            "architectures": [re.sub(r"(LMHead)?Model$|For\w+$", "", self.model) + CLASSIFIER],
+            "id2label": {str(index): label for index, label in enumerate(labels)},
+            "label2id": {label: index for index, label in enumerate(labels)},
+        }
 
 
 ACTIVATIONS = {

@@ -17,7 +17,7 @@ from transparity.errors import ConfigError, ParameterError, TransparityError, is
 from transparity.limits.mapped import LARGE, Mapped, have_equal_numbers
 from transparity.limits.memory import available_memory
 from transparity.parameters import check_parameters, parameter_shapes, save_parameters
-from transparity_conformance.checkpoints.fields import ONLY, TOKENS, UNNEEDED, Family, Fields, wrong
+from transparity_conformance.checkpoints.fields import CLASSIFIER, ONLY, TOKENS, UNNEEDED, Family, Fields, wrong
 from transparity_conformance.checkpoints.naming import Convert, Part, called, is_any_of, parts_of, without_prefix
 from transparity_conformance.checkpoints.reading import (
     CONFIG,
@@ -122,7 +122,8 @@ def import_checkpoint(folder: str | Path, head: str | None = None) -> Checkpoint
     Args:
         folder: config.json and safetensors, as a hub keeps them.
         head: the output of an encoder-only model, `hidden`, `pooled` or, with a head of masked words, `logits`; by
-            default `pooled` if there is a pooler, else `logits` if there is such a head.
+            default `classes` if its class is one for sequences, `pooled` if there is a pooler, else `logits` if there
+            is such a head.
 
     Raises `TransparityError` if a file is missing or cannot be read, or if no configuration describes the model.
     """
@@ -269,6 +270,7 @@ def configuration(family: Family, given: Fields, names: Collection[str], head: s
             raise CheckpointError(f"{theirs} is missing; expected it, for {ours} is read from it.")
         found[ours] = fields[theirs]
     found |= family.configure(fields, names)
+    found |= family.classes(fields)
     if head is not None:
         if "head" not in found:
             raise CheckpointError(f"a head is asked for ({head}); expected none: the output of this model is logits.")
@@ -277,8 +279,12 @@ def configuration(family: Family, given: Fields, names: Collection[str], head: s
                 "a head is asked for (logits); expected one of masked words, tied to the embedding and with GELU in "
                 "RoBERTa, and there is none."
             )
+        if head == "classes" and found["head"] != "classes":
+            raise CheckpointError(
+                f"a head is asked for (classes); expected a class that ends with {CLASSIFIER} in architectures."
+            )
         found["head"] = head
-    if found.get("head", "logits") != "logits":  # what the head of masked words has goes with it
+    if found.get("head") in ("hidden", "pooled"):  # what the head of masked words has goes with it
         found = {name: value for name, value in found.items() if name not in ("head_transform", "tied_head")}
     return TransformerConfig(**found | _tokens(fields, found))
 
@@ -354,7 +360,7 @@ def parts_in(
 
 def _owner(config: TransformerConfig, name: str) -> str:
     """The parameter that holds the numbers of `name`: another one for a tied head and for shared embeddings."""
-    if name == "head.weight" and config.tied_head:
+    if name == "head.weight" and config.has_tied_head:
         name = f"{config.stacks[-1]}.token_embedding.weight"
     if name == "decoder.token_embedding.weight" and config.shared_embedding:
         name = "encoder.token_embedding.weight"

@@ -154,7 +154,7 @@ def _real_tokens(probe: Probe, tap: str) -> np.ndarray:
     """1 where a position of `tap` (batch, length, …) is a token, 0 where it is padding."""
     stack, config = "encoder" if tap.endswith("memory_norm") else tap.split(".")[0], probe.config
     ignores_padding = stack == "decoder" and "padding" not in config.decoder_mask
-    has_no_positions = tap == "logits" and config.head == "pooled"
+    has_no_positions = tap in ("pooled", "logits") and config.is_pooled
     if ignores_padding or has_no_positions:
         return np.ones(1)
     names = [name for name in config.input_names if config.input_stack(name) == stack]

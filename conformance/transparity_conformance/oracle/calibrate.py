@@ -121,7 +121,7 @@ def unpermuted(config: TransformerConfig, name: str, value: np.ndarray, orders: 
     leaf = name.rpartition(".")[2]
     if config.key_value_rank and "self_attention." in name and leaf != "output":
         return value
-    if leaf == "logits" and config.head != "hidden":
+    if leaf == "logits" and (config.has_pooler or config.head in ("logits", "classes")):
         return value
     if leaf in ("scores", "weights"):
         return value[:, np.argsort(orders["heads"])]

@@ -233,6 +233,12 @@ CASES: dict[str, TransformerConfig] = {
         embedding_scale="embed_dim",
     ),
     "masked-bert": _MASKED,
+    "classifier": dataclasses.replace(
+        _BERT, padding="attention-mask", head="classes", pooling="mean", pooler="relu", num_classes=5
+    ),
+    "last-token": dataclasses.replace(
+        _LLAMA, norm="layer", norm_bias=False, head="classes", pooling="last", pooler="none", num_classes=5
+    ),
     "bert": dataclasses.replace(_BERT, padding="attention-mask", num_token_types=2),
     "roberta": dataclasses.replace(
         _BERT, pad_id=1, position_offset=2, position_count="visible", activation="gelu-quick", head="hidden"

@@ -47,7 +47,7 @@ ONLY_WITH: dict[str, Callable[[dict[str, Any]], bool]] = {
     "rotary_dim": lambda given: given["positions"] == "rotary",
     "num_token_types": lambda given: given["architecture"] == "encoder",
     "head": lambda given: given["architecture"] == "encoder",
-    "head_transform": lambda given: given.get("head", "logits") == "logits" and given["norm"] != "batch",
+    "head_transform": lambda given: given.get("head", "logits") in ("logits", "classes") and given["norm"] != "batch",
 }
 """Fields that other values of other fields do not allow: there they have their defaults."""
 

@@ -38,6 +38,8 @@ def probe_sizes(config: Any) -> dict[str, Any]:
         sizes |= {"query_rank": config.query_rank and 7, "value_head_dim": config.value_head_dim and 6}
     if config.sliding_window:
         sizes |= {"sliding_window": 4}
+    if config.head == "classes":
+        sizes |= {"num_classes": 5}
     sizes |= _router_sizes(config)
     if config.layer_types:  # one layer of each kind, in their order
         kinds = tuple(config.layer_kinds)

@@ -41,7 +41,9 @@ PositionCount = Literal["all", "visible"]
 RopeLayout = Literal["interleaved", "halves"]
 RotaryScaling = Literal["none", "linear", "llama3", "yarn", "longrope"]
 EmbeddingScale = Literal["none", "embed_dim"]
-Head = Literal["logits", "hidden", "pooled"]
+Head = Literal["logits", "hidden", "pooled", "classes"]
+Pooling = Literal["first", "mean", "last"]
+Pooler = Literal["tanh", "relu", "gelu", "none"]
 HeadScale = Literal["none", "embed_dim"]
 DropoutPlace = Literal[
     "embedding",
@@ -280,8 +282,16 @@ class TransformerConfig:
     shared_embedding: bool = False
     """The decoder embeds its tokens with the encoder's table."""
     head: Head = "logits"
-    """Output of the model: `logits` over the vocabulary; `hidden`, the output of the last layer; `pooled`: its first
-    position, through a linear map and tanh (BERT)."""
+    """Output of the model: `logits` over the vocabulary; `hidden`, the output of the last layer; `pooled`: one state of
+    each row, pooled from it; `classes`: logits over classes, by a linear map of the pooled state."""
+    pooling: Pooling = "first"
+    """The pooled state: the `first` position (BERT), the `mean` of the visible ones (Reimers and Gurevych 2019), or the
+    `last` visible one (GPT-2's classifier)."""
+    pooler: Pooler = "tanh"
+    """Activation behind a linear map of the pooled state (BERT's is `tanh`, DistilBERT's classifier `relu`); `none`:
+    the state is as it is."""
+    num_classes: int = whole(2, 2, 3, 1)
+    """Classes of a head of `classes`."""
     tied_head: bool = False
     """The head multiplies by the token embeddings instead of a weight of its own (Press and Wolf 2017)."""
     head_transform: bool = False
@@ -347,8 +357,8 @@ class TransformerConfig:
 
     @property
     def prefixes_agree(self) -> bool:
-        """Return whether no token of a decoder depends on later ones, so that keys and values may be kept."""
-        return self.mask_is_exact and not self.angles_depend_on_length
+        """Return whether no output of a decoder depends on later tokens, so that keys and values may be kept."""
+        return self.mask_is_exact and not self.angles_depend_on_length and not self.is_pooled
 
     @property
     def score_scale(self) -> float:
@@ -371,6 +381,26 @@ class TransformerConfig:
     def masked_score(self) -> float:
         """Replacement of a masked score after scaling; masking before the scale scales `mask_value` too."""
         return self.mask_value * self.score_scale if self.mask_order == "before-scale" else self.mask_value
+
+    @property
+    def is_pooled(self) -> bool:
+        """Return whether the output is one vector for each row, of its pooled state."""
+        return self.head in ("pooled", "classes")
+
+    @property
+    def has_pooler(self) -> bool:
+        """Return whether the pooled state goes through a linear map and an activation."""
+        return self.is_pooled and self.pooler != "none"
+
+    @property
+    def head_size(self) -> int:
+        """Features of the output: tokens of the vocabulary, classes, or those of a state."""
+        return {"logits": self.vocab_size, "classes": self.num_classes}.get(self.head, self.embed_dim)
+
+    @property
+    def has_tied_head(self) -> bool:
+        """Return whether logits are made by the token embeddings; of other heads `tied_head` is not read."""
+        return self.head == "logits" and self.tied_head
 
     @property
     def filling_id(self) -> int:

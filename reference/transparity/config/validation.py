@@ -233,16 +233,18 @@ def _check_ends(config: Any) -> None:
             f"shared_embedding is true, but source_vocab_size is {config.source_vocab_size} and target_vocab_size "
             f"{config.target_vocab_size}; an encoder-decoder with as many tokens on both sides would be right."
         )
-    for name, given in (("num_token_types", config.num_token_types), ("head", config.head != "logits")):
+    if config.is_pooled and config.architecture == "encoder-decoder":
+        raise ConfigError(f"head is {config.head!r}, which pools a lone stack, and architecture is 'encoder-decoder'.")
+    for name, given in (("num_token_types", config.num_token_types), ("head", config.head == "hidden")):
         if given and config.architecture != "encoder":
             raise ConfigError(
                 f"{name} is {getattr(config, name)!r}, which only a lone encoder has a place for, and architecture is "
                 f"{config.architecture!r}."
             )
-    if config.head_transform and (config.head != "logits" or config.norm == "batch"):
+    if config.head_transform and (config.head not in ("logits", "classes") or config.norm == "batch"):
         raise ConfigError(
-            f"head_transform is true, head {config.head!r} and norm {config.norm!r}: it is in front of a head with "
-            "logits, and has a norm of single positions."
+            f"head_transform is true, head {config.head!r} and norm {config.norm!r}: it is in front of logits or "
+            "classes, and has a norm of single positions."
         )
     if config.branches != "sequential" and (config.norm_position != "pre" or config.architecture == "encoder-decoder"):
         raise ConfigError(

@@ -84,7 +84,9 @@ def _why_no_steps(probe: Probe, dtype: str) -> str:
         return "this mask hides nothing, so what is cached is never right"
     if probe.config.angles_depend_on_length:
         return "rotary angles depend on the length, so what is cached becomes wrong"
-    return "" if probe.config.has_decoder else "a lone encoder generates nothing"
+    if not probe.config.has_decoder:
+        return "a lone encoder generates nothing"
+    return "" if probe.config.head == "logits" else f"the head is {probe.config.head!r}, which has no tokens"
 
 
 def _shapes(key: str, request: StepRequest) -> Shapes:

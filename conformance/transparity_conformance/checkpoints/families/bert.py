@@ -8,6 +8,7 @@ from typing import Any
 
 from transparity.config import TransformerConfig
 from transparity_conformance.checkpoints.fields import (
+    Classifier,
     Family,
     Fields,
     activation,
@@ -59,6 +60,17 @@ MASKED_OF_ROBERTA: Table = {
     "lm_head.bias": "head.bias",
     "lm_head.decoder.bias": "head.bias",
 }
+
+OF_CLASSES: dict[str, Any] = {"pooling": "first", "head_transform": False, "tied_head": False}
+
+CLASSES = Classifier(
+    names=linears({"pooler.dense": "pooler", "classifier": "head"}), fields={"pooler": "tanh", **OF_CLASSES}
+)
+
+CLASSES_OF_ROBERTA = Classifier(
+    names=linears({"classifier.dense": "pooler", "classifier.out_proj": "head"}),
+    fields={"pooler": "tanh", **OF_CLASSES},
+)
 
 
 def _bert(fields: Fields, names: Collection[str]) -> dict[str, Any]:
@@ -148,6 +160,7 @@ BERT = Family(
     names={**NAMES, **MASKED},
     prefixes=("bert.",),
     no_parameters=("embeddings.position_ids", "embeddings.token_type_ids"),
+    classifier=CLASSES,
 )
 
 ROBERTA = dataclasses.replace(
@@ -158,6 +171,7 @@ ROBERTA = dataclasses.replace(
     defaults={**BERT.defaults, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2},
     names={**NAMES, **MASKED_OF_ROBERTA},
     prefixes=("roberta.",),
+    classifier=CLASSES_OF_ROBERTA,
 )
 
 XLM_ROBERTA = dataclasses.replace(ROBERTA, model="XLMRobertaModel", write=_write_xlm_roberta)

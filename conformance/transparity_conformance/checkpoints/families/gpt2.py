@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.checkpoints.fields import Family, Fields, activation, activation_name, flag, whole
+from transparity_conformance.checkpoints.fields import (
+    Classifier,
+    Family,
+    Fields,
+    activation,
+    activation_name,
+    flag,
+    whole,
+)
 from transparity_conformance.checkpoints.naming import Stored, Table, linears, transposed
 
 LAYER = "decoder.layers.{i}"
@@ -106,6 +114,7 @@ GPT2 = Family(
     names=NAMES,
     prefixes=("transformer.",),
     no_parameters=("h.{i}.attn.bias", "h.{i}.attn.masked_bias"),  # the causal mask
+    classifier=Classifier(names={"score.weight": "head.weight"}, fields={"pooling": "last", "pooler": "none"}),
 )
 
 FAMILIES = {"gpt2": GPT2}

@@ -10,6 +10,7 @@ from transparity.config import FULL, SLIDING, TransformerConfig
 from transparity.errors import is_whole
 from transparity_conformance.checkpoints.fields import (
     ROTARY,
+    Classifier,
     Family,
     Fields,
     activation,
@@ -209,4 +210,10 @@ QWEN3 = dataclasses.replace(
     defaults={**QWEN2.defaults, "head_dim": 128, "attention_bias": False},
 )
 
-FAMILIES = {"llama": LLAMA, "mistral": MISTRAL, "qwen2": QWEN2, "qwen3": QWEN3}
+CLASSES = Classifier(names={"score.weight": "head.weight"}, fields={"pooling": "last", "pooler": "none"})
+"""The head of decoders: the last token that is no padding decides."""
+
+FAMILIES = {
+    name: dataclasses.replace(family, classifier=CLASSES)
+    for name, family in (("llama", LLAMA), ("mistral", MISTRAL), ("qwen2", QWEN2), ("qwen3", QWEN3))
+}

@@ -11,22 +11,31 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
+from transparity.config.transformer_config import Pooling
 from transparity.parameters import shared
-from transparity_conformance.diagnosis.fault import Fault, NumericFault, Settings, WalkState
+from transparity_conformance.diagnosis.fault import Fault, NumericFault, Patch, Settings, WalkState
 from transparity_conformance.diagnosis.faults.attention import KNOWN_CAPS
 from transparity_conformance.diagnosis.faults.sites import Value, apply_linear, padding_at, parameters_of
 from transparity_numpy.arithmetic.functional import nest
 from transparity_numpy.feed_forward import ACTIVATIONS
-from transparity_numpy.head import head, transform_for_head
+from transparity_numpy.head import head, pool, transform_for_head
 from transparity_numpy.normalization import norm
 
 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
+    if site == "pooled":
+        for name, (pooled, says) in POOLINGS.items():
+            if name != config.pooling:
+                yield Fault("pooling", name, f"{says} is pooled, not {RIGHT[config.pooling]}", patch=pooled)
     if site != "logits":
         return
-    if config.head == "pooled":
-        for name, (pooled, description) in POOLINGS.items():
-            yield Fault("pooling", name, description, patch=partial(_pooled, pooled))
+    for name, (pooler, description) in POOLERS.items() if config.has_pooler else ():
+        if name != config.pooler:
+            yield _headed("pooling", name, description, pooler=pooler)
+    if config.head_transform:
+        for name, (transform, description) in TRANSFORMS.items():
+            if name != f"by {config.activation}":
+                yield _headed("head-transform", name, description, transform=transform)
     if config.head != "logits":
         return
     known = [config.head_input_scale]
@@ -35,11 +44,6 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
             known.append(scale(config))
             description = f"the input of the head is multiplied by {scale(config):.4g}, {name}, not by {_right(config)}"
             yield _headed("head-scale", name, description, scale=scale)
-    if config.head_transform:
-        for name, (transform, description) in TRANSFORMS.items():
-            if name == f"by {config.activation}":
-                continue
-            yield _headed("head-transform", name, description, transform=transform)
     if config.final_softcap is not None:
         yield from _cap_faults(config)
     else:
@@ -85,14 +89,18 @@ def _headed(identity: str, variant: str, description: str, value: float | None =
 
 
 def _last(state: WalkState) -> Value:
-    return state.taps[f"{state.config.stacks[-1]}.output"]
+    return state.taps["pooled" if state.config.is_pooled else f"{state.config.stacks[-1]}.output"]
 
 
 def _logits(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
     """The logits of an input times another `scale`, with another `cap` or `capping`."""
     x, changes = _last(state), dict[str, Any]()
+    if state.config.has_pooler:
+        x = settings.get("pooler", partial(_through_pooler, state.config.pooler))(state, x)
+        changes["pooler"] = "none"
     if state.config.head_transform:
-        x, changes = settings.get("transform", _transformed)(state, x), {"head_transform": False}
+        x = settings.get("transform", _transformed)(state, x)
+        changes["head_transform"] = False
     if "scale" in settings:
         x = x * x.dtype.type(settings["scale"](state.config))
         changes |= {"head_scale": "none", "head_multiplier": 1.0}
@@ -140,35 +148,77 @@ TRANSFORMS: dict[str, tuple[Callable[[WalkState, Value], Value], str]] = {
 }
 """What ports have in front of the head of masked words."""
 
-Pooled = Callable[[WalkState, Value], Value]
+
+def _through_pooler(activation: str, state: WalkState, x: Value) -> Value:
+    return ACTIVATED[activation](apply_linear(state, "pooler", x))
 
 
-def _projected(state: WalkState, x: Value) -> Value:
-    return np.tanh(apply_linear(state, "pooler", x))
-
-
-def _mean(state: WalkState, x: Value, *, visible: bool) -> Value:
-    shown = padding_at(state, "encoder.embedding")[:, 0, 0, :, None] | (not visible)
-    return (x * shown).sum(1) / np.maximum(shown.sum(1), 1)
-
-
-POOLINGS: dict[str, tuple[Pooled, str]] = {
-    "without tanh": (lambda state, x: apply_linear(state, "pooler", x[:, 0]), "the pooler has no tanh"),
-    "mean": (
-        lambda state, x: _projected(state, _mean(state, x, visible=False)),
-        "the mean of all positions is pooled, not the first position",
-    ),
-    "mean of visible": (
-        lambda state, x: _projected(state, _mean(state, x, visible=True)),
-        "the mean of all positions except padding is pooled, not the first position",
-    ),
-    "last": (lambda state, x: _projected(state, x[:, -1]), "the last position is pooled, not the first"),
-    "unprojected": (lambda state, x: x[:, 0], "the first position is returned without the pooler"),
+ACTIVATED: dict[str, Callable[[Value], Value]] = {
+    "tanh": np.tanh,
+    "relu": ACTIVATIONS["relu"],
+    "gelu": ACTIVATIONS["gelu"],
+    "without activation": lambda x: x,
 }
 
+POOLERS: dict[str, tuple[Callable[[WalkState, Value], Value], str]] = {
+    "unprojected": (lambda state, x: x, "the pooled state does not go through the pooler"),
+    "activation alone": (
+        lambda state, x: ACTIVATED[state.config.pooler](x),
+        "the pooled state goes through the pooler's activation without its linear map",
+    ),
+    "without activation": (partial(_through_pooler, "without activation"), "the pooler has no activation"),
+    **{
+        name: (partial(_through_pooler, name), f"the pooler's activation is {name}")
+        for name in ("tanh", "relu", "gelu")
+    },
+}
+"""What ports do to a pooled state."""
 
-def _pooled(pooled: Pooled, state: WalkState, site: str, value: Value) -> Value:
-    return pooled(state, _last(state)).astype(value.dtype)
+
+def _visible(state: WalkState) -> Value:
+    return padding_at(state, f"{state.config.stacks[-1]}.embedding")[:, 0, 0, :]
+
+
+def _output(state: WalkState) -> Value:
+    return state.taps[f"{state.config.stacks[-1]}.output"]
+
+
+def _by(pooling: Pooling, state: WalkState, site: str, value: Value) -> Value:
+    config = dataclasses.replace(state.config, pooling=pooling)
+    return pool(config, _output(state), _visible(state)).astype(value.dtype)
+
+
+def _all(pooling: Pooling, state: WalkState, site: str, value: Value) -> Value:
+    """The pooled state as if no position were padding."""
+    config = dataclasses.replace(state.config, pooling=pooling)
+    return pool(config, _output(state), np.ones_like(_visible(state))).astype(value.dtype)
+
+
+def _before_padding(state: WalkState, site: str, value: Value) -> Value:
+    """The state at the position that the number of visible tokens names, which is the last where padding follows."""
+    x, count = _output(state), _visible(state).sum(1)
+    return x[np.arange(len(x)), np.maximum(count, 1) - 1].astype(value.dtype)
+
+
+def _first_visible(state: WalkState, site: str, value: Value) -> Value:
+    x = _output(state)
+    return x[np.arange(len(x)), _visible(state).argmax(1)].astype(value.dtype)
+
+
+RIGHT: dict[Pooling, str] = {
+    "first": "the first position",
+    "mean": "the mean of the visible positions",
+    "last": "the last visible position",
+}
+
+POOLINGS: dict[str, tuple[Patch, str]] = {
+    **{name: (partial(_by, name), says) for name, says in RIGHT.items()},
+    "mean of all": (partial(_all, "mean"), "the mean of all positions, padding among them,"),
+    "last of all": (partial(_all, "last"), "the last position, be it padding,"),
+    "last by count": (_before_padding, "the position that the number of visible tokens names"),
+    "first visible": (_first_visible, "the first visible position"),
+}
+"""Positions that ports pool."""
 
 
 def numeric_faults(config: TransformerConfig) -> Iterator[NumericFault]:

@@ -102,10 +102,12 @@ def _part(site: str) -> str | None:
 def parts_at(config: TransformerConfig, site: str) -> list[str]:
     """Every linear map whose parameters act at `site`."""
     part = _part(site)
-    if part is None or (part == "head" and config.head == "hidden"):
+    if part is None:
         return []
     gates = [part.replace(".up", ".gate")] * (config.gated and part.endswith(".up"))
-    return [part if part != "head" or config.head == "logits" else "pooler", *gates]
+    if part == "head":
+        return ["pooler"] * config.has_pooler + ["head"] * (config.head in ("logits", "classes"))
+    return [part, *gates]
 
 
 def _named(site: str, role: str) -> str:

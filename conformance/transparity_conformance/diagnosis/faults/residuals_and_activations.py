@@ -86,7 +86,7 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
         yield Fault("residual-source", "sequential", SEQUENTIAL, patch=_normed_behind_attention)
     elif sublayer == "feed_forward_norm" and config.norm_position in ("pre", "both"):
         yield Fault("residual-source", "parallel", PARALLEL, patch=_normed_layer_input)
-    if site == "logits" and config.head == "logits":
+    if site == "logits" and config.head in ("logits", "classes"):
         for name, description, shifted in LOGIT_SHIFTS:
             yield Fault("logit-shift", name, description, patch=partial(_shifted, shifted))
         description = "probabilities, the softmax of the logits, are returned: return the logits, without softmax"

@@ -44,7 +44,7 @@ class LongOracle:
 
     @functools.cached_property
     def states(self) -> np.ndarray:
-        """The input of the head in float64, (batch, length, embed_dim)."""
+        """The input of the head in float64, (batch, length, embed_dim); of a pooled state the length is 1."""
         return self._states(self.config, "float64")
 
     @functools.cached_property
@@ -56,30 +56,25 @@ class LongOracle:
         """The positions, so many at a time that their logits are `NUMBERS` at most."""
         batch, length, width = self.states.shape
         size = max(1, NUMBERS // (batch * max(width, self.config.vocab_size)))
-        size = length if self.config.head == "pooled" else size  # which has no positions
         for begin in range(0, length, size):
             yield slice(begin, min(begin + size, length))
 
     def logits(self, positions: slice) -> np.ndarray:
-        """The logits in float64 of some positions."""
+        """The logits in float64 of some positions, of which a pooled state has one."""
         return self._head(self.states[:, positions], "float64")
 
     def errors(self, actual: np.ndarray) -> np.ndarray:
         """The largest error at each position, (length,), of logits in the shape of these."""
+        actual = actual[:, None] if self.config.is_pooled else actual
         with np.errstate(all="ignore"):
-            apart = (
-                np.abs(less(actual if self.config.head == "pooled" else actual[:, block], self.logits(block)))
-                for block in self.blocks()
-            )
+            apart = (np.abs(less(actual[:, block], self.logits(block))) for block in self.blocks())
             return np.concatenate([np.atleast_1d(each.max(axis=(0, -1))) for each in apart])
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of all logits."""
-        batch, length, width = self.states.shape
-        return {"pooled": (batch, width), "hidden": (batch, length, width)}.get(
-            self.config.head, (batch, length, self.config.vocab_size)
-        )
+        batch, length, _ = self.states.shape
+        return (batch, self.config.head_size) if self.config.is_pooled else (batch, length, self.config.head_size)
 
     @functools.cached_property
     def _noise(self) -> dict[str, float]:
@@ -119,7 +114,8 @@ class LongOracle:
         tap = (lambda name, value: rounded(value, dtype)) if dtype in HALF else identity
         # The specification has no switch for this: the head is applied here, by blocks.
         with blocks_of_queries(), mock.patch("transparity_numpy.transformer.head", lambda config, tree, x: x):
-            return transformer(config, held, **tokens, tap=tap)
+            states = transformer(config, held, **tokens, tap=tap)
+        return states[:, None] if config.is_pooled else states
 
     def _head(self, states: np.ndarray, dtype: str) -> np.ndarray:
         return rounded(head(self.config, self._of_head(dtype), states), dtype)
@@ -171,7 +167,7 @@ def long_probes(config: TransformerConfig, parameters: Arrays, lengths: Collecti
 
 def _needed(config: TransformerConfig, length: int) -> int:
     """A lower bound of the bytes for a prompt: the port's logits, as it gives them and in float64, and a layer."""
-    width = config.vocab_size if config.head == "logits" else config.embed_dim
+    width = 0 if config.is_pooled else config.head_size
     of_a_layer = 3 * config.feed_forward_dim + 8 * config.embed_dim
     return length * (width * (4 + 8) + of_a_layer * 8)
 

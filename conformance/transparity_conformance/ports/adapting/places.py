@@ -73,7 +73,7 @@ def _maps(tap: str, config: TransformerConfig) -> list[Map]:
         return [Map(_linear(tap), tap)]
     if last == "output" and scope in config.stacks:
         return [Map(_norm(f"{scope}.final_norm"), tap)]
-    return [Map(_linear("head" if config.head == "logits" else "pooler"), tap)] if tap == "logits" else []
+    return [Map(_linear(name), tap) for name in ("pooler", "head")] if tap == "logits" else []
 
 
 def _linear(scope: str) -> tuple[str, ...]:

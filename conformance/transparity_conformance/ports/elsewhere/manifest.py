@@ -33,7 +33,7 @@ KINDS: Mapping[str, Any] = {
     "sha256": dict,
 }
 KINDS_OF_SEVERAL: Mapping[str, Any] = {"format": int, "bundles": dict, "sha256": dict}
-HEADS = (None, "hidden", "pooled", "logits")
+HEADS = (None, "hidden", "pooled", "logits", "classes")
 
 
 def is_elsewhere(folder: Path) -> bool:

@@ -14,6 +14,7 @@ OUTPUTS = {
     "logits": ("logits",),
     "hidden": ("last_hidden_state", "logits"),
     "pooled": ("pooler_output", "logits"),
+    "classes": ("logits",),
 }
 """The attributes of an output object by the head of the model, the first that it has counts."""
 
@@ -39,5 +40,5 @@ def taps_in(returned: Any, config: TransformerConfig) -> Mapping[Any, Any]:
 
 def _is_sequence_of_outputs(returned: tuple[Any, ...] | list[Any], config: TransformerConfig) -> bool:
     """Return whether the first item is the whole answer, and not its first row."""
-    axes = 2 if config.head == "pooled" else 3
+    axes = 2 if config.is_pooled else 3
     return len(np.shape(returned[0]) if isinstance(returned[0], list) else getattr(returned[0], "shape", ())) == axes

@@ -16,7 +16,12 @@ OTHERS = ("attention_mask", "token_type_ids", "position_ids", "use_cache_branch"
 """The names that exporters give to inputs; a cache has `past…` going in and `present…` coming out."""
 
 PAST, PRESENT = "past", "present"
-OUTPUTS = {"logits": ("logits",), "hidden": ("last_hidden_state",), "pooled": ("pooler_output",)}
+OUTPUTS = {
+    "logits": ("logits",),
+    "hidden": ("last_hidden_state",),
+    "pooled": ("pooler_output",),
+    "classes": ("logits",),
+}
 """The names of the answer, by the head of the model; else it is the first output."""
 
 

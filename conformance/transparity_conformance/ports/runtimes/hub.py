@@ -50,6 +50,8 @@ def load(path: Path) -> HubModel:
 
 def _model_class(config: TransformerConfig) -> Any:
     """The class of transformers for what the model answers with."""
+    if config.head == "classes":
+        return transformers.AutoModelForSequenceClassification
     if config.head != "logits":
         return transformers.AutoModel
     if config.architecture == "encoder":

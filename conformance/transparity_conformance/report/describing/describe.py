@@ -26,7 +26,13 @@ NORMS = {
     "rms": "RMSNorm",
 }
 
-HEADS = {"logits": "linear, to {size:,} logits", "hidden": "as it is", "pooled": "the first position, linear, tanh"}
+HEADS = {
+    "logits": "linear, to {size:,} logits",
+    "hidden": "as it is",
+    "pooled": "",
+    "classes": "linear, to {size:,} classes",
+}
+POOLED = {"first": "the first position", "mean": "the mean of visible positions", "last": "the last visible position"}
 
 
 def parameters_table(config: TransformerConfig) -> Table:
@@ -137,9 +143,13 @@ def _norm(config: TransformerConfig) -> str:
 
 def _head(config: TransformerConfig) -> str:
     tied = ", tied to the token embedding" if config.tied_head and config.head == "logits" else ""
-    capped = "" if config.final_softcap is None else f"<br/>held below {config.final_softcap:g}"
+    capped = (
+        "" if config.final_softcap is None or config.head != "logits" else f"<br/>held below {config.final_softcap:g}"
+    )
     transform = f"linear, {config.activation}, {_norm(config)}, then " if config.head_transform else ""
-    return transform + HEADS[config.head].format(size=config.vocab_size) + tied + capped
+    pooled = [POOLED[config.pooling]] * config.is_pooled + [f"linear, {config.pooler}"] * config.has_pooler
+    made = transform + HEADS[config.head].format(size=config.head_size) + tied + capped
+    return ", ".join([*pooled, made] if made else pooled)
 
 
 def _attention(config: TransformerConfig, masked: str) -> str:

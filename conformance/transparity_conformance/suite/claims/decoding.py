@@ -122,7 +122,7 @@ ROWS = 8
 SOME = [(way, chunks) for way, chunks in splits(LENGTH, ROWS) if way in ("1+1+1+1+1", "2+1+2")]
 
 
-FAMILIES = tuple(case for case, config in CASES.items() if config.has_decoder)
+FAMILIES = tuple(case for case, config in CASES.items() if config.has_decoder and config.head == "logits")
 FEW = ("qwen", "gemma", "t5", "opt")
 """The cases of families if every model is compiled."""
 

@@ -6,8 +6,8 @@ from collections.abc import Collection
 from typing import Any
 
 from transparity.config import TransformerConfig
-from transparity_conformance.checkpoints.families.bert import masked_head, written_head
-from transparity_conformance.checkpoints.fields import Family, Fields, activation, activation_name
+from transparity_conformance.checkpoints.families.bert import OF_CLASSES, masked_head, written_head
+from transparity_conformance.checkpoints.fields import Classifier, Family, Fields, activation, activation_name
 from transparity_conformance.checkpoints.naming import Table, linears
 
 LAYER = "encoder.layers.{i}"
@@ -78,6 +78,9 @@ DISTILBERT = Family(
     names=NAMES,
     prefixes=("distilbert.",),
     no_parameters=("embeddings.position_ids",),
+    classifier=Classifier(
+        names=linears({"pre_classifier": "pooler", "classifier": "head"}), fields={"pooler": "relu", **OF_CLASSES}
+    ),
 )
 
 FAMILIES = {"distilbert": DISTILBERT}

@@ -9,6 +9,7 @@ from transparity.config import FULL, SLIDING, TransformerConfig
 from transparity.errors import is_whole
 from transparity_conformance.checkpoints.fields import (
     SCALING,
+    Classifier,
     Family,
     Fields,
     activation,
@@ -24,6 +25,8 @@ from transparity_conformance.checkpoints.fields import (
     wrong,
 )
 from transparity_conformance.checkpoints.naming import Table, linears, stacked
+
+POOLINGS = {"first": "cls", "mean": "mean"}
 
 LAYER = "encoder.layers.{i}"
 
@@ -70,9 +73,17 @@ def _configure(fields: Fields, names: Collection[str]) -> dict[str, Any]:
         {"activation": found, **(head if is_masked else {"head": "hidden"})}
         | {"qkv_bias": flag(fields, "attention_bias"), "output_bias": flag(fields, "attention_bias")}
         | {"norm_bias": flag(fields, "norm_bias"), "feed_forward_bias": flag(fields, "mlp_bias")}
+        | {"pooling": _pooling(fields)}
         | {"head_transform_bias": flag(fields, "classifier_bias"), "head_bias": flag(fields, "decoder_bias")}
         | _layers(fields)
     )
+
+
+def _pooling(fields: Fields) -> str:
+    found = fields["classifier_pooling"]
+    if found not in POOLINGS.values():
+        raise wrong("classifier_pooling", found, f"one of {', '.join(POOLINGS.values())}")
+    return next(ours for ours, theirs in POOLINGS.items() if theirs == found)
 
 
 def _layers(fields: Fields) -> dict[str, Any]:
@@ -122,8 +133,9 @@ def _write(config: TransformerConfig) -> dict[str, Any]:
         "mlp_bias": config.feed_forward_bias,
         "norm_bias": config.norm_bias,
         "classifier_bias": config.head_transform_bias,
+        "classifier_pooling": POOLINGS.get(config.pooling),
         "decoder_bias": config.head_bias,
-        "tie_word_embeddings": config.tied_head or config.head != "logits",
+        "tie_word_embeddings": config.tied_head or config.head in ("hidden", "pooled"),
         "layer_types": kinds,
         "local_attention": 2 * (window - 1) if window else 128,
         "rope_parameters": {
@@ -157,7 +169,7 @@ MODERNBERT = Family(
     reads=(
         *("hidden_activation", "classifier_activation", "attention_bias", "mlp_bias", "norm_bias", "classifier_bias"),
         *("decoder_bias", "tie_word_embeddings", "local_attention", "layer_types", "global_attn_every_n_layers"),
-        *("rope_parameters", "global_rope_theta", "local_rope_theta"),
+        *("classifier_pooling", "rope_parameters", "global_rope_theta", "local_rope_theta"),
     ),
     defaults={
         "max_position_embeddings": 8192,
@@ -168,6 +180,7 @@ MODERNBERT = Family(
         "mlp_bias": False,
         "norm_bias": False,
         "classifier_bias": False,
+        "classifier_pooling": "cls",
         "decoder_bias": True,
         "tie_word_embeddings": True,
         "local_attention": 128,
@@ -181,13 +194,17 @@ MODERNBERT = Family(
     },
     only={"rope_scaling": (), "partial_rotary_factor": (1,)},
     unneeded=(
-        *("attention_dropout", "embedding_dropout", "mlp_dropout", "classifier_pooling", "cls_token_id"),
+        *("attention_dropout", "embedding_dropout", "mlp_dropout", "cls_token_id"),
         *("initializer_cutoff_factor", "deterministic_flash_attn", "sparse_prediction", "sparse_pred_ignore_index"),
         *("reference_compile", "repad_logits_with_grad", "layer_norm_eps", "position_embedding_type"),
     ),
     names=NAMES,
     packed=_packed,
     prefixes=("model.",),
+    classifier=Classifier(
+        names=linears({"classifier": "head"}),
+        fields={"pooler": "none", "head_transform": True, "head_bias": True},
+    ),
 )
 
 FAMILIES = {"modernbert": MODERNBERT}

@@ -63,7 +63,7 @@ def _as_its_users_do(
     for_one, for_all = _axes(call, arrays, row(args), row(named), config), _axes(call, arrays, args, named, config)
     if for_one is None and for_all is None:
         return call
-    if for_all is None or for_one == (1 if config.head == "pooled" else 2):
+    if for_all is None or for_one == (1 if config.is_pooled else 2):
         return eqx.filter_jit(jax.vmap(call, in_axes=(None, 0, 0)))
     return eqx.filter_jit(call)
 

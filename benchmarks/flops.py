@@ -45,11 +45,27 @@ def stack_flops(config: TransformerConfig, name: str, **lengths: int) -> int:
 
 def attention_flops(config: TransformerConfig, queries: int, keys: int) -> int:
     """`queries` positions that look at `keys` positions."""
-    attention_dim, features = config.attention_dim, _projected_features(config)
-    query = product_flops(queries, attention_dim, features)
-    key_and_value = 2 * product_flops(keys, config.key_value_heads * config.head_dim, features)
-    scores_and_context = 2 * product_flops(queries, attention_dim, keys)
-    return query + key_and_value + scores_and_context + product_flops(queries, attention_dim, config.embed_dim)
+    scores = product_flops(queries, config.attention_dim, keys)
+    context = product_flops(queries, config.context_dim, keys)
+    output = product_flops(queries, config.context_dim, config.embed_dim)
+    return query_flops(config, queries) + key_value_flops(config, keys) + scores + context + output
+
+
+def query_flops(config: TransformerConfig, length: int) -> int:
+    """The queries of every head, with the latent that they are projected from."""
+    if config.query_rank is None:
+        return product_flops(length, config.attention_dim, _projected_features(config))
+    latent = product_flops(length, config.embed_dim, config.query_rank)
+    return latent + product_flops(length, config.query_rank, config.attention_dim)
+
+
+def key_value_flops(config: TransformerConfig, length: int) -> int:
+    """The keys and values of every head, with the latent that they are of and the features that are rotated."""
+    if config.key_value_rank is None:
+        return 2 * product_flops(length, config.key_value_heads * config.head_dim, _projected_features(config))
+    latent = product_flops(length, config.embed_dim, config.key_value_rank + config.rotated_dim)
+    own = config.num_heads * (config.head_dim - config.rotated_dim + config.value_dim)
+    return latent + product_flops(length, config.key_value_rank, own)
 
 
 def feed_forward_flops(config: TransformerConfig, length: int) -> int:

@@ -106,7 +106,7 @@ def test_scores_of_the_hot_probe_are_above_a_hundred(name: str) -> None:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_softmax_that_overflows_diverges(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def careless(scores: Any, mask: Any, masked_score: float) -> Any:
+    def careless(scores: Any, mask: Any, masked_score: float, sinks: None) -> Any:
         weights = scores.masked_fill(~mask, max(masked_score, -1e30)).exp()
         return weights / weights.sum(-1, keepdim=True)
 

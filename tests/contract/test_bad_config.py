@@ -204,7 +204,10 @@ def test_kinds_of_layers_that_are_no_names(types: Any) -> None:
     [
         ("full", "layer_overrides is 'full'; it should be {kind: {field: value}}"),
         ({"full": 3}, "layer_overrides is {'full': 3}; it should be {kind: {field: value}}"),
-        ({"full": {"norm": "rms"}}, "layer_overrides has 'norm' for layers of the kind 'full'; it should be"),
+        (
+            {"full": {"norm": "rms"}},
+            "layer_overrides has 'norm' for layers of the kind 'full'; expected a field in which layers may differ",
+        ),
         (
             {"other": {"rope_theta": 5.0}},
             "layer_overrides has the kind 'other', which layer_types does not; it has: full",

@@ -43,7 +43,7 @@ class Bug:
 ROTATION = "positions.py"
 
 SCORES = ("scores = self.capped(query @ key.transpose(-2, -1) * self.scale())",)
-SOFTMAX = ('weights = self.tap(f"{at}.weights", self.softmax(self.masked(scores, keep)))',)
+SOFTMAX = ('weights = self.tap(f"{at}.weights", self.shares(at, self.masked(scores, keep)))',)
 FILL = ("return scores.masked_fill(~keep, self.masked_score())", "return torch.softmax(wide,", *SOFTMAX)
 
 
@@ -119,10 +119,9 @@ ATTENTION = (
     ),
     Bug(
         ("bias-dropped",),
-        'query = self.placed(at, "query", self.tap(f"{at}.query", self.split(f"{at}.query", x, '
-        "self.c.num_heads)), where)",
-        'query = self.placed(at, "query", self.tap(f"{at}.query", F.linear(x, self.p[f"{at}.query.weight"])'
-        ".unflatten(-1, (self.c.num_heads, -1)).transpose(1, 2)), where)",
+        'query = self.tap(f"{at}.query", self.split(f"{at}.query", given, self.c.num_heads))',
+        'query = self.tap(f"{at}.query", F.linear(given, self.p[f"{at}.query.weight"])'
+        ".unflatten(-1, (self.c.num_heads, -1)).transpose(1, 2))",
         lambda config: config.qkv_bias and config.projection != "shared-per-head",
     ),
     Bug(
@@ -264,8 +263,8 @@ POSITIONS = (
     ),
     Bug(
         ("rotary-position",),
-        "self.c.num_heads)), where)",
-        "self.c.num_heads)), where + 1)",
+        'query = self.placed(at, "query", query, where)',
+        'query = self.placed(at, "query", query, where + 1)',
         _rotary,
         ("angles = positions[..., None].double() * frequencies",),
     ),
@@ -325,8 +324,8 @@ POSITIONS = (
 OTHERS = (
     Bug(
         ("gate-swapped", "weight-swapped"),
-        'up = self.act(self.dense(f"{at}.gate", x)) * up',
-        'up = self.dense(f"{at}.gate", x) * self.act(up)',
+        "return self.act(gate) * (up + self.c.up_offset)",
+        "return gate * self.act(up + self.c.up_offset)",
         _has("gated", True),
     ),
     Bug(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from transparity.errors import ConfigError, shown
+from transparity.text import VALUE, safe
 
 PER_LAYER = (
     "sliding_window",
@@ -89,13 +91,17 @@ def checked_types(name: str, value: Any) -> tuple[str, ...]:
 
 def checked_overrides(name: str, value: Any) -> Overrides:
     """Return the overrides by kind, frozen; raise `ConfigError` unless they are fields that may differ, by kind."""
-    form = f"it should be {{kind: {{field: value}}}}, with fields of {', '.join(PER_LAYER)}"
     if not isinstance(value, Mapping) or not all(isinstance(fields, Mapping) for fields in value.values()):
-        raise ConfigError(f"{name} is {shown(value)}; {form}.")
+        raise ConfigError(f"{name} is {shown(value)}; it should be {{kind: {{field: value}}}}.")
     for kind, fields in value.items():
         for field in fields:
             if field not in PER_LAYER:
-                raise ConfigError(f"{name} has {shown(field)} for layers of the kind {shown(kind)}; {form}.")
+                close = difflib.get_close_matches(safe(str(field), VALUE), PER_LAYER, 1)
+                expected = f"the nearest is {close[0]}" if close else f"such as {PER_LAYER[0]}"
+                raise ConfigError(
+                    f"{name} has {shown(field)} for layers of the kind {shown(kind)}; expected a field in which layers "
+                    f"may differ, {expected}."
+                )
     return Overrides({kind: Overrides(fields) for kind, fields in value.items()})
 
 

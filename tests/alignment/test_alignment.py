@@ -185,6 +185,7 @@ def test_a_right_port_is_not_listened_to() -> None:
     assert not any("listened" in note for note in report.notes)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("id", ["attention-scale", "activation", "head-split"])
 def test_a_numpy_port_without_taps_is_named_as_one_with_taps(id: str) -> None:
     variant = {"attention-scale": "none", "activation": "silu", "head-split": "split"}[id]

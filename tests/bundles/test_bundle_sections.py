@@ -326,6 +326,7 @@ def sizes_of(bundle: Bundle) -> dict[str, list[int]]:
     return ways
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("how", "name"), cache_faults(["translation", "pre-norm", "notes-lm"]))
 def test_a_wrong_cache_is_named(
     how: SimulatedFault, name: str, exported: Callable[..., Any], judged: Callable[..., Report]
@@ -407,6 +408,7 @@ def test_a_wrong_forward_pass_has_no_gradients_and_no_steps(
     )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "config", "dtype", "says"),
     [

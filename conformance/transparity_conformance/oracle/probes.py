@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity.config.probe_sizes import feed_forward_width
+from transparity.config.probe_sizes import feed_forward_width, shared_expert_width
 from transparity.limits.mapped import LARGE
 from transparity.limits.stored import OnDisk
 from transparity.parameters import parameter_shapes
@@ -279,8 +279,14 @@ def other_sizes(config: TransformerConfig) -> list[TransformerConfig]:
         (16, feed_forward_width(config, 16), narrow),
         (wide, feed_forward_width(config, wide), heads),
     )
-    made = (config.with_sizes(embed_dim=width, feed_forward_dim=widened, **others) for width, widened, others in sizes)
-    return list(dict.fromkeys(made))
+    return list(dict.fromkeys(_of_width(config, *each) for each in sizes))
+
+
+def _of_width(config: TransformerConfig, width: int, widened: int, others: dict[str, Any]) -> TransformerConfig:
+    sizes = others | {"embed_dim": width, "feed_forward_dim": widened}
+    if config.shared_expert_dim:
+        sizes["shared_expert_dim"] = shared_expert_width(config, width, widened)
+    return config.with_sizes(**sizes)
 
 
 def in_other_sizes(probe: Probe, config: TransformerConfig) -> Iterator[Probe]:

@@ -90,8 +90,10 @@ def _configure(fields: Fields, names: Collection[str]) -> dict[str, Any]:
 def _write(config: TransformerConfig) -> dict[str, Any]:
     own = [config.for_layer("decoder", i) for i in range(config.num_decoder_layers)] or [config]
     routed, dense = [each for each in own if each.num_experts], [each for each in own if not each.num_experts]
-    width = (routed or [config])[0].feed_forward_dim
-    if own != dense + routed or config.shared_expert_dim % width or not config.shared_expert_dim:
+    # where no layer has experts, as in one dense layer by itself, any that fit the router will do
+    width = routed[0].feed_forward_dim if routed else config.shared_expert_dim
+    few = config.router_groups * max(2, config.experts_per_token)
+    if own != dense + routed or not config.shared_expert_dim or config.shared_expert_dim % width:
         raise CheckpointError(
             f"The family deepseek_v3 cannot express {len(dense)} dense layers among {len(own)}, with a shared expert "
             f"of {config.shared_expert_dim} features beside experts of {width}; expected dense layers before the "
@@ -99,7 +101,7 @@ def _write(config: TransformerConfig) -> dict[str, Any]:
         )
     return _written_attention(config) | {
         "hidden_act": activation_name(config),
-        "n_routed_experts": max(each.num_experts for each in own) or config.num_experts,
+        "n_routed_experts": routed[0].num_experts if routed else few,
         "num_experts_per_tok": config.experts_per_token,
         "n_group": config.router_groups,
         "topk_group": config.router_groups_chosen,

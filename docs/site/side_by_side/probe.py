@@ -69,7 +69,8 @@ def models() -> dict[str, TransformerConfig]:
     for name in others:
         sizes = SMALL | ({"attention_head_dim": 4, "num_key_value_heads": 1} if CASES[name].gated else {})
         sizes |= {"attention_head_dim": None, "num_key_value_heads": None} if name == "t5" else {}
-        sizes |= {"rotary_dim": 2} if name == "phi3" else {}
+        sizes |= {"rotary_dim": 2} if name in ("phi3", "deepseek") else {}
+        sizes |= {"num_key_value_heads": None} if CASES[name].key_value_rank else {}
         found[name] = CASES[name].with_sizes(**sizes, **_vocabulary(CASES[name]))
     batch = dataclasses.replace(translation, norm="batch")
     return found | {"batch norm": batch, "unbiased norm": dataclasses.replace(translation, norm="layer-unbiased")}

@@ -64,7 +64,7 @@ def key_value_flops(config: TransformerConfig, length: int) -> int:
     if config.key_value_rank is None:
         return 2 * product_flops(length, config.key_value_heads * config.head_dim, _projected_features(config))
     latent = product_flops(length, config.embed_dim, config.key_value_rank + config.rotated_dim)
-    own = config.num_heads * (config.head_dim - config.rotated_dim + config.value_dim)
+    own = config.num_heads * (config.projected_key_dim + config.value_dim)
     return latent + product_flops(length, config.key_value_rank, own)
 
 

@@ -46,6 +46,9 @@ class Classifier:
     """Fields of ours with its values."""
 
 
+OF_THE_LAST_TOKEN = Classifier(names={"score.weight": "head.weight"}, fields={"pooling": "last", "pooler": "none"})
+"""The head of decoders: the last token that is no padding decides."""
+
 CLASSIFIER = "ForSequenceClassification"
 """The end of the name of such a class."""
 

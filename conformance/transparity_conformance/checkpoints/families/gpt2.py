@@ -10,7 +10,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity_conformance.checkpoints.fields import (
-    Classifier,
+    OF_THE_LAST_TOKEN,
     Family,
     Fields,
     activation,
@@ -114,7 +114,7 @@ GPT2 = Family(
     names=NAMES,
     prefixes=("transformer.",),
     no_parameters=("h.{i}.attn.bias", "h.{i}.attn.masked_bias"),  # the causal mask
-    classifier=Classifier(names={"score.weight": "head.weight"}, fields={"pooling": "last", "pooler": "none"}),
+    classifier=OF_THE_LAST_TOKEN,
 )
 
 FAMILIES = {"gpt2": GPT2}

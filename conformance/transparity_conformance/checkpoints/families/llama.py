@@ -9,8 +9,8 @@ from typing import Any
 from transparity.config import FULL, SLIDING, TransformerConfig
 from transparity.errors import is_whole
 from transparity_conformance.checkpoints.fields import (
+    OF_THE_LAST_TOKEN,
     ROTARY,
-    Classifier,
     Family,
     Fields,
     activation,
@@ -210,10 +210,7 @@ QWEN3 = dataclasses.replace(
     defaults={**QWEN2.defaults, "head_dim": 128, "attention_bias": False},
 )
 
-CLASSES = Classifier(names={"score.weight": "head.weight"}, fields={"pooling": "last", "pooler": "none"})
-"""The head of decoders: the last token that is no padding decides."""
-
 FAMILIES = {
-    name: dataclasses.replace(family, classifier=CLASSES)
+    name: dataclasses.replace(family, classifier=OF_THE_LAST_TOKEN)
     for name, family in (("llama", LLAMA), ("mistral", MISTRAL), ("qwen2", QWEN2), ("qwen3", QWEN3))
 }

@@ -43,17 +43,12 @@ KNOWN_LIMITS = (7.0, 10.0)
 def bounds(config: TransformerConfig) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
     """The id, the variant, the description and the settings of each fault."""
     limit, offset = config.gate_limit, config.up_offset
-    for name, (says, bound) in BOUNDS.items() if limit is not None else ():
-        yield "gate-limit", name, f"{says.format(limit=limit)} (swiglu_limit)", {"bounded": bound}
-    for other in KNOWN_LIMITS:
-        if other != limit and limit is not None:
+    if limit is not None:
+        for name, (says, bound) in BOUNDS.items():
+            yield "gate-limit", name, f"{says.format(limit=limit)} (swiglu_limit)", {"bounded": bound}
+        for other in (known for known in KNOWN_LIMITS if known != limit):
             says = f"the gate and the up projection are bounded by {other:g} instead of {limit:g} (swiglu_limit)"
-            yield (
-                "gate-limit",
-                f"{other:g}",
-                says,
-                {"bounded": partial(_bounded_by, other)},
-            )
+            yield "gate-limit", f"{other:g}", says, {"bounded": partial(_bounded_by, other)}
     if not offset:
         return
     yield "up-offset", "missing", f"{offset:g} is not added to the up projection", {"offset": 0.0}

@@ -89,7 +89,7 @@ def _headed(identity: str, variant: str, description: str, value: float | None =
 
 
 def _last(state: WalkState) -> Value:
-    return state.taps["pooled" if state.config.is_pooled else f"{state.config.stacks[-1]}.output"]
+    return state.taps["pooled"] if state.config.is_pooled else _output(state)
 
 
 def _logits(settings: Settings, state: WalkState, site: str, value: Value) -> Value:

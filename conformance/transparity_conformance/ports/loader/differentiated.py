@@ -14,7 +14,7 @@ from transparity_conformance.report.comparison import as_numbers
 Arrays = dict[str, np.ndarray]
 Inputs = Mapping[str, np.ndarray]
 Differentiated = tuple[Arrays, Arrays | None]
-"""The model's parameters by its own names, and the gradients of those that have one; None without a graph."""
+"""The model's parameters by its own names, and the gradients of those that have one; without a graph neither."""
 
 
 def ignored(config: TransformerConfig) -> int:
@@ -27,21 +27,21 @@ def in_pytorch(
     module: Any,
     config: TransformerConfig,
     targets: np.ndarray,
-    tokens: Mapping[str, Any],
+    tokens: Inputs,
 ) -> Differentiated:
     """Differentiate with `torch.autograd`; a parameter that nothing came of has a gradient of zeros."""
     import torch
 
-    places = {name: as_numbers(value) for name, value in module.named_parameters()}
     with torch.enable_grad():
         logits = answer_in(with_graph(**tokens))
         if not logits.requires_grad:
-            return places, None
+            return {}, None
         given = torch.from_numpy(np.asarray(targets)).reshape(-1).to(logits.device)
         rows = logits.reshape(len(given), -1)
         loss = torch.nn.functional.cross_entropy(rows, given, ignore_index=ignored(config))
         parameters = {name: value for name, value in module.named_parameters() if value.requires_grad}
         found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+    places = {name: as_numbers(value) for name, value in module.named_parameters()}
     return places, {
         name: np.zeros(tuple(value.shape), np.float32) if gradient is None else as_numbers(gradient)
         for (name, value), gradient in zip(parameters.items(), found, strict=True)
@@ -82,10 +82,4 @@ def _by_name(state: Any) -> Arrays:
     """The arrays of a state by their paths, with points between the parts."""
     from flax import nnx
 
-    return {".".join(map(str, path)): as_numbers(value) for path, value in _flat(nnx.to_pure_dict(state))}
-
-
-def _flat(tree: Any, path: tuple[Any, ...] = ()) -> list[tuple[tuple[Any, ...], Any]]:
-    if not isinstance(tree, Mapping):
-        return [(path, tree)]
-    return [pair for name, part in tree.items() for pair in _flat(part, (*path, name))]
+    return {".".join(map(str, path)): as_numbers(each.get_value()) for path, each in nnx.to_flat_state(state)}

@@ -127,7 +127,7 @@ def _written_attention(config: TransformerConfig) -> dict[str, Any]:
         "q_lora_rank": config.query_rank,
         "kv_lora_rank": config.key_value_rank,
         "qk_rope_head_dim": config.rotated_dim,
-        "qk_nope_head_dim": config.head_dim - config.rotated_dim,
+        "qk_nope_head_dim": config.projected_key_dim,
         "v_head_dim": config.value_dim,
     }
 
@@ -148,9 +148,9 @@ def _share(config: TransformerConfig) -> float:
 
 def _packed(config: TransformerConfig) -> Table:
     """The projections of queries, which have another name without a latent, and of keys and values."""
-    nope, low = config.head_dim - config.rotated_dim, config.key_value_rank or 0
+    low = config.key_value_rank or 0
     down = {f"{ATTENTION}.key_value_latent.weight": low, f"{ATTENTION}.key_rotary.weight": config.rotated_dim}
-    up = {f"{ATTENTION}.key.weight": nope, f"{ATTENTION}.value.weight": config.value_dim}
+    up = {f"{ATTENTION}.key.weight": config.projected_key_dim, f"{ATTENTION}.value.weight": config.value_dim}
     query = "q_proj" if config.query_rank is None else "q_b_proj"
     return {
         f"layers.{{i}}.self_attn.{query}.weight": f"{ATTENTION}.query.weight",

@@ -57,7 +57,7 @@ def lines_of(name: str) -> dict[str, str]:
     return adapted(name).adapter.lines
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", SAMPLE)
 def test_a_port_is_matched_without_a_question_and_proved_by_its_logits(name: str) -> None:
     result = adapted(name)
@@ -65,6 +65,7 @@ def test_a_port_is_matched_without_a_question_and_proved_by_its_logits(name: str
     assert not result.found.faults
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("name", "parameter", "line"),
     [
@@ -101,6 +102,7 @@ def wrong_adapters(adapter: Adapter, config: TransformerConfig) -> list[Adapter]
     return [Adapter(adapter.lines | lines, adapter.zero, adapter.unused) for lines in [*exchanged, *plain]]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("make", "config"), [(llama.Meta, ALIKE), (gpt.GPT2, GPT2)])
 def test_no_wrong_line_is_proved(make: Make, config: TransformerConfig) -> None:
     model = made_by(make, config)
@@ -120,6 +122,7 @@ def _is_caught(proof: Proof, adapter: Adapter) -> bool:
         return True
 
 
+@pytest.mark.long
 def test_a_port_with_a_bug_is_matched_and_the_bug_is_left_to_the_check(tmp_path: Path) -> None:
     port = broken("mingpt", "q.size(-1) ** -0.5", "1.0", tmp_path)
     result = adapt(port, PORTS["mingpt"][1])
@@ -128,6 +131,7 @@ def test_a_port_with_a_bug_is_matched_and_the_bug_is_left_to_the_check(tmp_path:
     assert result.wrong is not None and not result.is_proved
 
 
+@pytest.mark.long
 def test_a_port_of_fewer_layers_does_not_give_its_last_norm_to_the_missing_one(tmp_path: Path) -> None:
     found = adapt(broken("nanogpt", 'in t["h"]:', 'in list(t["h"])[:-1]:', tmp_path), GPT2).found
     assert found.lost_at == "decoder.layers.1.self_attention.scores"
@@ -166,6 +170,7 @@ def test_names_of_right_ports_contradict_nothing(name: str) -> None:
     assert contradicting(lines_of(name)) == []
 
 
+@pytest.mark.long
 def test_what_cannot_be_settled_is_asked_for_by_name(tmp_path: Path) -> None:
     port = broken("nanogpt", ".split(d, dim=2)", ".sin().split(d, dim=2)", tmp_path)
     result = adapt(port, GPT2)
@@ -198,6 +203,7 @@ def invoke(*arguments: Any) -> Result:
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
+@pytest.mark.long
 def test_the_command_writes_a_file_that_check_takes(tmp_path: Path) -> None:
     port, file = tmp_path / "model.py", tmp_path / "adapter.toml"
     port.write_text(PORT, encoding="utf-8")

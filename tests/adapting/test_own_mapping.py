@@ -50,12 +50,14 @@ def sentences(port: str, lines: Mapping[str, str]) -> list[str]:
     return [each.says for each in adapt(loading(port, lines), PORTS[port][1]).misplaced]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("port", ["meta-llama", "phi3", "gpt2-conv1d"])
 def test_a_right_mapping_has_nothing_to_tell(port: str) -> None:
     result = adapt(loading(port, {}), PORTS[port][1])
     assert result.is_proved and not result.misplaced
 
 
+@pytest.mark.long
 def test_rows_in_another_order_than_they_are_rotated_in_are_named() -> None:
     says = "the rows of your {} are ordered for a rotation of {}, and your model rotates {}: "
     says += "permute them while you load them"
@@ -72,6 +74,7 @@ def test_a_square_weight_that_is_transposed_is_named() -> None:
     assert sentences("gpt2-conv1d", {OUTPUT: name}) == [f"your {name} is transposed: your model computes with {name}.T"]
 
 
+@pytest.mark.long
 def test_exchanged_weights_are_named_in_one_layer_or_all() -> None:
     gate, up = "layers.{i}.feed_forward.w1.weight", "layers.{i}.feed_forward.w3.weight"
     assert sentences("meta-llama", {GATE: up, UP: gate}) == [
@@ -86,6 +89,7 @@ def test_exchanged_weights_are_named_in_one_layer_or_all() -> None:
     ]
 
 
+@pytest.mark.long
 def test_a_fused_weight_in_another_order_is_named() -> None:
     right = adapted("phi3").adapter.lines
     assert sentences("phi3", {KEY: right[VALUE], VALUE: right[KEY]}) == [

@@ -113,6 +113,7 @@ def heard(port: Any, probe: Probe) -> tuple[Plan, dict[str, np.ndarray]]:
     return plan, read(plan, probe, operations, taps["logits"])[0]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ["translation", "notes-lm", "pre-norm", "llama", "gemma", "bloom", "t5", "bert"])
 def test_every_tap_of_a_right_port_is_found_with_its_own_numbers(name: str) -> None:
     probe = aligned_probe(next(iter(probes_of(CONFIGS[name], name).values())))
@@ -155,6 +156,7 @@ def test_taps_are_found_between_faults_that_follow_each_other() -> None:
         assert is_same(taps[tap], expected.reshape(taps[tap].shape)), tap
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("build", "cause", "text"),
     [
@@ -173,6 +175,7 @@ def test_a_fault_has_the_line_that_makes_the_first_wrong_number(build: type[Gpt2
     assert (fault.source["file"], fault.source["line"]) == (__file__, line_of(function, text))
 
 
+@pytest.mark.long
 def test_the_line_is_the_first_thing_of_a_sentence() -> None:
     says = sentence(check(TanhGelu, config=GPT2))
     assert says.startswith("test_alignment.py:")
@@ -185,7 +188,7 @@ def test_a_right_port_is_not_listened_to() -> None:
     assert not any("listened" in note for note in report.notes)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("id", ["attention-scale", "activation", "head-split"])
 def test_a_numpy_port_without_taps_is_named_as_one_with_taps(id: str) -> None:
     variant = {"attention-scale": "none", "activation": "silu", "head-split": "split"}[id]
@@ -203,6 +206,7 @@ def test_layouts_of_a_tap_are_its_axes_in_any_order_and_merged() -> None:
     assert layouts((4, 6), (8, 3), 3) == ()
 
 
+@pytest.mark.long
 def test_the_page_shows_three_lines_before_and_after_the_line() -> None:
     [line] = findings(check(TanhGelu, config=GPT2))[0].lines
     shown = dict(line.around)
@@ -210,6 +214,7 @@ def test_the_page_shows_three_lines_before_and_after_the_line() -> None:
     assert shown[line.line].strip() == line.code
 
 
+@pytest.mark.long
 def test_of_several_causes_the_first_is_to_be_mended_first() -> None:
     report = check(FiveBugs, config=CONFIGS["llama"])
     assert sentence(report).startswith("Mend this first: test_alignment.py:")

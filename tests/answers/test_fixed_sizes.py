@@ -39,6 +39,7 @@ FIXED = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", FIXED)
 def test_a_port_that_fixes_sizes_is_probed_in_others(name: str) -> None:
     config, is_allowed, sizes = FIXED[name]
@@ -47,6 +48,7 @@ def test_a_port_that_fixes_sizes_is_probed_in_others(name: str) -> None:
     assert sizes in report.coverage.sizes
 
 
+@pytest.mark.long
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", FIXED)
 def test_a_wrong_port_that_fixes_sizes_is_named(name: str) -> None:
@@ -59,6 +61,7 @@ def test_a_wrong_port_that_fixes_sizes_is_named(name: str) -> None:
     assert bool(refused) == ("16" not in sizes or name == "4 × embed_dim")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", [Gpt2, ScaledByTheWidth])
 def test_what_a_port_cannot_be_built_for_is_not_compared(kind: type[Gpt2]) -> None:
     report = check(fixing(lambda config: config == GPT2, kind), config=GPT2)

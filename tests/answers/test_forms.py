@@ -102,12 +102,14 @@ def test_a_part_that_is_wrong_is_said_to_differ() -> None:
     assert "; the last position differs, by " in only_cause(report)
 
 
+@pytest.mark.long
 def test_the_rest_of_a_model_is_judged_in_its_form() -> None:
     report = check(answering(lambda x: x.transpose(1, 2), ScaledByTheWidth), config=GPT2)
     assert [fault.causes[0].mistake for fault in report.faults[:2]] == ["answer-form", "attention-scale"]
     assert report.faults[1].source is not None and report.faults[1].source["code"].startswith("att = ")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("change", "cause"), [(lambda x: x.log_softmax(-1), "logit-shift"), (lambda x: x.softmax(-1), "probabilities")]
 )

@@ -54,6 +54,7 @@ def line(report: Report) -> str:
     return str(report.faults[0].source["code"])
 
 
+@pytest.mark.long
 def test_the_taps_that_a_port_shows_are_its_own_and_the_rest_is_found() -> None:
     report = check(Showing, config=GPT2)
     assert {item.tap for item in report.measured} == set(probes.probes_of(GPT2, "gpt2")["mixed"].oracle.expected)
@@ -82,6 +83,7 @@ def test_a_large_model_is_listened_to_on_one_row(monkeypatch: pytest.MonkeyPatch
     assert len(taps) > 20 and {item.tap for item in report.measured if item.probe == "mixed"} == {"logits"}
 
 
+@pytest.mark.long
 def test_a_model_that_is_too_large_is_told_why_it_is_not_listened_to(monkeypatch: pytest.MonkeyPatch) -> None:
     slow = check(ScaledByTheWidth, config=GPT2, budget=0)
     assert any("not listened to: finding 27 taps takes about" in note for note in slow.notes)
@@ -91,6 +93,7 @@ def test_a_model_that_is_too_large_is_told_why_it_is_not_listened_to(monkeypatch
     assert (slow.verdict, large.verdict) == ("diverges", "diverges")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("build", "cause", "begins", "boundary"),
     [

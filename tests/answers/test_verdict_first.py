@@ -69,6 +69,7 @@ def started(folder: Path, name: str, *options: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.long
 def test_the_place_is_told_first_and_then_with_its_line() -> None:
     told: list[Report] = []
     report = check(ScaledByTheWidth, config=GPT2, located=told.append)
@@ -103,6 +104,7 @@ def test_ctrl_c_in_the_search_keeps_what_was_found(tmp_path: Path) -> None:
     assert "port.py:Two on config diverges" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.long
 def test_ctrl_c_while_the_port_is_listened_to_keeps_the_verdict(tmp_path: Path) -> None:
     with started(tmp_path, "Slow") as process:
         while not (tmp_path / "listens").exists():
@@ -113,6 +115,7 @@ def test_ctrl_c_while_the_port_is_listened_to_keeps_the_verdict(tmp_path: Path) 
     assert "port.py:Slow on config (float32) DIVERGES" in said
 
 
+@pytest.mark.long
 def test_causes_found_before_ctrl_c_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """The scale is named; the search for a second cause is interrupted."""
     namespace: dict[str, type[Gpt2]] = {}

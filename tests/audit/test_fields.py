@@ -34,6 +34,7 @@ def right() -> Report:
     return check(load_port(f"{LOADERS / 'llama_module.py'}:load"), family="llama", audit=True)
 
 
+@pytest.mark.long
 def test_a_right_loader_agrees_and_every_field_of_it_is_obeyed(right: Report) -> None:
     assert right.verdict == "agrees"
     assert right.audit is not None and not right.audit.faults
@@ -56,6 +57,7 @@ def test_a_value_that_is_refused_is_not_compared_and_no_fault(right: Report) -> 
     assert f"config.json hidden_act {refused.value}: {refused.says}" in right.not_compared
 
 
+@pytest.mark.long
 def test_a_field_that_is_ignored_diverges_though_the_forward_pass_agrees(tmp_path: Path) -> None:
     load = changed('rope.get("rope_theta", c.get("rope_theta", 10000.0))', "10000.0", tmp_path)
     report = check(load, family="llama", audit=True)
@@ -98,6 +100,7 @@ def test_a_default_of_its_own_for_a_missing_field_is_wrong(tmp_path: Path) -> No
     assert (wrong.value, wrong.outcome) == ("absent", "wrong")
 
 
+@pytest.mark.long
 def test_fields_that_change_nothing_must_not_change_the_port(tmp_path: Path) -> None:
     load = changed(' or not c.get("use_sliding_window", False)', "", tmp_path)
     audit = audit_of(load, "qwen2", tmp_path, with_fields=True)
@@ -105,6 +108,7 @@ def test_fields_that_change_nothing_must_not_change_the_port(tmp_path: Path) -> 
     assert audit.fields_with("ignored") == []
 
 
+@pytest.mark.long
 def test_the_fields_of_a_port_that_is_wrong_by_itself_wait(tmp_path: Path) -> None:
     load = changed("x = x + self.attention(self.norm1(x)", "x = x - self.attention(self.norm1(x)", tmp_path)
     report = check(load, family="llama", audit=True)
@@ -113,7 +117,7 @@ def test_the_fields_of_a_port_that_is_wrong_by_itself_wait(tmp_path: Path) -> No
     assert not [fault for fault in report.faults if fault.where.startswith("config.json")]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("family", EXAMPLES)
 def test_every_variant_is_a_model_of_its_family(family: str) -> None:
     names = {variant.name for variant in variants(family)}
@@ -122,6 +126,7 @@ def test_every_variant_is_a_model_of_its_family(family: str) -> None:
     assert names & eps or family in ("bart", "distilbert", "marian", "opt")  # whose eps is no field
 
 
+@pytest.mark.long
 def test_the_variants_have_what_a_port_forgets() -> None:
     asked = {
         "llama": "rope_theta rope_scaling rms_norm_eps tie_word_embeddings head_dim num_key_value_heads hidden_act",
@@ -161,6 +166,7 @@ def build(config: TransformerConfig, parameters: Any) -> Any:
     return build_numpy(dataclasses.replace(config, norm_eps=1e-5), parameters)
 
 
+@pytest.mark.long
 def test_the_fields_of_a_build_are_audited_if_that_is_asked() -> None:
     report = check(build, "notes-lm", audit=True)
     assert report.audit is not None

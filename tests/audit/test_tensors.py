@@ -36,6 +36,7 @@ def test_every_tensor_of_a_right_loader_is_read_and_refused_if_missing(tmp_path:
     assert len(tensors) == 28
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
@@ -55,6 +56,7 @@ def test_what_stands_in_the_place_of_a_missing_tensor_is_told(wrong: str, says: 
     assert found.says == f"missing from the file: in its place the port has {says}"
 
 
+@pytest.mark.long
 def test_a_missing_tensor_that_is_replaced_without_a_word_diverges(tmp_path: Path) -> None:
     wrong = 'state.setdefault("norm.weight", torch.ones(settings.width))'
     report = check(changed(TIE, f"    {wrong}\n{TIE}", tmp_path), family="llama", audit=True)
@@ -92,6 +94,7 @@ def test_a_bias_of_zeros_that_no_file_has_is_no_fault(tmp_path: Path) -> None:
     assert faults(load, "qwen2", tmp_path) == {}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("wrong", "name", "says"),
     [
@@ -158,6 +161,7 @@ def test_a_head_that_only_an_untied_model_has_is_missed_too(tmp_path: Path) -> N
     assert audit.fields_with("ignored") == audit.fields_with("wrong") == []
 
 
+@pytest.mark.long
 def test_a_build_that_does_not_miss_a_parameter_is_told_if_that_is_asked() -> None:
     def build(config: Any, parameters: Any) -> Any:
         name = "decoder.final_norm.bias"

@@ -37,7 +37,7 @@ def port(change: Change | None = None, dtype: str = "bfloat16") -> Any:
     return made
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("preset", ["notes-lm", "translation"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_right_port_is_not_alarmed(preset: str, dtype: str) -> None:
@@ -45,6 +45,7 @@ def test_a_right_port_is_not_alarmed(preset: str, dtype: str) -> None:
     assert report.verdict == "agrees", report.notes
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("preset", "wrong"),
     [("translation", a_tenth_of_the_head_bias_missing), ("notes-lm", scores_five_per_cent_too_large)],

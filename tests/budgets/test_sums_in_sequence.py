@@ -40,6 +40,7 @@ def long_call() -> ReachProbe:
     return long.probe(1, (513, 513))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(4))
 def test_an_online_softmax_agrees_at_a_length_beyond_the_probes(long_call: ReachProbe, seed: int) -> None:
     assert not compare(long_call, answer(online(seed), long_call)["logits"], "float32").is_wrong
@@ -53,6 +54,7 @@ def test_a_long_call_that_forgets_a_key_is_wrong(long_call: ReachProbe) -> None:
     assert compare(long_call, answer(online(0), other)["logits"], "float32").is_wrong
 
 
+@pytest.mark.long
 def test_an_online_softmax_agrees_on_the_longest_probe() -> None:
     config = dataclasses.replace(preset("walkthrough").resized(), max_length=256)
     probe = Probe("walkthrough", "longest", "long", config, probe_parameters(config), mixed_inputs(config, 2, 256, 256))
@@ -60,6 +62,7 @@ def test_an_online_softmax_agrees_on_the_longest_probe() -> None:
     assert not compare_segments(probe, recorded, "float32").wrong
 
 
+@pytest.mark.long
 def test_a_product_of_pytorch_with_equal_weights_agrees_on_the_longest_probe() -> None:
     """PyTorch's own batched product adds 256 padding keys of a row that sees none in sequence."""
     config = dataclasses.replace(CASES["t5"], max_length=256)

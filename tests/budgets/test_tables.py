@@ -46,7 +46,7 @@ FORMULAS = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("formula", FORMULAS)
 @pytest.mark.parametrize("config", [SINUSOIDAL, ROTARY], ids=["sinusoidal", "rotary"])
 def test_tables_built_in_float32_agree(config: TransformerConfig, formula: str) -> None:
@@ -54,6 +54,7 @@ def test_tables_built_in_float32_agree(config: TransformerConfig, formula: str) 
     assert report.verdict == "agrees", report.worst
 
 
+@pytest.mark.long
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("config", [SINUSOIDAL, ROTARY], ids=["sinusoidal", "rotary"])
 @mock.patch("transparity_conformance.diagnosis.judge.explain_all", return_value=())

@@ -246,6 +246,7 @@ def test_a_forged_bundle_expects_what_the_reference_says(
                 assert all(np.isfinite(probe.oracle.budget(tap, read.dtype)) for tap in probe.oracle.expected), key
 
 
+@pytest.mark.long
 def test_a_changed_actual_is_refused_or_judged(tmp_path: Path, written: tuple[Path, Bundle], part: int) -> None:
     folder, bundle = written
     shapes, path = bundle.shapes, tmp_path / ACTUAL
@@ -326,6 +327,7 @@ def test_a_changed_section_is_refused_or_means_the_same(
     assert refused > OF_SECTIONS // 3 // part * 0.9
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", OF_CAPABILITIES)
 def test_a_forged_section_asks_for_what_the_probes_make_of_it(
     tmp_path: Path, with_sections: tuple[Path, Bundle], name: str, part: int, monkeypatch: pytest.MonkeyPatch
@@ -350,6 +352,7 @@ def test_a_forged_section_asks_for_what_the_probes_make_of_it(
                     assert np.isfinite(other).all() if "parameters/" in key else np.array_equal(value, other), key
 
 
+@pytest.mark.long
 def test_what_was_changed_beside_the_taps_is_refused_or_judged(
     tmp_path: Path, with_sections: tuple[Path, Bundle], part: int
 ) -> None:

@@ -218,6 +218,7 @@ def test_sections_come_back_and_what_is_asked_for_has_its_shape_in_the_manifest(
     assert set(said) == {name for name in answer(tmp_path) if not name.endswith("/logits")}
 
 
+@pytest.mark.long
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["translation", "pre-norm", "notes-lm"])
 def test_a_right_port_agrees(name: str, exported: Callable[..., Any], judged: Callable[..., Report]) -> None:
@@ -263,6 +264,7 @@ def with_a_wrong_number(tensors: Tensors) -> Tensors:
     return tensors | {"mixed/gradient.encoder.layers.0.feed_forward.up.weight": changed}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("change", "where", "cause"),
     [
@@ -295,6 +297,7 @@ def test_a_wrong_gradient_is_placed_where_a_port_here_is(
     assert [found.mistake for found in fault.causes] == [cause] * (cause is not None)
 
 
+@pytest.mark.long
 def test_the_gradients_of_a_wrong_loss_are_held_to_that_loss(
     exported: Callable[..., Any], judged: Callable[..., Report]
 ) -> None:
@@ -326,7 +329,7 @@ def sizes_of(bundle: Bundle) -> dict[str, list[int]]:
     return ways
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(32)
 @pytest.mark.parametrize(("how", "name"), cache_faults(["translation", "pre-norm", "notes-lm"]))
 def test_a_wrong_cache_is_named(
     how: SimulatedFault, name: str, exported: Callable[..., Any], judged: Callable[..., Report]
@@ -343,6 +346,7 @@ def test_a_step_that_is_not_a_number_diverges(exported: Callable[..., Any], judg
     assert (fault.where, fault.causes) == ("step", ())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("left_out", "says"),
     [
@@ -393,6 +397,7 @@ def test_a_gradient_that_a_stopped_port_did_not_write_is_no_fault(
     assert any(line.startswith(says) for line in whole.not_compared)
 
 
+@pytest.mark.long
 def test_a_wrong_forward_pass_has_no_gradients_and_no_steps(
     exported: Callable[..., Any], judged: Callable[..., Report]
 ) -> None:
@@ -408,7 +413,7 @@ def test_a_wrong_forward_pass_has_no_gradients_and_no_steps(
     )
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("name", "config", "dtype", "says"),
     [
@@ -444,6 +449,7 @@ def test_nothing_is_asked_for_that_cannot_be_compared(
     assert any(line.startswith(says) for line in report.not_compared)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [
@@ -499,6 +505,7 @@ def is_refused(folder: Path, says: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("section", SECTIONS)
 @pytest.mark.parametrize(
     ("changes", "says"),
@@ -559,6 +566,7 @@ def program(tmp_path: Path) -> Callable[[str], str]:
     return command
 
 
+@pytest.mark.long
 def test_a_program_is_asked_for_its_gradients_and_steps(program: Callable[[str], str], tmp_path: Path) -> None:
     answers = tmp_path / "answers.json"
     arguments = ["check", "--preset", "notes-lm", "--gradients", "--steps", "--json", str(answers), "--command"]

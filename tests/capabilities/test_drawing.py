@@ -120,16 +120,19 @@ def assert_named(found: Any, claim: str, says: str) -> None:
     assert (fault.where, [cause.says for cause in fault.causes], fault.indistinguishable) == (claim, [says], ())
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("how", SAMPLING_FAULTS, ids=lambda how: how.says)
 def test_a_wrong_drawing_is_named(how: SimulatedFault) -> None:
     assert_named(found_in(generating(how.simulate), "notes-lm"), "generate.sampling", how.says)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("how", RAGGED_FAULTS, ids=lambda how: how.says)
 def test_a_wrong_way_with_ragged_prompts_is_named(how: SimulatedFault) -> None:
     assert_named(found_in(generating(how.simulate)), "generate.lengths", how.says)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("how", BEAM_FAULTS, ids=lambda how: how.says)
 def test_a_wrong_beam_search_is_named(how: SimulatedFault) -> None:
     assert_named(found_in(searching(how.simulate)), "beam_search.length_penalty", how.says)
@@ -143,6 +146,7 @@ def test_a_temperature_that_multiplies_is_named() -> None:
     assert held["generate"] == held["generate.uniforms"] == "agrees"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("build", [generating(simulate_generation), searching(simulate_beam_search)])
 @pytest.mark.parametrize("preset", PRESETS)
 def test_what_is_right_agrees(build: Callable[..., Any], preset: str) -> None:
@@ -151,6 +155,7 @@ def test_what_is_right_agrees(build: Callable[..., Any], preset: str) -> None:
     assert {claim.verdict for claim in found.claims} == {"agrees"}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("way", [*GENERATION.ways[2:], BEAMS.ways[1]], ids=lambda way: way.claim)
 def test_every_mistake_shows_in_what_is_asked_and_no_two_alike(way: Way, preset: str) -> None:
@@ -192,6 +197,7 @@ def test_what_is_asked_of_beams_is_no_tie(preset: str) -> None:
         assert margin.min() > 10 * oracle.budget("scores", "float32")
 
 
+@pytest.mark.sampled(3)
 def test_our_backends_agree_in_all_that_they_generate(backend: Backend) -> None:
     def build(config: TransformerConfig, parameters: dict[str, np.ndarray]) -> Any:
         return backend(config, parameters, dtype="float32")

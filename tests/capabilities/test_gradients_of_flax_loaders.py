@@ -67,6 +67,7 @@ def compared(folder: Path, change: Callable[[Any], Any]) -> CapabilityResult:
         return compare_capability(GRADIENTS_OF_GIVEN, port, ForwardPass({"mixed": probe}, {}, "float32"))
 
 
+@pytest.mark.long
 def test_gradients_of_a_loaded_module_agree(tmp_path: Path) -> None:
     found = compared(tmp_path / "model", lambda value: value)
     assert [(claim.id, claim.verdict) for claim in found.claims if claim.id == "gradients"] == [("gradients", "agrees")]

@@ -48,6 +48,7 @@ def as_it_is(model: Any) -> Any:
     return model
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_gradients_of_a_loaded_model_agree(family: str, tmp_path: Path) -> None:
     report = checked(tmp_path / "model", as_it_is, family)
@@ -71,6 +72,7 @@ def doubled(model: Any) -> Any:
     return model
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("change", "where"),
     [
@@ -142,6 +144,7 @@ def test_parameters_of_other_names_and_forms_are_told_by_their_numbers(tmp_path:
     assert (report.verdict, claim(report), lines(report)) == ("agrees", "agrees", []), as_text([report])
 
 
+@pytest.mark.long
 def test_the_gradient_of_a_tied_table_is_the_sum_over_its_copies(tmp_path: Path) -> None:
     def untied(model: Any) -> Any:
         model.lm_head.weight = torch.nn.Parameter(model.transformer.wte.weight.detach().clone())
@@ -179,6 +182,7 @@ def test_gradients_of_drawn_weights_are_those_of_a_checkpoint(tmp_path: Path) ->
     assert any(line.startswith("loss_and_gradients: of what load(folder) returns") for line in report.not_compared)
 
 
+@pytest.mark.long
 def test_the_padding_token_and_rows_that_see_nothing_are_conventions(tmp_path: Path) -> None:
     config = example_config("gemma3_text")
     assert config.pad_id is not None  # transformers' table has it as its padding_idx, which learns nothing

@@ -54,6 +54,7 @@ def claims(report: Report) -> dict[str, str]:
     return {claim.id: claim.verdict for claim in report.claims}
 
 
+@pytest.mark.long
 def test_all_that_needs_no_parameters_of_its_own_is_compared_with_given_ones() -> None:
     every: dict[str, Any] = dict.fromkeys([row.attribute for row in OF_GIVEN], right)
     report = checked(pytorch_build, **every, train=right)
@@ -98,6 +99,7 @@ def after_one_token(generate: Callable[..., Any]) -> Callable[..., Any]:
     return wrong
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("wrong", [second_best, after_one_token])
 def test_wrong_tokens_with_given_parameters_diverge(wrong: Callable[..., Any]) -> None:
     report = checked(generate=wrong)
@@ -134,6 +136,7 @@ def test_scores_of_beams_with_given_parameters_are_compared() -> None:
     assert claims(checked(beam_search=wrong))["beam_search"] == "diverges"
 
 
+@pytest.mark.long
 def test_a_wrong_gradient_of_given_parameters_is_located() -> None:
     name = "decoder.layers.1.feed_forward.down.weight"
 

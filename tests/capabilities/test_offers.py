@@ -75,6 +75,7 @@ def with_gradients(change: Callable[[float, Gradients], Any]) -> Callable[..., A
     return build
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("preset", ["translation", "notes-lm"])
 def test_our_own_loss_and_gradients_agree(preset: str) -> None:
     def build(config: TransformerConfig, parameters: dict[str, np.ndarray]) -> Offering:
@@ -88,7 +89,7 @@ def test_our_own_loss_and_gradients_agree(preset: str) -> None:
     assert not any(MISSING in says for says in report.not_compared if says.startswith("loss"))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(14)
 @pytest.mark.parametrize("mistake", LOSS_FAULTS, ids=lambda mistake: mistake.says)  # varies first, so all are made
 @pytest.mark.parametrize("preset", ["translation", "notes-lm"])
 def test_a_wrong_loss_is_named(preset: str, mistake: SimulatedFault) -> None:
@@ -100,6 +101,7 @@ def test_a_wrong_loss_is_named(preset: str, mistake: SimulatedFault) -> None:
     assert mistake.says in sentence(report)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("loss", "cause", "value", "right"),
     [
@@ -127,6 +129,7 @@ def test_a_loss_beside_logits_of_another_shape_is_not_compared() -> None:
     assert any(says.startswith("loss: no probe") for says in report.not_compared)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("build", [numpy_build, pytorch_build], ids=["numpy", "pytorch"])
 def test_a_head_without_logits_has_no_loss_to_compare(build: Callable[..., Any]) -> None:
     report = check(lambda config, parameters: build(config, parameters, dtype="float32"), config=CASES["bert"])
@@ -198,7 +201,7 @@ def with_generation(simulate: Callable[..., np.ndarray]) -> Callable[..., Any]:
     return build
 
 
-@pytest.mark.sampled(7)  # so that every fault is made
+@pytest.mark.sampled(49)
 @pytest.mark.parametrize(
     ("preset", "how"),
     [
@@ -216,7 +219,7 @@ def test_a_wrong_generation_is_named(preset: str, how: SimulatedFault) -> None:
     assert fault.indistinguishable == ()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_right_generation_agrees(preset: str) -> None:
     report = check(with_generation(simulate_generation), preset=preset)
@@ -282,7 +285,7 @@ def transposed(loss: float, gradients: Gradients) -> Any:
     return loss, {name: gradient.T for name, gradient in gradients.items()}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("change", "where", "cause"),
     [
@@ -310,6 +313,7 @@ def test_the_gradients_of_a_wrong_forward_pass_are_not_compared() -> None:
     assert any(says.startswith("loss_and_gradients: the forward pass diverges") for says in report.not_compared)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("answer", [None, "a word", 1.0, (1.0, 2.0), {"loss": 1.0}], ids=repr)
 def test_an_offer_in_the_wrong_form_diverges(answer: Any) -> None:
     assert_raises("gradients", check(with_gradients(lambda loss, gradients: answer), preset="notes-lm"))
@@ -341,6 +345,7 @@ OF_ROTATIONS = (
 )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("says", OF_ROTATIONS)
 def test_a_wrong_rotation_in_a_cache_is_named(says: str) -> None:
     how = next(how for how in CACHE_FAULTS if how.says == says)
@@ -363,7 +368,7 @@ def cache_faults(presets: Iterable[str]) -> list[Any]:
     return [pytest.param(how, preset, id=f"{how.says}-{preset}") for how, preset in acting]
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize(("how", "preset"), cache_faults([name for name in PRESETS if name != "walkthrough"]))
 def test_a_wrong_cache_is_named(how: SimulatedFault, preset: str) -> None:
     report = check(with_steps(how), preset=preset, logits_only=True)
@@ -383,6 +388,7 @@ def with_steps_alone(whole: Callable[..., Any]) -> Callable[..., Any]:
     return build
 
 
+@pytest.mark.long
 def test_a_right_cache_agrees_and_a_mask_that_hides_nothing_has_none() -> None:
     for preset, said in (("notes-lm", "agrees"), ("shared-heads", "agrees"), ("walkthrough", None)):
         for whole in (numpy_build, pytorch_build):
@@ -392,6 +398,7 @@ def test_a_right_cache_agrees_and_a_mask_that_hides_nothing_has_none() -> None:
     assert any(says.startswith("step: this mask hides nothing") for says in report.not_compared)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("step", "says"),
     [

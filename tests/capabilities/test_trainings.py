@@ -64,7 +64,7 @@ CONFIG = dataclasses.replace(preset("notes-lm"), qkv_bias=True)
 rounding alone is divided by itself."""
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("how", OPTIMIZER_FAULTS, ids=lambda how: how.says)
 def test_a_wrong_optimizer_is_named(how: SimulatedFault) -> None:
     found = compare_training(with_mistake(how), CONFIG, "float32")
@@ -74,6 +74,7 @@ def test_a_wrong_optimizer_is_named(how: SimulatedFault) -> None:
     assert fault.indistinguishable == ()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", installed())
 def test_every_backend_trains_as_the_reference_does(name: str) -> None:
     found = compare_training(
@@ -87,6 +88,7 @@ def grown(*given: Any) -> Became:
     return losses, {name: value * np.float32(1.001) for name, value in became.items()}
 
 
+@pytest.mark.long
 def test_a_wrong_step_that_nobody_knows_has_no_name() -> None:
     report = check(learning(grown), config=CONFIG, logits_only=True)
     (fault,) = report.faults

@@ -48,7 +48,7 @@ def test_a_report_has_the_keys_that_were_promised() -> None:
         assert set(claim) == {"id", "verdict", "error", "budget", "where"}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("logits_only", [False, True], ids=["taps", "logits"])
 @pytest.mark.parametrize(
     ("variant", "says"),
@@ -92,6 +92,7 @@ def test_a_tap_behind_right_logits_is_held_to_the_budget_of_the_precision(dtype:
     assert check(behind, preset="notes-lm", dtype=dtype).verdict == expected
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "logits_only", [pytest.param(False, id="taps"), pytest.param(True, id="logits", marks=pytest.mark.long)]
 )
@@ -100,7 +101,7 @@ def test_rounding_excuses_no_mistake(logits_only: bool) -> None:
     assert check(build_port(faults), preset="notes-attention", logits_only=logits_only).verdict == "diverges"
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("tap", ["logits", SCORES, "decoder.layers.1.output", "decoder.embedding"])
 @pytest.mark.parametrize("number", [np.nan, np.inf])
 def test_one_number_that_is_none_never_agrees(tap: str, number: float) -> None:
@@ -112,6 +113,7 @@ def test_one_number_that_is_none_never_agrees(tap: str, number: float) -> None:
     assert report.verdict == "diverges" and report.first_divergence == tap
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("tap", [SCORES, "decoder.layers.0.self_attention.query", "decoder.layers.1.output"])
 def test_one_wrong_number_beside_right_logits_diverges(tap: str) -> None:
     def spoil(said: Arrays) -> None:
@@ -141,6 +143,7 @@ def test_rounding_excuses_no_wrong_shape(tap: str) -> None:
     assert any(f"{tap} has the shape" in note for note in report.notes)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("tap", ["logits", SCORES, "decoder.layers.1.output"])
 @pytest.mark.parametrize("shape", [lambda x: x.swapaxes(0, 1), lambda x: x[..., :-1], lambda x: x[None]])
 def test_nothing_is_transposed_cut_or_broadcast_to_fit(tap: str, shape: Callable[[np.ndarray], np.ndarray]) -> None:
@@ -176,6 +179,7 @@ def test_a_port_that_draws_is_told_so() -> None:
     assert [cause.mistake for cause in fault.causes] == ["dropout-active"]
 
 
+@pytest.mark.long
 def test_what_is_told_its_precision_takes_it_by_name() -> None:
     told: list[str] = []
 

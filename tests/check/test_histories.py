@@ -103,6 +103,7 @@ def raises_later(state: dict[str, Any], forward: Callable[..., Any], **tokens: A
     return forward(**tokens)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -119,6 +120,7 @@ def test_a_forward_pass_that_depends_on_earlier_calls_diverges(wrong: Callable[.
     assert_history(checked(wrong), "logits")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("offer", ["loss_and_gradients", "train", "generate", "step"])
 def test_a_forward_pass_that_another_call_changes_diverges(offer: str) -> None:
     def wrong(state: dict[str, Any], forward: Callable[..., Any], **tokens: Any) -> Any:

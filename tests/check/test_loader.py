@@ -53,6 +53,7 @@ def invoke(*arguments: Any) -> Result:
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ["load", "load_a_tuple", "load_an_object", "load_in_training"])
 def test_a_right_loader_agrees_whatever_form_its_answers_have(name: str) -> None:
     report = check(of(name), family="llama")
@@ -60,6 +61,7 @@ def test_a_right_loader_agrees_whatever_form_its_answers_have(name: str) -> None
     assert not [line for line in report.not_compared if "probe" in line]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "cause"), [("load_without_theta", "rotary-base"), ("load_with_o_transposed", "weight-transpose")]
 )
@@ -69,12 +71,14 @@ def test_a_fault_of_the_loader_diverges_by_its_cause(name: str, cause: str) -> N
     assert causes(report) == {cause}
 
 
+@pytest.mark.long
 def test_a_weight_that_is_drawn_with_every_load_is_named() -> None:
     (fault,) = check(of("load_with_a_drawn_head"), family="llama", audit=False).faults
     assert fault.where == "logits"
     assert [cause.mistake for cause in fault.causes] == ["weight-drawn"]
 
 
+@pytest.mark.long
 def test_a_head_that_is_drawn_in_place_of_a_tied_one_is_not_tied() -> None:
     def build(config: TransformerConfig, parameters: Mapping[str, np.ndarray]) -> Callable[..., Any]:
         untied, random = dataclasses.replace(config, tied_head=False), np.random.default_rng()
@@ -85,6 +89,7 @@ def test_a_head_that_is_drawn_in_place_of_a_tied_one_is_not_tied() -> None:
     assert [cause.mistake for cause in report.faults[0].causes] == ["head-tied"]
 
 
+@pytest.mark.long
 def test_a_wrong_port_that_answers_the_same_when_it_is_built_again_has_drawn_nothing() -> None:
     def build(config: TransformerConfig, parameters: Mapping[str, np.ndarray]) -> Callable[..., Any]:
         wrong = {**parameters, "head.weight": np.sin(parameters["head.weight"] * 100)}
@@ -95,6 +100,7 @@ def test_a_wrong_port_that_answers_the_same_when_it_is_built_again_has_drawn_not
     assert causes(report) == set()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "verdict"), [("load_with_a_cache", "agrees"), ("load_that_forgets", "diverges")])
 def test_a_loaded_model_that_offers_steps_is_decoded_with_its_cache(name: str, verdict: str) -> None:
     report = check(of(name), family="llama", audit=False)
@@ -102,6 +108,7 @@ def test_a_loaded_model_that_offers_steps_is_decoded_with_its_cache(name: str, v
     assert causes(report) <= {"cache-mask"}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "verdict"), [("load_that_generates", "agrees"), ("load_that_generates_from_one_token", "diverges")]
 )
@@ -140,6 +147,7 @@ def test_on_the_command_line_a_loader_runs_apart_and_leaves_no_files(tmp_path: P
     assert not [path for path in tmp_path.iterdir() if path.name.startswith("transparity-")]
 
 
+@pytest.mark.long
 def test_a_checkpoint_is_given_to_a_loader_with_its_weights_and_with_others(tmp_path: Path) -> None:
     config = example_config("llama")
     export_checkpoint("llama", config, probe_parameters(config, 9), tmp_path)

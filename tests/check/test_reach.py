@@ -125,6 +125,7 @@ def test_a_batch_of_one_that_loses_its_mask_diverges(monkeypatch: pytest.MonkeyP
     assert report.verdict == "diverges" and "batch 1" in report.faults[0].probe
 
 
+@pytest.mark.long
 def test_keys_beyond_64_that_are_never_seen_diverge_and_the_first_wrong_length_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -141,7 +142,7 @@ def test_keys_beyond_64_that_are_never_seen_diverge_and_the_first_wrong_length_i
     assert any("right up to length 64, wrong from length 65 on" in note for note in report.notes)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", ["notes-lm", "translation"])
 @pytest.mark.parametrize(
     "condition",
@@ -186,14 +187,14 @@ LONG: dict[str, tuple[TransformerConfig, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", ["window", "off by one", "buckets", "original length"])
 def test_a_threshold_of_the_asked_configuration_is_crossed(name: str) -> None:
     config, fields = LONG[name]
     assert check(other_config(**fields), config=config, budget=0).verdict == "diverges"
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", LONG)
 def test_a_right_port_agrees_at_its_thresholds(name: str) -> None:
     config, _ = LONG[name]
@@ -202,6 +203,7 @@ def test_a_right_port_agrees_at_its_thresholds(name: str) -> None:
     assert report.coverage.lengths[-1] == config.max_length and report.coverage.batches[:3] == (1, 2, 3)
 
 
+@pytest.mark.long
 def test_a_window_that_no_call_reaches_is_inconclusive_and_named() -> None:
     config = dataclasses.replace(CASES["qwen"], max_length=9000, sliding_window=6000)
     report = check(logits_only, config=config)
@@ -245,7 +247,7 @@ def test_a_port_that_answers_one_token_of_other_sizes_and_fails_on_more_is_incon
     assert any("wide" in line and "please" in line for line in report.coverage.untested)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("name", [*PRESETS, *CASES])
 def test_every_active_field_of_presets_and_families_is_exercised(name: str) -> None:
     config = preset(name) if name in PRESETS else CASES[name]
@@ -319,6 +321,7 @@ def test_every_token_of_given_weights_is_tried() -> None:
     assert report.faults[0].probe.startswith("tokens ")
 
 
+@pytest.mark.long
 def test_tokens_that_are_too_many_are_counted() -> None:
     report = of_vocabulary(9000, None)
     assert report.verdict == "agrees"

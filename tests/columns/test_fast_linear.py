@@ -89,6 +89,7 @@ def test_what_learns_by_onednn_has_the_models_own_parameters() -> None:
     assert all(others[name] is parameter for name, parameter in own.items())
 
 
+@pytest.mark.long
 def test_what_is_compiled_outlives_a_module_that_is_imported_anew() -> None:
     probe = probes("notes-lm")["mixed"]
     forward = build(probe.config, probe.parameters, mode="compile")

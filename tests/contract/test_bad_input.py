@@ -107,6 +107,7 @@ def test_a_choice_is_not_offered(backend: Backend, refused: Refused, choice: str
         backend(CONFIG, PARAMETERS, **{choice: value})
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("fast", [False, True], ids=["traced", "fast"])
 @pytest.mark.parametrize("name", ["source", "target"])
 @pytest.mark.parametrize(

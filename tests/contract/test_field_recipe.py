@@ -124,6 +124,7 @@ def drawn() -> dict[str, set[object]]:
     return values
 
 
+@pytest.mark.sampled(2)
 @each_field
 def test_a_field_is_drawn_or_held_by_a_claim(field: str, drawn: dict[str, set[object]]) -> None:
     if field in NOT_DRAWN:

@@ -130,6 +130,7 @@ def test_a_model_stays_as_it_is_when_what_it_was_given_is_written_to(backend: Ba
     assert all(np.array_equal(as_numbers(after[name]), value) for name, value in before.items())
 
 
+@pytest.mark.sampled(2)
 @each_config
 def test_the_taps_have_the_shapes_that_they_are_said_to_have(config: TransformerConfig, backend: Backend) -> None:
     lengths = dict(zip(config.input_names, (7, 5), strict=False))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 
 from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
@@ -48,8 +49,9 @@ def showing(**fields: Any) -> Callable[..., Any]:
     return build
 
 
+@pytest.mark.long
 def test_a_port_that_shows_its_activations_is_told_that_it_is_another_model() -> None:
-    report = check(showing(norm="rms", positions="rotary", activation="silu"), "notes-lm", budget=20)
+    report = check(showing(norm="rms", positions="rotary", activation="silu"), "notes-lm", budget=120)
     assert sentence(report).startswith("This is not notes-lm: it has ")
     assert "norm rms (not layer)" in sentence(report) and "`transparity fit`" in sentence(report)
     ports = {name: pair["port"] for name, pair in report.as_dict()["other_fields"].items()}
@@ -74,6 +76,7 @@ def test_two_faults_that_are_no_fields_are_no_other_model() -> None:
     assert report.verdict == "diverges" and not report.other_fields
 
 
+@pytest.mark.long
 def test_a_loader_of_another_model_is_told_so() -> None:
     def load(folder: str) -> Callable[..., Any]:
         found = import_checkpoint(folder)
@@ -81,6 +84,6 @@ def test_a_loader_of_another_model_is_told_so() -> None:
         forward = build_pytorch(other, {name: found.parameters[name] for name in parameter_shapes(other)})
         return lambda ids: forward(tokens=np.asarray(ids))["logits"]
 
-    report = check(load, family="gpt2", budget=20, audit=False)
+    report = check(load, family="gpt2", budget=120, audit=False)
     assert {"norm", "positions"} <= report.other_fields.keys()
     assert sentence(report).startswith("This is not gpt2: it has ")

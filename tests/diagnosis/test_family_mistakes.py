@@ -86,6 +86,7 @@ def answers(pytestconfig: pytest.Config) -> list[Judgement]:
     return [judged(trial) for trial in list(sampled())[::every]]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "measure", [each for each in MEASURES if each.kind == "fault" and each.view in QUICK], ids=lambda each: each.title
 )
@@ -96,7 +97,7 @@ def test_the_checker_reaches_its_targets(answers: list[Judgement], measure: Meas
     assert 1 - len(failures) / counted >= measure.target, [f"{each.port} → {each}" for each in failures]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     "trial", [each for each in further_family_ports(("bloom", "opt"), {2: 3}) if each.view in QUICK], ids=str
 )
@@ -105,6 +106,7 @@ def test_two_mistakes_are_told_apart_and_an_unknown_one_has_no_name(trial: Simul
     assert not [measure.title for measure in MEASURES if wrong(measure, [answer])], answer
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
@@ -138,13 +140,14 @@ def _pytorch(config: TransformerConfig, parameters: Arrays) -> Any:
     return column.build(config, parameters, dtype="float32", mode="eager")
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("case", CASES)
 def test_a_right_port_agrees(case: str) -> None:
     _agrees(build_port(None), case, logits_only=False)
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("build", [build_port(None), _pytorch], ids=["numpy", "pytorch"])
 def test_a_right_port_agrees_however_it_is_looked_at(case: str, build: Build) -> None:
@@ -185,6 +188,7 @@ def test_another_form_of_the_same_is_right(case: str, form: FamilyFault) -> None
     assert all("in another form" in note for note in report.notes) and report.notes
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("case", "variant"), [("opt", "parallel"), ("llama", "read by head"), ("llama", "laid by head")]
 )
@@ -206,6 +210,7 @@ def test_every_mistake_of_the_catalogue_is_made_by_some_port() -> None:
     assert of_cases - OF_PRESETS == {name for fault in FAULTS for name in fault.ids} - OF_PRESETS
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("case", CASES)
 def test_every_mistake_can_be_put_into_the_reference(case: str) -> None:
     config, probe = CASES[case], case_probes(case)["square"]
@@ -287,6 +292,7 @@ def _ends(request: Request) -> list[int]:
     return [int(np.argmax(row == config.eos_id)) for row in said if (row == config.eos_id).any()]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_what_a_port_of_a_family_offers_is_compared() -> None:
     config = dataclasses.replace(CASES["gemma"], eos_id=2)

@@ -62,6 +62,7 @@ def weights_squared(config: TransformerConfig, name: str, value: np.ndarray) -> 
     return value**2 / (value**2).sum(-1, keepdims=True) if name.endswith(".weights") else value
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("change", "wrong"),
     [

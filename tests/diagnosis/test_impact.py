@@ -37,6 +37,7 @@ def of_one_token(logits: np.ndarray, target: np.ndarray) -> np.ndarray:
     return logits
 
 
+@pytest.mark.long
 def test_a_difference_at_padding_alone_is_said_to_be_one() -> None:
     report = check(port(at_padding), "translation", logits_only=True, budget=0)
     impact = report.faults[0].impact
@@ -55,6 +56,7 @@ def test_real_tokens_and_predictions_are_counted() -> None:
     assert f"changes {len(tried)} of {real} real tokens, the argmax of {len(tried)}" in as_text([report])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("logits_only", [False, True], ids=["taps", "logits"])
 def test_every_divergence_has_its_own_impact(logits_only: bool) -> None:
     faults = [PlainFault("bias-dropped", "head"), PlainFault("bias-dropped", "up", "decoder.layers.1")]
@@ -66,6 +68,7 @@ def test_every_divergence_has_its_own_impact(logits_only: bool) -> None:
     )
 
 
+@pytest.mark.long
 def test_the_environment_names_what_took_part() -> None:
     report = check(port(at_padding), "translation", logits_only=True, budget=0).as_dict()
     assert {"python", "platform", "numpy", "transparity"} <= set(report["environment"])

@@ -70,6 +70,7 @@ def claim(report: Report) -> list[str]:
     return [item.verdict for item in report.claims if item.id == "wholly_hidden"]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("logits_only", [False, True], ids=["taps", "logits"])
 @pytest.mark.parametrize("convention", [zeros, additive, by_scores_where_hidden])
 def test_another_convention_for_rows_that_see_nothing_agrees(convention: Weigh, logits_only: bool) -> None:
@@ -105,11 +106,13 @@ def test_a_port_with_our_convention_has_no_such_claim() -> None:
     assert report.verdict == "agrees" and not claim(report)
 
 
+@pytest.mark.long
 def test_not_a_number_is_no_convention() -> None:
     report = check(port(nan), "pre-norm", logits_only=True)
     assert report.verdict == "diverges"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("logits_only", [False, True], ids=["taps", "logits"])
 def test_a_lost_mask_is_not_excused_by_it(logits_only: bool) -> None:
     for only in ("encoder.layers.1.self_attention.weights", "decoder.layers.0.cross_attention.weights"):
@@ -123,6 +126,7 @@ def test_where_masked_keys_weigh_something_the_document_decides() -> None:
     assert check(port(zeros), "walkthrough").verdict == "diverges"
 
 
+@pytest.mark.long
 def test_a_fault_is_named_beside_another_convention() -> None:
     def both(scores: np.ndarray, mask: np.ndarray, weights: np.ndarray) -> np.ndarray:
         hidden = np.where(mask, 2 * scores, -1e9)

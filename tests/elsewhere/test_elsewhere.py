@@ -194,6 +194,7 @@ BUGS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_fault_is_found_in_its_layer_and_has_its_cause(bug: str, written: Path, tmp_path: Path) -> None:
     change, layer = BUGS[bug]
@@ -283,6 +284,7 @@ def test_parts_of_a_checkpoint_are_bundles_with_their_weights(written: Path, tmp
     assert run("compare", parts, brought).exit_code == 0
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", ["bert", "gemma2", "t5"])
 def test_other_families_come_back_too(family: str, tmp_path: Path) -> None:
     written = exported(tmp_path, family)
@@ -314,6 +316,7 @@ def test_a_fault_in_a_large_checkpoint_has_its_cause(tmp_path: Path) -> None:
     assert report["faults"][0]["causes"]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("all_are_large")
 def test_memory_does_not_grow_with_depth_whatever_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mapped, "BLOCK", 2**12)

@@ -100,6 +100,7 @@ def test_what_has_no_such_layer_is_said(family: str, layers: list[int] | None, m
     assert str(raised.value).endswith(message)
 
 
+@pytest.mark.long
 def test_a_wrong_layer_is_found_by_its_own_weights_alone(tmp_path: Path) -> None:
     """Without its gain a norm is right in layer 0, whose gains are ones, but for the gradient, and wrong in layer 1."""
     config = example_config("llama")

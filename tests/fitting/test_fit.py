@@ -61,6 +61,7 @@ def test_the_weights_of_the_module_are_not_touched() -> None:
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
+@pytest.mark.long
 def test_several_departures_are_found_together() -> None:
     changes: dict[str, Any] = {
         "norm": "rms",
@@ -84,6 +85,7 @@ def test_several_departures_are_found_together() -> None:
     assert {name: getattr(made, name) for name in changes} == changes
 
 
+@pytest.mark.long
 def test_multipliers_are_found() -> None:
     factors: dict[str, Any] = {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "head_multiplier": 0.25}
     config = dataclasses.replace(GPT, positions="rotary", norm_position="pre", head_bias=False, **factors)
@@ -98,18 +100,21 @@ def test_what_no_configuration_says_is_not_confirmed() -> None:
     assert not made.is_confirmed
 
 
+@pytest.mark.long
 def test_configurations_that_compute_the_same_are_named() -> None:
     made = fit(module(dataclasses.replace(GPT, num_heads=4, attention_scale="embed_dim")))
     assert made.config.attention_scale == "embed_dim"
     assert made.untold["attention_scale"] == "head_dim with the multiplier 0.5 computes the same"
 
 
+@pytest.mark.long
 def test_what_cannot_be_told_is_listed() -> None:
     made = fit(module(dataclasses.replace(GPT, positions="rotary", max_length=77)))
     assert {"max_length", "pad_id", "sliding_window"} <= set(made.untold)
     assert "rope_theta" not in made.untold
 
 
+@pytest.mark.long
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", ["vanilla", "t5", "bert", "translation", "pre-norm"])
 def test_the_module_of_a_template_is_fitted_to_it(name: str) -> None:
@@ -163,6 +168,7 @@ def test_a_module_that_raises_is_told_with_its_inputs() -> None:
         fit(Broken())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "scaling",
     [
@@ -178,6 +184,7 @@ def test_scaled_rotary_positions_are_found(scaling: dict[str, Any]) -> None:
     assert {name: getattr(made.config, name) for name in changes} == changes
 
 
+@pytest.mark.long
 def test_heads_of_four_features_do_not_tell_the_scaling_of_their_angles() -> None:
     changes: dict[str, Any] = {"positions": "rotary", "rope_theta": 500.0, "embed_dim": 12}
     assert "rotary_scaling" in fit(module(dataclasses.replace(GPT, **changes))).untold

@@ -99,12 +99,14 @@ def test_keys_that_are_made_before_queries_are_told_apart() -> None:
     assert same(fit(model).config, dataclasses.replace(ARRAYS, mask_value=-np.inf), "mask_order")
 
 
+@pytest.mark.long
 def test_heads_and_rows_one_at_a_time_in_numpy_are_put_together() -> None:
     made = fit(functools.partial(arrays.pico, GPT))
     assert made.is_confirmed
     assert same(made.config, dataclasses.replace(ARRAYS, mask_value=made.config.mask_value), "mask_order")
 
 
+@pytest.mark.long
 def test_a_module_of_nnx_is_fitted() -> None:
     pytest.importorskip("flax")
     made = fit(functools.partial(arrays.flax, GPT))
@@ -145,6 +147,7 @@ def linen() -> Any:
     return GPTOfLinen()
 
 
+@pytest.mark.long
 def test_a_module_of_linen_is_initialised_and_fitted() -> None:
     pytest.importorskip("flax")
     made = fit(linen)
@@ -152,6 +155,7 @@ def test_a_module_of_linen_is_initialised_and_fitted() -> None:
     assert same(made.config, ARRAYS, "mask_value", "mask_order")
 
 
+@pytest.mark.long
 def test_the_longest_input_that_is_answered_is_its_length() -> None:
     class Short(nn.Module):
         def __init__(self) -> None:
@@ -234,6 +238,7 @@ def test_a_module_whose_maps_are_frozen_is_fitted() -> None:
     assert same(fit(model).config, ARRAYS)
 
 
+@pytest.mark.long
 def test_positions_that_are_scaled_are_refused_with_the_factor() -> None:
     class Scaled(nn.Embedding):
         def forward(self, ids: Tensor) -> Tensor:

@@ -38,6 +38,7 @@ class Translation(nn.Module):
         return self.head(self.transformer(x, y, tgt_mask=future, **hidden))
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor")
 def test_pytorchs_own_transformer_is_fitted() -> None:
     made = fit(Translation())
@@ -67,7 +68,7 @@ def gemma2() -> Any:
     return transformers.Gemma2ForCausalLM(config)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("make", [gpt2, llama, t5, gemma2], ids=lambda make: make.__name__)
 def test_a_model_of_transformers_is_fitted_to_its_family(make: Callable[[], Any]) -> None:
     made = fit(make())

@@ -56,6 +56,7 @@ def head_by_head(ids: Tensor) -> Tensor:
     return x @ C_PROJ
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("context", [torch.enable_grad, torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("forward", [explicit, with_kernel, head_by_head])
 def test_the_result_is_the_same_to_the_bit(forward: Callable[[Tensor], Tensor], context: Any) -> None:
@@ -117,6 +118,7 @@ def test_a_bias_that_is_masked_before_it_is_added_is_added_to_the_scores_by_itse
     assert not [each for each in operations if each.name.endswith("biased_scores")]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("context", [torch.enable_grad, torch.inference_mode])
 @pytest.mark.parametrize(
     ("options", "bias"),
@@ -248,6 +250,7 @@ PADDING = torch.zeros(2, 5, dtype=torch.bool)
 PADDING[1, 3:] = True
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize(
     "options", [{}, {"src_key_padding_mask": PADDING}, {"mask": torch.ones(5, 5, dtype=torch.bool).triu(1)}]

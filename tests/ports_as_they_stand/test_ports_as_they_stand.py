@@ -105,6 +105,7 @@ def checked(name: str, file: Path) -> Report:
     return check(load_port(f"{file}:build"), config=ENCODER_DECODER)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", [*FAMILIES, "annotated"])
 def test_a_right_port_agrees(name: str) -> None:
     report = checked(name, FOLDER / f"{name}.py")
@@ -112,6 +113,7 @@ def test_a_right_port_agrees(name: str) -> None:
     assert not report.coverage.untested
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", IGNORED)
 def test_the_fields_that_a_published_port_has_built_in_are_told(name: str, tmp_path: Path) -> None:
     loader = Loader(HubBuild(load_port(f"{FOLDER / name}.py:load"), FAMILIES[name], str(tmp_path)))
@@ -121,7 +123,7 @@ def test_the_fields_that_a_published_port_has_built_in_are_told(name: str, tmp_p
     assert {each.outcome for each in of_every_folder} == {"read"}  # and refused if missing
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("planted", FAULTS, ids=lambda planted: f"{planted.port}: {planted.cause}")
 def test_a_fault_has_its_line_and_its_cause(planted: Planted, tmp_path: Path) -> None:
     text = (FOLDER / f"{planted.port}.py").read_text(encoding="utf-8")
@@ -137,6 +139,7 @@ def test_a_fault_has_its_line_and_its_cause(planted: Planted, tmp_path: Path) ->
     assert planted.line in lines[first.source["line"] - 1]
 
 
+@pytest.mark.long
 def test_two_causes_at_one_tap_have_each_its_own_line(tmp_path: Path) -> None:
     text = (FOLDER / "scratch_qwen.py").read_text(encoding="utf-8")
     for right, wrong in (

@@ -50,6 +50,7 @@ def test_the_example_of_a_test_passes() -> None:
     assert "1 passed" in ended.stdout
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_line_in_an_example_is_named(name: str) -> None:

@@ -35,6 +35,7 @@ def judged(folder: Path, checkpoint: Path) -> Report:
     return check_port(model, system.name, config=system.config, parameters=system.parameters)
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("family", ["bert", "gemma2", "gpt2", "opt", "qwen3", "roberta", "t5"])
 def test_a_folder_agrees_with_its_own_checkpoint(family: str, hub: Hub) -> None:
     assert judged(hub(family), hub(family)).verdict == "agrees"
@@ -69,6 +70,7 @@ WRONG: list[tuple[str, dict[str, Any], Change, str]] = [
 ]
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize(("family", "fields", "change", "cause"), WRONG)
 def test_a_folder_that_differs_from_its_checkpoint_diverges_by_its_cause(
     family: str, fields: dict[str, Any], change: Change, cause: str, hub: Hub, tmp_path: Path

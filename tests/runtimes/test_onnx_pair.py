@@ -61,6 +61,7 @@ def export(checkpoint: Path, folder: Path, **fields: Any) -> Path:
     return folder
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("fields", "cause"),
     [({}, ""), ({"layer_norm_epsilon": 1e-2}, "norm-eps"), ({"relative_attention_max_distance": 8}, "relative")],

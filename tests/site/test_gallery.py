@@ -24,12 +24,13 @@ def test_every_cause_has_a_page() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("diagnosis", diagnoses(), ids=lambda each: each.port)
 def test_the_cause_of_the_table_is_found(diagnosis: Diagnosis) -> None:
     assert checked(diagnosis).verdict == "diverges"
 
 
+@pytest.mark.long
 def test_a_page_shows_the_line_and_the_verdict_and_a_report_names_no_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -43,6 +44,7 @@ def test_a_page_shows_the_line_and_the_verdict_and_a_report_names_no_folder(
     assert str(ROOT) not in reports["gallery/inverse-rotation.html"]
 
 
+@pytest.mark.long
 def test_another_cause_than_that_of_the_table_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"the causes found are \['rotary-direction'\], not norm-eps"):
         checked(dataclasses.replace(QUICK, cause="norm-eps"))

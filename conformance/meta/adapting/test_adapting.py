@@ -10,6 +10,7 @@ from meta.adapting.wrong import BUGS, file_of
 from transparity_conformance.ports.adapting.names import contradicting
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor:UserWarning")
 @pytest.mark.parametrize("name", list(PORTS)[::4])

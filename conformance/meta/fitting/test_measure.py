@@ -15,6 +15,7 @@ SAMPLE = (0, 2, 3, 4)
 """Seeds that take a second each."""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", SAMPLE)
 def test_a_drawn_configuration_is_found(seed: int) -> None:
     made = outcome(seed)
@@ -26,6 +27,7 @@ def test_the_drawn_configurations_depart_from_their_template_in_up_to_six_fields
     assert min(counts) >= 0 and max(counts) == MOST
 
 
+@pytest.mark.long
 def test_another_configuration_is_not_taken_for_the_drawn_one() -> None:
     _, config = drawn(2)
     made = fit(module(config))

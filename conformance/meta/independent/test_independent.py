@@ -57,6 +57,7 @@ def test_every_catalogued_fault_of_a_capability_is_made() -> None:
     assert Counter(fault.id for fault in FAULTS) == Counter(id for id, _ in catalogued)
 
 
+@pytest.mark.long
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("preset", ["notes-lm", "translation"])
 def test_the_right_port_agrees_with_all_that_it_offers(preset: str) -> None:
@@ -65,7 +66,7 @@ def test_the_right_port_agrees_with_all_that_it_offers(preset: str) -> None:
     assert [says for says in report.not_compared if says.startswith(ATTRIBUTES)] == []
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("fault", sampled(FAULTS, 12), ids=str)
 def test_a_fault_of_a_capability_is_named(fault: CapabilityFault) -> None:
     needed = {"": "notes-lm", "padding": "pre-norm", "end": "translation", "source": "translation", "rotary": "llama"}
@@ -74,7 +75,7 @@ def test_a_fault_of_a_capability_is_named(fault: CapabilityFault) -> None:
     assert trial.is_right(report), report.faults
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize(
     ("name", "says"),
     [
@@ -94,6 +95,7 @@ def test_a_fault_is_named_in_every_kind_of_cache_and_loop(name: str, says: str) 
     assert trial.is_right(report), report.faults
 
 
+@pytest.mark.long
 def test_what_is_left_out_changes_nothing() -> None:
     assert [f"{name}: {fault}" for name, fault in left_out() if not changes_nothing(name, fault)] == []
 
@@ -109,7 +111,7 @@ def test_there_are_thirty_styles() -> None:
     assert len(STYLES) >= 30
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("port", sampled(right_ports(CONFIGS, 500), 6), ids=str)
 def test_a_right_port_agrees(port: RightPort) -> None:
     report = right_trial(port).run()

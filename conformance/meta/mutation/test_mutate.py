@@ -13,6 +13,7 @@ EVERY = 32
 """Of the entries of `equivalents.toml`, every so many is tried here; `nox -s equivalents` tries all."""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("column", COLUMNS)
 def test_an_entry_is_a_line_that_mutation_makes(column: str) -> None:
     entries = [entry for entry in equivalents() if entry.column == column]
@@ -20,6 +21,7 @@ def test_an_entry_is_a_line_that_mutation_makes(column: str) -> None:
     assert [entry for entry in entries if not mutants_of(entry)] == []
 
 
+@pytest.mark.long
 @pytest.mark.sampled(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("entry", equivalents()[::EVERY], ids=str)
@@ -34,6 +36,7 @@ def test_a_line_that_computes_something_else_is_no_entry() -> None:
     assert difference_made(entry).startswith("walkthrough: tokens")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("column", COLUMNS)
 def test_every_file_of_a_column_is_mutated(column: str) -> None:
     for file in {"port", "state.parameters", "arithmetic.functional"} & set(files(column)):

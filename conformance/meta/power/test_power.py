@@ -80,6 +80,7 @@ def of_the_documents(config: TransformerConfig) -> TransformerConfig:
     return TransformerConfig(**fields)
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(models())
 def test_the_port_serves_every_configuration(model: tuple[TransformerConfig, int, Arrays]) -> None:
@@ -94,6 +95,7 @@ def test_the_port_serves_every_configuration(model: tuple[TransformerConfig, int
         assert difference(heard[name], expected) <= oracle.budget(name, "float32"), name
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("case", CASES)
 def test_every_style_is_right(case: str) -> None:
     """By the oracle's budget, not by the checker: else an alarm might not be a false one."""
@@ -127,6 +129,7 @@ def test_a_tap_is_no_other_dtype_than_declared() -> None:
         assert {np.asarray(value).dtype for value in heard.values()} == {np.dtype("float32")}
 
 
+@pytest.mark.long
 def test_a_sample_tries_as_many_mistakes_as_it_can() -> None:
     trials = [trial for trial in plain_ports(FEW) if (trial.case, trial.kind) == ("pre-norm", "fault")]
     chosen = sampled(trials, 20)
@@ -206,6 +209,7 @@ def title(measure: Measure) -> str:
     return measure.title.replace(" ", "-")
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.slow
 @pytest.mark.parametrize("measure", MEASURES[::4], ids=title)
 def test_the_checker_reaches_some_targets(measure: Measure) -> None:

@@ -32,7 +32,7 @@ def port_called(name: str) -> SimulatedPort:
     return next(port for port in ports if str(port) == name)
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.long
 @pytest.mark.parametrize("name", FAULTS)
 def test_every_tap_of_a_wrong_port_is_found_with_its_own_numbers(name: str) -> None:
     port = port_called(name)

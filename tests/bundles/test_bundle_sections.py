@@ -329,7 +329,7 @@ def sizes_of(bundle: Bundle) -> dict[str, list[int]]:
     return ways
 
 
-@pytest.mark.sampled(32)
+@pytest.mark.long
 @pytest.mark.parametrize(("how", "name"), cache_faults(["translation", "pre-norm", "notes-lm"]))
 def test_a_wrong_cache_is_named(
     how: SimulatedFault, name: str, exported: Callable[..., Any], judged: Callable[..., Report]

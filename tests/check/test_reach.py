@@ -187,7 +187,7 @@ LONG: dict[str, tuple[TransformerConfig, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["window", "off by one", "buckets", "original length"])
 def test_a_threshold_of_the_asked_configuration_is_crossed(name: str) -> None:
     config, fields = LONG[name]

@@ -86,7 +86,7 @@ def answers(pytestconfig: pytest.Config) -> list[Judgement]:
     return [judged(trial) for trial in list(sampled())[::every]]
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.long
 @pytest.mark.parametrize(
     "measure", [each for each in MEASURES if each.kind == "fault" and each.view in QUICK], ids=lambda each: each.title
 )

@@ -85,6 +85,7 @@ def test_with_near_ties_in_most_positions_logits_alone_do_not_agree() -> None:
     assert verdict(probe(), answers(probe(), last_of_equals), logits_only=True).verdict == expected
 
 
+@pytest.mark.long
 def test_without_near_ties_the_same_logits_would_diverge() -> None:
     with patch("transparity_conformance.diagnosis.faults.wholly_hidden.dependent", lambda *_: {}):
         fresh = dataclasses.replace(probe())

@@ -58,6 +58,7 @@ def test_a_matrix_in_float8_is_multiplied_by_its_scales(kind: str, tmp_path: Pat
     assert not any("tensors that are not used" in remark for remark in checkpoint.remarks)
 
 
+@pytest.mark.long
 def test_a_loader_of_float8_is_given_the_folder_and_one_that_leaves_out_the_scales_is_wrong(tmp_path: Path) -> None:
     exact = quantised(tmp_path / "hub", "block")
 

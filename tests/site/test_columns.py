@@ -90,6 +90,7 @@ def seen() -> dict[LINES, Seen]:
     return watched()
 
 
+@pytest.mark.long
 def test_a_changed_source_changes_its_page(monkeypatch: pytest.MonkeyPatch, seen: dict[LINES, Seen]) -> None:
     def pages() -> dict[str, str]:
         columns._definitions.cache_clear()

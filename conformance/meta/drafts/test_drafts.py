@@ -22,7 +22,7 @@ def bug_of(cause: str, part: str) -> Bug:
     return next(bug for bug in BUGS if bug.ids[0] == cause and part in bug.new)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.long
 @pytest.mark.parametrize("number", SAMPLE)
 def test_every_bug_of_a_draft_is_named_in_one_run(number: int, tmp_path: Path) -> None:
     draft = next(itertools.islice(drafts(number + 1, tmp_path), number, None))

@@ -41,7 +41,7 @@ class Stack(nnx.Module):
             self.position_embedding = nnx.Embed(config.num_positions, config.embed_dim, rngs=rngs)
         if config.embedding_norm:
             self.embedding_norm = Norm(config, rngs=rngs)
-        relative = config.positions == "relative"
+        relative = config.has_relative_bias
         self.relative_bias = nnx.Embed(config.relative_buckets, config.num_heads, rngs=rngs) if relative else None
         has_memory, count = name == "decoder" and config.has_encoder, config.stack_num_layers(name)
         self.layers = nnx.List(Layer(config.for_layer(name, i), rngs=rngs, has_memory=has_memory) for i in range(count))

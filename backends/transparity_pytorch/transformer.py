@@ -41,7 +41,7 @@ class Stack(nn.Module):
             self.position_embedding = nn.Embedding(config.num_positions, config.embed_dim)
         if config.embedding_norm:
             self.embedding_norm = Norm(config)
-        relative = config.positions == "relative"
+        relative = config.has_relative_bias
         self.relative_bias = nn.Embedding(config.relative_buckets, config.num_heads) if relative else None
         has_memory, count = name == "decoder" and config.has_encoder, config.stack_num_layers(name)
         self.layers = nn.ModuleList(Layer(config.for_layer(name, i), has_memory=has_memory) for i in range(count))

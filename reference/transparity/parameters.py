@@ -69,7 +69,7 @@ def _stack_shapes(stack: str, config: TransformerConfig) -> Shapes:
         shapes[f"{stack}.position_embedding.weight"] = (config.num_positions, config.embed_dim)
     if config.embedding_norm:
         shapes |= _norm_shapes(f"{stack}.embedding_norm", config)
-    if config.positions == "relative":
+    if config.has_relative_bias:
         shapes[f"{stack}.relative_bias.weight"] = (config.relative_buckets, config.num_heads)
     for layer in range(config.stack_num_layers(stack)):
         scope = f"{stack}.layers.{layer}"

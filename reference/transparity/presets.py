@@ -193,6 +193,7 @@ _DEPARTURES: tuple[tuple[Callable[[TransformerConfig], bool], str], ...] = (
         "queries and keys are rotated by their positions (paper: sinusoidal ones, §3.5)",
     ),
     (lambda c: c.positions == "relative", "distances have learned biases (paper: sinusoidal positions, §3.5)"),
+    (lambda c: c.relative_bias, "distances have learned biases beside the positions that are added (paper: none)"),
     (lambda c: c.positions == "alibi", "distances are subtracted from scores (paper: sinusoidal positions, §3.5)"),
     (lambda c: c.positions == "none", "there are no positions (paper: sinusoidal, §3.5)"),
     (lambda c: c.embedding_scale == "none", "token embeddings are not multiplied by √embed_dim (§3.4)"),

@@ -136,7 +136,7 @@ def score_bias(
         dtype: Of the activations.
         both: Whether queries see later keys too.
     """
-    if config.positions == "relative":
+    if config.has_relative_bias:
         limits = (config.relative_buckets, config.relative_max_distance)
         buckets = relative_buckets(distances(positions, keys), *limits, both=both)
         return np.moveaxis(parameters["relative_bias"]["weight"][buckets], -1, 1)

@@ -113,6 +113,7 @@ def test_a_number_that_is_none(field: str, value: Any) -> None:
             {"positions": "rotary", "rotary_scaling": "longrope"},
             "rotary_short_factors has 0 numbers, but rotary_scaling",
         ),
+        ({"positions": "rotary", "relative_bias": True}, "relative_bias is true and positions 'rotary':"),
         ({"positions": "relative", "relative_buckets": 3}, "relative_buckets is 3 and relative_max_distance 128;"),
         ({"positions": "relative", "relative_max_distance": 8}, "relative_buckets is 32 and relative_max_distance 8;"),
         ({"shared_embedding": True}, "shared_embedding is true, but source_vocab_size is 37 and target_vocab_size 31"),

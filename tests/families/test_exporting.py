@@ -72,6 +72,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "bert, masked": ("bert", MASKED),
     "roberta, masked": ("roberta", MASKED),
+    "mpnet, masked": ("mpnet", MASKED),
     "xlm-roberta, masked": ("xlm-roberta", MASKED),
     "distilbert, hidden": ("distilbert", {"head": "hidden", "head_transform": False, "tied_head": False}),
     "modernbert, hidden": ("modernbert", {"head": "hidden", "head_transform": False, "tied_head": False}),
@@ -179,7 +180,7 @@ def translator(folder: str) -> Any:
 
 
 LOADERS = (
-    dict.fromkeys(("bert", "roberta", "xlm-roberta"), encoder)
+    dict.fromkeys(("bert", "roberta", "xlm-roberta", "mpnet"), encoder)
     | dict.fromkeys(("distilbert", "modernbert"), masked)
     | dict.fromkeys(("bart", "marian", "t5"), translator)
 )

@@ -68,6 +68,7 @@ EXPERTS = GROUPED | {"intermediate_size": 20}  # grouped products ask for multip
 SHARED = LLAMA | {"num_key_value_heads": 1, "head_dim": 6}
 LATENT = {"num_key_value_heads": 4, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 5}
 LATENT |= {"moe_intermediate_size": 12, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2}
+SHARED_EXPERT = {"moe_intermediate_size": 12, "shared_expert_intermediate_size": 8}
 SPECIAL = {"pad_token_id": None, "bos_token_id": 1, "eos_token_id": 2}
 T5 = {"vocab_size": 41, "d_model": 12, "d_kv": 5, "d_ff": 22, "num_layers": 2, "num_heads": 3}
 T5 |= {"relative_attention_num_buckets": 12, "relative_attention_max_distance": 17, "decoder_start_token_id": 0}
@@ -105,6 +106,20 @@ CASES = {
         "XLMRobertaModel",
         BERT | {"pad_token_id": 4, "type_vocab_size": 1, "hidden_act": "relu"},
         {"position_offset": 5, "pad_id": 4, "max_length": 14},
+    ),
+    "mpnet": Case(
+        "MPNetModel",
+        BERT | {"max_position_embeddings": 160},
+        {"head": "pooled", "relative_bias": True, "position_offset": 2, "num_token_types": 0, "norm_eps": 1e-12},
+        length=151,
+    ),
+    "mpnet, masked": Case(
+        "MPNetForMaskedLM",
+        BERT,
+        {"head": "logits", "head_transform": True, "tied_head": True, "relative_buckets": 32},
+    ),
+    "mpnet, classes": Case(
+        "MPNetForSequenceClassification", BERT | {"num_labels": 3}, {"num_classes": 3, "pooler": "tanh"}
     ),
     "distilbert": Case("DistilBertModel", DISTILBERT, {"head": "hidden", "num_token_types": 0, "norm_eps": 1e-12}),
     "distilbert, relu": Case(
@@ -302,6 +317,35 @@ CASES = {
             "attention_bias": True,
         },
         {"router_normalized": True, "qkv_bias": True},
+    ),
+    "qwen2_moe": Case(
+        "Qwen2MoeForCausalLM",
+        GROUPED | SHARED_EXPERT | {"num_experts": 6, "num_experts_per_tok": 3, "norm_topk_prob": True},
+        {"num_experts": 6, "experts_per_token": 3, "shared_expert_dim": 8, "shared_expert_gate": True}
+        | {"feed_forward_dim": 12, "router_normalized": True, "qkv_bias": True, "sliding_window": None},
+    ),
+    "qwen2_moe, some layers dense, some with windows": Case(
+        "Qwen2MoeForCausalLM",
+        GROUPED
+        | SHARED_EXPERT
+        | {"num_hidden_layers": 5, "num_experts": 4, "num_experts_per_tok": 1, "qkv_bias": False}
+        | {"decoder_sparse_step": 2, "use_sliding_window": True, "sliding_window": 3, "max_window_layers": 3}
+        | {"tie_word_embeddings": True},
+        {"num_experts": 4, "router_normalized": False, "qkv_bias": False, "sliding_window": 3, "tied_head": True}
+        | {
+            "layer_types": [
+                *("dense_sliding_attention", "experts_full_attention", "dense_sliding_attention"),
+                *("experts_full_attention", "dense_full_attention"),
+            ]
+        },
+    ),
+    "qwen2_moe, windows by type": Case(
+        "Qwen2MoeForCausalLM",
+        GROUPED
+        | SHARED_EXPERT
+        | {"num_experts": 4, "num_experts_per_tok": 4, "use_sliding_window": True, "sliding_window": 3}
+        | {"layer_types": ["full_attention", "sliding_attention"]},
+        {"experts_per_token": 4, "layer_types": ["experts_full_attention", "experts_sliding_attention"]},
     ),
     "qwen3_moe": Case(
         "Qwen3MoeForCausalLM",
@@ -550,6 +594,7 @@ DECODED = (
     "gpt_oss",
     "mixtral",
     "olmoe",
+    "qwen2_moe, some layers dense, some with windows",
     "qwen3_moe, some layers dense",
     "falcon",
     "falcon, grouped",

@@ -55,12 +55,16 @@ def _lacks(field: str, *values: Any) -> Acts:
     return lambda config: getattr(config, field) not in values
 
 
+def _relative(config: Any) -> bool:
+    return config.positions == "relative" or bool(config.relative_bias)
+
+
 def _is_normed_first(config: Any) -> bool:
     """Whether each sublayer of a layer has a norm in front of it, and a residual of its own."""
     return config.norm_position in ("pre", "both") and config.branches == "sequential"
 
 
-_rotary, _learned, _relative = _has("positions", "rotary"), _has("positions", "learned"), _has("positions", "relative")
+_rotary, _learned = _has("positions", "rotary"), _has("positions", "learned")
 _rms, _layer = _has("norm", "rms"), _has("norm", "layer")
 _decodes = _has("architecture", "decoder", "encoder-decoder")
 

@@ -194,7 +194,7 @@ class Model:
     def bias(self, name: str, where: Tensor, keys: int) -> Any:
         """The bias that distances add to the scores, if any."""
         distance = torch.arange(keys) - where[..., None]
-        if self.c.positions == "relative":
+        if self.c.positions == "relative" or self.c.relative_bias:
             found = bucket(distance, self.c.relative_buckets, self.c.relative_max_distance, both=name == "encoder")
             return self.p[f"{name}.relative_bias.weight"][found].permute(0, 3, 1, 2)
         if self.c.positions == "alibi":

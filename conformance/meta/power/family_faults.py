@@ -459,6 +459,14 @@ def _exact(right: Any, distances: Any, buckets: int, most: int, *, both: bool) -
     return np.where(far < half, far, half - 1) + (half * (distances > 0) if both else 0)
 
 
+def _scaled_bias(config: Config, parameters: Arrays) -> Arrays:
+    """The bias of distances divided like the scores."""
+    scale = np.float32(config.score_scale)
+    return {
+        name: value * scale if name.endswith("relative_bias.weight") else value for name, value in parameters.items()
+    }
+
+
 def _first_layer_alone(stack: str) -> dict[str, Wrong]:
     """The bias is added to scores in the first layer of a stack only."""
 
@@ -802,7 +810,8 @@ def _window_faults() -> Iterator[FamilyFault]:
 
 
 def _distance_faults() -> Iterator[FamilyFault]:
-    relative, alibi = _is(positions="relative"), _is(positions="alibi")
+    alone, alibi = _is(positions="relative"), _is(positions="alibi")
+    relative, beside = _has("has_relative_bias"), _has("relative_bias")
     for name, wrong in (
         ("the other", lambda right, at, count, most, *, both: right(at, count, most, both=not both)),
         ("all exact", _exact),
@@ -812,12 +821,14 @@ def _distance_faults() -> Iterator[FamilyFault]:
     turned = _buckets(lambda right, at, count, most, *, both: right(-at, count, most, both=both))
     yield FamilyFault(("relative-direction",), "turned", SCORES, relative, exchanged=turned)
     yield FamilyFault(("relative-buckets",), "up to 128", SCORES, relative, _to(relative_max_distance=128))
-    yield FamilyFault(("relative-missing",), "missing", SCORES, relative, _to(positions="none"))
+    yield FamilyFault(("relative-missing",), "missing", SCORES, alone, _to(positions="none"))
+    yield FamilyFault(("relative-missing",), "missing beside others", SCORES, beside, _to(relative_bias=False))
     for stack in ("encoder", "decoder"):
         alone = _first_layer_alone(stack)
         yield FamilyFault(("relative-missing",), f"first {stack} layer alone", SCORES, relative, exchanged=alone)
     negative = _replaced(lambda name, value: -value if name.endswith("relative_bias.weight") else value)
     yield FamilyFault(("relative-sign",), "taken off", SCORES, relative, parameters=negative)
+    yield FamilyFault(("relative-scaled",), "scaled", SCORES, beside, parameters=_scaled_bias)
     for name, slopes in (
         ("naive", lambda c, right: [2 ** (-8 * (head + 1) / c.num_heads) for head in range(c.num_heads)]),
         ("from 0", lambda c, right: [2 ** (-8 * head / c.num_heads) for head in range(c.num_heads)]),
@@ -1195,7 +1206,7 @@ def _uncatalogued() -> Iterator[FamilyFault]:
     )
     yield fault("the cap is an arc tangent", SCORES, _has("attention_softcap"), exchanged=bent)
     doubled = _buckets(lambda right, at, count, most, *, both: right(2 * at, count, most, both=both))
-    yield fault("distances are doubled", SCORES, _is(positions="relative"), exchanged=doubled)
+    yield fault("distances are doubled", SCORES, _has("has_relative_bias"), exchanged=doubled)
     squared = _slopes(lambda config, right: right**2)
     yield fault("slopes are squared", SCORES, _is(positions="alibi"), exchanged=squared)
     place = r".*\.(scores|context)"

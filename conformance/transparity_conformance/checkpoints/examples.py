@@ -65,11 +65,15 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "bos_token_id": 1,
         "eos_token_id": 2,
     },
+    "mpnet": _BERT | {"max_position_embeddings": 31},
     "olmo2": _LLAMA,
     "olmoe": _LLAMA | {"num_experts": 5, "num_experts_per_tok": 3},
     "opt": _SIZES | {"ffn_dim": 96, "num_attention_heads": 3},
     "phi3": _LLAMA | {"sliding_window": 5, "partial_rotary_factor": 0.7},
     "qwen2": _LLAMA | {"tie_word_embeddings": True},
+    "qwen2_moe": _LLAMA
+    | {"num_hidden_layers": 3, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
+    | {"shared_expert_intermediate_size": 28, "mlp_only_layers": [0]},
     "qwen3": _WIDE,
     "qwen3_moe": _WIDE
     | {"num_hidden_layers": 3, "num_experts": 5, "num_experts_per_tok": 2, "norm_topk_prob": True}

@@ -233,6 +233,15 @@ CASES: dict[str, TransformerConfig] = {
         embedding_scale="embed_dim",
     ),
     "masked-bert": _MASKED,
+    "mpnet": dataclasses.replace(
+        _MASKED,
+        pad_id=1,
+        position_offset=2,
+        position_count="visible",
+        relative_bias=True,
+        relative_buckets=8,
+        relative_max_distance=9,
+    ),
     "classifier": dataclasses.replace(
         _BERT, padding="attention-mask", head="classes", pooling="mean", pooler="relu", num_classes=5
     ),

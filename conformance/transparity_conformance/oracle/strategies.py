@@ -44,6 +44,7 @@ ONLY_WITH: dict[str, Callable[[dict[str, Any]], bool]] = {
         given.get("norm_position") == "pre" and given.get("branches") in (None, "sequential")
     ),
     "query_key_norm_over": lambda given: given.get("projection") != "shared-per-head",
+    "relative_bias": lambda given: given["positions"] in ("learned", "sinusoidal"),
     "rotary_dim": lambda given: given["positions"] == "rotary",
     "num_token_types": lambda given: given["architecture"] == "encoder",
     "head": lambda given: given["architecture"] == "encoder",

@@ -46,7 +46,7 @@ def probe_sizes(config: Any) -> dict[str, Any]:
         layers = max(PROBE_SIZES["num_decoder_layers"], len(kinds))
         sizes |= {"layer_types": kinds, "num_encoder_layers": layers, "num_decoder_layers": layers}
         sizes |= {"layer_overrides": {kind: _small(own) for kind, own in config.layer_overrides.items()}}
-    if config.positions == "relative":
+    if config.positions == "relative":  # beside others, MPNet's code has the sizes that it was published with
         sizes |= {"relative_buckets": 8, "relative_max_distance": 9}
     sizes |= {"rotary_original_length": ORIGINAL[config.rotary_scaling]} if config.rotary_scaling in ORIGINAL else {}
     return sizes

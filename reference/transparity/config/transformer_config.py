@@ -264,6 +264,8 @@ class TransformerConfig:
     """Divisors of each angle with `longrope`, in sequences up to `rotary_original_length`."""
     rotary_long_factors: tuple[float, ...] = numbers(POSITIVE)
     """Divisors of each angle with `longrope`, in longer sequences."""
+    relative_bias: bool = False
+    """Whether scores have the bias of `relative` beside positions that are added to the embeddings (MPNet)."""
     relative_buckets: int = 32
     """Buckets of distances; half of them for each direction if both are visible."""
     relative_max_distance: int = 128
@@ -451,6 +453,11 @@ class TransformerConfig:
     def rotated_dim(self) -> int:
         """Features of a head that rotary positions rotate."""
         return self.rotary_dim or self.head_dim
+
+    @property
+    def has_relative_bias(self) -> bool:
+        """Whether distances have learned biases: alone, or beside other positions."""
+        return self.positions == "relative" or self.relative_bias
 
     @property
     def num_positions(self) -> int:

@@ -201,7 +201,12 @@ def _check_relative(config: Any) -> None:
     least = 4 if config.has_encoder else 2
     exact = max(config.relative_buckets, least) // (2 if config.has_decoder else 4)
     enough = config.relative_buckets >= least and config.relative_max_distance > exact
-    if config.positions == "relative" and not enough:
+    if config.relative_bias and config.positions not in ("learned", "sinusoidal"):
+        raise ConfigError(
+            f"relative_bias is true and positions {config.positions!r}: the bias is beside positions that are added to "
+            "the embeddings; 'learned' or 'sinusoidal' would be right, or 'relative' for the bias alone."
+        )
+    if config.has_relative_bias and not enough:
         raise ConfigError(
             f"relative_buckets is {config.relative_buckets} and relative_max_distance {config.relative_max_distance}; "
             f"there should be {least} buckets at least, and the distance greater than {exact}."

@@ -18,11 +18,11 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     _, sublayer, tap = split(site)
     if tap != "scores" or sublayer != "self_attention":
         return
-    if config.positions == "relative":
+    if config.has_relative_bias:
         yield from _relative_faults(config, site)
     if config.positions == "alibi":
         yield from _alibi_faults(config)
-    if config.positions in ("relative", "alibi"):
+    if config.has_relative_bias or config.positions == "alibi":
         yield from _bias_faults(config, site)
 
 
@@ -145,7 +145,7 @@ def _sloped(slopes: Callable[[int], np.ndarray], state: WalkState, site: str, va
 
 def _bias_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     """Faults of any bias: it is multiplied by a wrong number."""
-    kind = config.positions
+    kind = "relative" if config.has_relative_bias else "alibi"
     yield _weighted(f"{kind}-missing", "missing", "scores have no distance bias", lambda c: 0.0)
     description = "the distance bias is subtracted from scores, not added"
     if kind == "alibi":

@@ -118,7 +118,7 @@ def _heads(config: TransformerConfig, site: str, ranks: int) -> Iterator[Fault]:
         return
     local = np.arange(config.num_heads) % (config.num_heads // ranks)
     says = f"heads are counted from 0 on each of {ranks} ranks: every rank has the bias of the first heads"
-    if config.positions == "relative":
+    if config.has_relative_bias:
         yield _fault("heads-by-rank", "relative", says, patch=partial(_local_relative, local))
     if config.positions == "alibi":
         yield _fault("heads-by-rank", "alibi", says, patch=partial(_local_slopes, config.num_heads, local))

@@ -67,7 +67,7 @@ def _window_mask(positions: np.ndarray, keys: int, window: int) -> Rows:
 def _score_bias(
     config: TransformerConfig, parameters: Any, positions: np.ndarray, keys: int, dtype: Any, *, both: bool
 ) -> Rows | None:
-    if config.positions not in ("relative", "alibi"):
+    if not config.has_relative_bias and config.positions != "alibi":
         return None
 
     def make(queries: slice, keys: slice) -> np.ndarray:

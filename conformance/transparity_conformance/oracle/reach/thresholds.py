@@ -33,7 +33,7 @@ def thresholds(config: TransformerConfig) -> dict[str, int]:
             found[f"sliding_window{of_kind}"] = own.sliding_window
         if own.positions == "rotary" and own.rotary_scaling != "none":
             found[f"rotary_original_length{of_kind}"] = own.rotary_original_length
-    if config.positions == "relative":
+    if config.has_relative_bias:
         found["relative_buckets"] = config.relative_buckets // 2
         found["relative_max_distance"] = config.relative_max_distance
     return found

@@ -166,6 +166,7 @@ def _self_attention_only(config: TransformerConfig) -> str:
     """The parts that only self-attention has: positions, and a window."""
     inside = config.positions in ("rotary", "relative", "alibi")
     known = [f"{config.positions} positions"] if inside else []
+    known += ["relative positions"] if config.relative_bias else []
     known += [f"queries and keys normalised over each {config.query_key_norm_over}"] if config.query_key_norm else []
     if config.sliding_window is not None:
         known.append(f"{config.sliding_window} positions seen")

@@ -4,13 +4,23 @@ al. 2024)."""
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Collection
 from typing import Any
 
-from transparity.config import TransformerConfig
+from transparity.config import FULL, SLIDING, TransformerConfig
 from transparity.errors import is_whole
 from transparity_conformance.checkpoints.families import llama
-from transparity_conformance.checkpoints.fields import Fields, by_kind, flag, layers, whole, wrong
+from transparity_conformance.checkpoints.fields import (
+    Fields,
+    by_kind,
+    flag,
+    kinds_given,
+    layer_kinds,
+    layers,
+    whole,
+    wrong,
+)
 from transparity_conformance.checkpoints.naming import Table, linears
 
 FEED = f"{llama.LAYER}.feed_forward"
@@ -190,4 +200,60 @@ QWEN3_MOE = dataclasses.replace(
     names=NAMES,
 )
 
-FAMILIES = {"mixtral": MIXTRAL, "olmoe": OLMOE, "qwen3_moe": QWEN3_MOE}
+
+def _with_windows(fields: Fields) -> dict[str, Any]:
+    """Layers with and without experts, and with and without a window: every other one from the first on, of those in
+    front of `max_window_layers`, unless `layer_types` differs."""
+    found, count = _sparse(fields), layers(fields)
+    if not flag(fields, "use_sliding_window"):
+        return found
+    first, window = fields["max_window_layers"], whole(fields, "sliding_window")
+    if not is_whole(first, 0):
+        raise wrong("max_window_layers", first, "a whole number")
+    kinds = [SLIDING if i < first and i % 2 == 0 else FULL for i in range(count)]
+    kinds = kinds if fields["layer_types"] is None else kinds_given(fields["layer_types"], count)
+    feeds = [each for _, each in zip(range(count), itertools.cycle(found.pop("layer_types", (EXPERTS,))))]
+    own = found.pop("layer_overrides", {})
+    both = list(zip(feeds, kinds, strict=True))
+    facts = {
+        f"{feed}_{kind}": {**own.get(feed, {}), "sliding_window": window if kind == SLIDING else None}
+        for feed, kind in sorted(set(both), reverse=True)  # experts first
+    }
+    return found | by_kind([f"{feed}_{kind}" for feed, kind in both], facts)
+
+
+def _qwen2_moe(fields: Fields, names: Collection[str]) -> dict[str, Any]:
+    found = llama.LLAMA.configure({**fields, "attention_bias": False, "mlp_bias": False}, names)
+    width = whole(fields, "shared_expert_intermediate_size")
+    return {**found, **_with_windows(fields), "qkv_bias": flag(fields, "qkv_bias"), "shared_expert_dim": width}
+
+
+def _write_qwen2_moe(config: TransformerConfig) -> dict[str, Any]:
+    found = {name: value for name, value in llama.write_common(config).items() if name != "attention_bias"}
+    found |= _write_sparse(config) | _written_window(config) | {"qkv_bias": config.qkv_bias}
+    return found | {"shared_expert_intermediate_size": config.shared_expert_dim, "layer_types": layer_kinds(config)}
+
+
+QWEN2_MOE = dataclasses.replace(
+    QWEN3_MOE,
+    always={**llama.ALWAYS, "shared_expert_gate": True, "output_bias": False, "feed_forward_bias": False},
+    configure=_qwen2_moe,
+    write=_write_qwen2_moe,
+    model="Qwen2MoeForCausalLM",
+    reads=(
+        *(*llama.READS, *ROUTER, *SPARSE, "qkv_bias", "shared_expert_intermediate_size"),
+        *("use_sliding_window", "sliding_window", "max_window_layers", "layer_types"),
+    ),
+    defaults={name: value for name, value in QWEN3_MOE.defaults.items() if name != "attention_bias"}
+    | {"num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408}
+    | {"num_key_value_heads": 16, "qkv_bias": True, "shared_expert_intermediate_size": 5632}
+    | {"intermediate_size": 5632, "max_window_layers": 28, "layer_types": None},
+    unneeded=UNNEEDED,
+    names={
+        **NAMES,
+        **_experts_of("layers.{i}.mlp.shared_expert", f"{FEED}.shared_expert"),
+        "layers.{i}.mlp.shared_expert_gate.weight": f"{FEED}.shared_expert_gate.weight",
+    },
+)
+
+FAMILIES = {"mixtral": MIXTRAL, "olmoe": OLMOE, "qwen2_moe": QWEN2_MOE, "qwen3_moe": QWEN3_MOE}

@@ -38,7 +38,8 @@ def write_pages(into: Path) -> None:
         shutil.copyfile(ROOT / asset, place)
     for page, text in generated_pages().items():
         _write(into / page, text)
-    _write(into / "assets/site.css", (HERE / "site.css").read_text(encoding="utf-8"))
+    for name in ("site.css", "site.js"):
+        _write(into / "assets" / name, (HERE / name).read_text(encoding="utf-8"))
 
 
 def generated_pages() -> dict[str, str]:

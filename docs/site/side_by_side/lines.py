@@ -30,7 +30,7 @@ def broken(line: str, indent: str = "", *, width: int) -> list[str]:
     breaks = [index for index in places if SEPARATOR.match(line, index)]
     if breaks:
         return [indent + line[: breaks[-1]], *broken(line[breaks[-1] + 1 :], deeper, width=width)]
-    begin, end = longest_brackets(line)
+    begin, end = longest_brackets(line, room)
     if begin < 0 or len(deeper) > width // 2:
         return [indent + line]
     *inner, last = filled(line[begin + 1 : end], deeper, width=width) or [""]
@@ -44,15 +44,16 @@ def outside_brackets(line: str) -> list[int]:
     return [index for index, depth in enumerate(depths) if depth == 0]
 
 
-def longest_brackets(line: str) -> tuple[int, int]:
-    """Return where the longest pair of brackets opens and closes; (-1, -1) without brackets."""
+def longest_brackets(line: str, room: int) -> tuple[int, int]:
+    """Return where the longest pair of brackets opens and closes, of those that open among the first `room` characters;
+    (-1, -1) without such a pair."""
     opened, pairs = [], [(-1, -1)]
     for index, character in enumerate(line):
         if character in "([{":
             opened.append(index)
         elif character in ")]}":
             pairs.append((opened.pop(), index))
-    return max(pairs, key=lambda pair: pair[1] - pair[0])
+    return max((pair for pair in pairs if pair[0] < room), key=lambda pair: pair[1] - pair[0])
 
 
 def filled(inner: str, indent: str, *, width: int) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
@@ -86,6 +88,7 @@ def attention(
     value: Float[Tensor, "batch key_heads keys value_dim"],
     mask: Bool[Tensor, "#batch 1 #queries keys"],
     *,
+    causal: bool = False,
     scale: float,
     masked_score: float,
     softcap: float | None = None,
@@ -96,7 +99,8 @@ def attention(
     """softmax(query · keyᵀ · scale) · value, heads merged (Vaswani et al. 2017, eq. 1)."""
     key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
     if fused.applies(tap, masked_score, softcap):
-        return merge_heads(fused.attention(query, key, value, mask, scale=scale, bias=bias, sinks=sinks))
+        given: dict[str, Any] = {"causal": causal, "scale": scale, "bias": bias, "sinks": sinks}
+        return merge_heads(fused.attention(query, key, value, mask, **given))
     scores = tap("scores", attention_scores(query, key, scale, softcap, bias))
     weights = tap("weights", attention_weights(scores, mask, masked_score, sinks))
     return tap("context", merge_heads(weights @ value))
@@ -227,7 +231,7 @@ class SelfAttention(_Heads):
         key, value = project_key_value(self, x, tap, context.rotary)
         if cache is not None:
             key, value = update(cache, key, value, context.positions)
-        return _attend(self, (query, key, value), context.mask, tap, context.bias)
+        return _attend(self, (query, key, value), context.mask, tap, context.bias, causal=context.causal)
 
 
 class CrossAttention(_Heads):
@@ -256,11 +260,12 @@ def _attend(
     mask: Bool[Tensor, "#batch 1 #queries keys"],
     tap: Tap,
     bias: Float[Tensor, "#batch heads #queries keys"] | None = None,
+    *,
+    causal: bool = False,
 ) -> Float[Tensor, "batch queries embed_dim"]:
     """Attention of the heads' query, key and value, then the output projection."""
     scale, masked_score = heads.config.score_scale, heads.config.masked_score
     softcap, sinks = heads.config.attention_softcap, heads.sinks
-    context = attention(
-        *projected, mask, scale=scale, masked_score=masked_score, softcap=softcap, bias=bias, sinks=sinks, tap=tap
-    )
+    given: dict[str, Any] = {"scale": scale, "masked_score": masked_score, "softcap": softcap}
+    context = attention(*projected, mask, causal=causal, **given, bias=bias, sinks=sinks, tap=tap)
     return tap("output", heads.output(context))

@@ -20,10 +20,11 @@ from transparity_pytorch.state.context import LayerContext
 
 def layer_context(config: TransformerConfig, context: LayerContext, dtype: torch.dtype) -> LayerContext:
     """The context of a stack as a layer with this `config` sees it: its window in the mask, and its rotary tables."""
-    mask = context.mask
+    mask, causal = context.mask, context.causal and config.sliding_window is None
     if config.sliding_window is not None:
         mask = mask & window_mask(context.positions, mask.shape[-1], config.sliding_window)
-    return context._replace(mask=mask, rotary=rotary_tables(config, context.positions, dtype))
+    rotary = rotary_tables(config, context.positions, dtype)
+    return context._replace(mask=mask, causal=causal, rotary=rotary)
 
 
 class Stack(nn.Module):
@@ -127,10 +128,12 @@ class Decoder(Stack):
         cache: list[Cache] | None = None,
     ) -> Float[Tensor, "batch queries embed_dim"]:
         config, keys = self.config, visible.shape[1]
+        causal = positions is None and config.decoder_mask == "causal"
         positions = torch.arange(keys, device=tokens.device)[None] if positions is None else positions
         x = embed(config, self.tables | {"token_embedding": token_embedding}, tokens, positions, visible)
         context = LayerContext(
             mask=target_mask(positions, visible, config.decoder_mask),
+            causal=causal,
             positions=positions,
             bias=score_bias(config, self.relative_bias, positions, keys, x.dtype, both=False),
             memory=memory,

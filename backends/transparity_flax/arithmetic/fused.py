@@ -33,12 +33,13 @@ def attention(
     value: Float[Array, "batch heads keys value_dim"],
     mask: Bool[Array, "#batch 1 #queries keys"],
     *,
+    causal: bool = False,
     scale: float,
     bias: Float[Array, "#batch heads #queries keys"] | None = None,
     sinks: Float[Array, " heads"] | None = None,
 ) -> Float[Array, "batch heads queries value_dim"]:
-    """softmax(query · keyᵀ · scale) · value, in blocks of queries if the mask hides the future, which is decided at
-    run time."""
+    """softmax(query · keyᵀ · scale) · value, in blocks of queries if the mask hides the future: that it is
+    `causal` may be known, otherwise it is decided at run time."""
     length = mask.shape[2]
     if length <= BLOCK or length != mask.shape[3]:
         return _one_block(query, key, value, mask, scale, bias, sinks)
@@ -52,6 +53,8 @@ def attention(
             blocks.append(_one_block(*given, scale, near, sinks))
         return jnp.concatenate(blocks, axis=2)
 
+    if causal:
+        return in_blocks()
     hides_the_future = mask.any(axis=-1).all() & ~jnp.triu(mask, 1).any()
     whole = partial(_one_block, query, key, value, mask, scale, bias, sinks)
     context: Array = jax.lax.cond(hides_the_future, in_blocks, whole)

@@ -25,17 +25,21 @@ def attention(
     value: Float[Tensor, "batch heads keys value_dim"],
     mask: Bool[Tensor, "#batch 1 #queries keys"],
     *,
+    causal: bool = False,
     scale: float,
     bias: Float[Tensor, "#batch heads #queries keys"] | None = None,
     sinks: Float[Tensor, " heads"] | None = None,
 ) -> Float[Tensor, "batch heads queries value_dim"]:
-    """softmax(query · keyᵀ · scale) · value in one kernel, which is faster if told that the mask is causal or full.
+    """softmax(query · keyᵀ · scale) · value in one kernel, which is faster if told that the mask is causal or full:
+    that it is `causal` may be known, otherwise the mask is read, if it can be.
 
     The kernel returns zeros for a query with every key masked. With that query set to 0 and all its keys unmasked, it
     weighs them alike, as the explicit path does.
     """
     if sinks is not None:
         key, value, mask, bias = _with_sinks(key, value, mask, bias, sinks)
+    if causal and bias is None:
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale)
     # On other devices, reading the mask would wait for the device; while compiling, it cannot be read.
     if bias is None and mask.device.type == "cpu" and not torch.compiler.is_compiling():
         if mask.all():

@@ -21,6 +21,9 @@ class LayerContext(NamedTuple):
     """Cosines and sines for queries and keys of self-attention."""
     bias: Float[Tensor, "#batch heads queries keys"] | None = None
     """Added to the scores of self-attention."""
+    causal: bool = False
+    """True if the configuration alone tells that `mask` is the causal mask: known while compiling, as its values are
+    not."""
     memory: Float[Tensor, "batch memory embed_dim"] | None = None
     """The encoder's output, for cross-attention; None if its keys and values are cached."""
     memory_mask: Bool[Tensor, "#batch 1 1 memory"] | None = None

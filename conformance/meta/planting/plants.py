@@ -57,6 +57,13 @@ PLANTS = [
         "attention.long_sequences",
     ),
     *in_both(
+        "all-masks-causal-by-configuration",
+        "transformer",
+        ('positions is None and config.decoder_mask == "causal"', "positions is None"),
+        None,
+        "forward.fast_logits",
+    ),
+    *in_both(
         "mask-polarity",
         "masks",
         ("return tokens != pad_id", "return tokens == pad_id"),

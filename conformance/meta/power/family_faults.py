@@ -810,7 +810,7 @@ def _window_faults() -> Iterator[FamilyFault]:
 
 
 def _distance_faults() -> Iterator[FamilyFault]:
-    alone, alibi = _is(positions="relative"), _is(positions="alibi")
+    lone, alibi = _is(positions="relative"), _is(positions="alibi")
     relative, beside = _has("has_relative_bias"), _has("relative_bias")
     for name, wrong in (
         ("the other", lambda right, at, count, most, *, both: right(at, count, most, both=not both)),
@@ -821,7 +821,7 @@ def _distance_faults() -> Iterator[FamilyFault]:
     turned = _buckets(lambda right, at, count, most, *, both: right(-at, count, most, both=both))
     yield FamilyFault(("relative-direction",), "turned", SCORES, relative, exchanged=turned)
     yield FamilyFault(("relative-buckets",), "up to 128", SCORES, relative, _to(relative_max_distance=128))
-    yield FamilyFault(("relative-missing",), "missing", SCORES, alone, _to(positions="none"))
+    yield FamilyFault(("relative-missing",), "missing", SCORES, lone, _to(positions="none"))
     yield FamilyFault(("relative-missing",), "missing beside others", SCORES, beside, _to(relative_bias=False))
     for stack in ("encoder", "decoder"):
         alone = _first_layer_alone(stack)

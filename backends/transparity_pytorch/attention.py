@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
@@ -99,8 +97,7 @@ def attention(
     """softmax(query · keyᵀ · scale) · value, heads merged (Vaswani et al. 2017, eq. 1)."""
     key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
     if fused.applies(tap, masked_score, softcap):
-        given: dict[str, Any] = {"causal": causal, "scale": scale, "bias": bias, "sinks": sinks}
-        return merge_heads(fused.attention(query, key, value, mask, **given))
+        return merge_heads(fused.attention(query, key, value, mask, causal=causal, scale=scale, bias=bias, sinks=sinks))
     scores = tap("scores", attention_scores(query, key, scale, softcap, bias))
     weights = tap("weights", attention_weights(scores, mask, masked_score, sinks))
     return tap("context", merge_heads(weights @ value))
@@ -266,6 +263,15 @@ def _attend(
     """Attention of the heads' query, key and value, then the output projection."""
     scale, masked_score = heads.config.score_scale, heads.config.masked_score
     softcap, sinks = heads.config.attention_softcap, heads.sinks
-    given: dict[str, Any] = {"scale": scale, "masked_score": masked_score, "softcap": softcap}
-    context = attention(*projected, mask, causal=causal, **given, bias=bias, sinks=sinks, tap=tap)
+    context = attention(
+        *projected,
+        mask,
+        causal=causal,
+        scale=scale,
+        masked_score=masked_score,
+        softcap=softcap,
+        bias=bias,
+        sinks=sinks,
+        tap=tap,
+    )
     return tap("output", heads.output(context))

@@ -44,7 +44,6 @@ def drawn_evidence(
     return evidence
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", [name for name in installed() if name != REFERENCE])
 @pytest.mark.parametrize("effort", ["quick", pytest.param("thorough", marks=[pytest.mark.slow, pytest.mark.long])])
 def test_drawn_configurations_agree(name: str, effort: str, ledger: Ledger) -> None:

@@ -13,18 +13,26 @@ import torch
 import transparity_pytorch.attention
 import transparity_pytorch.masks
 import transparity_pytorch.transformer
-from transparity.config import TransformerConfig
+from transparity.config import FIELD_TYPES, TransformerConfig
 from transparity.parameters import parameter_shapes
 from transparity.presets import PRESETS, preset
 from transparity_conformance import check
 from transparity_conformance.oracle.cases import CASES
-from transparity_conformance.oracle.probes import probe_parameters, probes, probes_of
-from transparity_conformance.oracle.reach.features import active_changes, exercised
+from transparity_conformance.oracle.probes import mixed_inputs, probe_parameters, probes, probes_of
+from transparity_conformance.oracle.reach.features import (
+    active_changes,
+    changed,
+    changes,
+    exercised,
+    fields_read,
+    logits_with,
+)
 from transparity_conformance.oracle.reach.models import ReachProbe, reach_of, reach_of_preset
 from transparity_conformance.oracle.reach.vocabulary import every_token
 from transparity_conformance.report.check.terminal import as_text
 from transparity_conformance.report.report import Report
 from transparity_numpy.port import build as numpy_build
+from transparity_pytorch.arithmetic import fused
 from transparity_pytorch.port import build as pytorch_build
 
 Arrays = dict[str, np.ndarray]
@@ -129,14 +137,14 @@ def test_a_batch_of_one_that_loses_its_mask_diverges(monkeypatch: pytest.MonkeyP
 def test_keys_beyond_64_that_are_never_seen_diverge_and_the_first_wrong_length_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    mask = transparity_pytorch.masks.target_mask
+    attention = fused.attention
 
-    def careless(*args: Any) -> Any:
-        seen = mask(*args).clone()
+    def careless(query: Any, key: Any, value: Any, mask: Any, *, causal: bool, **named: Any) -> Any:
+        seen = mask.clone()
         seen[..., 64:] = False
-        return seen
+        return attention(query, key, value, seen, **named)
 
-    monkeypatch.setattr(transparity_pytorch.transformer, "target_mask", careless)
+    monkeypatch.setattr(fused, "attention", careless)
     report = check(logits_only, "notes-lm")
     assert report.verdict == "diverges" and "length 65" in report.faults[0].probe
     assert any("right up to length 64, wrong from length 65 on" in note for note in report.notes)
@@ -272,6 +280,18 @@ def test_every_active_field_of_presets_and_families_is_exercised(name: str) -> N
 def test_a_field_that_the_reference_does_not_read_is_not_active() -> None:
     active = {name for name, _ in active_changes(preset("notes-lm"))}
     assert not active & {"pad_id", "rope_theta", "rotary_factor", "relative_buckets", "mask_order", "norm_momentum"}
+
+
+@pytest.mark.parametrize("name", ["gemma", "gpt-oss"])  # with layers of several kinds
+def test_a_field_that_is_not_read_changes_no_logits(name: str) -> None:
+    config = CASES[name]
+    parameters, inputs = probe_parameters(config), mixed_inputs(config)
+    expected, read = logits_with(config, parameters, inputs), fields_read(config, parameters, inputs)
+    unread = [change for field in FIELD_TYPES.keys() - read for change in changes(config, field)]
+    others = [other for change in unread if (other := changed(config, change))]
+    assert len(others) > 5
+    for other in others:
+        np.testing.assert_array_equal(logits_with(other, parameters, inputs), expected)
 
 
 def test_the_budget_of_a_call_is_finite_and_far_below_its_logits() -> None:

@@ -87,12 +87,15 @@ def changed(config: TransformerConfig, change: Change) -> TransformerConfig | No
         other = dataclasses.replace(config, **{name: value}, **more)
     except ConfigError:
         return None
-    return other if other != config and parameter_shapes(other).items() <= parameter_shapes(config).items() else None
+    return other if other != config and _shapes(other).items() <= _shapes(config).items() else None
+
+
+_shapes = functools.lru_cache(maxsize=1024)(parameter_shapes)
 
 
 def logits_with(config: TransformerConfig, parameters: Arrays, inputs: Mapping[str, Any]) -> np.ndarray | None:
     """The logits in float64 of a configuration that may lack some of the parameters and inputs."""
-    held = {name: parameters[name].astype(np.float64) for name in parameter_shapes(config)}
+    held = {name: parameters[name].astype(np.float64, copy=False) for name in parameter_shapes(config)}
     names = (*config.input_names, *config.further_inputs)
     if any(name not in inputs for name in names):
         return None
@@ -109,26 +112,74 @@ def _differs(expected: np.ndarray, other: np.ndarray | None, tolerance: float) -
     return not float(np.abs(other - expected).max(initial=0.0)) <= tolerance
 
 
+class _Watched(TransformerConfig):
+    """A configuration that notes which of its attributes are read, of the kinds of its layers too."""
+
+    read: set[str]
+
+    def __getattribute__(self, name: str) -> Any:
+        object.__getattribute__(self, "read").add(name)
+        return object.__getattribute__(self, name)
+
+
+def _watched(config: TransformerConfig, read: set[str]) -> TransformerConfig:
+    copy = object.__new__(_Watched)
+    kinds = {kind: copy if own is config else _watched(own, read) for kind, own in config.layer_kinds.items()}
+    values = {name: getattr(config, name) for name in FIELD_TYPES}
+    object.__getattribute__(copy, "__dict__").update(values, layer_kinds=kinds, read=read)
+    return copy
+
+
+def fields_read(config: TransformerConfig, parameters: Arrays, inputs: Mapping[str, Any]) -> set[str]:
+    """The fields that the logits may depend on: those that the reference reads on its way to them."""
+    read = set[str]()
+    logits_with(_watched(config, read), parameters, inputs)
+    return read & FIELD_TYPES.keys()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Small:
+    """Small models of a system, whose thresholds are all crossed, their logits, and the fields that these read."""
+
+    config: TransformerConfig
+    models: tuple[tuple[Arrays, Mapping[str, Any]], ...]
+    logits: tuple[np.ndarray, ...]
+    read: frozenset[str]
+
+
 @functools.lru_cache(maxsize=64)
-def active_changes(config: TransformerConfig) -> tuple[Change, ...]:
-    """The changes of single fields that show in the logits of a small model of the system."""
+def _small(config: TransformerConfig) -> _Small:
     # where there is one head, no field that tells heads from the whole acts
     small = small_system(config, **({"num_heads": 1, "num_key_value_heads": None} if config.num_heads == 1 else {}))
-    parameters, inputs = probe_parameters(small), mixed_inputs(small)
-    models = [(parameters, inputs), (probe_parameters(small, 3, 1e-3), inputs)]
-    models += [(parameters, mixed_inputs(small, source=3, target=3))]  # below thresholds, too
-    expected = [logits_with(small, *model) for model in models]
-    found = []
-    for change in (change for field in dataclasses.fields(config) for change in changes(config, field.name)):
-        other = changed(small, change)
-        if other is None or changed(config, change) is None:
-            continue
-        for model, logits in zip(models, expected, strict=True):
-            assert logits is not None
-            if _differs(logits, logits_with(other, *model), SHOWS * float(np.abs(logits).max())):
-                found.append(change)
-                break
-    return tuple(found)
+    inputs = mixed_inputs(small)
+    models = [(probe_parameters(small), inputs), (probe_parameters(small, 3, 1e-3), inputs)]
+    models += [(models[0][0], mixed_inputs(small, source=3, target=3))]  # below thresholds, too
+    given = tuple(({name: held.astype(np.float64) for name, held in each.items()}, inputs) for each, inputs in models)
+    logits = [logits_with(small, *model) for model in given]
+    assert all(each is not None for each in logits)
+    read = frozenset().union(*(fields_read(small, *model) for model in given))
+    return _Small(small, given, tuple(each for each in logits if each is not None), read)
+
+
+@functools.lru_cache(maxsize=4096)
+def is_active(config: TransformerConfig, change: Change) -> bool:
+    """Return whether a change of a single field shows in the logits of a small model of the system."""
+    small = _small(config)
+    if change[0] not in small.read:
+        return False
+    other = changed(small.config, change)
+    if other is None or changed(config, change) is None:
+        return False
+    return any(
+        _differs(logits, logits_with(other, *model), SHOWS * float(np.abs(logits).max()))
+        for model, logits in zip(small.models, small.logits, strict=True)
+    )
+
+
+def active_changes(config: TransformerConfig) -> tuple[Change, ...]:
+    """The changes of single fields that are active."""
+    every = (change for field in dataclasses.fields(config) for change in changes(config, field.name))
+    return tuple(change for change in every if is_active(config, change))
 
 
 def exercised(config: TransformerConfig, probes: Sequence[Probe]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -137,10 +188,10 @@ def exercised(config: TransformerConfig, probes: Sequence[Probe]) -> tuple[tuple
     Every other choice of a field has to show; of a number, one change is enough.
     """
     results: dict[str, list[bool]] = {}
-    for change in active_changes(config):
-        of_field = results.setdefault(change[0], [])
-        if is_choice(change[0]) or not any(of_field):
-            of_field.append(any(is_visible(probe, change) for probe in probes))
+    for name in (field.name for field in dataclasses.fields(config)):
+        for change in changes(config, name):
+            if (is_choice(name) or not any(results.get(name, ()))) and is_active(config, change):
+                results.setdefault(name, []).append(any(is_visible(probe, change) for probe in probes))
     seen = {name: (all if is_choice(name) else any)(of_field) for name, of_field in results.items()}
     return tuple(name for name in seen if seen[name]), tuple(name for name in seen if not seen[name])
 

@@ -123,6 +123,7 @@ def transformer(
     token_types: Int[Array, "batch length"] | None = None,
     tap: Tap = identity,
     training: bool = False,
+    out: Inexact[Array, "batch length vocab"] | None = None,
 ) -> Inexact[Array, "batch length vocab"] | Inexact[Array, "batch length embed_dim"] | Inexact[Array, "batch features"]:
     """Logits of the next token, or the other output that `config.head` names.
 
@@ -131,6 +132,7 @@ def transformer(
         source, target, tokens: Tokens of an encoder-decoder, or of a lone encoder or decoder.
         attention_mask: 0 at padding of the source, or of `tokens`.
         tap: Called with every named activation; its result is used in place of the activation.
+        out: Memory that logits in float32 or float16 may be in.
     """
     tree = nest(shared(config, parameters))
     if config.architecture == "encoder-decoder":
@@ -150,4 +152,4 @@ def transformer(
         x = decoder(config, tree["decoder"], tokens, visible, scope, training=training)
     if config.is_pooled:
         x = tap("pooled", pool(config, x, visible))
-    return tap("logits", head(config, tree, x))
+    return tap("logits", head(config, tree, x, out))

@@ -55,7 +55,7 @@ def gelu(x: Inexact[Array, "*batch"]) -> Inexact[Array, "*batch"]:
     Python's is applied to each number; a complex x is continued by the derivative."""
     real = x.real / math.sqrt(2)
     erf = np.fromiter(map(math.erf, real.ravel().tolist()), float, real.size).reshape(real.shape)
-    phi = (1 + erf.astype(real.dtype)) / 2
+    phi: Array = (1 + erf.astype(real.dtype)) / 2
     if np.iscomplexobj(x):
         phi = phi + 1j * x.imag * np.exp(-real * real) / math.sqrt(2 * math.pi)
     return (x * phi).astype(x.dtype, copy=False)

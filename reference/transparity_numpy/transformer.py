@@ -125,14 +125,13 @@ def transformer(
     training: bool = False,
     out: Inexact[Array, "batch length vocab"] | None = None,
 ) -> Inexact[Array, "batch length vocab"] | Inexact[Array, "batch length embed_dim"] | Inexact[Array, "batch features"]:
-    """Logits of the next token, or the other output that `config.head` names.
+    """Logits of the next token (in the memory of `out`, if they can be), or the other output that `config.head` names.
 
     Args:
         parameters: By flat name; their dtype is that of the computation (complex128 for the complex step).
         source, target, tokens: Tokens of an encoder-decoder, or of a lone encoder or decoder.
         attention_mask: 0 at padding of the source, or of `tokens`.
         tap: Called with every named activation; its result is used in place of the activation.
-        out: Memory that logits in float32 or float16 may be in.
     """
     tree = nest(shared(config, parameters))
     if config.architecture == "encoder-decoder":

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from transparity.checked import CheckedBackend, DifferentiableForward, Execution, Inputs
+from transparity.checked import CheckedBackend, DifferentiableForward, Execution, Inputs, check_dtype, check_kind
 from transparity.config import TransformerConfig
 from transparity.protocol import Arrays
 from transparity.sampling import Sampling
@@ -57,6 +57,12 @@ def _fast(graph: Graph, state: State, inputs: dict[str, Any], activations: str |
     return nnx.merge(graph, state)(**inputs, tap=_rounding(activations))
 
 
+def _fast_into(
+    graph: Graph, state: State, inputs: dict[str, Any], out: jax.Array, activations: str | None
+) -> jax.Array:
+    return _fast(graph, state, inputs, activations)  # `out` is donated: the result takes its memory
+
+
 def _traced(graph: Graph, state: State, inputs: dict[str, Any], activations: str | None) -> dict[str, jax.Array]:
     taps: dict[str, jax.Array] = {}
     nnx.merge(graph, state)(**inputs, tap=chained(_rounding(activations), recording(taps)))
@@ -89,6 +95,7 @@ def _stepped(
 
 # The graph is static, the state an argument: two models of one configuration share a compiled program.
 _fast_jit, _traced_jit = jax.jit(_fast, static_argnums=(0, 3)), jax.jit(_traced, static_argnums=(0, 3))
+_fast_into_jit = jax.jit(_fast_into, static_argnums=(0, 4), donate_argnums=3, keep_unused=True)
 _differentiated_jit = jax.jit(_differentiated, static_argnums=0)
 _cross_entropy_jit = jax.jit(cross_entropy, static_argnums=2)
 _started_jit, _stepped_jit = jax.jit(_started, static_argnums=(0, 2, 3)), jax.jit(_stepped, static_argnums=0)
@@ -139,6 +146,15 @@ class FlaxForward(DifferentiableForward):
         if self.device in devices and can_shard(inputs, devices):
             return self.fast(self.graph, self.everywhere, shard(inputs, devices), self.activations)
         return self.fast(self.graph, self.state, self._arrays(inputs), self.activations)
+
+    @in_its_precision
+    def _logits_into(self, out: jax.Array, inputs: Inputs) -> jax.Array:
+        check_dtype(check_kind("out", out, jax.Array), self.dtype)
+        if self.fast is _fast_jit and out.devices() == {self.device}:
+            return _fast_into_jit(self.graph, self.state, self._arrays(inputs), out, self.activations)
+        logits = self._logits(inputs)
+        out.delete()  # as if it had been donated: no caller may rely on it in one mode and lose it in another
+        return logits
 
     @in_its_precision
     def _loss(self, targets: np.ndarray, inputs: Inputs) -> float:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from transparity.config import TransformerConfig
 from transparity_pytorch.arithmetic.softcap import apply_softcap
+from transparity_pytorch.fast.fast_linear import product_into
 from transparity_pytorch.feed_forward import ACTIVATIONS
 from transparity_pytorch.normalization import Norm
 
@@ -60,10 +61,15 @@ def pooled_head(
 
 
 def head(
-    config: TransformerConfig, linear: nn.Linear, x: Float[Tensor, "batch length embed_dim"]
+    config: TransformerConfig,
+    linear: nn.Linear,
+    x: Float[Tensor, "batch length embed_dim"],
+    out: Float[Tensor, "batch length vocab"] | None = None,
 ) -> Float[Tensor, "batch length vocab"]:
-    """Logits over the vocabulary (Vaswani et al. 2017, §3.4)."""
+    """Logits over the vocabulary (Vaswani et al. 2017, §3.4), in a contiguous `out` if nothing follows."""
     if config.head_input_scale != 1:
         x = x * config.head_input_scale
+    if out is not None and out.is_contiguous() and config.final_softcap is None:
+        return product_into(out, linear, x)
     logits: Tensor = linear(x)
     return logits if config.final_softcap is None else apply_softcap(logits, config.final_softcap)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from transparity.checked import CheckedBackend, DifferentiableForward, Execution, Inputs
+from transparity.checked import CheckedBackend, DifferentiableForward, Execution, Inputs, check_dtype, check_kind
 from transparity.config import TransformerConfig
 from transparity.protocol import Arrays
 from transparity.sampling import Sampling
@@ -37,8 +37,10 @@ class PytorchForward(DifferentiableForward):
         self.model, self.config, self.device = model, model.config, device
         tap = rounding(activations) if activations else identity
 
-        def fast(fastest: Transformer, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-            logits: torch.Tensor = fastest(**inputs, tap=tap)
+        def fast(
+            fastest: Transformer, inputs: dict[str, torch.Tensor], out: torch.Tensor | None = None
+        ) -> torch.Tensor:
+            logits: torch.Tensor = fastest(**inputs, tap=tap, out=out)
             return logits
 
         def traced(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -63,6 +65,12 @@ class PytorchForward(DifferentiableForward):
     @torch.no_grad()
     def _logits(self, inputs: Inputs) -> torch.Tensor:
         return self.fast(self.fastest, self._tensors(inputs))
+
+    @torch.no_grad()
+    def _logits_into(self, out: torch.Tensor, inputs: Inputs) -> torch.Tensor:
+        check_dtype(check_kind("out", out, torch.Tensor), self.model.token_embedding.weight.dtype)
+        logits = self.fast(self.fastest, self._tensors(inputs), out)
+        return out if logits.data_ptr() == out.data_ptr() else out.copy_(logits)
 
     def _loss(self, targets: np.ndarray, inputs: Inputs) -> float:
         return float(cross_entropy(self._logits(inputs), tensor(targets, None, self.device), self.config.pad_id))

@@ -150,6 +150,7 @@ class Transformer(nn.Module):
         tokens: Tokens of a lone encoder or decoder.
         attention_mask: 0 at padding of the source, or of `tokens`.
         tap: Called with every named activation; its result is used in place of the activation.
+        out: Memory that the logits may be in.
     """
 
     def __init__(self, config: TransformerConfig) -> None:
@@ -176,7 +177,9 @@ class Transformer(nn.Module):
         return stack.token_embedding
 
     def apply_head(
-        self, x: Float[Tensor, "batch length embed_dim"] | Float[Tensor, "batch embed_dim"]
+        self,
+        x: Float[Tensor, "batch length embed_dim"] | Float[Tensor, "batch embed_dim"],
+        out: Float[Tensor, "batch length vocab"] | None = None,
     ) -> (
         Float[Tensor, "batch length vocab"] | Float[Tensor, "batch length embed_dim"] | Float[Tensor, "batch features"]
     ):
@@ -186,7 +189,7 @@ class Transformer(nn.Module):
             return pooled_head(self, self.config, x)
         if self.config.head_transform:
             x = transform_for_head(self.config, self.head_transform, self.head_norm, x)
-        return head(self.config, self.head, x)
+        return head(self.config, self.head, x, out)
 
     def forward(
         self,
@@ -197,6 +200,7 @@ class Transformer(nn.Module):
         attention_mask: Bool[Tensor, "batch keys"] | Int[Tensor, "batch keys"] | None = None,
         token_types: Int[Tensor, "batch length"] | None = None,
         tap: Tap = identity,
+        out: Float[Tensor, "batch length vocab"] | None = None,
     ) -> (
         Float[Tensor, "batch length vocab"] | Float[Tensor, "batch length embed_dim"] | Float[Tensor, "batch features"]
     ):
@@ -218,4 +222,4 @@ class Transformer(nn.Module):
             x = self.decoder(tokens, visible, scope, token_embedding=self.token_embedding)
         if config.is_pooled:
             x = tap("pooled", pool(config, x, visible))
-        return tap("logits", self.apply_head(x))
+        return tap("logits", self.apply_head(x, out))

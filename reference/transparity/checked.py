@@ -21,6 +21,7 @@ from transparity.inputs import (
     check_draws,
     check_inputs,
     check_masks,
+    check_out,
     check_prompt,
     check_step,
     check_targets,
@@ -42,8 +43,9 @@ class CheckedForward(ABC):
     def __call__(self, **tokens: Any) -> dict[str, Any]:
         return self._taps(check_inputs(self.config, tokens))
 
-    def logits(self, **tokens: Any) -> Any:
-        return self._logits(check_inputs(self.config, tokens))
+    def logits(self, *, out: Any = None, **tokens: Any) -> Any:
+        inputs = check_inputs(self.config, tokens)
+        return self._logits(inputs) if out is None else self._logits_into(check_out(self.config, out, inputs), inputs)
 
     def loss(self, targets: Any, **tokens: Any) -> float:
         inputs = check_inputs(self.config, tokens)
@@ -109,6 +111,10 @@ class CheckedForward(ABC):
 
     @abstractmethod
     def _logits(self, inputs: Inputs) -> Any: ...
+
+    @abstractmethod
+    def _logits_into(self, out: Any, inputs: Inputs) -> Any:
+        """Return `_logits` in the memory of `out`, which has their shape."""
 
     @abstractmethod
     def _loss(self, targets: np.ndarray, inputs: Inputs) -> float: ...
@@ -216,6 +222,14 @@ def check_choice(backend: str, name: str, value: str, offered: tuple[str, ...]) 
 
 
 Kind = TypeVar("Kind")
+
+
+def check_dtype(out: Kind, dtype: Any) -> Kind:
+    """Return `out` if its dtype is `dtype`; else raise an `InputError` that names both."""
+    given: Any = out
+    if given.dtype != dtype:
+        raise InputError(f"out has the dtype {given.dtype}; expected {dtype}.")
+    return out
 
 
 def check_kind(name: str, value: Any, kind: type[Kind]) -> Kind:

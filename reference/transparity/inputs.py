@@ -11,6 +11,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.errors import InputError, as_array, is_finite, is_whole, shown
 from transparity.limits.memory import check_fits
+from transparity.taps import logits_shape
 from transparity.text import listed
 from transparity.training import dropout_shapes
 
@@ -85,6 +86,14 @@ def check_masks(config: TransformerConfig, masks: Any, inputs: Mapping[str, Any]
             raise InputError(f"The mask of {name} has {given}; expected {shapes[name]} bool.")
         checked[name] = mask
     return checked
+
+
+def check_out(config: TransformerConfig, out: Any, inputs: Mapping[str, Any]) -> Any:
+    """Return the memory for the logits of checked `inputs`; raise `InputError` unless it has their shape."""
+    expected, given = logits_shape(config, *inputs[config.input_names[-1]].shape), getattr(out, "shape", None)
+    if given is None or tuple(given) != expected:
+        raise InputError(f"out is {shown(out) if given is None else f'of shape {tuple(given)}'}; expected {expected}.")
+    return out
 
 
 def check_batches(config: TransformerConfig, batches: Any) -> list[dict[str, Any]]:

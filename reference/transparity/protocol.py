@@ -31,8 +31,14 @@ class Forward(Protocol):
     def __call__(self, **tokens: Any) -> dict[str, Any]:
         """Return every tap by name (`transparity.taps.tap_shapes`): the traced path."""
 
-    def logits(self, **tokens: Any) -> Any:
-        """Return only the logits, as an array of the framework: the fast path."""
+    def logits(self, *, out: Any = None, **tokens: Any) -> Any:
+        """Return only the logits, as an array of the framework: the fast path.
+
+        Args:
+            out: an array of the logits' shape and dtype that they are written into, such as those of the last call:
+                its memory needs no clearing. Use the result in its place; JAX deletes `out`.
+            tokens: the inputs by name.
+        """
 
     def loss(self, targets: Any, **tokens: Any) -> float:
         """Return the mean cross-entropy of the logits; padding among `targets` (batch, length) is ignored."""

@@ -70,11 +70,14 @@ def tap_shapes(config: TransformerConfig, batch: int, **lengths: int) -> dict[st
         for layer in range(config.stack_num_layers(stack)):
             shapes |= _layer_shapes(f"{stack}.layers.{layer}", config.for_layer(stack, layer), batch, length, lengths)
         shapes[f"{stack}.output"] = embedded
-    length = lengths[config.input_names[-1]]
     if config.is_pooled:
         shapes["pooled"] = (batch, config.embed_dim)
-    shapes["logits"] = (batch, config.head_size) if config.is_pooled else (batch, length, config.head_size)
-    return shapes
+    return shapes | {"logits": logits_shape(config, batch, lengths[config.input_names[-1]])}
+
+
+def logits_shape(config: TransformerConfig, batch: int, length: int) -> tuple[int, ...]:
+    """Return the shape of the logits, or of the other output that `config.head` names."""
+    return (batch, config.head_size) if config.is_pooled else (batch, length, config.head_size)
 
 
 def _layer_shapes(

@@ -64,6 +64,7 @@ def head(
     config: TransformerConfig,
     parameters: Mapping[str, Any],
     x: Inexact[Array, "batch length embed_dim"] | Inexact[Array, "batch embed_dim"],
+    out: Inexact[Array, "batch length vocab"] | None = None,
 ) -> Inexact[Array, "batch length vocab"] | Inexact[Array, "batch length embed_dim"] | Inexact[Array, "batch features"]:
     """Logits over the vocabulary (Vaswani et al. 2017, §3.4), or the output that `config.head` names; of a pooled state
     where `config.is_pooled`. `parameters` are those of the whole model."""
@@ -76,5 +77,5 @@ def head(
     if config.head_input_scale != 1:
         x = x * x.dtype.type(config.head_input_scale)
     weight = parameters[config.stacks[-1]]["token_embedding"] if config.has_tied_head else {}
-    logits = linear(parameters.get("head", {}) | weight, x)
+    logits = linear(parameters.get("head", {}) | weight, x, out)
     return logits if config.final_softcap is None else apply_softcap(logits, config.final_softcap)

@@ -7,18 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from transparity.checked import CheckedBackend, CheckedForward, Execution, Inputs
+from transparity.checked import CheckedBackend, CheckedForward, Execution, Inputs, check_dtype, check_kind
 from transparity.config import TransformerConfig
 from transparity.parameters import is_learned
 from transparity.protocol import Arrays
 from transparity.sampling import Sampling
-from transparity.taps import chained, identity, recording
+from transparity.taps import chained, identity, logits_shape, recording
 from transparity.training import Training
 from transparity_numpy.arithmetic.rounding import rounding
 from transparity_numpy.decoding.beams import beam_search
 from transparity_numpy.decoding.generation import generate
 from transparity_numpy.decoding.steps import prefill, step
-from transparity_numpy.fast.threads import can_split, split_batch
+from transparity_numpy.fast.threads import can_split, filled, split_batch
 from transparity_numpy.training.loss import cross_entropy
 from transparity_numpy.training.optimization import train
 from transparity_numpy.transformer import transformer
@@ -35,7 +35,7 @@ class NumpyForward(CheckedForward):
         weights: str | None = None,
         activations: str | None = None,
     ) -> None:
-        self.config = config
+        self.config, self.dtype = config, np.dtype(dtype)
         self.parameters = {
             name: np.asarray(value).astype(weights or dtype).astype(dtype) for name, value in parameters.items()
         }
@@ -47,8 +47,13 @@ class NumpyForward(CheckedForward):
         return taps
 
     def _logits(self, inputs: Inputs) -> np.ndarray:
+        shape = logits_shape(self.config, *inputs[self.config.input_names[-1]].shape)
+        return self._logits_into(np.empty(shape, self.dtype), inputs)
+
+    def _logits_into(self, out: np.ndarray, inputs: Inputs) -> np.ndarray:
+        check_dtype(check_kind("out", out, np.ndarray), self.dtype)
         forward = functools.partial(transformer, self.config, self.parameters, tap=self.tap)
-        return split_batch(forward, inputs) if can_split(inputs) else forward(**inputs)
+        return (split_batch if can_split(inputs) else filled)(forward, inputs, out)
 
     def _loss(self, targets: np.ndarray, inputs: Inputs) -> float:
         return float(cross_entropy(self._logits(inputs), targets, self.config.pad_id))

@@ -123,8 +123,9 @@ def transformer(
     token_types: Int[Array, "batch length"] | None = None,
     tap: Tap = identity,
     training: bool = False,
+    out: Inexact[Array, "batch length vocab"] | None = None,
 ) -> Inexact[Array, "batch length vocab"] | Inexact[Array, "batch length embed_dim"] | Inexact[Array, "batch features"]:
-    """Logits of the next token, or the other output that `config.head` names.
+    """Logits of the next token (in the memory of `out`, if they can be), or the other output that `config.head` names.
 
     Args:
         parameters: By flat name; their dtype is that of the computation (complex128 for the complex step).
@@ -150,4 +151,4 @@ def transformer(
         x = decoder(config, tree["decoder"], tokens, visible, scope, training=training)
     if config.is_pooled:
         x = tap("pooled", pool(config, x, visible))
-    return tap("logits", head(config, tree, x))
+    return tap("logits", head(config, tree, x, out))

@@ -17,6 +17,7 @@ from transparity.protocol import Backend, Harness
 from transparity.sampling import Sampling
 from transparity.training import Training
 from transparity_conformance.oracle.budgets import epsilon
+from transparity_conformance.oracle.probes import probes
 from transparity_conformance.report.comparison import as_numbers
 
 LOWEST = 2.0**-24
@@ -156,3 +157,32 @@ def test_a_part_takes_no_parameters_that_it_does_not_have(name: str) -> None:
 def test_a_function_has_no_precision_that_the_backend_lacks(harness: Harness) -> None:
     with pytest.raises(TransparityError, match="dtype is 'float8'"):
         harness.function("decoding.generation.sampled_tokens", dtype="float8")
+
+
+def test_logits_are_written_into_the_memory_that_is_given(backend: Backend) -> None:
+    probe = probes("notes-lm")["mixed"]
+    forward = backend(probe.config, probe.parameters, dtype="float32")
+    first = forward.logits(**probe.inputs)
+    expected, address = as_numbers(first).copy(), address_of(first)
+    again = forward.logits(**probe.inputs)
+    assert address_of(again) != address  # no result is another's memory unless it is given
+    into = forward.logits(**probe.inputs, out=first)
+    assert address_of(into) == address
+    np.testing.assert_allclose(as_numbers(into), expected, rtol=0, atol=probe.oracle.budget("logits", "float32"))
+    np.testing.assert_array_equal(as_numbers(again), expected)
+
+
+def address_of(array: Any) -> int:
+    """The address of an array's memory, of any framework."""
+    if isinstance(array, np.ndarray):
+        return int(array.ctypes.data)
+    return int(array.data_ptr() if hasattr(array, "data_ptr") else array.unsafe_buffer_pointer())
+
+
+def test_memory_of_another_shape_or_dtype_is_refused(backend: Backend) -> None:
+    probe = probes("notes-lm")["mixed"]
+    logits = backend(probe.config, probe.parameters, dtype="float32").logits(**probe.inputs)
+    with pytest.raises(InputError, match="out is of shape"):
+        backend(probe.config, probe.parameters, dtype="float32").logits(**probe.inputs, out=logits[:1])
+    with pytest.raises(InputError, match=r"out has the dtype (torch\.)?float32"):
+        backend(probe.config, probe.parameters, dtype="float16").logits(**probe.inputs, out=logits)

@@ -56,19 +56,19 @@ for case in ("translation", "notes-lm"):
 
 tokens = {"tokens": np.arange(12).reshape(4, 3)}
 
-def square(tokens):
+def square(tokens, out):
     assert threads.threads() == 1
     return tokens**2
 
 with ThreadPoolExecutor(4) as callers:  # a second caller does not restore the first one's limit
-    for result in callers.map(lambda _: split(square, tokens), range(50)):
+    for result in callers.map(lambda _: split(square, tokens, np.empty((4, 3), int)), range(50)):
         np.testing.assert_array_equal(result, tokens["tokens"] ** 2)
 assert threads.threads() == 2
 
 if hasattr(os, "fork"):
     child = os.fork()
     if child == 0:
-        split(square, tokens)
+        split(square, tokens, np.empty((4, 3), int))
         os._exit(7)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 """

@@ -76,29 +76,46 @@ def _healed(
         without: the taps of sublayers whose values are computed, as those of the suspects are.
     """
     pairs: dict[tuple[str, int], list[Pair]] = {}
-    right_end: dict[tuple[str, str], int] = {}
-    for key, result in results.items():
-        given = [tap for tap in result.recorded if tap.rpartition(".")[2] not in without and tap not in suspects]
-        outer = chosen(result.recorded, given)
-        ours = walk(result.probe, outer)
-        neighbours = 1 if result.probe.is_large else NEIGHBOURS_OF_DRAWN  # near a tie of hot scores one is luck
-        budgets = segment_budgets(result.probe, outer, dtype, neighbours=neighbours)
-        model = id(result.probe.parameters)
-        right = {
-            tap: judged_gap(result.probe, tap, value, ours[tap], dtype, outer) <= max(budgets[tap], result.budgets[tap])
-            for tap, value in result.recorded.items()
-        }
+    for result in results.values():
+        ours = walk(result.probe, _outer(result, suspects, without))
         for tap in suspects & set(result.recorded):
-            ends = right[tap] or any(right.get(end) for end in _ends(tap, outer, result))
-            if ends if is_internal(tap) else all(right[name] for name in outer):
-                right_end[key, tap] = model
             rows = ~_depends_on_convention(result.probe, tap, dtype)
-            pairs.setdefault((tap, model), []).append((_comparable(result, tap, ours)[rows], ours[tap][rows]))
+            pair = _comparable(result, tap, ours)[rows], ours[tap][rows]
+            pairs.setdefault((tap, id(result.probe.parameters)), []).append(pair)
     tolerance = EQUIVALENT * epsilon(dtype)
     accepted = {
         tap_and_model for tap_and_model, some in pairs.items() if is_equivalent(tap_and_model[0], some, tolerance)
     }
-    return {(key, tap) for (key, tap), model in right_end.items() if (tap, model) in accepted}
+    healed: set[tuple[str, str]] = set()
+    for key, result in results.items():
+        model = id(result.probe.parameters)
+        if taps := {tap for tap in suspects & set(result.recorded) if (tap, model) in accepted}:
+            outer = _outer(result, suspects, without)
+            right = _right(result, outer, dtype)
+            healed |= {(key, tap) for tap in taps if _ends_right(result, tap, outer, right)}
+    return healed
+
+
+def _outer(result: ProbeResult, suspects: set[str], without: Collection[str]) -> Mapping[str, np.ndarray]:
+    given = [tap for tap in result.recorded if tap.rpartition(".")[2] not in without and tap not in suspects]
+    return chosen(result.recorded, given)
+
+
+def _right(result: ProbeResult, outer: Mapping[str, np.ndarray], dtype: str) -> dict[str, bool]:
+    """Return which of the port's values are right behind the `outer` ones."""
+    ours = walk(result.probe, outer)
+    neighbours = 1 if result.probe.is_large else NEIGHBOURS_OF_DRAWN  # near a tie of hot scores one is luck
+    budgets = segment_budgets(result.probe, outer, dtype, neighbours=neighbours)
+    return {
+        tap: judged_gap(result.probe, tap, value, ours[tap], dtype, outer) <= max(budgets[tap], result.budgets[tap])
+        for tap, value in result.recorded.items()
+    }
+
+
+def _ends_right(result: ProbeResult, tap: str, outer: Mapping[str, np.ndarray], right: Mapping[str, bool]) -> bool:
+    """Return whether what `tap` flows into is right."""
+    ends = right[tap] or any(right.get(end) for end in _ends(tap, outer, result))
+    return ends if is_internal(tap) else all(right[name] for name in outer)
 
 
 def _depends_on_convention(probe: Probe, tap: str, dtype: str) -> np.ndarray:

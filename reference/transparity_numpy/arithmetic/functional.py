@@ -21,11 +21,13 @@ STEP = 1e-20
 
 
 def linear(
-    parameters: Mapping[str, Array], x: Inexact[Array, "*batch features_in"]
+    parameters: Mapping[str, Array],
+    x: Inexact[Array, "*batch features_in"],
+    out: Inexact[Array, "*batch features_out"] | None = None,
 ) -> Inexact[Array, "*batch features_out"]:
-    """x Wᵀ + b; `bias` may be absent."""
+    """x Wᵀ + b; `bias` may be absent. The fast path writes into `out`, if it can."""
     if fast_linear.applies(x):
-        return fast_linear.linear(parameters, x)
+        return fast_linear.linear(parameters, x, out)
     product = x @ parameters["weight"].T
     return product + parameters["bias"] if "bias" in parameters else product
 
@@ -52,7 +54,8 @@ def gelu(x: Inexact[Array, "*batch"]) -> Inexact[Array, "*batch"]:
     """x · Φ(x), with Φ the normal distribution function (Hendrycks and Gimpel 2016). NumPy has no error function, so
     Python's is applied to each number; a complex x is continued by the derivative."""
     real = x.real / math.sqrt(2)
-    phi = (1 + np.vectorize(math.erf, [float])(real).astype(real.dtype)) / 2
+    erf = np.fromiter(map(math.erf, real.ravel().tolist()), float, real.size).reshape(real.shape)
+    phi: Array = (1 + erf.astype(real.dtype)) / 2
     if np.iscomplexobj(x):
         phi = phi + 1j * x.imag * np.exp(-real * real) / math.sqrt(2 * math.pi)
     return (x * phi).astype(x.dtype, copy=False)

@@ -23,18 +23,27 @@ def can_split(tokens: Mapping[str, Array]) -> bool:
     return min(map(len, tokens.values())) > 1 and threads() > 1
 
 
-def split_batch(function: Callable[..., Array], tokens: Mapping[str, Array]) -> Array:
-    """`function(**tokens)`, with the rows distributed over threads."""
+def split_batch(function: Callable[..., Array], tokens: Mapping[str, Array], out: Array) -> Array:
+    """`function(**tokens)` in `out`, with the rows distributed over threads."""
     batch = len(next(iter(tokens.values())))
     bounds = np.linspace(0, batch, min(batch, threads()) + 1).astype(int)
 
-    def of_rows(begin: int, end: int) -> Array:
+    def of_rows(begin: int, end: int) -> None:
         with _one_core_a_product():
-            return function(**{name: value[begin:end] for name, value in tokens.items()})
+            filled(function, {name: value[begin:end] for name, value in tokens.items()}, out[begin:end])
 
     # Some libraries apply the limit to all threads, some to the calling thread: set both.
     with _ALONE, _one_core_a_product(), ThreadPoolExecutor(len(bounds) - 1) as pool:
-        return np.concatenate(list(pool.map(of_rows, bounds[:-1], bounds[1:])))
+        list(pool.map(of_rows, bounds[:-1], bounds[1:]))  # raises what they raise
+    return out
+
+
+def filled(function: Callable[..., Array], tokens: Mapping[str, Array], out: Array) -> Array:
+    """`function(**tokens)` in `out`, copied there unless it was computed there."""
+    result = function(**tokens, out=out)
+    if not np.may_share_memory(result, out):
+        out[...] = result
+    return out
 
 
 def threads() -> int:

@@ -39,24 +39,51 @@ def position_ids(
     return jnp.take_along_axis(counted, positions, axis=1) + config.position_offset - 1
 
 
+def patches(
+    config: TransformerConfig, pixels: Float[Array, "batch channels height width"]
+) -> Float[Array, "batch patches patch_dim"]:
+    """Square patches of images, row by row, each channel by channel and again row by row, as a convolution reads them
+    whose stride is the size of its kernel."""
+    size, (batch, channels, height, width) = config.patch_size or 1, pixels.shape
+    cut = pixels.reshape(batch, channels, height // size, size, width // size, size)
+    return cut.transpose(0, 2, 4, 1, 3, 5).reshape(batch, -1, channels * size * size)
+
+
+def embed_patches(
+    config: TransformerConfig,
+    projection: nnx.Linear,
+    first: nnx.Embed | None,
+    pixels: Float[Array, "batch channels height width"],
+) -> Float[Array, "batch length embed_dim"]:
+    """A linear map of each patch, behind the class token if there is one (Dosovitskiy et al. 2021, eq. 1)."""
+    x = projection(patches(config, pixels.astype(projection.kernel.dtype)))
+    if first is None:
+        return x
+    return jnp.concatenate([jnp.broadcast_to(first.embedding[...], (len(x), 1, config.embed_dim)), x], axis=1)
+
+
 def embed(
     config: TransformerConfig,
     tables: Mapping[str, nnx.Embed],
-    tokens: Int[Array, "batch length"],
+    tokens: Int[Array, "batch length"] | Float[Array, "batch channels height width"],
     positions: Int[Array, "#batch length"],
     visible: Bool[Array, "batch keys"],
     token_types: Int[Array, "batch length"] | None = None,
+    projection: nnx.Linear | None = None,
 ) -> Float[Array, "batch length embed_dim"]:
-    """Sum of the embeddings of the tokens, their types and their positions, each if configured.
+    """Sum of the embeddings of the tokens or patches, their types and their positions, each if configured.
 
     Args:
         tables: Those of the stack, by name.
         positions: Positions of the tokens, below `visible.shape[1]`.
         visible: True for tokens that are not padding, among all up to the last position.
+        projection: The linear map of patches; None with tokens.
     """
-    check_length(config, tokens.shape[1])
-    # Calling a table would return the dtype that it was created with.
-    x = tables["token_embedding"].embedding[tokens]
+    check_length(config, positions.shape[1])
+    if projection is not None:
+        x = embed_patches(config, projection, tables.get("class_embedding"), tokens)
+    else:  # calling a table would return the dtype that it was created with
+        x = tables["token_embedding"].embedding[tokens]
     if config.token_scale != 1:
         x = x * config.token_scale
     if token_types is not None:

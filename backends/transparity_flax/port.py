@@ -15,7 +15,7 @@ from transparity.checked import CheckedBackend, DifferentiableForward, Execution
 from transparity.config import TransformerConfig
 from transparity.protocol import Arrays
 from transparity.sampling import Sampling
-from transparity.taps import Tap, chained, identity, recording, tap_shapes
+from transparity.taps import Tap, chained, identity, lengths_of, recording, tap_shapes
 from transparity.training import Training
 from transparity_flax.arithmetic.dropout import dropping
 from transparity_flax.arithmetic.rounding import rounding
@@ -265,7 +265,7 @@ class _OneKey(nnx.Rngs):
 
 
 def ordered(config: TransformerConfig, inputs: Inputs, taps: dict[str, Any]) -> list[str]:
-    order = list(tap_shapes(config, 1, **{name: tokens.shape[1] for name, tokens in inputs.items()}))
+    order = list(tap_shapes(config, 1, **lengths_of(config, inputs)))
     return sorted(taps, key=order.index)
 
 

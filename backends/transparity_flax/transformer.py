@@ -34,10 +34,14 @@ class Stack(nnx.Module):
     def __init__(self, config: TransformerConfig, name: str, *, rngs: nnx.Rngs) -> None:
         self.name, self.config = name, config
         # The decoder's table may be the encoder's, which is then passed to it.
-        if name == "encoder" or not config.shared_embedding:
+        if not config.reads_pixels and (name == "encoder" or not config.shared_embedding):
             self.token_embedding = nnx.Embed(config.stack_vocab_size(name), config.embed_dim, rngs=rngs)
         if name == "encoder" and config.num_token_types:
             self.token_type_embedding = nnx.Embed(config.num_token_types, config.embed_dim, rngs=rngs)
+        if config.reads_pixels:
+            self.patch_projection = nnx.Linear(config.patch_dim, config.embed_dim, rngs=rngs)
+        if config.class_token:
+            self.class_embedding = nnx.Embed(1, config.embed_dim, rngs=rngs)
         if config.positions == "learned":
             self.position_embedding = nnx.Embed(config.num_positions, config.embed_dim, rngs=rngs)
         if config.embedding_norm:
@@ -75,22 +79,23 @@ class Stack(nnx.Module):
 
 
 class Encoder(Stack):
-    """Encode `tokens`, each of which sees all that are `visible`."""
+    """Encode `tokens`, or the patches of pixels, each of which sees all that are `visible`."""
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
         super().__init__(config, "encoder", rngs=rngs)
 
     def __call__(
         self,
-        tokens: Int[Array, "batch length"],
+        tokens: Int[Array, "batch length"] | Float[Array, "batch channels height width"],
         visible: Bool[Array, "batch length"],
         tap: Tap = identity,
         *,
         token_types: Int[Array, "batch length"] | None = None,
     ) -> Float[Array, "batch length embed_dim"]:
-        config, keys = self.config, tokens.shape[1]
+        config, keys = self.config, visible.shape[1]
         positions = jnp.arange(keys)[None]
-        x = embed(config, self.tables, tokens, positions, visible, token_types)
+        projection = self.patch_projection if config.reads_pixels else None
+        x = embed(config, self.tables, tokens, positions, visible, token_types, projection)
         context = LayerContext(
             mask=padding_mask(visible),
             positions=positions,
@@ -141,12 +146,26 @@ class Decoder(Stack):
         return self.apply_layers(x, context, tap, cache)
 
 
+def read_alone(
+    config: TransformerConfig,
+    tokens: Int[Array, "batch length"] | None,
+    pixels: Float[Array, "batch channels height width"] | None,
+    attention_mask: Bool[Array, "batch length"] | Int[Array, "batch length"] | None,
+) -> tuple[Array, Bool[Array, "batch length"]]:
+    """What a lone encoder reads, and where it is visible: tokens, or pixels, of which all patches are."""
+    if pixels is not None:
+        return pixels, jnp.ones((len(pixels), config.max_length), bool)
+    assert tokens is not None
+    return tokens, visible_keys(tokens, config.pad_id, attention_mask)
+
+
 class Transformer(nnx.Module):
     """Logits of the next token, or the other output that `config.head` names.
 
     Args of `__call__`:
         source, target: Tokens of an encoder-decoder.
         tokens: Tokens of a lone encoder or decoder.
+        pixels: Images, in place of tokens of a lone encoder.
         attention_mask: 0 at padding of the source, or of `tokens`.
         tap: Called with every named activation; its result is used in place of the activation.
     """
@@ -192,6 +211,7 @@ class Transformer(nnx.Module):
         source: Int[Array, "batch keys"] | None = None,
         target: Int[Array, "batch queries"] | None = None,
         tokens: Int[Array, "batch length"] | None = None,
+        pixels: Float[Array, "batch channels height width"] | None = None,
         attention_mask: Bool[Array, "batch keys"] | Int[Array, "batch keys"] | None = None,
         token_types: Int[Array, "batch length"] | None = None,
         tap: Tap = identity,
@@ -205,9 +225,8 @@ class Transformer(nnx.Module):
             visible, scope = visible_keys(target, config.pad_id), scoped(tap, "decoder")
             x = self.decoder(target, visible, scope, token_embedding=table, memory=memory, memory_mask=memory_mask)
         elif config.architecture == "encoder":
-            assert tokens is not None
-            visible, scope = visible_keys(tokens, config.pad_id, attention_mask), scoped(tap, "encoder")
-            x = self.encoder(tokens, visible, scope, token_types=token_types)
+            (read, visible), scope = read_alone(config, tokens, pixels, attention_mask), scoped(tap, "encoder")
+            x = self.encoder(read, visible, scope, token_types=token_types)
         else:
             assert tokens is not None
             visible, scope = visible_keys(tokens, config.pad_id, attention_mask), scoped(tap, "decoder")

@@ -43,23 +43,49 @@ def position_ids(
     return counted.take_along_dim(positions, dim=1) + config.position_offset - 1
 
 
+def patches(
+    config: TransformerConfig, pixels: Float[Tensor, "batch channels height width"]
+) -> Float[Tensor, "batch patches patch_dim"]:
+    """Square patches of images, row by row, each channel by channel and again row by row, as a convolution reads them
+    whose stride is the size of its kernel."""
+    size, (batch, channels, height, width) = config.patch_size or 1, pixels.shape
+    cut = pixels.reshape(batch, channels, height // size, size, width // size, size)
+    return cut.permute(0, 2, 4, 1, 3, 5).reshape(batch, -1, channels * size * size)
+
+
+def embed_patches(
+    config: TransformerConfig,
+    projection: nn.Linear,
+    first: nn.Embedding | None,
+    pixels: Float[Tensor, "batch channels height width"],
+) -> Float[Tensor, "batch length embed_dim"]:
+    """A linear map of each patch, behind the class token if there is one (Dosovitskiy et al. 2021, eq. 1)."""
+    x: Tensor = projection(patches(config, pixels.to(projection.weight.dtype)))
+    return x if first is None else torch.cat([first.weight.expand(len(x), 1, config.embed_dim), x], dim=1)
+
+
 def embed(
     config: TransformerConfig,
     tables: Mapping[str, nn.Embedding],
-    tokens: Int[Tensor, "batch length"],
+    tokens: Int[Tensor, "batch length"] | Float[Tensor, "batch channels height width"],
     positions: Int[Tensor, "#batch length"],
     visible: Bool[Tensor, "batch keys"],
     token_types: Int[Tensor, "batch length"] | None = None,
+    projection: nn.Linear | None = None,
 ) -> Float[Tensor, "batch length embed_dim"]:
-    """Sum of the embeddings of the tokens, their types and their positions, each if configured.
+    """Sum of the embeddings of the tokens or patches, their types and their positions, each if configured.
 
     Args:
         tables: Those of the stack, by name.
         positions: Positions of the tokens, below `visible.shape[1]`.
         visible: True for tokens that are not padding, among all up to the last position.
+        projection: The linear map of patches; None with tokens.
     """
-    check_length(config, tokens.shape[1])
-    x: Tensor = tables["token_embedding"](tokens)
+    check_length(config, positions.shape[1])
+    if projection is not None:
+        x = embed_patches(config, projection, tables.get("class_embedding"), tokens)
+    else:
+        x = tables["token_embedding"](tokens)
     if config.token_scale != 1:
         x = x * config.token_scale
     if token_types is not None:

@@ -126,7 +126,7 @@ class PytorchForward(DifferentiableForward):
 
     def _by_onednn(self, model: Transformer, through: Callable[[nn.Module], nn.Module]) -> Transformer:
         """Return `model` with oneDNN's linear maps, if they support it."""
-        if not can_be_packed(model.token_embedding.weight.dtype, self.device):
+        if not can_be_packed(next(model.parameters()).dtype, self.device):
             return model
         changed = through(model)
         assert isinstance(changed, Transformer)

@@ -34,10 +34,14 @@ class Stack(nn.Module):
         super().__init__()
         self.name, self.config = name, config
         # The decoder's table may be the encoder's, which is then passed to it.
-        if name == "encoder" or not config.shared_embedding:
+        if not config.reads_pixels and (name == "encoder" or not config.shared_embedding):
             self.token_embedding = nn.Embedding(config.stack_vocab_size(name), config.embed_dim)
         if name == "encoder" and config.num_token_types:
             self.token_type_embedding = nn.Embedding(config.num_token_types, config.embed_dim)
+        if config.reads_pixels:
+            self.patch_projection = nn.Linear(config.patch_dim, config.embed_dim)
+        if config.class_token:
+            self.class_embedding = nn.Embedding(1, config.embed_dim)
         if config.positions == "learned":
             self.position_embedding = nn.Embedding(config.num_positions, config.embed_dim)
         if config.embedding_norm:
@@ -76,22 +80,23 @@ class Stack(nn.Module):
 
 
 class Encoder(Stack):
-    """Encode `tokens`, each of which sees all that are `visible`."""
+    """Encode `tokens`, or the patches of pixels, each of which sees all that are `visible`."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__(config, "encoder")
 
     def forward(
         self,
-        tokens: Int[Tensor, "batch length"],
+        tokens: Int[Tensor, "batch length"] | Float[Tensor, "batch channels height width"],
         visible: Bool[Tensor, "batch length"],
         tap: Tap = identity,
         *,
         token_types: Int[Tensor, "batch length"] | None = None,
     ) -> Float[Tensor, "batch length embed_dim"]:
-        config, keys = self.config, tokens.shape[1]
+        config, keys = self.config, visible.shape[1]
         positions = torch.arange(keys, device=tokens.device)[None]
-        x = embed(config, self.tables, tokens, positions, visible, token_types)
+        projection = self.patch_projection if config.reads_pixels else None
+        x = embed(config, self.tables, tokens, positions, visible, token_types, projection)
         context = LayerContext(
             mask=padding_mask(visible),
             positions=positions,
@@ -142,12 +147,26 @@ class Decoder(Stack):
         return self.apply_layers(x, context, tap, cache)
 
 
+def read_alone(
+    config: TransformerConfig,
+    tokens: Int[Tensor, "batch length"] | None,
+    pixels: Float[Tensor, "batch channels height width"] | None,
+    attention_mask: Bool[Tensor, "batch length"] | Int[Tensor, "batch length"] | None,
+) -> tuple[Tensor, Bool[Tensor, "batch length"]]:
+    """What a lone encoder reads, and where it is visible: tokens, or pixels, of which all patches are."""
+    if pixels is not None:
+        return pixels, torch.ones(len(pixels), config.max_length, dtype=torch.bool, device=pixels.device)
+    assert tokens is not None
+    return tokens, visible_keys(tokens, config.pad_id, attention_mask)
+
+
 class Transformer(nn.Module):
     """Logits of the next token, or the other output that `config.head` names.
 
     Args of `forward`:
         source, target: Tokens of an encoder-decoder.
         tokens: Tokens of a lone encoder or decoder.
+        pixels: Images, in place of tokens of a lone encoder.
         attention_mask: 0 at padding of the source, or of `tokens`.
         tap: Called with every named activation; its result is used in place of the activation.
         out: Memory that the logits may be in.
@@ -197,6 +216,7 @@ class Transformer(nn.Module):
         source: Int[Tensor, "batch keys"] | None = None,
         target: Int[Tensor, "batch queries"] | None = None,
         tokens: Int[Tensor, "batch length"] | None = None,
+        pixels: Float[Tensor, "batch channels height width"] | None = None,
         attention_mask: Bool[Tensor, "batch keys"] | Int[Tensor, "batch keys"] | None = None,
         token_types: Int[Tensor, "batch length"] | None = None,
         tap: Tap = identity,
@@ -213,9 +233,8 @@ class Transformer(nn.Module):
             visible, scope = visible_keys(target, config.pad_id), scoped(tap, "decoder")
             x = self.decoder(target, visible, scope, token_embedding=table, memory=memory, memory_mask=memory_mask)
         elif config.architecture == "encoder":
-            assert tokens is not None
-            visible, scope = visible_keys(tokens, config.pad_id, attention_mask), scoped(tap, "encoder")
-            x = self.encoder(tokens, visible, scope, token_types=token_types)
+            (read, visible), scope = read_alone(config, tokens, pixels, attention_mask), scoped(tap, "encoder")
+            x = self.encoder(read, visible, scope, token_types=token_types)
         else:
             assert tokens is not None
             visible, scope = visible_keys(tokens, config.pad_id, attention_mask), scoped(tap, "decoder")

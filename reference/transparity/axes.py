@@ -22,6 +22,11 @@
 | E      | `experts`                     | experts of a feed-forward                             |
 | V      | `vocab`                       | tokens of the vocabulary                              |
 | C      | `classes`                     | classes of a head                                     |
+| B      | `channels`                    | channels of an image                                  |
+| Y      | `height`                      | rows of pixels                                        |
+| X      | `width`                       | columns of pixels                                     |
+| T      | `patches`                     | patches of an image                                   |
+| D      | `patch_dim`                   | numbers in a patch                                    |
 | K      | `steps`                       | steps of an optimizer                                 |
 
 A bare `1` is an axis kept for broadcasting, `#batch` one that may be 1, `*batch` any leading axes.
@@ -51,5 +56,10 @@ LEGEND = {
     "experts": "E",
     "vocab": "V",
     "classes": "C",
+    "channels": "B",
+    "height": "Y",
+    "width": "X",
+    "patches": "T",
+    "patch_dim": "D",
     "steps": "K",
 }

@@ -33,12 +33,25 @@ def check_inputs(config: TransformerConfig, inputs: Mapping[str, Any]) -> dict[s
     if set(given) != set(expected):
         names = listed(sorted(given, key=str)) or "nothing"
         raise InputError(f"forward was given {names}; for this {config.architecture} it takes {', '.join(expected)}.")
+    if config.reads_pixels:
+        return {"pixels": _checked_pixels(config, given["pixels"])}
     checked = {name: _checked_tokens(config, name, given[name]) for name in config.input_names}
     batches = {name: len(tokens) for name, tokens in checked.items()}
     if len(set(batches.values())) > 1:
         raise InputError(f"source has {batches['source']} rows and target {batches['target']}; expected as many.")
     shape = checked[config.input_names[0]].shape
     return checked | {name: _checked_further(config, name, given[name], shape) for name in config.further_inputs}
+
+
+def _checked_pixels(config: TransformerConfig, value: Any) -> np.ndarray:
+    """Return the pixels of images, finite floats (batch, channels, height, width) of the size of the configuration."""
+    pixels, side = as_array("pixels", value, InputError), config.image_size
+    if pixels.ndim != 4 or pixels.shape[1:] != (config.image_channels, side, side) or not len(pixels):
+        expected = f"(batch, channels, height, width), {config.image_channels} channels of {side} × {side} pixels"
+        raise InputError(f"pixels has the shape {pixels.shape}; expected {expected}.")
+    if pixels.dtype.kind != "f" or not np.isfinite(pixels).all():
+        raise InputError(f"pixels has the dtype {pixels.dtype}; expected finite floats.")
+    return pixels
 
 
 def _checked_further(config: TransformerConfig, name: str, value: Any, shape: tuple[int, ...]) -> np.ndarray:

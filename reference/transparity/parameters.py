@@ -61,7 +61,10 @@ def is_learned(name: str) -> bool:
 
 def _stack_shapes(stack: str, config: TransformerConfig) -> Shapes:
     shapes: Shapes = {}
-    if not (config.shared_embedding and stack == "decoder"):
+    if config.reads_pixels:
+        shapes |= _linear(f"{stack}.patch_projection", config.embed_dim, config.patch_dim, bias=True)
+        shapes |= {f"{stack}.class_embedding.weight": (1, config.embed_dim)} if config.class_token else {}
+    elif not (config.shared_embedding and stack == "decoder"):
         shapes[f"{stack}.token_embedding.weight"] = (config.stack_vocab_size(stack), config.embed_dim)
     if config.num_token_types:
         shapes[f"{stack}.token_type_embedding.weight"] = (config.num_token_types, config.embed_dim)

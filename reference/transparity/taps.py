@@ -52,13 +52,19 @@ def chained(first: Tap, then: Tap) -> Tap:
     return then if first is identity else lambda name, value: then(name, first(name, value))
 
 
+def lengths_of(config: TransformerConfig, inputs: Mapping[str, Any]) -> dict[str, int]:
+    """Return the number of positions of each of the `inputs` by name: its tokens, or the patches of an image, with the
+    class token."""
+    return {name: config.max_length if name == "pixels" else value.shape[1] for name, value in inputs.items()}
+
+
 def tap_shapes(config: TransformerConfig, batch: int, **lengths: int) -> dict[str, tuple[int, ...]]:
     """Return the shape of every tap of a forward pass, in the order of the pass.
 
     Args:
         config: the model.
         batch: the number of rows.
-        lengths: the number of tokens of each input by name: `source` and `target`, or `tokens`.
+        lengths: the positions of each input by name: `source` and `target`, `tokens` or `pixels` (`lengths_of`).
     """
     shapes: dict[str, tuple[int, ...]] = {}
     for name in config.input_names:

@@ -11,6 +11,7 @@ from numpy import ndarray as Array
 
 from transparity.config import RopeLayout, TransformerConfig
 from transparity.inputs import check_length
+from transparity_numpy.arithmetic.functional import linear
 
 
 def sinusoidal_positions(
@@ -38,23 +39,48 @@ def position_ids(
     return np.take_along_axis(counted, positions, axis=1) + config.position_offset - 1
 
 
+def patches(
+    config: TransformerConfig, pixels: Inexact[Array, "batch channels height width"]
+) -> Inexact[Array, "batch patches patch_dim"]:
+    """Square patches of images, row by row, each channel by channel and again row by row, as a convolution reads them
+    whose stride is the size of its kernel."""
+    size, (batch, channels, height, width) = config.patch_size or 1, pixels.shape
+    cut = pixels.reshape(batch, channels, height // size, size, width // size, size)
+    return cut.transpose(0, 2, 4, 1, 3, 5).reshape(batch, -1, channels * size * size)
+
+
+def embed_patches(
+    config: TransformerConfig, parameters: Mapping[str, Any], pixels: Inexact[Array, "batch channels height width"]
+) -> Inexact[Array, "batch length embed_dim"]:
+    """A linear map of each patch, behind the class token if there is one (Dosovitskiy et al. 2021, eq. 1)."""
+    dtype = parameters["patch_projection"]["weight"].dtype
+    x = linear(parameters["patch_projection"], patches(config, pixels.astype(dtype)))
+    if not config.class_token:
+        return x
+    first = np.broadcast_to(parameters["class_embedding"]["weight"], (len(x), 1, config.embed_dim))
+    return np.concatenate([first, x], axis=1)
+
+
 def embed(
     config: TransformerConfig,
     parameters: Mapping[str, Any],
-    tokens: Int[Array, "batch length"],
+    tokens: Int[Array, "batch length"] | Inexact[Array, "batch channels height width"],
     positions: Int[Array, "#batch length"],
     visible: Bool[Array, "batch keys"],
     token_types: Int[Array, "batch length"] | None = None,
 ) -> Inexact[Array, "batch length embed_dim"]:
-    """Sum of the embeddings of the tokens, their types and their positions, each if configured.
+    """Sum of the embeddings of the tokens or patches, their types and their positions, each if configured.
 
     Args:
         parameters: Those of the stack.
         positions: Positions of the tokens, below `visible.shape[1]`.
         visible: True for tokens that are not padding, among all up to the last position.
     """
-    check_length(config, tokens.shape[1])
-    x = parameters["token_embedding"]["weight"][tokens]
+    check_length(config, positions.shape[1])
+    if config.reads_pixels:
+        x = embed_patches(config, parameters, tokens)
+    else:
+        x = parameters["token_embedding"]["weight"][tokens]
     if config.token_scale != 1:
         x = x * x.dtype.type(config.token_scale)
     if token_types is not None:

@@ -58,15 +58,15 @@ def stack(
 def encoder(
     config: TransformerConfig,
     parameters: Mapping[str, Any],
-    tokens: Int[Array, "batch length"],
+    tokens: Int[Array, "batch length"] | Inexact[Array, "batch channels height width"],
     visible: Bool[Array, "batch length"],
     tap: Tap = identity,
     *,
     token_types: Int[Array, "batch length"] | None = None,
     training: bool = False,
 ) -> Inexact[Array, "batch length embed_dim"]:
-    """Encode `tokens`, each of which sees all that are `visible`."""
-    positions, keys = np.arange(tokens.shape[1])[None], tokens.shape[1]
+    """Encode `tokens`, or the patches of pixels, each of which sees all that are `visible`."""
+    positions, keys = np.arange(visible.shape[1])[None], visible.shape[1]
     x = embed(config, parameters, tokens, positions, visible, token_types)
     context = LayerContext(
         mask=padding_mask(visible),
@@ -112,6 +112,19 @@ def decoder(
     return stack("decoder", config, parameters, x, context, tap, cache)
 
 
+def read_alone(
+    config: TransformerConfig,
+    tokens: Int[Array, "batch length"] | None,
+    pixels: Inexact[Array, "batch channels height width"] | None,
+    attention_mask: Bool[Array, "batch length"] | Int[Array, "batch length"] | None,
+) -> tuple[Any, Bool[Array, "batch length"]]:
+    """What a lone encoder reads, and where it is visible: tokens, or pixels, of which all patches are."""
+    if pixels is not None:
+        return pixels, np.ones((len(pixels), config.max_length), bool)
+    assert tokens is not None
+    return tokens, visible_keys(tokens, config.pad_id, attention_mask)
+
+
 def transformer(
     config: TransformerConfig,
     parameters: Mapping[str, Array],
@@ -119,6 +132,7 @@ def transformer(
     source: Int[Array, "batch keys"] | None = None,
     target: Int[Array, "batch queries"] | None = None,
     tokens: Int[Array, "batch length"] | None = None,
+    pixels: Inexact[Array, "batch channels height width"] | None = None,
     attention_mask: Bool[Array, "batch keys"] | Int[Array, "batch keys"] | None = None,
     token_types: Int[Array, "batch length"] | None = None,
     tap: Tap = identity,
@@ -129,7 +143,8 @@ def transformer(
 
     Args:
         parameters: By flat name; their dtype is that of the computation (complex128 for the complex step).
-        source, target, tokens: Tokens of an encoder-decoder, or of a lone encoder or decoder.
+        source, target, tokens: Tokens of an encoder-decoder, or of a lone encoder or decoder; an encoder may read
+            `pixels` instead.
         attention_mask: 0 at padding of the source, or of `tokens`.
         tap: Called with every named activation; its result is used in place of the activation.
     """
@@ -142,9 +157,8 @@ def transformer(
         visible, scope = visible_keys(target, config.pad_id), scoped(tap, "decoder")
         x = decoder(config, tree["decoder"], target, visible, scope, **given)
     elif config.architecture == "encoder":
-        assert tokens is not None
-        visible, scope = visible_keys(tokens, config.pad_id, attention_mask), scoped(tap, "encoder")
-        x = encoder(config, tree["encoder"], tokens, visible, scope, token_types=token_types, training=training)
+        (read, visible), scope = read_alone(config, tokens, pixels, attention_mask), scoped(tap, "encoder")
+        x = encoder(config, tree["encoder"], read, visible, scope, token_types=token_types, training=training)
     else:
         assert tokens is not None
         visible, scope = visible_keys(tokens, config.pad_id, attention_mask), scoped(tap, "decoder")

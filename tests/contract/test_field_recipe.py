@@ -57,6 +57,9 @@ CONFIGURATIONS = [*(preset.config for preset in PRESETS.values()), *CASES.values
 IN_NO_CASE = {
     "norm_eps": "every case has its faults; drawn configurations vary it",
     "attention_norm": "one kind of layer of a case lacks the norm",
+    "patch_size": "the encoder of images is a case of its own",
+    "image_channels": "3, as in the encoder of images; the family ViT is compared with one channel",
+    "class_token": "the encoder of images is a case of its own",
     "norm_momentum": "it is read in training alone, which drawn configurations vary",
 }
 """Fields that have their default in every preset and case, with the reason."""

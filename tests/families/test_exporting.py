@@ -81,6 +81,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         dict.fromkeys(("qkv_bias", "output_bias", "feed_forward_bias", "norm_bias", "head_transform_bias"), True),
     ),
     "modernbert, untied": ("modernbert", {"tied_head": False, "head_bias": False}),
+    "vit, classes": ("vit", {"head": "classes", "num_classes": 3, "pooler": "none", "image_channels": 1}),
     "bert, classes": ("bert", {"head": "classes", "num_classes": 3}),
     "roberta, classes": ("roberta", {"head": "classes"}),
     "distilbert, classes": ("distilbert", {"head": "classes", "pooler": "relu", "head_transform": False} | UNTIED),
@@ -180,7 +181,7 @@ def translator(folder: str) -> Any:
 
 
 LOADERS = (
-    dict.fromkeys(("bert", "roberta", "xlm-roberta", "mpnet"), encoder)
+    dict.fromkeys(("bert", "roberta", "xlm-roberta", "mpnet", "vit"), encoder)
     | dict.fromkeys(("distilbert", "modernbert"), masked)
     | dict.fromkeys(("bart", "marian", "t5"), translator)
 )

@@ -29,6 +29,7 @@ from transparity_conformance.checkpoints.importing import FILES, Checkpoint, imp
 from transparity_conformance.checkpoints.reading import CheckpointError
 from transparity_conformance.cli import app
 from transparity_conformance.oracle.oracle import forward_oracle
+from transparity_conformance.oracle.probes import pixel_inputs
 from transparity_conformance.ports.check import PortError, check
 from transparity_conformance.report.comparison import as_numbers, difference, share
 
@@ -60,6 +61,8 @@ DISTILBERT = {"vocab_size": 41, "dim": 12, "n_layers": 2, "n_heads": 3, "hidden_
 DISTILBERT |= {"max_position_embeddings": 19}
 MODERNBERT = BERT | {"num_hidden_layers": 5, "local_attention": 4, "pad_token_id": 0, "bos_token_id": 1}
 MODERNBERT |= {"eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
+VIT = {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 22}
+VIT |= {"image_size": 6, "patch_size": 2}
 FALCON = {"vocab_size": 41, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
 FALCON |= {"max_position_embeddings": 64, "bos_token_id": 1, "eos_token_id": 2}
 LLAMA = SIZES | {"hidden_size": 16, "num_attention_heads": 4, "max_position_embeddings": 64}
@@ -120,6 +123,18 @@ CASES = {
     ),
     "mpnet, classes": Case(
         "MPNetForSequenceClassification", BERT | {"num_labels": 3}, {"num_classes": 3, "pooler": "tanh"}
+    ),
+    "vit": Case("ViTModel", VIT, {"head": "pooled", "max_length": 10, "class_token": True, "norm_eps": 1e-12}),
+    "vit, one channel": Case(
+        "ViTModel",
+        VIT | {"num_channels": 1, "patch_size": 3, "hidden_act": "gelu_new", "layer_norm_eps": 1e-3},
+        {"image_channels": 1, "patch_size": 3, "max_length": 5, "activation": "gelu-tanh", "head": "hidden"},
+        head="hidden",
+    ),
+    "vit, classes": Case(
+        "ViTForImageClassification",
+        VIT | {"num_labels": 5, "qkv_bias": False, "image_size": 8},
+        {"head": "classes", "num_classes": 5, "pooler": "none", "max_length": 17, "qkv_bias": False},
     ),
     "distilbert": Case("DistilBertModel", DISTILBERT, {"head": "hidden", "num_token_types": 0, "norm_eps": 1e-12}),
     "distilbert, relu": Case(
@@ -652,6 +667,8 @@ def made(case: Case) -> Any:
 def tokens_of(config: TransformerConfig, length: int) -> dict[str, np.ndarray]:
     """Three different rows, one padded on the left and one on the right; both sides of encoder-decoders differ in
     length."""
+    if config.reads_pixels:
+        return {"pixels": pixel_inputs(config, 3, 7)}
     random = np.random.default_rng(7)
     inputs = {}
     for name in config.input_names:
@@ -673,10 +690,10 @@ def theirs(model: Any, checkpoint: Checkpoint, inputs: Mapping[str, np.ndarray])
     config = checkpoint.config
     given = {name: torch.from_numpy(value) for name, value in inputs.items()}
     read = given.get("source", given.get("tokens"))
-    named: dict[str, Any] = {"input_ids": read}
+    named: dict[str, Any] = {"input_ids": read} if read is not None else {"pixel_values": given["pixels"]}
     if "target" in given:
         named["decoder_input_ids"] = given["target"]
-    if config.has_encoder or config.target_mask == "causal-and-padding":
+    if (config.has_encoder and config.pad_id is not None) or config.target_mask == "causal-and-padding":
         named["attention_mask"] = torch.from_numpy(np.int64(inputs[config.input_names[0]] != config.pad_id))
     if "token_types" in given:
         named["token_type_ids"] = given["token_types"]

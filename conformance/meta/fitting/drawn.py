@@ -43,7 +43,15 @@ WORDS = {
 
 SKIPPED = {*NOT_RUN, "architecture", "rotary_low_frequency", "rotary_high_frequency", "head", "shared_embedding"}
 SKIPPED |= {"attention_norm", "head_transform", "head_transform_bias", "pooling", "pooler", "num_classes"}
-SKIPPED |= {"relative_bias", "attention_sinks", "gate_limit", "up_offset"}
+SKIPPED |= {
+    "patch_size",
+    "image_channels",
+    "class_token",
+    "relative_bias",
+    "attention_sinks",
+    "gate_limit",
+    "up_offset",
+}
 SKIPPED |= {"num_experts", "experts_per_token", "shared_expert_dim", "shared_expert_gate"}
 SKIPPED |= {name for name in FIELD_TYPES if name.startswith("router_")}
 SKIPPED |= {"rotary_truncate", "rotary_attention_factor", "rotary_short_factors", "rotary_long_factors"}

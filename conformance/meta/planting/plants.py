@@ -680,6 +680,13 @@ PLANTS = [
         FAMILIES,
     ),
     *in_both(
+        "patches-by-column",
+        "embeddings",
+        ("cut.permute(0, 2, 4, 1, 3, 5)", "cut.permute(0, 4, 2, 1, 3, 5)"),
+        ("cut.transpose(0, 2, 4, 1, 3, 5)", "cut.transpose(0, 4, 2, 1, 3, 5)"),
+        FAMILIES,
+    ),
+    *in_both(
         "padding-counted",
         "embeddings",
         ('config.position_count == "all"', 'config.position_count != ""'),

@@ -80,6 +80,8 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     | {"moe_intermediate_size": 20, "mlp_only_layers": [0]},
     "roberta": _BERT | {"max_position_embeddings": 31, "type_vocab_size": 1},
     "smollm3": _LLAMA | {"num_hidden_layers": 3, "no_rope_layer_interval": 3},
+    "vit": {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 40}
+    | {"image_size": 6, "patch_size": 2},
     "xlm-roberta": _BERT | {"max_position_embeddings": 31, "type_vocab_size": 1},
     "t5": {"vocab_size": 37, "d_model": 24, "d_kv": 10, "d_ff": 40, "num_layers": 2, "num_decoder_layers": 3}
     | {"num_heads": 3, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 17}

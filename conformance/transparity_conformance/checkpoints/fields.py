@@ -38,12 +38,14 @@ def _no_copies(config: TransformerConfig) -> Mapping[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Classifier:
-    """The head of the class for whole sequences, `…ForSequenceClassification`."""
+    """The head of the class for whole sequences, `…ForSequenceClassification`, or for images."""
 
     names: Table
     """Its tensors, in place of those of another head."""
     fields: Mapping[str, Any]
     """Fields of ours with its values."""
+    task: str = "ForSequenceClassification"
+    """The end of the name of the class."""
 
 
 OF_THE_LAST_TOKEN = Classifier(names={"score.weight": "head.weight"}, fields={"pooling": "last", "pooler": "none"})
@@ -100,7 +102,7 @@ class Family:
     def classes(self, fields: Fields) -> dict[str, Any]:
         """The fields of ours of a head of classes, if the class in `architectures` has one."""
         named = fields.get("architectures") or []
-        if self.classifier is None or not any(str(name).endswith(CLASSIFIER) for name in named):
+        if self.classifier is None or not any(str(name).endswith(self.classifier.task) for name in named):
             return {}
         labels = fields.get("id2label")
         count = fields.get("num_labels", 2) if labels is None else len(labels) if isinstance(labels, dict) else 0
@@ -110,11 +112,11 @@ class Family:
 
     def written_classes(self, config: TransformerConfig) -> dict[str, Any]:
         """The fields of config.json of a head of classes."""
-        if config.head != "classes":
+        if config.head != "classes" or self.classifier is None:
             return {}
         labels = [f"LABEL_{index}" for index in range(config.num_classes)]
         return {
-            "architectures": [re.sub(r"(LMHead)?Model$|For\w+$", "", self.model) + CLASSIFIER],
+            "architectures": [re.sub(r"(LMHead)?Model$|For\w+$", "", self.model) + self.classifier.task],
             "id2label": {str(index): label for index, label in enumerate(labels)},
             "label2id": {label: index for index, label in enumerate(labels)},
         }

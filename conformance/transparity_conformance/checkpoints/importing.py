@@ -63,6 +63,7 @@ FILES = {
     "roberta": "bert",
     "smollm3": "llama_variants",
     "t5": "t5",
+    "vit": "encoders.vit",
     "xlm-roberta": "bert",
 }
 """The file of each `model_type`."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from transparity.limits.stored import changed, chosen
-from transparity.taps import tap_shapes
+from transparity.taps import lengths_of, tap_shapes
 from transparity_conformance.diagnosis.fault import Hypothesis
 from transparity_conformance.diagnosis.faults.wholly_hidden import judged_gap
 from transparity_conformance.diagnosis.segment import NEAR
@@ -60,7 +60,7 @@ Results = Mapping[str, ProbeResult]
 
 def compare_segments(probe: Probe, shown: Mapping[str, np.ndarray], dtype: str) -> ProbeResult:
     """Walk the reference through the activations `shown` and compare every segment."""
-    lengths = {name: tokens.shape[1] for name, tokens in probe.inputs.items()}
+    lengths = lengths_of(probe.config, probe.inputs)
     shapes = tap_shapes(probe.config, len(next(iter(probe.inputs.values()))), **lengths)
     misshapen = {
         tap: f"{tap} has the shape {value.shape} on the probe {probe.name}, expected {shapes[tap]}"

@@ -69,6 +69,19 @@ _BERT = TransformerConfig(
 
 _MASKED = dataclasses.replace(_BERT, head="logits", head_transform=True, tied_head=True)
 
+IMAGES = dataclasses.replace(
+    _BERT,
+    source_vocab_size=None,
+    pad_id=None,
+    max_length=10,
+    patch_size=2,
+    class_token=True,
+    norm_position="pre",
+    final_norm=True,
+    embedding_norm=False,
+)
+"""An encoder of images (ViT)."""
+
 CASES: dict[str, TransformerConfig] = {
     "llama": dataclasses.replace(
         _LLAMA, rope_theta=500.0, rotary_scaling="llama3", rotary_factor=8.0, rotary_original_length=64

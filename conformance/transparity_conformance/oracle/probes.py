@@ -94,7 +94,9 @@ def single_row(probe: Probe) -> Probe:
 def twin(probe: Probe) -> Probe:
     """`probe` with other tokens that share its shape, their sum, the first token of each row, and the first row."""
     inputs = dict(probe.inputs)
-    for name in probe.config.input_names:
+    if probe.config.reads_pixels:
+        inputs["pixels"] = np.concatenate([inputs["pixels"][:1], np.roll(inputs["pixels"][1:], 1, axis=-1)])
+    for name in () if probe.config.reads_pixels else probe.config.input_names:
         inputs[name] = inputs[name].copy()
         inputs[name][1:, 1:] = np.roll(inputs[name][1:, 1:], 1, axis=1)
     return Probe(probe.case, "twin", "the same under a careless key", probe.config, probe.parameters, inputs)
@@ -123,6 +125,8 @@ def probe_parameters(
             pass  # added to scores, which spread as much
         elif name.endswith(("bias", "running_mean", "router_correction")):
             value = WEIGHT_SPREAD * value * (1 if "norm" in name else min(1, embedding))
+        elif name.endswith("patch_projection.weight"):
+            value = value * embedding / shape[1] ** 0.5
         elif name.endswith("token_embedding.weight"):
             value = value * embedding / config.token_scale
         elif name.endswith("embedding.weight"):
@@ -170,7 +174,9 @@ ROWS = (
 
 
 def mixed_inputs(config: TransformerConfig, seed: int = 0, source: int = SOURCE, target: int = TARGET) -> Arrays:
-    """One row for each of `ROWS`; a lone stack's `tokens` are as long as `source`."""
+    """One row for each of `ROWS`; a lone stack's `tokens` are as long as `source`. Images are `pixel_inputs`."""
+    if config.reads_pixels:
+        return {"pixels": pixel_inputs(config, BATCH, seed)}
     random = np.random.default_rng(seed)
     lengths = {"source": source, "target": target, "tokens": source}
     pad = 0 if config.pad_id is None else config.pad_id
@@ -188,6 +194,15 @@ def mixed_inputs(config: TransformerConfig, seed: int = 0, source: int = SOURCE,
             tokens[5] = pad
         inputs[name] = tokens[:, :length]
     return inputs | further_inputs(config, inputs, random)
+
+
+def pixel_inputs(config: TransformerConfig, batch: int, seed: int) -> np.ndarray:
+    """Random images; of several, the second is the first with rows for columns, and the third of one colour."""
+    shape = batch, config.image_channels, config.image_size, config.image_size
+    pixels = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+    pixels[1:2] = pixels[:1].swapaxes(-1, -2)
+    pixels[2:3] = pixels[2:3, :, :1, :1]
+    return pixels
 
 
 def further_inputs(config: TransformerConfig, inputs: Arrays, random: np.random.Generator) -> Arrays:
@@ -218,6 +233,12 @@ LONGEST = 256
 """A longer `max_length` is not probed: attention weights grow with its square."""
 
 
+def can_read_text(config: TransformerConfig) -> bool:
+    """Return whether every vocabulary can encode the real text."""
+    names = () if config.reads_pixels else config.input_names
+    return min((config.stack_vocab_size(config.input_stack(name)) for name in names), default=0) >= TEXT_TOKENS
+
+
 def is_large(parameters: Arrays) -> bool:
     """Return whether a model has so many parameters that it is tried on fewer probes."""
     return sum(value.size for value in parameters.values()) >= LARGE
@@ -238,12 +259,12 @@ def probes_of(config: TransformerConfig, case: str) -> dict[str, Probe]:
     """The probes of any configuration by name; of a large one, those that show most."""
     longest = config.max_length
     source, target = min(SOURCE, longest), min(TARGET, longest)
-    check_memory(config, BATCH, source=source, target=target, tokens=source)
+    check_memory(config, BATCH, source=source, target=target, tokens=source, pixels=longest)
     ordinary = probe_parameters(config)
     mixed = mixed_inputs(config, 0, source, target)
     made = [
         ("mixed", "every kind of row at once", config, ordinary, mixed),
-        ("one", "length 1", config, ordinary, mixed_inputs(config, 1, 1, 1)),
+        *[("one", "length 1", config, ordinary, mixed_inputs(config, 1, 1, 1))] * (not config.reads_pixels),
         ("tiny", "activations beside which eps is large", config, probe_parameters(config, 3, 1e-3), mixed),
     ]
     if config.angles_depend_on_length:
@@ -252,9 +273,9 @@ def probes_of(config: TransformerConfig, case: str) -> dict[str, Probe]:
     if not is_large(ordinary):
         hot = probe_parameters(config, 4, spread=HOT_SPREAD)
         made.append(("hot", "scores that overflow a careless softmax", config, hot, mixed))
-        if longest <= LONGEST:
+        if longest <= LONGEST and not config.reads_pixels:
             made.append(("longest", "max_length", config, ordinary, mixed_inputs(config, 2, longest, longest)))
-        if min(config.stack_vocab_size(config.input_stack(name)) for name in config.input_names) >= TEXT_TOKENS:
+        if can_read_text(config):
             text = text_inputs(config, source, target)
             text |= further_inputs(config, text, np.random.default_rng(0))
             made.insert(1, ("text", "real text, as people feed it", config, ordinary, text))
@@ -306,7 +327,8 @@ def probes_left_out(config: TransformerConfig, made: Collection[str], dtype: str
         "longest": longest if config.max_length > LONGEST else "the model is large",
         "square": "the model is large",
     }
-    return [f"probe {name}: {reason}" for name, reason in reasons.items() if name not in made]
+    of_tokens = ("text", "longest") if config.reads_pixels else ()
+    return [f"probe {name}: {reason}" for name, reason in reasons.items() if name not in (*made, *of_tokens)]
 
 
 TEXT_OF_A_CHECKPOINT = 48
@@ -322,14 +344,15 @@ def probes_with(config: TransformerConfig, parameters: Arrays, case: str) -> dic
     made = [("mixed", "every kind of row at once", mixed_inputs(config, 0, source, target))]
     if is_huge(parameters):
         return {name: Probe(case, name, purpose, config, parameters, inputs) for name, purpose, inputs in made}
-    if min(config.stack_vocab_size(config.input_stack(name)) for name in config.input_names) >= TEXT_TOKENS:
+    if can_read_text(config):
         longest = min(TEXT_OF_A_CHECKPOINT, config.max_length)
         text = text_inputs(config, longest, longest)
         if is_large(parameters):
             text = {name: rows[:ROWS_OF_A_LARGE_ONE] for name, rows in text.items()}
         text |= further_inputs(config, text, np.random.default_rng(0))
         made.append(("text", "real text, as people feed it", text))
-    made.append(("one", "length 1", mixed_inputs(config, 1, 1, 1)))
+    if not config.reads_pixels:
+        made.append(("one", "length 1", mixed_inputs(config, 1, 1, 1)))
     return {name: Probe(case, name, purpose, config, parameters, inputs) for name, purpose, inputs in made}
 
 

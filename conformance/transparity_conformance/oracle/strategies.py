@@ -12,6 +12,9 @@ from transparity.config import FIELD_TYPES, TransformerConfig
 from transparity_conformance.oracle.oracle import Arrays
 
 NOT_DRAWN = {
+    "patch_size": "families.taps_and_logits",
+    "image_channels": "families.taps_and_logits",
+    "class_token": "families.taps_and_logits",
     "norm_momentum": "normalization.batch_training",
     "rotary_low_frequency": "positions.rotary_frequencies",
     "rotary_high_frequency": "positions.rotary_frequencies",

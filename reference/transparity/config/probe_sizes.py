@@ -36,6 +36,8 @@ def probe_sizes(config: Any) -> dict[str, Any]:
     if config.key_value_rank:
         sizes |= {"attention_head_dim": 10, "rotary_dim": 4, "key_value_rank": 9, "num_key_value_heads": None}
         sizes |= {"query_rank": config.query_rank and 7, "value_head_dim": config.value_head_dim and 6}
+    if config.reads_pixels:  # three patches a side
+        sizes |= {"source_vocab_size": None, "patch_size": 2, "max_length": 9 + config.class_token}
     if config.sliding_window:
         sizes |= {"sliding_window": 4}
     if config.head == "classes":

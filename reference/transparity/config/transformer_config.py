@@ -273,6 +273,14 @@ class TransformerConfig:
 
     # Embedding and head
 
+    patch_size: int | None = None
+    """Side, in pixels, of the square patches that an image is cut into, row by row; the encoder reads `pixels`, each
+    patch by a linear map, in place of tokens (Dosovitskiy et al. 2021). None: tokens."""
+    image_channels: int = 3
+    """Channels of an image; the numbers of a patch are the pixels of its first channel, row by row, then the next's."""
+    class_token: bool = False
+    """Whether a learned vector is in front of the patches, at the first position. `max_length` is the number of patches
+    of a square image, and 1 with this."""
     num_token_types: int = whole(0, least=0)
     """Token types (BERT's sentences A and B), each with an embedding that is added; 0: none."""
     embedding_scale: EmbeddingScale = "none"
@@ -397,7 +405,9 @@ class TransformerConfig:
     @property
     def head_size(self) -> int:
         """Features of the output: tokens of the vocabulary, classes, or those of a state."""
-        return {"logits": self.vocab_size, "classes": self.num_classes}.get(self.head, self.embed_dim)
+        if self.head == "logits":
+            return self.vocab_size
+        return self.num_classes if self.head == "classes" else self.embed_dim
 
     @property
     def has_tied_head(self) -> bool:
@@ -498,8 +508,25 @@ class TransformerConfig:
         return size
 
     @property
+    def reads_pixels(self) -> bool:
+        """Whether the input is an image, and not tokens."""
+        return self.patch_size is not None
+
+    @property
+    def image_size(self) -> int:
+        """Pixels of a side of the image; 0 without."""
+        return math.isqrt(self.max_length - self.class_token) * (self.patch_size or 0)
+
+    @property
+    def patch_dim(self) -> int:
+        """Numbers in a patch; 0 without."""
+        return self.image_channels * (self.patch_size or 0) ** 2
+
+    @property
     def input_names(self) -> tuple[str, ...]:
-        """Names of the tokens that `forward` takes: `source` and `target`, or `tokens`."""
+        """Names of what `forward` takes: the tokens `source` and `target`, or `tokens`, or else `pixels`."""
+        if self.reads_pixels:
+            return ("pixels",)
         return ("source", "target") if self.architecture == "encoder-decoder" else ("tokens",)
 
     @property
@@ -516,7 +543,7 @@ class TransformerConfig:
 
     def input_stack(self, name: str) -> str:
         """The stack that reads the input `name`."""
-        if name == "tokens":
+        if name in ("tokens", "pixels"):
             return "decoder" if self.has_decoder else "encoder"
         return "encoder" if name == "source" else "decoder"
 

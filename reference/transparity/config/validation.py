@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args, get_origin
@@ -98,13 +99,47 @@ def _numbers(field: dataclasses.Field[Any], value: Any) -> tuple[float, ...]:
 
 def check_together(config: Any) -> None:
     """Raise `ConfigError` if the fields of a `TransformerConfig` (whose file imports this one) do not fit together."""
-    checks = (_check_vocabularies, _check_heads, _check_latent, _check_positions, _check_scaling, _check_relative)
+    checks = (
+        _check_pixels,
+        _check_vocabularies,
+        _check_heads,
+        _check_latent,
+        _check_positions,
+        _check_scaling,
+        _check_relative,
+    )
     for check in (*checks, _check_router, _check_ends, _check_tokens):
         check(config)
 
 
+def _check_pixels(config: Any) -> None:
+    """Check an image in place of tokens, which has no vocabulary and no padding."""
+    if not config.reads_pixels:
+        if config.class_token:
+            raise ConfigError("class_token is true, which is in front of patches: with a patch_size it would be right.")
+        return
+    patches = config.max_length - config.class_token
+    if math.isqrt(patches) ** 2 != patches or not patches:
+        raise ConfigError(
+            f"max_length is {config.max_length}, but the patches of a square image are a square number, with one more "
+            f"position for a class_token: {4 + config.class_token} would be right."
+        )
+    needed: dict[str, Any] = {"architecture": "encoder", "source_vocab_size": None, "pad_id": None, "padding": "token"}
+    needed |= {"num_token_types": 0, "position_count": "all", "embedding_scale": "none", "embedding_multiplier": 1.0}
+    if found := [name for name in needed if getattr(config, name) != needed[name]]:
+        raise ConfigError(
+            f"{found[0]} is {getattr(config, found[0])!r}, but patches of an image (patch_size) are neither tokens nor "
+            f"padded: {needed[found[0]]!r} would be right."
+        )
+    if config.head == "logits":
+        raise ConfigError("head is 'logits', but an image has no vocabulary: hidden, pooled or classes would be right.")
+
+
 def _check_vocabularies(config: Any) -> None:
-    needed = [("source_vocab_size", config.has_encoder), ("target_vocab_size", config.has_decoder)]
+    needed = [
+        ("source_vocab_size", config.has_encoder and not config.reads_pixels),
+        ("target_vocab_size", config.has_decoder),
+    ]
     for name, used in needed:
         if used and getattr(config, name) is None:
             raise ConfigError(f"{name} is missing: the architecture {config.architecture!r} needs it.")
@@ -266,6 +301,8 @@ def _check_ends(config: Any) -> None:
 
 
 def _check_tokens(config: Any) -> None:
+    if config.reads_pixels:
+        return
     vocabularies = [config.stack_vocab_size(config.input_stack(name)) for name in config.input_names]
     for name, sizes in (("pad_id", vocabularies), ("bos_id", vocabularies[-1:]), ("eos_id", vocabularies[-1:])):
         token = getattr(config, name)

@@ -21,6 +21,7 @@ from transparity_conformance.diagnosis.faults import (
     output_head,
     packing,
     parameters,
+    patches,
     position_bias,
     residuals_and_activations,
     rotary,
@@ -31,6 +32,7 @@ from transparity_conformance.diagnosis.faults.scopes import groups
 
 SUBJECTS = (
     embedding,
+    patches,
     auxiliary_inputs,
     parameters,
     packing,

@@ -11,7 +11,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity_conformance.diagnosis.fault import Fault, NumericFault, WalkState
 from transparity_conformance.diagnosis.faults.normalization import normed_input
-from transparity_conformance.diagnosis.faults.sites import Value, keys_name, padding_at, token_table
+from transparity_conformance.diagnosis.faults.sites import Value, keys_name, length_at, padding_at, token_table
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_numpy.embeddings import position_ids
 
@@ -24,7 +24,7 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
         yield Fault("norm-placement", "before the positions", description, patch=_positions_behind)
     if not site.endswith(".embedding"):
         return
-    for name, factor in SCALES.items():
+    for name, factor in () if config.reads_pixels else SCALES.items():
         if not math.isclose(factor(config), config.token_scale):
             yield scaled(config, factor(config), name)
     if config.positions in ("learned", "sinusoidal"):
@@ -133,7 +133,7 @@ def right_positions(state: WalkState, site: str) -> np.ndarray:
 
 
 def _positions(state: WalkState, site: str) -> np.ndarray:
-    return np.arange(state.inputs[keys_name(state.config, site)].shape[1])
+    return np.arange(length_at(state, site))
 
 
 def _moved(offset: int, edge: str, state: WalkState, site: str, value: Value) -> Value:
@@ -231,7 +231,8 @@ def _zeroed_here(state: WalkState, site: str, value: Value) -> Value:
 
 def numeric_faults(config: TransformerConfig) -> Iterator[NumericFault]:
     grid = [2.0**power for power in range(-10, 11)]
-    yield NumericFault(_is_embedding, grid, lambda factor: scaled(config, factor, f"{factor:.6g}"))
+    if not config.reads_pixels:
+        yield NumericFault(_is_embedding, grid, lambda factor: scaled(config, factor, f"{factor:.6g}"))
     if config.positions == "sinusoidal":
         grid = [10.0**power for power in np.linspace(0.5, 8, 31)]
         yield NumericFault(_is_embedding, grid, lambda base: based(config, base, f"{base:.6g}"))

@@ -12,7 +12,15 @@ import numpy as np
 
 from transparity.config import MaskOrder, TransformerConfig
 from transparity_conformance.diagnosis.fault import Fault, Patch, Settings, WalkState
-from transparity_conformance.diagnosis.faults.sites import Value, given_mask, keys_of, own_config, padding_at, split
+from transparity_conformance.diagnosis.faults.sites import (
+    Value,
+    given_mask,
+    is_causal,
+    length_at,
+    own_config,
+    padding_at,
+    split,
+)
 from transparity_numpy.arithmetic.functional import softmax
 from transparity_numpy.attention import attention_weights, repeat_heads
 from transparity_numpy.masks import window_mask
@@ -26,8 +34,8 @@ class MaskParts:
 
     def __init__(self, state: WalkState, site: str) -> None:
         self.state, self.site = state, site
-        tokens, causal = keys_of(state, site)
-        self.length, self.config = tokens.shape[1], state.config
+        causal = is_causal(site)
+        self.length, self.config = length_at(state, site), state.config
         self.padding = padding_at(state, site)
         """(batch, 1, 1, keys), whether or not padding is masked here."""
         self.query_padding = padding_at(state, f"{site.split('.')[0]}.embedding").swapaxes(-1, -2)

@@ -10,7 +10,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity_conformance.diagnosis.fault import Fault, WalkState
-from transparity_conformance.diagnosis.faults.sites import Value, distances_at, keys_name, normalized_and_rotated, split
+from transparity_conformance.diagnosis.faults.sites import Value, distances_at, length_at, normalized_and_rotated, split
 from transparity_numpy.positions import alibi_slopes, relative_buckets, score_bias
 
 
@@ -31,7 +31,7 @@ def bias_at(state: WalkState, site: str) -> Value | None:
     scope, sublayer, _ = split(site)
     if sublayer != "self_attention":
         return None
-    stack, length = scope.split(".")[0], state.inputs[keys_name(state.config, site)].shape[1]
+    stack, length = scope.split(".")[0], length_at(state, site)
     table = {"relative_bias": {"weight": state.parameters.get(f"{stack}.relative_bias.weight")}}
     dtype = normalized_and_rotated(state, f"{scope}.{sublayer}", "query").dtype
     return score_bias(state.config, table, np.arange(length)[None], length, dtype, both=stack == "encoder")

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
+from transparity.taps import lengths_of
 from transparity_conformance.diagnosis.fault import WalkState
 from transparity_numpy.arithmetic.functional import linear
 from transparity_numpy.layers import add_residual
@@ -154,11 +155,10 @@ def keys_name(config: TransformerConfig, site: str) -> str:
     return config.input_names[-1]
 
 
-def keys_of(state: WalkState, site: str) -> tuple[np.ndarray, bool]:
-    """The tokens that an attention attends to, and whether it is causal."""
+def is_causal(site: str) -> bool:
+    """Whether an attention sees no later key."""
     scope, sublayer, _ = split(site)
-    name = keys_name(state.config, site)
-    return state.inputs[name], scope.startswith("decoder") and sublayer != "cross_attention"
+    return scope.startswith("decoder") and sublayer != "cross_attention"
 
 
 def given_mask(config: TransformerConfig, site: str) -> bool:
@@ -168,13 +168,20 @@ def given_mask(config: TransformerConfig, site: str) -> bool:
 
 def padding_at(state: WalkState, site: str, *, by_token: bool = False) -> np.ndarray:
     """The mask (batch, 1, 1, keys) of the tokens at `site` that are not padding; `by_token` ignores a given mask."""
+    if state.config.reads_pixels:
+        return padding_mask(np.ones((len(state.inputs["pixels"]), state.config.max_length), bool))
     given = state.inputs["attention_mask"] if given_mask(state.config, site) and not by_token else None
     return padding_mask(visible_keys(state.inputs[keys_name(state.config, site)], state.config.pad_id, given))
 
 
+def length_at(state: WalkState, site: str) -> int:
+    """The number of positions that an attention attends to, or that are embedded."""
+    return lengths_of(state.config, state.inputs)[keys_name(state.config, site)]
+
+
 def distances_at(state: WalkState, site: str) -> np.ndarray:
     """The distances (1, queries, keys) of the keys of a self-attention from their queries."""
-    length = state.inputs[keys_name(state.config, site)].shape[1]
+    length = length_at(state, site)
     return distances(np.arange(length)[None], length)
 
 

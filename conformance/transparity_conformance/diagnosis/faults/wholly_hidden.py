@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from transparity.taps import tap_shapes
+from transparity.taps import lengths_of, tap_shapes
 from transparity_conformance.diagnosis.fault import WalkState
 from transparity_conformance.diagnosis.faults.masks import right_mask
 from transparity_conformance.diagnosis.faults.sites import own_config
@@ -117,7 +117,7 @@ def _measure(probe: Probe) -> Arrays:
 def blind_rows(probe: Probe) -> np.ndarray:
     """The rows in which a query sees no key, in any layer, as bools (rows,): the inputs alone tell."""
     state, rows = WalkState(probe.config, {}, probe.inputs), len(next(iter(probe.inputs.values())))
-    lengths = {name: tokens.shape[1] for name, tokens in probe.inputs.items()}
+    lengths = lengths_of(probe.config, probe.inputs)
     taps = tap_shapes(probe.config, rows, **lengths)
     weights = (name for name in taps if name.endswith("attention.weights"))
     blind = np.zeros(rows, bool)

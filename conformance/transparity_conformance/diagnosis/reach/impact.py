@@ -75,6 +75,8 @@ def real_positions(probe: Probe) -> np.ndarray:
     config, stack = probe.config, probe.config.stacks[-1]
     name = next(name for name in config.input_names if config.input_stack(name) == stack)
     tokens = probe.inputs[name]
+    if config.reads_pixels and probe.oracle.expected["logits"].ndim > 2:
+        return np.ones((len(tokens), config.max_length), bool)
     if probe.oracle.expected["logits"].ndim == 2:  # pooled: one for each row
         return np.ones(len(tokens), bool)
     if config.padding == "attention-mask" and name == config.input_names[0]:

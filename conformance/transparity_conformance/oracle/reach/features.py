@@ -216,11 +216,14 @@ def covered_sizes(configs: Iterable[TransformerConfig]) -> dict[str, list[int]]:
     """The sizes of the models, by name."""
     every = list(configs)
     vocabularies = [
-        config.stack_vocab_size(config.input_stack(name)) for config in every for name in config.input_names
+        config.stack_vocab_size(config.input_stack(name))
+        for config in every
+        for name in config.input_names
+        if not config.reads_pixels
     ]
     return {
         "heads": [config.num_heads for config in every],
         "head_dim": [config.head_dim for config in every],
         "embed_dim": [config.embed_dim for config in every],
-        "vocabulary": vocabularies,
+        **({"vocabulary": vocabularies} if vocabularies else {}),
     }

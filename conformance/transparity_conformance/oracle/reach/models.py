@@ -16,10 +16,10 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.config.probe_sizes import PROBE_SIZES
 from transparity.presets import preset
-from transparity.taps import Tap, identity
+from transparity.taps import Tap, identity, lengths_of
 from transparity_conformance.oracle.budgets import HALF, RULES, epsilon, rounded
 from transparity_conformance.oracle.oracle import Arrays, Oracle
-from transparity_conformance.oracle.probes import Probe, is_huge, is_large, probe_parameters
+from transparity_conformance.oracle.probes import Probe, is_huge, is_large, pixel_inputs, probe_parameters
 from transparity_conformance.oracle.reach.thresholds import (
     BATCHES,
     LONGEST,
@@ -105,7 +105,7 @@ class ReachProbe(Probe):
     @property
     def lengths(self) -> tuple[int, ...]:
         """The length of each input."""
-        return tuple(self.inputs[name].shape[1] for name in self.config.input_names)
+        return tuple(lengths_of(self.config, self.inputs)[name] for name in self.config.input_names)
 
     def budget(self, dtype: str, *, in_sequence: bool = False) -> float:
         """The budget of the logits: the reference's own error at one point may be small by luck, so it is at least
@@ -158,6 +158,8 @@ class ReachModel:
 def reach_inputs(config: TransformerConfig, batch: int, lengths: tuple[int, ...]) -> Arrays:
     """Random tokens among which are the edges of the vocabulary; padding on the right of odd lengths and odd rows,
     inside other rows, and never at the first position."""
+    if config.reads_pixels:
+        return {"pixels": pixel_inputs(config, batch, batch)}
     random = np.random.default_rng([batch, *lengths])
     inputs: Arrays = {}
     for name, length in zip(config.input_names, lengths, strict=True):
@@ -224,7 +226,7 @@ def reach_of(config: TransformerConfig, parameters: Arrays, *, is_drawn: bool = 
     calls = few_calls(config) if is_large(parameters) else list(_calls(config, min(longest, affordable)))
     calls = [] if is_huge(parameters) else calls
     itself = ReachModel("the model itself", config, parameters, calls, is_asked=True)
-    if not is_drawn or (longest <= affordable and not is_large(parameters)):
+    if not is_drawn or config.reads_pixels or (longest <= affordable and not is_large(parameters)):
         return (itself,)
     return itself, _model("long", narrow(config, longest))
 
@@ -272,6 +274,8 @@ def _real_heads(config: TransformerConfig) -> dict[str, Any]:
 
 def few_calls(config: TransformerConfig) -> list[tuple[int, tuple[int, ...]]]:
     """Two calls: one row, and two."""
+    if config.reads_pixels:
+        return [(1, (config.max_length,)), (2, (config.max_length,))]
     pairs = [(1, (SHORT, 9)), (2, (6, 7))]
     sides, longest = len(config.input_names), config.max_length
     return [(batch, tuple(min(length, longest) for length in lengths[:sides])) for batch, lengths in pairs]
@@ -279,6 +283,9 @@ def few_calls(config: TransformerConfig) -> list[tuple[int, tuple[int, ...]]]:
 
 def _calls(config: TransformerConfig, longest: int) -> Iterator[tuple[int, tuple[int, ...]]]:
     """The calls up to a length: first those just beyond a threshold or a power of two, then the others."""
+    if config.reads_pixels:
+        yield from ((batch, (config.max_length,)) for batch in BATCHES)
+        return
     lengths, crossed = lengths_up_to(longest, config), {1 + value for value in thresholds(config).values()}
     long = [length for length in reversed(lengths) if length > SHORT]
     short = [length for length in lengths if length <= SHORT]

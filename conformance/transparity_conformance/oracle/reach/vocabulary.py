@@ -50,6 +50,8 @@ class EveryToken(ReachModel):
 
 def every_token(config: TransformerConfig, parameters: Arrays) -> EveryToken:
     """The calls with every token of a model with given parameters, or with as many as are affordable."""
+    if config.reads_pixels:
+        return EveryToken("the model itself", config, parameters, [], is_asked=True)
     length = min(ROW, config.max_length)
     rows = -(-max(len(_tokens(config, name)) for name in config.input_names) // length)
     at_once = AFFORDABLE / sum(value.size for value in parameters.values()) / length
@@ -62,7 +64,7 @@ def every_token(config: TransformerConfig, parameters: Arrays) -> EveryToken:
 def unseen_tokens(config: TransformerConfig, probes: Iterable[Probe]) -> list[str]:
     """How many tokens of each input are in none of the calls of this model, as lines."""
     calls, lines = [probe for probe in probes if probe.config == config], []
-    for name in config.input_names:
+    for name in () if config.reads_pixels else config.input_names:
         seen = {int(token) for probe in calls for token in np.unique(probe.inputs[name])}
         wanted = _tokens(config, name)
         if missing := len(set(wanted.tolist()) - seen):

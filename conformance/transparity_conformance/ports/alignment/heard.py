@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from transparity.limits.memory import available_memory, in_bytes
-from transparity.taps import tap_shapes
+from transparity.taps import lengths_of, tap_shapes
 from transparity_conformance.capabilities.stranger import PortError, PortProcessError
 from transparity_conformance.diagnosis.faults.wholly_hidden import judged_gap
 from transparity_conformance.diagnosis.judge import Actual, Progress
@@ -75,7 +75,7 @@ WALKS_OF_A_TAP = 2
 
 def row_of(probe: Probe) -> Probe:
     """One row without padding, as long as the inputs of `probe` and for the same model."""
-    lengths = {name: probe.inputs[name].shape[1] for name in probe.config.input_names}
+    lengths = lengths_of(probe.config, probe.inputs)
     source, target = lengths.get("source", lengths.get("tokens", 1)), lengths.get("target", 1)
     return aligned_probe(dataclasses.replace(probe, inputs=mixed_inputs(probe.config, 0, source, target)))
 
@@ -126,7 +126,7 @@ def hear(
 
 def _why_not(row: Probe, clock: Clock) -> str:
     """The reason why a model is too large to be listened to; empty if it is not."""
-    lengths = {name: tokens.shape[1] for name, tokens in row.inputs.items()}
+    lengths = lengths_of(row.config, row.inputs)
     shapes = tap_shapes(row.config, len(next(iter(row.inputs.values()))), **lengths)
     exact = 8 * sum(value.size for value in row.parameters.values())
     needed, free = exact + BYTES_OF_A_TAP * sum(map(math.prod, shapes.values())), available_memory()

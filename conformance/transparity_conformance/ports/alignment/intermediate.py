@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
+from transparity.taps import lengths_of
 from transparity_conformance.diagnosis.fault import Hypothesis, WalkState
 from transparity_conformance.diagnosis.walk import Reached, applied, made_with
 from transparity_conformance.oracle.oracle import Arrays
@@ -107,7 +108,7 @@ def intermediates(probe: Probe, given: Arrays, until: str, hypotheses: Sequence[
 
 def tables(probe: Probe) -> list[np.ndarray]:
     """The numbers that the reference computes from positions alone: angles, waves, slopes and biases of distances."""
-    config, length = probe.config, max(tokens.shape[1] for tokens in probe.inputs.values())
+    config, length = probe.config, max(lengths_of(probe.config, probe.inputs).values())
     positions = np.arange(length)
     found = [value for name, value in probe.exact.items() if name.endswith("relative_bias.weight")]
     if config.positions == "sinusoidal":

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity.taps import tap_shapes
+from transparity.taps import lengths_of, tap_shapes
 from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.oracle.budgets import epsilon
@@ -81,7 +81,7 @@ def read(
 
     A port that goes through the rows of a batch one by one repeats its operations for each.
     """
-    lengths = {name: tokens.shape[1] for name, tokens in probe.inputs.items()}
+    lengths = lengths_of(probe.config, probe.inputs)
     rows = len(next(iter(probe.inputs.values())))
     shapes = tap_shapes(probe.config, rows, **lengths)
     taps: Arrays = {"logits": answer}

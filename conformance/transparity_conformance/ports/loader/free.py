@@ -34,6 +34,8 @@ def input_names(takes: inspect.Signature | None) -> dict[str, str]:
     given = {*further.values(), *settings_of(takes), "self"}
     plain = [name for name, each in parameters.items() if name not in given and each.kind not in several]
     required = [name for name in plain if parameters[name].default is inspect.Parameter.empty]
+    if "pixels" in named:
+        return {"pixels": named["pixels"]}
     if "target" in named:
         return {"source": plain[0], "target": named["target"]} | further
     if len(required) > 2 or not plain:

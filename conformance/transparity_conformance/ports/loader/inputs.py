@@ -18,6 +18,7 @@ Array = Callable[[np.ndarray], Any]
 
 NAMES = {
     "tokens": ("input_ids", "tokens"),
+    "pixels": ("pixel_values", "pixels"),
     "source": ("input_ids",),
     "target": ("decoder_input_ids",),
     "attention_mask": ("attention_mask",),
@@ -97,19 +98,27 @@ def _packages_of(model: Any) -> Iterator[str]:
 
 
 def arrays(model: Any, framework: str) -> tuple[Array, Callable[[], contextlib.AbstractContextManager[Any]]]:
-    """The conversion of token ids for a framework, and the context of a call without gradients."""
+    """The conversion of token ids, or pixels, for a framework, and the context of a call without gradients."""
     if framework == "torch":
         import torch
 
         weights = model.parameters() if isinstance(model, torch.nn.Module) else iter(())
-        device = next((weight.device for weight in weights), torch.device("cpu"))
-        return lambda value: torch.from_numpy(np.array(value, np.int64)).to(device), torch.no_grad
+        first = next(iter(weights), torch.zeros(1))
+
+        def tensor(value: np.ndarray) -> Any:
+            if value.dtype.kind == "f":
+                return torch.from_numpy(np.array(value)).to(first)
+            return torch.from_numpy(np.array(value, np.int64)).to(first.device)
+
+        return tensor, torch.no_grad
     if framework == "jax":
         import jax.numpy as jnp
 
-        return lambda value: jnp.asarray(value, jnp.int32), contextlib.nullcontext
+        return lambda value: jnp.asarray(value, None if value.dtype.kind == "f" else jnp.int32), contextlib.nullcontext
     if framework == "mlx":
         import mlx.core as mx
 
-        return lambda value: mx.array(np.asarray(value, np.int32)), contextlib.nullcontext
+        return lambda value: mx.array(
+            np.asarray(value, None if value.dtype.kind == "f" else np.int32)
+        ), contextlib.nullcontext
     return np.array, contextlib.nullcontext

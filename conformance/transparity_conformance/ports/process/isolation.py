@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity.taps import tap_shapes
+from transparity.taps import lengths_of, tap_shapes
 from transparity_conformance.capabilities.sharding import ALONE, Sharding
 from transparity_conformance.capabilities.stranger import PortCallError, PortError, PortProcessError
 from transparity_conformance.capabilities.table import ATTRIBUTES, CAPABILITIES
@@ -384,7 +384,7 @@ def _forward(process: PortProcess, handle: Handle, config: TransformerConfig | N
     """Call a built port, whose answer is at most as large as all of its taps."""
     if config is None:
         return process.answer("forward", "call", handle.number, "", (), tokens, None)
-    lengths = {name: array.shape[1] for name, array in tokens.items()}
+    lengths = lengths_of(config, tokens)
     shapes = tap_shapes(config, len(next(iter(tokens.values()))), **lengths)
     largest = 8 * sum(math.prod(shape) for shape in shapes.values()) + MISSHAPEN
     return process.answer("forward", "call", handle.number, "", (), tokens, None, largest=largest)

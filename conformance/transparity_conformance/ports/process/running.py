@@ -13,7 +13,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.errors import shown
 from transparity.limits.mapped import Mapped
-from transparity.taps import tap_shapes
+from transparity.taps import lengths_of, tap_shapes
 from transparity_conformance.capabilities.sharding import ALONE, Sharding
 from transparity_conformance.capabilities.stranger import PortCallError, PortError, call_stranger, signature_of
 from transparity_conformance.checkpoints.importing import InFolder
@@ -166,8 +166,9 @@ def listen_once(function: Callable[..., Any], *args: Any, **named: Any) -> tuple
 
 
 def _returned(call: Callable[..., Any], forward: Callable[..., Any], probe: Probe) -> Any:
-    """The result of `call`, which is the port's `forward` or calls it, on the tokens of a probe."""
-    inputs = {name: np.array(tokens, np.int64) for name, tokens in probe.inputs.items()}
+    """The result of `call`, which is the port's `forward` or calls it, on the tokens or the pixels of a probe."""
+    kinds = {name: None if name == "pixels" else np.int64 for name in probe.inputs}
+    inputs = {name: np.array(value, kinds[name]) for name, value in probe.inputs.items()}
     try:
         return call_stranger(call, **inputs)
     except PortCallError as error:
@@ -180,7 +181,7 @@ def _returned(call: Callable[..., Any], forward: Callable[..., Any], probe: Prob
 def _known(returned: Any, probe: Probe, logits_only: bool) -> Mapping[str, np.ndarray]:
     """The taps that a port returned, or its logits alone."""
     taps = _taps(returned, probe.config)
-    lengths = {name: tokens.shape[1] for name, tokens in probe.inputs.items()}
+    lengths = lengths_of(probe.config, probe.inputs)
     known = tap_shapes(probe.config, len(next(iter(probe.inputs.values()))), **lengths)
     most = sum(math.prod(shape) for shape in known.values()) + MISSHAPEN // 8
     if strange := next((name for name in taps if not isinstance(name, str) or name not in known), None):

@@ -160,7 +160,7 @@ def call_model(
 
 
 def _answers_a_token(function: Callable[..., Any], probe: Probe) -> bool:
-    inputs = {name: value[:1, :1] for name, value in probe.inputs.items()}
+    inputs = {name: value[:1] if name == "pixels" else value[:1, :1] for name, value in probe.inputs.items()}
     try:
         run(function, dataclasses.replace(probe, inputs=inputs), logits_only=True)
     except PortProcessError:

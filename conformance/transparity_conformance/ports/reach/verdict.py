@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from transparity.config import TransformerConfig
+from transparity.taps import lengths_of
 from transparity_conformance.oracle.probes import Probe, probe_parameters
 from transparity_conformance.oracle.reach.features import covered_sizes, exercised
 from transparity_conformance.oracle.reach.long import LongProbe, long_probe
@@ -95,7 +96,7 @@ def covered(
 def affordable(config: TransformerConfig, probes: Sequence[Probe]) -> list[Probe]:
     """The probes, with narrow models of the same system and the same lengths in place of large ones."""
     large = [probe for probe in probes if probe.is_large]
-    if not large:
+    if not large or config.reads_pixels:
         return list(probes)
     long = {max(probe.lengths) for probe in large if isinstance(probe, LongProbe)}
     others = [probe for probe in large if not isinstance(probe, LongProbe)]
@@ -117,7 +118,9 @@ def coverage_of(probes: Iterable[Probe]) -> Coverage:
     every = list(probes)
     if not every:
         return Coverage()
-    lengths = [{probe.inputs[name].shape[1] for probe in every} for name in every[0].config.input_names]
+    lengths = [
+        {lengths_of(probe.config, probe.inputs)[name] for probe in every} for name in every[0].config.input_names
+    ]
     batches = {len(probe.inputs[probe.config.input_names[0]]) for probe in every}
     sizes = covered_sizes(probe.config for probe in every)
     return Coverage(

@@ -14,7 +14,7 @@ from transparity.taps import tap_shapes
 from transparity_conformance.report.terminal import plain_table
 
 BATCH = -1
-LENGTHS = {"source": -2, "target": -3, "tokens": -4}
+LENGTHS = {"source": -2, "target": -3, "tokens": -4, "pixels": -4}
 """Placeholders of sizes that a configuration leaves open; no real size is negative."""
 
 OPEN = {BATCH: "batch", -2: "source", -3: "target", -4: "tokens"}
@@ -70,13 +70,16 @@ def _stack(config: TransformerConfig, stack: str, read: str) -> Iterable[str]:
     layers = config.stack_num_layers(stack)
     scale = " · √embed_dim" if config.embedding_scale == "embed_dim" else ""
     scale += f" · {config.embedding_multiplier:g}" if config.embedding_multiplier != 1 else ""
-    size = f"{config.stack_vocab_size(stack):,} × {config.embed_dim}"
+    what = "patch" if config.reads_pixels else "token"
+    rows = config.patch_dim if config.reads_pixels else config.stack_vocab_size(stack)
+    size = f"{rows:,} × {config.embed_dim}"
     node = f"{stack}_embedding"
     added = [f"{config.positions} positions"] if config.positions in ("learned", "sinusoidal") else []
+    added += ["a class token"] if config.class_token else []
     added += [f"{config.num_token_types} token types"] if config.num_token_types else []
     additions = "".join(f"<br/>+ {name}" for name in added)
     table = ", the encoder's" if config.shared_embedding and stack == "decoder" else ""
-    yield f'    {read}([{read}]) --> {node}["token embedding {size}{table}{scale}{additions}"]'
+    yield f'    {read}([{read}]) --> {node}["{what} embedding {size}{table}{scale}{additions}"]'
     for name in config.further_inputs if read != "target" else ():
         yield f"    {name}([{name}]) --> {node if name == 'token_types' else f'{stack}_self'}"
     if config.embedding_norm:

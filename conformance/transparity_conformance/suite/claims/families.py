@@ -9,7 +9,7 @@ import numpy as np
 
 from transparity.config.probe_sizes import most_experts
 from transparity_conformance.oracle.budgets import HALF
-from transparity_conformance.oracle.cases import CASES
+from transparity_conformance.oracle.cases import CASES, IMAGES
 from transparity_conformance.oracle.oracle import forward_oracle
 from transparity_conformance.oracle.probes import Probe, probes_of
 from transparity_conformance.report.comparison import Evidence
@@ -18,23 +18,26 @@ from transparity_conformance.suite.claims import claim
 
 FEW = (
     *("llama", "qwen", "gemma", "olmo2", "gpt-j", "gpt-neox", "t5", "bart", "bert", "roberta", "modern-bert", "bloom"),
-    *("qwen-moe", "deepseek", "gpt-oss", "masked-bert", "mpnet", "classifier", "last-token", "yarn", "phi3"),
+    *("qwen-moe", "deepseek", "gpt-oss", "masked-bert", "mpnet", "classifier", "last-token", "yarn", "phi3", "vit"),
 )
 """Families tested if every model is compiled: together they have all features that no preset has."""
+
+
+MODELS = {**CASES, "vit": IMAGES}
 
 
 @functools.cache
 def mixed(case: str) -> Probe:
     """Return the probe of a case that has every kind of row."""
-    return probes_of(CASES[case], case)["mixed"]
+    return probes_of(MODELS[case], case)["mixed"]
 
 
 @claim(quick=("float32",))
 def taps_and_logits(bench: Bench) -> Iterator[Evidence]:
     """Every tap and the fast logits of a model of each family agree; in half precision, in which rounding decides
     between experts, of those without."""
-    for case in CASES if bench.backend.modes[0] == "eager" else FEW:
-        if bench.subject.dtype in HALF and most_experts(CASES[case]):
+    for case in MODELS if bench.backend.modes[0] == "eager" else FEW:
+        if bench.subject.dtype in HALF and most_experts(MODELS[case]):
             continue
         probe, record = mixed(case), bench.evidence("families.taps_and_logits", case)
         forward = bench.forward(probe.config, probe.parameters)

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
+from transparity.taps import lengths_of
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.ports.listening.operation import Operation
 
@@ -21,7 +22,8 @@ def without_loops(probe: Probe, operations: Sequence[Operation]) -> list[Operati
     Only what is repeated as often as there are heads, rows or tokens is taken for a loop. Each turn may read what
     earlier turns have made by then, as a cache is read.
     """
-    return stacked(operations, [value.shape for value in probe.inputs.values()], {probe.config.num_heads})
+    rows, lengths = len(next(iter(probe.inputs.values()))), lengths_of(probe.config, probe.inputs)
+    return stacked(operations, [(rows, length) for length in lengths.values()], {probe.config.num_heads})
 
 
 def stacked(

@@ -143,8 +143,7 @@ def transformer(
 
     Args:
         parameters: By flat name; their dtype is that of the computation (complex128 for the complex step).
-        source, target, tokens: Tokens of an encoder-decoder, or of a lone encoder or decoder; an encoder may read
-            `pixels` instead.
+        source, target, tokens, pixels: Tokens of an encoder-decoder, those of a lone stack, or an encoder's images.
         attention_mask: 0 at padding of the source, or of `tokens`.
         tap: Called with every named activation; its result is used in place of the activation.
     """

@@ -8,7 +8,7 @@ import math
 from typing import Any, get_args, get_type_hints
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from transparity import PRESETS, TransformerConfig, departures, preset
@@ -69,9 +69,13 @@ def values(field: str) -> st.SearchStrategy[Any]:
     return st.integers(1, 8) | optional
 
 
+AT_ANY_SPEED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""A machine that is busy draws slowly; that is no failure."""
+
 configs = st.builds(TransformerConfig, **{field: values(field) for field in KINDS})
 
 
+@AT_ANY_SPEED
 @given(configs)
 def test_json_gives_back_the_same_configuration(config: TransformerConfig) -> None:
     assert TransformerConfig.from_json(config.to_json()) == config
@@ -82,6 +86,7 @@ def test_json_gives_back_lists_of_factors() -> None:
     assert config.rotary_scaling == "longrope" and TransformerConfig.from_json(config.to_json()) == config
 
 
+@AT_ANY_SPEED
 @given(configs)
 def test_json_is_json_to_everyone(config: TransformerConfig) -> None:
     def refuse(constant: str) -> None:

@@ -64,7 +64,7 @@ def head(
     config: TransformerConfig,
     linear: nn.Linear,
     x: Float[Tensor, "batch length embed_dim"],
-    out: Float[Tensor, "batch length vocab"] | None = None,
+    out: Float[Tensor, "batch length vocab"] | Float[Tensor, "batch features"] | None = None,
 ) -> Float[Tensor, "batch length vocab"]:
     """Logits over the vocabulary (Vaswani et al. 2017, §3.4), in a contiguous `out` if nothing follows."""
     if config.head_input_scale != 1:

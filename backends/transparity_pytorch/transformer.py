@@ -198,7 +198,7 @@ class Transformer(nn.Module):
     def apply_head(
         self,
         x: Float[Tensor, "batch length embed_dim"] | Float[Tensor, "batch embed_dim"],
-        out: Float[Tensor, "batch length vocab"] | None = None,
+        out: Float[Tensor, "batch length vocab"] | Float[Tensor, "batch features"] | None = None,
     ) -> (
         Float[Tensor, "batch length vocab"] | Float[Tensor, "batch length embed_dim"] | Float[Tensor, "batch features"]
     ):
@@ -220,7 +220,7 @@ class Transformer(nn.Module):
         attention_mask: Bool[Tensor, "batch keys"] | Int[Tensor, "batch keys"] | None = None,
         token_types: Int[Tensor, "batch length"] | None = None,
         tap: Tap = identity,
-        out: Float[Tensor, "batch length vocab"] | None = None,
+        out: Float[Tensor, "batch length vocab"] | Float[Tensor, "batch features"] | None = None,
     ) -> (
         Float[Tensor, "batch length vocab"] | Float[Tensor, "batch length embed_dim"] | Float[Tensor, "batch features"]
     ):

@@ -64,7 +64,7 @@ def head(
     config: TransformerConfig,
     parameters: Mapping[str, Any],
     x: Inexact[Array, "batch length embed_dim"] | Inexact[Array, "batch embed_dim"],
-    out: Inexact[Array, "batch length vocab"] | None = None,
+    out: Inexact[Array, "batch length vocab"] | Inexact[Array, "batch features"] | None = None,
 ) -> Inexact[Array, "batch length vocab"] | Inexact[Array, "batch length embed_dim"] | Inexact[Array, "batch features"]:
     """Logits over the vocabulary (Vaswani et al. 2017, §3.4), or the output that `config.head` names; of a pooled state
     where `config.is_pooled`. `parameters` are those of the whole model."""

@@ -137,7 +137,7 @@ def transformer(
     token_types: Int[Array, "batch length"] | None = None,
     tap: Tap = identity,
     training: bool = False,
-    out: Inexact[Array, "batch length vocab"] | None = None,
+    out: Inexact[Array, "batch length vocab"] | Inexact[Array, "batch features"] | None = None,
 ) -> Inexact[Array, "batch length vocab"] | Inexact[Array, "batch length embed_dim"] | Inexact[Array, "batch features"]:
     """Logits of the next token (in the memory of `out`, if they can be), or the other output that `config.head` names.
 

@@ -57,13 +57,6 @@ PLANTS = [
         "attention.long_sequences",
     ),
     *in_both(
-        "all-masks-causal-by-configuration",
-        "transformer",
-        ('positions is None and config.decoder_mask == "causal"', "positions is None"),
-        None,
-        "forward.fast_logits",
-    ),
-    *in_both(
         "mask-polarity",
         "masks",
         ("return tokens != pad_id", "return tokens == pad_id"),
@@ -721,6 +714,14 @@ PLANTS = [
         "arithmetic.fused",
         "torch.equal(mask, causal_mask(torch.arange(keys)[None], keys))",
         "mask.shape[2] == mask.shape[3] > 1",
+        ("forward.fast_logits",),
+    ),
+    Plant(
+        "every-decoder-causal-by-configuration",
+        "transparity_pytorch",
+        "transformer",
+        'positions is None and config.decoder_mask == "causal"',
+        "positions is None",
         ("forward.fast_logits",),
     ),
     Plant(

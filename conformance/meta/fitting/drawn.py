@@ -157,14 +157,12 @@ def drawn(seed: int) -> tuple[str, TransformerConfig]:
     """A template, and a configuration with sizes of its own and up to `MOST` fields changed, each of which acts.
 
     What `fit` does not find yet is left out: layers that differ in their positions, experts, attention without a norm,
-    a transform in front of the head, classes, and some scalings of rotary positions.
+    a transform in front of the head, classes, images, and some scalings of rotary positions.
     """
     dice = random.Random(seed)
     name = dice.choice(sorted(name for name, template in templates().items() if _is_found(template)))
-    while True:
-        config = _sized(templates()[name], dice)
-        if config is not None:
-            break
+    sized = (_sized(templates()[name], dice) for _ in range(1000))
+    config = next(config for config in sized if config is not None)
     wanted = dice.randint(0, MOST)
     fields = [field for field in FIELD_TYPES if field not in SKIPPED | SIZES]
     for _ in range(50):
@@ -180,7 +178,7 @@ def _is_found(template: TransformerConfig) -> bool:
     positions_differ = any(fields.keys() - {"sliding_window"} for fields in template.layer_overrides.values())
     is_scaled = template.rotary_scaling not in SCALINGS
     is_headed = template.head_transform or template.head == "classes"
-    return not (positions_differ or is_scaled or template.num_experts or is_headed)
+    return not (positions_differ or is_scaled or template.num_experts or is_headed or template.reads_pixels)
 
 
 def _sized(template: TransformerConfig, dice: random.Random) -> TransformerConfig | None:

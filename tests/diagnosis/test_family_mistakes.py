@@ -40,7 +40,7 @@ from transparity_conformance.oracle.cases import CASES
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.ports.check import check
 from transparity_conformance.report.report import Cause, Divergence, Report
-from transparity_conformance.suite.claims.families import FEW
+from transparity_conformance.suite.claims.families import FEW, MODELS
 from transparity_numpy import port as numpy_column
 from transparity_numpy.embeddings import embed
 from transparity_numpy.positions import alibi_slopes, rotary_tables, score_bias
@@ -306,8 +306,8 @@ def test_what_is_compiled_has_all_parts_that_no_preset_has() -> None:
     sizes |= {"norm_eps", "pad_id", "bos_id", "eos_id", "architecture"}
     for field in {field.name for field in dataclasses.fields(TransformerConfig)} - sizes:
         of_presets = {getattr(preset(name), field) for name in PRESETS}
-        tried = of_presets | {getattr(CASES[case], field) for case in FEW}
-        assert {getattr(config, field) for config in CASES.values()} <= tried, field
+        tried = of_presets | {getattr(MODELS[case], field) for case in FEW}
+        assert {getattr(config, field) for config in MODELS.values()} <= tried, field
 
 
 def test_every_simulated_fault_of_a_family_can_be_made() -> None:

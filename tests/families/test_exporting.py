@@ -208,7 +208,8 @@ def test_every_family_has_its_file_and_its_example() -> None:
 def test_the_axes_of_an_example_differ() -> None:
     for name in FILES:
         config = example_config(name)
-        sizes = [config.embed_dim, config.feed_forward_dim, config.vocab_size, config.max_length, config.attention_dim]
+        vocabulary = config.image_size if config.reads_pixels else config.vocab_size
+        sizes = [config.embed_dim, config.feed_forward_dim, vocabulary, config.max_length, config.attention_dim]
         sizes += [config.num_heads, config.head_dim]
         is_whole = config.attention_dim == config.embed_dim
         assert len(set(sizes)) == len(sizes) - is_whole, name

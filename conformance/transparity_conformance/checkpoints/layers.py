@@ -46,12 +46,19 @@ def pieces(opened: Opened, layers: Collection[int] | None = None) -> Iterator[Pi
         opened: a checkpoint of one stack: an encoder, with hidden states as its output, or a decoder.
         layers: the layers, from 0; None: all of them.
 
-    Raises `CheckpointError` for an encoder-decoder, for embeddings with a norm in front of layers with norms first, and
-    for layers that it does not have.
+    Raises `CheckpointError` for an encoder-decoder, for images, for layers that share a bias of distances, for
+    embeddings with a norm in front of layers with norms first, and for layers that it does not have.
     """
     config = opened.config
     if config.architecture == "encoder-decoder":
         raise CheckpointError(f"{opened.folder} is an encoder-decoder; expected one stack: check it as a whole.")
+    if config.reads_pixels:
+        raise CheckpointError(
+            f"{opened.folder} reads images, and no embedding table makes what is in front of a layer: check it as a "
+            "whole."
+        )
+    if config.has_relative_bias:
+        raise CheckpointError(f"{opened.folder} has one bias of distances for all layers: check it as a whole.")
     if config.embedding_norm and config.norm_position == "pre":
         raise CheckpointError(
             f"{opened.folder} normalises its embeddings, and its layers do not end with a norm, so that no embedding "

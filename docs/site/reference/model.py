@@ -68,7 +68,7 @@ def _default(row: Mapping[str, Any]) -> str:
 
 
 def _tap_shapes(config: TransformerConfig) -> Shapes:
-    lengths = {"source": 5, "target": 7, "tokens": 7}
+    lengths = {"source": 5, "target": 7, "tokens": 7, "pixels": config.max_length}
     return tap_shapes(config, 2, **{name: lengths[name] for name in config.input_names})
 
 

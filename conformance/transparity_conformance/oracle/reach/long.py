@@ -113,7 +113,7 @@ class LongOracle:
         tokens: dict[str, Any] = {name: self.inputs[name] for name in (*config.input_names, *config.further_inputs)}
         tap = (lambda name, value: rounded(value, dtype)) if dtype in HALF else identity
         # The specification has no switch for this: the head is applied here, by blocks.
-        with blocks_of_queries(), mock.patch("transparity_numpy.transformer.head", lambda config, tree, x: x):
+        with blocks_of_queries(), mock.patch("transparity_numpy.transformer.head", lambda config, tree, x, out: x):
             states = transformer(config, held, **tokens, tap=tap)
         return states[:, None] if config.is_pooled else states
 

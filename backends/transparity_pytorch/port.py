@@ -68,7 +68,7 @@ class PytorchForward(DifferentiableForward):
 
     @torch.no_grad()
     def _logits_into(self, out: torch.Tensor, inputs: Inputs) -> torch.Tensor:
-        check_dtype(check_kind("out", out, torch.Tensor), self.model.token_embedding.weight.dtype)
+        check_dtype(check_kind("out", out, torch.Tensor), next(self.model.parameters()).dtype)
         logits = self.fast(self.fastest, self._tensors(inputs), out)
         return out if logits.data_ptr() == out.data_ptr() else out.copy_(logits)
 

@@ -11,7 +11,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.errors import InputError, as_array, is_finite, is_whole, shown
 from transparity.limits.memory import check_fits
-from transparity.taps import logits_shape
+from transparity.taps import lengths_of, logits_shape
 from transparity.text import listed
 from transparity.training import dropout_shapes
 
@@ -49,8 +49,10 @@ def _checked_pixels(config: TransformerConfig, value: Any) -> np.ndarray:
     if pixels.ndim != 4 or pixels.shape[1:] != (config.image_channels, side, side) or not len(pixels):
         expected = f"(batch, channels, height, width), {config.image_channels} channels of {side} × {side} pixels"
         raise InputError(f"pixels has the shape {pixels.shape}; expected {expected}.")
-    if pixels.dtype.kind != "f" or not np.isfinite(pixels).all():
+    if pixels.dtype.kind != "f":
         raise InputError(f"pixels has the dtype {pixels.dtype}; expected finite floats.")
+    if not np.isfinite(pixels).all():
+        raise InputError("pixels has a number that is not finite; expected finite floats.")
     return pixels
 
 
@@ -86,7 +88,7 @@ def check_masks(config: TransformerConfig, masks: Any, inputs: Mapping[str, Any]
     """Return the dropout masks by tap (`transparity.training.dropout_masks`). Raises `InputError` for a tap that is not
     in `dropout_at`, and for another shape or dtype."""
     batch = len(inputs[config.input_names[0]])
-    shapes = dropout_shapes(config, batch, **{name: tokens.shape[1] for name, tokens in inputs.items()})
+    shapes = dropout_shapes(config, batch, **lengths_of(config, inputs))
     checked = {}
     for name, value in dict(masks or {}).items():
         if name not in shapes:
@@ -103,7 +105,7 @@ def check_masks(config: TransformerConfig, masks: Any, inputs: Mapping[str, Any]
 
 def check_out(config: TransformerConfig, out: Any, inputs: Mapping[str, Any]) -> Any:
     """Return the memory for the logits of checked `inputs`; raise `InputError` unless it has their shape."""
-    expected, given = logits_shape(config, *inputs[config.input_names[-1]].shape), getattr(out, "shape", None)
+    expected, given = logits_shape(config, inputs), getattr(out, "shape", None)
     if given is None or tuple(given) != expected:
         raise InputError(f"out is {shown(out) if given is None else f'of shape {tuple(given)}'}; expected {expected}.")
     return out

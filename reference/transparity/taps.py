@@ -78,11 +78,16 @@ def tap_shapes(config: TransformerConfig, batch: int, **lengths: int) -> dict[st
         shapes[f"{stack}.output"] = embedded
     if config.is_pooled:
         shapes["pooled"] = (batch, config.embed_dim)
-    return shapes | {"logits": logits_shape(config, batch, lengths[config.input_names[-1]])}
+    return shapes | {"logits": _logits_shape(config, batch, lengths)}
 
 
-def logits_shape(config: TransformerConfig, batch: int, length: int) -> tuple[int, ...]:
-    """Return the shape of the logits, or of the other output that `config.head` names."""
+def logits_shape(config: TransformerConfig, inputs: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the shape of the logits of checked `inputs`, or of the other output that `config.head` names."""
+    return _logits_shape(config, len(inputs[config.input_names[-1]]), lengths_of(config, inputs))
+
+
+def _logits_shape(config: TransformerConfig, batch: int, lengths: Mapping[str, int]) -> tuple[int, ...]:
+    length = lengths[config.input_names[-1]]
     return (batch, config.head_size) if config.is_pooled else (batch, length, config.head_size)
 
 

@@ -47,8 +47,7 @@ class NumpyForward(CheckedForward):
         return taps
 
     def _logits(self, inputs: Inputs) -> np.ndarray:
-        shape = logits_shape(self.config, *inputs[self.config.input_names[-1]].shape)
-        return self._logits_into(np.empty(shape, self.dtype), inputs)
+        return self._logits_into(np.empty(logits_shape(self.config, inputs), self.dtype), inputs)
 
     def _logits_into(self, out: np.ndarray, inputs: Inputs) -> np.ndarray:
         check_dtype(check_kind("out", out, np.ndarray), self.dtype)

@@ -14,9 +14,11 @@ from torch import Tensor
 
 from transparity.config import TransformerConfig
 from transparity.errors import ConfigError, InputError
+from transparity.protocol import Backend
 from transparity_conformance.oracle.cases import IMAGES
-from transparity_conformance.oracle.probes import pixel_inputs, probe_parameters
+from transparity_conformance.oracle.probes import pixel_inputs, probe_parameters, probes_of
 from transparity_conformance.ports.check import check
+from transparity_conformance.report.comparison import as_numbers, gap
 from transparity_pytorch.port import build as pytorch_build
 
 with warnings.catch_warnings():  # its warnings while it is imported are not about this project
@@ -82,6 +84,18 @@ def test_a_class_token_without_its_position_is_named_by_the_output() -> None:
     report = check(build, config=IMAGES)
     assert report.verdict == "diverges"
     assert {"class-token"} == {cause.mistake for fault in report.faults for cause in fault.causes}
+
+
+def test_the_fast_path_reads_images_and_may_write_into_memory_that_is_given(backend: Backend) -> None:
+    probe = probes_of(IMAGES, "vit")["mixed"]
+    forward, pixels = backend(IMAGES, probe.parameters, dtype="float32"), probe.inputs["pixels"]
+    logits = forward.logits(pixels=pixels)
+    assert gap(as_numbers(logits), probe.oracle.expected["logits"]) <= probe.oracle.budget("logits", "float32")
+    right = np.array(as_numbers(logits))
+    again = forward.logits(pixels=pixels, out=logits)
+    np.testing.assert_array_equal(as_numbers(again), right)
+    with pytest.raises(InputError, match=r"^out is of shape \(2,\); expected \("):
+        forward.logits(pixels=pixels, out=np.empty(2, np.float32))
 
 
 def test_transformers_agrees_in_both_classes() -> None:

@@ -23,6 +23,7 @@ from meta.mutation.mutants import Mutant, mutants
 from meta.planting.planted import REFERENCE_COLUMN, as_reference, caught, file_path, harness_beside, planted, topic
 from transparity.presets import PRESETS
 from transparity.protocol import Backend
+from transparity.taps import lengths_of
 from transparity.training import dropout_masks
 from transparity_conformance.capabilities.decoding.teacher_forcing import true_scores
 from transparity_conformance.capabilities.requests import Request
@@ -133,7 +134,7 @@ def answers(build: Backend, case: str) -> dict[str, np.ndarray]:
         targets = np.roll(inputs[config.input_names[-1]], -1, axis=1)
         found["loss"] = np.asarray(forward.loss(targets, **inputs))
         if hasattr(forward, "loss_and_gradients"):
-            lengths = {name: tokens.shape[1] for name, tokens in inputs.items()}
+            lengths = lengths_of(config, inputs)
             masks = dropout_masks(config, np.random.default_rng(0), len(targets), **lengths)
             gradients = forward.loss_and_gradients(targets, masks=masks, **inputs)[1]
             found |= {f"gradient of {name}": value for name, value in gradients.items()}

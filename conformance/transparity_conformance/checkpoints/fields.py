@@ -51,9 +51,6 @@ class Classifier:
 OF_THE_LAST_TOKEN = Classifier(names={"score.weight": "head.weight"}, fields={"pooling": "last", "pooler": "none"})
 """The head of decoders: the last token that is no padding decides."""
 
-CLASSIFIER = "ForSequenceClassification"
-"""The end of the name of such a class."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Family:

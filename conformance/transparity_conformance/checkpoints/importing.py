@@ -17,7 +17,7 @@ from transparity.errors import ConfigError, ParameterError, TransparityError, is
 from transparity.limits.mapped import LARGE, Mapped, have_equal_numbers
 from transparity.limits.memory import available_memory
 from transparity.parameters import check_parameters, parameter_shapes, save_parameters
-from transparity_conformance.checkpoints.fields import CLASSIFIER, ONLY, TOKENS, UNNEEDED, Family, Fields, wrong
+from transparity_conformance.checkpoints.fields import ONLY, TOKENS, UNNEEDED, Classifier, Family, Fields, wrong
 from transparity_conformance.checkpoints.naming import Convert, Part, called, is_any_of, parts_of, without_prefix
 from transparity_conformance.checkpoints.reading import (
     CONFIG,
@@ -283,8 +283,9 @@ def configuration(family: Family, given: Fields, names: Collection[str], head: s
                 "RoBERTa, and there is none."
             )
         if head == "classes" and found["head"] != "classes":
+            ends = family.classifier.task if family.classifier else Classifier.task
             raise CheckpointError(
-                f"a head is asked for (classes); expected a class that ends with {CLASSIFIER} in architectures."
+                f"a head is asked for (classes); expected a class that ends with {ends} in architectures."
             )
         found["head"] = head
     if found.get("head") in ("hidden", "pooled"):  # what the head of masked words has goes with it

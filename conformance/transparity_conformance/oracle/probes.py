@@ -96,7 +96,7 @@ def twin(probe: Probe) -> Probe:
     inputs = dict(probe.inputs)
     if probe.config.reads_pixels:
         inputs["pixels"] = np.concatenate([inputs["pixels"][:1], np.roll(inputs["pixels"][1:], 1, axis=-1)])
-    for name in () if probe.config.reads_pixels else probe.config.input_names:
+    for name in probe.config.token_inputs:
         inputs[name] = inputs[name].copy()
         inputs[name][1:, 1:] = np.roll(inputs[name][1:, 1:], 1, axis=1)
     return Probe(probe.case, "twin", "the same under a careless key", probe.config, probe.parameters, inputs)
@@ -235,8 +235,8 @@ LONGEST = 256
 
 def can_read_text(config: TransformerConfig) -> bool:
     """Return whether every vocabulary can encode the real text."""
-    names = () if config.reads_pixels else config.input_names
-    return min((config.stack_vocab_size(config.input_stack(name)) for name in names), default=0) >= TEXT_TOKENS
+    sizes = (config.stack_vocab_size(config.input_stack(name)) for name in config.token_inputs)
+    return min(sizes, default=0) >= TEXT_TOKENS
 
 
 def is_large(parameters: Arrays) -> bool:

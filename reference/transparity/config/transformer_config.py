@@ -530,6 +530,11 @@ class TransformerConfig:
         return ("source", "target") if self.architecture == "encoder-decoder" else ("tokens",)
 
     @property
+    def token_inputs(self) -> tuple[str, ...]:
+        """Those of them that are tokens, each with a vocabulary; none if the model reads images."""
+        return () if self.reads_pixels else self.input_names
+
+    @property
     def decoder_mask(self) -> TargetMask:
         """Mask of the decoder's self-attention: `target_mask`, and padding wherever an `attention_mask` is given."""
         masked = self.padding == "attention-mask" and self.architecture == "decoder"

@@ -216,10 +216,7 @@ def covered_sizes(configs: Iterable[TransformerConfig]) -> dict[str, list[int]]:
     """The sizes of the models, by name."""
     every = list(configs)
     vocabularies = [
-        config.stack_vocab_size(config.input_stack(name))
-        for config in every
-        for name in config.input_names
-        if not config.reads_pixels
+        config.stack_vocab_size(config.input_stack(name)) for config in every for name in config.token_inputs
     ]
     return {
         "heads": [config.num_heads for config in every],

@@ -64,7 +64,7 @@ def every_token(config: TransformerConfig, parameters: Arrays) -> EveryToken:
 def unseen_tokens(config: TransformerConfig, probes: Iterable[Probe]) -> list[str]:
     """How many tokens of each input are in none of the calls of this model, as lines."""
     calls, lines = [probe for probe in probes if probe.config == config], []
-    for name in () if config.reads_pixels else config.input_names:
+    for name in config.token_inputs:
         seen = {int(token) for probe in calls for token in np.unique(probe.inputs[name])}
         wanted = _tokens(config, name)
         if missing := len(set(wanted.tolist()) - seen):

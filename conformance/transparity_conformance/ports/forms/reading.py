@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity.taps import tap_shapes
+from transparity.taps import lengths_of, tap_shapes
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.ports.forms.recognise import Form
 from transparity_conformance.ports.listening.operation import Operation
@@ -32,7 +32,7 @@ class _InForm:
         return getattr(self.forward, name)
 
     def _read(self, returned: Any, tokens: Mapping[str, np.ndarray]) -> dict[str, Any]:
-        lengths = {name: array.shape[1] for name, array in tokens.items()}
+        lengths = lengths_of(self.config, tokens)
         shape = tap_shapes(self.config, len(next(iter(tokens.values()))), **lengths)["logits"]
         taps = taps_in(returned, self.config)
         return {**taps, "logits": self.form.logits(as_numbers(taps["logits"]), shape)}

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from transparity.presets import PRESETS, preset
+from transparity.taps import lengths_of
 from transparity.training import dropout_masks
 from transparity_conformance.oracle.differentiation.derivatives import Derivatives
 from transparity_conformance.oracle.oracle import Arrays
@@ -26,7 +27,7 @@ def dropped(case: str) -> tuple[Derivatives, Arrays]:
     """A preset with few layers and a rate of dropout, with masks; and its parameters."""
     config = dataclasses.replace(preset(case).resized(num_encoder_layers=1, num_decoder_layers=1), dropout=RATE)
     parameters, inputs = probe_parameters(config, 8), mixed_inputs(config)
-    lengths = {name: tokens.shape[1] for name, tokens in inputs.items()}
+    lengths = lengths_of(config, inputs)
     batch = len(inputs[config.input_names[0]])
     masks = dropout_masks(config, np.random.default_rng(9), batch, **lengths)
     return Derivatives(config, parameters, inputs, masks=masks), parameters

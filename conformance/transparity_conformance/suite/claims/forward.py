@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from transparity.taps import tap_shapes
+from transparity.taps import lengths_of, tap_shapes
 from transparity_conformance.oracle.probes import Probe, probes
 from transparity_conformance.report.comparison import Evidence, as_numbers, dtype_name
 from transparity_conformance.suite.bench import Bench
@@ -84,7 +84,7 @@ def taps_are_complete(bench: Bench) -> Iterator[Evidence]:
     """Exactly the contract's taps are there, in order, with their shapes and in the requested dtype."""
     for case in bench.traced_cases:
         probe = probes(case)["mixed"]
-        lengths = {name: tokens.shape[1] for name, tokens in probe.inputs.items()}
+        lengths = lengths_of(probe.config, probe.inputs)
         shapes = tap_shapes(probe.config, len(probe.inputs[probe.config.input_names[0]]), **lengths)
         taps = bench.traced(probe)
         record = bench.evidence("forward.taps_are_complete", case)

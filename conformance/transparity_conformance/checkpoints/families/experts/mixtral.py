@@ -212,7 +212,7 @@ def _with_windows(fields: Fields) -> dict[str, Any]:
         raise wrong("max_window_layers", first, "a whole number")
     kinds = [SLIDING if i < first and i % 2 == 0 else FULL for i in range(count)]
     kinds = kinds if fields["layer_types"] is None else kinds_given(fields["layer_types"], count)
-    feeds = [each for _, each in zip(range(count), itertools.cycle(found.pop("layer_types", (EXPERTS,))))]
+    feeds = list(itertools.islice(itertools.cycle(found.pop("layer_types", (EXPERTS,))), count))
     own = found.pop("layer_overrides", {})
     both = list(zip(feeds, kinds, strict=True))
     facts = {

@@ -77,6 +77,9 @@ without compilation. They are long,"""
 SHORT_CLAIMS = ("decoding.single_row-",)
 """but these, which are run as small cases of the others."""
 
+MANY = 8
+"""The number of processes that the subjects keep busy."""
+
 SLOWEST_FIRST = (
     "test_power.py",
     "test_plants.py",
@@ -125,7 +128,7 @@ def _is_long(item: pytest.Item) -> bool:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Send all claims about one subject to one process, to share models and compiled code; where expected values take
-    long to compute, send all subjects of a topic."""
+    long to compute, send all subjects of a topic. More processes than `MANY` get the topics of a subject one by one."""
     from xdist.scheduler import LoadScopeScheduling
 
     class BySubject(LoadScopeScheduling):  # type: ignore[misc]
@@ -135,6 +138,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
                 return file
             claim, _, subject = test.partition("[")[2].partition("-")
             topic = claim.partition(".")[0]
+            if self.numnodes > MANY:
+                return f"{topic} {subject}"
             return topic if topic in EXPECTED_SLOWLY else subject
 
     config.option.loadscopereorder = False

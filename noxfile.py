@@ -18,7 +18,12 @@ nox.options.error_on_missing_interpreters = True
 
 # Two processes of one thread each: the models are small, and threads that wait for each other cost more than they gain.
 PARALLEL = ["-n", "2"]
-SINGLE_THREADED = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+SINGLE_THREADED = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # or the first process would take most of a GPU's memory
+}
 
 # XLA compiles every shape anew; most of that time goes into its passes.
 COMPILE_QUICKLY = [
@@ -27,6 +32,7 @@ COMPILE_QUICKLY = [
     "--xla_cpu_use_fusion_emitters=false",
     "--xla_cpu_parallel_codegen_split_count=1",
     "--xla_cpu_multi_thread_eigen=false",
+    "--xla_gpu_autotune_level=0",
 ]
 
 # `as_users_compile` has them on, as users do, for models in the usual precisions; all other sessions have them off.

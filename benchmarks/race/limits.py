@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from benchmarks.race.timing import seconds
 from benchmarks.task import Run, Task
 
 PRODUCTS = ((1024, 512, 512), (1024, 512, 2048), (1024, 768, 3072), (1024, 1024, 1024), (2048, 2048, 2048))
 """(m, k, n) of the matrix products that are tried; the fastest is the limit."""
 
-MATRIX = (8192, 8192)
-"""The matrix that is multiplied by a vector: 256 MB in float32, far more than a cache holds."""
+PRODUCTS_ON_A_GPU = ((4096, 4096, 4096), (8192, 8192, 8192))
+"""Smaller ones are over before a GPU is busy."""
+
+MATRIX, MATRIX_ON_A_GPU = (8192, 8192), (16384, 32768)
+"""The matrix that is multiplied by a vector: 256 MB in float32, and 2 GB, far more than a cache holds."""
 
 TRIALS = 3
 
@@ -29,38 +32,32 @@ class Limit:
     """The fastest of some runs, found anew at every call; each run comes with its FLOPs or bytes."""
 
     runs: Sequence[tuple[Run, float]]
+    device: str = "cpu"
 
     def __call__(self) -> float:
         """The seconds that the fastest run would take for `WORK`."""
-        return min(_quickest(run) / work for run, work in self.runs) * WORK
+        return min(_quickest(run, self.device) / work for run, work in self.runs) * WORK
 
 
-def _quickest(run: Run) -> float:
+def _quickest(run: Run, device: str) -> float:
     """The shortest of a few calls, in seconds, after one that is not timed."""
     run()
-    return min(seconds(run) for _ in range(TRIALS))
+    return min(seconds(run, device) for _ in range(TRIALS))
 
 
-def seconds(run: Run) -> float:
-    """The duration of one call."""
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
-
-
-def products(multiplication: Multiplication) -> Limit:
-    """All of `PRODUCTS`."""
+def products(multiplication: Multiplication, device: str = "cpu") -> Limit:
+    """All of `PRODUCTS`, or of those for a GPU."""
     random = np.random.default_rng(0)
     runs = []
-    for m, k, n in PRODUCTS:
+    for m, k, n in PRODUCTS if device == "cpu" else PRODUCTS_ON_A_GPU:
         a, b = (random.normal(size=shape).astype(np.float32) for shape in ((m, k), (k, n)))
         runs.append((multiplication(a, b), 2 * m * k * n))
-    return Limit(runs)
+    return Limit(runs, device)
 
 
 def torch_product(task: Task) -> Run:
     """PyTorch's, in the workload's precision."""
-    return products(lambda a, b: _torch_multiplication(task, a, b))
+    return products(lambda a, b: _torch_multiplication(task, a, b), task.device)
 
 
 def torch_product_packed(task: Task) -> Run:
@@ -106,13 +103,14 @@ def jax_product(task: Task) -> Run:
         left, right = (jnp.asarray(x, task.workload.dtype) for x in (a, b))
         return lambda: jax.block_until_ready(multiply(left, right))
 
-    return products(multiplication)
+    return products(multiplication, task.device)
 
 
 def torch_bandwidth(task: Task) -> Run:
     """A large matrix in PyTorch times a vector: each number is read once."""
-    run = _torch_multiplication(task, np.ones(MATRIX, np.float32), np.ones(MATRIX[1:], np.float32))
-    return Limit([(run, MATRIX[0] * MATRIX[1] * (2 if task.workload.dtype == "bfloat16" else 4))])
+    rows, columns = shape = _matrix(task)
+    run = _torch_multiplication(task, np.ones(shape, np.float32), np.ones(columns, np.float32))
+    return Limit([(run, rows * columns * (2 if task.workload.dtype == "bfloat16" else 4))], task.device)
 
 
 def numpy_bandwidth(task: Task) -> Run:
@@ -127,5 +125,10 @@ def jax_bandwidth(task: Task) -> Run:
     import jax.numpy as jnp
 
     multiply = jax.jit(jnp.matmul)
-    matrix, vector = jnp.ones(MATRIX, jnp.float32), jnp.ones(MATRIX[1], jnp.float32)
-    return Limit([(lambda: jax.block_until_ready(multiply(matrix, vector)), MATRIX[0] * MATRIX[1] * 4)])
+    rows, columns = shape = _matrix(task)
+    matrix, vector = jnp.ones(shape, jnp.float32), jnp.ones(columns, jnp.float32)
+    return Limit([(lambda: jax.block_until_ready(multiply(matrix, vector)), rows * columns * 4)], task.device)
+
+
+def _matrix(task: Task) -> tuple[int, int]:
+    return MATRIX if task.device == "cpu" else MATRIX_ON_A_GPU

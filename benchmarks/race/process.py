@@ -23,8 +23,12 @@ ROOT = Path(__file__).parents[2]
 SILENCE_LIMIT = 1800.0
 """The seconds for which a candidate may be silent, getting ready or running; then it is killed."""
 
-JAX = {"cpu": {"JAX_PLATFORMS": "cpu"}, "cuda": {"JAX_DEFAULT_MATMUL_PRECISION": "highest"}}
-"""JAX takes any device there is, and TF32 if the device has it; PyTorch takes neither unless told to."""
+JAX = {
+    "cpu": {"JAX_PLATFORMS": "cpu"},
+    "cuda": {"JAX_DEFAULT_MATMUL_PRECISION": "highest", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"},
+}
+"""JAX takes any device there is, most of its memory, and TF32 if the device has it; PyTorch takes none unless told
+to."""
 
 
 @dataclass(frozen=True)

@@ -136,14 +136,21 @@ def shuffled(number: int, rounds: int, seed: int = 0) -> Iterator[list[int]]:
 def run_rounds(
     candidates: Sequence[Candidate], workload: Workload, place: Place, rounds: int, step: Step, told: Told
 ) -> list[Result]:
-    """Start the candidates one after the other, then run them in turns."""
+    """Start the candidates, then run them in turns.
+
+    On a CPU they get ready one after the other, and the seconds that each needs are its own. On a GPU, where compilers
+    take far longer than all the rounds, they get ready side by side.
+    """
     results = [Result(candidate, workload) for candidate in candidates]
     processes: list[Process] = []
     try:
-        for result in results:
+        if place.device != "cpu":
+            processes += [Process(result.candidate, place) for result in results]
+        for number, result in enumerate(results):
             step(f"{workload.name}: {result.candidate.name} gets ready")
-            processes.append(Process(result.candidate, place))
-            _get_ready(processes[-1], result)
+            if place.device == "cpu":
+                processes.append(Process(result.candidate, place))
+            _get_ready(processes[number], result)
             told(result)
         for turn, order in enumerate(shuffled(len(results), rounds)):
             for index in order:

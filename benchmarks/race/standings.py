@@ -13,6 +13,9 @@ from benchmarks.race.candidates import Candidate
 from benchmarks.race.race import Result
 from benchmarks.workloads import Workload
 
+SET_UP = ("import_seconds", "build_seconds", "first_seconds", "peak_bytes", "device_peak_bytes")
+"""What the JSON says of a candidate's way to its first result."""
+
 
 @dataclass(frozen=True)
 class Quartiles:
@@ -150,5 +153,5 @@ def as_dict(row: Standing) -> dict[str, Any]:
         "conformity": row.ready.get("conformity") or row.conformity,
         "failed": row.failed,
         "environment": row.candidate.environment,
-        **{name: row.ready.get(name) for name in ("import_seconds", "build_seconds", "first_seconds", "peak_bytes")},
+        **{name: row.ready.get(name) for name in SET_UP},
     }

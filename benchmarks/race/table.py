@@ -20,7 +20,8 @@ LEGEND = (
     "for each token. The ratio is to the best peer of the kind (of any kind, if the kind has none), round by round: "
     "above 1 is faster. “Of budget” is the share of the error budget that is used; decoding has to generate the same "
     "tokens as float64, and “own” marks a peer that cannot hold the weights and is not compared. “First” is the first "
-    "call with compilation; “peak” is the most memory used until then, the given weights included."
+    "call with compilation; “peak” is the most memory used until then (a GPU's, if it computes), the given weights "
+    "included."
 )
 
 HEADING = ("ms", "tokens /s", "GFLOP /s", "of the limit", "to best peer", "of budget", "first s", "import s", "peak GB")
@@ -95,7 +96,7 @@ def cells(row: Standing, *, quartiles: bool = True) -> list[str]:
         row.conformity,
         f"{ready['first_seconds']:.3g}",
         f"{ready['import_seconds']:.3g}",
-        f"{ready['peak_bytes'] / 1e9:.3g}",
+        f"{(ready.get('device_peak_bytes') or ready['peak_bytes']) / 1e9:.3g}",
     ]
 
 

@@ -1,7 +1,8 @@
 """One candidate on one workload, in a process of its own: `python -m benchmarks.race.worker ORDER`.
 
 It imports, builds, runs twice, compares both results with the oracle, and writes one line of JSON. Then it runs once
-for each line of its standard input, and writes how long that took. The output of libraries goes to standard error.
+(on a GPU, some times) for each line of its standard input, and writes how long that took. The output of libraries goes
+to standard error.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ import importlib
 import json
 import os
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
+
+from benchmarks.race.timing import clocked, seconds
 
 
 def main(order: dict[str, Any], commands: TextIO, answers: TextIO) -> None:
@@ -21,8 +23,9 @@ def main(order: dict[str, Any], commands: TextIO, answers: TextIO) -> None:
     try:
         answer, run = prepared(order)
         _write(answers, answer)
+        is_limit = answer["work"] is not None
         for _ in commands:
-            _write(answers, {"seconds": seconds(run, order["device"])})
+            _write(answers, {"seconds": run() if is_limit else seconds(run, order["device"])})
     except Exception as error:  # noqa: BLE001 - any exception of a candidate is its result
         _write(answers, {"failed": f"{type(error).__name__}: {error}"})
 
@@ -30,7 +33,7 @@ def main(order: dict[str, Any], commands: TextIO, answers: TextIO) -> None:
 def prepared(order: dict[str, Any]) -> tuple[dict[str, Any], Callable[[], Any]]:
     """The seconds until the candidate was warm and its conformity, and its run."""
     pin(order["threads"])
-    import_seconds, _ = _clocked(lambda: [importlib.import_module(name) for name in order["needs"]])
+    import_seconds, _ = clocked(lambda: [importlib.import_module(name) for name in order["needs"]])
 
     from benchmarks.oracles import conformity, read_oracle, read_task, worst
     from benchmarks.race.limits import WORK, Limit
@@ -39,13 +42,13 @@ def prepared(order: dict[str, Any]) -> tuple[dict[str, Any], Callable[[], Any]]:
     task = read_task(folder, order["device"])
     module, _, name = order["build"].partition(":")
     build = getattr(importlib.import_module(module), name)
-    build_seconds, run = _clocked(lambda: build(task, **order["choices"]))
+    build_seconds, run = clocked(lambda: build(task, **order["choices"]))
     del task
-    first_seconds, result = _clocked(run)
-    peak = peak_bytes()
+    first_seconds, result = clocked(run)
+    peak, on_device = peak_bytes(), device_peak(order["device"])
     held = [conformity(read_oracle(folder), result)] if order["held"] else []
     del result
-    warm_seconds, result = _clocked(run)
+    warm_seconds, result = clocked(run)
     held += [conformity(read_oracle(folder), result)] if order["held"] else []
     return {
         "import_seconds": import_seconds,
@@ -53,6 +56,7 @@ def prepared(order: dict[str, Any]) -> tuple[dict[str, Any], Callable[[], Any]]:
         "first_seconds": first_seconds,
         "warm_seconds": warm_seconds,
         "peak_bytes": peak,
+        "device_peak_bytes": on_device,
         "work": WORK if isinstance(run, Limit) else None,
         "conformity": worst(held) if held else None,
     }, run
@@ -64,22 +68,17 @@ def pin(threads: int) -> None:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
 
 
-def seconds(run: Callable[[], Any], device: str) -> float:
-    """The duration of one call; on a CUDA device of PyTorch, between two events. A limit returns it itself."""
-    from benchmarks.race.limits import Limit
-
-    if isinstance(run, Limit):
-        return run()
-    if device == "cuda" and "torch" in sys.modules:
+def device_peak(device: str) -> int | None:
+    """The peak memory on the GPU so far, by the framework that computes there; None on a CPU."""
+    if device == "cpu":
+        return None
+    if "torch" in sys.modules:
         import torch
 
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        run()
-        end.record()
-        end.synchronize()
-        return float(begin.elapsed_time(end)) / 1e3
-    return _clocked(run)[0]
+        return torch.cuda.max_memory_allocated()
+    import jax
+
+    return int(jax.devices(device)[0].memory_stats()["peak_bytes_in_use"])
 
 
 def peak_bytes() -> int:
@@ -91,12 +90,6 @@ def peak_bytes() -> int:
         import resource
 
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-def _clocked(call: Callable[[], Any]) -> tuple[float, Any]:
-    start = time.perf_counter()
-    result = call()
-    return time.perf_counter() - start, result
 
 
 def _write(answers: TextIO, answer: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ import io
 import itertools
 import json
 import re
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -24,6 +25,7 @@ from benchmarks.race.race import LIMIT_MEMORY, Conditions, Result, fitting, race
 from benchmarks.race.report import Report
 from benchmarks.race.standings import standings
 from benchmarks.race.table import as_table, as_text
+from benchmarks.race.timing import WARM, seconds
 from benchmarks.summary import as_json, as_markdown, summary
 from benchmarks.workloads import DEFAULT, TRAINED, WORKLOADS, Workload, inputs_of, parameters_of
 from rich.console import Console
@@ -88,6 +90,16 @@ SAYS = {
     "dying_later": "its process ended with 7 (out of luck)",
 }
 ALWAYS = ("pytorch eager", "flax jit", "numpy eager", "blog-style", "nn.Transformer", "NumPy, einsum", "numpy product")
+
+
+def test_a_gpu_is_timed_once_it_is_warm_over_many_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch", raising=False)  # whose events need a GPU
+    begin, calls = time.perf_counter(), []
+    mean = seconds(lambda: (time.sleep(1e-3), calls.append(time.perf_counter() - begin)), "cuda")
+    timed = len([each for each in calls if each > WARM])
+    assert 1e-3 < mean < 1e-2
+    assert timed >= 10
+    assert seconds(lambda: calls.clear(), "cpu") < mean
 
 
 def stranger(name: str) -> Candidate:

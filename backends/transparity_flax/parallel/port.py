@@ -83,14 +83,15 @@ class ShardedForward(FlaxForward):
 
 
 class ShardedBackend(CheckedBackend[ShardedForward]):
-    """`transparity.protocol.Backend` over a mesh of data × tensor devices, the first that there are."""
+    """`transparity.protocol.Backend` over a mesh of data × tensor devices, the first that there are: those of JAX's
+    choice if they suffice, else the CPU's."""
 
     name = "flax"
     dtypes = build.dtypes
     modes = ("jit",)
 
     def __init__(self, data: int, tensor: int) -> None:
-        devices = jax.devices()
+        devices = max(jax.devices(), jax.devices("cpu"), key=lambda found: min(len(found), data * tensor))
         if data * tensor > len(devices):
             given = f"{data} data ranks × {tensor} tensor ranks need {data * tensor} devices"
             raise BackendError(
@@ -101,7 +102,7 @@ class ShardedBackend(CheckedBackend[ShardedForward]):
         self.takes_part = True
 
     def devices(self) -> tuple[str, ...]:
-        return build.devices()
+        return ("cpu",) if self.mesh.devices.flat[0].platform == "cpu" else ("cuda",)
 
     def from_file(self, config: TransformerConfig, path: Any, dtype: str | None = None) -> ShardedForward:
         """Build a model from a safetensors file, of which each device reads its slices alone."""

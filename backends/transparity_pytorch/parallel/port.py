@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -154,7 +155,8 @@ def sharded_step(model: Transformer, tokens: Tensor, cache: Cache, **options: An
 
 
 class ShardedBackend(CheckedBackend[ShardedForward]):
-    """`transparity.protocol.Backend` over a mesh of data × tensor ranks, the first of those that were launched."""
+    """`transparity.protocol.Backend` over a mesh of data × tensor ranks, the first of those that were launched: on
+    GPUs, if each rank has one to itself."""
 
     name = "pytorch"
     dtypes = build.dtypes
@@ -162,7 +164,7 @@ class ShardedBackend(CheckedBackend[ShardedForward]):
 
     def __init__(self, data: int, tensor: int) -> None:
         if not dist.is_initialized():
-            dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+            dist.init_process_group("nccl" if _a_gpu_for_each() else "gloo")
         if data * tensor > dist.get_world_size():
             given = f"{data} data ranks × {tensor} tensor ranks need {data * tensor} processes"
             raise BackendError(f"{given}; {dist.get_world_size()} were launched.")
@@ -171,7 +173,7 @@ class ShardedBackend(CheckedBackend[ShardedForward]):
         self.takes_part = dist.get_rank() < data * tensor
 
     def devices(self) -> tuple[str, ...]:
-        return ("cuda",) if torch.cuda.is_available() else ("cpu",)
+        return ("cuda",) if dist.get_backend() == "nccl" else ("cpu",)
 
     def from_file(self, config: TransformerConfig, path: Any, dtype: str | None = None) -> ShardedForward:
         """Build a model from a safetensors file, of which this rank reads its slices alone."""
@@ -191,6 +193,12 @@ class ShardedBackend(CheckedBackend[ShardedForward]):
         placed = plan(config, self.mesh["tensor"].size())
         root = shard(config, self.mesh, placed, source, getattr(torch, dtype))
         return ShardedForward(root, self.mesh, placed, getattr(torch, activations) if activations else None)
+
+
+def _a_gpu_for_each() -> bool:
+    """Return whether this machine has as many GPUs as ranks: NCCL refuses two ranks on one."""
+    ranks = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("WORLD_SIZE", "1")
+    return torch.cuda.device_count() >= int(ranks)
 
 
 def _called(model: Transformer, **given: Any) -> Tensor:

@@ -41,6 +41,8 @@ def not_compared(claim: Claim, bench: Bench) -> str | None:
         return f"{missing[0]} is not installed"
     if claim.harness and bench.parts is None:
         return f"{bench.subject.backend} has no harness (entry-point group {HARNESS_ENTRY_POINTS})"
+    if claim.sharded and bench.subject.device != "cpu":
+        return "ranks are compared on the CPU alone"
     if claim.sharded and not bench.shards:
         return f"{bench.subject.backend} does not run over several ranks (`SHARDED` of its harness)"
     return None

@@ -20,6 +20,9 @@ PATIENCE = 120.0
 AFTER_A_FAILURE = 2.0
 """Seconds in which the others have to answer once a rank has failed."""
 
+ON_THE_CPU = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
+"""Variables that hide GPUs, of which there is rarely one for each rank."""
+
 Task = Callable[..., Any]
 """A function of a module, from the state of a rank and further arguments to what can be pickled."""
 
@@ -39,7 +42,7 @@ class RanksError(RuntimeError):
 
 
 class Ranks:
-    """Processes of one launch. Every task is done by all of them; `devices` are visible to each.
+    """Processes of one launch, on the CPU. Every task is done by all of them; `devices` are visible to each.
 
     Args:
         module: The module of the backend over ranks.
@@ -58,7 +61,7 @@ class Ranks:
         self.processes: list[BaseProcess] = []
         for rank in range(count):
             ours, theirs = context.Pipe()
-            named = {**variables, "RANK": str(rank), "LOCAL_RANK": str(rank), "XLA_FLAGS": flags.strip()}
+            named = {**variables, "RANK": str(rank), "LOCAL_RANK": str(rank), "XLA_FLAGS": flags.strip(), **ON_THE_CPU}
             process = context.Process(target=_serve, args=(theirs, State(module, rank), named), daemon=True)
             process.start()
             theirs.close()

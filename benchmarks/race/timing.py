@@ -1,0 +1,56 @@
+"""How long a run takes: one call on a CPU; on a GPU, the mean of many, once it is warm."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+WARM = 0.1
+"""Seconds for which a GPU works before its clock is read: an idle one has lowered its own clocks."""
+
+TIMED = 0.1
+"""Seconds, at least, that the calls on a GPU take whose mean is told."""
+
+Run = Callable[[], Any]
+
+
+def seconds(run: Run, device: str) -> float:
+    """The duration of one call, which returns a computed result."""
+    if device == "cpu":
+        return clocked(run)[0]
+    calls = repeated(run, WARM)
+    warm, _ = clocked(run)
+    return mean(run, max(1, min(calls, round(TIMED / warm))))
+
+
+def repeated(run: Run, least: float) -> int:
+    """Call until `least` seconds have passed; return the number of calls."""
+    begin, calls = time.perf_counter(), 0
+    while time.perf_counter() - begin < least:
+        run()
+        calls += 1
+    return calls
+
+
+def mean(run: Run, calls: int) -> float:
+    """The mean duration of `calls` calls: between two events of PyTorch, if it is what runs, else by the clock."""
+    if "torch" not in sys.modules:
+        return clocked(lambda: [run() for _ in range(calls)])[0] / calls
+    import torch
+
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    for _ in range(calls):
+        run()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1e3 / calls
+
+
+def clocked(call: Callable[[], Any]) -> tuple[float, Any]:
+    """The seconds of one call by the clock, and its result."""
+    start = time.perf_counter()
+    result = call()
+    return time.perf_counter() - start, result

@@ -139,6 +139,7 @@ def _continued(
 ) -> tuple[Written, Int[Array, ""]]:
     """Take up to `steps` more steps with the cache, all in one program: a call for each token would cost more than the
     token does on a GPU. Returns the tokens, and how many steps it took until all rows had ended."""
+
     def goes_on(carried: Carried) -> Bool[Array, ""]:
         written, _, done = carried
         return done < steps if config.eos_id is None else (done < steps) & ~written.ended.all()

@@ -180,7 +180,7 @@ def measure(dtype: str, drawn: int, seeds: int, cases: Sequence[str] = tuple(PRE
                 continue
             for seed in range(seeds):
                 parameters = probe_parameters(probe.config, 100 + seed) if seed else probe.parameters
-                oracle = forward_oracle(probe.config, parameters, probe.inputs)
+                oracle = forward_oracle(probe.config, parameters, probe.inputs, neighbours=probe.neighbours)
                 found += samples(probe.config, parameters, probe.inputs, oracle, dtype)
     if drawn:
         found += _measure_drawn(dtype, drawn)

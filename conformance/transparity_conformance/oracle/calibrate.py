@@ -59,6 +59,8 @@ def permuted(config: TransformerConfig, parameters: Arrays, seed: int) -> tuple[
     changed = {}
     for name, value in parameters.items():
         out, into = _axes(config, name)
+        if value.shape[0 if out == "hidden" else -1] != config.feed_forward_dim and "hidden" in (out, into):
+            out, into = ("", into) if out == "hidden" else (out, "")  # a layer of another width
         rows = value[orders[out]] if out else value
         changed[name] = rows[:, orders[into]] if into else rows
     return changed, orders
@@ -133,6 +135,8 @@ def unpermuted(config: TransformerConfig, name: str, value: np.ndarray, orders: 
     if leaf.startswith(("query", "key", "value")):
         heads = "heads" if leaf.startswith("query") else "key_heads"
         return value[:, np.argsort(orders[heads])][..., np.argsort(orders["head_dim"])]
+    if leaf == "hidden" and value.shape[-1] != config.feed_forward_dim:
+        return value
     order = {"context": "merged", "hidden": "hidden"}.get(leaf, "model")
     return value[..., np.argsort(orders[order])]
 

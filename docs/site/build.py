@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -47,8 +48,8 @@ def write_pages(into: Path) -> None:
 
 def generated_pages() -> dict[str, str]:
     """Return the pages that are made from sources and runs, by name; their parts are made side by side."""
-    names = [partial(_document, name) for name in documents.DOCUMENTS]
-    parts = [_causes, _gallery, _columns, _normal, notebooks.notebooks, *names, reference.pages]
+    parts: list[Callable[[], dict[str, str]]] = [_causes, _gallery, _columns, _normal, notebooks.notebooks]
+    parts += [partial(_document, name) for name in documents.DOCUMENTS] + [reference.pages]
     found: dict[str, str] = {}
     with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as processes:
         for pages in [processes.submit(part) for part in parts]:
@@ -83,7 +84,7 @@ def _filled(page: str, place: str, text: str) -> str:
 def _causes() -> dict[str, str]:
     """Return the pages of causes that a run shows, with the run."""
     pages, found = written_pages(), {}
-    sections: dict[str, str] = json.loads(kept("causes", _own("causes", "figures"), _sections))
+    sections: dict[str, str] = json.loads(kept("causes", _own("causes", "errors", "figures"), _sections))
     for name, shown in sections.items():
         page = f"causes/{name}.md"
         text, _, last = site_text(f"docs/{page}", pages).rpartition("[All faults]")

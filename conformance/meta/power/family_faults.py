@@ -1018,6 +1018,7 @@ def _expert_faults() -> Iterator[FamilyFault]:
 def _faults_of_outputs(routed: Acts) -> Iterator[FamilyFault]:
     yield FamilyFault(("expert-order",), "reversed", FED, routed, parameters=_experts(lambda i, count: count - 1 - i))
     yield FamilyFault(("expert-order",), "rolled", FED, routed, parameters=_experts(lambda i, count: (i + 1) % count))
+    yield from _packing_faults(routed)
     none = {"mixture.experts.shared_expert": lambda _: lambda config, parameters, x, tap: 0 * x}
     yield FamilyFault(("shared-expert",), "missing", FED, _has("shared_expert_dim"), exchanged=none)
     ungated = _to(shared_expert_gate=False)
@@ -1027,6 +1028,17 @@ def _faults_of_outputs(routed: Acts) -> Iterator[FamilyFault]:
     yield FamilyFault(("activation",), "in experts", place, routed, _to(activation="gelu-tanh"))
     biases = _replaced(lambda name, x: x * 0 if name.endswith("router.bias") else x)
     yield FamilyFault(("bias-dropped",), "router", r".*\.router_logits", _has("router_bias"), parameters=biases)
+
+
+def _packing_faults(routed: Acts) -> Iterator[FamilyFault]:
+    """Weights of four bits that are read in another order, or with another exponent."""
+    for name, change in (
+        ("high half first", lambda x: np.stack([x[:, 1::2], x[:, ::2]], axis=-1).reshape(x.shape)),
+        ("an exponent more", lambda x: x + x),
+        ("an exponent less", lambda x: x * x.dtype.type(0.5)),
+    ):
+        other = _replaced(lambda key, x, change=change: change(x) if ".experts." in key and x.ndim == 2 else x)  # type: ignore[misc]
+        yield FamilyFault(("expert-packing",), name, FED, routed, parameters=other)
 
 
 def _best(scores: Any, count: int) -> Any:

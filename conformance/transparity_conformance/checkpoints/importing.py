@@ -19,6 +19,7 @@ from transparity.limits.memory import available_memory
 from transparity.parameters import check_parameters, parameter_shapes, save_parameters
 from transparity_conformance.checkpoints.fields import ONLY, TOKENS, UNNEEDED, Classifier, Family, Fields, wrong
 from transparity_conformance.checkpoints.naming import Convert, Part, called, is_any_of, parts_of, without_prefix
+from transparity_conformance.checkpoints.packed import BLOCKS, SCALES, load_experts, unpacked_files
 from transparity_conformance.checkpoints.reading import (
     CONFIG,
     CheckpointError,
@@ -82,7 +83,7 @@ class InFolder(dict[str, Any]):
 
     Args:
         is_ours: the folder was written by `export_checkpoint`.
-        is_quantised: its matrices are multiplied by scales when they are read.
+        stored_as: the format of matrices that are multiplied by scales when they are read; empty without any.
         no_gradients: the reason why a port's gradients are not compared with it; empty if they are.
     """
 
@@ -92,18 +93,18 @@ class InFolder(dict[str, Any]):
         folder: Path,
         *,
         is_ours: bool = False,
-        is_quantised: bool = False,
+        stored_as: str = "",
         no_gradients: str = "",
     ) -> None:
         super().__init__(parameters)
-        self.folder, self.is_ours, self.is_quantised = folder, is_ours, is_quantised
+        self.folder, self.is_ours, self.stored_as = folder, is_ours, stored_as
         self.no_gradients = no_gradients
 
     @functools.cached_property
     def is_given_itself(self) -> bool:
         """Whether a loader is given the folder, not a copy in float32 that the checker writes and the port reads: of
         one that is such a copy, or has scales, and where a copy does not fit. Decided once."""
-        is_other = self.is_ours or self.is_quantised
+        is_other = self.is_ours or self.stored_as != ""
         return is_other or 2 * 4 * sum(value.size for value in self.values()) > available_memory()
 
 
@@ -139,8 +140,9 @@ def import_checkpoint(folder: str | Path, head: str | None = None) -> Checkpoint
         raise CheckpointError(f"{folder} cannot be imported: {error}") from None
     remarks = _remarks(opened.family, opened.given, config, opened.where, used)
     if opened.quantised:
-        remarks += (f"matrices in float8 are multiplied by their scales: {as_json(dict(opened.quantised))}",)
-    kept = InFolder(parameters, opened.folder, is_quantised=opened.quantised is not None)
+        stored, given = opened.stored_as, as_json(dict(opened.quantised))
+        remarks += (f"matrices in {stored} are multiplied by their scales: {given}",)
+    kept = InFolder(parameters, opened.folder, stored_as=opened.stored_as)
     return Checkpoint(opened.model_type, config, kept, remarks)
 
 
@@ -156,7 +158,7 @@ class Opened:
     where: Mapping[str, Path]
     """The file of each tensor."""
     quantised: Fields | None = None
-    """The `quantization_config` of float8 matrices with scales."""
+    """The `quantization_config` of matrices with scales."""
 
     @property
     def model_type(self) -> str:
@@ -168,7 +170,7 @@ class Opened:
 
         Raises `CheckpointError` for a tensor that is missing, of another shape or dtype, or unlike its copy.
         """
-        folder, family, where = self.folder, self.family, self.where
+        folder, family, where = self.folder, self.family, self.files
         shapes = {name: shape for name, shape in parameter_shapes(self.config).items() if name in names}
         parts = parts_in(family, self.config, where, shapes)
         sources = {ours: name for name, found in reversed(parts.items()) for ours, _ in found}
@@ -181,7 +183,7 @@ class Opened:
                 )
         is_large = sum(map(math.prod, shapes.values())) >= LARGE
         in_place = [name for name, found in parts.items() if is_large and all(each in AS_THEY_ARE for _, each in found)]
-        tensors = load_tensors(where, parts, in_place, self.block)
+        tensors = self.tensors(parts, in_place, experts_in_place=is_large)
         parameters: dict[str, Any] = {}
         for name, found in parts.items():
             for ours, convert in found:
@@ -192,8 +194,28 @@ class Opened:
                         f"by {CONFIG} both are {ours}: correct the field that ties them, or the file."
                     )
                 parameters.setdefault(ours, value)
-        scales = {scale for name in parts if (scale := scale_of(name, where)) is not None}
-        return {name: parameters[name] for name in shapes}, {*parts, *scales}
+        held = {scale for name in parts if (scale := scale_of(name, where)) is not None}
+        held |= {name + ending for name in parts if name not in self.where for ending in (BLOCKS, SCALES)}
+        return {name: parameters[name] for name in shapes}, {*parts, *held}
+
+    @functools.cached_property
+    def files(self) -> Mapping[str, Path]:
+        """The file of each tensor, of experts in MXFP4 as one of numbers."""
+        return unpacked_files(self.where) if self.stored_as == "MXFP4" else self.where
+
+    def tensors(
+        self, names: Collection[str], in_place: Collection[str] = (), *, experts_in_place: bool = False
+    ) -> dict[str, Any]:
+        """Load the tensors `names` of `files`, as `load_tensors` does."""
+        packed = [name for name in names if name not in self.where]
+        plain = [name for name in names if name in self.where]
+        experts = load_experts(self.where, packed, in_place=experts_in_place)
+        return load_tensors(self.where, plain, in_place, self.block) | experts
+
+    @property
+    def stored_as(self) -> str:
+        """The format of matrices with scales; empty without any."""
+        return "" if self.quantised is None else STORED_AS[str(self.quantised["quant_method"])]
 
     @property
     def block(self) -> tuple[int, int] | None:
@@ -206,7 +228,7 @@ class Opened:
 def open_checkpoint(folder: str | Path, head: str | None = None) -> Opened:
     """Read the configuration of a checkpoint, and where its tensors are; arguments and errors as of importing it."""
     folder = Path(folder)
-    given, quantised = _without_float8(read_fields(folder))
+    given, quantised = _without_scales(read_fields(folder))
     family = family_of(folder, given)
     where = tensor_files(folder)
     try:
@@ -216,12 +238,17 @@ def open_checkpoint(folder: str | Path, head: str | None = None) -> Opened:
     return Opened(folder, family, given, config, where, quantised)
 
 
-def _without_float8(given: Fields) -> tuple[Fields, Fields | None]:
-    """The fields of config.json without the quantisation to float8 with scales, and that; others are left, to be
-    refused."""
+STORED_AS = {"fp8": "float8", "compressed-tensors": "float8", "mxfp4": "MXFP4"}
+"""The format of matrices with scales by `quant_method`."""
+
+
+def _without_scales(given: Fields) -> tuple[Fields, Fields | None]:
+    """The fields of config.json without the quantisation to a format with scales that is read, and that; others are
+    left, to be refused."""
     found = given.get("quantization_config")
     kind = (found.get("quant_method"), found.get("format")) if isinstance(found, dict) else ()
-    if not isinstance(found, dict) or kind not in (("fp8", None), ("compressed-tensors", "float-quantized")):
+    known = (("fp8", None), ("compressed-tensors", "float-quantized"), ("mxfp4", None))
+    if not isinstance(found, dict) or kind not in known:
         return given, None
     return {name: value for name, value in given.items() if name != "quantization_config"}, found
 

@@ -91,7 +91,7 @@ def load_tensors(
                     shape = _shape(file.get_slice(name), name, path)
                     float8 = _float8(file.get_slice(name), name, where, block)
                     if len(shape) == 2 and (name in in_place or float8 is not None):
-                        found = Mapped(path, name, (shape[0], shape[1]), float8=float8)
+                        found = Mapped(path, name, (shape[0], shape[1]), scaled=float8)
                         tensors[name] = found if name in in_place else np.asarray(found)
                         continue
                     check_fits(f"{shown(name)} of {path}", 4 * math.prod(shape), CheckpointError)

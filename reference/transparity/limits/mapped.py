@@ -14,6 +14,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from safetensors import safe_open
 
 from transparity.limits.float8 import Float8
+from transparity.limits.mxfp4 import MXFP4
 
 BLOCK = 2**23
 """Numbers of one block: 64 MB in float64."""
@@ -46,12 +47,13 @@ class Mapped(NDArrayOperatorsMixin):
     Products with it, rows of it and casts read no more than a block at a time. All else reads the whole matrix.
 
     Args:
-        path, name: the file, and the tensor in it: of two axes, float32, float16, bfloat16 or float8.
-        shape: of the tensor in the file.
+        path, name: the file, and the tensor in it: of two axes, float32, float16 or bfloat16.
+        shape: of the tensor in the file, or of `scaled`.
         casts: dtypes to which the numbers are rounded, and other changes of them, in turn; the last one is the dtype
             of the matrix.
         is_transposed: its rows are the columns of the tensor.
-        float8: the tensor, if it is of float8 with scales.
+        scaled: the tensor, if its numbers are multiplied by scales as they are read; `name` and `path` then only name
+            it.
     """
 
     ndim = 2
@@ -64,10 +66,10 @@ class Mapped(NDArrayOperatorsMixin):
         casts: tuple[np.dtype[Any] | Change, ...] = (np.dtype(np.float32),),
         *,
         is_transposed: bool = False,
-        float8: Float8 | None = None,
+        scaled: Float8 | MXFP4 | None = None,
     ) -> None:
         self.path, self.name, self.stored, self.casts, self.is_transposed = path, name, shape, casts, is_transposed
-        self.float8 = float8
+        self.scaled = scaled
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -95,7 +97,7 @@ class Mapped(NDArrayOperatorsMixin):
         return self._as(casts, is_transposed=self.is_transposed)
 
     def _as(self, casts: tuple[np.dtype[Any] | Change, ...], *, is_transposed: bool) -> Mapped:
-        return Mapped(self.path, self.name, self.stored, casts, is_transposed=is_transposed, float8=self.float8)
+        return Mapped(self.path, self.name, self.stored, casts, is_transposed=is_transposed, scaled=self.scaled)
 
     def changed(self, change: Change) -> Mapped:
         """The same matrix, of which each block is changed as it is read, number by number."""
@@ -117,8 +119,8 @@ class Mapped(NDArrayOperatorsMixin):
         return value
 
     def _as_stored(self, place: slice) -> np.ndarray:
-        if self.float8 is not None:
-            return self.float8.rows(place)
+        if self.scaled is not None:
+            return self.scaled.rows(place)
         with safe_open(self.path, framework="numpy") as file:  # closed again, so that its pages are not kept
             value: np.ndarray = file.get_slice(self.name)[place]
         return value

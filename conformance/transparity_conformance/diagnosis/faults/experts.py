@@ -149,6 +149,30 @@ def _weighted(settings: Settings, state: WalkState, site: str, value: Value) -> 
     return router_weights(config, scores, chosen).astype(value.dtype)
 
 
+def _exchanged_halves(x: Value) -> Value:
+    """Input features that meet the weights of their neighbours."""
+    return x.reshape(*x.shape[:-1], -1, 2)[..., ::-1].reshape(x.shape)
+
+
+def _split_halves(x: Value) -> Value:
+    """Input features that meet weights of which those in the lower halves of bytes are first in a block of 32."""
+    return x.reshape(*x.shape[:-1], -1, 2, 16).swapaxes(-1, -2).reshape(x.shape)
+
+
+PACKINGS: dict[str, tuple[Callable[[Value], Value], str]] = {
+    "high first": (_exchanged_halves, "of each byte of the experts' weights, the high half is read first"),
+    "split": (_split_halves, "in each block of the experts' weights, the low halves of all bytes are read first"),
+    "scale twice": (lambda x: x * 2, "the scales of the experts' weights are 2^(s − 126), not 2^(s − 127)"),
+    "scale half": (lambda x: x / 2, "the scales of the experts' weights are 2^(s − 128), not 2^(s − 127)"),
+}
+"""Mistakes in reading weights of four bits, as what they make of the features that meet the weights."""
+
+
+def _is_packed(name: str, width: int) -> bool:
+    """Return whether rows of the `width` can be read so."""
+    return width % {"high first": 2, "split": 32}.get(name, 1) == 0
+
+
 def _of_experts(config: TransformerConfig) -> Iterator[Fault]:
     """Faults that show in the sum of the experts' outputs."""
     orders: dict[str, tuple[Callable[[int, int], int], str]] = {
@@ -160,6 +184,9 @@ def _of_experts(config: TransformerConfig) -> Iterator[Fault]:
         if not (name == "next" and config.num_experts == 2):
             description = f"the weights of the experts {says}"
             yield Fault("expert-order", name, description, formula=activated, settings={"order": source})
+    for name, (unpacked, says) in PACKINGS.items():
+        if all(_is_packed(name, width) for width in (config.embed_dim, config.feed_forward_dim)):
+            yield Fault("expert-packing", name, f"{says} (MXFP4)", formula=activated, settings={"unpacked": unpacked})
     if config.shared_expert_dim:
         yield Fault(
             "shared-expert", "missing", "the shared expert is missing", formula=activated, settings={"shared": 0}

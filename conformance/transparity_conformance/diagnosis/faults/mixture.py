@@ -30,9 +30,11 @@ def mixed(settings: Settings, state: WalkState, site: str, value: Value) -> Valu
     source = settings.get("order", lambda expert, count: expert)
     hidden = partial(_hidden, settings, state, config)
     total = np.zeros_like(value)
+    unpacked: Callable[[Value], Value] = settings.get("unpacked", lambda features: features)
     for expert in range(config.num_experts):
         own = f"{part}.experts.{source(expert, config.num_experts)}"
-        total = total + weights[..., expert, None] * apply_linear(state, f"{own}.down", hidden(own, x))
+        features = unpacked(hidden(own, unpacked(x)))
+        total = total + weights[..., expert, None] * apply_linear(state, f"{own}.down", features)
     if config.shared_expert_dim:
         shared = state.taps[f"{part}.shared_expert.output"] * value.dtype.type(settings.get("shared", 1))
         if parameters_of(state, f"{part}.shared_expert_gate"):

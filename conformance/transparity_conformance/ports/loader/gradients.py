@@ -17,7 +17,6 @@ from transparity.config import TransformerConfig
 from transparity.parameters import is_learned, parameter_shapes
 from transparity_conformance.capabilities.stranger import call_stranger
 from transparity_conformance.checkpoints.importing import Opened, open_checkpoint, parts_in
-from transparity_conformance.checkpoints.reading import load_tensors
 from transparity_conformance.ports.loader.differentiated import Differentiated, in_flax, in_pytorch
 from transparity_conformance.ports.loader.held import module_in
 from transparity_conformance.ports.loader.inputs import is_instance
@@ -74,8 +73,8 @@ def _by_our_names(
 ) -> tuple[Arrays, dict[str, str]]:
     """The gradients of the module's parameters, which are at `places`, converted as the tensors of its folder are; and
     the reasons for which others are not known."""
-    parts = parts_in(opened.family, config, opened.where, learned)
-    tensors = load_tensors(opened.where, parts, parts, opened.block)
+    parts = parts_in(opened.family, config, opened.files, learned)
+    tensors = opened.tensors(parts, parts)
     taken = _by_name(tensors, places)
     others = {theirs: np.asarray(tensor) for theirs, tensor in tensors.items() if theirs not in taken}
     used = {name for each in taken.values() for name in each.names}

@@ -81,7 +81,8 @@ def folder_note(build: Port, parameters: Mapping[str, Any] | None) -> tuple[str,
         return ()
     if not parameters.is_given_itself:
         return ()
-    why = "its numbers are in float8" if parameters.is_quantised else "a copy in float32 does not fit beside the port"
+    stored = parameters.stored_as
+    why = f"its numbers are in {stored}" if stored else "a copy in float32 does not fit beside the port"
     return (f"load(folder) was given {parameters.folder} itself: {why}",)
 
 

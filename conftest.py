@@ -70,9 +70,14 @@ def pytest_sessionfinish() -> None:
 EXPECTED_SLOWLY = ("optimization", "differentiation", "dropout")
 """Topics whose expected values take long to compute: derivatives by the complex step."""
 
-LONG_CLAIMS = ("-in-full-", "-float32-compile]", "-flax-float32-eager]")
+LONG_CLAIMS = (
+    *("-in-full-", "-float32-compile]", "-flax-float32-eager]"),
+    *(f"families.taps_and_logits-flax-{dtype}-" for dtype in ("float64", "bfloat16", "float16")),
+    *("decoding.every_chunking-flax-", "sharding.ten_steps-", "sharding.greedy_generation-"),
+)
 """Claims over their full range, which are made over a part of it, too; claims about `torch.compile`, and about JAX
-without compilation. They are long,"""
+without compilation; and claims of which a shorter one says most: of families in float32, of chunks, of gradients and
+decoding over ranks. They are long,"""
 
 SHORT_CLAIMS = ("decoding.single_row-",)
 """but these, which are run as small cases of the others."""

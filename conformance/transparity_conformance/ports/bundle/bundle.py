@@ -44,6 +44,7 @@ SIZES = (
     "num_decoder_layers",
     "feed_forward_dim",
     "sliding_window",
+    "query_temperature_length",
     "layer_types",
     "layer_overrides",
     "rotary_dim",

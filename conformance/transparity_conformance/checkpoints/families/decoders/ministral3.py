@@ -43,7 +43,7 @@ MINISTRAL3 = dataclasses.replace(
     configure=_configure,
     write=_write,
     model="Ministral3ForCausalLM",
-    defaults=llama.MISTRAL.defaults
+    defaults={**llama.MISTRAL.defaults}
     | {"max_position_embeddings": 262_144, "head_dim": 128, "rms_norm_eps": 1e-5, "sliding_window": None}
     | {"rope_theta": 1_000_000.0, "rope_parameters": None},
 )

@@ -21,6 +21,9 @@ PATIENCE, LEAST_ROUNDS = 60.0, 3
 LIMIT_MEMORY = 700_000_000
 """About the bytes that a process needs to measure a limit."""
 
+THREADS_OF_A_COMPILER = 4
+"""About the threads that XLA and PyTorch's compiler keep busy."""
+
 SHARE_OF_MEMORY = 0.8
 """The share of the free memory that is filled with processes."""
 
@@ -139,17 +142,15 @@ def run_rounds(
     """Start the candidates, then run them in turns.
 
     On a CPU they get ready one after the other, and the seconds that each needs are its own. On a GPU, where compilers
-    take far longer than all the rounds, they get ready side by side.
+    take far longer than all the rounds, some get ready side by side.
     """
+    at_once = 1 if place.device == "cpu" else max(1, place.threads // THREADS_OF_A_COMPILER)
     results = [Result(candidate, workload) for candidate in candidates]
     processes: list[Process] = []
     try:
-        if place.device != "cpu":
-            processes += [Process(result.candidate, place) for result in results]
         for number, result in enumerate(results):
             step(f"{workload.name}: {result.candidate.name} gets ready")
-            if place.device == "cpu":
-                processes.append(Process(result.candidate, place))
+            processes += [Process(each.candidate, place) for each in results[len(processes) : number + at_once]]
             _get_ready(processes[number], result)
             told(result)
         for turn, order in enumerate(shuffled(len(results), rounds)):

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,18 +47,33 @@ def write_pages(into: Path) -> None:
 
 
 def generated_pages() -> dict[str, str]:
-    """Return the pages that are made from sources and runs, by name."""
+    """Return the pages that are made from sources and runs, by name; their parts are made side by side."""
+    parts: list[Callable[[], dict[str, str]]] = [_causes, _gallery, _columns, _normal, notebooks.notebooks]
+    parts += [partial(_document, name) for name in documents.DOCUMENTS] + [reference.pages]
+    found: dict[str, str] = {}
+    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as processes:
+        for pages in [processes.submit(part) for part in parts]:
+            found |= pages.result()
+    return found
+
+
+def _columns() -> dict[str, str]:
+    return column_pages(Columns(watched(), agreements()))
+
+
+def _gallery() -> dict[str, str]:
     diagnoses, reports = gallery.gallery()
-    filled = {
-        "normal.md": _filled("normal.md", noise.PLACE, kept("normal", _own("noise"), noise.tables)),
-        "gallery.md": _filled("gallery.md", gallery.PLACE, diagnoses),
-    }
-    for name in documents.DOCUMENTS:
-        page = f"documents/{name}.md"
-        shown = kept(f"document-{name}", _own("documents", "reference/cells"), partial(documents.section, name))
-        filled[page] = _filled(page, documents.PLACE, shown)
-    columns = column_pages(Columns(watched(), agreements()))
-    return columns | _causes() | reports | filled | notebooks.notebooks() | reference.pages()
+    return {"gallery.md": _filled("gallery.md", gallery.PLACE, diagnoses), **reports}
+
+
+def _normal() -> dict[str, str]:
+    return {"normal.md": _filled("normal.md", noise.PLACE, kept("normal", _own("noise"), noise.tables))}
+
+
+def _document(name: str) -> dict[str, str]:
+    page = f"documents/{name}.md"
+    shown = kept(f"document-{name}", _own("documents", "reference/cells"), partial(documents.section, name))
+    return {page: _filled(page, documents.PLACE, shown)}
 
 
 def _filled(page: str, place: str, text: str) -> str:
@@ -65,7 +84,7 @@ def _filled(page: str, place: str, text: str) -> str:
 def _causes() -> dict[str, str]:
     """Return the pages of causes that a run shows, with the run."""
     pages, found = written_pages(), {}
-    sections: dict[str, str] = json.loads(kept("causes", _own("causes", "figures"), _sections))
+    sections: dict[str, str] = json.loads(kept("causes", _own("causes", "errors", "figures"), _sections))
     for name, shown in sections.items():
         page = f"causes/{name}.md"
         text, _, last = site_text(f"docs/{page}", pages).rpartition("[All faults]")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from html import escape
 
-import numpy as np
-from docs.site.figures import heat_map
+from docs.site.errors import PRECISION, Run, by_head, by_length, by_position, by_tap
 
 from transparity_conformance.diagnosis.fault import Hypothesis
 from transparity_conformance.diagnosis.faults import hypotheses, whole_model
@@ -17,44 +16,18 @@ from transparity_conformance.diagnosis.walk import Impossible, walk
 from transparity_conformance.oracle.cases import CASES
 from transparity_conformance.oracle.probes import Probe, probes_of
 
-PRECISION = "float32"
-
 PROBES = ("mixed", "longest", "tiny", "hot", "one")
 """Inputs and weights on which a fault is tried."""
 
 TRIED = 8
 """Ways to make a fault that are tried until one shows."""
 
+LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
+"""Lengths to which the longest rows are cut, as far as they go."""
+
 DRAWN = """A run of the reference, as a small {case}, with the fault in it: {fault} (at {where}). Each bar is the
 largest error at a tap beside the tap's largest element, with the errors before it; the line across it is the most that
 rounding in {precision} explains."""
-
-LEAST, MOST = -8, 2
-"""Powers of ten between which relative errors are drawn."""
-
-
-@dataclass(frozen=True)
-class Run:
-    """The reference with a fault, beside the reference."""
-
-    probe: Probe
-    hypothesis: Hypothesis
-    wrong: Mapping[str, np.ndarray]
-
-    def error(self, tap: str) -> float:
-        """The largest difference at a tap; infinite where the fault makes NaN."""
-        right, wrong = self.probe.oracle.expected[tap], self.wrong[tap]
-        if right.shape != wrong.shape:
-            return math.inf
-        return float(np.abs(np.where(np.isfinite(wrong), wrong, np.inf) - right).max(initial=0.0))
-
-    def scale(self, tap: str) -> float:
-        """The largest element of the right value at a tap."""
-        return float(np.abs(self.probe.oracle.expected[tap]).max(initial=0.0)) or 1.0
-
-    def share(self, tap: str) -> float:
-        """The error in budgets of float32."""
-        return self.error(tap) / self.probe.oracle.budget(tap, PRECISION)
 
 
 def shown_probes() -> dict[str, dict[str, Probe]]:
@@ -108,6 +81,28 @@ def _run(probe: Probe, hypothesis: Hypothesis) -> Iterator[Run]:
         yield run
 
 
+def at_each_length(shown: list[Run]) -> list[Run]:
+    """Return runs of a fault on the first tokens of the longest rows that it was tried on; none where a model reads no
+    tokens."""
+    longest = max((run.probe for run in shown), key=lambda probe: max(_lengths(probe), default=0))
+    case, fault = longest.case, shown[0].hypothesis
+    lengths = [length for length in LENGTHS if length < max(_lengths(longest), default=0)]
+    probes = [*(_cut(case, longest.name, length) for length in lengths), longest]
+    return [run for probe in probes for run in _run(probe, fault)]
+
+
+def _lengths(probe: Probe) -> list[int]:
+    return [] if probe.config.reads_pixels else [value.shape[1] for value in probe.inputs.values()]
+
+
+@functools.cache
+def _cut(case: str, name: str, length: int) -> Probe:
+    """Return a probe with its first tokens alone; the oracle of each serves all faults."""
+    probe = probes_of(CASES[case], case)[name]
+    inputs = {name: value[:, :length] for name, value in probe.inputs.items()}
+    return dataclasses.replace(probe, inputs=inputs, name=f"{name}, {length} long")
+
+
 def section(shown: list[Run]) -> str:
     """Return what a fault does, as Markdown with HTML: its error by tap, at the result, and on other inputs."""
     run = shown[0]
@@ -117,6 +112,11 @@ def section(shown: list[Run]) -> str:
     parts = ["## What it does to a small model", told, f'<div class="plot">{by_tap(run)}</div>']
     if positions := by_position(run):
         parts += ["The error of the result by row (down) and position (across); the darker, the larger:", positions]
+    if found := by_head(run):
+        tap, heads = found
+        parts += [f"The error at `{tap}` by head (down) and position (across):", heads]
+    if len(lengths := at_each_length(shown)) > 1:
+        parts += ["The error of the result by length:", f'<div class="plot">{by_length(lengths)}</div>']
     rows = [f"| {each.probe.purpose} | {_counted(each.share('logits'))} |" for each in shown]
     parts.append("\n".join(["| inputs | error of the result, in budgets |", "|---|--:|", *rows]))
     return "\n\n".join(parts) + "\n"
@@ -126,47 +126,3 @@ def _counted(share: float) -> str:
     if not math.isfinite(share):
         return "not finite"
     return f"{share:,.0f}" if share > 1 else f"{share:.2f}: it does not show"
-
-
-def by_tap(run: Run) -> str:
-    """Return a bar for each tap as SVG, on a logarithmic scale."""
-    taps = [tap for tap in run.probe.oracle.expected if tap in run.wrong]
-    height, width, left = 120, 9, 34
-    parts = []
-    for power in range(LEAST, MOST + 1, 2):
-        y = _height(10.0**power, height)
-        parts.append(
-            f'<path class="grid" d="M{left} {y:.0f}h{width * len(taps)}"/><text y="{y + 3:.0f}">1e{power}</text>'
-        )
-    for index, tap in enumerate(taps):
-        x, scale = left + index * width, run.scale(tap)
-        error, budget = run.error(tap) / scale, run.probe.oracle.budget(tap, PRECISION) / scale
-        top, mark = _height(error, height), _height(budget, height)
-        kind = "over" if error > budget else "within"
-        text = f"{tap}: error {error:.0e}, budget {budget:.0e}"
-        parts.append(
-            f'<g><title>{escape(text)}</title><rect class="{kind}" x="{x}" y="{top:.0f}" width="{width - 2}" '
-            f'height="{height - top:.0f}"/><path class="budget" d="M{x} {mark:.0f}h{width - 2}"/></g>'
-        )
-    wrong = [tap for tap in taps if run.share(tap) > 1]
-    label = f"Error by tap: {len(wrong)} of {len(taps)} are over budget, the first is {wrong[0] if wrong else 'none'}"
-    box = f'viewBox="0 -8 {left + width * len(taps)} {height + 12}"'
-    size = f'style="width:{(left + width * len(taps)) / 12:.0f}em"'
-    drawn = f'<svg class="bars" role="img" aria-label="{escape(label)}" {box} {size}>{"".join(parts)}</svg>'
-    return f"{drawn}<p>{escape(label)}.</p>"
-
-
-def _height(value: float, height: int) -> float:
-    """Return the place of a number on the scale, from the top."""
-    power = MOST if math.isinf(value) else math.log10(value) if value > 0 else LEAST
-    return height * (MOST - min(max(power, LEAST), MOST)) / (MOST - LEAST)
-
-
-def by_position(run: Run) -> str:
-    """Return the error of the result by row and position; nothing if the result has no positions."""
-    right, wrong = run.probe.oracle.expected["logits"], run.wrong["logits"]
-    if right.ndim < 3 or right.shape != wrong.shape:
-        return ""
-    error = np.nan_to_num(np.abs(wrong - right).max(axis=-1), nan=np.inf, posinf=np.inf)
-    finite = error[np.isfinite(error)].max(initial=0.0)
-    return heat_map(np.where(np.isfinite(error), error, finite), "Error of the result by row and position")

@@ -51,6 +51,7 @@ def test_the_line_of_a_wrong_step_is_where_its_fault_is_written(says: str) -> No
     assert found.source is not None and LINES[says] in found.source["code"]
 
 
+@pytest.mark.long
 def test_a_port_in_a_process_of_its_own_has_the_line_too(tmp_path: Path) -> None:
     (tmp_path / "port.py").write_text(STEPS_LOUDLY)
     with isolated(f"{tmp_path}/port.py:build") as build:

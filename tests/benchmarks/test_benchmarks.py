@@ -141,6 +141,7 @@ def test_the_report_records_the_environment(session: Session) -> None:
     assert said["threads"]["cores"] >= 1
 
 
+@pytest.mark.long
 def test_benchmarks_are_off_under_xdist(tmp_path: Path) -> None:
     pytest.importorskip("xdist")
     ended = pytest_in(tmp_path, "--benchmark", "-k", "walkthrough-1x10", "-n", "1", "-rs", "-p", "no:cacheprovider")
@@ -183,6 +184,7 @@ def test_tokens_a_second_count_the_output_alone() -> None:
     assert found["source_tokens"] == 8 * 64
 
 
+@pytest.mark.long
 def test_one_device_can_be_chosen(tmp_path: Path) -> None:
     collected = pytest_in(tmp_path, "--benchmark", "--device", "cpu", "--collect-only", "-q", "-p", "no:cacheprovider")
     assert "numpy-eager-float32-cpu-walkthrough-1x10" in collected.stdout

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from transparity_conformance.oracle import calibrate
-from transparity_conformance.oracle.budgets import RULES
-from transparity_conformance.oracle.oracle import Oracle
+from transparity_conformance.oracle.budgets import NEIGHBOURS_OF_HOT, RULES
+from transparity_conformance.oracle.cases import CASES
+from transparity_conformance.oracle.oracle import Oracle, forward_oracle
+from transparity_conformance.oracle.probes import mixed_inputs, probe_parameters
 
 
 @pytest.fixture(scope="module")
@@ -48,3 +50,12 @@ def test_noise_that_is_no_number_is_an_infinite_budget() -> None:
         tap("x", value * np.nan if value.dtype == np.float32 else value)  # type: ignore[operator]
 
     assert Oracle(run, {"x": np.ones(3)}).budget("x", "float32") == np.inf
+
+
+@pytest.mark.parametrize("case", sorted(name for name, config in CASES.items() if not config.reads_pixels))
+def test_a_model_with_permuted_features_is_the_same_model(case: str) -> None:
+    config = CASES[case]
+    parameters, inputs = probe_parameters(config), mixed_inputs(config)
+    oracle = forward_oracle(config, parameters, inputs, neighbours=NEIGHBOURS_OF_HOT)
+    found = calibrate.samples(config, parameters, inputs, oracle, "float64")
+    assert max(sample.ratio(RULES["float64"].floor) for sample in found) < RULES["float64"].factor

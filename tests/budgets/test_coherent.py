@@ -45,7 +45,7 @@ def test_a_right_port_is_not_alarmed(preset: str, dtype: str) -> None:
     assert report.verdict == "agrees", report.notes
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("preset", "wrong"),
     [("translation", a_tenth_of_the_head_bias_missing), ("notes-lm", scores_five_per_cent_too_large)],

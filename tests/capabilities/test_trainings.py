@@ -64,7 +64,7 @@ CONFIG = dataclasses.replace(preset("notes-lm"), qkv_bias=True)
 rounding alone is divided by itself."""
 
 
-@pytest.mark.sampled(20)
+@pytest.mark.long
 @pytest.mark.parametrize("how", OPTIMIZER_FAULTS, ids=lambda how: how.says)
 def test_a_wrong_optimizer_is_named(how: SimulatedFault) -> None:
     found = compare_training(with_mistake(how), CONFIG, "float32")

@@ -237,6 +237,7 @@ def test_the_worst_of_several_presets_counts(verdicts: list[Any], code: int, mon
     assert invoke("check", REFERENCE, *arguments).exit_code == code
 
 
+@pytest.mark.long
 def test_an_error_on_one_preset_does_not_hide_the_others(ports: Path, tmp_path: Path) -> None:
     answers = tmp_path / "answers.json"
     port = f"{ports}:falls_on_notes"

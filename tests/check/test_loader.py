@@ -160,6 +160,7 @@ def test_a_checkpoint_is_given_to_a_loader_with_its_weights_and_with_others(tmp_
     assert result.stderr.startswith("build(config, parameters) raised RuntimeError: not asked for")
 
 
+@pytest.mark.long
 def test_the_command_audits_a_loader_unless_it_is_told_not_to(tmp_path: Path) -> None:
     text = FILE.read_text(encoding="utf-8")
     (tmp_path / "port.py").write_text(text.replace('cfg["hidden_act"] != "silu" or ', ""), encoding="utf-8")

@@ -50,7 +50,8 @@ WITHOUT_TWIN = {
         "arithmetic.functional",
         "fast.threads",
     },  # the frameworks' functions that NumPy lacks; one batch over several threads
-    "pytorch": {"state.parameters", *SHARDED},  # names and orientations of the framework
+    # names and orientations of the framework; kernels recorded for a GPU
+    "pytorch": {"state.parameters", "fast.graphs", *SHARDED},
     "flax": {"state.parameters", "fast.sharding", *SHARDED},  # the same; one batch over several devices
 }
 

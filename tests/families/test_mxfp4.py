@@ -112,7 +112,7 @@ def test_a_loader_that_unpacks_wrongly_is_found_and_named(tmp_path: Path) -> Non
     [
         ({"quantization_config": None}, {}, "has no tensor 'layers.0.mlp.experts"),
         ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, {}, "quantization_config is "),
-        ({}, {"_scales": lambda x: x[..., :1]}, "have the shapes"),
+        ({}, {"_scales": lambda x: x[..., :1]}, "expected .experts, out, in"),
         ({}, {"_blocks": lambda x: x.float()}, "has the dtype F32; expected U8"),
         ({}, {"_blocks": lambda x: x[:, :8], "_scales": lambda x: x[:, :8]}, "which gives decoder.layers.0.feed_for"),
     ],

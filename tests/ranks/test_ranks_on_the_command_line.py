@@ -74,6 +74,7 @@ def test_an_artefact_has_no_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert (code, "--ranks is for a PORT that makes a model" in said) == (2, True)
 
 
+@pytest.mark.long
 def test_a_loader_is_given_folders_on_every_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     port = f"{Path(__file__).with_name('sharded_llama.py')}:load"

@@ -38,7 +38,7 @@ def test_a_right_placement_agrees(two_ranks: IsolatedBuild, port: str, config: s
     assert sentence(report).startswith("Ranks: 1 and 2 of the same code agree. Only rounding differs;")
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.long
 @pytest.mark.parametrize(
     "case",
     [

@@ -85,6 +85,7 @@ def test_a_folder_that_differs_from_its_checkpoint_diverges_by_its_cause(
     assert {found.mistake for fault in report.faults for found in fault.causes} == {cause}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("weights", [b"", b"\x10\0\0\0\0\0\0\0no json at all..", b"\xff" * 64])
 def test_corrupt_weights_are_one_sentence(weights: bytes, hub: Hub, check: Check, tmp_path: Path) -> None:
     folder = tmp_path / "made"

@@ -193,6 +193,7 @@ def build(config, parameters):
 """
 
 
+@pytest.mark.long
 def test_what_build_returns_may_be_a_module(tmp_path: Path) -> None:
     port, config = tmp_path / "port.py", tmp_path / "config.json"
     port.write_text(PORT.format(mistake=""))

@@ -7,7 +7,8 @@ import re
 
 import numpy as np
 import pytest
-from docs.site.causes import PRECISION, Run, by_position, by_tap, runs, section
+from docs.site.causes import at_each_length, runs, section
+from docs.site.errors import PRECISION, Run, by_head, by_length, by_position, by_tap
 from docs.site.pages import ROOT
 
 from transparity_conformance.diagnosis.fault import Hypothesis
@@ -60,6 +61,24 @@ def test_the_heat_map_is_darkest_where_the_result_is_most_wrong(shown: dict[str,
     darkest = re.search(r'class="h8" d="([^"]*)"', by_position(run))
     assert darkest
     assert f"M{column} {row}h1" in darkest[1]
+
+
+def test_a_missing_causal_mask_shows_from_length_2_on(shown: dict[str, list[Run]]) -> None:
+    by_its_length = at_each_length(shown["causal-missing"])
+    assert [run.share("logits") > 1 for run in by_its_length] == [False, *[True] * (len(by_its_length) - 1)]
+    drawn = by_length(by_its_length)
+    assert drawn.count('class="within"') == 1
+    assert "over budget at 2, 3" in drawn
+
+
+def test_the_map_of_heads_is_darkest_where_a_head_is_most_wrong(shown: dict[str, list[Run]]) -> None:
+    run = next(run for runs_ in shown.values() for run in runs_ if by_head(run))
+    tap, drawn = by_head(run) or ("", "")
+    error = np.abs(run.wrong[tap] - run.probe.oracle.expected[tap]).max(axis=(0, 3))
+    head, position = np.unravel_index(error.argmax(), error.shape)
+    darkest = re.search(r'class="h8" d="([^"]*)"', drawn)
+    assert darkest
+    assert f"M{position} {head}h1" in darkest[1]
 
 
 def test_a_result_that_is_not_finite_is_told(shown: dict[str, list[Run]]) -> None:

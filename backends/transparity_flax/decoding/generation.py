@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,9 @@ from transparity.config import TransformerConfig
 from transparity.sampling import Sampling
 from transparity_flax.arithmetic.precision import upcast
 from transparity_flax.decoding.steps import cache_for, next_logits
-from transparity_flax.fast.fast_linear import SplitModel
+from transparity_flax.fast.fast_linear import ModelStructure, SplitModel
+from transparity_flax.state.cache import Cache
+from transparity_flax.state.parameters import State
 
 
 def greedy_tokens(logits: Float[Array, "batch vocab"]) -> Int[Array, " batch"]:
@@ -57,24 +60,28 @@ def allocate(
     return jnp.where(jnp.arange(length + more) < lengths[:, None], tokens, config.filling_id), lengths
 
 
-@functools.partial(jax.jit, static_argnums=(0, 6))
+class Written(NamedTuple):
+    """The tokens so far, how many of each row are valid, and which rows have ended."""
+
+    tokens: Int[Array, "batch total_length"]
+    lengths: Int[Array, " batch"]
+    ended: Bool[Array, " batch"]
+
+
+@functools.partial(jax.jit, static_argnums=(0, 4))
 def append_token(
     config: TransformerConfig,
     logits: Float[Array, "batch vocab"],
-    tokens: Int[Array, "batch total_length"],
-    lengths: Int[Array, " batch"],
-    ended: Bool[Array, " batch"],
+    written: Written,
     uniforms: Float[Array, " batch"] | None,
     sampling: Sampling,
-) -> tuple[Int[Array, "batch total_length"], Int[Array, " batch"], Bool[Array, " batch"]]:
-    """Append the next token of each row, greedily or sampled by `uniforms`; rows that had ended get `filling_id`.
-
-    Returns the tokens, their lengths, and which rows have ended.
-    """
+) -> Written:
+    """Append the next token of each row, greedily or sampled by `uniforms`; rows that had ended get `filling_id`."""
+    tokens, lengths, ended = written
     token = greedy_tokens(logits) if uniforms is None else sampled_tokens(filter_logits(logits, sampling), uniforms)
     token = jnp.where(ended, config.filling_id, token)
     ended = ended | (token == config.ending_id)
-    return tokens.at[jnp.arange(len(tokens)), lengths].set(token), lengths + 1, ended
+    return Written(tokens.at[jnp.arange(len(tokens)), lengths].set(token), lengths + 1, ended)
 
 
 def generate(
@@ -98,17 +105,50 @@ def generate(
         uniforms: Numbers in [0, 1), one per new token; None: greedy.
         sampling: Temperature, top-k and top-p.
     """
-    config, _, _ = split
-    tokens, lengths = allocate(config, prompt, lengths, max_new_tokens)
-    longest = prompt.shape[1]
-    cache, new = cache_for(split, tokens, longest, source), longest
-    ended = jnp.zeros(len(prompt), bool)
-    for i in range(max_new_tokens):
-        cache = cache if longest <= config.max_length else None
-        logits = next_logits(split, tokens, lengths, cache, source, new)
-        drawn = None if uniforms is None else uniforms[:, i]
-        tokens, lengths, ended = append_token(config, logits, tokens, lengths, ended, drawn, sampling or Sampling())
-        longest, new = longest + 1, 1
-        if config.eos_id is not None and ended.all():
-            break
-    return tokens[:, :longest]
+    config, sampling = split[0], sampling or Sampling()
+    written = Written(*allocate(config, prompt, lengths, max_new_tokens), jnp.zeros(len(prompt), bool))
+    longest, last = prompt.shape[1], prompt.shape[1] + max_new_tokens
+    if last > longest and (cache := cache_for(split, written.tokens, longest, source)) is not None:
+        logits = next_logits(split, written.tokens, written.lengths, cache, source, new=longest)
+        written = append_token(config, logits, written, None if uniforms is None else uniforms[:, 0], sampling)
+        longest += 1
+        steps = min(last, config.max_length + 1) - longest
+        written, done = _continued(*split, written, cache, steps, uniforms, sampling)
+        longest += int(done)
+    while longest < last and not (config.eos_id is not None and written.ended.all()):
+        logits = next_logits(split, written.tokens, written.lengths, None, source, new=longest)
+        drawn = None if uniforms is None else uniforms[:, longest - prompt.shape[1]]
+        written, longest = append_token(config, logits, written, drawn, sampling), longest + 1
+    return written.tokens[:, :longest]
+
+
+Carried = tuple[Written, Cache, Int[Array, ""]]
+"""What a step of the loop below takes and gives: the tokens, the cache, and the number of steps done."""
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 7))
+def _continued(
+    config: TransformerConfig,
+    structure: ModelStructure,
+    state: State,
+    written: Written,
+    cache: Cache,
+    steps: Int[Array, ""],
+    uniforms: Float[Array, "batch new_tokens"] | None,
+    sampling: Sampling,
+) -> tuple[Written, Int[Array, ""]]:
+    """Take up to `steps` more steps with the cache, all in one program: a call for each token would cost more than the
+    token does on a GPU. Returns the tokens, and how many steps it took until all rows had ended."""
+
+    def goes_on(carried: Carried) -> Bool[Array, ""]:
+        written, _, done = carried
+        return done < steps if config.eos_id is None else (done < steps) & ~written.ended.all()
+
+    def go_on(carried: Carried) -> Carried:
+        written, cache, done = carried
+        logits = next_logits((config, structure, state), written.tokens, written.lengths, cache, None, new=1)
+        drawn = None if uniforms is None else uniforms[:, done + 1]
+        return append_token(config, logits, written, drawn, sampling), cache, done + 1
+
+    written, _, done = jax.lax.while_loop(goes_on, go_on, (written, cache, jnp.zeros((), int)))
+    return written, done

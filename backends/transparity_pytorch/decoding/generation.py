@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -11,6 +14,7 @@ from transparity.config import TransformerConfig
 from transparity.sampling import Sampling
 from transparity_pytorch.arithmetic.precision import upcast
 from transparity_pytorch.decoding.steps import Step, cache_for, next_logits, step
+from transparity_pytorch.fast.graphs import recorded
 from transparity_pytorch.transformer import Transformer
 
 
@@ -49,30 +53,34 @@ def allocate(
 ) -> tuple[Int[Tensor, "batch total_length"], Int[Tensor, " batch"]]:
     """Right-pad the prompt by `more` tokens; return it with the length of each row."""
     batch, length = prompt.shape
-    lengths = torch.full((batch,), length, device=prompt.device) if lengths is None else lengths
+    lengths = torch.full((batch,), length, device=prompt.device) if lengths is None else lengths.long().clone()
     tokens = F.pad(prompt, (0, more))
     nothing = torch.arange(length + more, device=prompt.device) >= lengths[:, None]
     return tokens.masked_fill(nothing, config.filling_id), lengths
 
 
+class Written(NamedTuple):
+    """The tokens so far, how many of each row are valid, and which rows have ended; updated in place."""
+
+    tokens: Int[Tensor, "batch total_length"]
+    lengths: Int[Tensor, " batch"]
+    ended: Bool[Tensor, " batch"]
+
+
 def append_token(
     config: TransformerConfig,
     logits: Float[Tensor, "batch vocab"],
-    tokens: Int[Tensor, "batch total_length"],
-    lengths: Int[Tensor, " batch"],
-    ended: Bool[Tensor, " batch"],
+    written: Written,
     uniforms: Float[Tensor, " batch"] | None,
     sampling: Sampling,
-) -> tuple[Int[Tensor, "batch total_length"], Int[Tensor, " batch"], Bool[Tensor, " batch"]]:
-    """Append the next token of each row, greedily or sampled by `uniforms`; rows that had ended get `filling_id`.
-
-    Returns the tokens, their lengths, and which rows have ended.
-    """
+) -> None:
+    """Append the next token of each row, greedily or sampled by `uniforms`; rows that had ended get `filling_id`."""
+    tokens, lengths, ended = written
     token = greedy_tokens(logits) if uniforms is None else sampled_tokens(filter_logits(logits, sampling), uniforms)
     token = token.masked_fill(ended, config.filling_id)
-    ended = ended | (token == config.ending_id)
     tokens[torch.arange(len(tokens), device=tokens.device), lengths] = token
-    return tokens, lengths + 1, ended
+    lengths += 1
+    ended |= token == config.ending_id
 
 
 @torch.no_grad()
@@ -98,17 +106,29 @@ def generate(
         uniforms: Numbers in [0, 1), one per new token; None: greedy.
         sampling: Temperature, top-k and top-p.
     """
-    config = model.config
-    tokens, lengths = allocate(config, prompt, lengths, max_new_tokens)
-    longest = prompt.shape[1]
-    cache, new = cache_for(model, tokens, longest, source), longest
-    ended = torch.zeros(len(prompt), dtype=torch.bool, device=prompt.device)
+    config, sampling = model.config, sampling or Sampling()
+    written = Written(
+        *allocate(config, prompt, lengths, max_new_tokens), prompt.new_zeros(len(prompt), dtype=torch.bool)
+    )
+    begin, longest = written.lengths.clone(), prompt.shape[1]
+    cache = cache_for(model, written.tokens, longest, source)
+
+    def add(new: int = 1) -> None:
+        logits = next_logits(model, written.tokens, written.lengths, cache, source, new, step)
+        drawn = None if uniforms is None else uniforms.take_along_dim((written.lengths - begin)[:, None], dim=1)[:, 0]
+        append_token(config, logits, written, drawn, sampling)
+
+    once_more: Callable[[], None] = add
     for i in range(max_new_tokens):
-        cache = cache if longest <= config.max_length else None
-        logits = next_logits(model, tokens, lengths, cache, source, new, step)
-        drawn = None if uniforms is None else uniforms[:, i]
-        tokens, lengths, ended = append_token(config, logits, tokens, lengths, ended, drawn, sampling or Sampling())
-        longest, new = longest + 1, 1
-        if config.eos_id is not None and ended.all():
+        if longest > config.max_length:
+            cache, once_more = None, add
+        if i == 0:
+            add(new=longest)
+        else:
+            once_more()
+        if i == 1 and cache is not None and prompt.is_cuda:
+            once_more = recorded(add)
+        longest += 1
+        if config.eos_id is not None and written.ended.all():
             break
-    return tokens[:, :longest]
+    return written.tokens[:, :longest]

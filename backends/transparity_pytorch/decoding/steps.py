@@ -67,7 +67,7 @@ def step(
     x = model.decoder(
         tokens, visible, scope, token_embedding=table, positions=positions, memory_mask=memory_mask, cache=layers
     )
-    cache["lengths"] = cache["lengths"] + (tokens.shape[1] if counts is None else counts)
+    cache["lengths"] += tokens.shape[1] if counts is None else counts
     return tap("logits", model.apply_head(x))
 
 

@@ -15,7 +15,7 @@ SAMPLE = (0, 2, 3, 4)
 """Seeds that take a second each."""
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.long
 @pytest.mark.parametrize("seed", SAMPLE)
 def test_a_drawn_configuration_is_found(seed: int) -> None:
     made = outcome(seed)

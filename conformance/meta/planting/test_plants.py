@@ -67,6 +67,7 @@ def test_a_column_planted_without_a_mistake_is_right(column: str) -> None:
         assert not caught("metamorphic.future_tokens_have_no_effect", build)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("column", ["transparity_pytorch", "transparity_flax"])
 def test_ranks_planted_without_a_mistake_are_right(column: str) -> None:

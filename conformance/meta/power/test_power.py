@@ -177,6 +177,7 @@ def test_a_scaled_input_of_batch_norm_is_named() -> None:
     assert is_named(found), str(found)
 
 
+@pytest.mark.long
 def test_a_checker_that_always_agrees_reaches_no_target_but_one() -> None:
     trials = sampled([trial for trial in plain_ports(FEW) if trial.case == "pre-norm"], 5)
     found = scores([Judgement(trial, Report(trial.case, "agrees", None), 0.0) for trial in trials])

@@ -59,6 +59,8 @@ def permuted(config: TransformerConfig, parameters: Arrays, seed: int) -> tuple[
     changed = {}
     for name, value in parameters.items():
         out, into = _axes(config, name)
+        if value.shape[0 if out == "hidden" else -1] != config.feed_forward_dim and "hidden" in (out, into):
+            out, into = ("", into) if out == "hidden" else (out, "")  # a layer of another width
         rows = value[orders[out]] if out else value
         changed[name] = rows[:, orders[into]] if into else rows
     return changed, orders
@@ -76,13 +78,16 @@ def _axes(config: TransformerConfig, name: str) -> tuple[str, str]:
     """The names of a parameter's rows and columns; empty where they are not permuted."""
     weight = name.endswith("weight") and not name.endswith("norm.weight")
     if name.endswith(("query_norm.weight", "key_norm.weight")):
-        return "head_dim", ""
+        whole = "merged" if name.endswith("query_norm.weight") else "merged_keys"
+        return whole if config.query_key_norm_over == "projection" else "head_dim", ""
     if name.endswith("relative_bias.weight"):
         return "", "heads"
     if config.key_value_rank and (found := _latent_axes(config, name)):
         return found
     if name.endswith(".sinks"):
         return "heads", ""
+    if ".router" in name or ".shared_expert" in name:  # whose own features stay where they are
+        return "model" if ".down." in name else "", "model" if weight and ".down." not in name else ""
     for role, merged in (("query", "merged"), ("key", "merged_keys"), ("value", "merged_keys")):
         if f".{role}." in name:
             rows, columns = (merged, "model") if config.projection == "full" else ("head_dim", "head_dim")
@@ -92,7 +97,7 @@ def _axes(config: TransformerConfig, name: str) -> tuple[str, str]:
         ("up.", "hidden", "model"),
         ("gate.", "hidden", "model"),
         ("down.", "model", "hidden"),
-        ("head.", "", "model"),
+        ("head.", "", "" if config.has_pooler else "model"),
         ("pooler.", "", "model"),
         ("head_transform.", "model", "model"),
     ):
@@ -119,6 +124,8 @@ def _latent_axes(config: TransformerConfig, name: str) -> tuple[str, str] | None
 def unpermuted(config: TransformerConfig, name: str, value: np.ndarray, orders: Arrays) -> np.ndarray:
     """A tap of the permuted model with its features where they belong."""
     leaf = name.rpartition(".")[2]
+    if "router" in name or (".shared_expert" in name and leaf != "output"):
+        return value
     if config.key_value_rank and "self_attention." in name and leaf != "output":
         return value
     if leaf == "logits" and (config.has_pooler or config.head in ("logits", "classes")):
@@ -128,6 +135,8 @@ def unpermuted(config: TransformerConfig, name: str, value: np.ndarray, orders: 
     if leaf.startswith(("query", "key", "value")):
         heads = "heads" if leaf.startswith("query") else "key_heads"
         return value[:, np.argsort(orders[heads])][..., np.argsort(orders["head_dim"])]
+    if leaf == "hidden" and value.shape[-1] != config.feed_forward_dim:
+        return value
     order = {"context": "merged", "hidden": "hidden"}.get(leaf, "model")
     return value[..., np.argsort(orders[order])]
 
@@ -180,7 +189,7 @@ def measure(dtype: str, drawn: int, seeds: int, cases: Sequence[str] = tuple(PRE
                 continue
             for seed in range(seeds):
                 parameters = probe_parameters(probe.config, 100 + seed) if seed else probe.parameters
-                oracle = forward_oracle(probe.config, parameters, probe.inputs)
+                oracle = forward_oracle(probe.config, parameters, probe.inputs, neighbours=probe.neighbours)
                 found += samples(probe.config, parameters, probe.inputs, oracle, dtype)
     if drawn:
         found += _measure_drawn(dtype, drawn)

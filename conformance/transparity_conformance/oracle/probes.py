@@ -20,7 +20,7 @@ from transparity.limits.mapped import LARGE
 from transparity.limits.stored import OnDisk
 from transparity.parameters import parameter_shapes
 from transparity.presets import preset
-from transparity_conformance.oracle.budgets import HALF, NEIGHBOURS
+from transparity_conformance.oracle.budgets import HALF, NEIGHBOURS, NEIGHBOURS_OF_HOT
 from transparity_conformance.oracle.memory import check_memory
 from transparity_conformance.oracle.oracle import Arrays, Oracle, Room, forward_oracle
 from transparity_conformance.oracle.texts import text_inputs
@@ -79,7 +79,9 @@ class Probe:
     @property
     def neighbours(self) -> int:
         """The points at which rounding is measured."""
-        return 1 if self.is_large else NEIGHBOURS
+        if self.is_large:
+            return 1
+        return NEIGHBOURS_OF_HOT if self.name == "hot" else NEIGHBOURS
 
 
 def single_row(probe: Probe) -> Probe:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Inexact, Int
@@ -51,29 +52,33 @@ def allocate(
 ) -> tuple[Int[Array, "batch total_length"], Int[Array, " batch"]]:
     """Right-pad the prompt by `more` tokens; return it with the length of each row."""
     batch, length = prompt.shape
-    lengths = np.full(batch, length) if lengths is None else lengths
+    lengths = np.full(batch, length) if lengths is None else lengths.copy()
     tokens = np.pad(prompt, ((0, 0), (0, more)))
     return np.where(np.arange(length + more) < lengths[:, None], tokens, config.filling_id), lengths
+
+
+class Written(NamedTuple):
+    """The tokens so far, how many of each row are valid, and which rows have ended; updated in place."""
+
+    tokens: Int[Array, "batch total_length"]
+    lengths: Int[Array, " batch"]
+    ended: Bool[Array, " batch"]
 
 
 def append_token(
     config: TransformerConfig,
     logits: Float[Array, "batch vocab"],
-    tokens: Int[Array, "batch total_length"],
-    lengths: Int[Array, " batch"],
-    ended: Bool[Array, " batch"],
+    written: Written,
     uniforms: Float[Array, " batch"] | None,
     sampling: Sampling,
-) -> tuple[Int[Array, "batch total_length"], Int[Array, " batch"], Bool[Array, " batch"]]:
-    """Append the next token of each row, greedily or sampled by `uniforms`; rows that had ended get `filling_id`.
-
-    Returns the tokens, their lengths, and which rows have ended.
-    """
+) -> None:
+    """Append the next token of each row, greedily or sampled by `uniforms`; rows that had ended get `filling_id`."""
+    tokens, lengths, ended = written
     token = greedy_tokens(logits) if uniforms is None else sampled_tokens(filter_logits(logits, sampling), uniforms)
     token = np.where(ended, config.filling_id, token)
-    ended = ended | (token == config.ending_id)
     tokens[np.arange(len(tokens)), lengths] = token
-    return tokens, lengths + 1, ended
+    lengths += 1
+    ended |= token == config.ending_id
 
 
 def generate(
@@ -98,16 +103,15 @@ def generate(
         uniforms: Numbers in [0, 1), one per new token; None: greedy.
         sampling: Temperature, top-k and top-p.
     """
-    tokens, lengths = allocate(config, prompt, lengths, max_new_tokens)
-    longest = prompt.shape[1]
-    cache, new = cache_for(config, parameters, tokens, longest, source), longest
-    ended = np.zeros(len(prompt), bool)
+    written = Written(*allocate(config, prompt, lengths, max_new_tokens), np.zeros(len(prompt), bool))
+    longest, sampling = prompt.shape[1], sampling or Sampling()
+    cache, new = cache_for(config, parameters, written.tokens, longest, source), longest
     for i in range(max_new_tokens):
         cache = cache if longest <= config.max_length else None
-        logits = next_logits(config, parameters, tokens, lengths, cache, source, new)
+        logits = next_logits(config, parameters, written.tokens, written.lengths, cache, source, new)
         drawn = None if uniforms is None else uniforms[:, i]
-        tokens, lengths, ended = append_token(config, logits, tokens, lengths, ended, drawn, sampling or Sampling())
+        append_token(config, logits, written, drawn, sampling)
         longest, new = longest + 1, 1
-        if config.eos_id is not None and ended.all():
+        if config.eos_id is not None and written.ended.all():
             break
-    return tokens[:, :longest]
+    return written.tokens[:, :longest]

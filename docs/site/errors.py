@@ -1,0 +1,116 @@
+"""The error of a run of the reference with a fault in it, drawn by tap, position, head and length."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+import numpy as np
+from docs.site.figures import heat_map
+
+from transparity_conformance.diagnosis.fault import Hypothesis
+from transparity_conformance.oracle.probes import Probe
+
+PRECISION = "float32"
+
+LEAST, MOST = -8, 2
+"""Powers of ten between which relative errors are drawn."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """The reference with a fault, beside the reference."""
+
+    probe: Probe
+    hypothesis: Hypothesis
+    wrong: Mapping[str, np.ndarray]
+
+    def error(self, tap: str) -> float:
+        """The largest difference at a tap; infinite where the fault makes NaN."""
+        right, wrong = self.probe.oracle.expected[tap], self.wrong[tap]
+        if right.shape != wrong.shape:
+            return math.inf
+        return float(np.abs(np.where(np.isfinite(wrong), wrong, np.inf) - right).max(initial=0.0))
+
+    def scale(self, tap: str) -> float:
+        """The largest element of the right value at a tap."""
+        return float(np.abs(self.probe.oracle.expected[tap]).max(initial=0.0)) or 1.0
+
+    def share(self, tap: str) -> float:
+        """The error in budgets of float32."""
+        return self.error(tap) / self.probe.oracle.budget(tap, PRECISION)
+
+
+def by_tap(run: Run) -> str:
+    """Return a bar for each tap as SVG, on a logarithmic scale."""
+    taps = [tap for tap in run.probe.oracle.expected if tap in run.wrong]
+    wrong = [tap for tap in taps if run.share(tap) > 1]
+    label = f"Error by tap: {len(wrong)} of {len(taps)} are over budget, the first is {wrong[0] if wrong else 'none'}"
+    return _bars([(tap, run, tap) for tap in taps], label)
+
+
+def by_length(runs: Sequence[Run]) -> str:
+    """Return a bar for each length as SVG, on the same scale: the error of the result."""
+    lengths = [max(value.shape[1] for value in run.probe.inputs.values()) for run in runs]
+    wrong = [str(length) for length, run in zip(lengths, runs, strict=True) if run.share("logits") > 1]
+    label = f"Error by length, of {lengths[0]} to {lengths[-1]} tokens: over budget at {', '.join(wrong) or 'none'}"
+    return _bars([(f"length {length}", run, "logits") for length, run in zip(lengths, runs, strict=True)], label)
+
+
+def _bars(named: Sequence[tuple[str, Run, str]], label: str) -> str:
+    """Return a bar for the error of each run at a tap, by name, beside the tap's largest element."""
+    height, width, left = 120, 9, 34
+    parts = []
+    for power in range(LEAST, MOST + 1, 2):
+        y = _height(10.0**power, height)
+        parts.append(
+            f'<path class="grid" d="M{left} {y:.0f}h{width * len(named)}"/><text y="{y + 3:.0f}">1e{power}</text>'
+        )
+    for index, (name, run, tap) in enumerate(named):
+        x, scale = left + index * width, run.scale(tap)
+        error, budget = run.error(tap) / scale, run.probe.oracle.budget(tap, PRECISION) / scale
+        top, mark = _height(error, height), _height(budget, height)
+        kind = "over" if error > budget else "within"
+        text = f"{name}: error {error:.0e}, budget {budget:.0e}"
+        parts.append(
+            f'<g><title>{escape(text)}</title><rect class="{kind}" x="{x}" y="{top:.0f}" width="{width - 2}" '
+            f'height="{height - top:.0f}"/><path class="budget" d="M{x} {mark:.0f}h{width - 2}"/></g>'
+        )
+    box = f'viewBox="0 -8 {left + width * len(named)} {height + 12}"'
+    size = f'style="width:{(left + width * len(named)) / 12:.0f}em"'
+    drawn = f'<svg class="bars" role="img" aria-label="{escape(label)}" {box} {size}>{"".join(parts)}</svg>'
+    return f"{drawn}<p>{escape(label)}.</p>"
+
+
+def _height(value: float, height: int) -> float:
+    """Return the place of a number on the scale, from the top."""
+    power = MOST if math.isinf(value) else math.log10(value) if value > 0 else LEAST
+    return height * (MOST - min(max(power, LEAST), MOST)) / (MOST - LEAST)
+
+
+def by_position(run: Run) -> str:
+    """Return the error of the result by row and position; nothing if the result has no positions."""
+    right, wrong = run.probe.oracle.expected["logits"], run.wrong["logits"]
+    if right.ndim < 3 or right.shape != wrong.shape:
+        return ""
+    return _map(np.abs(wrong - right).max(axis=-1), "Error of the result by row and position")
+
+
+def by_head(run: Run) -> tuple[str, str] | None:
+    """Return the first tap with heads at which a run is wrong, and its error by head and position as a heat map; None
+    if there is none, or one head."""
+    for tap, right in run.probe.oracle.expected.items():
+        wrong = run.wrong.get(tap)
+        if right.ndim == 4 and right.shape[1] > 1 and wrong is not None and run.share(tap) > 1:
+            if right.shape != wrong.shape:
+                return None
+            return tap, _map(np.abs(wrong - right).max(axis=(0, 3)), f"Error at {tap} by head and position")
+    return None
+
+
+def _map(error: np.ndarray, alternative: str) -> str:
+    """Return errors as a heat map, with those that are not finite as large as the largest."""
+    finite = error[np.isfinite(error)].max(initial=0.0)
+    return heat_map(np.where(np.isfinite(error), error, finite), alternative)

@@ -11,6 +11,7 @@ With the letters of `transparity.axes`, F for `feed_forward_dim`, A for `attenti
 | output                                             | 2·B·T·D·A              |
 | feed-forward: up, down, and a gate if there is one | 2·B·T·D·F each         |
 | experts, each; router                              | as above; 2·B·T·D·E    |
+| patches of an image (P pixels and channels)        | 2·B·T·P·D              |
 | head: logits, or the pooled first position     | 2·B·T·D·V; 2·B·D·D     |
 
 Counted as the model is defined: hidden scores too (a causal mask saves nothing), and each decoder layer projects the
@@ -25,7 +26,8 @@ from transparity.config import TransformerConfig
 
 
 def forward_flops(config: TransformerConfig, batch: int, **lengths: int) -> int:
-    """The FLOPs of one forward pass; `lengths` are those of the inputs by name: `source` and `target`, or `tokens`."""
+    """The FLOPs of one forward pass; `lengths` are those of the inputs by name: `source` and `target`, `tokens`, or
+    `pixels`, the positions of an image (`transparity.taps.lengths_of`)."""
     if set(lengths) != set(config.input_names):
         expected, given = ", ".join(config.input_names), ", ".join(lengths) or "none"
         raise ValueError(f"lengths are given of {given}; expected those of {expected}.")
@@ -40,7 +42,10 @@ def stack_flops(config: TransformerConfig, name: str, **lengths: int) -> int:
     if name == "target":
         layer += attention_flops(config, length, lengths["source"])
     layers = range(config.stack_num_layers(stack))
-    return sum(layer + feed_forward_flops(config.for_layer(stack, index), length) for index in layers)
+    patches = (length - config.class_token) * (name == "pixels")
+    return product_flops(patches, config.patch_dim, config.embed_dim) + sum(
+        layer + feed_forward_flops(config.for_layer(stack, index), length) for index in layers
+    )
 
 
 def attention_flops(config: TransformerConfig, queries: int, keys: int) -> int:

@@ -230,6 +230,7 @@ class SelfAttention(_Heads):
         cache: Cache | None = None,
     ) -> Float[Array, "batch queries embed_dim"]:
         query = project_query(self, x, tap, context.rotary)
+        query = query if context.temperature is None else query * context.temperature
         key, value = project_key_value(self, x, tap, context.rotary)
         if cache is not None:
             key, value = update(cache, key, value, context.positions)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Int
 
-from transparity.config import TargetMask
+from transparity.config import TargetMask, WindowKind
 from transparity_flax.positions import distances
 
 
@@ -41,7 +41,10 @@ def target_mask(
 
 
 def window_mask(
-    positions: Int[Array, "#batch queries"], keys: int, window: int
+    positions: Int[Array, "#batch queries"], keys: int, window: int, kind: WindowKind = "sliding"
 ) -> Bool[Array, "#batch 1 #queries keys"]:
-    """Hide keys `window` or more positions away (Beltagy et al. 2020, §3.1)."""
+    """Hide keys `window` or more positions away (Beltagy et al. 2020, §3.1), or, with `chunks`, those of another piece
+    of so many positions (Llama 4)."""
+    if kind == "chunks":
+        return (jnp.arange(keys) // window == positions[..., None] // window)[:, None]
     return (jnp.abs(distances(positions, keys)) < window)[:, None]

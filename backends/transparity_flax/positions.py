@@ -135,6 +135,18 @@ def _tables(
     return jnp.asarray(np.cos(angles) * factor, dtype), jnp.asarray(np.sin(angles) * factor, dtype)
 
 
+def query_temperature(
+    config: TransformerConfig, positions: Int[Array, "#batch queries"], keys: int, dtype: jnp.dtype
+) -> Float[Array, "#batch 1 queries 1"] | None:
+    """1 + temperature · ln(1 + ⌊(position + first) / length⌋): the factor of each query, computed in float64
+    by NumPy; None if it is 1 everywhere (Llama 4, Ministral 3)."""
+    if not config.query_temperature:
+        return None
+    pieces = (np.arange(keys) + config.query_temperature_first) // config.query_temperature_length
+    factors = jnp.asarray(1 + config.query_temperature * np.log1p(pieces), dtype)
+    return factors[positions][:, None, :, None]
+
+
 def score_bias(
     config: TransformerConfig,
     relative_bias: nnx.Embed | None,

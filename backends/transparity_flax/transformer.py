@@ -14,18 +14,19 @@ from transparity_flax.head import head, pool, pooled_head, transform_for_head
 from transparity_flax.layers import Layer, normalize
 from transparity_flax.masks import padding_mask, target_mask, visible_keys, window_mask
 from transparity_flax.normalization import Norm
-from transparity_flax.positions import rotary_tables, score_bias
+from transparity_flax.positions import query_temperature, rotary_tables, score_bias
 from transparity_flax.state.cache import Cache
 from transparity_flax.state.context import LayerContext
 
 
 def layer_context(config: TransformerConfig, context: LayerContext, dtype: jnp.dtype) -> LayerContext:
-    """The context of a stack as a layer with this `config` sees it: its window in the mask, and its rotary tables."""
+    """The context of a stack as a layer with this `config` sees it: its window in the mask, and its tables."""
     mask, causal = context.mask, context.causal and config.sliding_window is None
     if config.sliding_window is not None:
-        mask = mask & window_mask(context.positions, mask.shape[-1], config.sliding_window)
+        mask = mask & window_mask(context.positions, mask.shape[-1], config.sliding_window, config.window_kind)
     rotary = rotary_tables(config, context.positions, mask.shape[-1], dtype)
-    return context._replace(mask=mask, causal=causal, rotary=rotary)
+    temperature = query_temperature(config, context.positions, mask.shape[-1], dtype)
+    return context._replace(mask=mask, causal=causal, rotary=rotary, temperature=temperature)
 
 
 class Stack(nnx.Module):

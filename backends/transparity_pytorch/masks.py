@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from transparity.config import TargetMask
+from transparity.config import TargetMask, WindowKind
 from transparity_pytorch.positions import distances
 
 
@@ -41,7 +41,10 @@ def target_mask(
 
 
 def window_mask(
-    positions: Int[Tensor, "#batch queries"], keys: int, window: int
+    positions: Int[Tensor, "#batch queries"], keys: int, window: int, kind: WindowKind = "sliding"
 ) -> Bool[Tensor, "#batch 1 #queries keys"]:
-    """Hide keys `window` or more positions away (Beltagy et al. 2020, §3.1)."""
+    """Hide keys `window` or more positions away (Beltagy et al. 2020, §3.1), or, with `chunks`, those of another piece
+    of so many positions (Llama 4)."""
+    if kind == "chunks":
+        return (torch.arange(keys, device=positions.device) // window == positions[..., None] // window)[:, None]
     return (distances(positions, keys).abs() < window)[:, None]

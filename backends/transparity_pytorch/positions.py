@@ -125,6 +125,17 @@ def rotary_tables(
     return (angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype)
 
 
+def query_temperature(
+    config: TransformerConfig, positions: Int[Tensor, "#batch queries"], dtype: torch.dtype
+) -> Float[Tensor, "#batch 1 queries 1"] | None:
+    """1 + temperature · ln(1 + ⌊(position + first) / length⌋): the factor of each query, computed in float64; None
+    if it is 1 everywhere (Llama 4, Ministral 3)."""
+    if not config.query_temperature:
+        return None
+    pieces = (positions + config.query_temperature_first) // config.query_temperature_length
+    return (1 + config.query_temperature * pieces.double().log1p()).to(dtype)[:, None, :, None]
+
+
 def score_bias(
     config: TransformerConfig,
     relative_bias: nn.Embedding | None,

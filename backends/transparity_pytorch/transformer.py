@@ -13,18 +13,19 @@ from transparity_pytorch.head import head, pool, pooled_head, transform_for_head
 from transparity_pytorch.layers import Layer, normalize
 from transparity_pytorch.masks import padding_mask, target_mask, visible_keys, window_mask
 from transparity_pytorch.normalization import Norm
-from transparity_pytorch.positions import rotary_tables, score_bias
+from transparity_pytorch.positions import query_temperature, rotary_tables, score_bias
 from transparity_pytorch.state.cache import Cache
 from transparity_pytorch.state.context import LayerContext
 
 
 def layer_context(config: TransformerConfig, context: LayerContext, dtype: torch.dtype) -> LayerContext:
-    """The context of a stack as a layer with this `config` sees it: its window in the mask, and its rotary tables."""
+    """The context of a stack as a layer with this `config` sees it: its window in the mask, and its tables."""
     mask, causal = context.mask, context.causal and config.sliding_window is None
     if config.sliding_window is not None:
-        mask = mask & window_mask(context.positions, mask.shape[-1], config.sliding_window)
+        mask = mask & window_mask(context.positions, mask.shape[-1], config.sliding_window, config.window_kind)
     rotary = rotary_tables(config, context.positions, dtype)
-    return context._replace(mask=mask, causal=causal, rotary=rotary)
+    temperature = query_temperature(config, context.positions, dtype)
+    return context._replace(mask=mask, causal=causal, rotary=rotary, temperature=temperature)
 
 
 class Stack(nn.Module):

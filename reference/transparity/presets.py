@@ -165,7 +165,18 @@ _DEPARTURES: tuple[tuple[Callable[[TransformerConfig], bool], str], ...] = (
     (lambda c: c.attention_scale == "none", "scores are not divided by √head_dim (§3.2.1)"),
     (lambda c: c.attention_multiplier != 1, "scores are multiplied by {c.attention_multiplier:g}, too (§3.2.1)"),
     (lambda c: c.attention_softcap is not None, "scores are bounded by a softcap of {c.attention_softcap:g}"),
-    (lambda c: c.sliding_window is not None, "positions {c.sliding_window} or more away are masked{but_for}"),
+    (
+        lambda c: c.sliding_window is not None and c.window_kind == "sliding",
+        "positions {c.sliding_window} or more away are masked{but_for}",
+    ),
+    (
+        lambda c: c.sliding_window is not None and c.window_kind == "chunks",
+        "positions of other chunks of {c.sliding_window} are masked{but_for}",
+    ),
+    (
+        lambda c: any(own.query_temperature for own in c.layer_kinds.values()),
+        "queries are multiplied by more the further they are, from {c.query_temperature_length} positions on",
+    ),
     (lambda c: c.norm_position == "pre", "norms come before the sublayers (paper: after the residual, §3.1)"),
     (
         lambda c: c.norm_position == "both",

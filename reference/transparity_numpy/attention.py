@@ -212,6 +212,7 @@ def self_attention(
     """Multi-head attention from `x` to itself (Vaswani et al. 2017, §3.2.2); with a `cache`, to every token in it,
     `x` included."""
     query = project_query(config, parameters, x, tap, context.rotary)
+    query = query if context.temperature is None else query * context.temperature
     key, value = project_key_value(config, parameters, x, tap, context.rotary)
     if cache is not None:
         key, value = update(cache, key, value, context.positions)

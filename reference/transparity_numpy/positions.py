@@ -118,6 +118,17 @@ def rotary_tables(
     return (np.cos(angles) * factor).astype(dtype), (np.sin(angles) * factor).astype(dtype)
 
 
+def query_temperature(
+    config: TransformerConfig, positions: Int[Array, "#batch queries"], dtype: DTypeLike
+) -> Float[Array, "#batch 1 queries 1"] | None:
+    """1 + temperature · ln(1 + ⌊(position + first) / length⌋): the factor of each query, computed in float64; None
+    if it is 1 everywhere (Llama 4, Ministral 3)."""
+    if not config.query_temperature:
+        return None
+    pieces = (positions + config.query_temperature_first) // config.query_temperature_length
+    return (1 + config.query_temperature * np.log1p(pieces)).astype(dtype)[:, None, :, None]
+
+
 def score_bias(
     config: TransformerConfig,
     parameters: Mapping[str, Any],

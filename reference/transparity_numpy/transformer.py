@@ -19,17 +19,19 @@ from transparity_numpy.head import head, pool
 from transparity_numpy.layers import layer, normalize
 from transparity_numpy.masks import padding_mask, target_mask, visible_keys, window_mask
 from transparity_numpy.normalization import norm
-from transparity_numpy.positions import rotary_tables, score_bias
+from transparity_numpy.positions import query_temperature, rotary_tables, score_bias
 from transparity_numpy.state.cache import Cache
 from transparity_numpy.state.context import LayerContext
 
 
 def layer_context(config: TransformerConfig, context: LayerContext, dtype: DTypeLike) -> LayerContext:
-    """The context of a stack as a layer with this `config` sees it: its window in the mask, and its rotary tables."""
+    """The context of a stack as a layer with this `config` sees it: its window in the mask, and its tables."""
     mask = context.mask
     if config.sliding_window is not None:
-        mask = mask & window_mask(context.positions, mask.shape[-1], config.sliding_window)
-    return context._replace(mask=mask, rotary=rotary_tables(config, context.positions, dtype))
+        mask = mask & window_mask(context.positions, mask.shape[-1], config.sliding_window, config.window_kind)
+    rotary = rotary_tables(config, context.positions, dtype)
+    temperature = query_temperature(config, context.positions, dtype)
+    return context._replace(mask=mask, rotary=rotary, temperature=temperature)
 
 
 def stack(

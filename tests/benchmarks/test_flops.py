@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from benchmarks.flops import forward_flops
 from transparity.config import TransformerConfig
 from transparity.parameters import initialize_parameters
 from transparity.presets import PRESETS, preset
-from transparity_conformance.oracle.cases import CASES
+from transparity_conformance.oracle.cases import CASES, IMAGES
+from transparity_conformance.oracle.probes import pixel_inputs
 
 SIZES = {"batch": 5, "source": 7, "target": 4, "tokens": 6}
 LENGTHS = (
@@ -34,7 +36,9 @@ def counted_by_torch(config: TransformerConfig, batch: int, **lengths: int) -> i
     from transparity_pytorch.port import build
 
     forward = build(config, initialize_parameters(config), dtype="float32")
-    inputs = {name: np.ones((batch, length), np.int64) for name, length in lengths.items()}
+    inputs: dict[str, np.ndarray] = {name: np.ones((batch, length), np.int64) for name, length in lengths.items()}
+    if config.reads_pixels:
+        inputs = {"pixels": pixel_inputs(config, batch, 0)}
     inputs |= {name: np.ones_like(inputs[config.input_names[0]]) for name in config.further_inputs}
     with FlopCounterMode(display=False) as counter:
         forward(**inputs)
@@ -60,6 +64,13 @@ def test_stacks_of_different_depths_are_told_apart(name: str) -> None:
 def test_further_parts_are_counted(case: str) -> None:
     lengths = lengths_of(CASES[case], SIZES)
     assert forward_flops(CASES[case], 5, **lengths) == counted_by_torch(CASES[case], 5, **lengths)
+
+
+@pytest.mark.parametrize("head", ["hidden", "pooled"])
+def test_an_encoder_of_images_is_counted(head: Any) -> None:
+    config = dataclasses.replace(IMAGES, head=head)
+    lengths = {"pixels": config.max_length}
+    assert forward_flops(config, 5, **lengths) == counted_by_torch(config, 5, **lengths)
 
 
 def test_a_lone_encoder_is_counted() -> None:

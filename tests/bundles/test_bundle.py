@@ -22,8 +22,9 @@ from transparity.errors import ConfigError, InputError, ParameterError
 from transparity.presets import PRESETS, preset
 from transparity_conformance.checkpoints.files import BundleError
 from transparity_conformance.diagnosis.judge import judge
+from transparity_conformance.oracle.cases import IMAGES
 from transparity_conformance.oracle.probes import probes
-from transparity_conformance.ports.bundle.bundle import Bundle, bundle_probes
+from transparity_conformance.ports.bundle.bundle import Bundle, bundle_probes, judge_bundle
 from transparity_conformance.ports.bundle.manifest import digest, own_digest
 from transparity_conformance.ports.bundle.reading import read_actual, read_bundle
 from transparity_conformance.ports.bundle.writing import export_bundle
@@ -107,6 +108,17 @@ def test_any_other_configuration_has_a_bundle(tmp_path: Path) -> None:
     )
     export_bundle(config, tmp_path)
     assert list(read_bundle(tmp_path).probes) == ["mixed", "one", "longest"]
+
+
+def test_images_come_back_as_they_were_written_and_are_judged(tmp_path: Path) -> None:
+    written = export_bundle(IMAGES, tmp_path)
+    bundle = read_bundle(tmp_path)
+    for name, probe in written.probes.items():
+        np.testing.assert_array_equal(bundle.probes[name].inputs["pixels"], probe.inputs["pixels"])
+    actual = read_actual(tmp_path / "expected.safetensors", bundle)
+    assert judge_bundle(bundle, actual).verdict == "agrees"
+    actual["mixed"]["logits"] = actual["mixed"]["logits"][..., ::-1]
+    assert judge_bundle(bundle, actual).verdict == "diverges"
 
 
 def test_no_probe_of_a_model_for_books_is_as_long_as_a_book(tmp_path: Path) -> None:

@@ -216,7 +216,7 @@ def test_a_window_that_no_call_reaches_is_inconclusive_and_named() -> None:
     config = dataclasses.replace(CASES["qwen"], max_length=9000, sliding_window=6000)
     report = check(logits_only, config=config)
     assert report.verdict == "inconclusive"
-    assert report.coverage.untested == ("sliding_window = 6000",)
+    assert report.coverage.untested == ("sliding_window = 6000", "window_kind = sliding")
     assert "sliding_window = 6000" in as_text([report])
 
 

@@ -70,7 +70,10 @@ def answered(
     forward, inputs, found = build(config(imported.config), given), load_file(bundle / "inputs.safetensors"), Answers()
     for probe in json.loads((bundle / "manifest.json").read_text())["probes"]:
         names = (*imported.config.input_names, *imported.config.further_inputs)
-        taps = forward(**{name: inputs[f"{probe}/{name}"].astype(np.int64) for name in names})
+        read = {name: inputs[f"{probe}/{name}"] for name in names}
+        taps = forward(
+            **{name: value if value.dtype.kind == "f" else value.astype(np.int64) for name, value in read.items()}
+        )
         found |= {f"{probe}/{tap}": as_numbers(value).astype(np.float32) for tap, value in taps.items() if keep(tap)}
     return found
 
@@ -111,6 +114,12 @@ def test_a_right_port_agrees_and_all_that_it_did_not_bring_back_is_listed(writte
     assert listed == set(not_brought(bundle, {key: dict.fromkeys(brought, np.zeros(1)) for key in bundle.probes}))
     everything = {tap for probe in bundle.probes for tap in taps_in(listed, probe)}
     assert everything | brought == {name.partition("/")[2] for name in bundle.shapes}
+
+
+def test_images_are_brought_as_numbers(tmp_path: Path) -> None:
+    written = exported(tmp_path, "vit")
+    answers = answered(written / "bundle", written / "checkpoint", lambda tap: tap == "logits")
+    assert compared(written, answers, tmp_path / "a")["verdict"] == "agrees"
 
 
 def taps_in(lines: set[str], probe: str) -> list[str]:

@@ -277,6 +277,28 @@ CASES = {
         FALCON | {"multi_query": False, "parallel_attn": False, "tie_word_embeddings": False, "bias": True},
         {"branches": "sequential", "num_key_value_heads": 4, "tied_head": False},
     ),
+    "ministral3": Case(
+        "Ministral3ForCausalLM",
+        GROUPED
+        | {
+            "head_dim": 6,
+            "rope_parameters": YARN | {"original_max_position_embeddings": 8, "llama_4_scaling_beta": 0.6},
+        }
+        | SPECIAL,
+        {"query_temperature": 0.6, "query_temperature_length": 8, "sliding_window": None, "rotary_scaling": "yarn"},
+        length=29,
+    ),
+    "ministral3, a window and no scaling": Case(
+        "Ministral3ForCausalLM",
+        SHARED
+        | {
+            "sliding_window": 4,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 50.0}
+            | {"original_max_position_embeddings": 3, "llama_4_scaling_beta": 0.4},
+        },
+        {"query_temperature": 0.4, "query_temperature_length": 3, "sliding_window": 4, "rotary_scaling": "none"},
+        length=17,
+    ),
     "mistral": Case(
         "MistralForCausalLM", SHARED | {"sliding_window": 4}, {"sliding_window": 4, "attention_head_dim": 6}
     ),
@@ -624,6 +646,7 @@ DECODED = (
     "smollm3, windows",
     "phi3",
     "phi3, rotated in part",
+    "ministral3",
 )
 """Cases that are compared with the cache of transformers, too."""
 

@@ -85,6 +85,26 @@ def test_several_departures_are_found_together() -> None:
     assert {name: getattr(made, name) for name in changes} == changes
 
 
+def test_chunks_and_a_bias_beside_other_positions_are_found() -> None:
+    fields: dict[str, Any] = {
+        "sliding_window": 5,
+        "window_kind": "chunks",
+        "relative_bias": True,
+        "positions": "learned",
+    }
+    made = fit(module(dataclasses.replace(GPT, **fields)))
+    assert {name: getattr(made.config, name) for name in fields} == fields
+    assert made.is_confirmed
+
+
+def test_a_factor_of_what_the_head_is_given_is_found() -> None:
+    fields: dict[str, Any] = {"head_multiplier": 0.5, "head_scale": "embed_dim", "tied_head": True, "head_bias": False}
+    for final_norm in (True, False):
+        config = dataclasses.replace(GPT, norm_position="pre", final_norm=final_norm, **fields)
+        made = fit(module(config))
+        assert made.is_confirmed and made.config.final_norm == final_norm
+
+
 @pytest.mark.long
 def test_multipliers_are_found() -> None:
     factors: dict[str, Any] = {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "head_multiplier": 0.25}

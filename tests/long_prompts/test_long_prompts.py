@@ -59,6 +59,7 @@ def as_large_as_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
 
 SEVERAL_BLOCKS: dict[str, TransformerConfig] = {
     "a window": dataclasses.replace(CASES["qwen"], max_length=300, sliding_window=70),
+    "chunks": dataclasses.replace(CASES["llama4"], max_length=300, sliding_window=70, query_temperature_length=90),
     "biases of both stacks": dataclasses.replace(CASES["t5"], max_length=300),
     "linear biases": dataclasses.replace(CASES["llama"], max_length=300, positions="alibi", rotary_scaling="none"),
     "padding, and a mask that weighs": dataclasses.replace(
@@ -114,10 +115,14 @@ def test_a_right_port_agrees_at_every_position_of_a_long_prompt(window: int | No
     assert ("sliding_window" in report.coverage.features) == (window is not None)
 
 
+UNTESTED = ("sliding_window = 300", "window_kind = sliding")
+"""Both show beyond the window alone."""
+
+
 def test_a_window_that_only_a_long_prompt_crosses_is_untested_without_it() -> None:
     config = dataclasses.replace(LLAMA, sliding_window=300)
     report = check(of("build_with")(), config=config, parameters=probe_parameters(config))
-    assert report.verdict == "inconclusive" and report.coverage.untested == ("sliding_window = 300",)
+    assert report.verdict == "inconclusive" and report.coverage.untested == UNTESTED
 
 
 FAR = {

@@ -11,9 +11,9 @@ import pytest
 from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
 from transparity.presets import PRESETS, preset
-from transparity_conformance.oracle.cases import CASES
+from transparity_conformance.oracle.cases import CASES, IMAGES
 
-CONFIGS = {name: preset(name).resized() for name in PRESETS} | CASES
+CONFIGS = {name: preset(name).resized() for name in PRESETS} | CASES | {"vit": IMAGES}
 
 
 @pytest.fixture(params=["pytorch", "flax"])
@@ -45,7 +45,8 @@ def test_every_parameter_is_placed_by_the_table_or_reported(plans: Any, case: st
         for name, shape in shapes.items()
         if len(shape) == 2 and not name.endswith(("n_embedding.weight", "r.weight"))
     }
-    tables = {name for name in shapes if name.endswith(("position_embedding.weight", "token_type_embedding.weight"))}
+    kept = ("position_embedding.weight", "token_type_embedding.weight", "class_embedding.weight", "projection.weight")
+    tables = {name for name in shapes if name.endswith(kept)}
     whole = {name for name in matrices - tables - {"pooler.weight"} if cut_along(plan[name].placement) is None}
     reported = {line.partition(":")[0] for line in plans.report(plan)}
     assert whole <= reported if ranks > 1 else not reported

@@ -19,6 +19,8 @@ class LayerContext(NamedTuple):
     """Positions of the queries in their sequences."""
     rotary: RotaryTables | None = None
     """Cosines and sines for queries and keys of self-attention."""
+    temperature: Float[Tensor, "#batch 1 queries 1"] | None = None
+    """Factor of the queries of self-attention."""
     bias: Float[Tensor, "#batch heads queries keys"] | None = None
     """Added to the scores of self-attention."""
     causal: bool = False

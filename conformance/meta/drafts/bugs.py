@@ -154,6 +154,21 @@ MASKS = (
         lambda config: config.sliding_window is not None,
         FILL,
     ),
+    Bug(("window-kind",), "(self.together if pieces else self.near)", "self.near", _has("window_kind", "chunks"), FILL),
+    Bug(
+        ("window-begin",),
+        "begin = where - where % window",
+        "begin = where - (where + 1) % window",
+        _has("window_kind", "chunks"),
+        FILL,
+    ),
+    Bug(
+        ("query-temperature",),
+        "torch.log(past + 1)",
+        "torch.log(past + 2)",
+        lambda config: any(own.query_temperature for own in config.layer_kinds.values()),
+        SCORES,
+    ),
     Bug(
         ("window-layers",),
         "return self.facts(i).sliding_window",

@@ -54,6 +54,7 @@ SKIPPED |= {
 }
 SKIPPED |= {"num_experts", "experts_per_token", "shared_expert_dim", "shared_expert_gate"}
 SKIPPED |= {name for name in FIELD_TYPES if name.startswith("router_")}
+SKIPPED |= {"window_kind", "query_temperature", "query_temperature_length", "query_temperature_first"}
 SKIPPED |= {"rotary_truncate", "rotary_attention_factor", "rotary_short_factors", "rotary_long_factors"}
 
 SCALINGS = ("none", "linear", "llama3")
@@ -178,7 +179,8 @@ def _is_found(template: TransformerConfig) -> bool:
     positions_differ = any(fields.keys() - {"sliding_window"} for fields in template.layer_overrides.values())
     is_scaled = template.rotary_scaling not in SCALINGS
     is_headed = template.head_transform or template.head == "classes"
-    return not (positions_differ or is_scaled or template.num_experts or is_headed or template.reads_pixels)
+    others = template.num_experts or template.reads_pixels or template.query_temperature
+    return not (positions_differ or is_scaled or is_headed or others)
 
 
 def _sized(template: TransformerConfig, dice: random.Random) -> TransformerConfig | None:

@@ -160,7 +160,8 @@ class Model:
         keep, bias = own
         self.own, window = self.facts(i), self.window(i)
         if window is not None:
-            keep = keep & self.near(where, keep.shape[-1], window)
+            pieces = self.own.window_kind == "chunks"
+            keep = keep & (self.together if pieces else self.near)(where, keep.shape[-1], window)
         given = self.before(f"{at}.self_attention", x)
         y = self.attend(f"{at}.self_attention", given, given, keep, where, bias, past)
         if self.c.branches != "sequential":
@@ -190,6 +191,19 @@ class Model:
 
     def near(self, where: Tensor, keys: int, window: int) -> Tensor:
         return ((torch.arange(keys) - where[..., None]).abs() < window)[:, None]
+
+    def together(self, where: Tensor, keys: int, window: int) -> Tensor:
+        begin = where - where % window
+        inside = torch.arange(keys) - begin[..., None]
+        return ((inside >= 0) & (inside < window))[:, None]
+
+    def sharpened(self, query: Tensor, where: Tensor) -> Tensor:
+        """Queries that grow with their positions."""
+        if self.own.query_temperature == 0:
+            return query
+        past = torch.floor((where + self.c.query_temperature_first).double() / self.c.query_temperature_length)
+        factor = 1 + self.own.query_temperature * torch.log(past + 1)
+        return query * factor.to(query.dtype).view(len(factor), 1, -1, 1)
 
     def bias(self, name: str, where: Tensor, keys: int) -> Any:
         """The bias that distances add to the scores, if any."""
@@ -309,6 +323,7 @@ class Model:
         given = self.low(at, "query", x) if self.c.query_rank else x
         query = self.tap(f"{at}.query", self.split(f"{at}.query", given, self.c.num_heads))
         query = self.placed(at, "query", query, where)
+        query = query if where is None else self.sharpened(query, where)
         if past is not None and where is None:
             key, value = past[at]
         else:

@@ -647,6 +647,8 @@ def _faults() -> Iterator[FamilyFault]:
     yield from _sink_faults()
     yield from _latent_faults()
     yield from _window_faults()
+    yield from _chunk_faults()
+    yield from _temperature_faults()
     yield from _distance_faults()
     yield from _norm_faults()
     yield from _feed_forward_faults()
@@ -807,6 +809,68 @@ def _window_faults() -> Iterator[FamilyFault]:
     yield FamilyFault(
         ("window-layers", "window-missing"), "exchanged", WEIGHTS, alternates, _as_next_kind("sliding_window")
     )
+
+
+def _chunk_faults() -> Iterator[FamilyFault]:
+    windowed = _has("sliding_window")
+    for kind, other in (("sliding", "chunks"), ("chunks", "sliding")):
+        acts = _both(windowed, _is(window_kind=kind))
+        yield FamilyFault(("window-kind",), other, WEIGHTS, acts, _to_kind_of_window(other))
+    chunks = _both(windowed, _is(window_kind="chunks"))
+    for name, begin in (("early", 1), ("late", -1)):
+        moved = _pieces(begin)
+        yield FamilyFault(("window-begin",), name, WEIGHTS, chunks, exchanged={"transformer.window_mask": moved})
+
+
+def _to_kind_of_window(kind: str) -> Callable[[Config], dict[str, Any]]:
+    def fields(config: Config) -> dict[str, Any]:
+        kept = {name: {**own, "window_kind": kind} for name, own in config.layer_overrides.items()}
+        return {"window_kind": kind, "layer_overrides": kept}
+
+    return fields
+
+
+def _pieces(begin: int) -> Wrong:
+    def together(at: Any, keys: int, size: int, kind: str) -> Any:
+        assert kind == "chunks"
+        return (np.floor((np.arange(keys) + begin) / size) == np.floor((at[..., None] + begin) / size))[:, None]
+
+    return functools.partial(_always, together)
+
+
+def _temperature_faults() -> Iterator[FamilyFault]:
+    """Llama 4: log(floor((position + 1) / 8192) + 1) · 0.1 + 1, on layers without positions."""
+    tempered, differs = _has("query_temperature"), _differ("query_temperature")
+    missing = _to(query_temperature=0.0)
+    yield FamilyFault(("query-temperature", "query-temperature-layers"), "missing", SCORES, tempered, missing)
+    other = lambda config: {"query_temperature_first": 1 - config.query_temperature_first}  # noqa: E731
+    yield FamilyFault(("query-temperature",), "the other first", SCORES, tempered, other)
+    for name, change in (
+        ("continuous", lambda beta, at, size: 1 + beta * np.log(at / size + 1)),
+        ("one more", lambda beta, at, size: 1 + beta * np.log(at // size + 2)),
+        ("squared", lambda beta, at, size: (1 + beta * np.log(at // size + 1)) ** 2),
+    ):
+        exchanged = {"transformer.query_temperature": _temperature(change)}
+        yield FamilyFault(("query-temperature",), name, SCORES, tempered, exchanged=exchanged)
+    yield FamilyFault(("query-temperature-layers",), "exchanged", SCORES, differs, _as_next_kind("query_temperature"))
+    yield FamilyFault(("query-temperature-layers",), "all", SCORES, differs, _as_warmest)
+
+
+def _as_warmest(config: Config) -> dict[str, Any]:
+    """Every layer with the temperature that some have."""
+    most = max(own.query_temperature for own in config.layer_kinds.values())
+    kept = {name: {**own, "query_temperature": most} for name, own in config.layer_overrides.items()}
+    return {"query_temperature": most, "layer_overrides": kept}
+
+
+def _temperature(change: Callable[[float, Any, int], Any]) -> Wrong:
+    def wrong(own: Config, at: Any, dtype: Any) -> Any:
+        if own.query_temperature == 0:
+            return None
+        at = (at + own.query_temperature_first)[:, None, :, None]
+        return change(own.query_temperature, at, own.query_temperature_length).astype(dtype)
+
+    return functools.partial(_always, wrong)
 
 
 def _distance_faults() -> Iterator[FamilyFault]:

@@ -54,6 +54,11 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "marian": _BART
     | {"activation_function": "swish", "scale_embedding": True}
     | {"pad_token_id": 36, "eos_token_id": 0, "decoder_start_token_id": 36},
+    "ministral3": _LLAMA
+    | {
+        "rope_parameters": {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "llama_4_scaling_beta": 0.7}
+        | {"original_max_position_embeddings": 8}
+    },
     "mistral": _LLAMA | {"sliding_window": 5},
     "mixtral": _LLAMA | {"sliding_window": 5, "num_local_experts": 5},
     "modernbert": _BERT

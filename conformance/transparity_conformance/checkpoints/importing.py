@@ -49,6 +49,7 @@ FILES = {
     "granite": "llama_variants",
     "llama": "llama",
     "marian": "bart",
+    "ministral3": "decoders.ministral3",
     "mistral": "llama",
     "mixtral": "experts.mixtral",
     "modernbert": "encoders.modernbert",

@@ -143,6 +143,19 @@ CASES: dict[str, TransformerConfig] = {
         tied_head=True,
         final_softcap=3.0,
     ),
+    "llama4": dataclasses.replace(  # positions in chunks alone, temperature elsewhere alone
+        _LLAMA,
+        sliding_window=4,
+        window_kind="chunks",
+        query_temperature=0.7,
+        query_temperature_length=3,
+        query_temperature_first=1,
+        layer_types=("chunked_attention", "full_attention"),
+        layer_overrides={
+            "chunked_attention": {"query_temperature": 0.0},
+            "full_attention": {"sliding_window": None, "positions": "none"},
+        },
+    ),
     "mixtral": dataclasses.replace(_LLAMA, num_experts=5, sliding_window=4),
     "qwen-moe": dataclasses.replace(
         _LLAMA,

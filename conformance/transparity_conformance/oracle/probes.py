@@ -366,5 +366,5 @@ def sees_something(config: TransformerConfig, inputs: Arrays) -> np.ndarray:
     seen = target_mask(positions, visible, config.decoder_mask)
     for own in config.layer_kinds.values():
         if own.sliding_window is not None:
-            seen = seen & window_mask(positions, tokens.shape[1], own.sliding_window)
+            seen = seen & window_mask(positions, tokens.shape[1], own.sliding_window, own.window_kind)
     return np.broadcast_to(np.any(seen, axis=(1, 3)), tokens.shape)

@@ -130,7 +130,9 @@ def kinds(draw: st.DrawFn, given: dict[str, Any]) -> dict[str, Any]:
     tried |= {"rotary_factor": (2.0,)}
     tried |= {"positions": ("none",)} if given["positions"] == "rotary" else {}
     tried |= {"attention_norm": (False,)} if given.get("attention_norm") else {}
-    tried |= {"sliding_window": (None, 2)} if given["sliding_window"] is not None else {}
+    tried |= {"query_temperature": (0.0, 0.4)}
+    if given["sliding_window"] is not None:
+        tried |= {"sliding_window": (None, 2), "window_kind": ("sliding", "chunks")}
     chosen = draw(st.lists(st.sampled_from(sorted(tried)), min_size=1, unique=True))
     overrides = {name: draw(st.sampled_from(tried[name])) for name in chosen}
     types = draw(st.sampled_from((("one", "other"), ("other", "one", "one"))))

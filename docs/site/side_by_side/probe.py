@@ -65,7 +65,21 @@ def models() -> dict[str, TransformerConfig]:
         CASES["marian"], **SMALL, **_vocabulary(CASES["marian"]), padding="token", rope_layout="interleaved"
     )
     found = {"translation": translation}
-    others = ("gemma", "t5", "bloom", "bert", "opt", "llama", "qwen", "gpt-neox", "olmo2", "deepseek", "yarn", "phi3")
+    others = (
+        "gemma",
+        "t5",
+        "bloom",
+        "bert",
+        "opt",
+        "llama",
+        "qwen",
+        "gpt-neox",
+        "olmo2",
+        "deepseek",
+        "yarn",
+        "phi3",
+        "llama4",
+    )
     for name in others:
         sizes = SMALL | ({"attention_head_dim": 4, "num_key_value_heads": 1} if CASES[name].gated else {})
         sizes |= {"attention_head_dim": None, "num_key_value_heads": None} if name == "t5" else {}

@@ -25,6 +25,7 @@ from transparity.config.transformer_config import (
     RotaryScaling,
     TargetMask,
     TransformerConfig,
+    WindowKind,
 )
 
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "RotaryScaling",
     "TargetMask",
     "TransformerConfig",
+    "WindowKind",
     "full_attention_every",
     "repeating",
 ]

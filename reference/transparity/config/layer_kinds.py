@@ -12,6 +12,8 @@ from transparity.text import VALUE, safe
 
 PER_LAYER = (
     "sliding_window",
+    "window_kind",
+    "query_temperature",
     "positions",
     "rope_theta",
     "rotary_scaling",

@@ -51,7 +51,19 @@ def probe_sizes(config: Any) -> dict[str, Any]:
     if config.positions == "relative":  # beside others, MPNet's code has the sizes that it was published with
         sizes |= {"relative_buckets": 8, "relative_max_distance": 9}
     sizes |= {"rotary_original_length": ORIGINAL[config.rotary_scaling]} if config.rotary_scaling in ORIGINAL else {}
-    return sizes
+    return sizes | _temperature_sizes(config)
+
+
+def _temperature_sizes(config: Any) -> dict[str, Any]:
+    """A length in the middle of those that are tried; with scaled positions from the same length on, for both."""
+    if not any(own.query_temperature for own in (config, *config.layer_kinds.values())):
+        return {}
+    is_one = config.query_temperature_length == config.rotary_original_length and config.rotary_scaling in ORIGINAL
+    return (
+        dict.fromkeys(("query_temperature_length", "rotary_original_length"), 8)
+        if is_one
+        else {"query_temperature_length": 3}
+    )
 
 
 def _router_sizes(config: Any) -> dict[str, Any]:

@@ -34,6 +34,7 @@ QueryKeyNormOver = Literal["head", "projection"]
 Projection = Literal["full", "shared-per-head"]
 AttentionScale = Literal["head_dim", "embed_dim", "none"]
 MaskOrder = Literal["before-scale", "after-scale"]
+WindowKind = Literal["sliding", "chunks"]
 TargetMask = Literal["causal", "causal-and-padding"]
 Padding = Literal["token", "attention-mask"]
 Positions = Literal["learned", "sinusoidal", "rotary", "relative", "alibi", "none"]
@@ -204,6 +205,16 @@ class TransformerConfig:
     (gpt-oss)."""
     sliding_window: int | None = whole(None, None, 1, 2, 3)
     """A position attends only to positions less than this far away (Beltagy et al. 2020); None: to all."""
+    window_kind: WindowKind = "sliding"
+    """`sliding`: the window is around each position. `chunks`: the sequence is cut into pieces of `sliding_window`
+    positions from its begin on, and a position attends only to those of its own piece (Llama 4)."""
+    query_temperature: float = number(0.0, NOT_NEGATIVE, 0.0, 0.7)
+    """Queries of self-attention are multiplied by 1 + query_temperature · ln(1 + ⌊(position + query_temperature_first)
+    / query_temperature_length⌋): far positions attend more sharply (Llama 4, Ministral 3). 0: they are not."""
+    query_temperature_length: int = whole(8192, 8192, 2, 3)
+    """Positions that have the same temperature, one after the other."""
+    query_temperature_first: int = whole(0, 0, 1, least=0)
+    """The number of the first position there: 0 (Ministral 3) or 1 (Llama 4)."""
     mask_value: float = number(-math.inf, NOT_POSITIVE, -math.inf, -1e20, -1e9, -100.0, -3.0, -1e-20, 0.0)
     """Replacement of a masked score. −inf means the lowest number of the dtype: the same weights, and a row that is
     masked entirely weighs all its keys alike, as with every other value, instead of being NaN."""
@@ -223,8 +234,8 @@ class TransformerConfig:
     layers are alike."""
     layer_overrides: Mapping[str, Mapping[str, Any]] = Overrides({})
     """The fields in which layers of a kind differ from the rest of the configuration, by kind: the `sliding_window`,
-    `positions` (`none` where the others are `rotary`), `rope_theta`, the fields that scale rotary positions,
-    `num_experts`, `feed_forward_dim` and `attention_norm`."""
+    `window_kind`, `query_temperature`, `positions` (`none` where the others are `rotary`), `rope_theta`, the fields
+    that scale rotary positions, `num_experts`, `feed_forward_dim` and `attention_norm`."""
 
     # Positions
 

@@ -27,6 +27,7 @@ from transparity_conformance.diagnosis.faults import (
     rotary,
     sharding,
     sinks,
+    temperature,
 )
 from transparity_conformance.diagnosis.faults.scopes import groups
 
@@ -40,6 +41,7 @@ SUBJECTS = (
     rotary,
     position_bias,
     attention,
+    temperature,
     masks,
     sinks,
     normalization,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -29,6 +30,7 @@ from transparity_numpy.attention import (
     merge_heads,
     repeat_heads,
 )
+from transparity_numpy.positions import query_temperature
 
 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
@@ -133,6 +135,7 @@ def _scored(settings: Settings, state: WalkState, site: str) -> Value:
     query, key = normalized_and_rotated(state, scope, "query"), normalized_and_rotated(state, scope, "key")
     if settings.get("rotated"):
         query, key = rotated({}, config, query), rotated({}, config, key)
+    query = _sharpened(settings, config, site, query)
     key = _shared(settings, key, config)
     scale = settings["scale"](config) if "scale" in settings else config.score_scale
     cap, bias = settings.get("cap", config.attention_softcap), bias_at(state, site)
@@ -142,6 +145,17 @@ def _scored(settings: Settings, state: WalkState, site: str) -> Value:
         raise KeyError("softcap")
     scores = settings["capping"](query @ key.swapaxes(-2, -1), scale, cap)
     return scores if bias is None else scores + bias
+
+
+def _sharpened(settings: Settings, config: TransformerConfig, site: str, query: Value) -> Value:
+    """The query with its temperature by position, or with another `temperature`."""
+    if split(site)[1] != "self_attention":
+        return query
+    positions, own = np.arange(query.shape[2])[np.newaxis], own_config(config, site)
+    right = functools.partial(query_temperature, own, dtype=query.dtype)
+    factor = settings.get("temperature", lambda own, config, positions, right: right(positions=positions))
+    found = factor(own, config, positions, right)
+    return query if found is None else (query * found).astype(query.dtype)
 
 
 def _shared(settings: Settings, x: Value, config: TransformerConfig) -> Value:

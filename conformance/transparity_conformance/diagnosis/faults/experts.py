@@ -151,12 +151,19 @@ def _weighted(settings: Settings, state: WalkState, site: str, value: Value) -> 
 
 def _exchanged_halves(x: Value) -> Value:
     """Input features that meet the weights of their neighbours."""
-    return x.reshape(*x.shape[:-1], -1, 2)[..., ::-1].reshape(x.shape)
+    return _in_blocks(x, 2)[..., ::-1].reshape(x.shape)
 
 
 def _split_halves(x: Value) -> Value:
     """Input features that meet weights of which those in the lower halves of bytes are first in a block of 32."""
-    return x.reshape(*x.shape[:-1], -1, 2, 16).swapaxes(-1, -2).reshape(x.shape)
+    return _in_blocks(x, 32).reshape(*x.shape[:-1], -1, 2, 16).swapaxes(-1, -2).reshape(x.shape)
+
+
+def _in_blocks(x: Value, size: int) -> Value:
+    """Features in blocks; raises `KeyError` if they are no multiple, as hidden features may be."""
+    if x.shape[-1] % size:
+        raise KeyError(size)
+    return x.reshape(*x.shape[:-1], -1, size)
 
 
 PACKINGS: dict[str, tuple[Callable[[Value], Value], str]] = {
@@ -168,9 +175,8 @@ PACKINGS: dict[str, tuple[Callable[[Value], Value], str]] = {
 """Mistakes in reading weights of four bits, as what they make of the features that meet the weights."""
 
 
-def _is_packed(name: str, width: int) -> bool:
-    """Return whether rows of the `width` can be read so."""
-    return width % {"high first": 2, "split": 32}.get(name, 1) == 0
+BLOCKS = {"high first": 2, "split": 32, "scale twice": 1, "scale half": 1}
+"""The features of which each needs a multiple."""
 
 
 def _of_experts(config: TransformerConfig) -> Iterator[Fault]:
@@ -185,7 +191,7 @@ def _of_experts(config: TransformerConfig) -> Iterator[Fault]:
             description = f"the weights of the experts {says}"
             yield Fault("expert-order", name, description, formula=activated, settings={"order": source})
     for name, (unpacked, says) in PACKINGS.items():
-        if all(_is_packed(name, width) for width in (config.embed_dim, config.feed_forward_dim)):
+        if config.embed_dim % BLOCKS[name] == 0:
             yield Fault("expert-packing", name, f"{says} (MXFP4)", formula=activated, settings={"unpacked": unpacked})
     if config.shared_expert_dim:
         yield Fault(

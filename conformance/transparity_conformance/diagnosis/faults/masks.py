@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from transparity.config import MaskOrder, TransformerConfig
+from transparity.config import MaskOrder, TransformerConfig, WindowKind
 from transparity_conformance.diagnosis.fault import Fault, Patch, Settings, WalkState
 from transparity_conformance.diagnosis.faults.sites import (
     Value,
@@ -41,19 +41,22 @@ class MaskParts:
         self.query_padding = padding_at(state, f"{site.split('.')[0]}.embedding").swapaxes(-1, -2)
         self.past = np.tril(np.ones((self.length, self.length) if causal else (1, 1), bool))[None, None]
         self.masks_padding = not causal or state.config.decoder_mask == "causal-and-padding"
-        self.layer_window = own_config(state.config, site).sliding_window
+        own = own_config(state.config, site)
+        self.layer_window, self.window_kind = own.sliding_window, own.window_kind
         self.window = self.layer_window if split(site)[1] == "self_attention" else None
         self.square = np.ones_like(self.past)
 
     def seen(self, settings: Settings) -> Mask:
-        """The mask, in which `settings` may change `past`, `padding` and `window`, each by a function of these parts,
-        whether it `masks_padding`, and whether all is `inverted`."""
+        """The mask, in which `settings` may change `past`, `padding`, `window` and `window_kind`, each by a function of
+        these parts, where the first of the chunks begins, whether it `masks_padding`, and whether all is `inverted`."""
         mask = settings.get("past", lambda parts: parts.past)(self)
         if settings.get("masks_padding", self.masks_padding):
             mask = mask & settings.get("padding", lambda parts: parts.padding)(self)
         window = settings.get("window", lambda parts: parts.window)(self)
         if window is not None:
-            mask = mask & window_mask(np.arange(self.length)[None], self.length, window)
+            kind, begin = settings.get("window_kind", lambda parts: parts.window_kind)(self), settings.get("begin", 0)
+            within = window_mask(np.arange(self.length + begin)[None], self.length + begin, window, kind)
+            mask = mask & within[..., begin:, begin:]
         return ~mask if settings.get("inverted") else mask
 
 
@@ -230,39 +233,75 @@ def _other_order(config: TransformerConfig) -> MaskOrder:
 
 
 def _window_faults(config: TransformerConfig, site: str, *, causal: bool) -> Iterator[Fault]:
-    window = own_config(config, site).sliding_window
-    if window is not None:
-        for more in (1, -1):
-            description = f"a position sees the last {window + more} positions, itself included, instead of {window}"
-            yield _masked("window-size", f"{more:+d}", description, window + more, window=partial(_larger_by, more))
-        description = "the sliding window is missing: the whole past is visible"
-        yield _masked("window-missing", "missing", description, window=lambda m: None)
-        if not causal:
-            description = "half of the window is on each side"
-            yield _masked("window-size", "half", description, window=lambda m: m.layer_window // 2 + 1)
-    windows = {kind: own.sliding_window for kind, own in config.layer_kinds.items()}
-    if len(set(windows.values())) > 1:
+    own = own_config(config, site)
+    if own.sliding_window is not None:
+        faults = _chunk_faults if own.window_kind == "chunks" else _sliding_faults
+        yield from faults(own.sliding_window, causal=causal)
+    kinds = config.layer_kinds
+    if len({_window(each) for each in kinds.values()}) > 1:
         description = "layers with and without a window are exchanged"
-        yield _masked("window-layers", "exchanged", description, window=_of_the_next_kind)
-    for kind, other in windows.items():
-        if other not in (window, None):
+        yield _windowed("window-layers", "exchanged", description, _of_the_next_kind)
+    for kind, other in kinds.items():
+        if other.sliding_window is not None and _window(other) != _window(own):
             description = f"this layer has the window of the layers of {kind}"
-            yield _masked("window-layers", kind, description, window=partial(_of_kind, kind))
+            yield _windowed("window-layers", kind, description, partial(_of_kind, kind))
+
+
+def _sliding_faults(window: int, *, causal: bool) -> Iterator[Fault]:
+    for more in (1, -1):
+        description = f"a position sees the last {window + more} positions, itself included, instead of {window}"
+        yield _masked("window-size", f"{more:+d}", description, window + more, window=partial(_larger_by, more))
+    description = "the sliding window is missing: the whole past is visible"
+    yield _masked("window-missing", "missing", description, window=lambda m: None)
+    if not causal:
+        description = "half of the window is on each side"
+        yield _masked("window-size", "half", description, window=lambda m: m.layer_window // 2 + 1)
+    description = f"a position sees those of its own chunk of {window} alone, not the last {window}"
+    yield _masked("window-kind", "chunks", description, window_kind=lambda m: "chunks")
+
+
+def _chunk_faults(window: int, *, causal: bool) -> Iterator[Fault]:
+    for more in (1, -1):
+        description = f"chunks have {window + more} positions instead of {window}"
+        yield _masked("window-size", f"{more:+d}", description, window + more, window=partial(_larger_by, more))
+    description = "the chunks are missing: the whole past is visible"
+    yield _masked("window-missing", "missing", description, window=lambda m: None)
+    description = f"a position sees the last {window} positions, not those of its own chunk alone"
+    yield _masked("window-kind", "sliding", description, window_kind=lambda m: "sliding")
+    for name, begin in {"early": 1, "late": window - 1}.items() if window > 1 else ():
+        if name == "early" or window > 2:
+            description = f"chunks begin a position too {name}"
+            yield _masked("window-begin", name, description, begin=begin)
+
+
+def _windowed(identity: str, variant: str, description: str, of: Callable[[MaskParts], Window]) -> Fault:
+    """A fault of a layer that has another layer's window."""
+    settings: dict[str, Any] = {"window": lambda m: of(m)[0], "window_kind": lambda m: of(m)[1]}
+    return _masked(identity, variant, description, **settings)
+
+
+Window = tuple[int | None, WindowKind]
+"""The size and the kind of a window; without one, the kind is `sliding`."""
+
+
+def _window(own: TransformerConfig) -> Window:
+    return own.sliding_window, "sliding" if own.sliding_window is None else own.window_kind
 
 
 def _larger_by(more: int, m: MaskParts) -> int:
     return int(m.layer_window or 0) + more
 
 
-def _of_kind(kind: str, m: MaskParts) -> int | None:
-    return m.config.layer_kinds[kind].sliding_window
+def _of_kind(kind: str, m: MaskParts) -> Window:
+    return _window(m.config.layer_kinds[kind])
 
 
-def _of_the_next_kind(m: MaskParts) -> int | None:
+def _of_the_next_kind(m: MaskParts) -> Window:
     """The window of the kind that follows the layer's own in `layer_types`, with another window."""
     types, layer = m.config.layer_types, layer_of(m.site)
+    own = _window(own_config(m.config, m.site))
     others = (_of_kind(types[(layer + step) % len(types)], m) for step in range(len(types)))
-    return next(window for window in others if window != m.layer_window)
+    return next(window for window in others if window != own)
 
 
 def _hidden_row(name: str, description: str, patch: Patch) -> Fault:

@@ -58,10 +58,8 @@ def _target_mask(positions: np.ndarray, visible: np.ndarray, kind: Any) -> Rows:
     )
 
 
-def _window_mask(positions: np.ndarray, keys: int, window: int) -> Rows:
-    return Rows(
-        keys, lambda queries, keys: window_mask(positions[:, queries] - keys.start, keys.stop - keys.start, window)
-    )
+def _window_mask(positions: np.ndarray, keys: int, window: int, kind: Any) -> Rows:
+    return Rows(keys, lambda queries, keys: window_mask(positions[:, queries], keys.stop, window, kind)[..., keys])
 
 
 def _score_bias(

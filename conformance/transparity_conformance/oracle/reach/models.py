@@ -254,7 +254,13 @@ def narrow(config: TransformerConfig, longest: int) -> TransformerConfig:
     Angles depend on the features of a head, so rotary heads keep theirs.
     """
     sizes: dict[str, Any] = {"max_length": longest, "sliding_window": config.sliding_window}
-    for name in ("rotary_original_length", "relative_buckets", "relative_max_distance", "layer_overrides"):
+    for name in (
+        "rotary_original_length",
+        "query_temperature_length",
+        "relative_buckets",
+        "relative_max_distance",
+        "layer_overrides",
+    ):
         sizes[name] = getattr(config, name)
     for name in ("num_encoder_layers", "num_decoder_layers"):
         sizes[name] = min(max(PROBE_SIZES[name], len(config.layer_kinds)), getattr(config, name))

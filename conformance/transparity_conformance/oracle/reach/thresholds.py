@@ -31,6 +31,8 @@ def thresholds(config: TransformerConfig) -> dict[str, int]:
         of_kind = f" of {kind}" if config.layer_types else ""
         if own.sliding_window is not None:
             found[f"sliding_window{of_kind}"] = own.sliding_window
+        if own.query_temperature:
+            found[f"query_temperature_length{of_kind}"] = own.query_temperature_length
         if own.positions == "rotary" and own.rotary_scaling != "none":
             found[f"rotary_original_length{of_kind}"] = own.rotary_original_length
     if config.has_relative_bias:

@@ -15,7 +15,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.errors import shown
 from transparity.presets import preset
-from transparity.taps import tap_shapes
+from transparity.taps import lengths_of, tap_shapes
 from transparity_conformance.capabilities.capability import ForwardPass
 from transparity_conformance.checkpoints.files import BundleError
 from transparity_conformance.diagnosis.judge import Located, Progress, judge, untold
@@ -44,6 +44,7 @@ SIZES = (
     "num_decoder_layers",
     "feed_forward_dim",
     "sliding_window",
+    "query_temperature_length",
     "layer_types",
     "layer_overrides",
     "rotary_dim",
@@ -93,9 +94,8 @@ class Bundle:
 
 def bundle_probes(name: str, config: TransformerConfig) -> dict[str, Probe]:
     """The probes of `config` that share its ordinary parameters."""
-    if config.reads_pixels:
-        raise BundleError("A bundle has token ids, and this model reads pixels; check it by `transparity check`.")
-    if min(config.stack_vocab_size(config.input_stack(read)) for read in config.input_names) < SMALLEST_VOCABULARY:
+    vocabularies = [config.stack_vocab_size(config.input_stack(read)) for read in config.token_inputs]
+    if min(vocabularies, default=SMALLEST_VOCABULARY) < SMALLEST_VOCABULARY:
         raise BundleError(f"A bundle needs vocabularies of at least {SMALLEST_VOCABULARY} tokens, for rows to differ.")
     made = probes_of(config, name)
     ordinary = made["mixed"].parameters
@@ -147,8 +147,8 @@ def judge_bundle(
 
 
 def _tap_shapes(config: TransformerConfig, inputs: Mapping[str, np.ndarray]) -> dict[str, tuple[int, ...]]:
-    lengths = {name: inputs[name].shape[1] for name in config.input_names}
-    return tap_shapes(config, len(inputs[config.input_names[0]]), **lengths)
+    read = {name: inputs[name] for name in config.input_names}
+    return tap_shapes(config, len(read[config.input_names[0]]), **lengths_of(config, read))
 
 
 def check_name(name: str, config: TransformerConfig) -> None:

@@ -100,7 +100,7 @@ def promised_shapes(
     inputs, taps = promised_inputs(path, config, listed), dict[str, tuple[int, ...]]()
     for probe, said in listed.items():
         shapes = said["inputs"]
-        lengths = {name: shapes[name][1] for name in config.input_names}
+        lengths = {name: config.max_length if name == "pixels" else shapes[name][1] for name in config.input_names}
         expected = tap_shapes(config, shapes[config.input_names[0]][0], **lengths)
         _check_taps(path, probe, said["taps"], expected)
         taps |= {f"{probe}/{tap}": shape for tap, shape in expected.items()}
@@ -112,8 +112,13 @@ def promised_inputs(path: Path, config: TransformerConfig, listed: Mapping[str, 
     inputs: dict[str, tuple[int, ...]] = {}
     for probe, said in listed.items():
         shapes = said["inputs"]
-        if set(shapes) != {*config.input_names, *config.further_inputs} or not all(map(_is_shape, shapes.values())):
+        axes = 4 if config.reads_pixels else 2
+        names = {*config.input_names, *config.further_inputs}
+        if set(shapes) != names or not all(_is_shape(shape, axes) for shape in shapes.values()):
             raise BundleError(f"{path} is not right: the inputs of {probe} are {shown(shapes)}.")
+        if config.reads_pixels:
+            inputs[f"{probe}/pixels"] = _promised_pixels(path, config, probe, shapes["pixels"])
+            continue
         if len({batch for batch, _ in shapes.values()}) > 1:
             raise BundleError(f"{path} is not right: the inputs of {probe} have different numbers of rows.")
         lengths = {name: shapes[name][1] for name in config.input_names}
@@ -125,8 +130,16 @@ def promised_inputs(path: Path, config: TransformerConfig, listed: Mapping[str, 
     return inputs
 
 
-def _is_shape(shape: Any) -> bool:
-    return isinstance(shape, list) and len(shape) == 2 and all(type(size) is int and size > 0 for size in shape)
+def _promised_pixels(path: Path, config: TransformerConfig, probe: str, shape: list[int]) -> tuple[int, ...]:
+    """The shape of images, held to the size that the configuration has."""
+    right = [config.image_channels, config.image_size, config.image_size]
+    if shape[1:] != right:
+        raise BundleError(f"{path} is not right: the images of {probe} are {shown(shape)}; expected (batch, *{right}).")
+    return tuple(shape)
+
+
+def _is_shape(shape: Any, axes: int) -> bool:
+    return isinstance(shape, list) and len(shape) == axes and all(type(size) is int and size > 0 for size in shape)
 
 
 def _check_taps(path: Path, probe: str, said: Any, expected: Mapping[str, tuple[int, ...]]) -> None:

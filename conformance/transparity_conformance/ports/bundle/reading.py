@@ -101,9 +101,10 @@ def _read_arrays(
 ) -> list[dict[str, np.ndarray]]:
     """The parameters, inputs and expected taps: every header first, then the digests of all `names`, then the data."""
     inputs, taps = promised_shapes(folder / "manifest.json", config, manifest["probes"])
+    kind = "F32" if config.reads_pixels else "I32"
     entries = {
         "parameters.safetensors": read_entries(folder / "parameters.safetensors", parameter_shapes(config), ["F32"]),
-        "inputs.safetensors": read_entries(folder / "inputs.safetensors", inputs, ["I32"]),
+        "inputs.safetensors": read_entries(folder / "inputs.safetensors", inputs, [kind]),
         "expected.safetensors": read_entries(folder / "expected.safetensors", taps, ["F64"]),
     }
     check_digests(folder, manifest, names)

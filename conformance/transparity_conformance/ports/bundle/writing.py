@@ -64,7 +64,7 @@ def _write(bundle: Bundle, folder: Path) -> None:
     (folder / "config.json").write_text(bundle.config.to_json(), encoding="utf-8")
     _save(folder / "parameters.safetensors", parameters, np.float32)
     inputs = {f"{name}/{read}": value for name, probe in probes for read, value in probe.inputs.items()}
-    _save(folder / "inputs.safetensors", inputs, np.int32)
+    _save_mixed(folder / "inputs.safetensors", inputs)
     expected = {f"{name}/{tap}": value for name, probe in probes for tap, value in probe.oracle.expected.items()}
     _save(folder / "expected.safetensors", expected, np.float64)
     for row in CAPABILITIES.values():

@@ -62,7 +62,7 @@ def _probes(folder: Path, manifest: Fields, config: TransformerConfig, parameter
             masks[f"{key}/{MASK}"] = f"{key}/{first}"
     shapes = promised_inputs(folder / MANIFEST, config, own)
     shapes |= {mask: shapes[tokens] for mask, tokens in masks.items()}
-    inputs = read_tensors(folder / "inputs.safetensors", shapes, ["I32"])
+    inputs = read_tensors(folder / "inputs.safetensors", shapes, ["F32" if config.reads_pixels else "I32"])
     probes = {}
     for key, said in manifest["probes"].items():
         tokens = check_inputs(config, {name: inputs[f"{key}/{name}"] for name in read})

@@ -123,7 +123,7 @@ def _empty(folder: Path) -> Path:
 def _write(folder: Path, bundle: Bundle, checkpoint: dict[str, Any]) -> None:
     (folder / "config.json").write_text(bundle.config.to_json(), encoding="utf-8")
     inputs = {
-        f"{name}/{read}": np.ascontiguousarray(value, np.int32)
+        f"{name}/{read}": np.ascontiguousarray(value, np.float32 if value.dtype.kind == "f" else np.int32)
         for name, probe in bundle.probes.items()
         for read, value in with_mask(probe.inputs, bundle.config).items()
     }

@@ -12,7 +12,13 @@ from transparity_conformance.ports.fitting.parts import Parts
 from transparity_conformance.ports.fitting.structure import before, softmaxes
 from transparity_conformance.ports.fitting.subject import Heard, Subject
 from transparity_conformance.ports.fitting.values.embedding import position_rows
-from transparity_conformance.ports.fitting.values.masks import layers_with, mask_fields, padding_tokens, window_of
+from transparity_conformance.ports.fitting.values.masks import (
+    in_chunks,
+    layers_with,
+    mask_fields,
+    padding_tokens,
+    window_of,
+)
 from transparity_conformance.ports.fitting.values.numbers import is_same
 from transparity_conformance.ports.fitting.values.scores import Scores, scores_of
 
@@ -59,6 +65,9 @@ def _read_windows(found: Found, parts: Parts, plain: dict[str, Scores]) -> None:
         own = [each.masked for name, each in plain.items() if name.startswith(stack) and "self" in name]
         if windowed := layers_with([window_of(masked) for masked in own]):
             found.fields |= windowed
+            size = windowed["sliding_window"]
+            if size > 1 and all(in_chunks(masked, size) for masked in own if window_of(masked) is not None):
+                found.fields["window_kind"] = "chunks"
             if "layer_types" not in windowed:
                 found.untold["layer_types"] = f"kinds beyond the {len(own)} layers compute the same"
             return

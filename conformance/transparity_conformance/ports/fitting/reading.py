@@ -214,7 +214,9 @@ def _read_relative(
         raise FitError("The bias of scores by distance is not that of T5's buckets; expected relative positions.")
     before = found.fields.get("relative_max_distance")
     chosen = before if before in fitting else fitting[0]
-    found.fields |= {"positions": "relative", "relative_buckets": buckets, "relative_max_distance": chosen}
+    is_beside = found.fields["positions"] in ("learned", "sinusoidal")
+    found.fields |= {"relative_bias": True} if is_beside else {"positions": "relative"}
+    found.fields |= {"relative_buckets": buckets, "relative_max_distance": chosen}
     found.parameters[f"{stack.name}.relative_bias.weight"] = rows
     found.relative_distances = [
         each for each in fitting if before is None or each in found.relative_distances or not found.relative_distances

@@ -13,7 +13,7 @@ import numpy as np
 from transparity.config import Branches, NormPosition
 from transparity_conformance.ports.fitting.structure import Attention, Sublayer
 from transparity_conformance.ports.fitting.values.norms import Norm, Norms
-from transparity_conformance.ports.fitting.values.numbers import difference, is_same, settle
+from transparity_conformance.ports.fitting.values.numbers import difference, digits, is_same, settle
 from transparity_conformance.ports.listening.operation import Operation
 
 Values = Sequence[tuple[int, np.ndarray]]
@@ -50,6 +50,14 @@ class Stream:
 
 def _residual_error(x: np.ndarray, y: np.ndarray, value: np.ndarray, factor: float) -> float:
     return difference(x + factor * y, value)
+
+
+def _factor_between(x: np.ndarray, made: np.ndarray) -> float | None:
+    """The number by which `x` is multiplied to be `made`; None if there is none."""
+    factor = float((x * made).sum() / (x * x).sum())
+    if not is_same(x * factor, made):
+        return None
+    return settle(factor, partial(_residual_error, np.zeros_like(x), x, made))
 
 
 WAYS: tuple[tuple[NormPosition, Branches], ...] = (
@@ -203,23 +211,32 @@ class Walk:
             if is_same(x[::step], self.end * factor):
                 yield dataclasses.replace(made, output=x, head_scaled=factor != 1)
                 return
+        factor = _factor_between(x[::step], self.end)
+        if factor is not None:
+            yield dataclasses.replace(made, output=x, head_multiplier=factor)
+            return
+        yield from self._scaled_ends(made, norms, x, step)
         # a norm makes numbers of size 1, and a scale behind it divides them by √embed_dim
         tried = [(norms.between(x[::step], self.end * factor), factor) for factor in (1.0, self.width**0.5)]
         made_by = [(abs(np.log(norm.size())), norm, factor) for norm, factor in tried if norm is not None]
         if made_by:
             _, norm, factor = min(made_by, key=lambda each: each[0])
             yield self._normed(made, norm, self.end, head_scaled=factor != 1)
-        yield from self._scaled_ends(made, norms, x, step)
 
     def _scaled_ends(self, made: Stream, norms: Norms, x: np.ndarray, step: int) -> Iterator[Stream]:
-        """The ways in which a stack may end with a norm whose result the head is given times a factor."""
+        """The way in which a stack may end with a norm whose result, of size 1, the head is given times a factor."""
         assert self.end is not None
+        found: list[tuple[float, Norm, float]] = []
         for norm, value in self._after(norms, x, 0, len(self.operations)):
-            rows = value[::step]
-            factor = float((rows * self.end).sum() / (rows * rows).sum())
-            if is_same(rows * factor, self.end):
-                factor = settle(factor, partial(_residual_error, np.zeros_like(rows), rows, self.end))
-                yield dataclasses.replace(self._normed(made, norm, self.end), head_multiplier=factor)
+            factor = _factor_between(value[::step], self.end)
+            if factor is not None:
+                found.append((abs(float(np.log(norm.size()))), norm, factor))
+        if found:
+            _, norm, factor = min(found, key=lambda each: each[0])
+            rest = _factor_between(x, x * factor * self.width**0.5) or 0.0
+            is_scaled = digits(rest) < digits(factor)
+            end = self._normed(made, norm, self.end, head_scaled=is_scaled)
+            yield dataclasses.replace(end, head_multiplier=rest if is_scaled else factor)
 
     @staticmethod
     def _normed(made: Stream, norm: Norm, value: np.ndarray, *, head_scaled: bool = False) -> Stream:

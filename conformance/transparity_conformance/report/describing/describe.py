@@ -172,7 +172,10 @@ def _self_attention_only(config: TransformerConfig) -> str:
     known += ["relative positions"] if config.relative_bias else []
     known += [f"queries and keys normalised over each {config.query_key_norm_over}"] if config.query_key_norm else []
     if config.sliding_window is not None:
-        known.append(f"{config.sliding_window} positions seen")
+        chunks = " of its own chunk" if config.window_kind == "chunks" else ""
+        known.append(f"{config.sliding_window} positions{chunks} seen")
+    if config.query_temperature:
+        known.append(f"queries sharper by {config.query_temperature:g} from {config.query_temperature_length} on")
     for kind, overrides in config.layer_overrides.items():
         known.append(f"{kind}: " + ", ".join(f"{name} {value}" for name, value in overrides.items()))
     return "".join(f"<br/>{name}" for name in known)

@@ -137,6 +137,8 @@ def _not_expressed(file: GgufFile, config: TransformerConfig) -> Iterator[Diverg
     if config.sliding_window is not None and name != "gemma2":
         says = f"llama.cpp has no sliding window in it; the checkpoint has one of {config.sliding_window}"
         yield _fault(name, says, "gguf-not-expressed")
+    if config.query_temperature:
+        yield _fault(name, "llama.cpp has no temperature of queries in it; the checkpoint has", "gguf-not-expressed")
     scale = config.head_dim**-0.5
     if not _is_same(config.score_scale, scale):
         says = f"llama.cpp scales its scores by {scale:.4g}; the checkpoint by {config.score_scale:.4g}"

@@ -27,6 +27,12 @@ def window_of(masked: np.ndarray) -> int | None:
     return window or None
 
 
+def in_chunks(masked: np.ndarray, size: int) -> bool:
+    """Return whether keys of other chunks of `size` positions are masked in every row of (batch, queries, keys)."""
+    chunk = np.arange(masked.shape[1]) // size
+    return bool(masked[:, chunk[:, np.newaxis] != chunk].all())
+
+
 def layers_with(windows: Sequence[int | None]) -> dict[str, Any]:
     """The window, and the kinds of layers with and without it, by the layers' windows; empty if none has one."""
     window = next((each for each in windows if each is not None), None)

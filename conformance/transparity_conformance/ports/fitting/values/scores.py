@@ -65,13 +65,17 @@ def _masked(values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, float 
 
 
 def is_pattern(masked: np.ndarray) -> bool:
-    """Return whether a mask (batch, queries, keys) consists of whole distances, and of whole keys or whole queries."""
+    """Return whether a mask (batch, queries, keys) consists of whole distances, or of all but the own chunk of each
+    query, and of whole keys or whole queries."""
     _, queries, keys = masked.shape
     distance = np.arange(queries)[:, None] - np.arange(keys)
     hidden = np.zeros((queries, keys), bool)
     if queries == keys:
         for each in range(1 - keys, keys):
             hidden |= (distance == each) & bool(np.diagonal(masked, -each, 1, 2).all())
+        chunks = (np.arange(keys) // size for size in range(2, keys))
+        others = (chunk[:, np.newaxis] != chunk for chunk in chunks)
+        hidden |= next((other for other in others if masked[:, other].all()), False)
     columns, rows = ((masked | hidden).all(axis, keepdims=True) for axis in (1, 2))
     return bool(((hidden | columns) == masked).all() or ((hidden | rows) == masked).all())
 

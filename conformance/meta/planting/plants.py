@@ -376,7 +376,7 @@ PLANTS = [
     *in_both(
         "generation-stop",
         "decoding.generation",
-        ("(token == config.ending_id)", "(token == config.bos_id)"),
+        ("token == config.ending_id", "token == config.bos_id"),
         None,
         "generation.stops_at_end_token",
     ),
@@ -401,7 +401,7 @@ PLANTS = [
     *in_both(
         "cache-filling-counted",
         "decoding.steps",
-        ("(tokens.shape[1] if counts is None else counts)", "tokens.shape[1]"),
+        ("tokens.shape[1] if counts is None else counts", "tokens.shape[1]"),
         None,
         "decoding.ragged_rows",
         "generation.ragged_prompts",

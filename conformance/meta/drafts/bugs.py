@@ -149,7 +149,7 @@ MASKS = (
     Bug(("window-size",), ".abs() < window)", ".abs() <= window)", _lacks("sliding_window", None), FILL),
     Bug(
         ("window-missing",),
-        "keep = keep & self.near(where, keep.shape[-1], window)",
+        "keep = keep & (self.together if pieces else self.near)(where, keep.shape[-1], window)",
         "keep = keep",
         lambda config: config.sliding_window is not None,
         FILL,

@@ -84,6 +84,8 @@ def tensors_in(
     heads = tensors_of({name: exact[name] for name in exact if name.startswith(of_heads)}, table)
     others = tensors_of({name: exact[name] for name in exact if not name.startswith(of_heads)}, table)
     others |= {copy: others[theirs] for copy, theirs in family.copies(config).items()}
+    made = {name: compute(config).astype(np.float32) for name, compute in family.computed.items()}
+    others = made | others
     # a model with a head keeps the rest under a name of its own
     prefix = next(iter(family.prefixes), "") if config.head in ("logits", "classes") else ""
     return {f"{prefix}{name}": value for name, value in others.items()} | heads

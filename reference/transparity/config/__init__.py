@@ -24,6 +24,7 @@ from transparity.config.transformer_config import (
     RopeLayout,
     RotaryScaling,
     TargetMask,
+    Timescales,
     TransformerConfig,
 )
 
@@ -53,6 +54,7 @@ __all__ = [
     "RopeLayout",
     "RotaryScaling",
     "TargetMask",
+    "Timescales",
     "TransformerConfig",
     "full_attention_every",
     "repeating",

@@ -93,8 +93,9 @@ class Bundle:
 
 def bundle_probes(name: str, config: TransformerConfig) -> dict[str, Probe]:
     """The probes of `config` that share its ordinary parameters."""
-    if config.reads_pixels:
-        raise BundleError("A bundle has token ids, and this model reads pixels; check it by `transparity check`.")
+    if config.token_inputs != config.input_names:
+        reads = "pixels" if config.reads_pixels else "frames of audio"
+        raise BundleError(f"A bundle has token ids, and this model reads {reads}; check it by `transparity check`.")
     if min(config.stack_vocab_size(config.input_stack(read)) for read in config.input_names) < SMALLEST_VOCABULARY:
         raise BundleError(f"A bundle needs vocabularies of at least {SMALLEST_VOCABULARY} tokens, for rows to differ.")
     made = probes_of(config, name)

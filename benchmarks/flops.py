@@ -12,6 +12,7 @@ With the letters of `transparity.axes`, F for `feed_forward_dim`, A for `attenti
 | feed-forward: up, down, and a gate if there is one | 2·B·T·D·F each         |
 | experts, each; router                              | as above; 2·B·T·D·E    |
 | patches of an image (P pixels and channels)        | 2·B·T·P·D              |
+| two convolutions of frames of M mel bins           | 4·B·T·D·3M; 2·B·T·D·3D |
 | head: logits, or the pooled first position     | 2·B·T·D·V; 2·B·D·D     |
 
 Counted as the model is defined: hidden scores too (a causal mask saves nothing), and each decoder layer projects the
@@ -43,9 +44,17 @@ def stack_flops(config: TransformerConfig, name: str, **lengths: int) -> int:
         layer += attention_flops(config, length, lengths["source"])
     layers = range(config.stack_num_layers(stack))
     patches = (length - config.class_token) * (name == "pixels")
-    return product_flops(patches, config.patch_dim, config.embed_dim) + sum(
-        layer + feed_forward_flops(config.for_layer(stack, index), length) for index in layers
-    )
+    front = front_flops(config) if name == "source" else 0
+    front += product_flops(patches, config.patch_dim, config.embed_dim)
+    return front + sum(layer + feed_forward_flops(config.for_layer(stack, index), length) for index in layers)
+
+
+def front_flops(config: TransformerConfig) -> int:
+    """The two convolutions of frames of audio; 0 for tokens."""
+    if config.mel_bins is None:
+        return 0
+    first = product_flops(config.num_frames, 3 * config.mel_bins, config.embed_dim)
+    return first + product_flops(config.frame_positions, 3 * config.embed_dim, config.embed_dim)
 
 
 def attention_flops(config: TransformerConfig, queries: int, keys: int) -> int:

@@ -119,7 +119,7 @@ class _Heads(nnx.Module):
             queries, keys, values, into = (config.head_dim,) * 4
         bias, low = config.qkv_bias, config.key_value_rank
         self.query = nnx.Linear(config.query_rank or into, queries, use_bias=bias, rngs=rngs)
-        self.key = nnx.Linear(low or into, keys, use_bias=bias, rngs=rngs)
+        self.key = nnx.Linear(low or into, keys, use_bias=bias and config.key_bias, rngs=rngs)
         self.value = nnx.Linear(low or into, values, use_bias=bias, rngs=rngs)
         for name, rank in (("query", config.query_rank), ("key_value", low)):
             if rank:

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 
 from transparity.config import TargetMask, WindowKind
 from transparity_flax.positions import distances
 
 
 def visible_keys(
-    tokens: Int[Array, "batch keys"],
+    tokens: Int[Array, "batch keys"] | Float[Array, "batch mel_bins frames"],
     pad_id: int | None,
     attention_mask: Bool[Array, "batch keys"] | Int[Array, "batch keys"] | None = None,
 ) -> Bool[Array, "batch keys"]:
     """True for tokens that are not padding: where `attention_mask` is not 0, if given, else where they are not
-    `pad_id`; with neither, everywhere."""
+    `pad_id`; with neither, everywhere. Of frames of audio, two are one position, which is no padding."""
     if attention_mask is not None:
         return attention_mask != 0
+    if tokens.ndim == 3:
+        return jnp.ones((len(tokens), tokens.shape[2] // 2), bool)
     return tokens != pad_id if pad_id is not None else jnp.ones(tokens.shape, bool)
 
 

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity, scoped
-from transparity_flax.embeddings import embed
+from transparity_flax.embeddings import Source, embed
 from transparity_flax.head import head, pool, pooled_head, transform_for_head
 from transparity_flax.layers import Layer, normalize
 from transparity_flax.masks import padding_mask, target_mask, visible_keys, window_mask
@@ -35,16 +35,20 @@ class Stack(nnx.Module):
     def __init__(self, config: TransformerConfig, name: str, *, rngs: nnx.Rngs) -> None:
         self.name, self.config = name, config
         # The decoder's table may be the encoder's, which is then passed to it.
-        if not config.reads_pixels and (name == "encoder" or not config.shared_embedding):
+        reads_frames = config.reads_frames and name == "encoder"
+        if not config.reads_pixels and not reads_frames and (name == "encoder" or not config.shared_embedding):
             self.token_embedding = nnx.Embed(config.stack_vocab_size(name), config.embed_dim, rngs=rngs)
         if name == "encoder" and config.num_token_types:
             self.token_type_embedding = nnx.Embed(config.num_token_types, config.embed_dim, rngs=rngs)
         if config.reads_pixels:
             self.patch_projection = nnx.Linear(config.patch_dim, config.embed_dim, rngs=rngs)
+        if reads_frames:
+            self.first_convolution = nnx.Linear(3 * (config.mel_bins or 0), config.embed_dim, rngs=rngs)
+            self.second_convolution = nnx.Linear(3 * config.embed_dim, config.embed_dim, rngs=rngs)
         if config.class_token:
             self.class_embedding = nnx.Embed(1, config.embed_dim, rngs=rngs)
-        if config.positions == "learned":
-            self.position_embedding = nnx.Embed(config.num_positions, config.embed_dim, rngs=rngs)
+        if (own := config.for_stack(name)).positions == "learned":
+            self.position_embedding = nnx.Embed(own.num_positions, config.embed_dim, rngs=rngs)
         if config.embedding_norm:
             self.embedding_norm = Norm(config, rngs=rngs)
         relative = config.has_relative_bias
@@ -58,6 +62,12 @@ class Stack(nnx.Module):
     def tables(self) -> dict[str, nnx.Embed]:
         """The tables of embeddings by name."""
         return {name: module for name, module in vars(self).items() if isinstance(module, nnx.Embed)}
+
+    @property
+    def projections(self) -> dict[str, nnx.Linear]:
+        """The linear maps of what is read in place of tokens, by name."""
+        names = ("patch_projection", "first_convolution", "second_convolution")
+        return {name: getattr(self, name) for name in names if hasattr(self, name)}
 
     def apply_layers(
         self,
@@ -80,14 +90,14 @@ class Stack(nnx.Module):
 
 
 class Encoder(Stack):
-    """Encode `tokens`, or the patches of pixels, each of which sees all that are `visible`."""
+    """Encode `tokens`, or the patches of pixels or frames of audio, each of which sees all that are `visible`."""
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
         super().__init__(config, "encoder", rngs=rngs)
 
     def __call__(
         self,
-        tokens: Int[Array, "batch length"] | Float[Array, "batch channels height width"],
+        tokens: Source,
         visible: Bool[Array, "batch length"],
         tap: Tap = identity,
         *,
@@ -95,8 +105,8 @@ class Encoder(Stack):
     ) -> Float[Array, "batch length embed_dim"]:
         config, keys = self.config, visible.shape[1]
         positions = jnp.arange(keys)[None]
-        projection = self.patch_projection if config.reads_pixels else None
-        x = embed(config, self.tables, tokens, positions, visible, token_types, projection)
+        own = config.for_stack("encoder")
+        x = embed(own, self.tables, tokens, positions, visible, token_types, self.projections, tap)
         context = LayerContext(
             mask=padding_mask(visible),
             positions=positions,
@@ -164,7 +174,7 @@ class Transformer(nnx.Module):
     """Logits of the next token, or the other output that `config.head` names.
 
     Args of `__call__`:
-        source, target: Tokens of an encoder-decoder.
+        source, target: Tokens of an encoder-decoder; its source may be frames of audio.
         tokens: Tokens of a lone encoder or decoder.
         pixels: Images, in place of tokens of a lone encoder.
         attention_mask: 0 at padding of the source, or of `tokens`.
@@ -209,7 +219,7 @@ class Transformer(nnx.Module):
     def __call__(
         self,
         *,
-        source: Int[Array, "batch keys"] | None = None,
+        source: Int[Array, "batch keys"] | Float[Array, "batch mel_bins frames"] | None = None,
         target: Int[Array, "batch queries"] | None = None,
         tokens: Int[Array, "batch length"] | None = None,
         pixels: Float[Array, "batch channels height width"] | None = None,

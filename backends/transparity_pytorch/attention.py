@@ -115,7 +115,7 @@ class _Heads(nn.Module):
             queries, keys, values, into = (config.head_dim,) * 4
         bias, low = config.qkv_bias, config.key_value_rank
         self.query = nn.Linear(config.query_rank or into, queries, bias=bias)
-        self.key = nn.Linear(low or into, keys, bias=bias)
+        self.key = nn.Linear(low or into, keys, bias=bias and config.key_bias)
         self.value = nn.Linear(low or into, values, bias=bias)
         for name, rank in (("query", config.query_rank), ("key_value", low)):
             if rank:

@@ -8,8 +8,15 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor, nn
 
-from transparity.config import RopeLayout, TransformerConfig
+from transparity.config import RopeLayout, Timescales, TransformerConfig
 from transparity.inputs import check_length
+from transparity.taps import Tap, identity
+from transparity_pytorch.feed_forward import ACTIVATIONS
+
+Source = (
+    Int[Tensor, "batch length"] | Float[Tensor, "batch channels height width"] | Float[Tensor, "batch mel_bins frames"]
+)
+"""What a stack reads: tokens, or the images or the audio of an encoder."""
 
 
 def sinusoidal_positions(
@@ -17,14 +24,17 @@ def sinusoidal_positions(
     embed_dim: int,
     base: float = 10_000.0,
     layout: RopeLayout = "interleaved",
+    timescales: Timescales = "exclusive",
     device: torch.device | str | None = None,
 ) -> Float64[Tensor, "length embed_dim"]:
     """sin(position / base^(i / embed_dim)) at even features i and the cosine of the same angle next to it (document
-    003; Vaswani et al. 2017, §3.5), or all sines and then all cosines (`halves`, Marian). Computed in float64:
+    003; Vaswani et al. 2017, §3.5), or all sines and then all cosines (`halves`, Marian). With `inclusive` timescales
+    the last is `base` (Whisper). Computed in float64:
     float32 angles lose digits."""
     positions = torch.arange(length, dtype=torch.float64, device=device)[:, None]
     features = torch.arange(0, embed_dim, 2, dtype=torch.float64, device=device)
-    angles = positions / base ** (features / embed_dim)
+    steps = embed_dim if timescales == "exclusive" else embed_dim - 2
+    angles = positions / base ** (features / steps)
     both = [angles.sin(), angles.cos()]
     if layout == "halves":
         return torch.cat(both, dim=-1)
@@ -64,26 +74,49 @@ def embed_patches(
     return x if first is None else torch.cat([first.weight.expand(len(x), 1, config.embed_dim), x], dim=1)
 
 
+def convolved(
+    projection: nn.Linear, x: Float[Tensor, "batch frames features_in"], stride: int
+) -> Float[Tensor, "batch length features_out"]:
+    """GELU of a convolution over time of width 3, with a frame of zeros at either end: a linear map of each three
+    neighbours, feature by feature, as the kernel (features_out, features_in, 3) is laid out."""
+    padded = torch.nn.functional.pad(x, (0, 0, 1, 1))
+    neighbours = torch.stack([padded[:, i : i + x.shape[1] : stride] for i in range(3)], dim=-1)
+    return ACTIVATIONS["gelu"](projection(neighbours.reshape(*neighbours.shape[:2], -1)))
+
+
+def embed_frames(
+    projections: Mapping[str, nn.Linear], frames: Float[Tensor, "batch mel_bins frames"], tap: Tap = identity
+) -> Float[Tensor, "batch length embed_dim"]:
+    """Two convolutions over time, the second of which makes one position of two frames (Radford et al. 2022, §2.2)."""
+    first, second = projections["first_convolution"], projections["second_convolution"]
+    x = tap("first_convolution", convolved(first, frames.to(first.weight.dtype).transpose(1, 2), stride=1))
+    return tap("second_convolution", convolved(second, x, stride=2))
+
+
 def embed(
     config: TransformerConfig,
     tables: Mapping[str, nn.Embedding],
-    tokens: Int[Tensor, "batch length"] | Float[Tensor, "batch channels height width"],
+    tokens: Source,
     positions: Int[Tensor, "#batch length"],
     visible: Bool[Tensor, "batch keys"],
     token_types: Int[Tensor, "batch length"] | None = None,
-    projection: nn.Linear | None = None,
+    projections: Mapping[str, nn.Linear] | None = None,
+    tap: Tap = identity,
 ) -> Float[Tensor, "batch length embed_dim"]:
-    """Sum of the embeddings of the tokens or patches, their types and their positions, each if configured.
+    """Sum of the embeddings of the tokens, patches or frames, their types and their positions, each if configured.
 
     Args:
+        config: As the stack sees it.
         tables: Those of the stack, by name.
         positions: Positions of the tokens, below `visible.shape[1]`.
         visible: True for tokens that are not padding, among all up to the last position.
-        projection: The linear map of patches; None with tokens.
+        projections: The linear maps of patches or of frames, by name; None with tokens.
     """
     check_length(config, positions.shape[1])
-    if projection is not None:
-        x = embed_patches(config, projection, tables.get("class_embedding"), tokens)
+    if projections and config.reads_frames:
+        x = embed_frames(projections, tokens, tap)
+    elif projections:
+        x = embed_patches(config, projections["patch_projection"], tables.get("class_embedding"), tokens)
     else:
         x = tables["token_embedding"](tokens)
     if config.token_scale != 1:
@@ -93,6 +126,6 @@ def embed(
     if config.positions == "learned":
         return x + tables["position_embedding"](position_ids(config, visible, positions))
     if config.positions == "sinusoidal":
-        features = (config.embed_dim, config.rope_theta, config.rope_layout)
-        return x + sinusoidal_positions(visible.shape[1], *features, tokens.device).to(x.dtype)[positions]
+        options = (config.embed_dim, config.rope_theta, config.rope_layout, config.sinusoidal_timescales)
+        return x + sinusoidal_positions(visible.shape[1], *options, tokens.device).to(x.dtype)[positions]
     return x

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from transparity.config import TargetMask, WindowKind
@@ -11,14 +11,16 @@ from transparity_pytorch.positions import distances
 
 
 def visible_keys(
-    tokens: Int[Tensor, "batch keys"],
+    tokens: Int[Tensor, "batch keys"] | Float[Tensor, "batch mel_bins frames"],
     pad_id: int | None,
     attention_mask: Bool[Tensor, "batch keys"] | Int[Tensor, "batch keys"] | None = None,
 ) -> Bool[Tensor, "batch keys"]:
     """True for tokens that are not padding: where `attention_mask` is not 0, if given, else where they are not
-    `pad_id`; with neither, everywhere."""
+    `pad_id`; with neither, everywhere. Of frames of audio, two are one position, which is no padding."""
     if attention_mask is not None:
         return attention_mask != 0
+    if tokens.ndim == 3:
+        return torch.ones((len(tokens), tokens.shape[2] // 2), dtype=torch.bool, device=tokens.device)
     return tokens != pad_id if pad_id is not None else torch.ones_like(tokens, dtype=torch.bool)
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity, scoped
-from transparity_pytorch.embeddings import embed
+from transparity_pytorch.embeddings import Source, embed
 from transparity_pytorch.head import head, pool, pooled_head, transform_for_head
 from transparity_pytorch.layers import Layer, normalize
 from transparity_pytorch.masks import padding_mask, target_mask, visible_keys, window_mask
@@ -35,16 +35,20 @@ class Stack(nn.Module):
         super().__init__()
         self.name, self.config = name, config
         # The decoder's table may be the encoder's, which is then passed to it.
-        if not config.reads_pixels and (name == "encoder" or not config.shared_embedding):
+        reads_frames = config.reads_frames and name == "encoder"
+        if not config.reads_pixels and not reads_frames and (name == "encoder" or not config.shared_embedding):
             self.token_embedding = nn.Embedding(config.stack_vocab_size(name), config.embed_dim)
         if name == "encoder" and config.num_token_types:
             self.token_type_embedding = nn.Embedding(config.num_token_types, config.embed_dim)
         if config.reads_pixels:
             self.patch_projection = nn.Linear(config.patch_dim, config.embed_dim)
+        if reads_frames:
+            self.first_convolution = nn.Linear(3 * (config.mel_bins or 0), config.embed_dim)
+            self.second_convolution = nn.Linear(3 * config.embed_dim, config.embed_dim)
         if config.class_token:
             self.class_embedding = nn.Embedding(1, config.embed_dim)
-        if config.positions == "learned":
-            self.position_embedding = nn.Embedding(config.num_positions, config.embed_dim)
+        if (own := config.for_stack(name)).positions == "learned":
+            self.position_embedding = nn.Embedding(own.num_positions, config.embed_dim)
         if config.embedding_norm:
             self.embedding_norm = Norm(config)
         relative = config.has_relative_bias
@@ -59,6 +63,12 @@ class Stack(nn.Module):
         """The tables of embeddings by name."""
         modules = self.named_children()
         return {name: module for name, module in modules if isinstance(module, nn.Embedding)}
+
+    @property
+    def projections(self) -> dict[str, nn.Linear]:
+        """The linear maps of what is read in place of tokens, by name."""
+        names = ("patch_projection", "first_convolution", "second_convolution")
+        return {name: getattr(self, name) for name in names if hasattr(self, name)}
 
     def apply_layers(
         self,
@@ -81,14 +91,14 @@ class Stack(nn.Module):
 
 
 class Encoder(Stack):
-    """Encode `tokens`, or the patches of pixels, each of which sees all that are `visible`."""
+    """Encode `tokens`, or the patches of pixels or frames of audio, each of which sees all that are `visible`."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__(config, "encoder")
 
     def forward(
         self,
-        tokens: Int[Tensor, "batch length"] | Float[Tensor, "batch channels height width"],
+        tokens: Source,
         visible: Bool[Tensor, "batch length"],
         tap: Tap = identity,
         *,
@@ -96,8 +106,8 @@ class Encoder(Stack):
     ) -> Float[Tensor, "batch length embed_dim"]:
         config, keys = self.config, visible.shape[1]
         positions = torch.arange(keys, device=tokens.device)[None]
-        projection = self.patch_projection if config.reads_pixels else None
-        x = embed(config, self.tables, tokens, positions, visible, token_types, projection)
+        own = config.for_stack("encoder")
+        x = embed(own, self.tables, tokens, positions, visible, token_types, self.projections, tap)
         context = LayerContext(
             mask=padding_mask(visible),
             positions=positions,
@@ -165,7 +175,7 @@ class Transformer(nn.Module):
     """Logits of the next token, or the other output that `config.head` names.
 
     Args of `forward`:
-        source, target: Tokens of an encoder-decoder.
+        source, target: Tokens of an encoder-decoder; its source may be frames of audio.
         tokens: Tokens of a lone encoder or decoder.
         pixels: Images, in place of tokens of a lone encoder.
         attention_mask: 0 at padding of the source, or of `tokens`.
@@ -214,7 +224,7 @@ class Transformer(nn.Module):
     def forward(
         self,
         *,
-        source: Int[Tensor, "batch keys"] | None = None,
+        source: Int[Tensor, "batch keys"] | Float[Tensor, "batch mel_bins frames"] | None = None,
         target: Int[Tensor, "batch queries"] | None = None,
         tokens: Int[Tensor, "batch length"] | None = None,
         pixels: Float[Tensor, "batch channels height width"] | None = None,

@@ -27,6 +27,8 @@
 | X      | `width`                       | columns of pixels                                     |
 | T      | `patches`                     | patches of an image                                   |
 | D      | `patch_dim`                   | numbers in a patch                                    |
+| D      | `mel_bins`                    | mel bins of a spectrogram                             |
+| T      | `frames`                      | frames of audio                                       |
 | K      | `steps`                       | steps of an optimizer                                 |
 
 A bare `1` is an axis kept for broadcasting, `#batch` one that may be 1, `*batch` any leading axes.
@@ -61,5 +63,7 @@ LEGEND = {
     "width": "X",
     "patches": "T",
     "patch_dim": "D",
+    "mel_bins": "D",
+    "frames": "T",
     "steps": "K",
 }

@@ -35,7 +35,7 @@ def check_inputs(config: TransformerConfig, inputs: Mapping[str, Any]) -> dict[s
         raise InputError(f"forward was given {names}; for this {config.architecture} it takes {', '.join(expected)}.")
     if config.reads_pixels:
         return {"pixels": _checked_pixels(config, given["pixels"])}
-    checked = {name: _checked_tokens(config, name, given[name]) for name in config.input_names}
+    checked = {name: _checked_input(config, name, given[name]) for name in config.input_names}
     batches = {name: len(tokens) for name, tokens in checked.items()}
     if len(set(batches.values())) > 1:
         raise InputError(f"source has {batches['source']} rows and target {batches['target']}; expected as many.")
@@ -54,6 +54,25 @@ def _checked_pixels(config: TransformerConfig, value: Any) -> np.ndarray:
     if not np.isfinite(pixels).all():
         raise InputError("pixels has a number that is not finite; expected finite floats.")
     return pixels
+
+
+def _checked_input(config: TransformerConfig, name: str, value: Any) -> np.ndarray:
+    """Return the tokens of the input `name`, or the frames of audio of a source that has no tokens."""
+    return _checked_tokens(config, name, value) if name in config.token_inputs else _checked_frames(config, value)
+
+
+def _checked_frames(config: TransformerConfig, value: Any) -> np.ndarray:
+    """Return frames of audio, finite floats (batch, mel_bins, num_frames) of the sizes of the configuration."""
+    frames, shape = as_array("source", value, InputError), (config.mel_bins, config.num_frames)
+    if frames.ndim != 3 or frames.shape[1:] != shape or not len(frames):
+        turned = " (it looks transposed)" if frames.shape[1:] == shape[::-1] else ""
+        expected = f"(batch, mel_bins, frames), {shape[0]} bins of {shape[1]} frames"
+        raise InputError(f"source has the shape {frames.shape}{turned}; expected {expected}.")
+    if frames.dtype.kind != "f":
+        raise InputError(f"source has the dtype {frames.dtype}; expected finite floats.")
+    if not np.isfinite(frames).all():
+        raise InputError("source has a number that is not finite; expected finite floats.")
+    return frames
 
 
 def _checked_further(config: TransformerConfig, name: str, value: Any, shape: tuple[int, ...]) -> np.ndarray:
@@ -137,7 +156,7 @@ def check_step(
         config: the model.
         tokens: (batch, length), the new tokens.
         lengths: (batch,), the tokens already in the cache; None: there is no cache yet.
-        source: (batch, keys), for the first step of an encoder-decoder.
+        source: (batch, keys), or frames of audio, for the first step of an encoder-decoder.
         counts: (batch,), how many of `tokens` are valid in each row; None: all.
         attention_mask: in the shape of `source` if there is one, else of `tokens`.
 
@@ -148,7 +167,7 @@ def check_step(
     checked = {"tokens": _checked_tokens(config, config.input_names[-1], tokens, called="tokens")}
     batch, length = checked["tokens"].shape
     if source is not None:
-        checked["source"] = _checked_tokens(config, "source", source)
+        checked["source"] = _checked_input(config, "source", source)
     rows = len(checked.get("source", checked["tokens"])) if lengths is None else len(lengths)
     if rows != batch:
         others = "cache" if source is None else "source"
@@ -194,7 +213,7 @@ def check_prompt(config: TransformerConfig, prompt: Any, source: Any = None, len
         config: the model.
         prompt: (batch, length), which may be longer than `max_length`: the model reads its end. None: `bos_id` for each
             row of the source.
-        source: (batch, keys), for an encoder-decoder.
+        source: (batch, keys), or frames of audio, for an encoder-decoder.
         lengths: (batch,), how many tokens of each row of `prompt` are valid; None: all.
 
     Returns:
@@ -205,7 +224,7 @@ def check_prompt(config: TransformerConfig, prompt: Any, source: Any = None, len
     if config.has_encoder != (source is not None):
         needs = "needs a source" if config.has_encoder else "takes no source"
         raise InputError(f"Generation with this {config.architecture} {needs}.")
-    inputs = {} if source is None else {"source": _checked_tokens(config, "source", source)}
+    inputs = {} if source is None else {"source": _checked_input(config, "source", source)}
     if prompt is None:
         if config.bos_id is None or source is None:
             raise InputError("Generation was given no prompt, and there is no source and bos_id to start one from.")

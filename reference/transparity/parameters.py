@@ -64,12 +64,16 @@ def _stack_shapes(stack: str, config: TransformerConfig) -> Shapes:
     if config.reads_pixels:
         shapes |= _linear(f"{stack}.patch_projection", config.embed_dim, config.patch_dim, bias=True)
         shapes |= {f"{stack}.class_embedding.weight": (1, config.embed_dim)} if config.class_token else {}
+    elif config.reads_frames and stack == "encoder":
+        for name, channels in (("first", config.mel_bins or 0), ("second", config.embed_dim)):
+            shapes |= _linear(f"{stack}.{name}_convolution", config.embed_dim, 3 * channels, bias=True)
     elif not (config.shared_embedding and stack == "decoder"):
         shapes[f"{stack}.token_embedding.weight"] = (config.stack_vocab_size(stack), config.embed_dim)
     if config.num_token_types:
         shapes[f"{stack}.token_type_embedding.weight"] = (config.num_token_types, config.embed_dim)
-    if config.positions == "learned":
-        shapes[f"{stack}.position_embedding.weight"] = (config.num_positions, config.embed_dim)
+    own = config.for_stack(stack)
+    if own.positions == "learned":
+        shapes[f"{stack}.position_embedding.weight"] = (own.num_positions, config.embed_dim)
     if config.embedding_norm:
         shapes |= _norm_shapes(f"{stack}.embedding_norm", config)
     if config.has_relative_bias:
@@ -101,7 +105,7 @@ def _attention_shapes(scope: str, config: TransformerConfig) -> Shapes:
         out, into = heads * widths[role], rank or config.embed_dim
         if config.projection == "shared-per-head":
             out, into = config.head_dim, config.head_dim
-        shapes |= _linear(f"{scope}.{role}", out, into, bias=config.qkv_bias)
+        shapes |= _linear(f"{scope}.{role}", out, into, bias=config.qkv_bias and (config.key_bias or role != "key"))
         if config.query_key_norm and role != "value":
             over = heads if config.query_key_norm_over == "projection" else 1
             shapes[f"{scope}.{role}_norm.weight"] = (over * config.head_dim,)

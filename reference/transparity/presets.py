@@ -198,6 +198,10 @@ _DEPARTURES: tuple[tuple[Callable[[TransformerConfig], bool], str], ...] = (
     ),
     (lambda c: c.final_norm, "one more norm ends each stack"),
     (lambda c: c.memory_norm, "each decoder layer normalises the encoder's output once more"),
+    (
+        lambda c: "sinusoidal" in (c.positions, c.encoder_positions) and c.sinusoidal_timescales == "inclusive",
+        "the longest timescale of positions is {c.rope_theta:g} itself (paper: below it, §3.5)",
+    ),
     (lambda c: c.positions == "learned", "positions are learned (paper: sinusoidal, §3.5)"),
     (
         lambda c: c.positions == "rotary",

@@ -53,9 +53,10 @@ def chained(first: Tap, then: Tap) -> Tap:
 
 
 def lengths_of(config: TransformerConfig, inputs: Mapping[str, Any]) -> dict[str, int]:
-    """Return the number of positions of each of the `inputs` by name: its tokens, or the patches of an image, with the
-    class token."""
-    return {name: config.max_length if name == "pixels" else value.shape[1] for name, value in inputs.items()}
+    """Return the number of positions of each of the `inputs` by name: its tokens; the patches of an image, with the
+    class token; or half of the frames of audio."""
+    fixed = {name: config.positions_of(name) for name in config.input_names}
+    return {name: fixed.get(name) or value.shape[1] for name, value in inputs.items()}
 
 
 def tap_shapes(config: TransformerConfig, batch: int, **lengths: int) -> dict[str, tuple[int, ...]]:
@@ -70,6 +71,9 @@ def tap_shapes(config: TransformerConfig, batch: int, **lengths: int) -> dict[st
     for name in config.input_names:
         stack, length = config.input_stack(name), lengths[name]
         embedded = (batch, length, config.embed_dim)
+        if config.reads_frames and stack == "encoder":
+            shapes[f"{stack}.first_convolution"] = (batch, config.num_frames, config.embed_dim)
+            shapes[f"{stack}.second_convolution"] = embedded
         shapes[f"{stack}.embedding"] = embedded
         if config.embedding_norm:
             shapes[f"{stack}.embedding_norm"] = embedded

@@ -9,18 +9,30 @@ import numpy as np
 from jaxtyping import Bool, Float64, Inexact, Int
 from numpy import ndarray as Array
 
-from transparity.config import RopeLayout, TransformerConfig
+from transparity.config import RopeLayout, Timescales, TransformerConfig
 from transparity.inputs import check_length
+from transparity.taps import Tap, identity
 from transparity_numpy.arithmetic.functional import linear
+from transparity_numpy.feed_forward import ACTIVATIONS
+
+Source = (
+    Int[Array, "batch length"] | Inexact[Array, "batch channels height width"] | Inexact[Array, "batch mel_bins frames"]
+)
+"""What a stack reads: tokens, or the images or the audio of an encoder."""
 
 
 def sinusoidal_positions(
-    length: int, embed_dim: int, base: float = 10_000.0, layout: RopeLayout = "interleaved"
+    length: int,
+    embed_dim: int,
+    base: float = 10_000.0,
+    layout: RopeLayout = "interleaved",
+    timescales: Timescales = "exclusive",
 ) -> Float64[Array, "length embed_dim"]:
     """sin(position / base^(i / embed_dim)) at even features i and the cosine of the same angle next to it (document
-    003; Vaswani et al. 2017, §3.5), or all sines and then all cosines (`halves`, Marian). Computed in float64:
-    float32 angles lose digits."""
-    angles = np.arange(length)[:, None] / base ** (np.arange(0, embed_dim, 2) / embed_dim)
+    003; Vaswani et al. 2017, §3.5), or all sines and then all cosines (`halves`, Marian). With `inclusive` timescales
+    the last is `base` (Whisper). Computed in float64: float32 angles lose digits."""
+    steps = embed_dim if timescales == "exclusive" else embed_dim - 2
+    angles = np.arange(length)[:, None] / base ** (np.arange(0, embed_dim, 2) / steps)
     both = [np.sin(angles), np.cos(angles)]
     if layout == "halves":
         return np.concatenate(both, axis=-1)
@@ -61,23 +73,46 @@ def embed_patches(
     return np.concatenate([first, x], axis=1)
 
 
+def convolved(
+    parameters: Mapping[str, Array], x: Inexact[Array, "batch frames features_in"], stride: int
+) -> Inexact[Array, "batch length features_out"]:
+    """GELU of a convolution over time of width 3, with a frame of zeros at either end: a linear map of each three
+    neighbours, feature by feature, as the kernel (features_out, features_in, 3) is laid out."""
+    padded = np.pad(x, ((0, 0), (1, 1), (0, 0)))
+    neighbours = np.stack([padded[:, i : i + x.shape[1] : stride] for i in range(3)], axis=-1)
+    return ACTIVATIONS["gelu"](linear(parameters, neighbours.reshape(*neighbours.shape[:2], -1)))
+
+
+def embed_frames(
+    parameters: Mapping[str, Any], frames: Inexact[Array, "batch mel_bins frames"], tap: Tap = identity
+) -> Inexact[Array, "batch length embed_dim"]:
+    """Two convolutions over time, the second of which makes one position of two frames (Radford et al. 2022, §2.2)."""
+    first, second = parameters["first_convolution"], parameters["second_convolution"]
+    x = tap("first_convolution", convolved(first, frames.astype(first["weight"].dtype).swapaxes(1, 2), stride=1))
+    return tap("second_convolution", convolved(second, x, stride=2))
+
+
 def embed(
     config: TransformerConfig,
     parameters: Mapping[str, Any],
-    tokens: Int[Array, "batch length"] | Inexact[Array, "batch channels height width"],
+    tokens: Source,
     positions: Int[Array, "#batch length"],
     visible: Bool[Array, "batch keys"],
     token_types: Int[Array, "batch length"] | None = None,
+    tap: Tap = identity,
 ) -> Inexact[Array, "batch length embed_dim"]:
-    """Sum of the embeddings of the tokens or patches, their types and their positions, each if configured.
+    """Sum of the embeddings of the tokens, patches or frames, their types and their positions, each if configured.
 
     Args:
+        config: As the stack sees it.
         parameters: Those of the stack.
         positions: Positions of the tokens, below `visible.shape[1]`.
         visible: True for tokens that are not padding, among all up to the last position.
     """
     check_length(config, positions.shape[1])
-    if config.reads_pixels:
+    if "first_convolution" in parameters:
+        x = embed_frames(parameters, tokens, tap)
+    elif config.reads_pixels:
         x = embed_patches(config, parameters, tokens)
     else:
         x = parameters["token_embedding"]["weight"][tokens]
@@ -88,6 +123,7 @@ def embed(
     if config.positions == "learned":
         return x + parameters["position_embedding"]["weight"][position_ids(config, visible, positions)]
     if config.positions == "sinusoidal":
-        table = sinusoidal_positions(visible.shape[1], config.embed_dim, config.rope_theta, config.rope_layout)
+        options = (config.embed_dim, config.rope_theta, config.rope_layout, config.sinusoidal_timescales)
+        table = sinusoidal_positions(visible.shape[1], *options)
         return x + table.astype(x.dtype)[positions]
     return x

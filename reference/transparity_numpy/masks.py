@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Inexact, Int
 from numpy import ndarray as Array
 
 from transparity.config import TargetMask, WindowKind
@@ -11,14 +11,16 @@ from transparity_numpy.positions import distances
 
 
 def visible_keys(
-    tokens: Int[Array, "batch keys"],
+    tokens: Int[Array, "batch keys"] | Inexact[Array, "batch mel_bins frames"],
     pad_id: int | None,
     attention_mask: Bool[Array, "batch keys"] | Int[Array, "batch keys"] | None = None,
 ) -> Bool[Array, "batch keys"]:
     """True for tokens that are not padding: where `attention_mask` is not 0, if given, else where they are not
-    `pad_id`; with neither, everywhere."""
+    `pad_id`; with neither, everywhere. Of frames of audio, two are one position, which is no padding."""
     if attention_mask is not None:
         return attention_mask != 0
+    if tokens.ndim == 3:
+        return np.ones((len(tokens), tokens.shape[2] // 2), bool)
     return tokens != pad_id if pad_id is not None else np.ones(tokens.shape, bool)
 
 

@@ -14,7 +14,7 @@ from transparity.config import TransformerConfig
 from transparity.parameters import shared
 from transparity.taps import Tap, identity, scoped
 from transparity_numpy.arithmetic.functional import nest
-from transparity_numpy.embeddings import embed
+from transparity_numpy.embeddings import Source, embed
 from transparity_numpy.head import head, pool
 from transparity_numpy.layers import layer, normalize
 from transparity_numpy.masks import padding_mask, target_mask, visible_keys, window_mask
@@ -60,16 +60,16 @@ def stack(
 def encoder(
     config: TransformerConfig,
     parameters: Mapping[str, Any],
-    tokens: Int[Array, "batch length"] | Inexact[Array, "batch channels height width"],
+    tokens: Source,
     visible: Bool[Array, "batch length"],
     tap: Tap = identity,
     *,
     token_types: Int[Array, "batch length"] | None = None,
     training: bool = False,
 ) -> Inexact[Array, "batch length embed_dim"]:
-    """Encode `tokens`, or the patches of pixels, each of which sees all that are `visible`."""
+    """Encode `tokens`, or the patches of pixels or frames of audio, each of which sees all that are `visible`."""
     positions, keys = np.arange(visible.shape[1])[None], visible.shape[1]
-    x = embed(config, parameters, tokens, positions, visible, token_types)
+    x = embed(config.for_stack("encoder"), parameters, tokens, positions, visible, token_types, tap)
     context = LayerContext(
         mask=padding_mask(visible),
         positions=positions,
@@ -131,7 +131,7 @@ def transformer(
     config: TransformerConfig,
     parameters: Mapping[str, Array],
     *,
-    source: Int[Array, "batch keys"] | None = None,
+    source: Int[Array, "batch keys"] | Inexact[Array, "batch mel_bins frames"] | None = None,
     target: Int[Array, "batch queries"] | None = None,
     tokens: Int[Array, "batch length"] | None = None,
     pixels: Inexact[Array, "batch channels height width"] | None = None,
@@ -145,7 +145,7 @@ def transformer(
 
     Args:
         parameters: By flat name; their dtype is that of the computation (complex128 for the complex step).
-        source, target, tokens, pixels: Tokens of an encoder-decoder, those of a lone stack, or an encoder's images.
+        source, target, tokens, pixels: Tokens (or frames) and tokens, those of a lone stack, or an encoder's images.
         attention_mask: 0 at padding of the source, or of `tokens`.
         tap: Called with every named activation; its result is used in place of the activation.
     """

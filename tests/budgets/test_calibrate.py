@@ -9,7 +9,7 @@ import pytest
 
 from transparity_conformance.oracle import calibrate
 from transparity_conformance.oracle.budgets import NEIGHBOURS_OF_HOT, RULES
-from transparity_conformance.oracle.cases import CASES
+from transparity_conformance.oracle.cases import AUDIO, CASES
 from transparity_conformance.oracle.oracle import Oracle, forward_oracle
 from transparity_conformance.oracle.probes import mixed_inputs, probe_parameters
 
@@ -52,9 +52,12 @@ def test_noise_that_is_no_number_is_an_infinite_budget() -> None:
     assert Oracle(run, {"x": np.ones(3)}).budget("x", "float32") == np.inf
 
 
-@pytest.mark.parametrize("case", sorted(name for name, config in CASES.items() if not config.reads_pixels))
+MODELS = CASES | {"audio": AUDIO, "audio, learned": dataclasses.replace(AUDIO, encoder_positions="learned")}
+
+
+@pytest.mark.parametrize("case", sorted(MODELS))
 def test_a_model_with_permuted_features_is_the_same_model(case: str) -> None:
-    config = CASES[case]
+    config = MODELS[case]
     parameters, inputs = probe_parameters(config), mixed_inputs(config)
     oracle = forward_oracle(config, parameters, inputs, neighbours=NEIGHBOURS_OF_HOT)
     found = calibrate.samples(config, parameters, inputs, oracle, "float64")

@@ -42,6 +42,8 @@ UNEXERCISED = {
     *("architecture", "source_vocab_size", "target_vocab_size", "max_length", "embed_dim", "feed_forward_dim"),
     *("num_heads", "num_key_value_heads", "attention_head_dim", "projection", "position_offset", "num_token_types"),
     *("relative_buckets", "num_experts", "num_classes", "query_rank", "key_value_rank", "value_head_dim"),
+    # inputs have their shapes, and no weight depends on a bias of the keys
+    *("mel_bins", "num_frames", "key_bias"),
     # in `layer_types`, whose change takes it away
     "layer_overrides",
     # off, or with parameters less than with another value

@@ -39,7 +39,6 @@ READ_FOR_ALL = ("inputs.py", "training.py")
 NO_FAULT = {
     "feed_forward_dim": "a size: no weight fits a port with another",
     "feed_forward_bias": "`bias-dropped` goes by the parameters, which a bias brings",
-    "qkv_bias": "`bias-dropped` goes by the parameters, which a bias brings",
     "output_bias": "`bias-dropped` goes by the parameters, which a bias brings",
     "num_classes": "a size: no weight fits a port with another",
     "head_transform_bias": "`bias-dropped` goes by the parameters, which a bias brings",
@@ -60,6 +59,11 @@ IN_NO_CASE = {
     "patch_size": "the encoder of images is a case of its own",
     "image_channels": "3, as in the encoder of images; the family ViT is compared with one channel",
     "class_token": "the encoder of images is a case of its own",
+    "mel_bins": "the encoder of audio is a case of its own",
+    "num_frames": "the encoder of audio is a case of its own",
+    "encoder_positions": "the encoder of audio is a case of its own",
+    "sinusoidal_timescales": "the encoder of audio is a case of its own",
+    "key_bias": "the encoder of audio is a case of its own",
     "norm_momentum": "it is read in training alone, which drawn configurations vary",
 }
 """Fields that have their default in every preset and case, with the reason."""

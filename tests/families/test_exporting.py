@@ -100,6 +100,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "bart, no bias": ("bart", {"head_bias": False}),
     "bart, untied": ("bart", {"tied_head": False}),
     "marian, two vocabularies": ("marian", {"shared_embedding": False, "target_vocab_size": 43}),
+    "whisper, learned": ("whisper", {"encoder_positions": "learned"}),
+    "whisper, untied": ("whisper", {"tied_head": False, "activation": "relu", "mel_bins": 9, "num_frames": 2}),
     "opt, norms behind": (
         "opt",
         {"norm_position": "post", "final_norm": False, "tied_head": False}
@@ -180,10 +182,15 @@ def translator(folder: str) -> Any:
     return transformers.AutoModelForSeq2SeqLM.from_pretrained(folder)
 
 
+def listener(folder: str) -> Any:
+    return transformers.AutoModelForSpeechSeq2Seq.from_pretrained(folder)
+
+
 LOADERS = (
     dict.fromkeys(("bert", "roberta", "xlm-roberta", "mpnet", "vit"), encoder)
     | dict.fromkeys(("distilbert", "modernbert"), masked)
     | dict.fromkeys(("bart", "marian", "t5"), translator)
+    | {"whisper": listener}
 )
 
 

@@ -29,7 +29,7 @@ from transparity_conformance.checkpoints.importing import FILES, Checkpoint, imp
 from transparity_conformance.checkpoints.reading import CheckpointError
 from transparity_conformance.cli import app
 from transparity_conformance.oracle.oracle import forward_oracle
-from transparity_conformance.oracle.probes import pixel_inputs
+from transparity_conformance.oracle.probes import frame_inputs, pixel_inputs
 from transparity_conformance.ports.check import PortError, check
 from transparity_conformance.report.comparison import as_numbers, difference, share
 
@@ -63,6 +63,10 @@ MODERNBERT = BERT | {"num_hidden_layers": 5, "local_attention": 4, "pad_token_id
 MODERNBERT |= {"eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
 VIT = {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 22}
 VIT |= {"image_size": 6, "patch_size": 2}
+WHISPER: dict[str, Any] = {"vocab_size": 41, "d_model": 12, "encoder_layers": 2, "decoder_layers": 2, "num_mel_bins": 7}
+WHISPER |= {"encoder_attention_heads": 3, "decoder_attention_heads": 3, "encoder_ffn_dim": 22, "decoder_ffn_dim": 22}
+WHISPER |= {"max_source_positions": 9, "max_target_positions": 19, "pad_token_id": 40, "bos_token_id": 40}
+WHISPER |= {"eos_token_id": 40, "decoder_start_token_id": 39, "begin_suppress_tokens": None}
 FALCON = {"vocab_size": 41, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
 FALCON |= {"max_position_embeddings": 64, "bos_token_id": 1, "eos_token_id": 2}
 LLAMA = SIZES | {"hidden_size": 16, "num_attention_heads": 4, "max_position_embeddings": 64}
@@ -135,6 +139,25 @@ CASES = {
         "ViTForImageClassification",
         VIT | {"num_labels": 5, "qkv_bias": False, "image_size": 8},
         {"head": "classes", "num_classes": 5, "pooler": "none", "max_length": 17, "qkv_bias": False},
+    ),
+    "whisper": Case(
+        "WhisperForConditionalGeneration",
+        WHISPER,
+        {"mel_bins": 7, "num_frames": 18, "max_length": 19, "key_bias": False, "encoder_positions": "learned"}
+        | {"positions": "learned", "tied_head": True, "bos_id": 39, "eos_id": 40},
+    ),
+    "whisper, untied": Case(
+        "WhisperForConditionalGeneration",
+        WHISPER
+        | {"tie_word_embeddings": False, "activation_function": "relu", "num_mel_bins": 4}
+        | {"encoder_layers": 1, "max_source_positions": 6, "d_model": 10, "scale_embedding": True}
+        | {"encoder_attention_heads": 5, "decoder_attention_heads": 5},
+        {"tied_head": False, "activation": "relu", "num_encoder_layers": 1, "num_decoder_layers": 2},
+    ),
+    "whisper, two frames": Case(
+        "WhisperForConditionalGeneration",
+        WHISPER | {"max_source_positions": 1, "num_mel_bins": 1, "decoder_layers": 1},
+        {"num_frames": 2, "mel_bins": 1},
     ),
     "distilbert": Case("DistilBertModel", DISTILBERT, {"head": "hidden", "num_token_types": 0, "norm_eps": 1e-12}),
     "distilbert, relu": Case(
@@ -662,8 +685,10 @@ def new(case: Case) -> Any:
 
 
 def learned(model: Any) -> dict[str, torch.Tensor]:
-    """Its weights, and the bias of its logits and the correction of its routers, which are buffers."""
-    weights = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    """Its weights, Whisper's table of positions among them, and the bias of its logits and the correction of its
+    routers, which are buffers."""
+    frozen = "model.encoder.embed_positions.weight" if model.config.model_type == "whisper" else ""
+    weights = {name: value for name, value in model.named_parameters() if value.requires_grad or name == frozen}
     kept = ("final_logits_bias", "e_score_correction_bias")
     return weights | {name: value for name, value in model.named_buffers() if name.endswith(kept)}
 
@@ -693,8 +718,8 @@ def tokens_of(config: TransformerConfig, length: int) -> dict[str, np.ndarray]:
     if config.reads_pixels:
         return {"pixels": pixel_inputs(config, 3, 7)}
     random = np.random.default_rng(7)
-    inputs = {}
-    for name in config.input_names:
+    inputs = {"source": frame_inputs(config, 3, 7)} if config.reads_frames else {}
+    for name in config.token_inputs:
         shape = (3, length - 2 if name == "target" else length)
         tokens = random.integers(3, config.stack_vocab_size(config.input_stack(name)) - 2, shape)
         if config.pad_id is not None and name != "target":
@@ -711,12 +736,16 @@ def tokens_of(config: TransformerConfig, length: int) -> dict[str, np.ndarray]:
 def theirs(model: Any, checkpoint: Checkpoint, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
     """The output of the model of transformers, in its own dtype."""
     config = checkpoint.config
+    dtype = next(model.parameters()).dtype
     given = {name: torch.from_numpy(value) for name, value in inputs.items()}
-    read = given.get("source", given.get("tokens"))
-    named: dict[str, Any] = {"input_ids": read} if read is not None else {"pixel_values": given["pixels"]}
+    name = config.input_names[0]
+    called = "pixel_values" if config.reads_pixels else "input_features" if config.reads_frames else "input_ids"
+    named: dict[str, Any] = {called: given[name].to(dtype) if given[name].is_floating_point() else given[name]}
     if "target" in given:
         named["decoder_input_ids"] = given["target"]
-    if (config.has_encoder and config.pad_id is not None) or config.target_mask == "causal-and-padding":
+    if (
+        config.has_encoder and config.pad_id is not None and not config.reads_frames
+    ) or config.target_mask == "causal-and-padding":
         named["attention_mask"] = torch.from_numpy(np.int64(inputs[config.input_names[0]] != config.pad_id))
     if "token_types" in given:
         named["token_type_ids"] = given["token_types"]

@@ -11,7 +11,8 @@ from torch import Tensor
 
 def sinusoids(c: Any, length: int) -> Tensor:
     """The table (length, embed_dim) in float64; neighbours or halves share an angle."""
-    exponent = torch.arange(0, c.embed_dim, 2, dtype=torch.float64) / c.embed_dim
+    last = c.embed_dim if c.sinusoidal_timescales == "exclusive" else c.embed_dim - 2
+    exponent = torch.arange(0, c.embed_dim, 2, dtype=torch.float64) / last
     angles = torch.arange(length, dtype=torch.float64)[:, None] * c.rope_theta**-exponent
     sine, cosine = angles.sin(), angles.cos()
     if c.rope_layout == "halves":

@@ -680,6 +680,13 @@ PLANTS = [
         FAMILIES,
     ),
     *in_both(
+        "frames-behind-each-other",
+        "embeddings",
+        ("functional.pad(x, (0, 0, 1, 1))", "functional.pad(x, (0, 0, 2, 0))"),
+        ("jnp.pad(x, ((0, 0), (1, 1), (0, 0)))", "jnp.pad(x, ((0, 0), (2, 0), (0, 0)))"),
+        FAMILIES,
+    ),
+    *in_both(
         "padding-counted",
         "embeddings",
         ('config.position_count == "all"', 'config.position_count != ""'),

@@ -14,7 +14,7 @@ from transparity.sampling import Sampling
 from transparity_conformance.capabilities.capability import kept_in
 from transparity_conformance.capabilities.faults.generation import simulate_generation
 from transparity_conformance.oracle.oracle import Arrays
-from transparity_conformance.oracle.probes import BATCH, LONGEST, Probe
+from transparity_conformance.oracle.probes import BATCH, LONGEST, Probe, as_given
 from transparity_numpy.decoding.steps import next_logits
 from transparity_numpy.transformer import transformer
 
@@ -64,7 +64,7 @@ class Request:
     def named(self, *keywords: str) -> dict[str, Any]:
         """Copies of the source, if the model reads one, and of the arguments called `keywords`."""
         given = {name: getattr(self, name) for name in keywords}
-        given |= {} if self.source is None else {"source": self.source.astype(np.int64)}
+        given |= {} if self.source is None else {"source": as_given(self.source)}
         return {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in given.items()}
 
 

@@ -88,6 +88,9 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "vit": {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 40}
     | {"image_size": 6, "patch_size": 2},
     "xlm-roberta": _BERT | {"max_position_embeddings": 31, "type_vocab_size": 1},
+    "whisper": _BART
+    | {"num_mel_bins": 5, "max_source_positions": 7, "max_target_positions": 11}
+    | {"pad_token_id": 36, "bos_token_id": 36, "eos_token_id": 36, "decoder_start_token_id": 35},
     "t5": {"vocab_size": 37, "d_model": 24, "d_kv": 10, "d_ff": 40, "num_layers": 2, "num_decoder_layers": 3}
     | {"num_heads": 3, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 17}
     | {"n_positions": 29, "decoder_start_token_id": 0},
@@ -98,4 +101,4 @@ EXAMPLES: dict[str, dict[str, Any]] = {
 def example_config(model_type: str) -> TransformerConfig:
     """The small model of a family; raises `CheckpointError` for a family that cannot be imported."""
     family = family_called(model_type)
-    return configuration(family, EXAMPLES[model_type], family.names)
+    return configuration(family, EXAMPLES[model_type], set(family.names) - set(family.computed))

@@ -74,9 +74,10 @@ def _token_fields(config: TransformerConfig) -> Fields:
 
 
 def tensors_in(
-    family: Family, config: TransformerConfig, parameters: Mapping[str, np.ndarray]
+    family: Family, config: TransformerConfig, parameters: Mapping[str, np.ndarray], *, with_computed: bool = True
 ) -> dict[str, np.ndarray]:
-    """The tensors of model.safetensors by the names that transformers writes, in float32."""
+    """The tensors of model.safetensors by the names that transformers writes, in float32; on request without those that
+    hold no parameter."""
     absent = set(family.absent(config))
     table = {theirs: ours for theirs, ours in family.table(config).items() if theirs not in absent}
     exact = {name: np.asarray(value, np.float32) for name, value in parameters.items()}
@@ -84,6 +85,9 @@ def tensors_in(
     heads = tensors_of({name: exact[name] for name in exact if name.startswith(of_heads)}, table)
     others = tensors_of({name: exact[name] for name in exact if not name.startswith(of_heads)}, table)
     others |= {copy: others[theirs] for copy, theirs in family.copies(config).items()}
+    if with_computed:
+        made = {name: compute(config).astype(np.float32) for name, compute in family.computed.items()}
+        others = made | others
     # a model with a head keeps the rest under a name of its own
     prefix = next(iter(family.prefixes), "") if config.head in ("logits", "classes") else ""
     return {f"{prefix}{name}": value for name, value in others.items()} | heads

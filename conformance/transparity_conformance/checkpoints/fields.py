@@ -9,6 +9,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from transparity.config import FULL, SLIDING, TransformerConfig, repeating
 from transparity.errors import is_number, is_whole
 from transparity_conformance.checkpoints.naming import Table
@@ -85,6 +87,9 @@ class Family:
     """Prefixes of tensor names, in files of a model with a head."""
     no_parameters: Collection[str] = ()
     """Patterns of tensors in older files that are computed here."""
+    computed: Mapping[str, Callable[[TransformerConfig], np.ndarray]] = field(default_factory=dict)
+    """Tensors that a file has though their numbers are computed here, and how; with other numbers they are parameters:
+    `configure` is given their names."""
     classifier: Classifier | None = None
     """The head of classes, if one is read."""
 

@@ -32,7 +32,7 @@ from transparity_conformance.checkpoints.reading import (
 from transparity_conformance.report.text import listed, shown
 
 FILES = {
-    "bart": "bart",
+    "bart": "encoder_decoders.bart",
     "bert": "bert",
     "cohere": "cohere",
     "cohere2": "cohere",
@@ -48,7 +48,7 @@ FILES = {
     "gptj": "gptj",
     "granite": "llama_variants",
     "llama": "llama",
-    "marian": "bart",
+    "marian": "encoder_decoders.bart",
     "ministral3": "decoders.ministral3",
     "mistral": "llama",
     "mixtral": "experts.mixtral",
@@ -64,8 +64,9 @@ FILES = {
     "qwen3_moe": "experts.mixtral",
     "roberta": "bert",
     "smollm3": "llama_variants",
-    "t5": "t5",
+    "t5": "encoder_decoders.t5",
     "vit": "encoders.vit",
+    "whisper": "encoder_decoders.whisper",
     "xlm-roberta": "bert",
 }
 """The file of each `model_type`."""
@@ -233,10 +234,21 @@ def open_checkpoint(folder: str | Path, head: str | None = None) -> Opened:
     family = family_of(folder, given)
     where = tensor_files(folder)
     try:
-        config = configuration(family, given, {without_prefix(name, family.prefixes) for name in where}, head)
+        names = {without_prefix(name, family.prefixes) for name in where}
+        config = configuration(family, given, names, head)
+        if computed := _computed(family, config, where):
+            config = configuration(family, given, names - computed, head)
     except (CheckpointError, ConfigError) as error:
         raise CheckpointError(f"{folder / CONFIG} cannot be imported: {error}") from None
     return Opened(folder, family, given, config, where, quantised)
+
+
+def _computed(family: Family, config: TransformerConfig, where: Mapping[str, Path]) -> set[str]:
+    """The tensors, without a prefix, that have the very numbers that are computed here."""
+    held = {name: without_prefix(name, family.prefixes) for name in where}
+    tensors = load_tensors(where, [name for name, bare in held.items() if bare in family.computed])
+    exact = {held[name]: (family.computed[held[name]](config), tensor) for name, tensor in tensors.items()}
+    return {name for name, (ours, theirs) in exact.items() if have_equal_numbers(ours.astype(np.float32), theirs)}
 
 
 STORED_AS = {"fp8": "float8", "compressed-tensors": "float8", "mxfp4": "MXFP4"}
@@ -410,13 +422,14 @@ def _remarks(
     present = {*given, *(rope if isinstance(rope, dict) else ())}
     defaults = {name: value for name, value in family.defaults.items() if name not in present and value is not None}
     buffers = [name for name in where if is_any_of(name, family.no_parameters, family.prefixes)]
+    known = {*used, *buffers, *(name for name in where if without_prefix(name, family.prefixes) in family.computed)}
     lines: dict[str, list[str]] = {
         "fields that are not honoured": [f"{name} ({as_json(given[name])})" for name in ignored],
         "fields that no forward pass depends on": [name for name in given if name in unneeded],
         "fields that are missing, taken as transformers does": [
             f"{name} {as_json(defaults[name])}" for name in defaults
         ],
-        "tensors that are not used": [name for name in where if name not in used and name not in buffers],
+        "tensors that are not used": [name for name in where if name not in known],
         "tensors that are computed here": buffers,
         "head": [config.head] * (config.head != "logits"),
     }

@@ -172,10 +172,12 @@ def _real_tokens(probe: Probe, tap: str) -> np.ndarray:
     stack, config = "encoder" if tap.endswith("memory_norm") else tap.split(".")[0], probe.config
     ignores_padding = stack == "decoder" and "padding" not in config.decoder_mask
     has_no_positions = tap in ("pooled", "logits") and config.is_pooled
-    if ignores_padding or has_no_positions or config.reads_pixels:
+    if ignores_padding or has_no_positions:
         return np.ones(1)
     names = [name for name in config.input_names if config.input_stack(name) == stack]
     name = names[0] if names else config.input_names[-1]
+    if name not in config.token_inputs:
+        return np.ones(1)
     if config.padding == "attention-mask" and name == config.input_names[0]:
         return probe.inputs["attention_mask"][..., None].astype(np.float64)
     return (probe.inputs[name] != config.pad_id)[..., None].astype(np.float64)

@@ -83,7 +83,7 @@ class Start:
         if found := _of_layer(name):
             return found[1] < (self.encoder if found[0] == "encoder" else self.decoder)
         skipped = self.encoder if name.startswith("encoder.") else self.decoder
-        return bool(skipped) and ".embedding" in name
+        return bool(skipped) and (".embedding" in name or "_convolution" in name)
 
     def shortened(self, parameters: Arrays) -> Arrays:
         """The parameters that are left, renamed for the shorter configuration."""

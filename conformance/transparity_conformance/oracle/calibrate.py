@@ -50,7 +50,7 @@ def permuted(config: TransformerConfig, parameters: Arrays, seed: int) -> tuple[
     # The model's own features stay where they are cut into heads before they are projected.
     shared = config.projection == "shared-per-head"
     orders["model"] = orders["merged"] if shared else random.permutation(config.embed_dim)
-    if config.positions == "sinusoidal":  # whose features are given
+    if "sinusoidal" in (config.positions, config.encoder_positions):  # whose features are given
         orders["model"] = np.arange(config.embed_dim)
         if shared:
             orders |= {"heads": np.arange(config.num_heads), "head_dim": np.arange(config.head_dim)}
@@ -86,6 +86,8 @@ def _axes(config: TransformerConfig, name: str) -> tuple[str, str]:
         return found
     if name.endswith(".sinks"):
         return "heads", ""
+    if "_convolution." in name:  # the features between the two stay where they are
+        return "model" if "second" in name else "", ""
     if ".router" in name or ".shared_expert" in name:  # whose own features stay where they are
         return "model" if ".down." in name else "", "model" if weight and ".down." not in name else ""
     for role, merged in (("query", "merged"), ("key", "merged_keys"), ("value", "merged_keys")):
@@ -124,7 +126,7 @@ def _latent_axes(config: TransformerConfig, name: str) -> tuple[str, str] | None
 def unpermuted(config: TransformerConfig, name: str, value: np.ndarray, orders: Arrays) -> np.ndarray:
     """A tap of the permuted model with its features where they belong."""
     leaf = name.rpartition(".")[2]
-    if "router" in name or (".shared_expert" in name and leaf != "output"):
+    if "router" in name or leaf == "first_convolution" or (".shared_expert" in name and leaf != "output"):
         return value
     if config.key_value_rank and "self_attention." in name and leaf != "output":
         return value

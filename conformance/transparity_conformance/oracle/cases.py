@@ -82,6 +82,31 @@ IMAGES = dataclasses.replace(
 )
 """An encoder of images (ViT)."""
 
+AUDIO = TransformerConfig(
+    architecture="encoder-decoder",
+    target_vocab_size=31,
+    max_length=11,
+    mel_bins=5,
+    num_frames=14,
+    embed_dim=24,
+    num_heads=3,
+    num_encoder_layers=2,
+    num_decoder_layers=2,
+    feed_forward_dim=29,
+    norm_position="pre",
+    final_norm=True,
+    key_bias=False,
+    encoder_positions="sinusoidal",
+    sinusoidal_timescales="inclusive",
+    rope_layout="halves",
+    activation="gelu",
+    tied_head=True,
+    head_bias=False,
+    bos_id=1,
+    eos_id=2,
+)
+"""An encoder of audio and a decoder of text (Whisper)."""
+
 CASES: dict[str, TransformerConfig] = {
     "llama": dataclasses.replace(
         _LLAMA, rope_theta=500.0, rotary_scaling="llama3", rotary_factor=8.0, rotary_original_length=64

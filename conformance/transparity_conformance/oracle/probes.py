@@ -98,6 +98,8 @@ def twin(probe: Probe) -> Probe:
     inputs = dict(probe.inputs)
     if probe.config.reads_pixels:
         inputs["pixels"] = np.concatenate([inputs["pixels"][:1], np.roll(inputs["pixels"][1:], 1, axis=-1)])
+    if probe.config.reads_frames:
+        inputs["source"] = np.concatenate([inputs["source"][:1], np.roll(inputs["source"][1:], 1, axis=-1)])
     for name in probe.config.token_inputs:
         inputs[name] = inputs[name].copy()
         inputs[name][1:, 1:] = np.roll(inputs[name][1:, 1:], 1, axis=1)
@@ -127,7 +129,7 @@ def probe_parameters(
             pass  # added to scores, which spread as much
         elif name.endswith(("bias", "running_mean", "router_correction")):
             value = WEIGHT_SPREAD * value * (1 if "norm" in name else min(1, embedding))
-        elif name.endswith("patch_projection.weight"):
+        elif name.endswith(("patch_projection.weight", "second_convolution.weight")):
             value = value * embedding / shape[1] ** 0.5
         elif name.endswith("token_embedding.weight"):
             value = value * embedding / config.token_scale
@@ -176,14 +178,15 @@ ROWS = (
 
 
 def mixed_inputs(config: TransformerConfig, seed: int = 0, source: int = SOURCE, target: int = TARGET) -> Arrays:
-    """One row for each of `ROWS`; a lone stack's `tokens` are as long as `source`. Images are `pixel_inputs`."""
+    """One row for each of `ROWS`; a lone stack's `tokens` are as long as `source`. Images are `pixel_inputs`, frames of
+    audio `frame_inputs`."""
     if config.reads_pixels:
         return {"pixels": pixel_inputs(config, BATCH, seed)}
     random = np.random.default_rng(seed)
     lengths = {"source": source, "target": target, "tokens": source}
     pad = 0 if config.pad_id is None else config.pad_id
-    inputs = {}
-    for name in config.input_names:
+    inputs = {"source": frame_inputs(config, BATCH, seed)} if config.reads_frames else {}
+    for name in config.token_inputs:
         length, size = lengths[name], config.stack_vocab_size(config.input_stack(name))
         tokens = random.integers(0, size - 1, (BATCH, length))
         tokens += tokens >= pad  # anything but padding
@@ -205,6 +208,27 @@ def pixel_inputs(config: TransformerConfig, batch: int, seed: int) -> np.ndarray
     pixels[1:2] = pixels[:1].swapaxes(-1, -2)
     pixels[2:3] = pixels[2:3, :, :1, :1]
     return pixels
+
+
+def frame_inputs(config: TransformerConfig, batch: int, seed: int) -> np.ndarray:
+    """Random spectrograms; of several, the second is the first from its end, and the third is silent behind its first
+    quarter."""
+    shape = batch, config.mel_bins or 0, config.num_frames
+    frames = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+    frames[1:2] = frames[:1, :, ::-1]
+    frames[2:3, :, config.num_frames // 4 :] = -1.0
+    return frames
+
+
+def as_given(value: np.ndarray) -> np.ndarray:
+    """A copy of an input as ports are given it: tokens, masks and types as int64, images and audio as they are."""
+    return np.array(value, None if value.dtype.kind == "f" else np.int64)
+
+
+def shortened(config: TransformerConfig, inputs: Arrays, length: int | None) -> Arrays:
+    """The first tokens of each input; images and audio are whole."""
+    whole = [name for name in config.input_names if name not in config.token_inputs]
+    return {name: value if name in whole else value[:, :length] for name, value in inputs.items()}
 
 
 def further_inputs(config: TransformerConfig, inputs: Arrays, random: np.random.Generator) -> Arrays:
@@ -239,6 +263,14 @@ def can_read_text(config: TransformerConfig) -> bool:
     """Return whether every vocabulary can encode the real text."""
     sizes = (config.stack_vocab_size(config.input_stack(name)) for name in config.token_inputs)
     return min(sizes, default=0) >= TEXT_TOKENS
+
+
+def _text(config: TransformerConfig, source: int, target: int, rows: int | None = None) -> Arrays:
+    """The first rows of real text with any further inputs; a source of audio is no text."""
+    text: Arrays = {name: tokens[:rows] for name, tokens in text_inputs(config, source, target).items()}
+    if config.reads_frames:
+        text = {"source": frame_inputs(config, len(text["target"]), 9)} | text
+    return text | further_inputs(config, text, np.random.default_rng(0))
 
 
 def is_large(parameters: Arrays) -> bool:
@@ -278,8 +310,7 @@ def probes_of(config: TransformerConfig, case: str) -> dict[str, Probe]:
         if longest <= LONGEST and not config.reads_pixels:
             made.append(("longest", "max_length", config, ordinary, mixed_inputs(config, 2, longest, longest)))
         if can_read_text(config):
-            text = text_inputs(config, source, target)
-            text |= further_inputs(config, text, np.random.default_rng(0))
+            text = _text(config, source, target)
             made.insert(1, ("text", "real text, as people feed it", config, ordinary, text))
         square, purpose = other_sizes(config)[0], "every weight square: a transposed one fits"
         made.append(("square", purpose, square, probe_parameters(square, 5), mixed_inputs(square, 0, source, target)))
@@ -348,10 +379,7 @@ def probes_with(config: TransformerConfig, parameters: Arrays, case: str) -> dic
         return {name: Probe(case, name, purpose, config, parameters, inputs) for name, purpose, inputs in made}
     if can_read_text(config):
         longest = min(TEXT_OF_A_CHECKPOINT, config.max_length)
-        text = text_inputs(config, longest, longest)
-        if is_large(parameters):
-            text = {name: rows[:ROWS_OF_A_LARGE_ONE] for name, rows in text.items()}
-        text |= further_inputs(config, text, np.random.default_rng(0))
+        text = _text(config, longest, longest, ROWS_OF_A_LARGE_ONE if is_large(parameters) else None)
         made.append(("text", "real text, as people feed it", text))
     if not config.reads_pixels:
         made.append(("one", "length 1", mixed_inputs(config, 1, 1, 1)))

@@ -15,6 +15,9 @@ NOT_DRAWN = {
     "patch_size": "families.taps_and_logits",
     "image_channels": "families.taps_and_logits",
     "class_token": "families.taps_and_logits",
+    "mel_bins": "families.taps_and_logits",
+    "num_frames": "families.taps_and_logits",
+    "encoder_positions": "families.taps_and_logits",
     "norm_momentum": "normalization.batch_training",
     "rotary_low_frequency": "positions.rotary_frequencies",
     "rotary_high_frequency": "positions.rotary_frequencies",
@@ -41,6 +44,7 @@ SIZES = {
 ONLY_WITH: dict[str, Callable[[dict[str, Any]], bool]] = {
     "router_groups": lambda given: given["num_experts"] == 4 and given["experts_per_token"] <= 2,
     "router_groups_chosen": lambda given: given.get("router_groups") == 2,
+    "sinusoidal_timescales": lambda given: given["positions"] == "sinusoidal" and given["embed_dim"] >= 4,
     "position_count": lambda given: given["position_offset"] > 0,
     "branches": lambda given: given["architecture"] != "encoder-decoder" and given.get("norm_position") == "pre",
     "attention_norm": lambda given: (

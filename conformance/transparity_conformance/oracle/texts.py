@@ -54,6 +54,8 @@ def text_inputs(config: TransformerConfig, source: int, target: int) -> dict[str
         return {"tokens": np.resize(passage_tokens(config.vocab_size), (rows, source))}
     inputs = {}
     for side, (name, length) in enumerate((("source", source), ("target", target))):
+        if name not in config.token_inputs:
+            continue
         padded = [[*sentence, *[config.pad_id or 0] * length][:length] for sentence in pair_tokens(side)]
         inputs[name] = np.array(padded)
     return inputs

@@ -24,6 +24,7 @@ from transparity.config.transformer_config import (
     RopeLayout,
     RotaryScaling,
     TargetMask,
+    Timescales,
     TransformerConfig,
     WindowKind,
 )
@@ -54,6 +55,7 @@ __all__ = [
     "RopeLayout",
     "RotaryScaling",
     "TargetMask",
+    "Timescales",
     "TransformerConfig",
     "WindowKind",
     "full_attention_every",

@@ -38,6 +38,8 @@ def probe_sizes(config: Any) -> dict[str, Any]:
         sizes |= {"query_rank": config.query_rank and 7, "value_head_dim": config.value_head_dim and 6}
     if config.reads_pixels:  # three patches a side
         sizes |= {"source_vocab_size": None, "patch_size": 2, "max_length": 9 + config.class_token}
+    if config.reads_frames:  # a length unlike the target's
+        sizes |= {"source_vocab_size": None, "mel_bins": 5, "num_frames": 14}
     if config.sliding_window:
         sizes |= {"sliding_window": 4}
     if config.head == "classes":

@@ -38,6 +38,8 @@ WindowKind = Literal["sliding", "chunks"]
 TargetMask = Literal["causal", "causal-and-padding"]
 Padding = Literal["token", "attention-mask"]
 Positions = Literal["learned", "sinusoidal", "rotary", "relative", "alibi", "none"]
+EncoderPositions = Literal["as-decoder", "learned", "sinusoidal"]
+Timescales = Literal["exclusive", "inclusive"]
 PositionCount = Literal["all", "visible"]
 RopeLayout = Literal["interleaved", "halves"]
 RotaryScaling = Literal["none", "linear", "llama3", "yarn", "longrope"]
@@ -178,6 +180,9 @@ class TransformerConfig:
     """`full`: embed_dim → embed_dim, then split. `shared-per-head`: split, then head_dim → head_dim, one for all."""
     qkv_bias: bool = True
     """Whether the projections of queries, keys and values have biases."""
+    key_bias: bool = True
+    """Whether the projection of keys has one, where `qkv_bias` gives them to all three (Whisper: no). It moves all
+    scores of a query alike, so that no weight depends on it."""
     output_bias: bool = True
     """Whether the attention's output projection has a bias."""
     query_rank: int | None = None
@@ -243,6 +248,12 @@ class TransformerConfig:
     """`learned` and `sinusoidal` are added to the embeddings. `rotary` rotates queries and keys (Su et al. 2021).
     `relative`: a learned bias of the scores for each head and bucket of distances (Raffel et al. 2020).
     `alibi`: a share of the distance, one for each head, is subtracted from the scores (Press et al. 2022)."""
+    encoder_positions: EncoderPositions = "as-decoder"
+    """Positions of the encoder where a decoder's are others that are added to the embeddings (Whisper: `sinusoidal`,
+    and `learned` ones in the decoder)."""
+    sinusoidal_timescales: Timescales = "exclusive"
+    """The timescales of sinusoidal positions go from 1 to theta: below it, theta^(2 i / features), or up to it,
+    theta^(i / (features / 2 − 1)) (`inclusive`: tensor2tensor, Whisper)."""
     position_offset: int = whole(0, least=0)
     """Row of the first token in the learned table, which has as many additional rows."""
     position_count: PositionCount = "all"
@@ -292,6 +303,12 @@ class TransformerConfig:
     class_token: bool = False
     """Whether a learned vector is in front of the patches, at the first position. `max_length` is the number of patches
     of a square image, and 1 with this."""
+    mel_bins: int | None = None
+    """Mel bins of a log-mel spectrogram; the encoder's `source` is frames of it (batch, mel_bins, num_frames), which go
+    through two convolutions over time of width 3, each followed by GELU, the second of stride 2, in place of tokens
+    (Radford et al. 2022). None: tokens."""
+    num_frames: int = whole(3000, least=2)
+    """Frames of every spectrogram, an even number; the encoder has half as many positions, whatever `max_length` is."""
     num_token_types: int = whole(0, least=0)
     """Token types (BERT's sentences A and B), each with an embedding that is added; 0: none."""
     embedding_scale: EmbeddingScale = "none"
@@ -481,6 +498,11 @@ class TransformerConfig:
         return self.positions == "relative" or self.relative_bias
 
     @property
+    def has_tables(self) -> bool:
+        """Whether a stack has sines and cosines of positions, rotary or added to the embeddings."""
+        return "sinusoidal" in (self.positions, self.encoder_positions) or self.positions == "rotary"
+
+    @property
     def num_positions(self) -> int:
         """Rows of the table of learned positions."""
         return self.max_length + self.position_offset
@@ -497,6 +519,19 @@ class TransformerConfig:
     def for_layer(self, stack: str, layer: int) -> TransformerConfig:
         """The configuration as a layer of `stack` (the first is 0) sees it: all its layers are of that kind."""
         return self.layer_kinds[self.layer_kind(stack, layer)]
+
+    def for_stack(self, stack: str) -> TransformerConfig:
+        """The configuration as the embedding of a stack sees it: with its own positions, as many as it has."""
+        differs = self.encoder_positions != "as-decoder" or self.reads_frames
+        return self.encoder_view if stack == "encoder" and differs else self
+
+    @functools.cached_property
+    def encoder_view(self) -> TransformerConfig:
+        """The configuration as the embedding of the encoder sees it, where that is another one than the decoder's."""
+        positions = self.positions if self.encoder_positions == "as-decoder" else self.encoder_positions
+        length = self.frame_positions if self.reads_frames else self.max_length
+        is_itself = (length, positions) == (self.max_length, self.positions)
+        return self if is_itself else dataclasses.replace(self, max_length=length, positions=positions)
 
     @property
     def vocab_size(self) -> int:
@@ -524,6 +559,16 @@ class TransformerConfig:
         return self.patch_size is not None
 
     @property
+    def reads_frames(self) -> bool:
+        """Whether the encoder reads frames of audio, and not tokens."""
+        return self.mel_bins is not None
+
+    @property
+    def frame_positions(self) -> int:
+        """Positions of the encoder that the frames of audio become."""
+        return self.num_frames // 2
+
+    @property
     def image_size(self) -> int:
         """Pixels of a side of the image; 0 without."""
         return math.isqrt(self.max_length - self.class_token) * (self.patch_size or 0)
@@ -535,15 +580,24 @@ class TransformerConfig:
 
     @property
     def input_names(self) -> tuple[str, ...]:
-        """Names of what `forward` takes: the tokens `source` and `target`, or `tokens`, or else `pixels`."""
+        """Names of what `forward` takes: the tokens, or frames, `source` and the tokens `target`; or `tokens`; or else
+        `pixels`."""
         if self.reads_pixels:
             return ("pixels",)
         return ("source", "target") if self.architecture == "encoder-decoder" else ("tokens",)
 
     @property
     def token_inputs(self) -> tuple[str, ...]:
-        """Those of them that are tokens, each with a vocabulary; none if the model reads images."""
-        return () if self.reads_pixels else self.input_names
+        """Those of them that are tokens, each with a vocabulary: no images, and no frames of audio."""
+        if self.reads_pixels:
+            return ()
+        return ("target",) if self.reads_frames else self.input_names
+
+    def positions_of(self, name: str) -> int | None:
+        """Positions that the input `name` has whatever is given: of an image, or of frames; None for tokens."""
+        if name in self.token_inputs:
+            return None
+        return self.max_length if self.reads_pixels else self.frame_positions
 
     @property
     def decoder_mask(self) -> TargetMask:

@@ -101,6 +101,7 @@ def check_together(config: Any) -> None:
     """Raise `ConfigError` if the fields of a `TransformerConfig` (whose file imports this one) do not fit together."""
     checks = (
         _check_pixels,
+        _check_frames,
         _check_vocabularies,
         _check_heads,
         _check_latent,
@@ -135,9 +136,28 @@ def _check_pixels(config: Any) -> None:
         raise ConfigError("head is 'logits', but an image has no vocabulary: hidden, pooled or classes would be right.")
 
 
+def _check_frames(config: Any) -> None:
+    """Check frames of audio in place of the source's tokens, which have no vocabulary and no padding."""
+    if not config.reads_frames:
+        return
+    if config.num_frames % 2:
+        raise ConfigError(
+            f"num_frames is {config.num_frames}, but the second convolution makes one position of two frames: "
+            f"{config.num_frames + 1} would be right."
+        )
+    needed: dict[str, Any] = {"architecture": "encoder-decoder", "source_vocab_size": None, "padding": "token"}
+    needed |= {"shared_embedding": False, "position_count": "all", "embedding_scale": "none"}
+    needed |= {"embedding_multiplier": 1.0}
+    if found := [name for name in needed if getattr(config, name) != needed[name]]:
+        raise ConfigError(
+            f"{found[0]} is {getattr(config, found[0])!r}, but frames of audio (mel_bins) are the source of an "
+            f"encoder-decoder, and neither tokens nor padded: {needed[found[0]]!r} would be right."
+        )
+
+
 def _check_vocabularies(config: Any) -> None:
     needed = [
-        ("source_vocab_size", config.has_encoder and not config.reads_pixels),
+        ("source_vocab_size", config.has_encoder and not (config.reads_pixels or config.reads_frames)),
         ("target_vocab_size", config.has_decoder),
     ]
     for name, used in needed:
@@ -202,7 +222,21 @@ def _check_positions(config: Any) -> None:
             "position_count is 'visible', which puts padding in front of the first position, but position_offset is 0: "
             "1 or more would be right."
         )
-    if config.positions == "sinusoidal" and config.embed_dim % 2:
+    added = ("learned", "sinusoidal")
+    both = config.positions in added and config.has_encoder and config.has_decoder
+    if config.encoder_positions != "as-decoder" and not both:
+        raise ConfigError(
+            f"encoder_positions is {config.encoder_positions!r}, positions {config.positions!r} and architecture "
+            f"{config.architecture!r}: they differ from the decoder's where both are added to the embeddings; "
+            "'as-decoder' would be right."
+        )
+    sinusoidal = "sinusoidal" in (config.positions, config.encoder_positions)
+    if sinusoidal and config.sinusoidal_timescales == "inclusive" and config.embed_dim < 4:
+        raise ConfigError(
+            f"embed_dim is {config.embed_dim}, but sinusoidal_timescales 'inclusive' goes from one timescale to "
+            "another: 4 would be right."
+        )
+    if sinusoidal and config.embed_dim % 2:
         raise ConfigError(
             f"embed_dim is {config.embed_dim}, but sinusoidal positions pair each sine with a cosine: "
             f"{config.embed_dim + 1} would be right."
@@ -301,9 +335,9 @@ def _check_ends(config: Any) -> None:
 
 
 def _check_tokens(config: Any) -> None:
-    if config.reads_pixels:
+    if not config.token_inputs:
         return
-    vocabularies = [config.stack_vocab_size(config.input_stack(name)) for name in config.input_names]
+    vocabularies = [config.stack_vocab_size(config.input_stack(name)) for name in config.token_inputs]
     for name, sizes in (("pad_id", vocabularies), ("bos_id", vocabularies[-1:]), ("eos_id", vocabularies[-1:])):
         token = getattr(config, name)
         if token is not None and token >= min(sizes):

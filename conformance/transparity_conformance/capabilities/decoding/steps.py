@@ -26,7 +26,7 @@ from transparity_conformance.capabilities.faults import SimulatedFault
 from transparity_conformance.capabilities.faults.cache import CACHE_FAULTS
 from transparity_conformance.capabilities.stranger import call_stranger
 from transparity_conformance.diagnosis.faults.wholly_hidden import free_positions
-from transparity_conformance.oracle.probes import Probe, sees_something
+from transparity_conformance.oracle.probes import Probe, as_given, sees_something
 from transparity_conformance.report.capability_result import CapabilityResult, alternatives
 from transparity_conformance.report.comparison import as_numbers, gap, share
 from transparity_conformance.report.report import Cause, ClaimResult, Divergence
@@ -122,7 +122,7 @@ def named_inputs(probe: Probe, part: slice, chunk: slice) -> dict[str, np.ndarra
         return {name: value[:, chunk].copy() for name, value in further.items()}
     if chunk.start or "source" not in probe.inputs:
         return {}
-    return {"source": np.array(probe.inputs["source"][part], np.int64)} | further
+    return {"source": as_given(probe.inputs["source"][part])} | further
 
 
 def take_step(step: Any, tokens: np.ndarray, cache: Any, named: dict[str, np.ndarray]) -> Sequence[Any]:

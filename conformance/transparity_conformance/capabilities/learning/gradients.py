@@ -40,7 +40,7 @@ from transparity_conformance.diagnosis.faults.wholly_hidden import blind_rows
 from transparity_conformance.oracle.budgets import WIDE
 from transparity_conformance.oracle.differentiation.derivatives import Derivatives, Loss
 from transparity_conformance.oracle.differentiation.together import Together
-from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.oracle.probes import Probe, shortened
 from transparity_conformance.report.capability_result import CapabilityResult, not_compared
 from transparity_conformance.report.comparison import as_numbers, gap, share
 from transparity_conformance.report.report import Cause, ClaimResult, Divergence
@@ -204,7 +204,7 @@ def _cut(probe: Probe) -> Probe:
     rows = ~blind_rows(probe)
     kept = (slice(None) if rows.all() or not rows.any() else rows) if not probe.is_large else [int(rows.argmax())]
     longest = BRIEF if probe.is_large else None
-    inputs = {name: value[kept, :longest] for name, value in probe.inputs.items()}
+    inputs = {name: value[kept] for name, value in shortened(probe.config, probe.inputs, longest).items()}
     return dataclasses.replace(probe, inputs=inputs)
 
 

@@ -23,7 +23,7 @@ from transparity_conformance.capabilities.faults.sharding import loss_faults
 from transparity_conformance.capabilities.stranger import call_stranger
 from transparity_conformance.oracle.differentiation.derivatives import Loss, targets_of
 from transparity_conformance.oracle.oracle import function_oracle
-from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.oracle.probes import Probe, as_given
 from transparity_conformance.report.capability_result import CapabilityResult, alternatives, not_compared
 from transparity_conformance.report.comparison import as_numbers, gap, share
 from transparity_conformance.report.report import Cause, ClaimResult, Divergence
@@ -48,7 +48,7 @@ def has_a_loss(key: str, forward: ForwardPass) -> bool:
 def loss_inputs(probe: Probe) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Return copies of the targets and the tokens of a probe, as a port receives them."""
     targets = targets_of(probe.config, probe.inputs).astype(np.int64)
-    return targets, {name: np.array(tokens, np.int64) for name, tokens in probe.inputs.items()}
+    return targets, {name: as_given(value) for name, value in probe.inputs.items()}
 
 
 def as_loss(value: Any) -> np.ndarray:

@@ -33,7 +33,7 @@ from transparity_conformance.capabilities.faults.sharding import optimizer_fault
 from transparity_conformance.capabilities.learning.loss import why_no_loss
 from transparity_conformance.oracle.budgets import WIDE
 from transparity_conformance.oracle.oracle import Arrays, Oracle, training_oracle
-from transparity_conformance.oracle.probes import Probe, further_inputs, probe_parameters
+from transparity_conformance.oracle.probes import Probe, as_given, frame_inputs, further_inputs, probe_parameters
 from transparity_conformance.report.capability_result import CapabilityResult, alternatives
 from transparity_conformance.report.comparison import as_numbers, gap, share
 from transparity_conformance.report.report import Cause, ClaimResult, Divergence
@@ -71,6 +71,7 @@ def tiny(config: TransformerConfig, ranks: int = 1) -> TransformerConfig:
     for stack, has in (("encoder", config.has_encoder), ("decoder", config.has_decoder)):
         vocabulary = "source_vocab_size" if stack == "encoder" else "target_vocab_size"
         sizes |= {f"num_{stack}_layers": 1, vocabulary: tokens} if has else {}
+    sizes |= {"source_vocab_size": None, "mel_bins": 2, "num_frames": 4} if config.reads_frames else {}
     return config.with_sizes(**sizes)
 
 
@@ -88,9 +89,9 @@ def batches(config: TransformerConfig) -> tuple[Arrays, ...]:
     """Return the batches of all steps; targets are the next tokens."""
     random = np.random.default_rng(3)
     made = []
-    for _ in range(STEPS):
-        batch: Arrays = {}
-        for name in config.input_names:
+    for step in range(STEPS):
+        batch: Arrays = {"source": frame_inputs(config, ROWS, step)} if config.reads_frames else {}
+        for name in config.token_inputs:
             size = config.stack_vocab_size(config.input_stack(name))
             drawn = random.integers(0, size, (ROWS, config.max_length + 1))
             batch |= {name: drawn[:, :-1], "targets": drawn[:, 1:]}
@@ -146,7 +147,7 @@ def _shapes(key: str, request: TrainingRequest) -> Shapes:
 def _ask(port: BuiltPort, way: Way, key: str, request: TrainingRequest) -> Answers:
     """Return the losses and the parameters. Raises any error of the port, and `TypeError` for a wrong shape or name."""
     parameters = request.parameters
-    copied = [{name: tokens.astype(np.int64) for name, tokens in batch.items()} for batch in request.batches]
+    copied = [{name: as_given(value) for name, value in batch.items()} for batch in request.batches]
     losses, became = port.built_for(request.config, parameters).train(copied, request.training)
     answers = {str(name): as_numbers(value).astype(np.float64) for name, value in dict(became).items()}
     missing = [name for name in parameters if is_learned(name) and name not in answers]

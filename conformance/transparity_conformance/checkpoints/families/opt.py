@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 from transparity.config import TransformerConfig
-from transparity_conformance.checkpoints.families import bart
+from transparity_conformance.checkpoints.families.encoder_decoders import bart
 from transparity_conformance.checkpoints.fields import Family, Fields, activation, activation_name, flag, same
 from transparity_conformance.checkpoints.naming import linears
 

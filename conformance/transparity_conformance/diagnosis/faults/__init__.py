@@ -15,6 +15,7 @@ from transparity_conformance.diagnosis.faults import (
     auxiliary_inputs,
     embedding,
     experts,
+    frames,
     latent,
     masks,
     normalization,
@@ -34,6 +35,7 @@ from transparity_conformance.diagnosis.faults.scopes import groups
 SUBJECTS = (
     embedding,
     patches,
+    frames,
     auxiliary_inputs,
     parameters,
     packing,

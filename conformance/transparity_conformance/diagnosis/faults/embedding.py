@@ -11,7 +11,15 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity_conformance.diagnosis.fault import Fault, NumericFault, WalkState
 from transparity_conformance.diagnosis.faults.normalization import normed_input
-from transparity_conformance.diagnosis.faults.sites import Value, keys_name, length_at, padding_at, token_table
+from transparity_conformance.diagnosis.faults.sites import (
+    Value,
+    keys_name,
+    length_at,
+    padding_at,
+    reads_tokens,
+    stack_config,
+    token_table,
+)
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_numpy.embeddings import position_ids
 
@@ -19,6 +27,7 @@ OFFSETS = (1, -1, 2, -2, 3, 4)
 
 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
+    config, is_padded = stack_config(config, site), config.pad_id is not None and reads_tokens(config, site)
     if site.endswith(".embedding_norm") and config.positions == "learned":
         description = "the embeddings are normalised before the positions are added"
         yield Fault("norm-placement", "before the positions", description, patch=_positions_behind)
@@ -26,14 +35,14 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
         return
     for name, factor in () if config.reads_pixels else SCALES.items():
         if not math.isclose(factor(config), config.token_scale):
-            yield scaled(config, factor(config), name)
+            yield scaled(config, factor(config), name, "token embeddings" if reads_tokens(config, site) else "frames")
     if config.positions in ("learned", "sinusoidal"):
         yield from _offset_faults(config)
     if config.positions == "learned" and config.position_offset:
         yield from _count_faults(config, site)
     if config.positions == "sinusoidal":
         yield from _sinusoid_faults(config)
-    if config.pad_id is not None:
+    if is_padded:
         description = f"the embedding of the padding token ({config.pad_id}) is zero"
         yield Fault("padding-row", "zeroed", description, alter=_zeroed)
         if config.tied_head or config.shared_embedding:
@@ -62,8 +71,11 @@ def _sinusoid_faults(config: TransformerConfig) -> Iterator[Fault]:
         yield Fault("position-layout", "interleaved", description, patch=partial(_replaced, interleaved))
         description = "cosines come before sines"
     yield Fault("position-layout", "cosine first", description, patch=partial(_replaced, cosine_first))
+    right = TIMESCALES[config.sinusoidal_timescales]
     for name, exponents in EXPONENTS.items():
-        description = f"the exponent of the positions' frequencies is {name} instead of i/embed_dim for even i"
+        if name == right:
+            continue
+        description = f"the exponent of the positions' frequencies is {name} instead of {right}"
         yield Fault("position-frequency", name, description, patch=partial(_replaced, partial(sinusoids, exponents)))
 
 
@@ -88,15 +100,16 @@ SCALES: dict[str, Callable[[TransformerConfig], float]] = {
 """Factors by which ports multiply token embeddings."""
 
 
-def scaled(config: TransformerConfig, factor: float, named: str) -> Fault:
-    """Token embeddings times `factor`; a named factor is computed again for a model of another size."""
+def scaled(config: TransformerConfig, factor: float, named: str, what: str = "token embeddings") -> Fault:
+    """Token embeddings, or what the convolutions make of frames, times `factor`; a named factor is computed again for a
+    model of another size."""
     by = f"{named} ({factor:.4g})" if named in SCALES else f"{factor:.6g}"
     right = "√embed_dim" if config.embedding_scale == "embed_dim" else ""
     if config.embedding_multiplier != 1:
         right += f"{' · ' if right else ''}{config.embedding_multiplier:g}"
-    description = f"token embeddings are multiplied by {by}" + f" instead of {right}" * bool(right)
+    description = f"{what} are multiplied by {by}" + f" instead of {right}" * bool(right)
     if factor == 1:
-        description = f"token embeddings are not multiplied by {right}"
+        description = f"{what} are not multiplied by {right}"
     change = partial(_scaled, SCALES.get(named, lambda config: factor))
     return Fault("embedding-scale", named, description, patch=change, value=factor)
 
@@ -109,7 +122,10 @@ def based(config: TransformerConfig, base: float, named: str) -> Fault:
 
 
 def tokens_of(state: WalkState, site: str) -> np.ndarray:
-    """The token embeddings, unscaled, without positions."""
+    """The token embeddings, unscaled, without positions; of frames what the convolutions make of them."""
+    if state.config.reads_frames and site.startswith("encoder"):
+        made: np.ndarray = state.taps["encoder.second_convolution"]
+        return made
     table = state.parameters[token_table(state.config, site.split(".")[0])]
     embedded: np.ndarray = table[state.inputs[keys_name(state.config, site)]]
     return embedded
@@ -122,14 +138,15 @@ def _scaled(factor: Callable[[TransformerConfig], float], state: WalkState, site
 def right_ids(state: WalkState, site: str, visible: np.ndarray | None = None) -> np.ndarray:
     """The rows (batch or 1, length) of the table of positions; `visible` marks the counted tokens."""
     visible = padding_at(state, site)[:, 0, 0] if visible is None else visible
-    return position_ids(state.config, visible, np.arange(visible.shape[1])[None])
+    return position_ids(stack_config(state.config, site), visible, np.arange(visible.shape[1])[None])
 
 
 def right_positions(state: WalkState, site: str) -> np.ndarray:
-    if state.config.positions == "learned":
+    config = stack_config(state.config, site)
+    if config.positions == "learned":
         table: np.ndarray = state.parameters[f"{site.split('.')[0]}.position_embedding.weight"]
         return table[right_ids(state, site)]
-    return sinusoids(usual_exponents, state.config, _positions(state, site))
+    return sinusoids(usual_exponents, config, _positions(state, site))
 
 
 def _positions(state: WalkState, site: str) -> np.ndarray:
@@ -138,7 +155,7 @@ def _positions(state: WalkState, site: str) -> np.ndarray:
 
 def _moved(offset: int, edge: str, state: WalkState, site: str, value: Value) -> Value:
     right = right_positions(state, site)
-    if state.config.positions == "learned":
+    if stack_config(state.config, site).positions == "learned":
         table = state.parameters[f"{site.split('.')[0]}.position_embedding.weight"]
         moved = right_ids(state, site) + offset
         return value - right + table[moved % len(table) if edge == "rolled" else np.clip(moved, 0, len(table) - 1)]
@@ -170,13 +187,13 @@ def _replaced(positions: Value, state: WalkState, site: str, value: Value) -> Va
     return value - right_positions(state, site) + positions(state.config, _positions(state, site))
 
 
-def usual_exponents(dim: int) -> np.ndarray:
-    exponents: np.ndarray = np.arange(0, dim, 2) / dim
+def usual_exponents(config: TransformerConfig) -> np.ndarray:
+    exponents: np.ndarray = EXPONENTS[TIMESCALES[config.sinusoidal_timescales]](config)
     return exponents
 
 
 def _waves(config: TransformerConfig, positions: np.ndarray, base: float, exponents: Value) -> list[np.ndarray]:
-    angles = positions[:, None] / base ** exponents(config.embed_dim)
+    angles = positions[:, None] / base ** exponents(config)
     return [np.sin(angles), np.cos(angles)]
 
 
@@ -205,10 +222,16 @@ def cosine_first(config: TransformerConfig, positions: np.ndarray) -> np.ndarray
     return _interleave(both) if config.rope_layout == "interleaved" else np.concatenate(both, axis=-1)
 
 
-EXPONENTS = {
-    "2i/embed_dim": lambda dim: 2 * np.arange(0, dim, 2) / dim,
-    "i/(2·embed_dim)": lambda dim: np.arange(0, dim, 2) / (2 * dim),
-    "j/(embed_dim/2 − 1) for the j-th pair": lambda dim: np.arange(dim // 2) / max(1, dim // 2 - 1),
+EXCLUSIVE, INCLUSIVE = "i/embed_dim for even i", "j/(embed_dim/2 − 1) for the j-th pair"
+
+TIMESCALES = {"exclusive": EXCLUSIVE, "inclusive": INCLUSIVE}
+"""The exponents by `sinusoidal_timescales`."""
+
+EXPONENTS: dict[str, Callable[[TransformerConfig], np.ndarray]] = {
+    "2i/embed_dim": lambda config: 2 * np.arange(0, config.embed_dim, 2) / config.embed_dim,
+    "i/(2·embed_dim)": lambda config: np.arange(0, config.embed_dim, 2) / (2 * config.embed_dim),
+    INCLUSIVE: lambda config: np.arange(config.embed_dim // 2) / max(1, config.embed_dim // 2 - 1),
+    EXCLUSIVE: lambda config: np.arange(0, config.embed_dim, 2) / config.embed_dim,
 }
 
 
@@ -233,10 +256,14 @@ def numeric_faults(config: TransformerConfig) -> Iterator[NumericFault]:
     grid = [2.0**power for power in range(-10, 11)]
     if not config.reads_pixels:
         yield NumericFault(_is_embedding, grid, lambda factor: scaled(config, factor, f"{factor:.6g}"))
-    if config.positions == "sinusoidal":
+    if "sinusoidal" in (config.positions, config.encoder_positions):
         grid = [10.0**power for power in np.linspace(0.5, 8, 31)]
-        yield NumericFault(_is_embedding, grid, lambda base: based(config, base, f"{base:.6g}"))
+        yield NumericFault(partial(_is_sinusoidal, config), grid, lambda base: based(config, base, f"{base:.6g}"))
 
 
 def _is_embedding(site: str) -> bool:
     return site.endswith(".embedding")
+
+
+def _is_sinusoidal(config: TransformerConfig, site: str) -> bool:
+    return _is_embedding(site) and stack_config(config, site).positions == "sinusoidal"

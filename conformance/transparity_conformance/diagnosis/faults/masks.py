@@ -14,7 +14,7 @@ from transparity.config import MaskOrder, TransformerConfig, WindowKind
 from transparity_conformance.diagnosis.fault import Fault, Patch, Settings, WalkState
 from transparity_conformance.diagnosis.faults.sites import (
     Value,
-    given_mask,
+    has_padding,
     is_causal,
     length_at,
     own_config,
@@ -186,7 +186,7 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
         yield from conventions(config, site)
     if tap != "weights":
         return
-    pads = config.pad_id is not None or given_mask(config, site)
+    pads = has_padding(config, site)
     causal = site.startswith("decoder") and sublayer == "self_attention"
     masks_padding = pads and (not causal or config.decoder_mask == "causal-and-padding")
     if causal or pads:

@@ -75,8 +75,8 @@ def _cut_in_order(order: tuple[str, ...]) -> Fault:
 
 def _from_role(source: Mapping[str, str], config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
     scope, role = site.rpartition(".")[::2]
-    kinds = [kind for kind in ("weight", "bias") if f"{site}.{kind}" in parameters]
-    return {f"{site}.{kind}": parameters[f"{scope}.{source[role]}.{kind}"] for kind in kinds}
+    kinds = [kind for kind in ("weight", "bias") if any(f"{scope}.{name}.{kind}" in parameters for name in ROLES)]
+    return {f"{site}.{kind}": _packed_part(parameters, f"{scope}.{source[role]}", kind) for kind in kinds}
 
 
 def _packed_by_head(config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
@@ -101,6 +101,12 @@ def _packed_in_turn(config: TransformerConfig, parameters: Arrays, site: str) ->
     return _repacked(config, parameters, site, read)
 
 
+def _packed_part(parameters: Arrays, part: str, kind: str) -> np.ndarray:
+    """A weight, or a bias: of zeros for keys without one where the others have it (Whisper)."""
+    weight = parameters[f"{part}.weight"]
+    return weight if kind == "weight" else parameters.get(f"{part}.bias", np.zeros(len(weight), weight.dtype))
+
+
 def _by_group(config: TransformerConfig, heads: np.ndarray) -> np.ndarray:
     """The heads of queries, keys or values as (groups, heads of each group, features …)."""
     return heads.reshape(config.key_value_heads, -1, *heads.shape[1:])
@@ -116,8 +122,8 @@ def _repacked(
     scope, role = site.rpartition(".")[::2]
     changed = {}
     for kind in ("weight", "bias"):
-        if f"{site}.{kind}" in parameters:
-            roles = [parameters[f"{scope}.{name}.{kind}"] for name in ROLES]
+        if any(f"{scope}.{name}.{kind}" in parameters for name in ROLES):
+            roles = [_packed_part(parameters, f"{scope}.{name}", kind) for name in ROLES]
             heads = [each.reshape(-1, config.head_dim, *each.shape[1:]) for each in roles]
-            changed[f"{site}.{kind}"] = read(heads)[ROLES.index(role)].reshape(parameters[f"{site}.{kind}"].shape)
+            changed[f"{site}.{kind}"] = read(heads)[ROLES.index(role)].reshape(roles[ROLES.index(role)].shape)
     return changed

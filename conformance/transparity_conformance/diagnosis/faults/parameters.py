@@ -93,6 +93,8 @@ def _part(site: str) -> str | None:
     """The linear map whose result is tapped as `site`."""
     if site == "logits":
         return "head"
+    if site.endswith("_convolution"):
+        return site
     scope, sublayer, tap = split(site)
     if sublayer == "feed_forward" and (role := FED.get(site.partition(".feed_forward.")[2])):
         return f"{scope}.feed_forward.{role}"

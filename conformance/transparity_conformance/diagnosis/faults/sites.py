@@ -32,6 +32,21 @@ def own_config(config: TransformerConfig, site: str) -> TransformerConfig:
     return config.for_layer(parts[0], int(parts[2])) if parts[1:2] == ["layers"] else config
 
 
+def reads_tokens(config: TransformerConfig, site: str) -> bool:
+    """Whether the positions at a tap are those of tokens, and not of an image or of audio."""
+    return keys_name(config, site) in config.token_inputs
+
+
+def has_padding(config: TransformerConfig, site: str) -> bool:
+    """Whether some of the positions at a tap may be padding."""
+    return reads_tokens(config, site) and (config.pad_id is not None or given_mask(config, site))
+
+
+def stack_config(config: TransformerConfig, site: str) -> TransformerConfig:
+    """The configuration as the embedding of the stack of a tap sees it."""
+    return config.for_stack(site.split(".")[0])
+
+
 def parameters_of(state: WalkState, scope: str) -> dict[str, np.ndarray]:
     """The weight and bias of one part."""
     scope += "."

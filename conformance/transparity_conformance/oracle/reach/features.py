@@ -126,7 +126,9 @@ def _watched(config: TransformerConfig, read: set[str]) -> TransformerConfig:
     copy = object.__new__(_Watched)
     kinds = {kind: copy if own is config else _watched(own, read) for kind, own in config.layer_kinds.items()}
     values = {name: getattr(config, name) for name in FIELD_TYPES}
-    object.__getattribute__(copy, "__dict__").update(values, layer_kinds=kinds, read=read)
+    view = config.for_stack("encoder")
+    views = {"encoder_view": copy if view is config else _watched(view, read), "layer_kinds": kinds}
+    object.__getattribute__(copy, "__dict__").update(values, **views, read=read)
     return copy
 
 

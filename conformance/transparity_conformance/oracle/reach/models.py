@@ -19,7 +19,7 @@ from transparity.presets import preset
 from transparity.taps import Tap, identity, lengths_of
 from transparity_conformance.oracle.budgets import HALF, RULES, epsilon, rounded
 from transparity_conformance.oracle.oracle import Arrays, Oracle
-from transparity_conformance.oracle.probes import Probe, is_huge, is_large, pixel_inputs, probe_parameters
+from transparity_conformance.oracle.probes import Probe, frame_inputs, is_huge, is_large, pixel_inputs, probe_parameters
 from transparity_conformance.oracle.reach.thresholds import (
     BATCHES,
     LONGEST,
@@ -53,7 +53,7 @@ class LogitsOracle(Oracle):
     def __init__(self, config: TransformerConfig, parameters: Arrays, inputs: Mapping[str, Any]) -> None:
         self.kind, given = "", dict(inputs)
         # far positions err by their tables, each formula differently
-        self.has_tables = config.positions in ("rotary", "sinusoidal")
+        self.has_tables = config.has_tables
 
         def run(arrays: Arrays, tap: Tap) -> None:
             # without a tap the reference attends in blocks, which is less memory and another order of sums
@@ -163,6 +163,9 @@ def reach_inputs(config: TransformerConfig, batch: int, lengths: tuple[int, ...]
     random = np.random.default_rng([batch, *lengths])
     inputs: Arrays = {}
     for name, length in zip(config.input_names, lengths, strict=True):
+        if name not in config.token_inputs:
+            inputs[name] = frame_inputs(config, batch, batch)
+            continue
         size = config.stack_vocab_size(config.input_stack(name))
         tokens = random.integers(0, size, (batch, length))
         if config.pad_id is not None and size > 1:
@@ -283,8 +286,8 @@ def few_calls(config: TransformerConfig) -> list[tuple[int, tuple[int, ...]]]:
     if config.reads_pixels:
         return [(1, (config.max_length,)), (2, (config.max_length,))]
     pairs = [(1, (SHORT, 9)), (2, (6, 7))]
-    sides, longest = len(config.input_names), config.max_length
-    return [(batch, tuple(min(length, longest) for length in lengths[:sides])) for batch, lengths in pairs]
+    longest = config.max_length
+    return [(batch, _sides(config, *(min(length, longest) for length in lengths))) for batch, lengths in pairs]
 
 
 def _calls(config: TransformerConfig, longest: int) -> Iterator[tuple[int, tuple[int, ...]]]:
@@ -292,6 +295,10 @@ def _calls(config: TransformerConfig, longest: int) -> Iterator[tuple[int, tuple
     if config.reads_pixels:
         yield from ((batch, (config.max_length,)) for batch in BATCHES)
         return
+    yield from dict.fromkeys(_calls_of_tokens(config, longest))
+
+
+def _calls_of_tokens(config: TransformerConfig, longest: int) -> Iterator[tuple[int, tuple[int, ...]]]:
     lengths, crossed = lengths_up_to(longest, config), {1 + value for value in thresholds(config).values()}
     long = [length for length in reversed(lengths) if length > SHORT]
     short = [length for length in lengths if length <= SHORT]
@@ -310,4 +317,5 @@ def _calls(config: TransformerConfig, longest: int) -> Iterator[tuple[int, tuple
 
 
 def _sides(config: TransformerConfig, source: int, target: int) -> tuple[int, ...]:
+    source = config.frame_positions if config.reads_frames else source
     return (source, target)[: len(config.input_names)]

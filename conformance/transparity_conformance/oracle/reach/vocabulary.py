@@ -14,7 +14,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity_conformance.oracle.oracle import Arrays
-from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.oracle.probes import Probe, frame_inputs
 from transparity_conformance.oracle.reach.models import AFFORDABLE, ReachModel, ReachProbe
 
 PURPOSE = "every token of the vocabulary"
@@ -33,12 +33,15 @@ class EveryToken(ReachModel):
     @functools.cached_property
     def probes(self) -> list[ReachProbe]:
         """One probe for each of `calls`, which share the vocabulary."""
-        names = self.config.input_names if self.calls else ()
+        names = self.config.token_inputs if self.calls else ()
         inputs = {name: _shared(self.config, name, self.calls) for name in names}
+        if names and self.config.reads_frames:
+            batch = len(inputs["target"][0])
+            inputs["source"] = np.stack([frame_inputs(self.config, batch, seed) for seed in range(len(self.calls))])
         return [self._of({name: parts[number] for name, parts in inputs.items()}) for number in range(len(self.calls))]
 
     def _of(self, inputs: Arrays) -> ReachProbe:
-        first, config = inputs[self.config.input_names[0]], self.config
+        first, config = inputs[self.config.token_inputs[0]], self.config
         further: Arrays = {}
         if "attention_mask" in config.further_inputs:
             further["attention_mask"] = np.ones_like(first)
@@ -50,10 +53,10 @@ class EveryToken(ReachModel):
 
 def every_token(config: TransformerConfig, parameters: Arrays) -> EveryToken:
     """The calls with every token of a model with given parameters, or with as many as are affordable."""
-    if config.reads_pixels:
+    if not config.token_inputs:
         return EveryToken("the model itself", config, parameters, [], is_asked=True)
     length = min(ROW, config.max_length)
-    rows = -(-max(len(_tokens(config, name)) for name in config.input_names) // length)
+    rows = -(-max(len(_tokens(config, name)) for name in config.token_inputs) // length)
     at_once = AFFORDABLE / sum(value.size for value in parameters.values()) / length
     rows = min(rows, int(MOST_CALLS * at_once))
     calls = max(1, min(MOST_CALLS, rows, -(-rows // max(1, int(at_once)))))

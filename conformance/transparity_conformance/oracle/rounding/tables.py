@@ -27,15 +27,15 @@ FORMULAS: tuple[Formula, ...] = (
 """From the base and 2 i / features in float32 to frequencies."""
 
 
-def frequencies(base: float, features: int, index: int) -> np.ndarray:
-    """The frequencies (features / 2) in float32, by one of the formulas."""
-    shares = np.arange(0, features, 2, dtype=np.float32) / np.float32(features)
+def frequencies(base: float, features: int, index: int, steps: int | None = None) -> np.ndarray:
+    """The frequencies (features / 2) in float32, by one of the formulas; the base would be that of feature `steps`."""
+    shares = np.arange(0, features, 2, dtype=np.float32) / np.float32(steps or features)
     return FORMULAS[index % len(FORMULAS)](np.float32(base), shares).astype(np.float32)
 
 
 def farthest_formula(config: TransformerConfig) -> int:
     """The formula whose frequencies are farthest from exact ones, and so its angles; 0 without such tables."""
-    if config.positions not in ("rotary", "sinusoidal"):
+    if not config.has_tables:
         return 0
     features = config.rotated_dim if config.positions == "rotary" else config.embed_dim
     exact = np.float64(config.rope_theta) ** -(np.arange(0, features, 2) / features)
@@ -64,8 +64,9 @@ def built_in_float32(index: int) -> Iterator[None]:
         cosine, sine = np.cos(angles)[:, None] * factor, np.sin(angles)[:, None] * factor
         return cosine.astype(dtype), sine.astype(dtype)
 
-    def sinusoidal_positions(length: int, embed_dim: int, base: float, layout: str) -> np.ndarray:
-        angles = np.arange(length, dtype=np.float32)[:, None] * frequencies(base, embed_dim, index)
+    def sinusoidal_positions(length: int, embed_dim: int, base: float, layout: str, timescales: str) -> np.ndarray:
+        steps = embed_dim if timescales == "exclusive" else embed_dim - 2
+        angles = np.arange(length, dtype=np.float32)[:, None] * frequencies(base, embed_dim, index, steps)
         both = [np.sin(angles), np.cos(angles)]
         return np.stack(both, -1).reshape(length, embed_dim) if layout == "interleaved" else np.concatenate(both, -1)
 

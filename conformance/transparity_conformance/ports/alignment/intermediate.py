@@ -111,8 +111,9 @@ def tables(probe: Probe) -> list[np.ndarray]:
     config, length = probe.config, max(lengths_of(probe.config, probe.inputs).values())
     positions = np.arange(length)
     found = [value for name, value in probe.exact.items() if name.endswith("relative_bias.weight")]
-    if config.positions == "sinusoidal":
-        found.append(sinusoidal_positions(length, config.embed_dim, config.rope_theta, config.rope_layout))
+    if "sinusoidal" in (config.positions, config.encoder_positions):
+        options = (config.rope_theta, config.rope_layout, config.sinusoidal_timescales)
+        found.append(sinusoidal_positions(length, config.embed_dim, *options))
     if config.positions == "rotary":
         frequencies = rotary_frequencies(config, beyond=length > config.rotary_original_length)
         angles, factor = positions[:, None] * frequencies, config.rotary_attention_factor

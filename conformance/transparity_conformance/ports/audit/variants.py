@@ -85,9 +85,8 @@ def written(model_type: str, family: Family, config: TransformerConfig) -> Field
 def _read(family: Family, config: TransformerConfig, fields: Mapping[str, Any]) -> TransformerConfig:
     """The configuration that `fields` describe beside the tensors of `config`."""
     zeros = {name: np.zeros(shape, np.float32) for name, shape in parameter_shapes(config).items()}
-    return configuration(
-        family, fields, {without_prefix(n, family.prefixes) for n in tensors_in(family, config, zeros)}
-    )
+    tensors = tensors_in(family, config, zeros, with_computed=False)
+    return configuration(family, fields, {without_prefix(name, family.prefixes) for name in tensors})
 
 
 def _changed(write: Write, config: TransformerConfig) -> Iterator[Changed]:

@@ -19,7 +19,7 @@ Array = Callable[[np.ndarray], Any]
 NAMES = {
     "tokens": ("input_ids", "tokens"),
     "pixels": ("pixel_values", "pixels"),
-    "source": ("input_ids",),
+    "source": ("input_ids", "input_features"),
     "target": ("decoder_input_ids",),
     "attention_mask": ("attention_mask",),
     "token_types": ("token_type_ids", "token_types"),
@@ -30,7 +30,8 @@ NAMES = {
 def with_mask(inputs: Mapping[str, np.ndarray], config: TransformerConfig) -> dict[str, np.ndarray]:
     """The inputs and, where padding is masked by its token, the mask that a tokenizer would give with them."""
     is_masked = config.has_encoder or config.decoder_mask == "causal-and-padding"
-    if "attention_mask" in inputs or config.pad_id is None or not is_masked:
+    has_tokens = config.input_names[0] in config.token_inputs
+    if "attention_mask" in inputs or config.pad_id is None or not is_masked or not has_tokens:
         return dict(inputs)
     is_token = inputs[config.input_names[0]] != config.pad_id
     return {**inputs, "attention_mask": is_token.astype(np.int64)}

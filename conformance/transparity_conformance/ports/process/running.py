@@ -17,7 +17,7 @@ from transparity.taps import lengths_of, tap_shapes
 from transparity_conformance.capabilities.sharding import ALONE, Sharding
 from transparity_conformance.capabilities.stranger import PortCallError, PortError, call_stranger, signature_of
 from transparity_conformance.checkpoints.importing import InFolder
-from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.oracle.probes import Probe, as_given
 from transparity_conformance.ports.listening.listen import listen
 from transparity_conformance.ports.listening.operation import Operation
 from transparity_conformance.ports.loader.answers import taps_in
@@ -167,9 +167,8 @@ def listen_once(function: Callable[..., Any], *args: Any, **named: Any) -> tuple
 
 
 def _returned(call: Callable[..., Any], forward: Callable[..., Any], probe: Probe) -> Any:
-    """The result of `call`, which is the port's `forward` or calls it, on the tokens or the pixels of a probe."""
-    kinds = {name: None if name == "pixels" else np.int64 for name in probe.inputs}
-    inputs = {name: np.array(value, kinds[name]) for name, value in probe.inputs.items()}
+    """The result of `call`, which is the port's `forward` or calls it, on the inputs of a probe."""
+    inputs = {name: as_given(value) for name, value in probe.inputs.items()}
     try:
         return call_stranger(call, **inputs)
     except PortCallError as error:

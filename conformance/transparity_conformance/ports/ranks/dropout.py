@@ -14,7 +14,7 @@ import numpy as np
 
 from transparity_conformance.capabilities.sharding import Placement, split
 from transparity_conformance.oracle.oracle import Arrays
-from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.oracle.probes import Probe, as_given
 from transparity_conformance.ports.ranks.group import RankGroup
 from transparity_conformance.report.report import Cause, ClaimResult, Divergence, Report
 
@@ -31,7 +31,7 @@ def with_dropout(report: Report, group: RankGroup, forward: Any, probe: Probe) -
     """
     if not group.offers(forward, METHOD):
         return dataclasses.replace(report, not_compared=(*report.not_compared, f"{METHOD}: the port does not offer it"))
-    tokens = {name: np.array(value, np.int64) for name, value in probe.inputs.items()}
+    tokens = {name: as_given(value) for name, value in probe.inputs.items()}
     answers = [dict(answer) for answer in group.answers_of(forward, METHOD, tokens)]
     names = [tap for tap in probe.oracle.expected if all(tap in answer for answer in answers)]
     sharding, found = group.sharding_of(forward.handle), []

@@ -19,7 +19,7 @@ from transparity_conformance.capabilities.stranger import PortError, PortProcess
 from transparity_conformance.diagnosis.judge import Progress
 from transparity_conformance.diagnosis.probe_result import error_profile
 from transparity_conformance.diagnosis.segment import NEAR
-from transparity_conformance.oracle.probes import Probe, in_other_sizes
+from transparity_conformance.oracle.probes import Probe, in_other_sizes, shortened
 from transparity_conformance.oracle.reach.models import WITHOUT_LIMIT, ReachModel, ReachProbe
 from transparity_conformance.ports.process.running import Port, built, run
 from transparity_conformance.report.comparison import difference, share
@@ -160,7 +160,7 @@ def call_model(
 
 
 def _answers_a_token(function: Callable[..., Any], probe: Probe) -> bool:
-    inputs = {name: value[:1] if name == "pixels" else value[:1, :1] for name, value in probe.inputs.items()}
+    inputs = {name: value[:1] for name, value in shortened(probe.config, probe.inputs, 1).items()}
     try:
         run(function, dataclasses.replace(probe, inputs=inputs), logits_only=True)
     except PortProcessError:

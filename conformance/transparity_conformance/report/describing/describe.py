@@ -70,11 +70,11 @@ def _stack(config: TransformerConfig, stack: str, read: str) -> Iterable[str]:
     layers = config.stack_num_layers(stack)
     scale = " · √embed_dim" if config.embedding_scale == "embed_dim" else ""
     scale += f" · {config.embedding_multiplier:g}" if config.embedding_multiplier != 1 else ""
-    what = "patch" if config.reads_pixels else "token"
-    rows = config.patch_dim if config.reads_pixels else config.stack_vocab_size(stack)
+    what, rows = _embedded(config, stack)
     size = f"{rows:,} × {config.embed_dim}"
     node = f"{stack}_embedding"
-    added = [f"{config.positions} positions"] if config.positions in ("learned", "sinusoidal") else []
+    positions = config.for_stack(stack).positions
+    added = [f"{positions} positions"] if positions in ("learned", "sinusoidal") else []
     added += ["a class token"] if config.class_token else []
     added += [f"{config.num_token_types} token types"] if config.num_token_types else []
     additions = "".join(f"<br/>+ {name}" for name in added)
@@ -98,6 +98,15 @@ def _stack(config: TransformerConfig, stack: str, read: str) -> Iterable[str]:
         yield f'    {node} --> {stack}_final_norm["{_norm(config)}"]'
         node = f"{stack}_final_norm"
     yield f'    {node} --> {stack}_output["{stack}.output"]'
+
+
+def _embedded(config: TransformerConfig, stack: str) -> tuple[str, int]:
+    """What a stack embeds, and of how many numbers or rows."""
+    if config.reads_pixels:
+        return "patch", config.patch_dim
+    if config.reads_frames and stack == "encoder":
+        return "two convolutions, frame", config.mel_bins or 0
+    return "token", config.stack_vocab_size(stack)
 
 
 def _layer(config: TransformerConfig, stack: str, read: str) -> Iterable[str]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from transparity_conformance.capabilities.decoding.steps import named_inputs, step_requests, take_step
 from transparity_conformance.capabilities.stranger import PortError, PortProcessError
-from transparity_conformance.oracle.probes import Probe, sees_something
+from transparity_conformance.oracle.probes import Probe, as_given, sees_something
 from transparity_conformance.ports.alignment.heard import aligned_probe
 from transparity_conformance.ports.alignment.lines.source import segment_of
 from transparity_conformance.ports.listening.operation import Operation, Source
@@ -101,7 +101,7 @@ def _given(probe: Probe, chunk: slice) -> tuple[np.ndarray, dict[str, np.ndarray
 
 def _right_ones(forward: Any, probe: Probe) -> list[Operation]:
     """All that the port computes without a cache."""
-    inputs = {name: np.array(tokens, np.int64) for name, tokens in probe.inputs.items()}
+    inputs = {name: as_given(value) for name, value in probe.inputs.items()}
     return listen_in_full(forward, "", **inputs)[1]
 
 

@@ -11,7 +11,7 @@ from transparity_conformance.checkpoints.fields import Family, Fields, activatio
 from transparity_conformance.checkpoints.naming import Table, flat, linears
 
 
-def _stack(stack: str) -> dict[str, str]:
+def stack_names(stack: str) -> dict[str, str]:
     """The names of a stack's linear maps and norms; an encoder has no tensors of cross-attention."""
     layer = f"{stack}.layers.{{i}}"
     attentions = {"self_attn": "self_attention", "encoder_attn": "cross_attention"}
@@ -36,7 +36,7 @@ NAMES: Table = {
     "decoder.embed_positions.weight": "decoder.position_embedding.weight",
     "lm_head.weight": "head.weight",
     "final_logits_bias": flat("head.bias"),
-    **linears(_stack("encoder") | _stack("decoder")),
+    **linears(stack_names("encoder") | stack_names("decoder")),
 }
 
 FIELDS = {

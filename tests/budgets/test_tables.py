@@ -32,8 +32,8 @@ def port(formula: Callable[..., np.ndarray], base: float = 1.0) -> Callable[...,
 
         return run
 
-    def frequencies(theta: float, features: int, index: int) -> np.ndarray:
-        shares = np.arange(0, features, 2, dtype=np.float32) / np.float32(features)
+    def frequencies(theta: float, features: int, index: int, steps: int | None = None) -> np.ndarray:
+        shares = np.arange(0, features, 2, dtype=np.float32) / np.float32(steps or features)
         return formula(np.float32(theta * base), shares)
 
     return build

@@ -104,13 +104,16 @@ def most_experts(config: Any) -> int:
 
 def longrope_factors(config: Any, sizes: Mapping[str, Any]) -> dict[str, Any]:
     """Return LongRoPE's factors for the angles that a configuration with other `sizes` has."""
-    own = {name: sizes.get(name, getattr(config, name)) for name in ("rotary_dim", "attention_head_dim", "embed_dim")}
-    head_dim = own["attention_head_dim"] or own["embed_dim"] // sizes.get("num_heads", config.num_heads)
-    count = (own["rotary_dim"] or head_dim) // 2
+    lists = {name: getattr(config, name) for name in ("rotary_short_factors", "rotary_long_factors")}
+    names = ("rotary_dim", "attention_head_dim", "embed_dim", "num_heads")
+    rotary_dim, head_dim, embed_dim, heads = own = [sizes.get(name, getattr(config, name)) for name in names]
+    if not all(size is None or (isinstance(size, int) and size > 0) for size in own):
+        return {}  # the fields themselves say so
+    count = (rotary_dim or head_dim or embed_dim // heads) // 2
     return {
         name: tuple(given[i * len(given) // count] for i in range(count))
-        for name in ("rotary_short_factors", "rotary_long_factors")
-        if (given := getattr(config, name)) and name not in sizes
+        for name, given in lists.items()
+        if given and name not in sizes
     }
 
 

@@ -61,7 +61,7 @@ def _together(config: TransformerConfig) -> Iterator[dict[str, Any]]:
     yield {**attention, "feed_forward_bias": not config.feed_forward_bias}
     yield {"tied_head": not config.tied_head, "head_scale": "none" if config.tied_head else "embed_dim"}
     yield {"norm_position": "post", "final_norm": False}
-    if config.source_vocab_size == config.target_vocab_size:
+    if config.source_vocab_size is not None and config.source_vocab_size == config.target_vocab_size:
         yield dict.fromkeys(("target_vocab_size", "source_vocab_size"), config.vocab_size + 1)
     if config.pad_id is not None:
         counted = {"position_offset": config.position_offset + 3, "max_length": config.max_length - 3}

@@ -118,7 +118,7 @@ def test_a_right_port_agrees(port: RightPort) -> None:
     assert report.verdict == "agrees", report.faults
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.long
 @pytest.mark.parametrize("fault", sampled(uncatalogued_faults(CONFIGS, 300), 3), ids=str)
 def test_an_uncatalogued_fault_is_found_and_not_named(fault: UncataloguedFault) -> None:
     trial = unknown(fault)

@@ -18,7 +18,7 @@ nox.options.error_on_missing_interpreters = True
 
 # Two processes of one thread each: the models are small, and threads that wait for each other cost more than they gain.
 PARALLEL = ["-n", "2"]
-SINGLE_THREADED = {
+SIDE_BY_SIDE = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
@@ -81,7 +81,7 @@ def install_alone(session: nox.Session, group: str) -> None:
 def conformance(session: nox.Session) -> None:
     """Check every claim against every backend and print the agreement matrix (the main job)."""
     install(session, "test")
-    environment = SINGLE_THREADED | compiled(session) | {"XLA_FLAGS": " ".join(COMPILE_QUICKLY)}
+    environment = SIDE_BY_SIDE | compiled(session) | {"XLA_FLAGS": " ".join(COMPILE_QUICKLY)}
     suite = ["conformance/transparity_conformance", "-m", "not slow"]
     session.run("pytest", *suite, *PARALLEL, *session.posargs, env=environment)
 
@@ -93,7 +93,7 @@ def tests(session: nox.Session) -> None:
     `-- --every-case` runs them whole.
     """
     install(session, "test", "benchmarks", "examples", "runtimes", bytecode=False)
-    environment = SINGLE_THREADED | compiled(session) | {"XLA_FLAGS": " ".join(COMPILE_QUICKLY)}
+    environment = SIDE_BY_SIDE | compiled(session) | {"XLA_FLAGS": " ".join(COMPILE_QUICKLY)}
     session.run("pytest", "conformance", "tests", *PARALLEL, *session.posargs, env=environment)
 
 
@@ -101,7 +101,7 @@ def tests(session: nox.Session) -> None:
 def as_users_compile(session: nox.Session) -> None:
     """Check the claims about models as users compile them: with all passes of XLA, and with torch.compile."""
     install(session, "test")
-    environment = SINGLE_THREADED | compiled(session)
+    environment = SIDE_BY_SIDE | compiled(session)
     suite = ["conformance/transparity_conformance", "--every-case", "-k", AS_USERS_COMPILE]
     session.run("pytest", *suite, *PARALLEL, *session.posargs, env=environment)
 
@@ -110,14 +110,14 @@ def as_users_compile(session: nox.Session) -> None:
 def meta(session: nox.Session) -> None:
     """Plant a fault for every claim: the claim must catch it."""
     install(session, "test")
-    session.run("pytest", "conformance/meta", "--every-case", *PARALLEL, *session.posargs, env=SINGLE_THREADED)
+    session.run("pytest", "conformance/meta", "--every-case", *PARALLEL, *session.posargs, env=SIDE_BY_SIDE)
 
 
 @nox.session
 def equivalents(session: nox.Session) -> None:
     """Plant every line that mutation testing leaves out, and show that it computes the same."""
     install(session, "test")
-    environment = SINGLE_THREADED | {"PYTHONPATH": "conformance"}
+    environment = SIDE_BY_SIDE | {"PYTHONPATH": "conformance"}
     session.run("python", "-m", "meta.mutation.equivalents", *session.posargs, env=environment)
 
 
@@ -125,7 +125,7 @@ def equivalents(session: nox.Session) -> None:
 def power(session: nox.Session) -> None:
     """Measure how often the checker is right: many ports, attacks, drafts, audits and adapters."""
     install(session, "test")
-    environment = SINGLE_THREADED | {"PYTHONPATH": "conformance"}
+    environment = SIDE_BY_SIDE | {"PYTHONPATH": "conformance"}
     session.run("python", "-m", "meta.power.run", "--jobs", "2", *session.posargs, env=environment)
     if not session.posargs:
         session.run("python", "-m", "meta.independent.measure", env=environment)
@@ -141,7 +141,7 @@ def exam(session: nox.Session) -> None:
     """Take the published exam: bugs in other people's code. It goes on where it was interrupted."""
     install(session, "test", "exam")
     install_alone(session, "exam-alone")
-    environment = SINGLE_THREADED | {"PYTHONPATH": "conformance"}
+    environment = SIDE_BY_SIDE | {"PYTHONPATH": "conformance"}
     session.run("python", "-m", "meta.exam.measure", "--jobs", "2", *session.posargs, env=environment)
 
 
@@ -149,7 +149,7 @@ def exam(session: nox.Session) -> None:
 def fuzz(session: nox.Session) -> None:
     """Try 20,000 inputs that nobody would write: each ends in a verdict or one sentence, soon."""
     install(session, "test")
-    environment = SINGLE_THREADED | compiled(session)
+    environment = SIDE_BY_SIDE | compiled(session)
     environment |= {"PYTHONPATH": "conformance", "XLA_FLAGS": " ".join(COMPILE_QUICKLY)}
     session.run("python", "-m", "meta.fuzz", *session.posargs, env=environment)
 
@@ -158,7 +158,7 @@ def fuzz(session: nox.Session) -> None:
 def calibrate(session: nox.Session) -> None:
     """Measure the factors of budgets again; fail if a constant no longer covers what was measured."""
     install(session, "test")
-    session.run("python", "-m", "transparity_conformance.oracle.calibrate", *session.posargs, env=SINGLE_THREADED)
+    session.run("python", "-m", "transparity_conformance.oracle.calibrate", *session.posargs, env=SIDE_BY_SIDE)
 
 
 @nox.session
@@ -181,7 +181,7 @@ def checkpoints(session: nox.Session) -> None:
     """Run two models with real weights in every backend, from text to a known answer."""
     install(session, "test", "checkpoints")
     install_alone(session, "weights")
-    environment = SINGLE_THREADED | compiled(session) | {"XLA_FLAGS": " ".join(COMPILE_QUICKLY)}
+    environment = SIDE_BY_SIDE | compiled(session) | {"XLA_FLAGS": " ".join(COMPILE_QUICKLY)}
     session.run("pytest", "tests/checkpoints", *session.posargs, env=environment)
 
 
@@ -211,7 +211,7 @@ def imports(session: nox.Session) -> None:
 def docs(session: nox.Session) -> None:
     """Build the site into build/site/html; a broken link fails. `-- serve` shows it in a browser."""
     install(session, "docs", bytecode=False)
-    environment = SINGLE_THREADED | compiled(session) | {"XLA_FLAGS": " ".join(COMPILE_QUICKLY)}
+    environment = SIDE_BY_SIDE | compiled(session) | {"XLA_FLAGS": " ".join(COMPILE_QUICKLY)}
     session.run("python", "-m", "docs.site", *session.posargs, env=environment)
 
 
@@ -242,7 +242,7 @@ def installed(session: nox.Session) -> None:
     for asked, extras in ((f"{wheel}", "alone"), (f"{wheel}[all]", "extras"), (f"{archive}", "extras")):
         again = ["--force-reinstall", "--no-deps"] if asked == f"{archive}" else []
         session.install("--no-compile", *again, asked)
-        session.run("python", "-I", str(script), version, extras, env={"PYTHONPATH": ""} | SINGLE_THREADED)
+        session.run("python", "-I", str(script), version, extras, env={"PYTHONPATH": ""} | SIDE_BY_SIDE)
 
 
 @nox.session
@@ -250,7 +250,7 @@ def examples(session: nox.Session) -> None:
     """Train two small models, some minutes: a character model in two frameworks, and a toy translation."""
     install(session, "examples")
     for script in ("character_model.py", "toy_translation.py"):
-        session.run("python", f"examples/{script}", env=SINGLE_THREADED | compiled(session))
+        session.run("python", f"examples/{script}", env=SIDE_BY_SIDE | compiled(session))
 
 
 if __name__ == "__main__":

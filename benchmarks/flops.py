@@ -43,16 +43,17 @@ def stack_flops(config: TransformerConfig, name: str, **lengths: int) -> int:
     if name == "target":
         layer += attention_flops(config, length, lengths["source"])
     layers = range(config.stack_num_layers(stack))
-    patches = (length - config.class_token) * (name == "pixels")
-    front = front_flops(config) if name == "source" else 0
-    front += product_flops(patches, config.patch_dim, config.embed_dim)
-    return front + sum(layer + feed_forward_flops(config.for_layer(stack, index), length) for index in layers)
+    return front_flops(config, name, length) + sum(
+        layer + feed_forward_flops(config.for_layer(stack, index), length) for index in layers
+    )
 
 
-def front_flops(config: TransformerConfig) -> int:
-    """The two convolutions of frames of audio; 0 for tokens."""
-    if config.mel_bins is None:
+def front_flops(config: TransformerConfig, name: str, length: int) -> int:
+    """The linear map of patches, or the two convolutions of frames of audio; 0 for tokens."""
+    if name in config.token_inputs:
         return 0
+    if config.mel_bins is None:
+        return product_flops(length - config.class_token, config.patch_dim, config.embed_dim)
     first = product_flops(config.num_frames, 3 * config.mel_bins, config.embed_dim)
     return first + product_flops(config.frame_positions, 3 * config.embed_dim, config.embed_dim)
 

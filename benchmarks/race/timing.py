@@ -8,10 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 WARM = 0.1
-"""Seconds for which a GPU works before its clock is read: an idle one has lowered its own clocks."""
-
-TIMED = 0.1
-"""Seconds, at least, that the calls on a GPU take whose mean is told."""
+"""Seconds for which a GPU works before its clock is read, for an idle one has lowered its own clocks; as many calls
+again are timed."""
 
 Run = Callable[[], Any]
 
@@ -20,9 +18,7 @@ def seconds(run: Run, device: str) -> float:
     """The duration of one call, which returns a computed result."""
     if device == "cpu":
         return clocked(run)[0]
-    calls = repeated(run, WARM)
-    warm, _ = clocked(run)
-    return mean(run, max(1, min(calls, round(TIMED / warm))))
+    return mean(run, repeated(run, WARM))
 
 
 def repeated(run: Run, least: float) -> int:

@@ -49,11 +49,7 @@ def _checked_pixels(config: TransformerConfig, value: Any) -> np.ndarray:
     if pixels.ndim != 4 or pixels.shape[1:] != (config.image_channels, side, side) or not len(pixels):
         expected = f"(batch, channels, height, width), {config.image_channels} channels of {side} × {side} pixels"
         raise InputError(f"pixels has the shape {pixels.shape}; expected {expected}.")
-    if pixels.dtype.kind != "f":
-        raise InputError(f"pixels has the dtype {pixels.dtype}; expected finite floats.")
-    if not np.isfinite(pixels).all():
-        raise InputError("pixels has a number that is not finite; expected finite floats.")
-    return pixels
+    return _finite_floats("pixels", pixels)
 
 
 def _checked_input(config: TransformerConfig, name: str, value: Any) -> np.ndarray:
@@ -68,11 +64,16 @@ def _checked_frames(config: TransformerConfig, value: Any) -> np.ndarray:
         turned = " (it looks transposed)" if frames.shape[1:] == shape[::-1] else ""
         expected = f"(batch, mel_bins, frames), {shape[0]} bins of {shape[1]} frames"
         raise InputError(f"source has the shape {frames.shape}{turned}; expected {expected}.")
-    if frames.dtype.kind != "f":
-        raise InputError(f"source has the dtype {frames.dtype}; expected finite floats.")
-    if not np.isfinite(frames).all():
-        raise InputError("source has a number that is not finite; expected finite floats.")
-    return frames
+    return _finite_floats("source", frames)
+
+
+def _finite_floats(name: str, value: np.ndarray) -> np.ndarray:
+    """Return images or audio whose numbers are what they have to be."""
+    if value.dtype.kind != "f":
+        raise InputError(f"{name} has the dtype {value.dtype}; expected finite floats.")
+    if not np.isfinite(value).all():
+        raise InputError(f"{name} has a number that is not finite; expected finite floats.")
+    return value
 
 
 def _checked_further(config: TransformerConfig, name: str, value: Any, shape: tuple[int, ...]) -> np.ndarray:

@@ -114,6 +114,7 @@ def test_scores_of_the_hot_probe_are_above_a_hundred(name: str) -> None:
         assert expected[tap].max() > 100
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_softmax_that_overflows_diverges(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def careless(scores: Any, mask: Any, masked_score: float, sinks: None) -> Any:

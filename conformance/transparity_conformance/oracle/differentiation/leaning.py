@@ -6,12 +6,14 @@ product of two vectors, which is added to the result of a product with it, so th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
+from transparity.config import TransformerConfig
+from transparity.config.probe_sizes import most_experts
 from transparity.limits.mapped import BLOCK
 from transparity_numpy.arithmetic.functional import STEP
 
@@ -127,3 +129,26 @@ def along(gradient: Any, directions: Directions) -> np.ndarray:
         rows = slice(begin, begin + size)
         found += (left[:, rows] @ gradient[rows].astype(np.float64) * right).sum(1)
     return found
+
+
+def repeated(value: np.ndarray, times: int) -> np.ndarray:
+    """A batch so many times, one under the other."""
+    return np.tile(value, (times, *[1] * (value.ndim - 1)))
+
+
+def of_rows(parts: Directions, mine: Mapping[int, int], count: int, size: int) -> Directions:
+    """The vectors of each row of `count` batches of `size`; those of batches that do not lean are zeros.
+
+    Args:
+        mine: the number of the direction of each batch that leans.
+    """
+    found = [np.zeros((count, part.shape[1])) for part in parts]
+    for whole, part in zip(found, parts, strict=True):
+        whole[list(mine)] = part[list(mine.values())]
+    return tuple(np.repeat(whole, size, axis=0) for whole in found)
+
+
+def rows_are_apart(config: TransformerConfig, *, training: bool = False) -> bool:
+    """Return whether no row of a batch depends on another: statistics are taken of all, and experts are given tokens of
+    all."""
+    return not (training and config.norm == "batch") and not most_experts(config)

@@ -9,6 +9,9 @@ With the letters of `transparity.axes`, F for `feed_forward_dim`, A for `attenti
 | query; key and value, each (`shared-per-head`)     | 2·B·T·D·H; 2·B·S·D·H   |
 | scores; context                                    | 2·B·T·S·A each         |
 | output                                             | 2·B·T·D·A              |
+| gate of the context, if there is one               | 2·B·T·D·A              |
+| recurrence (Z features of its q, k, v and gate,    | 2·B·T·D·(Z + 2N)       |
+| N states of H by V): maps; read, write and correct | 2·B·T·N·H·V each       |
 | feed-forward: up, down, and a gate if there is one | 2·B·T·D·F each         |
 | experts, each; router                              | as above; 2·B·T·D·E    |
 | patches of an image (P pixels and channels)        | 2·B·T·P·D              |
@@ -39,13 +42,21 @@ def forward_flops(config: TransformerConfig, batch: int, **lengths: int) -> int:
 def stack_flops(config: TransformerConfig, name: str, **lengths: int) -> int:
     """The layers that read the input `name`, for one row of the batch."""
     length, stack = lengths[name], config.input_stack(name)
-    layer = attention_flops(config, length, length)
-    if name == "target":
-        layer += attention_flops(config, length, lengths["source"])
-    layers = range(config.stack_num_layers(stack))
+    crossing = attention_flops(config, length, lengths["source"]) if name == "target" else 0
+    kinds = [config.for_layer(stack, index) for index in range(config.stack_num_layers(stack))]
     return front_flops(config, name, length) + sum(
-        layer + feed_forward_flops(config.for_layer(stack, index), length) for index in layers
+        mixer_flops(own, length) + crossing + feed_forward_flops(own, length) for own in kinds
     )
+
+
+def mixer_flops(config: TransformerConfig, length: int) -> int:
+    """Self-attention, or the recurrence in its place: three products with the state of each head at each position."""
+    if config.mixer == "attention":
+        return attention_flops(config, length, length)
+    projected = sum(config.convolution_dims.values()) + config.recurrent_dim + 2 * config.recurrent_heads
+    state = product_flops(length, config.recurrent_key_dim, config.recurrent_dim)
+    output = product_flops(length, config.recurrent_dim, config.embed_dim)
+    return product_flops(length, config.embed_dim, projected) + 3 * state + output
 
 
 def front_flops(config: TransformerConfig, name: str, length: int) -> int:
@@ -63,7 +74,8 @@ def attention_flops(config: TransformerConfig, queries: int, keys: int) -> int:
     scores = product_flops(queries, config.attention_dim, keys)
     context = product_flops(queries, config.context_dim, keys)
     output = product_flops(queries, config.context_dim, config.embed_dim)
-    return query_flops(config, queries) + key_value_flops(config, keys) + scores + context + output
+    gate = product_flops(queries, config.embed_dim, config.context_dim) if config.attention_gate else 0
+    return query_flops(config, queries) + key_value_flops(config, keys) + scores + context + gate + output
 
 
 def query_flops(config: TransformerConfig, length: int) -> int:

@@ -12,7 +12,7 @@ from transparity_flax.attention import CrossAttention, SelfAttention, project_ke
 from transparity_flax.feed_forward import FeedForward
 from transparity_flax.mixture.experts import MixtureOfExperts
 from transparity_flax.normalization import Norm
-from transparity_flax.recurrence import Recurrence
+from transparity_flax.recurrent.recurrence import Recurrence
 from transparity_flax.state.cache import Cache
 from transparity_flax.state.context import LayerContext
 
@@ -68,8 +68,10 @@ class Layer(nnx.Module):
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs, has_memory: bool = False) -> None:
         self.config = config
-        mixer = SelfAttention if config.mixer == "attention" else Recurrence
-        setattr(self, config.mixer_scope, mixer(config, rngs=rngs))
+        if config.mixer == "attention":
+            self.self_attention = SelfAttention(config, rngs=rngs)
+        else:
+            self.recurrence = Recurrence(config, rngs=rngs)
         if config.attention_norm:
             self.self_attention_norm = Norm(config, rngs=rngs)
         if has_memory:

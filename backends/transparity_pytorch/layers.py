@@ -11,7 +11,7 @@ from transparity_pytorch.attention import CrossAttention, SelfAttention, project
 from transparity_pytorch.feed_forward import FeedForward
 from transparity_pytorch.mixture.experts import MixtureOfExperts
 from transparity_pytorch.normalization import Norm
-from transparity_pytorch.recurrence import Recurrence
+from transparity_pytorch.recurrent.recurrence import Recurrence
 from transparity_pytorch.state.cache import Cache
 from transparity_pytorch.state.context import LayerContext
 
@@ -68,7 +68,10 @@ class Layer(nn.Module):
     def __init__(self, config: TransformerConfig, *, has_memory: bool = False) -> None:
         super().__init__()
         self.config = config
-        setattr(self, config.mixer_scope, (SelfAttention if config.mixer == "attention" else Recurrence)(config))
+        if config.mixer == "attention":
+            self.self_attention = SelfAttention(config)
+        else:
+            self.recurrence = Recurrence(config)
         if config.attention_norm:
             self.self_attention_norm = Norm(config)
         if has_memory:

@@ -200,6 +200,7 @@ def why_uncut(config: TransformerConfig, name: str, ranks: int) -> str | None:
         return "queries and keys are normalised over all heads"
     heads = dict.fromkeys(("query", "output", "relative_bias", "sinks"), config.num_heads)
     heads |= dict.fromkeys(("key", "value"), config.key_value_heads)
+    role = "output" if role == "gate" and "attention." in name else role  # a gate of the heads' context
     count = heads.get(role, ranks)
     return f"{count} heads cannot be distributed over {ranks} ranks" if count % ranks else None
 

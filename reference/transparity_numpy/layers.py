@@ -14,7 +14,7 @@ from transparity_numpy.attention import cross_attention, project_key_value, self
 from transparity_numpy.feed_forward import feed_forward
 from transparity_numpy.mixture.experts import mixture_of_experts
 from transparity_numpy.normalization import norm
-from transparity_numpy.recurrence import recurrence
+from transparity_numpy.recurrent.recurrence import recurrence
 from transparity_numpy.state.cache import Cache
 from transparity_numpy.state.context import LayerContext
 

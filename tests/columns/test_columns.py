@@ -23,7 +23,7 @@ MIRRORED = [
     "state.context",
     "arithmetic.fused",
     "attention",
-    "recurrence",
+    "recurrent.recurrence",
     "feed_forward",
     "mixture.experts",
     "layers",

@@ -11,7 +11,7 @@ from numpy import ndarray as Array
 
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity
-from transparity_numpy.arithmetic.functional import linear, sigmoid, silu, softplus
+from transparity_numpy.arithmetic.functional import as_precise_as, linear, sigmoid, silu, softplus
 from transparity_numpy.arithmetic.precision import upcast
 from transparity_numpy.attention import merge_heads, repeat_heads, split_heads
 from transparity_numpy.normalization import rms_norm
@@ -31,7 +31,7 @@ def causal_convolution(
     of `x` are `before`."""
     width, x = weight.shape[1], np.concatenate([before, x], axis=1)
     length = x.shape[1] - width + 1
-    shifted = [x[:, i : i + length] * weight[:, i] for i in range(width)]
+    shifted = [x[:, i : i + length] * weight.T[i] for i in range(width)]
     return np.sum(shifted, axis=0)
 
 
@@ -39,7 +39,7 @@ def unit_length(x: Inexact[Array, "*batch features"]) -> Inexact[Array, "*batch 
     """x / √(Σ x² + eps) over the features."""
     wide = upcast(x)
     length = np.sqrt((wide * wide).sum(axis=-1, keepdims=True) + wide.dtype.type(UNIT_EPS))
-    return (wide / length).astype(x.dtype, copy=False)
+    return as_precise_as(x, wide / length)
 
 
 def log_decay(
@@ -47,7 +47,7 @@ def log_decay(
 ) -> Inexact[Array, "batch length heads"]:
     """Logarithm of the share of the state that stays: −exp(log_rate) · softplus(x Wᵀ + b) (Gu and Dao 2024)."""
     rate = np.exp(upcast(parameters["log_rate"]))
-    return -rate * softplus(upcast(linear(parameters["decay"], x)))
+    return rate * -softplus(upcast(linear(parameters["decay"], x)))
 
 
 def gated_delta_rule(
@@ -60,7 +60,8 @@ def gated_delta_rule(
 ) -> tuple[Inexact[Array, "batch heads length value_dim"], Inexact[Array, "batch heads head_dim value_dim"]]:
     """What each query reads from the state, and the last state: S ← e^log_decay · S; S ← S + k ⊗ β (v − k S); then
     q S / √head_dim (Yang et al. 2025, eq. 10). One position after the other."""
-    read, scale = np.zeros_like(value), query.real.dtype.type(query.shape[-1] ** -0.5)
+    read = np.zeros(value.shape, np.result_type(query, key, value, log_decay, beta, state))
+    scale = query.real.dtype.type(query.shape[-1] ** -0.5)
     for i in range(query.shape[2]):
         state = state * np.exp(log_decay[:, :, i, None, None])
         change = beta[:, :, i, None, None] * (value[:, :, i, None] - key[:, :, i, None] @ state)
@@ -117,16 +118,17 @@ def recurrence(
     heads, shared = config.recurrent_heads, config.recurrent_key_heads
     query = tap("query_normalized", unit_length(split_heads(query, shared)))
     key = tap("key_normalized", unit_length(split_heads(key, shared)))
-    decay = tap("log_decay", log_decay(parameters, x).astype(x.dtype, copy=False))
+    decay = tap("log_decay", as_precise_as(x, log_decay(parameters, x)))
     beta = tap("beta", sigmoid(linear(parameters["beta"], x)))
     if cache is not None:
         decay, beta = held_tokens(decay, context.counts), held_tokens(beta, context.counts)
-    given = (repeat_heads(query, heads), repeat_heads(key, heads), split_heads(value, heads))
-    given = tuple(upcast(each) for each in (*given, decay.swapaxes(1, 2), beta.swapaxes(1, 2)))
+    query, key = (upcast(repeat_heads(each, heads)) for each in (query, key))
+    decay, beta = (upcast(each.swapaxes(1, 2)) for each in (decay, beta))
     size = (len(x), heads, config.recurrent_key_dim, config.recurrent_value_dim)
-    read, state = gated_delta_rule(*given, np.zeros(size, given[0].dtype) if cache is None else cache["state"])
+    state = np.zeros(size, query.real.dtype) if cache is None else cache["state"]
+    read, state = gated_delta_rule(query, key, upcast(split_heads(value, heads)), decay, beta, state)
     if cache is not None:
         update_state(cache, state)
-    read = tap("context", merge_heads(read).astype(x.dtype, copy=False))
+    read = tap("context", as_precise_as(x, merge_heads(read)))
     y = tap("gated_context", gated_norm(config, parameters["gated_norm"], read, linear(parameters["gate"], x)))
     return tap("output", linear(parameters["output"], y))

@@ -145,10 +145,11 @@ class Recurrence(nnx.Module):
         beta = tap("beta", jax.nn.sigmoid(self.beta(x)))
         if cache is not None:
             decay, beta = held_tokens(decay, context.counts), held_tokens(beta, context.counts)
-        given = (repeat_heads(query, heads), repeat_heads(key, heads), split_heads(value, heads))
-        given = tuple(upcast(each) for each in (*given, decay.swapaxes(1, 2), beta.swapaxes(1, 2)))
+        query, key = (upcast(repeat_heads(each, heads)) for each in (query, key))
+        decay, beta = (upcast(each.swapaxes(1, 2)) for each in (decay, beta))
         size = (len(x), heads, self.config.recurrent_key_dim, self.config.recurrent_value_dim)
-        read, state = gated_delta_rule(*given, jnp.zeros(size, given[0].dtype) if cache is None else cache["state"])
+        state = jnp.zeros(size, query.dtype) if cache is None else cache["state"]
+        read, state = gated_delta_rule(query, key, upcast(split_heads(value, heads)), decay, beta, state)
         if cache is not None:
             update_state(cache, state)
         read = tap("context", merge_heads(read).astype(x.dtype))

@@ -10,8 +10,10 @@ With the letters of `transparity.axes`, F for `feed_forward_dim`, A for `attenti
 | scores; context                                    | 2·B·T·S·A each         |
 | output                                             | 2·B·T·D·A              |
 | gate of the context, if there is one               | 2·B·T·D·A              |
-| recurrence (Z features of its q, k, v and gate,    | 2·B·T·D·(Z + 2N)       |
-| N states of H by V): maps; read, write and correct | 2·B·T·N·H·V each       |
+| recurrence: maps to its Z features and 2N numbers  | 2·B·T·D·(Z + 2N)       |
+| its convolutions, of width W                       | 2·B·T·Z·W              |
+| its N states of H by V: read, corrected, written   | 2·B·T·N·H·V each       |
+| within its chunks of C: k·k, q·k; what they add    | 2·B·T·C·N·H; ·V        |
 | feed-forward: up, down, and a gate if there is one | 2·B·T·D·F each         |
 | experts, each; router                              | as above; 2·B·T·D·E    |
 | patches of an image (P pixels and channels)        | 2·B·T·P·D              |
@@ -27,6 +29,9 @@ activations and embeddings.
 from __future__ import annotations
 
 from transparity.config import TransformerConfig
+
+CHUNK = 64
+"""Positions of a chunk of a recurrence, in PyTorch."""
 
 
 def forward_flops(config: TransformerConfig, batch: int, **lengths: int) -> int:
@@ -50,13 +55,22 @@ def stack_flops(config: TransformerConfig, name: str, **lengths: int) -> int:
 
 
 def mixer_flops(config: TransformerConfig, length: int) -> int:
-    """Self-attention, or the recurrence in its place: three products with the state of each head at each position."""
+    """Self-attention, or the recurrence in its place: its maps, its convolutions and its states."""
     if config.mixer == "attention":
         return attention_flops(config, length, length)
     projected = sum(config.convolution_dims.values()) + config.recurrent_dim + 2 * config.recurrent_heads
-    state = product_flops(length, config.recurrent_key_dim, config.recurrent_dim)
+    convolved = product_flops(length, config.convolution_width, sum(config.convolution_dims.values()))
     output = product_flops(length, config.recurrent_dim, config.embed_dim)
-    return product_flops(length, config.embed_dim, projected) + 3 * state + output
+    return product_flops(length, config.embed_dim, projected) + convolved + state_flops(config, length) + output
+
+
+def state_flops(config: TransformerConfig, length: int) -> int:
+    """The states of all heads, chunk by chunk: each chunk's keys and queries with its keys, and what they add; before
+    it and behind it with the state. One position after the other, the last three are all there is."""
+    keys, values = config.recurrent_key_dim, config.recurrent_value_dim
+    chunks = [min(CHUNK, length - begin) for begin in range(0, length, CHUNK)]
+    inside = sum(2 * product_flops(chunk, keys, chunk) + product_flops(chunk, chunk, values) for chunk in chunks)
+    return config.recurrent_heads * (inside + 3 * product_flops(length, keys, values))
 
 
 def front_flops(config: TransformerConfig, name: str, length: int) -> int:

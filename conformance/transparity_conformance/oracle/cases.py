@@ -206,6 +206,7 @@ CASES: dict[str, TransformerConfig] = {
         recurrent_key_heads=2,
         recurrent_key_dim=5,
         recurrent_value_dim=7,
+        convolution_width=3,
         layer_types=("linear_attention", "full_attention"),
         layer_overrides={"linear_attention": {"mixer": "gated-delta"}},
     ),

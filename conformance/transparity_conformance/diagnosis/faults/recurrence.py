@@ -142,12 +142,12 @@ ATTENTION_GATES: Mapping[str, tuple[str, Callable[[np.ndarray], Any]]] = {
 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     _, sublayer, tap = split(site)
-    if tap == "gated_context" and sublayer.endswith("attention"):
+    own = own_config(config, site)
+    if own.attention_gate and tap == "gated_context" and sublayer.endswith("attention"):
         for name, (says, gate) in ATTENTION_GATES.items():
             yield Fault("attention-gate", name, says, formula=_attention_gate, settings={"gate": gate})
     if sublayer != "recurrence":
         return
-    own = own_config(config, site)
     if tap.endswith("_convolved"):
         yield from _of_convolution(own, site)
     elif tap.endswith("_normalized"):

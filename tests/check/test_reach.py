@@ -44,6 +44,9 @@ UNEXERCISED = {
     *("relative_buckets", "num_experts", "num_classes", "query_rank", "key_value_rank", "value_head_dim"),
     # inputs have their shapes, and no weight depends on a bias of the keys
     *("mel_bins", "num_frames", "key_bias"),
+    *("recurrent_heads", "recurrent_key_heads", "recurrent_key_dim", "recurrent_value_dim", "convolution_width"),
+    # with parameters that it lacks otherwise
+    "attention_gate",
     # in `layer_types`, whose change takes it away
     "layer_overrides",
     # off, or with parameters less than with another value

@@ -9,6 +9,11 @@ With the letters of `transparity.axes`, F for `feed_forward_dim`, A for `attenti
 | query; key and value, each (`shared-per-head`)     | 2·B·T·D·H; 2·B·S·D·H   |
 | scores; context                                    | 2·B·T·S·A each         |
 | output                                             | 2·B·T·D·A              |
+| gate of the context, if there is one               | 2·B·T·D·A              |
+| recurrence: maps to its Z features and 2N numbers  | 2·B·T·D·(Z + 2N)       |
+| its convolutions, of width W                       | 2·B·T·Z·W              |
+| its N states of H by V: read, corrected, written   | 2·B·T·N·H·V each       |
+| within its chunks of C: k·k, q·k; what they add    | 2·B·T·C·N·H; ·V        |
 | feed-forward: up, down, and a gate if there is one | 2·B·T·D·F each         |
 | experts, each; router                              | as above; 2·B·T·D·E    |
 | patches of an image (P pixels and channels)        | 2·B·T·P·D              |
@@ -25,6 +30,9 @@ from __future__ import annotations
 
 from transparity.config import TransformerConfig
 
+CHUNK = 64
+"""Positions of a chunk of a recurrence, in PyTorch."""
+
 
 def forward_flops(config: TransformerConfig, batch: int, **lengths: int) -> int:
     """The FLOPs of one forward pass; `lengths` are those of the inputs by name: `source` and `target`, `tokens`, or
@@ -39,13 +47,30 @@ def forward_flops(config: TransformerConfig, batch: int, **lengths: int) -> int:
 def stack_flops(config: TransformerConfig, name: str, **lengths: int) -> int:
     """The layers that read the input `name`, for one row of the batch."""
     length, stack = lengths[name], config.input_stack(name)
-    layer = attention_flops(config, length, length)
-    if name == "target":
-        layer += attention_flops(config, length, lengths["source"])
-    layers = range(config.stack_num_layers(stack))
+    crossing = attention_flops(config, length, lengths["source"]) if name == "target" else 0
+    kinds = [config.for_layer(stack, index) for index in range(config.stack_num_layers(stack))]
     return front_flops(config, name, length) + sum(
-        layer + feed_forward_flops(config.for_layer(stack, index), length) for index in layers
+        mixer_flops(own, length) + crossing + feed_forward_flops(own, length) for own in kinds
     )
+
+
+def mixer_flops(config: TransformerConfig, length: int) -> int:
+    """Self-attention, or the recurrence in its place: its maps, its convolutions and its states."""
+    if config.mixer == "attention":
+        return attention_flops(config, length, length)
+    projected = sum(config.convolution_dims.values()) + config.recurrent_dim + 2 * config.recurrent_heads
+    convolved = product_flops(length, config.convolution_width, sum(config.convolution_dims.values()))
+    output = product_flops(length, config.recurrent_dim, config.embed_dim)
+    return product_flops(length, config.embed_dim, projected) + convolved + state_flops(config, length) + output
+
+
+def state_flops(config: TransformerConfig, length: int) -> int:
+    """The states of all heads, chunk by chunk: each chunk's keys and queries with its keys, and what they add; before
+    it and behind it with the state. One position after the other, the last three are all there is."""
+    keys, values = config.recurrent_key_dim, config.recurrent_value_dim
+    chunks = [min(CHUNK, length - begin) for begin in range(0, length, CHUNK)]
+    inside = sum(2 * product_flops(chunk, keys, chunk) + product_flops(chunk, chunk, values) for chunk in chunks)
+    return config.recurrent_heads * (inside + 3 * product_flops(length, keys, values))
 
 
 def front_flops(config: TransformerConfig, name: str, length: int) -> int:
@@ -63,7 +88,8 @@ def attention_flops(config: TransformerConfig, queries: int, keys: int) -> int:
     scores = product_flops(queries, config.attention_dim, keys)
     context = product_flops(queries, config.context_dim, keys)
     output = product_flops(queries, config.context_dim, config.embed_dim)
-    return query_flops(config, queries) + key_value_flops(config, keys) + scores + context + output
+    gate = product_flops(queries, config.embed_dim, config.context_dim) if config.attention_gate else 0
+    return query_flops(config, queries) + key_value_flops(config, keys) + scores + context + gate + output
 
 
 def query_flops(config: TransformerConfig, length: int) -> int:

@@ -133,6 +133,8 @@ class _Heads(nnx.Module):
             self.query_norm, self.key_norm = (HeadNorm(config, count * config.head_dim, rngs=rngs) for count in over)
         if config.attention_sinks:
             self.sinks = nnx.Param(jnp.zeros(config.num_heads))
+        if config.attention_gate:
+            self.gate = nnx.Linear(config.embed_dim, config.context_dim, use_bias=config.qkv_bias, rngs=rngs)
         self.output = nnx.Linear(config.context_dim, config.embed_dim, use_bias=config.output_bias, rngs=rngs)
 
 
@@ -234,7 +236,7 @@ class SelfAttention(_Heads):
         key, value = project_key_value(self, x, tap, context.rotary)
         if cache is not None:
             key, value = update(cache, key, value, context.positions)
-        return _attend(self, (query, key, value), context.mask, tap, context.bias, causal=context.causal)
+        return _attend(self, x, (query, key, value), context.mask, tap, context.bias, causal=context.causal)
 
 
 class CrossAttention(_Heads):
@@ -254,11 +256,12 @@ class CrossAttention(_Heads):
             assert context.memory is not None
             key, value = project_key_value(self, context.memory, tap)
         assert context.memory_mask is not None
-        return _attend(self, (query, key, value), context.memory_mask, tap)
+        return _attend(self, x, (query, key, value), context.memory_mask, tap)
 
 
 def _attend(
     heads: _Heads,
+    x: Float[Array, "batch queries embed_dim"],
     projected: tuple[Array, Array, Array],
     mask: Bool[Array, "#batch 1 #queries keys"],
     tap: Tap,
@@ -266,7 +269,7 @@ def _attend(
     *,
     causal: bool = False,
 ) -> Float[Array, "batch queries embed_dim"]:
-    """Attention of the heads' query, key and value, then the output projection."""
+    """Attention of the heads' query, key and value, its gate by `x` if configured, then the output projection."""
     scale, masked_score = heads.config.score_scale, heads.config.masked_score
     softcap, sinks = heads.config.attention_softcap, heads.sinks[...] if heads.config.attention_sinks else None
     context = attention(
@@ -280,4 +283,6 @@ def _attend(
         sinks=sinks,
         tap=tap,
     )
+    if heads.config.attention_gate:
+        context = tap("gated_context", context * jax.nn.sigmoid(heads.gate(x)))
     return tap("output", heads.output(context))

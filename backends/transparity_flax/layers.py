@@ -12,6 +12,7 @@ from transparity_flax.attention import CrossAttention, SelfAttention, project_ke
 from transparity_flax.feed_forward import FeedForward
 from transparity_flax.mixture.experts import MixtureOfExperts
 from transparity_flax.normalization import Norm
+from transparity_flax.recurrent.recurrence import Recurrence
 from transparity_flax.state.cache import Cache
 from transparity_flax.state.context import LayerContext
 
@@ -67,7 +68,10 @@ class Layer(nnx.Module):
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs, has_memory: bool = False) -> None:
         self.config = config
-        self.self_attention = SelfAttention(config, rngs=rngs)
+        if config.mixer == "attention":
+            self.self_attention = SelfAttention(config, rngs=rngs)
+        else:
+            self.recurrence = Recurrence(config, rngs=rngs)
         if config.attention_norm:
             self.self_attention_norm = Norm(config, rngs=rngs)
         if has_memory:
@@ -95,7 +99,8 @@ class Layer(nnx.Module):
     ) -> Float[Array, "batch queries embed_dim"]:
         caches = cache or {}
         normed = sublayer_input(self, "self_attention", x, tap)
-        y = self.self_attention(normed, context, scoped(tap, "self_attention"), caches.get("self_attention"))
+        mix, scope = getattr(self, self.config.mixer_scope), self.config.mixer_scope
+        y = mix(normed, context, scoped(tap, scope), caches.get(scope))
         if self.config.branches != "sequential":
             z = sublayer_input(self, "feed_forward", x, tap) if self.config.branches == "parallel" else normed
             z = self.feed_forward(z, scoped(tap, "feed_forward"))

@@ -12,7 +12,7 @@ from transparity.taps import Tap, identity, scoped
 from transparity_flax.embeddings import Source, embed
 from transparity_flax.head import head, pool, pooled_head, transform_for_head
 from transparity_flax.layers import Layer, normalize
-from transparity_flax.masks import padding_mask, target_mask, visible_keys, window_mask
+from transparity_flax.masks import padding_mask, target_mask, visible_keys, visible_queries, window_mask
 from transparity_flax.normalization import Norm
 from transparity_flax.positions import query_temperature, rotary_tables, score_bias
 from transparity_flax.state.cache import Cache
@@ -127,6 +127,7 @@ class Decoder(Stack):
         memory: The encoder's output; None without an encoder, or if its keys and values are cached.
         memory_mask: True where cross-attention may attend; None without an encoder.
         cache: One entry per layer, updated in place.
+        counts: Number of tokens of each row that a `cache` goes on from; None: all.
     """
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
@@ -143,15 +144,19 @@ class Decoder(Stack):
         memory: Float[Array, "batch memory embed_dim"] | None = None,
         memory_mask: Bool[Array, "batch 1 1 memory"] | None = None,
         cache: list[Cache] | None = None,
+        counts: Int[Array, " batch"] | None = None,
     ) -> Float[Array, "batch queries embed_dim"]:
         config, keys = self.config, visible.shape[1]
         causal = positions is None and config.decoder_mask == "causal"
         positions = jnp.arange(keys)[None] if positions is None else positions
         x = embed(config, self.tables | {"token_embedding": token_embedding}, tokens, positions, visible)
+        masked = config.is_recurrent and config.decoder_mask == "causal-and-padding"
         context = LayerContext(
             mask=target_mask(positions, visible, config.decoder_mask),
             causal=causal,
             positions=positions,
+            visible=visible_queries(visible, positions) if masked else None,
+            counts=counts,
             bias=score_bias(config, self.relative_bias, positions, keys, x.dtype, both=False),
             memory=memory,
             memory_mask=memory_mask,

@@ -128,6 +128,8 @@ class _Heads(nn.Module):
             over = heads if config.query_key_norm_over == "projection" else (1, 1)
             self.query_norm, self.key_norm = (HeadNorm(config, count * config.head_dim) for count in over)
         self.sinks = nn.Parameter(torch.zeros(config.num_heads)) if config.attention_sinks else None
+        if config.attention_gate:
+            self.gate = nn.Linear(config.embed_dim, config.context_dim, bias=config.qkv_bias)
         self.output = nn.Linear(config.context_dim, config.embed_dim, bias=config.output_bias)
 
 
@@ -229,7 +231,7 @@ class SelfAttention(_Heads):
         key, value = project_key_value(self, x, tap, context.rotary)
         if cache is not None:
             key, value = update(cache, key, value, context.positions)
-        return _attend(self, (query, key, value), context.mask, tap, context.bias, causal=context.causal)
+        return _attend(self, x, (query, key, value), context.mask, tap, context.bias, causal=context.causal)
 
 
 class CrossAttention(_Heads):
@@ -249,11 +251,12 @@ class CrossAttention(_Heads):
             assert context.memory is not None
             key, value = project_key_value(self, context.memory, tap)
         assert context.memory_mask is not None
-        return _attend(self, (query, key, value), context.memory_mask, tap)
+        return _attend(self, x, (query, key, value), context.memory_mask, tap)
 
 
 def _attend(
     heads: _Heads,
+    x: Float[Tensor, "batch queries embed_dim"],
     projected: tuple[Tensor, Tensor, Tensor],
     mask: Bool[Tensor, "#batch 1 #queries keys"],
     tap: Tap,
@@ -261,7 +264,7 @@ def _attend(
     *,
     causal: bool = False,
 ) -> Float[Tensor, "batch queries embed_dim"]:
-    """Attention of the heads' query, key and value, then the output projection."""
+    """Attention of the heads' query, key and value, its gate by `x` if configured, then the output projection."""
     scale, masked_score = heads.config.score_scale, heads.config.masked_score
     softcap, sinks = heads.config.attention_softcap, heads.sinks
     context = attention(
@@ -275,4 +278,6 @@ def _attend(
         sinks=sinks,
         tap=tap,
     )
+    if heads.config.attention_gate:
+        context = tap("gated_context", context * torch.sigmoid(heads.gate(x)))
     return tap("output", heads.output(context))

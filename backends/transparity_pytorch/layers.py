@@ -11,6 +11,7 @@ from transparity_pytorch.attention import CrossAttention, SelfAttention, project
 from transparity_pytorch.feed_forward import FeedForward
 from transparity_pytorch.mixture.experts import MixtureOfExperts
 from transparity_pytorch.normalization import Norm
+from transparity_pytorch.recurrent.recurrence import Recurrence
 from transparity_pytorch.state.cache import Cache
 from transparity_pytorch.state.context import LayerContext
 
@@ -67,7 +68,10 @@ class Layer(nn.Module):
     def __init__(self, config: TransformerConfig, *, has_memory: bool = False) -> None:
         super().__init__()
         self.config = config
-        self.self_attention = SelfAttention(config)
+        if config.mixer == "attention":
+            self.self_attention = SelfAttention(config)
+        else:
+            self.recurrence = Recurrence(config)
         if config.attention_norm:
             self.self_attention_norm = Norm(config)
         if has_memory:
@@ -93,7 +97,8 @@ class Layer(nn.Module):
     ) -> Float[Tensor, "batch queries embed_dim"]:
         caches = cache or {}
         normed = sublayer_input(self, "self_attention", x, tap)
-        y = self.self_attention(normed, context, scoped(tap, "self_attention"), caches.get("self_attention"))
+        mix, scope = getattr(self, self.config.mixer_scope), self.config.mixer_scope
+        y = mix(normed, context, scoped(tap, scope), caches.get(scope))
         if self.config.branches != "sequential":
             z = sublayer_input(self, "feed_forward", x, tap) if self.config.branches == "parallel" else normed
             z = self.feed_forward(z, scoped(tap, "feed_forward"))

@@ -42,6 +42,13 @@ def target_mask(
     return causal & padding_mask(visible) if kind == "causal-and-padding" else causal
 
 
+def visible_queries(
+    visible: Bool[Tensor, "batch keys"], positions: Int[Tensor, "#batch queries"]
+) -> Bool[Tensor, "batch queries"]:
+    """The queries at `positions` that are no padding."""
+    return visible.take_along_dim(positions.expand(len(visible), -1), dim=1)
+
+
 def window_mask(
     positions: Int[Tensor, "#batch queries"], keys: int, window: int, kind: WindowKind = "sliding"
 ) -> Bool[Tensor, "#batch 1 #queries keys"]:

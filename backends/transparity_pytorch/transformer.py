@@ -11,7 +11,7 @@ from transparity.taps import Tap, identity, scoped
 from transparity_pytorch.embeddings import Source, embed
 from transparity_pytorch.head import head, pool, pooled_head, transform_for_head
 from transparity_pytorch.layers import Layer, normalize
-from transparity_pytorch.masks import padding_mask, target_mask, visible_keys, window_mask
+from transparity_pytorch.masks import padding_mask, target_mask, visible_keys, visible_queries, window_mask
 from transparity_pytorch.normalization import Norm
 from transparity_pytorch.positions import query_temperature, rotary_tables, score_bias
 from transparity_pytorch.state.cache import Cache
@@ -126,6 +126,7 @@ class Decoder(Stack):
         memory: The encoder's output; None without an encoder, or if its keys and values are cached.
         memory_mask: True where cross-attention may attend; None without an encoder.
         cache: One entry per layer, updated in place.
+        counts: Number of tokens of each row that a `cache` goes on from; None: all.
     """
 
     def __init__(self, config: TransformerConfig) -> None:
@@ -142,15 +143,19 @@ class Decoder(Stack):
         memory: Float[Tensor, "batch memory embed_dim"] | None = None,
         memory_mask: Bool[Tensor, "batch 1 1 memory"] | None = None,
         cache: list[Cache] | None = None,
+        counts: Int[Tensor, " batch"] | None = None,
     ) -> Float[Tensor, "batch queries embed_dim"]:
         config, keys = self.config, visible.shape[1]
         causal = positions is None and config.decoder_mask == "causal"
         positions = torch.arange(keys, device=tokens.device)[None] if positions is None else positions
         x = embed(config, self.tables | {"token_embedding": token_embedding}, tokens, positions, visible)
+        masked = config.is_recurrent and config.decoder_mask == "causal-and-padding"
         context = LayerContext(
             mask=target_mask(positions, visible, config.decoder_mask),
             causal=causal,
             positions=positions,
+            visible=visible_queries(visible, positions) if masked else None,
+            counts=counts,
             bias=score_bias(config, self.relative_bias, positions, keys, x.dtype, both=False),
             memory=memory,
             memory_mask=memory_mask,

@@ -80,15 +80,17 @@ def _stack_shapes(stack: str, config: TransformerConfig) -> Shapes:
         shapes[f"{stack}.relative_bias.weight"] = (config.relative_buckets, config.num_heads)
     for layer in range(config.stack_num_layers(stack)):
         scope = f"{stack}.layers.{layer}"
-        shapes |= _attention_shapes(f"{scope}.self_attention", config)
-        if config.for_layer(stack, layer).attention_norm:
+        own = config.for_layer(stack, layer)
+        mixer_shapes = _attention_shapes if own.mixer == "attention" else _recurrence_shapes
+        shapes |= mixer_shapes(f"{scope}.{own.mixer_scope}", own)
+        if own.attention_norm:
             shapes |= _sublayer_norm_shapes(f"{scope}.self_attention", config)
         if stack == "decoder" and config.has_encoder:
             shapes |= _attention_shapes(f"{scope}.cross_attention", config)
             shapes |= _sublayer_norm_shapes(f"{scope}.cross_attention", config)
             if config.memory_norm:
                 shapes |= _norm_shapes(f"{scope}.memory_norm", config)
-        shapes |= _feed_forward_shapes(f"{scope}.feed_forward", config.for_layer(stack, layer))
+        shapes |= _feed_forward_shapes(f"{scope}.feed_forward", own)
         if config.branches != "parallel-one-norm":
             shapes |= _sublayer_norm_shapes(f"{scope}.feed_forward", config)
     if config.final_norm:
@@ -111,7 +113,22 @@ def _attention_shapes(scope: str, config: TransformerConfig) -> Shapes:
             shapes[f"{scope}.{role}_norm.weight"] = (over * config.head_dim,)
     if config.attention_sinks:
         shapes[f"{scope}.sinks"] = (config.num_heads,)
+    if config.attention_gate:
+        shapes |= _linear(f"{scope}.gate", config.context_dim, config.embed_dim, bias=config.qkv_bias)
     return shapes | _linear(f"{scope}.output", config.embed_dim, config.context_dim, bias=config.output_bias)
+
+
+def _recurrence_shapes(scope: str, config: TransformerConfig) -> Shapes:
+    shapes: Shapes = {}
+    for role, features in config.convolution_dims.items():
+        shapes |= _linear(f"{scope}.{role}", features, config.embed_dim, bias=False)
+        shapes[f"{scope}.{role}_convolution.weight"] = (features, config.convolution_width)
+    shapes |= _linear(f"{scope}.decay", config.recurrent_heads, config.embed_dim, bias=True)
+    shapes[f"{scope}.log_rate"] = (config.recurrent_heads,)
+    shapes |= _linear(f"{scope}.beta", config.recurrent_heads, config.embed_dim, bias=False)
+    shapes |= _linear(f"{scope}.gate", config.recurrent_dim, config.embed_dim, bias=False)
+    shapes[f"{scope}.gated_norm.weight"] = (config.recurrent_value_dim,)
+    return shapes | _linear(f"{scope}.output", config.embed_dim, config.recurrent_dim, bias=False)
 
 
 def _latent_shapes(scope: str, config: TransformerConfig) -> Shapes:
@@ -173,6 +190,8 @@ def why_uncut(config: TransformerConfig, name: str, ranks: int) -> str | None:
         return "experts are not distributed yet"
     if role == "head_transform":
         return "what is in front of the head is not distributed"
+    if ".recurrence." in name:
+        return "a recurrence is not distributed yet"
     if config.key_value_rank and ".self_attention." in name:
         return "latent attention is not distributed yet"
     if role in ("query", "key", "value") and config.projection == "shared-per-head":
@@ -181,6 +200,7 @@ def why_uncut(config: TransformerConfig, name: str, ranks: int) -> str | None:
         return "queries and keys are normalised over all heads"
     heads = dict.fromkeys(("query", "output", "relative_bias", "sinks"), config.num_heads)
     heads |= dict.fromkeys(("key", "value"), config.key_value_heads)
+    role = "output" if role == "gate" and "attention." in name else role  # a gate of the heads' context
     count = heads.get(role, ranks)
     return f"{count} heads cannot be distributed over {ranks} ranks" if count % ranks else None
 
@@ -197,7 +217,7 @@ def initialize_parameters(config: TransformerConfig, seed: int = 0) -> dict[str,
             bound = math.sqrt(6 / sum(shape))
             parameters[name] = random.uniform(-bound, bound, shape).astype(np.float32)
         else:
-            gains = ("norm.weight",) if config.norm_gain == "weight" else ()
+            gains = ("norm.weight",) if config.norm_gain == "weight" else ("gated_norm.weight",)
             ones = name.endswith((*gains, "running_var"))
             parameters[name] = np.full(shape, 1 if ones else 0, np.float32)
     return parameters

@@ -109,7 +109,10 @@ def _layer_shapes(
         shapes |= {f"{scope}.{attention}_norm": embedded} if before else {}
         if attention == "cross_attention" and config.memory_norm:
             shapes[f"{scope}.memory_norm"] = (batch, keys, config.embed_dim)
-        shapes |= _attention_shapes(f"{scope}.{attention}", config, batch, length, keys)
+        if attention == "self_attention" and config.mixer != "attention":
+            shapes |= _recurrence_shapes(f"{scope}.{config.mixer_scope}", config, batch, length)
+        else:
+            shapes |= _attention_shapes(f"{scope}.{attention}", config, batch, length, keys)
         shapes |= {f"{scope}.{attention}_{behind}": embedded} if behind else {}
     before = pre and config.branches != "parallel-one-norm"
     shapes |= {f"{scope}.feed_forward_norm": embedded} if before else {}
@@ -150,5 +153,21 @@ def _attention_shapes(
         f"{scope}.scores": (batch, heads, queries, keys),
         f"{scope}.weights": (batch, heads, queries, keys),
         f"{scope}.context": (batch, queries, config.context_dim),
+        **({f"{scope}.gated_context": (batch, queries, config.context_dim)} if config.attention_gate else {}),
         f"{scope}.output": (batch, queries, config.embed_dim),
+    }
+
+
+def _recurrence_shapes(scope: str, config: TransformerConfig, batch: int, length: int) -> dict[str, tuple[int, ...]]:
+    heads = (batch, config.recurrent_key_heads, length, config.recurrent_key_dim)
+    numbers, read = (batch, length, config.recurrent_heads), (batch, length, config.recurrent_dim)
+    return {
+        **{f"{scope}.{role}_convolved": (batch, length, wide) for role, wide in config.convolution_dims.items()},
+        f"{scope}.query_normalized": heads,
+        f"{scope}.key_normalized": heads,
+        f"{scope}.log_decay": numbers,
+        f"{scope}.beta": numbers,
+        f"{scope}.context": read,
+        f"{scope}.gated_context": read,
+        f"{scope}.output": (batch, length, config.embed_dim),
     }

@@ -12,7 +12,7 @@ from numpy import ndarray as Array
 from transparity.config import Projection, TransformerConfig
 from transparity.taps import Tap, identity
 from transparity_numpy.arithmetic import fused
-from transparity_numpy.arithmetic.functional import linear, softmax
+from transparity_numpy.arithmetic.functional import linear, sigmoid, softmax
 from transparity_numpy.arithmetic.softcap import apply_softcap
 from transparity_numpy.normalization import head_norm
 from transparity_numpy.positions import RotaryTables, rotate
@@ -216,7 +216,7 @@ def self_attention(
     key, value = project_key_value(config, parameters, x, tap, context.rotary)
     if cache is not None:
         key, value = update(cache, key, value, context.positions)
-    return _attend(config, parameters, (query, key, value), context.mask, tap, context.bias)
+    return _attend(config, parameters, x, (query, key, value), context.mask, tap, context.bias)
 
 
 def cross_attention(
@@ -235,21 +235,24 @@ def cross_attention(
         assert context.memory is not None
         key, value = project_key_value(config, parameters, context.memory, tap)
     assert context.memory_mask is not None
-    return _attend(config, parameters, (query, key, value), context.memory_mask, tap)
+    return _attend(config, parameters, x, (query, key, value), context.memory_mask, tap)
 
 
 def _attend(
     config: TransformerConfig,
     parameters: Mapping[str, Any],
+    x: Inexact[Array, "batch queries embed_dim"],
     heads: tuple[Array, Array, Array],
     mask: Bool[Array, "#batch 1 #queries keys"],
     tap: Tap,
     bias: Inexact[Array, "#batch heads #queries keys"] | None = None,
 ) -> Inexact[Array, "batch queries embed_dim"]:
-    """Attention of the heads' query, key and value, then the output projection."""
+    """Attention of the heads' query, key and value, its gate by `x` if configured, then the output projection."""
     scale, masked_score, softcap = config.score_scale, config.masked_score, config.attention_softcap
     sinks = parameters.get("sinks")
     context = attention(
         *heads, mask, scale=scale, masked_score=masked_score, softcap=softcap, bias=bias, sinks=sinks, tap=tap
     )
+    if config.attention_gate:
+        context = tap("gated_context", context * sigmoid(linear(parameters["gate"], x)))
     return tap("output", linear(parameters["output"], context))

@@ -14,6 +14,7 @@ from transparity_numpy.attention import cross_attention, project_key_value, self
 from transparity_numpy.feed_forward import feed_forward
 from transparity_numpy.mixture.experts import mixture_of_experts
 from transparity_numpy.normalization import norm
+from transparity_numpy.recurrent.recurrence import recurrence
 from transparity_numpy.state.cache import Cache
 from transparity_numpy.state.context import LayerContext
 
@@ -89,8 +90,9 @@ def layer(
     caches = cache or {}
     feed = mixture_of_experts if config.num_experts else feed_forward
     normed = sublayer_input(config, parameters, "self_attention", x, context, tap)
-    scope, kept = scoped(tap, "self_attention"), caches.get("self_attention")
-    y = self_attention(config, parameters["self_attention"], normed, context, scope, kept)
+    scope, kept = scoped(tap, config.mixer_scope), caches.get(config.mixer_scope)
+    mix = self_attention if config.mixer == "attention" else recurrence
+    y = mix(config, parameters[config.mixer_scope], normed, context, scope, kept)
     if config.branches != "sequential":
         own = config.branches == "parallel"
         z = sublayer_input(config, parameters, "feed_forward", x, context, tap) if own else normed

@@ -42,6 +42,13 @@ def target_mask(
     return causal & padding_mask(visible) if kind == "causal-and-padding" else causal
 
 
+def visible_queries(
+    visible: Bool[Array, "batch keys"], positions: Int[Array, "#batch queries"]
+) -> Bool[Array, "batch queries"]:
+    """The queries at `positions` that are no padding."""
+    return np.take_along_axis(visible, np.broadcast_to(positions, (len(visible), positions.shape[1])), axis=1)
+
+
 def window_mask(
     positions: Int[Array, "#batch queries"], keys: int, window: int, kind: WindowKind = "sliding"
 ) -> Bool[Array, "#batch 1 #queries keys"]:

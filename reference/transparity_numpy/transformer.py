@@ -17,7 +17,7 @@ from transparity_numpy.arithmetic.functional import nest
 from transparity_numpy.embeddings import Source, embed
 from transparity_numpy.head import head, pool
 from transparity_numpy.layers import layer, normalize
-from transparity_numpy.masks import padding_mask, target_mask, visible_keys, window_mask
+from transparity_numpy.masks import padding_mask, target_mask, visible_keys, visible_queries, window_mask
 from transparity_numpy.normalization import norm
 from transparity_numpy.positions import query_temperature, rotary_tables, score_bias
 from transparity_numpy.state.cache import Cache
@@ -90,6 +90,7 @@ def decoder(
     memory: Inexact[Array, "batch memory embed_dim"] | None = None,
     memory_mask: Bool[Array, "batch 1 1 memory"] | None = None,
     cache: list[Cache] | None = None,
+    counts: Int[Array, " batch"] | None = None,
     training: bool = False,
 ) -> Inexact[Array, "batch queries embed_dim"]:
     """Decode `tokens`, each of which sees itself and earlier tokens.
@@ -100,12 +101,16 @@ def decoder(
         memory: The encoder's output; None without an encoder, or if its keys and values are cached.
         memory_mask: True where cross-attention may attend; None without an encoder.
         cache: One entry per layer, updated in place.
+        counts: Number of tokens of each row that a `cache` goes on from; None: all.
     """
     positions, keys = np.arange(tokens.shape[1])[None] if positions is None else positions, visible.shape[1]
     x = embed(config, parameters, tokens, positions, visible)
+    masked = config.is_recurrent and config.decoder_mask == "causal-and-padding"
     context = LayerContext(
         mask=target_mask(positions, visible, config.decoder_mask),
         positions=positions,
+        visible=visible_queries(visible, positions) if masked else None,
+        counts=counts,
         bias=score_bias(config, parameters, positions, keys, x.real.dtype, both=False),
         memory=memory,
         memory_mask=memory_mask,

@@ -89,7 +89,7 @@ SAYS = {
     "dying": "its process ended by signal SIGKILL",
     "dying_later": "its process ended with 7 (out of luck)",
 }
-ALWAYS = ("pytorch eager", "flax jit", "numpy eager", "blog-style", "nn.Transformer", "NumPy, einsum", "numpy product")
+ALWAYS = ("pytorch eager", "flax jit", "numpy eager", "NumPy, einsum", "numpy product")
 
 
 def test_a_gpu_is_timed_once_it_is_warm_over_many_calls(monkeypatch: pytest.MonkeyPatch) -> None:

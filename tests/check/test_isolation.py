@@ -114,7 +114,7 @@ def build(config, parameters):
     forward = right(config, parameters, dtype="float32")
     return lambda **tokens: 1.01 * forward(**tokens)["logits"]
 """
-    assert checked(tmp_path, source).returncode == 1
+    assert checked(tmp_path, source, "--budget", "0").returncode == 1
 
 
 def test_a_closed_output_is_no_verdict(tmp_path: Path) -> None:

@@ -44,6 +44,9 @@ UNEXERCISED = {
     *("relative_buckets", "num_experts", "num_classes", "query_rank", "key_value_rank", "value_head_dim"),
     # inputs have their shapes, and no weight depends on a bias of the keys
     *("mel_bins", "num_frames", "key_bias"),
+    *("recurrent_heads", "recurrent_key_heads", "recurrent_key_dim", "recurrent_value_dim", "convolution_width"),
+    # with parameters that it lacks otherwise
+    "attention_gate",
     # in `layer_types`, whose change takes it away
     "layer_overrides",
     # off, or with parameters less than with another value
@@ -114,6 +117,7 @@ def test_scores_of_the_hot_probe_are_above_a_hundred(name: str) -> None:
         assert expected[tap].max() > 100
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_softmax_that_overflows_diverges(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def careless(scores: Any, mask: Any, masked_score: float, sinks: None) -> Any:

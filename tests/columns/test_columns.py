@@ -23,6 +23,7 @@ MIRRORED = [
     "state.context",
     "arithmetic.fused",
     "attention",
+    "recurrent.recurrence",
     "feed_forward",
     "mixture.experts",
     "layers",

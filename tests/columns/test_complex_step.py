@@ -13,7 +13,11 @@ import pytest
 from transparity import PRESETS, TransformerConfig, initialize_parameters, preset
 from transparity.parameters import is_learned
 from transparity.taps import Tap
+from transparity_conformance.capabilities.learning.training import batches, tiny
+from transparity_conformance.oracle.cases import CASES
+from transparity_conformance.oracle.differentiation.gradients import loss_and_gradients as at_once
 from transparity_conformance.oracle.oracle import Arrays, Oracle
+from transparity_conformance.oracle.probes import probe_parameters
 from transparity_conformance.report.comparison import difference
 from transparity_numpy.arithmetic.functional import derivative
 from transparity_numpy.training.differentiation import loss_and_gradients, loss_of
@@ -119,3 +123,20 @@ def test_the_gradient_is_the_derivative_in_every_direction(name: str) -> None:
     oracle = Oracle(run, parameters)
     assert difference(along, oracle.expected["along"]) <= oracle.budget("along", "float64")
     assert value == trained(parameters)
+
+
+@pytest.mark.parametrize("case", ["notes-lm", "translation", "bloom"])
+def test_gradients_of_one_pass_are_those_of_a_pass_for_each_number(case: str) -> None:
+    config = tiny(PRESETS[case].config if case in PRESETS else CASES[case])
+    given = batches(config)[0]
+
+    def run(parameters: Parameters, tap: Tap) -> None:
+        loss, gradients = loss_and_gradients(config, parameters, training=True, **given)
+        for name, value in {"loss": loss, **gradients}.items():
+            tap(name, value)
+
+    oracle = Oracle(run, probe_parameters(config, 6))
+    exact = {name: value.astype(np.float64) for name, value in oracle.arrays.items()}
+    loss, gradients = at_once(config, exact, training=True, **given)
+    for name, value in {"loss": loss, **gradients}.items():
+        assert difference(value, oracle.expected[name]) <= oracle.budget(name, "float64"), name

@@ -77,6 +77,8 @@ SHARED = LLAMA | {"num_key_value_heads": 1, "head_dim": 6}
 LATENT = {"num_key_value_heads": 4, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 5}
 LATENT |= {"moe_intermediate_size": 12, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2}
 SHARED_EXPERT = {"moe_intermediate_size": 12, "shared_expert_intermediate_size": 8}
+NEXT = SHARED_EXPERT | {"head_dim": 8, "linear_num_value_heads": 4, "linear_num_key_heads": 2}
+NEXT |= {"linear_key_head_dim": 5, "linear_value_head_dim": 6}
 SPECIAL = {"pad_token_id": None, "bos_token_id": 1, "eos_token_id": 2}
 T5 = {"vocab_size": 41, "d_model": 12, "d_kv": 5, "d_ff": 22, "num_layers": 2, "num_heads": 3}
 T5 |= {"relative_attention_num_buckets": 12, "relative_attention_max_distance": 17, "decoder_start_token_id": 0}
@@ -428,6 +430,46 @@ CASES = {
         | {"layer_types": ["full_attention", "sliding_attention"]},
         {"experts_per_token": 4, "layer_types": ["experts_full_attention", "experts_sliding_attention"]},
     ),
+    "qwen3_next": Case(
+        "Qwen3NextForCausalLM",
+        GROUPED | NEXT | {"num_hidden_layers": 4, "num_experts": 6, "num_experts_per_tok": 3},
+        {"recurrent_heads": 4, "recurrent_key_heads": 2, "convolution_width": 4, "attention_gate": True}
+        | {
+            "layer_types": ["experts_linear_attention"] * 3 + ["experts_full_attention"],
+            "layer_overrides": {"experts_full_attention": {"mixer": "attention"}},
+        },
+    ),
+    "qwen3_next, some layers dense, as many keys as values": Case(
+        "Qwen3NextForCausalLM",
+        GROUPED
+        | NEXT
+        | {"num_hidden_layers": 4, "num_experts": 4, "num_experts_per_tok": 1, "norm_topk_prob": False}
+        | {
+            "decoder_sparse_step": 2,
+            "layer_types": ["full_attention", "linear_attention", "linear_attention", "full_attention"],
+        }
+        | {"linear_num_key_heads": 4, "linear_conv_kernel_dim": 3, "attention_bias": True, "tie_word_embeddings": True},
+        {
+            "convolution_width": 3,
+            "qkv_bias": True,
+            "tied_head": True,
+            "router_normalized": False,
+            "recurrent_key_heads": 4,
+        },
+    ),
+    "qwen3_next, one key for all": Case(
+        "Qwen3NextForCausalLM",
+        GROUPED
+        | NEXT
+        | {
+            "layer_types": ["linear_attention", "full_attention"],
+            "linear_num_key_heads": 1,
+            "linear_num_value_heads": 3,
+        }
+        | {"num_experts": 4, "num_experts_per_tok": 4},
+        {"mixer": "gated-delta", "recurrent_heads": 3, "recurrent_key_heads": 1},
+        length=19,
+    ),
     "qwen3_moe": Case(
         "Qwen3MoeForCausalLM",
         SHARED | {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 12, "norm_topk_prob": True},
@@ -677,6 +719,8 @@ DECODED = (
     "olmoe",
     "qwen2_moe, some layers dense, some with windows",
     "qwen3_moe, some layers dense",
+    "qwen3_next",
+    "qwen3_next, one key for all",
     "falcon",
     "falcon, grouped",
     "qwen3, yarn",
@@ -721,13 +765,14 @@ def made(case: Case) -> Any:
     """The model with weights that reveal faults: gains spread around one, biases that are not zero."""
     model = new(case)
     random = torch.Generator().manual_seed(5)
-    one = 0 if "gemma" in model.config.model_type else 1
+    from_zero = ("gemma", "gemma2", "gemma3_text", "qwen3_next")
+    one = 0 if model.config.model_type in from_zero else 1
     with torch.no_grad():
         for name, value in learned(model).items():
             drawn = torch.randn(value.shape, generator=random)
             if value.ndim == 1:
                 is_gain = name.endswith("weight")
-                value.copy_(0.3 * drawn + (one if is_gain else 0))
+                value.copy_(0.3 * drawn + ((1 if "linear_attn" in name else one) if is_gain else 0))
             else:
                 value.copy_(drawn if any(part in name for part in TABLES) else 1.3 * drawn / value.shape[1] ** 0.5)
     return model

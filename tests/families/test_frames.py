@@ -258,7 +258,7 @@ WRONG: dict[type[Listener], tuple[str, str]] = {
 """Wrong ports, each with its cause and the first tap that it makes wrong."""
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(14)
 @pytest.mark.parametrize("port", WRONG, ids=lambda port: port.__name__)
 def test_wrong_ports_are_placed_and_named(port: type[Listener]) -> None:
     named, where = WRONG[port]

@@ -144,6 +144,7 @@ def test_the_module_of_a_template_is_fitted_to_it(name: str) -> None:
     assert made.differences == {}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "says"),
     [

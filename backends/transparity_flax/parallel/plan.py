@@ -21,7 +21,7 @@ ROWS, COLUMNS = PartitionSpec("tensor"), PartitionSpec(None, "tensor")
 PLACEMENTS: dict[str, PartitionSpec] = {
     r".*\.token_embedding\.weight": ROWS,  # vocabulary
     r".*\.relative_bias\.weight": COLUMNS,  # heads
-    r".*attention\.(query|key|value)\.(weight|bias)": ROWS,  # heads
+    r".*attention\.(query|key|value|gate)\.(weight|bias)": ROWS,  # heads
     r".*attention\.sinks": ROWS,  # heads
     r".*attention\.output\.weight": COLUMNS,  # heads
     r".*\.feed_forward\.(gate|up)\.(weight|bias)": ROWS,  # hidden features

@@ -23,6 +23,7 @@ NAMES = {
     "var": "running_var",
     "router_correction": "router_correction",
     "sinks": "sinks",
+    "log_rate": "log_rate",
 }
 
 

@@ -64,9 +64,8 @@ def step(
     visible = mark_valid(cache, visible_keys(tokens, config.pad_id, attention_mask), positions)
     scope, layers, memory_mask = scoped(tap, "decoder"), cache["layers"], cache.get("memory_mask")
     table = model.token_embedding
-    x = model.decoder(
-        tokens, visible, scope, token_embedding=table, positions=positions, memory_mask=memory_mask, cache=layers
-    )
+    given = {"positions": positions, "memory_mask": memory_mask, "cache": layers, "counts": counts}
+    x = model.decoder(tokens, visible, scope, token_embedding=table, **given)
     cache["lengths"] += tokens.shape[1] if counts is None else counts
     return tap("logits", model.apply_head(x))
 

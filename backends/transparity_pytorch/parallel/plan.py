@@ -17,7 +17,7 @@ from transparity.parameters import parameter_shapes, why_uncut
 PLACEMENTS: dict[str, Shard] = {
     r".*\.token_embedding\.weight": Shard(0),  # vocabulary
     r".*\.relative_bias\.weight": Shard(1),  # heads
-    r".*attention\.(query|key|value)\.(weight|bias)": Shard(0),  # heads
+    r".*attention\.(query|key|value|gate)\.(weight|bias)": Shard(0),  # heads
     r".*attention\.sinks": Shard(0),  # heads
     r".*attention\.output\.weight": Shard(1),  # heads
     r".*\.feed_forward\.(gate|up)\.(weight|bias)": Shard(0),  # hidden features

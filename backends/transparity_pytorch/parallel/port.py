@@ -190,6 +190,10 @@ class ShardedBackend(CheckedBackend[ShardedForward]):
     def _made(
         self, config: TransformerConfig, source: Source, dtype: str, activations: str | None = None
     ) -> ShardedForward:
+        if config.is_recurrent:
+            raise BackendError(
+                "mixer is a recurrence, which is not distributed over ranks yet; one rank alone runs it."
+            )
         placed = plan(config, self.mesh["tensor"].size())
         root = shard(config, self.mesh, placed, source, getattr(torch, dtype))
         return ShardedForward(root, self.mesh, placed, getattr(torch, activations) if activations else None)

@@ -2,8 +2,9 @@
 
 A cache is a dictionary of tensors, updated in place: `lengths` (batch,), the number of tokens of each row;
 `visible` (batch, capacity), True for tokens that are not padding; per decoder layer the `key` and `value` (batch,
-key_heads, capacity, head_dim) of self-attention and, computed once, those of cross-attention; and the source's
-`memory_mask`.
+key_heads, capacity, head_dim) of self-attention or, of a recurrence, the last inputs of its convolutions (batch, width
+− 1, features) and its `state` (batch, heads, head_dim, value_dim), in at least float32; those of cross-attention,
+computed once; and the source's `memory_mask`.
 """
 
 from __future__ import annotations
@@ -23,15 +24,8 @@ def empty_cache(
     config: TransformerConfig, batch: int, capacity: int, dtype: torch.dtype, device: torch.device | str | None = None
 ) -> Cache:
     """Empty cache for `batch` rows of up to `capacity` tokens."""
-
-    def zeros(width: int) -> Tensor:
-        return torch.zeros(batch, config.key_value_heads, capacity, width, dtype=dtype, device=device)
-
-    widths = {"key": config.head_dim, "value": config.value_dim}
-    layers = [
-        {"self_attention": {role: zeros(width) for role, width in widths.items()}}
-        for _ in range(config.num_decoder_layers)
-    ]
+    kinds = [config.for_layer("decoder", i) for i in range(config.num_decoder_layers)]
+    layers = [_empty_layer(own, batch, capacity, dtype, device) for own in kinds]
     lengths = torch.zeros(batch, dtype=torch.long, device=device)
     return {
         "lengths": lengths,
@@ -65,6 +59,30 @@ def update(
     return cache["key"], cache["value"]
 
 
+def update_inputs(
+    cache: Cache, name: str, x: Float[Tensor, "batch queries features"], counts: Int[Tensor, " batch"] | None
+) -> Float[Tensor, "batch earlier features"]:
+    """Return the inputs of a convolution that come before `x`; keep the last, of which `counts` are in `x`."""
+    before, length = cache[name].clone(), x.shape[1]
+    last = torch.arange(before.shape[1], device=x.device) + (length if counts is None else counts[:, None])
+    cache[name].copy_(torch.cat([before, x], dim=1).take_along_dim(last.expand(len(x), -1)[..., None], dim=1))
+    return before
+
+
+def update_state(cache: Cache, state: Float[Tensor, "batch heads head_dim value_dim"]) -> None:
+    """Keep the state of a recurrence."""
+    cache["state"].copy_(state)
+
+
+def held_tokens(
+    x: Float[Tensor, "batch queries heads"], counts: Int[Tensor, " batch"] | None
+) -> Float[Tensor, "batch queries heads"]:
+    """`x` of the first `counts` tokens of each row, and 0 for fillers, which change no state."""
+    if counts is None:
+        return x
+    return x.masked_fill((torch.arange(x.shape[1], device=x.device) >= counts[:, None])[..., None], 0)
+
+
 def select_rows(cache: Cache, rows: Int[Tensor, " rows"]) -> Cache:
     """Cache of the given `rows` in the given order; a row may occur more than once."""
 
@@ -78,3 +96,23 @@ def select_rows(cache: Cache, rows: Int[Tensor, " rows"]) -> Cache:
 
 def _rows(positions: Int[Tensor, "batch queries"]) -> Int[Tensor, "batch 1"]:
     return torch.arange(len(positions), device=positions.device)[:, None]
+
+
+def _empty_layer(
+    config: TransformerConfig, batch: int, capacity: int, dtype: torch.dtype, device: torch.device | str | None
+) -> Cache:
+    if config.mixer == "attention":
+        shape = (batch, config.key_value_heads, capacity)
+        widths = {"key": config.head_dim, "value": config.value_dim}
+        return {
+            "self_attention": {
+                role: torch.zeros(*shape, width, dtype=dtype, device=device) for role, width in widths.items()
+            }
+        }
+    earlier, wide = config.convolution_width - 1, torch.promote_types(dtype, torch.float32)
+    inputs = {
+        role: torch.zeros(batch, earlier, width, dtype=dtype, device=device)
+        for role, width in config.convolution_dims.items()
+    }
+    size = (batch, config.recurrent_heads, config.recurrent_key_dim, config.recurrent_value_dim)
+    return {"recurrence": inputs | {"state": torch.zeros(size, dtype=wide, device=device)}}

@@ -60,6 +60,12 @@ SKIPPED |= {
 SKIPPED |= {"num_experts", "experts_per_token", "shared_expert_dim", "shared_expert_gate"}
 SKIPPED |= {name for name in FIELD_TYPES if name.startswith("router_")}
 SKIPPED |= {"window_kind", "query_temperature", "query_temperature_length", "query_temperature_first"}
+SKIPPED |= {
+    "attention_gate",
+    "mixer",
+    "convolution_width",
+    *(name for name in FIELD_TYPES if name.startswith("recurrent_")),
+}
 SKIPPED |= {"rotary_truncate", "rotary_attention_factor", "rotary_short_factors", "rotary_long_factors"}
 
 SCALINGS = ("none", "linear", "llama3")

@@ -163,7 +163,10 @@ class Model:
             pieces = self.own.window_kind == "chunks"
             keep = keep & (self.together if pieces else self.near)(where, keep.shape[-1], window)
         given = self.before(f"{at}.self_attention", x)
-        y = self.attend(f"{at}.self_attention", given, given, keep, where, bias, past)
+        if self.own.mixer == "attention":
+            y = self.attend(f"{at}.self_attention", given, given, keep, where, bias, past)
+        else:
+            y = self.recur(f"{at}.recurrence", self.unpadded(given, keep, where), {} if past is None else past)
         if self.c.branches != "sequential":
             z = given if self.c.branches == "parallel-one-norm" else self.before(f"{at}.feed_forward", x)
             z = self.feed(f"{at}.feed_forward", z)
@@ -332,7 +335,53 @@ class Model:
                 key, value = self.remember(past, at, key, value)
         context = self.weigh(at, query, key, value, keep, bias)
         context = self.tap(f"{at}.context", context.transpose(1, 2).flatten(-2))
+        if self.c.attention_gate:
+            context = self.tap(f"{at}.gated_context", context / (1 + torch.exp(-self.dense(f"{at}.gate", x))))
         return self.tap(f"{at}.output", self.dense(f"{at}.output", context))
+
+    def unpadded(self, x: Tensor, keep: Tensor, where: Tensor) -> Tensor:
+        """Zeros for tokens that do not see themselves: padding."""
+        itself = where.expand(len(x), -1)[..., None]
+        return x * keep[:, 0].expand(len(x), -1, -1).gather(-1, itself)
+
+    def recur(self, at: str, x: Tensor, past: Cache) -> Tensor:
+        """One token after the other: a state forgets, is corrected, and is read."""
+        c, before = self.c, past.get(at, {})
+        kept: Cache = {}
+        q, k, v = (self.convolved(at, role, x, before, kept) for role in ("query", "key", "value"))
+        q, k = (y.unflatten(-1, (c.recurrent_key_heads, -1)) for y in (q, k))
+        q, k = (y / (y.pow(2).sum(-1, keepdim=True) + 1e-6).sqrt() for y in (q, k))
+        for role, y in (("query", q), ("key", k)):
+            self.tap(f"{at}.{role}_normalized", y.transpose(1, 2))
+        step = F.softplus(self.dense(f"{at}.decay", x), threshold=1e9)
+        decay = self.tap(f"{at}.log_decay", -step * self.p[f"{at}.log_rate"].exp())
+        beta = self.tap(f"{at}.beta", torch.sigmoid(self.dense(f"{at}.beta", x)))
+        shared = c.recurrent_heads // c.recurrent_key_heads
+        q, k = (y.repeat_interleave(shared, 2) for y in (q, k))
+        v = v.unflatten(-1, (c.recurrent_heads, -1))
+        state, read = before.get("state"), []
+        if state is None:
+            state = torch.zeros(len(x), v.shape[2], k.shape[-1], v.shape[-1], dtype=self.dtype)
+        for t in range(x.shape[1]):
+            state = state * decay[:, t, :, None, None].exp()
+            wrong = v[:, t] - torch.einsum("bhk,bhkv->bhv", k[:, t], state)
+            state = state + torch.einsum("bh,bhk,bhv->bhkv", beta[:, t], k[:, t], wrong)
+            read.append(torch.einsum("bhk,bhkv->bhv", q[:, t], state) / math.sqrt(q.shape[-1]))
+        past[at] = {**kept, "state": state}
+        y = self.tap(f"{at}.context", torch.stack(read, 1).flatten(-2)).unflatten(-1, (c.recurrent_heads, -1))
+        y = self.rms(y, self.p[f"{at}.gated_norm.weight"]).flatten(-2) * F.silu(self.dense(f"{at}.gate", x))
+        return self.tap(f"{at}.output", self.dense(f"{at}.output", self.tap(f"{at}.gated_context", y)))
+
+    def convolved(self, at: str, role: str, x: Tensor, before: Cache, kept: Cache) -> Tensor:
+        """Each feature over its last positions."""
+        kernel = self.p[f"{at}.{role}_convolution.weight"]
+        x = self.dense(f"{at}.{role}", x).transpose(1, 2)
+        more = kernel.shape[1] - 1
+        x = torch.cat([before[role], x], -1) if role in before else F.pad(x, (more, 0))
+        kept[role] = x[..., x.shape[-1] - more :]
+        return self.tap(
+            f"{at}.{role}_convolved", F.silu(F.conv1d(x, kernel[:, None], groups=len(kernel)).transpose(1, 2))
+        )
 
     def low(self, at: str, role: str, x: Tensor) -> Tensor:
         """The latent of queries, or of keys and values."""

@@ -747,6 +747,35 @@ PLANTS = [
         "jnp.reshape(product, (*x.shape[:-1], -1))",
         ("generation.greedy",),
     ),
+    *in_both(
+        "state-read-undecayed",
+        "recurrent.recurrence",
+        ("reads.append(begun * (q @ state)", "reads.append((q @ state)"),
+        ("state = state * jnp.exp(g)[..., None, None]", "state = state * jnp.exp(g / 2)[..., None, None]"),
+        "recurrence.steps",
+        FAMILIES,
+    ),
+    *in_both(
+        "convolution-inputs-of-the-step-alone",
+        "recurrent.recurrence",
+        ("before = update_inputs(cache, name, x, context.counts)", "update_inputs(cache, name, x, context.counts)"),
+        None,
+        "decoding.chunks",
+    ),
+    *in_both(
+        "fillers-written-to-the-state",
+        "recurrent.recurrence",
+        ("held_tokens(beta, context.counts)", "beta"),
+        None,
+        "decoding.chunks",
+    ),
+    *in_both(
+        "gate-of-attention-dropped",
+        "attention",
+        ("context * torch.sigmoid(heads.gate(x))", "context"),
+        ("context * jax.nn.sigmoid(heads.gate(x))", "context"),
+        FAMILIES,
+    ),
     # The reference is planted, too: what nobody here wrote has to notice.
     Plant(
         "attention-scale",

@@ -86,6 +86,10 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "qwen3_moe": _WIDE
     | {"num_hidden_layers": 3, "num_experts": 5, "num_experts_per_tok": 2, "norm_topk_prob": True}
     | {"moe_intermediate_size": 20, "mlp_only_layers": [0]},
+    "qwen3_next": _WIDE
+    | {"num_hidden_layers": 3, "full_attention_interval": 2, "partial_rotary_factor": 0.4, "num_experts": 5}
+    | {"num_experts_per_tok": 2, "moe_intermediate_size": 20, "shared_expert_intermediate_size": 28}
+    | {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 5, "linear_value_head_dim": 7},
     "roberta": _BERT | {"max_position_embeddings": 31, "type_vocab_size": 1},
     "smollm3": _LLAMA | {"num_hidden_layers": 3, "no_rope_layer_interval": 3},
     "vit": {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 40}

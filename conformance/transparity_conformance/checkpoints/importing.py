@@ -64,6 +64,7 @@ FILES = {
     "qwen2_moe": "experts.mixtral",
     "qwen3": "llama",
     "qwen3_moe": "experts.mixtral",
+    "qwen3_next": "experts.qwen3_next",
     "roberta": "bert",
     "smollm3": "llama_variants",
     "t5": "encoder_decoders.t5",

@@ -77,6 +77,9 @@ def _merged(config: TransformerConfig, orders: Arrays) -> Arrays:
 def _axes(config: TransformerConfig, name: str) -> tuple[str, str]:
     """The names of a parameter's rows and columns; empty where they are not permuted."""
     weight = name.endswith("weight") and not name.endswith("norm.weight")
+    if ".recurrence." in name:  # whose own features stay where they are
+        reads = weight and "_convolution" not in name and ".output." not in name
+        return "model" if ".output." in name else "", "model" if reads else ""
     if name.endswith(("query_norm.weight", "key_norm.weight")):
         whole = "merged" if name.endswith("query_norm.weight") else "merged_keys"
         return whole if config.query_key_norm_over == "projection" else "head_dim", ""
@@ -96,6 +99,7 @@ def _axes(config: TransformerConfig, name: str) -> tuple[str, str]:
             return rows, columns if weight else ""
     for part, rows, columns in (
         ("attention.output.", "model", "merged"),
+        ("attention.gate.", "merged", "model"),
         ("up.", "hidden", "model"),
         ("gate.", "hidden", "model"),
         ("down.", "model", "hidden"),
@@ -130,6 +134,8 @@ def unpermuted(config: TransformerConfig, name: str, value: np.ndarray, orders: 
         return value
     if config.key_value_rank and "self_attention." in name and leaf != "output":
         return value
+    if ".recurrence." in name and leaf != "output":
+        return value
     if leaf == "logits" and (config.has_pooler or config.head in ("logits", "classes")):
         return value
     if leaf in ("scores", "weights"):
@@ -139,7 +145,7 @@ def unpermuted(config: TransformerConfig, name: str, value: np.ndarray, orders: 
         return value[:, np.argsort(orders[heads])][..., np.argsort(orders["head_dim"])]
     if leaf == "hidden" and value.shape[-1] != config.feed_forward_dim:
         return value
-    order = {"context": "merged", "hidden": "hidden"}.get(leaf, "model")
+    order = {"context": "merged", "gated_context": "merged", "hidden": "hidden"}.get(leaf, "model")
     return value[..., np.argsort(orders[order])]
 
 

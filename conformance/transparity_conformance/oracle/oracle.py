@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import numpy as np
@@ -12,13 +12,11 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.limits.mapped import Mapped
 from transparity.taps import Tap
-from transparity.training import Training
 from transparity_conformance.oracle.budgets import NEIGHBOURS, RULES, epsilon, rounded
 from transparity_conformance.oracle.rounding.near_ties import is_choice, is_of_router
 from transparity_conformance.oracle.rounding.variants import variant
 from transparity_conformance.report.comparison import gap, less
 from transparity_numpy.harness import function as reference_function
-from transparity_numpy.training.optimization import train
 from transparity_numpy.transformer import transformer
 
 Arrays = dict[str, np.ndarray]
@@ -151,24 +149,6 @@ def forward_oracle(
         transformer(config, parameters, tap=tap, **tokens)
 
     return Oracle(run, parameters, neighbours=neighbours, kept=kept, room=room)
-
-
-def training_oracle(
-    config: TransformerConfig,
-    parameters: Arrays,
-    batches: Sequence[Arrays],
-    training: Training,
-    by: Callable[..., tuple[list[float], Arrays]] | None = None,
-) -> Oracle:
-    """The oracle of a training from `parameters`, one step for each batch: its `losses`, and what is learned; of the
-    reference's, or `by` another."""
-
-    def run(arrays: Arrays, tap: Tap) -> None:
-        losses, learned = (by or train)(config, arrays, batches, training)
-        for name, value in {"losses": np.array(losses), **learned}.items():
-            tap(name, value)
-
-    return Oracle(run, parameters, neighbours=2)
 
 
 def neighbour(arrays: Arrays, index: int) -> Arrays:

@@ -106,6 +106,10 @@ def twin(probe: Probe) -> Probe:
     return Probe(probe.case, "twin", "the same under a careless key", probe.config, probe.parameters, inputs)
 
 
+DECAY_RATE = 0.4
+"""The middle of the rates at which states decay: of a state, a few shares are left after as many tokens as a probe has,
+so that both what is kept and what is forgotten show."""
+
 HOT_SPREAD = 40.0
 """The spread of hot scores: exp of the largest is more than float32 holds (88.7), and of the smallest is 0."""
 
@@ -121,6 +125,10 @@ def probe_parameters(
         value = random.normal(size=shape)
         if name.endswith("running_var"):
             value = np.exp(value * WEIGHT_SPREAD)
+        elif name.endswith("log_rate"):
+            value = np.log(DECAY_RATE) + WEIGHT_SPREAD * value
+        elif name.endswith("gated_norm.weight"):
+            value = 1 + WEIGHT_SPREAD * value
         elif name.endswith("norm.weight"):
             value = (config.norm_gain == "weight") + WEIGHT_SPREAD * value
             if spread > SCORE_SPREAD and name.endswith(("query_norm.weight", "key_norm.weight")):
@@ -154,7 +162,7 @@ def _gain(config: TransformerConfig, name: str, spread: float) -> float:
         return config.gate_limit
     if config.gate_limit is not None and name.endswith("down.weight"):
         return 1 / config.gate_limit
-    if not name.endswith(("query.weight", "key.weight", "key_rotary.weight")):
+    if ".recurrence." in name or not name.endswith(("query.weight", "key.weight", "key_rotary.weight")):
         return 1.0
     return float((spread / config.score_scale / config.head_dim**0.5) ** 0.5)
 

@@ -28,6 +28,7 @@ PER_LAYER = (
     "num_experts",
     "feed_forward_dim",
     "attention_norm",
+    "mixer",
 )
 """Fields in which layers of one model may differ."""
 

@@ -44,7 +44,7 @@ def probe_sizes(config: Any) -> dict[str, Any]:
         sizes |= {"sliding_window": 4}
     if config.head == "classes":
         sizes |= {"num_classes": 5}
-    sizes |= _router_sizes(config)
+    sizes |= _router_sizes(config) | _recurrent_sizes(config)
     if config.layer_types:  # one layer of each kind, in their order
         kinds = tuple(config.layer_kinds)
         layers = max(PROBE_SIZES["num_decoder_layers"], len(kinds))
@@ -66,6 +66,16 @@ def _temperature_sizes(config: Any) -> dict[str, Any]:
         if is_one
         else {"query_temperature_length": 3}
     )
+
+
+def _recurrent_sizes(config: Any) -> dict[str, Any]:
+    """Few heads, of which each, two or all share a key head, as of many."""
+    if not config.is_recurrent:
+        return {}
+    shares = config.recurrent_heads // config.recurrent_key_heads
+    sizes = {"recurrent_heads": 3 if 1 in (shares, config.recurrent_key_heads) else 4}
+    sizes |= {"recurrent_key_heads": 3 if shares == 1 else min(2, config.recurrent_key_heads)}
+    return sizes | {"recurrent_key_dim": 5, "recurrent_value_dim": 7}
 
 
 def _router_sizes(config: Any) -> dict[str, Any]:

@@ -35,6 +35,7 @@ Projection = Literal["full", "shared-per-head"]
 AttentionScale = Literal["head_dim", "embed_dim", "none"]
 MaskOrder = Literal["before-scale", "after-scale"]
 WindowKind = Literal["sliding", "chunks"]
+Mixer = Literal["attention", "gated-delta"]
 TargetMask = Literal["causal", "causal-and-padding"]
 Padding = Literal["token", "attention-mask"]
 Positions = Literal["learned", "sinusoidal", "rotary", "relative", "alibi", "none"]
@@ -232,6 +233,27 @@ class TransformerConfig:
     `attention_mask` given with them. A decoder masks tokens marked by `pad_id` only if `target_mask` is
     `causal-and-padding`; an `attention_mask` always applies."""
 
+    attention_gate: bool = False
+    """Whether the context of all heads is multiplied by the sigmoid of a linear map of the attention's input, before
+    the output projection (Qwen3-Next)."""
+
+    # Recurrence
+
+    mixer: Mixer = "attention"
+    """How a layer mixes positions: by self-`attention`; or, in its place, by a recurrence whose state each token decays
+    and corrects, the `gated-delta` rule (Yang et al. 2025, Qwen3-Next). Only in a lone decoder."""
+    recurrent_heads: int = whole(32, 4, 2)
+    """Heads of a recurrence, each with a state of `recurrent_key_dim` by `recurrent_value_dim` numbers; without a
+    recurrence, its fields are not read."""
+    recurrent_key_heads: int = whole(16, 2, 1)
+    """Heads of its queries and keys, each shared by as many consecutive heads as divide evenly."""
+    recurrent_key_dim: int = whole(128, 5, 3)
+    """Features of a head of its queries and keys."""
+    recurrent_value_dim: int = whole(128, 3, 6)
+    """Features of a head of its values."""
+    convolution_width: int = whole(4, 4, 2, 1)
+    """Positions, its own the last, that a convolution of each feature of its queries, keys and values reads."""
+
     # Layers that differ
 
     layer_types: tuple[str, ...] = ()
@@ -240,7 +262,7 @@ class TransformerConfig:
     layer_overrides: Mapping[str, Mapping[str, Any]] = Overrides({})
     """The fields in which layers of a kind differ from the rest of the configuration, by kind: the `sliding_window`,
     `window_kind`, `query_temperature`, `positions` (`none` where the others are `rotary`), `rope_theta`, the fields
-    that scale rotary positions, `num_experts`, `feed_forward_dim` and `attention_norm`."""
+    that scale rotary positions, `num_experts`, `feed_forward_dim`, `attention_norm` and `mixer`."""
 
     # Positions
 
@@ -484,6 +506,27 @@ class TransformerConfig:
     def context_dim(self) -> int:
         """Features of the values of all heads together."""
         return self.num_heads * self.value_dim
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether this layer, or any layer of the model, mixes positions by a recurrence."""
+        return any(own.mixer != "attention" for own in (self, *self.layer_kinds.values()))
+
+    @property
+    def mixer_scope(self) -> str:
+        """Name of what mixes positions, in this layer's parameters, taps and cache."""
+        return "self_attention" if self.mixer == "attention" else "recurrence"
+
+    @property
+    def recurrent_dim(self) -> int:
+        """Features of all heads of a recurrence together."""
+        return self.recurrent_heads * self.recurrent_value_dim
+
+    @property
+    def convolution_dims(self) -> dict[str, int]:
+        """Features of the queries, keys and values of a recurrence, all heads together."""
+        keys = self.recurrent_key_heads * self.recurrent_key_dim
+        return {"query": keys, "key": keys, "value": self.recurrent_dim}
 
     @property
     def projected_key_dim(self) -> int:

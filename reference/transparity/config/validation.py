@@ -106,6 +106,7 @@ def check_together(config: Any) -> None:
         _check_vocabularies,
         _check_heads,
         _check_latent,
+        _check_recurrence,
         _check_positions,
         _check_scaling,
         _check_relative,
@@ -220,6 +221,23 @@ def _check_latent(config: Any) -> None:
             f"key_value_rank is {config.key_value_rank}, but latent attention is that of a lone stack with rotary "
             "positions of a part of each head (rotary_dim), a full projection, as many key-value heads as heads, and "
             "neither qkv_bias nor query_key_norm: such a configuration would be right."
+        )
+
+
+def _check_recurrence(config: Any) -> None:
+    """Check a layer that mixes positions by a recurrence, which is causal and has no scores."""
+    if config.mixer == "attention":
+        return
+    if config.recurrent_heads % config.recurrent_key_heads:
+        raise ConfigError(
+            f"recurrent_key_heads is {config.recurrent_key_heads}, which does not divide the {config.recurrent_heads} "
+            "heads (recurrent_heads) evenly; a divisor of it would be right."
+        )
+    needed: dict[str, Any] = {"architecture": "decoder", "sliding_window": None, "query_temperature": 0.0}
+    if found := [name for name in needed if getattr(config, name) != needed[name]]:
+        raise ConfigError(
+            f"{found[0]} is {getattr(config, found[0])!r}, but a layer whose mixer is {config.mixer!r} reads the "
+            f"tokens of a lone decoder one after the other, without scores: {needed[found[0]]!r} would be right."
         )
 
 

@@ -84,6 +84,18 @@ def sigmoid(x: Inexact[Array, "*batch"]) -> Inexact[Array, "*batch"]:
     return np.where(positive, x.dtype.type(1), power) / (1 + power)
 
 
+def softplus(x: Inexact[Array, "*batch"]) -> Inexact[Array, "*batch"]:
+    """log(1 + e^x), computed from whichever of e^x and e^−x does not overflow."""
+    positive = x.real > 0
+    return np.where(positive, x, x.dtype.type(0)) + np.log1p(np.exp(np.where(positive, -x, x)))
+
+
+def as_precise_as(x: Inexact[Array, "*batch"], value: Inexact[Array, "*batch"]) -> Inexact[Array, "*batch"]:
+    """Return `value` in the precision of `x`; complex numbers stay complex."""
+    dtype = np.result_type(x.dtype, np.complex64) if np.iscomplexobj(value) else x.real.dtype
+    return value.astype(dtype, copy=False)
+
+
 def derivative(
     function: Callable[[Mapping[str, Array]], Array],
     parameters: Mapping[str, Array],

@@ -66,9 +66,8 @@ def step(
     positions = next_positions(cache, tokens.shape[1])
     visible = mark_valid(cache, visible_keys(tokens, config.pad_id, attention_mask), positions)
     scope, layers, memory_mask = scoped(tap, "decoder"), cache["layers"], cache.get("memory_mask")
-    x = decoder(
-        config, tree["decoder"], tokens, visible, scope, positions=positions, memory_mask=memory_mask, cache=layers
-    )
+    given: dict[str, Any] = {"positions": positions, "memory_mask": memory_mask, "cache": layers, "counts": counts}
+    x = decoder(config, tree["decoder"], tokens, visible, scope, **given)
     cache["lengths"] = cache["lengths"] + (tokens.shape[1] if counts is None else counts)
     return tap("logits", head(config, tree, x))
 

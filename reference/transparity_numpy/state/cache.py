@@ -2,7 +2,9 @@
 
 A cache is a dictionary of arrays, updated in place: `lengths` (batch,), the number of tokens of each row; `visible`
 (batch, capacity), True for tokens that are not padding; per decoder layer the `key` and `value` (batch, key_heads,
-capacity, head_dim) of self-attention and, computed once, those of cross-attention; and the source's `memory_mask`.
+capacity, head_dim) of self-attention or, of a recurrence, the last inputs of its convolutions (batch, width − 1,
+features) and its `state` (batch, heads, head_dim, value_dim), in at least float32; those of cross-attention, computed
+once; and the source's `memory_mask`.
 """
 
 from __future__ import annotations
@@ -21,11 +23,8 @@ Cache = dict[str, Any]
 
 def empty_cache(config: TransformerConfig, batch: int, capacity: int, dtype: DTypeLike) -> Cache:
     """Empty cache for `batch` rows of up to `capacity` tokens."""
-    shape = (batch, config.key_value_heads, capacity)
-    widths = {"key": config.head_dim, "value": config.value_dim}
     layers = [
-        {"self_attention": {role: np.zeros((*shape, width), dtype) for role, width in widths.items()}}
-        for _ in range(config.num_decoder_layers)
+        _empty_layer(config.for_layer("decoder", i), batch, capacity, dtype) for i in range(config.num_decoder_layers)
     ]
     return {"lengths": np.zeros(batch, int), "visible": np.zeros((batch, capacity), bool), "layers": layers}
 
@@ -56,6 +55,30 @@ def update(
     return cache["key"], cache["value"]
 
 
+def update_inputs(
+    cache: Cache, name: str, x: Inexact[Array, "batch queries features"], counts: Int[Array, " batch"] | None
+) -> Inexact[Array, "batch earlier features"]:
+    """Return the inputs of a convolution that come before `x`; keep the last, of which `counts` are in `x`."""
+    before, counts = cache[name], np.full(len(x), x.shape[1]) if counts is None else counts
+    last = counts[:, None] + np.arange(before.shape[1])
+    cache[name] = np.take_along_axis(np.concatenate([before, x], axis=1), last[..., None], axis=1)
+    return before
+
+
+def update_state(cache: Cache, state: Inexact[Array, "batch heads head_dim value_dim"]) -> None:
+    """Keep the state of a recurrence."""
+    cache["state"] = state
+
+
+def held_tokens(
+    x: Inexact[Array, "batch queries heads"], counts: Int[Array, " batch"] | None
+) -> Inexact[Array, "batch queries heads"]:
+    """`x` of the first `counts` tokens of each row, and 0 for fillers, which change no state."""
+    if counts is None:
+        return x
+    return np.where((np.arange(x.shape[1]) < counts[:, None])[..., None], x, x.dtype.type(0))
+
+
 def select_rows(cache: Cache, rows: Int[Array, " rows"]) -> Cache:
     """Cache of the given `rows` in the given order; a row may occur more than once."""
 
@@ -65,3 +88,14 @@ def select_rows(cache: Cache, rows: Int[Array, " rows"]) -> Cache:
         return [take(held) for held in value] if isinstance(value, list) else value[rows]
 
     return take(cache)
+
+
+def _empty_layer(config: TransformerConfig, batch: int, capacity: int, dtype: DTypeLike) -> Cache:
+    if config.mixer == "attention":
+        shape = (batch, config.key_value_heads, capacity)
+        widths = {"key": config.head_dim, "value": config.value_dim}
+        return {"self_attention": {role: np.zeros((*shape, width), dtype) for role, width in widths.items()}}
+    earlier = config.convolution_width - 1
+    inputs = {role: np.zeros((batch, earlier, width), dtype) for role, width in config.convolution_dims.items()}
+    size = (batch, config.recurrent_heads, config.recurrent_key_dim, config.recurrent_value_dim)
+    return {"recurrence": inputs | {"state": np.zeros(size, np.promote_types(dtype, np.float32))}}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy import ndarray as Array
@@ -24,17 +24,22 @@ def clip_by_global_norm(gradients: Parameters, max_norm: float) -> dict[str, Arr
 
 
 def train(
-    config: TransformerConfig, parameters: Parameters, batches: Sequence[Mapping[str, Array]], training: Training
+    config: TransformerConfig,
+    parameters: Parameters,
+    batches: Sequence[Mapping[str, Array]],
+    training: Training,
+    differentiate: Callable[..., tuple[Array, dict[str, Array]]] = loss_and_gradients,
 ) -> tuple[list[float], dict[str, Array]]:
     """Take one step per batch (`targets` and tokens); return the loss before each and the final learned parameters.
 
-    A batch norm normalizes by the batch; its running statistics do not change.
+    A batch norm normalizes by the batch; its running statistics do not change. Many steps may `differentiate` in
+    another, faster way.
     """
     parameters, losses = dict(parameters), []
     first: dict[str, Array] = {}
     second: dict[str, Array] = {}
     for step, batch in enumerate(batches, 1):
-        loss, gradients = loss_and_gradients(config, parameters, training=True, **batch)
+        loss, gradients = differentiate(config, parameters, training=True, **batch)
         losses.append(float(loss))
         if training.max_norm is not None:
             gradients = clip_by_global_norm(gradients, training.max_norm)

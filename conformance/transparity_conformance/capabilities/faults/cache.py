@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from transparity_numpy.attention import rotate_features
 from transparity_numpy.decoding.steps import prefill
 from transparity_numpy.embeddings import embed
 from transparity_numpy.head import head
-from transparity_numpy.masks import causal_mask, padding_mask, visible_keys
+from transparity_numpy.masks import causal_mask, padding_mask, visible_keys, visible_queries
 from transparity_numpy.positions import rotary_tables, score_bias
 from transparity_numpy.state.cache import Cache, mark_valid, next_positions
 from transparity_numpy.state.context import LayerContext
@@ -89,6 +89,8 @@ class CacheRules:
     """Whether padding in the source is masked."""
     clips: bool = False
     """Whether positions beyond `max_length` are the last one, as of tables that are looked up."""
+    forgets: Collection[str] = ()
+    """Entries of a recurrence's cache that are zeros again with every step."""
     grows: bool = False
     """Whether the cache has room for the tokens so far alone: a query that sees no key weighs all that there are."""
 
@@ -121,7 +123,9 @@ def simulate_decoding(
             positions=right,
             bias=score_bias(config, decoder, moved, visible.shape[1], x.dtype, both=False),
             memory_mask=memory_mask,
+            visible=visible_queries(seen, right) if config.is_recurrent else None,
         )
+        _forget(cache, rules.forgets)
         queries = moved - right + rules.queries(right) - right
         tap = _turning(config, {"query_rotated": queries, "key_rotated": moved - right})
         x = stack("decoder", config, decoder, x, context, tap, cache=cache["layers"])
@@ -149,6 +153,8 @@ def _turn_kept_keys(config: TransformerConfig, cache: Cache, positions: np.ndarr
         return
     rows = np.arange(len(positions))[:, None]
     for i, layer in enumerate(cache["layers"]):
+        if "self_attention" not in layer:
+            continue
         keys = layer["self_attention"]["key"]
         new = keys[rows, :, positions].swapaxes(1, 2)
         keys[rows, :, positions] = _turned(config, i, new, by).swapaxes(1, 2)
@@ -161,10 +167,18 @@ def _turned(config: TransformerConfig, layer: int, value: np.ndarray, by: np.nda
     return value if tables is None else rotate_features(own, value, tables)
 
 
+def _forget(cache: Cache, names: Collection[str]) -> None:
+    for layer in cache["layers"]:
+        kept = layer.get("recurrence", {})
+        layer["recurrence"] = kept | {name: np.zeros_like(kept[name]) for name in names if name in kept}
+
+
 def _grow(cache: Cache, by: int) -> None:
     """Make room for `by` more tokens."""
     cache["visible"] = np.pad(cache["visible"], ((0, 0), (0, by)))
     for layer in cache["layers"]:
+        if "self_attention" not in layer:
+            continue
         room = ((0, 0), (0, 0), (0, by), (0, 0))
         layer["self_attention"] = {name: np.pad(value, room) for name, value in layer["self_attention"].items()}
 
@@ -195,6 +209,12 @@ _MASKS: dict[str, Mask] = {
 
 _ONE_TOO_HIGH = "after the first step positions are one too high"
 
+_FORGOTTEN = {
+    "the state of a recurrence begins with zeros in every step": ("state",),
+    "convolutions of a recurrence read zeros in front of every step, not the last inputs": ("query", "key", "value"),
+    "nothing of a recurrence is kept from step to step": ("state", "query", "key", "value"),
+}
+
 CACHE_FAULTS = (
     _fault("cache-position", "positions begin at 0 again with every step", positions=_from_zero),
     _fault("cache-position", _ONE_TOO_HIGH, positions=_moved(1)),
@@ -205,6 +225,7 @@ CACHE_FAULTS = (
     _fault("cache-mask", "padding in the source is visible", masks_source=False),
     _fault("cache-position", "queries begin at position 0 again with every step, and keys do not", queries=_from_zero),
     _fault("cache-position", "keys are kept before they are rotated", kept=np.zeros_like),
+    *(_fault("cache-state", says, forgets=names) for says, names in _FORGOTTEN.items()),
     # the same in other caches, where they answer otherwise
     _fault("cache-position", _ONE_TOO_HIGH, positions=_moved(1), clips=True),
     *(_fault("cache-mask", says, mask=mask, grows=True) for says, mask in _MASKS.items()),

@@ -14,8 +14,8 @@ from transparity.config import TransformerConfig
 from transparity.parameters import is_learned
 from transparity.training import Training
 from transparity_conformance.capabilities.faults import SimulatedFault
+from transparity_conformance.oracle.differentiation.gradients import loss_and_gradients
 from transparity_conformance.oracle.oracle import Arrays
-from transparity_numpy.training.differentiation import loss_and_gradients
 from transparity_numpy.training.optimization import clip_by_global_norm
 
 Clip = Callable[[Arrays, float], Arrays]

@@ -90,12 +90,12 @@ def _common(fields: Fields) -> dict[str, Any]:
     return found | {"activation": activation(fields, "hidden_act")}
 
 
-def _biases(fields: Fields) -> dict[str, Any]:
+def biases(fields: Fields) -> dict[str, Any]:
     return dict.fromkeys(("qkv_bias", "output_bias"), fields["attention_bias"])
 
 
 def _llama(fields: Fields, names: Collection[str]) -> dict[str, Any]:
-    return _common(fields) | _biases(fields) | {"feed_forward_bias": fields["mlp_bias"]}
+    return _common(fields) | biases(fields) | {"feed_forward_bias": fields["mlp_bias"]}
 
 
 def _mistral(fields: Fields, names: Collection[str]) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def _qwen2(fields: Fields, names: Collection[str]) -> dict[str, Any]:
 
 
 def _qwen3(fields: Fields, names: Collection[str]) -> dict[str, Any]:
-    return _qwen2(fields, names) | _biases(fields)
+    return _qwen2(fields, names) | biases(fields)
 
 
 def _windows(fields: Fields) -> dict[str, Any]:

@@ -31,7 +31,7 @@ def _of_part(config: TransformerConfig, part: str) -> Iterator[Fault]:
     shape = shapes.get(f"{part}.weight")
     if shape is not None and shape[0] == shape[1]:
         yield Fault("weight-transpose", role, f"the {role} weight is transposed", alter=partial(_transposed, role))
-    for pair in EXCHANGED:
+    for pair in EXCHANGED if ".recurrence." not in part else ():
         if shape is not None and role in pair:
             other = f"{part.rpartition('.')[0]}.{pair[role == pair[0]]}"
             if shapes.get(f"{other}.weight") == shape:
@@ -50,6 +50,10 @@ FED = {
     "shared_expert.output": "shared_expert.down",
 }
 """The linear maps of a feed-forward by their taps."""
+
+OF_RECURRENCE = {f"{role}_convolved": role for role in ("query", "key", "value")}
+OF_RECURRENCE |= {"log_decay": "decay", "beta": "beta", "gated_context": "gate", "output": "output"}
+"""The linear maps of a recurrence by the taps at which they act."""
 
 TAPS = {role: tap for tap, role in PARTS.items()} | {"down": "output"}
 
@@ -98,6 +102,10 @@ def _part(site: str) -> str | None:
     scope, sublayer, tap = split(site)
     if sublayer == "feed_forward" and (role := FED.get(site.partition(".feed_forward.")[2])):
         return f"{scope}.feed_forward.{role}"
+    if sublayer == "recurrence" and tap in OF_RECURRENCE:
+        return f"{scope}.recurrence.{OF_RECURRENCE[tap]}"
+    if sublayer.endswith("attention") and tap == "gated_context":
+        return f"{scope}.{sublayer}.gate"
     return f"{scope}.{sublayer}.{tap}" if sublayer.endswith("attention") and tap in PARTS else None
 
 

@@ -20,6 +20,7 @@ from transparity_conformance.diagnosis.faults.sites import (
     branch_end,
     is_normed,
     layer_input,
+    output_of,
     own_config,
     split,
     stream,
@@ -259,11 +260,13 @@ def _residual_twice(state: WalkState, site: str, flow: Value) -> Value:
 def _normed_output(state: WalkState, site: str, value: Value) -> Value:
     scope, name = site.rpartition(".")[::2]
     sublayer = name.removesuffix("_norm")
-    x, out = stream(state, scope, sublayer), state.taps[f"{scope}.{sublayer}.output"]
+    x, out = stream(state, scope, sublayer), state.taps[output_of(state.config, f"{scope}.{sublayer}")]
     # what the norm then finds with the residual added is what the sublayer adds
-    state.taps[f"{scope}.{sublayer}.output"] = out - x / x.dtype.type(state.config.residual_multiplier)
+    state.taps[output_of(state.config, f"{scope}.{sublayer}")] = out - x / x.dtype.type(
+        state.config.residual_multiplier
+    )
     behind = normed(state, site)
-    state.taps[f"{scope}.{sublayer}.output"] = out
+    state.taps[output_of(state.config, f"{scope}.{sublayer}")] = out
     return x + behind
 
 

@@ -99,13 +99,24 @@ ENDS = {"both": "_post_norm", "branch": "_norm"}
 
 def branch_end(config: TransformerConfig, sublayer: str) -> str:
     """The last tap of a sublayer before its residual is added."""
-    return f"{sublayer}{ENDS.get(config.norm_position, '.output')}"
+    ending = ENDS.get(config.norm_position)
+    return output_of(config, sublayer) if ending is None else f"{sublayer}{ending}"
+
+
+def output_of(config: TransformerConfig, sublayer: str) -> str:
+    """The tap of a sublayer's result: a recurrence has the norms and the residual of the self-attention in whose place
+    it is, and taps of its own."""
+    scope, name = sublayer.rpartition(".")[::2]
+    return f"{scope}.{own_config(config, sublayer).mixer_scope if name == MIXED else name}.output"
+
+
+MIXED, RECURRENCE = "self_attention", "recurrence"
 
 
 def sublayer_of(site: str) -> tuple[str, str]:
     """The layer and the sublayer of a tap, also of the sublayer's norms."""
     scope, name, _ = split(site)
-    return scope, name.removesuffix("_norm").removesuffix("_post")
+    return scope, MIXED if name == RECURRENCE else name.removesuffix("_norm").removesuffix("_post")
 
 
 def norm_input(state: WalkState, site: str) -> Value:
@@ -121,15 +132,16 @@ def norm_input(state: WalkState, site: str) -> Value:
     if name == "memory":
         return state.taps["encoder.output"]
     if name.endswith("_post"):
-        return state.taps[f"{scope}.{name.removesuffix('_post')}.output"]
+        return state.taps[output_of(config, f"{scope}.{name.removesuffix('_post')}")]
     if config.norm_position == "branch":
-        return state.taps[f"{scope}.{name}.output"]
+        return state.taps[output_of(config, f"{scope}.{name}")]
     x = stream(state, scope, name)
-    return added(state, x, state.taps[f"{scope}.{name}.output"]) if config.norm_position == "post" else x
+    return added(state, x, state.taps[output_of(config, f"{scope}.{name}")]) if config.norm_position == "post" else x
 
 
 def sublayer_input(state: WalkState, scope: str, sublayer: str, role: str = "query") -> Value:
     """The input of a sublayer; the memory for the keys and values of cross-attention."""
+    sublayer = MIXED if sublayer == RECURRENCE else sublayer
     if sublayer == "cross_attention" and role in ("key", "value"):
         return state.taps[f"{scope}.memory_norm" if state.config.memory_norm else "encoder.output"]
     if state.config.norm_position in ("post", "branch") or not is_normed(state.config, f"{scope}.{sublayer}"):
@@ -140,7 +152,7 @@ def sublayer_input(state: WalkState, scope: str, sublayer: str, role: str = "que
 
 def is_normed(config: TransformerConfig, site: str) -> bool:
     """Return whether the sublayer of a tap has the norms of `norm_position`: self-attention alone may lack them."""
-    return split(site)[1] != "self_attention" or own_config(config, site).attention_norm
+    return split(site)[1] not in (MIXED, RECURRENCE) or own_config(config, site).attention_norm
 
 
 def is_norm(config: TransformerConfig, site: str) -> bool:

@@ -16,11 +16,17 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity.config.probe_sizes import most_experts
 from transparity.parameters import is_learned
 from transparity.taps import Tap, identity
 from transparity_conformance.oracle.budgets import NEIGHBOURS
-from transparity_conformance.oracle.differentiation.leaning import Directions, Leaning, along
+from transparity_conformance.oracle.differentiation.leaning import (
+    Directions,
+    Leaning,
+    along,
+    of_rows,
+    repeated,
+    rows_are_apart,
+)
 from transparity_conformance.oracle.oracle import Arrays, Oracle, budget_of
 from transparity_conformance.oracle.probes import is_large
 from transparity_numpy.arithmetic.dropout import dropping
@@ -108,7 +114,7 @@ class Derivatives:
     @property
     def _at_once(self) -> int:
         """The directions of one forward pass; one where rows are put together, in statistics or in an expert."""
-        if (self.training and self.config.norm == "batch") or most_experts(self.config):
+        if not rows_are_apart(self.config, training=self.training):
             return 1
         most = AT_ONCE_OF_A_LARGE_ONE if self.is_large else AT_ONCE
         return max(1, most // (self.targets.size * self.config.stack_vocab_size(self.config.stacks[-1])))
@@ -133,36 +139,19 @@ class Derivatives:
         for name, parts in self.directions.items() if self._at_once > 1 else ():
             mine = {row: index for row, (other, index) in enumerate(some) if other == name}
             used = functools.partial(self._used.setdefault, name)
-            parameters[name] = Leaning(arrays[name], _of_rows(parts, mine, len(some), size), used=used)
+            parameters[name] = Leaning(arrays[name], of_rows(parts, mine, len(some), size), used=used)
         return self.of_batches(parameters, len(some))
 
     def of_batches(self, parameters: dict[str, Any], count: int) -> list[float]:
         """The derivatives of the losses of `count` batches, one under the other, of which each leans another way."""
         size = len(self.targets)
-        inputs = {name: _repeated(value, count) for name, value in self.inputs.items()}
-        masks = {name: _repeated(value, count) for name, value in (self.masks or {}).items()}
+        inputs = {name: repeated(value, count) for name, value in self.inputs.items()}
+        masks = {name: repeated(value, count) for name, value in (self.masks or {}).items()}
         drop = dropping(masks, self.config.dropout) if masks else identity
         logits = transformer(self.config, parameters, **inputs, training=self.training, tap=drop)
         each = logits.reshape(count, size, *logits.shape[1:])
         values = [self.loss(rows, self.targets, self.config.pad_id) for rows in each]
         return [value.imag / value.real.dtype.type(STEP) for value in values]
-
-
-def _repeated(value: np.ndarray, times: int) -> np.ndarray:
-    """A batch so many times, one under the other."""
-    return np.tile(value, (times, *[1] * (value.ndim - 1)))
-
-
-def _of_rows(parts: Directions, mine: Mapping[int, int], count: int, size: int) -> Directions:
-    """The vectors of each row of `count` batches of `size`; those of batches that do not lean are zeros.
-
-    Args:
-        mine: the number of the direction of each batch that leans.
-    """
-    found = [np.zeros((count, part.shape[1])) for part in parts]
-    for whole, part in zip(found, parts, strict=True):
-        whole[list(mine)] = part[list(mine.values())]
-    return tuple(np.repeat(whole, size, axis=0) for whole in found)
 
 
 def targets_of(config: TransformerConfig, inputs: Arrays) -> np.ndarray:

@@ -6,12 +6,14 @@ product of two vectors, which is added to the result of a product with it, so th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
+from transparity.config import TransformerConfig
+from transparity.config.probe_sizes import most_experts
 from transparity.limits.mapped import BLOCK
 from transparity_numpy.arithmetic.functional import STEP
 
@@ -23,7 +25,8 @@ class Leaning(NDArrayOperatorsMixin):
     """A parameter w as w + i·h·v in row k of a batch, with v the product of vectors, which NumPy takes for an array.
 
     Activations, of which the first axis is the batch, are multiplied by its transpose or, if it is a vector, by it and
-    added to it; rows of it are taken. All else raises `TypeError`: a derivative would be lost.
+    added to it; rows of it are taken, and columns, and a vector is an exponent. All else raises `TypeError`: a
+    derivative would be lost.
 
     Args:
         value: a matrix (out, in) or a vector (out,), real.
@@ -61,8 +64,17 @@ class Leaning(NDArrayOperatorsMixin):
     def T(self) -> Leaning:  # noqa: N802 - NumPy's name
         return Leaning(self.value, self.vectors, is_transposed=not self.is_transposed, used=self.used)
 
-    def __getitem__(self, index: np.ndarray) -> np.ndarray:
-        """Rows of a matrix for indices (#batch, …): (batch, …, in)."""
+    def astype(self, dtype: Any, *, copy: bool = True) -> Leaning:
+        """Itself in its own dtype, which is what `upcast` asks for."""
+        if np.dtype(dtype) != self.dtype:
+            raise TypeError(f"a parameter that leans in {dtype}")
+        return self
+
+    def __getitem__(self, index: Any) -> Any:
+        """Rows of a matrix for indices (#batch, …): (batch, …, in); a column of a matrix as a row of its transpose."""
+        if isinstance(index, int) and self.ndim == 2 and self.is_transposed:
+            left, right = self.vectors
+            return Leaning(self.value[:, index], (left * right[:, index, None],), used=self.used)
         is_index = isinstance(index, np.ndarray) and index.dtype.kind in "iu"
         if self.ndim != 2 or self.is_transposed or not is_index:
             raise TypeError(f"part {index!r} of a parameter that leans; expected rows of a matrix")
@@ -75,6 +87,9 @@ class Leaning(NDArrayOperatorsMixin):
             raise TypeError(f"{ufunc.__name__} of a parameter that leans")
         if ufunc is np.matmul and inputs[1] is self and self.is_transposed:
             return self._product(np.asarray(inputs[0]))
+        if ufunc is np.exp and self.ndim == 1:
+            power = np.exp(self.value)
+            return Leaning(power, (self.vectors[0] * power,), used=self.used)
         if ufunc not in (np.add, np.multiply) or self.ndim != 1:
             raise TypeError(f"{ufunc.__name__} of a parameter that leans")
         (vector,), other = self.vectors, next(each for each in inputs if each is not self)
@@ -127,3 +142,26 @@ def along(gradient: Any, directions: Directions) -> np.ndarray:
         rows = slice(begin, begin + size)
         found += (left[:, rows] @ gradient[rows].astype(np.float64) * right).sum(1)
     return found
+
+
+def repeated(value: np.ndarray, times: int) -> np.ndarray:
+    """A batch so many times, one under the other."""
+    return np.tile(value, (times, *[1] * (value.ndim - 1)))
+
+
+def of_rows(parts: Directions, mine: Mapping[int, int], count: int, size: int) -> Directions:
+    """The vectors of each row of `count` batches of `size`; those of batches that do not lean are zeros.
+
+    Args:
+        mine: the number of the direction of each batch that leans.
+    """
+    found = [np.zeros((count, part.shape[1])) for part in parts]
+    for whole, part in zip(found, parts, strict=True):
+        whole[list(mine)] = part[list(mine.values())]
+    return tuple(np.repeat(whole, size, axis=0) for whole in found)
+
+
+def rows_are_apart(config: TransformerConfig, *, training: bool = False) -> bool:
+    """Return whether no row of a batch depends on another: statistics are taken of all, and experts are given tokens of
+    all."""
+    return not (training and config.norm == "batch") and not most_experts(config)

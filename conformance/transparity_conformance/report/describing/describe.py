@@ -119,7 +119,11 @@ def _layer(config: TransformerConfig, stack: str, read: str) -> Iterable[str]:
     """The nodes and edges of a layer; a residual goes past its sublayer."""
     width, gated = f"{config.embed_dim} → {config.feed_forward_dim} → {config.embed_dim}", ", gated" * config.gated
     experts = f"{config.experts_per_token} of {config.num_experts} experts, " if config.num_experts else ""
+    kinds = {own.mixer for own in config.layer_kinds.values()}
     sublayers = {"self": f"self-attention<br/>{_attention(config, _mask(config, stack))}{_self_attention_only(config)}"}
+    if kinds != {"attention"}:
+        others = f"or {sublayers['self']}" if "attention" in kinds else ""
+        sublayers["self"] = f"{_recurrence(config)}<br/>{others}".removesuffix("<br/>")
     if read == "target":
         sublayers["cross"] = f"cross-attention<br/>{_attention(config, 'the padding')}"
     sublayers["feed"] = f"feed-forward<br/>{experts}{width}, {config.activation}{gated}"
@@ -180,6 +184,12 @@ def _attention(config: TransformerConfig, masked: str) -> str:
     return f"{heads}{fewer}{divided}{times}{shared}{held}<br/>{masked} hidden by {config.mask_value:g}"
 
 
+def _recurrence(config: TransformerConfig) -> str:
+    keys, values = config.recurrent_key_dim, config.recurrent_value_dim
+    states = f"{config.recurrent_heads} states of {keys} by {values}, {config.recurrent_key_heads} heads of keys"
+    return f"gated delta rule<br/>{states}, convolutions over {config.convolution_width} positions"
+
+
 def _self_attention_only(config: TransformerConfig) -> str:
     """The parts that only self-attention has: positions, and a window."""
     inside = config.positions in ("rotary", "relative", "alibi")
@@ -189,6 +199,7 @@ def _self_attention_only(config: TransformerConfig) -> str:
     if config.sliding_window is not None:
         chunks = " of its own chunk" if config.window_kind == "chunks" else ""
         known.append(f"{config.sliding_window} positions{chunks} seen")
+    known += ["a gate of the context"] if config.attention_gate else []
     if config.query_temperature:
         known.append(f"queries sharper by {config.query_temperature:g} from {config.query_temperature_length} on")
     for kind, overrides in config.layer_overrides.items():

@@ -191,10 +191,10 @@ def _ragged(bench: Bench, claim: str, cases: Iterable[str]) -> Iterator[Evidence
                     yield record.exactly(f"row {row}, {how}", together[row], filled)
 
 
-@claim(dtypes=("float64",), of_reference=True, quick=())
-def ragged_prompts(bench: Bench) -> Iterator[Evidence]:
+@claim(dtypes=("float64",), of_reference=True, quick=(), cases=("translation",), all_cases=WAYS, all_in=("float64",))
+def ragged_prompts(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:
     """Prompts of different lengths in one batch are continued as each is alone, also beyond `max_length`."""
-    yield from _ragged(bench, "generation.ragged_prompts", WAYS)
+    yield from _ragged(bench, "generation.ragged_prompts", cases)
 
 
 @claim(dtypes=("float64",), quick=())
@@ -229,10 +229,10 @@ def _beams(bench: Bench, claim: str, cases: Iterable[str], ending: float = 0.0) 
             yield record.within(f"scores of {beams} beams, length penalty {power:g}", scores, expected, budget)
 
 
-@claim(dtypes=("float64",), quick=())
-def beam_search(bench: Bench) -> Iterator[Evidence]:
+@claim(dtypes=("float64",), quick=(), cases=("translation",), all_cases=WAYS, all_in=("float64",))
+def beam_search(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:
     """Beam search finds the same continuation, token for token, with the same score."""
-    yield from _beams(bench, "generation.beam_search", WAYS)
+    yield from _beams(bench, "generation.beam_search", cases)
     for ending in ENDINGS:
         yield from _beams(bench, "generation.beam_search", ["translation"], ending)
 

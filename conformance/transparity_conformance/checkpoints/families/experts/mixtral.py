@@ -127,7 +127,7 @@ OLMOE = dataclasses.replace(
 SPARSE = ("moe_intermediate_size", "intermediate_size", "mlp_only_layers", "decoder_sparse_step")
 
 
-def _sparse(fields: Fields) -> dict[str, Any]:
+def sparse(fields: Fields) -> dict[str, Any]:
     """The layers with experts, every `decoder_sparse_step`-th but those of `mlp_only_layers`, and the others."""
     dense, every, count = fields["mlp_only_layers"] or [], whole(fields, "decoder_sparse_step"), layers(fields)
     if not isinstance(dense, list) or not all(is_whole(each, 0) for each in dense):
@@ -142,7 +142,7 @@ def _sparse(fields: Fields) -> dict[str, Any]:
     return {**by_kind(kinds, facts), **_router(fields)}
 
 
-def _write_sparse(config: TransformerConfig) -> dict[str, Any]:
+def write_sparse(config: TransformerConfig) -> dict[str, Any]:
     own = [config.for_layer("decoder", i) for i in range(config.num_decoder_layers)] or [config]
     widths = {bool(each.num_experts): each.feed_forward_dim for each in own}
     return _write_router(config) | {
@@ -164,11 +164,11 @@ def _written_window(config: TransformerConfig) -> dict[str, Any]:
 
 def _qwen3_moe(fields: Fields, names: Collection[str]) -> dict[str, Any]:
     found = llama.LLAMA.configure({**fields, "mlp_bias": False}, names)
-    return {**found, **_sparse(fields), **_window(fields), "feed_forward_bias": False}
+    return {**found, **sparse(fields), **_window(fields), "feed_forward_bias": False}
 
 
 def _write_qwen3_moe(config: TransformerConfig) -> dict[str, Any]:
-    return {**llama.write_common(config), **_write_sparse(config), **_written_window(config)}
+    return {**llama.write_common(config), **write_sparse(config), **_written_window(config)}
 
 
 DEFAULTS: dict[str, Any] = {
@@ -204,7 +204,7 @@ QWEN3_MOE = dataclasses.replace(
 def _with_windows(fields: Fields) -> dict[str, Any]:
     """Layers with and without experts, and with and without a window: every other one from the first on, of those in
     front of `max_window_layers`, unless `layer_types` differs."""
-    found, count = _sparse(fields), layers(fields)
+    found, count = sparse(fields), layers(fields)
     if not flag(fields, "use_sliding_window"):
         return found
     first, window = fields["max_window_layers"], whole(fields, "sliding_window")
@@ -230,7 +230,7 @@ def _qwen2_moe(fields: Fields, names: Collection[str]) -> dict[str, Any]:
 
 def _write_qwen2_moe(config: TransformerConfig) -> dict[str, Any]:
     found = {name: value for name, value in llama.write_common(config).items() if name != "attention_bias"}
-    found |= _write_sparse(config) | _written_window(config) | {"qkv_bias": config.qkv_bias}
+    found |= write_sparse(config) | _written_window(config) | {"qkv_bias": config.qkv_bias}
     return found | {"shared_expert_intermediate_size": config.shared_expert_dim, "layer_types": layer_kinds(config)}
 
 

@@ -1,0 +1,1 @@
+"""A layer whose positions are mixed by a recurrence."""

@@ -1,0 +1,278 @@
+"""Faults of a recurrence: its convolutions, the length of queries and keys, decay and strength of what is written, the
+rule of the state, and the norm with a gate behind it; and the gate of attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity_conformance.diagnosis.fault import Fault, Settings, WalkState
+from transparity_conformance.diagnosis.faults.residuals_and_activations import ACTIVATIONS
+from transparity_conformance.diagnosis.faults.sites import (
+    Value,
+    apply_linear,
+    has_padding,
+    own_config,
+    padding_at,
+    split,
+    sublayer_input,
+)
+from transparity_numpy.arithmetic.functional import sigmoid, silu, softplus
+from transparity_numpy.attention import merge_heads, repeat_heads, split_heads
+from transparity_numpy.recurrent.recurrence import causal_convolution
+
+Kernel = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""From the weights (features, width) and what is convolved to the result, in front of the activation."""
+
+
+def _centred(weight: np.ndarray, x: np.ndarray) -> np.ndarray:
+    behind = (weight.shape[1] - 1) // 2
+    padded = np.pad(x, ((0, 0), (0, behind), (0, 0)))
+    before = np.zeros((len(x), weight.shape[1] - 1, x.shape[-1]), x.dtype)
+    return causal_convolution(weight, padded, before)[:, behind:]
+
+
+def _causal(weight: np.ndarray, x: np.ndarray) -> np.ndarray:
+    return causal_convolution(weight, x, np.zeros((len(x), weight.shape[1] - 1, x.shape[-1]), x.dtype))
+
+
+CONVOLUTIONS: Mapping[str, tuple[str, Kernel]] = {
+    "centred": ("the convolution is centred: it reads later positions, too", _centred),
+    "future": (
+        "the end of the padded result is kept, not its begin: later positions are read",
+        lambda weight, x: _causal(weight[:, ::-1], x[:, ::-1])[:, ::-1],
+    ),
+    "missing": ("there is no convolution", lambda weight, x: x),
+    "turned": (
+        "the kernel is turned in time: its first column meets the newest position",
+        lambda weight, x: _causal(weight[:, ::-1], x),
+    ),
+    "late": (
+        "the convolution is one position late: it does not read its own",
+        lambda weight, x: np.pad(_causal(weight, x), ((0, 0), (1, 0), (0, 0)))[:, :-1],
+    ),
+}
+
+LENGTHS: Mapping[str, tuple[str, Callable[[np.ndarray], np.ndarray]]] = {
+    "missing": ("are not normalised", lambda x: x),
+    "of the mean": (
+        "are divided by the root of the mean of their squares, as by an RMS norm, not by that of their sum",
+        lambda x: x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + 1e-6),
+    ),
+}
+
+DECAYS: Mapping[str, tuple[str, Callable[[np.ndarray, np.ndarray], np.ndarray]]] = {
+    "softplus missing": ("there is no softplus behind the time step", lambda rate, step: -np.exp(rate) * step),
+    "exp missing": (
+        "the rate is A_log itself, not its exponential",
+        lambda rate, step: rate * softplus(step),
+    ),
+    "grows": ("the sign is missing: the state grows", lambda rate, step: np.exp(rate) * softplus(step)),
+    "sigmoid": ("there is a sigmoid in place of the softplus", lambda rate, step: -np.exp(rate) * sigmoid(step)),
+    "rate missing": ("there is no rate (A_log) of each head", lambda rate, step: -softplus(step)),
+}
+
+BETAS: Mapping[str, tuple[str, Callable[[np.ndarray], np.ndarray]]] = {
+    "sigmoid missing": ("there is no sigmoid", lambda x: x),
+    "twice": ("it is doubled, to go from 0 to 2", lambda x: 2 * sigmoid(x)),
+    "softplus": ("there is a softplus in place of the sigmoid", softplus),
+}
+
+RULES: Mapping[str, tuple[str, str, Settings]] = {
+    "scale missing": (
+        "read-out-scale",
+        "what is read is not divided by the root of the key's features",
+        {"scale": 0.0},
+    ),
+    "scale of values": (
+        "read-out-scale",
+        "what is read is divided by the root of the value's features, not of the key's",
+        {"of_values": True},
+    ),
+    "decay missing": ("state-decay", "the state does not decay", {"decays": np.ones_like}),
+    "not exp": (
+        "state-decay",
+        "the state is multiplied by the decay itself, not by its exponential",
+        {"decays": lambda g: g},
+    ),
+    "behind": (
+        "state-decay",
+        "the state decays behind what is written, which decays with it",
+        {"order": "decay behind"},
+    ),
+    "no correction": (
+        "delta-rule",
+        "values are written as they are: what the key finds in the state is not subtracted (linear attention)",
+        {"order": "no correction"},
+    ),
+    "before the decay": (
+        "delta-rule",
+        "what is subtracted is what the key finds in the state before it decays",
+        {"order": "early correction"},
+    ),
+    "strength of values alone": (
+        "delta-rule",
+        "beta multiplies the value alone, not what is subtracted from it",
+        {"order": "beta of values"},
+    ),
+    "read first": ("delta-rule", "queries read the state before their token is written", {"order": "read first"}),
+}
+
+GATED: Mapping[str, tuple[str, str, Settings]] = {
+    "gate first": ("gated-norm", "the gate is in front of the norm, not behind it", {"order": "gate first"}),
+    "one plus": ("gated-norm", "the gain is 1 + the weight, as of the other norms, not the weight", {"offset": 1.0}),
+    "all heads": ("gated-norm", "the norm is over the features of all heads, not of each", {"whole": True}),
+    "missing": ("gated-norm", "there is no norm", {"order": "no norm"}),
+    "weight alone": ("gated-norm", "what is read is multiplied by the weight, but not normalised", {"order": "weight"}),
+    "gate missing": ("recurrent-gate", "there is no gate", {"gate": np.ones_like}),
+    "sigmoid": ("recurrent-gate", "the gate is a sigmoid, not silu", {"gate": sigmoid}),
+    "linear": ("recurrent-gate", "there is no activation of the gate", {"gate": lambda z: z}),
+}
+
+ATTENTION_GATES: Mapping[str, tuple[str, Callable[[np.ndarray], Any]]] = {
+    "missing": ("the context is not multiplied by its gate", lambda z: 1.0),
+    "silu": ("the gate is silu, not a sigmoid", silu),
+    "linear": ("there is no sigmoid of the gate", lambda z: z),
+    "tanh": ("the gate is a tanh, not a sigmoid", np.tanh),
+}
+
+
+def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
+    _, sublayer, tap = split(site)
+    own = own_config(config, site)
+    if own.attention_gate and tap == "gated_context" and sublayer.endswith("attention"):
+        for name, (says, gate) in ATTENTION_GATES.items():
+            yield Fault("attention-gate", name, says, formula=_attention_gate, settings={"gate": gate})
+    if sublayer != "recurrence":
+        return
+    if tap.endswith("_convolved"):
+        yield from _of_convolution(own, site)
+    elif tap.endswith("_normalized"):
+        for name, (says, change) in LENGTHS.items():
+            description = f"{'queries' if tap.startswith('query') else 'keys'} {says}"
+            yield Fault("unit-length", name, description, formula=_unit, settings={"change": change})
+    elif tap == "log_decay":
+        for name, (says, decayed) in DECAYS.items():
+            yield Fault("decay", name, f"of the decay {says}", formula=_decay, settings={"change": decayed})
+    elif tap == "beta":
+        for name, (says, written) in BETAS.items():
+            yield Fault("beta", name, f"of beta {says}", formula=_beta, settings={"change": written})
+    elif tap == "context":
+        for name, (identity, says, settings) in RULES.items():
+            yield Fault(identity, name, says, formula=_read, settings=settings)
+        if 1 < own.recurrent_key_heads < own.recurrent_heads:
+            says = "key heads are repeated as a whole (0 1 0 1), not each for consecutive heads (0 0 1 1)"
+            yield Fault("recurrent-heads", "tiled", says, formula=_read, settings={"tiled": True})
+    elif tap == "gated_context":
+        for name, (identity, says, settings) in GATED.items():
+            yield Fault(identity, name, says, formula=_gated, settings=settings)
+
+
+def _of_convolution(own: TransformerConfig, site: str) -> Iterator[Fault]:
+    for name, (says, kernel) in CONVOLUTIONS.items() if own.convolution_width > 1 else ():
+        if name != "centred" or own.convolution_width > 2:
+            yield Fault("recurrent-convolution", name, says, formula=_convolved, settings={"kernel": kernel})
+    others = {name: row for name, row in ACTIVATIONS.items() if name != "silu"}
+    for name, (function, says) in {**others, "missing": (lambda x: x, "no activation")}.items():
+        description = f"{says} instead of {ACTIVATIONS['silu'][1]} behind the convolution"
+        yield Fault("recurrent-activation", name, description, formula=_convolved, settings={"function": function})
+
+
+def _given(state: WalkState, site: str, *, masked: bool = True) -> Value:
+    """The input of the recurrence, with zeros in place of padding."""
+    scope, sublayer, _ = split(site)
+    x = sublayer_input(state, scope, sublayer)
+    hides = state.config.decoder_mask == "causal-and-padding" and has_padding(state.config, site)
+    return x * padding_at(state, site)[:, 0, 0, :, None].astype(x.dtype) if hides and masked else x
+
+
+def _scope(site: str) -> str:
+    return site.rpartition(".")[0]
+
+
+def _convolved(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
+    """A convolution and its activation, with other settings."""
+    part = site.removesuffix("_convolved")
+    x = apply_linear(state, part, _given(state, site))
+    weight = state.parameters[f"{part}_convolution.weight"]
+    function = settings.get("function", ACTIVATIONS["silu"][0])
+    return function(settings.get("kernel", _causal)(weight, x)).astype(value.dtype)
+
+
+def _unit(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
+    x = state.taps[site.replace("_normalized", "_convolved")]
+    return settings["change"](split_heads(x, value.shape[1])).astype(value.dtype)
+
+
+def _decay(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
+    step = apply_linear(state, f"{_scope(site)}.decay", _given(state, site))
+    return settings["change"](state.parameters[f"{_scope(site)}.log_rate"], step).astype(value.dtype)
+
+
+def _beta(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
+    return settings["change"](apply_linear(state, site, _given(state, site))).astype(value.dtype)
+
+
+def _read(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
+    """What is read from the state, by a rule with other settings."""
+    own, scope = own_config(state.config, site), _scope(site)
+    heads = own.recurrent_heads
+    repeat = _tiled if settings.get("tiled") else repeat_heads
+    query, key = (repeat(state.taps[f"{scope}.{role}_normalized"], heads) for role in ("query", "key"))
+    values = split_heads(state.taps[f"{scope}.value_convolved"], heads)
+    decay, beta = (state.taps[f"{scope}.{name}"].swapaxes(1, 2) for name in ("log_decay", "beta"))
+    decay = settings.get("decays", np.exp)(decay)
+    features = values.shape[-1] if settings.get("of_values") else key.shape[-1]
+    scale = features ** (-0.5 if settings.get("scale", 1.0) else 0)
+    read = _by_rule(settings.get("order", ""), query * scale, key, values, decay, beta)
+    return merge_heads(read).astype(value.dtype)
+
+
+def _tiled(x: np.ndarray, heads: int) -> np.ndarray:
+    return np.tile(x, (1, heads // x.shape[1], 1, 1))
+
+
+def _by_rule(
+    order: str, query: np.ndarray, key: np.ndarray, values: np.ndarray, decay: np.ndarray, beta: np.ndarray
+) -> np.ndarray:
+    state = np.zeros((*key.shape[:2], key.shape[-1], values.shape[-1]), values.dtype)
+    read = np.zeros_like(values)
+    for i in range(key.shape[2]):
+        q, k, v = (x[:, :, i, None] for x in (query, key, values))
+        kept, strength = decay[:, :, i, None, None], beta[:, :, i, None, None]
+        if order == "read first":
+            read[:, :, i] = (q @ state)[:, :, 0]
+        before = state
+        state = state if order == "decay behind" else state * kept
+        found = k @ (before if order == "early correction" else state)
+        change = strength * (v if order == "no correction" else v - found)
+        change = strength * v - found if order == "beta of values" else change
+        state = state + k.swapaxes(-1, -2) @ change
+        state = state * kept if order == "decay behind" else state
+        if order != "read first":
+            read[:, :, i] = (q @ state)[:, :, 0]
+    return read
+
+
+def _gated(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
+    """The norm with its gate, with other settings."""
+    own, scope, order = own_config(state.config, site), _scope(site), settings.get("order")
+    z = apply_linear(state, f"{scope}.gate", _given(state, site))
+    gate, x = settings.get("gate", silu)(z), state.taps[f"{scope}.context"]
+    x = x * gate if order == "gate first" else x
+    heads = x.reshape(*x.shape[:2], own.recurrent_heads, -1)
+    axes = (2, 3) if settings.get("whole") else (3,)
+    size = np.sqrt((heads * heads).mean(axis=axes, keepdims=True) + own.norm_eps)
+    gain = settings.get("offset", 0.0) + state.parameters[f"{scope}.gated_norm.weight"]
+    heads = heads if order == "no norm" else heads * gain / (1.0 if order == "weight" else size)
+    y = heads.reshape(x.shape)
+    return (y if order == "gate first" else y * gate).astype(value.dtype)
+
+
+def _attention_gate(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
+    scope, sublayer, _ = split(site)
+    z = apply_linear(state, f"{_scope(site)}.gate", sublayer_input(state, scope, sublayer))
+    return (state.taps[f"{_scope(site)}.context"] * settings["gate"](z)).astype(value.dtype)

@@ -1,0 +1,65 @@
+"""The gradient of the loss by every number of the parameters, many of one forward pass.
+
+The reference moves one number at a time, which is plain and slow; here each moves in a row of its own (`Leaning`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity.parameters import is_learned
+from transparity_conformance.oracle.differentiation.leaning import (
+    Directions,
+    Leaning,
+    of_rows,
+    repeated,
+    rows_are_apart,
+)
+from transparity_numpy.arithmetic.functional import STEP
+from transparity_numpy.training import differentiation
+from transparity_numpy.training.differentiation import Parameters, loss_of
+from transparity_numpy.training.loss import cross_entropy
+from transparity_numpy.transformer import transformer
+
+AT_ONCE = 2**16
+"""Complex numbers in the logits of one forward pass: 1 MB of complex128, which stays in a cache."""
+
+
+def loss_and_gradients(
+    config: TransformerConfig, parameters: Parameters, targets: np.ndarray, *, training: bool = False, **tokens: Any
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Return what the reference's function of this name does: the loss, and its gradient by every learned parameter."""
+    if not rows_are_apart(config, training=training):
+        return differentiation.loss_and_gradients(config, parameters, targets, training=training, **tokens)
+    sizes = {name: value.size for name, value in parameters.items() if is_learned(name)}
+    every = [(name, number) for name, size in sizes.items() for number in range(size)]
+    at_once = max(1, AT_ONCE // (targets.size * config.stack_vocab_size(config.stacks[-1])))
+    found = {name: np.zeros(size, parameters[name].dtype) for name, size in sizes.items()}
+    for begin in range(0, len(every), at_once):
+        some = every[begin : begin + at_once]
+        changed: dict[str, Any] = dict(parameters)
+        for name in dict(some):
+            changed[name] = _leaning(parameters[name], name, some, len(targets))
+        given: dict[str, Any] = {name: repeated(value, len(some)) for name, value in tokens.items()}
+        logits = transformer(config, changed, **given, training=training)
+        of_each = logits.reshape(len(some), *targets.shape, -1)
+        for (name, number), its_logits in zip(some, of_each, strict=True):
+            loss = cross_entropy(its_logits, targets, config.pad_id)
+            found[name][number] = loss.imag / loss.real.dtype.type(STEP)
+    gradients = {name: value.reshape(parameters[name].shape) for name, value in found.items()}
+    return loss_of(config, parameters, targets, training=training, **tokens), gradients
+
+
+def _leaning(value: np.ndarray, name: str, some: list[tuple[str, int]], batch: int) -> Leaning:
+    """The parameter `name`, of which in each batch of `some` that is its own another number moves."""
+    mine = {row: number for row, (other, number) in enumerate(some) if other == name}
+    return Leaning(value, of_rows(_unit_vectors(value.shape), mine, len(some), batch))
+
+
+def _unit_vectors(shape: tuple[int, ...]) -> Directions:
+    """The directions of a parameter's numbers, in their order: each is the product of unit vectors."""
+    numbers = np.indices(shape).reshape(len(shape), -1)
+    return tuple(np.eye(size)[index] for size, index in zip(shape, numbers, strict=True))

@@ -1,0 +1,134 @@
+"""Recurrence: a state, which each token decays, corrects and reads, in place of self-attention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from jaxtyping import Inexact
+from numpy import ndarray as Array
+
+from transparity.config import TransformerConfig
+from transparity.taps import Tap, identity
+from transparity_numpy.arithmetic.functional import as_precise_as, linear, sigmoid, silu, softplus
+from transparity_numpy.arithmetic.precision import upcast
+from transparity_numpy.attention import merge_heads, repeat_heads, split_heads
+from transparity_numpy.normalization import rms_norm
+from transparity_numpy.state.cache import Cache, held_tokens, update_inputs, update_state
+from transparity_numpy.state.context import LayerContext
+
+UNIT_EPS = 1e-6
+"""Added to the square of the length of queries and keys, under the root (Qwen3-Next)."""
+
+
+def causal_convolution(
+    weight: Inexact[Array, "features width"],
+    x: Inexact[Array, "batch length features"],
+    before: Inexact[Array, "batch earlier features"],
+) -> Inexact[Array, "batch length features"]:
+    """Sum of each feature's last `width` numbers, its own the last, each times a weight of the feature; those in front
+    of `x` are `before`."""
+    width, x = weight.shape[1], np.concatenate([before, x], axis=1)
+    length = x.shape[1] - width + 1
+    shifted = [x[:, i : i + length] * weight.T[i] for i in range(width)]
+    return np.sum(shifted, axis=0)
+
+
+def unit_length(x: Inexact[Array, "*batch features"]) -> Inexact[Array, "*batch features"]:
+    """x / √(Σ x² + eps) over the features."""
+    wide = upcast(x)
+    length = np.sqrt((wide * wide).sum(axis=-1, keepdims=True) + wide.dtype.type(UNIT_EPS))
+    return as_precise_as(x, wide / length)
+
+
+def log_decay(
+    parameters: Mapping[str, Any], x: Inexact[Array, "batch length embed_dim"]
+) -> Inexact[Array, "batch length heads"]:
+    """Logarithm of the share of the state that stays: −exp(log_rate) · softplus(x Wᵀ + b) (Gu and Dao 2024)."""
+    rate = np.exp(upcast(parameters["log_rate"]))
+    return rate * -softplus(upcast(linear(parameters["decay"], x)))
+
+
+def gated_delta_rule(
+    query: Inexact[Array, "batch heads length head_dim"],
+    key: Inexact[Array, "batch heads length head_dim"],
+    value: Inexact[Array, "batch heads length value_dim"],
+    log_decay: Inexact[Array, "batch heads length"],
+    beta: Inexact[Array, "batch heads length"],
+    state: Inexact[Array, "batch heads head_dim value_dim"],
+) -> tuple[Inexact[Array, "batch heads length value_dim"], Inexact[Array, "batch heads head_dim value_dim"]]:
+    """What each query reads from the state, and the last state: S ← e^log_decay · S; S ← S + k ⊗ β (v − k S); then
+    q S / √head_dim (Yang et al. 2025, eq. 10). One position after the other."""
+    read = np.zeros(value.shape, np.result_type(query, key, value, log_decay, beta, state))
+    scale = query.real.dtype.type(query.shape[-1] ** -0.5)
+    for i in range(query.shape[2]):
+        state = state * np.exp(log_decay[:, :, i, None, None])
+        change = beta[:, :, i, None, None] * (value[:, :, i, None] - key[:, :, i, None] @ state)
+        state = state + key[:, :, i, :, None] * change
+        read[:, :, i] = (query[:, :, i, None] @ state)[:, :, 0] * scale
+    return read, state
+
+
+def gated_norm(
+    config: TransformerConfig,
+    parameters: Mapping[str, Array],
+    x: Inexact[Array, "batch length features"],
+    gate: Inexact[Array, "batch length features"],
+) -> Inexact[Array, "batch length features"]:
+    """RMS norm of each head, whose gain is its weight, times silu of the gate."""
+    heads = x.reshape(*x.shape[:2], config.recurrent_heads, -1)
+    return rms_norm(heads, parameters["weight"], config.norm_eps).reshape(x.shape) * silu(gate)
+
+
+def convolve(
+    config: TransformerConfig,
+    parameters: Mapping[str, Any],
+    name: str,
+    x: Inexact[Array, "batch length embed_dim"],
+    context: LayerContext,
+    tap: Tap = identity,
+    cache: Cache | None = None,
+) -> Inexact[Array, "batch length features"]:
+    """The `query`, `key` or `value` of all heads: projected, convolved over time, and through silu."""
+    x = linear(parameters[name], x)
+    before = np.zeros((len(x), config.convolution_width - 1, x.shape[-1]), x.dtype)
+    if cache is not None:
+        before = update_inputs(cache, name, x, context.counts)
+    return tap(f"{name}_convolved", silu(causal_convolution(parameters[f"{name}_convolution"]["weight"], x, before)))
+
+
+def recurrence(
+    config: TransformerConfig,
+    parameters: Mapping[str, Any],
+    x: Inexact[Array, "batch queries embed_dim"],
+    context: LayerContext,
+    tap: Tap = identity,
+    cache: Cache | None = None,
+) -> Inexact[Array, "batch queries embed_dim"]:
+    """Gated delta network (Yang et al. 2025, §3.4); with a `cache`, it goes on from the state there.
+
+    Padding is zeros: it writes nothing of its own, but decays the state, and convolutions pass over it.
+    """
+    if context.visible is not None:
+        x = x * context.visible[..., None].astype(x.real.dtype)
+    query, key, value = (
+        convolve(config, parameters, name, x, context, tap, cache) for name in ("query", "key", "value")
+    )
+    heads, shared = config.recurrent_heads, config.recurrent_key_heads
+    query = tap("query_normalized", unit_length(split_heads(query, shared)))
+    key = tap("key_normalized", unit_length(split_heads(key, shared)))
+    decay = tap("log_decay", as_precise_as(x, log_decay(parameters, x)))
+    beta = tap("beta", sigmoid(linear(parameters["beta"], x)))
+    if cache is not None:
+        decay, beta = held_tokens(decay, context.counts), held_tokens(beta, context.counts)
+    query, key = (upcast(repeat_heads(each, heads)) for each in (query, key))
+    decay, beta = (upcast(each.swapaxes(1, 2)) for each in (decay, beta))
+    size = (len(x), heads, config.recurrent_key_dim, config.recurrent_value_dim)
+    state = np.zeros(size, query.real.dtype) if cache is None else cache["state"]
+    read, state = gated_delta_rule(query, key, upcast(split_heads(value, heads)), decay, beta, state)
+    if cache is not None:
+        update_state(cache, state)
+    read = tap("context", as_precise_as(x, merge_heads(read)))
+    y = tap("gated_context", gated_norm(config, parameters["gated_norm"], read, linear(parameters["gate"], x)))
+    return tap("output", linear(parameters["output"], y))

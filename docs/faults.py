@@ -16,7 +16,7 @@ from transparity_conformance.capabilities import faults as of_capabilities
 from transparity_conformance.capabilities.faults import SimulatedFault
 from transparity_conformance.diagnosis.fault import Fault
 from transparity_conformance.diagnosis.faults import faults_at, whole_model
-from transparity_conformance.oracle.cases import AUDIO, CASES, IMAGES
+from transparity_conformance.oracle.cases import MODELS
 from transparity_conformance.report.describing.causes import Meaning, meanings
 
 PAGE = Path(__file__).with_name("faults.md")
@@ -38,7 +38,7 @@ what is right, where to look, when it does not show; `transparity explain NAME` 
 
 def of_the_forward_pass() -> Iterator[tuple[str, Fault]]:
     """Yield every tap of every kind of model with each of its faults, and an empty name with those of the whole."""
-    for config in (*CASES.values(), IMAGES, AUDIO):
+    for config in MODELS.values():
         for site in tap_shapes(config, 1, **dict.fromkeys(config.input_names, 3)):
             yield from ((site, fault) for fault in faults_at(config, site, ranks=RANKS))
         yield from (("", hypothesis.fault) for hypothesis in whole_model(config))

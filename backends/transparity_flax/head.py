@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from transparity.config import TransformerConfig
 from transparity_flax.arithmetic.softcap import apply_softcap
@@ -32,17 +32,22 @@ POOLERS: dict[str, Callable[[Array], Array]] = {
 
 
 def pool(
-    config: TransformerConfig, x: Float[Array, "batch length embed_dim"], visible: Bool[Array, "batch length"]
+    config: TransformerConfig,
+    x: Float[Array, "batch length embed_dim"],
+    visible: Bool[Array, "batch length"],
+    tokens: Int[Array, "batch length"] | None,
 ) -> Float[Array, "batch embed_dim"]:
     """One state of each row: the first position (Devlin et al. 2019), the mean of the visible ones (Reimers and
-    Gurevych 2019, §3), or the last of them; in a row without any, the last is the first, and the mean 0."""
+    Gurevych 2019, §3), the last of them, or the first `eos_id` or largest token (Radford et al. 2021, §2.4); in a row
+    without any, these are the first position, and the mean 0."""
     if config.pooling == "mean":
         count = jnp.maximum(visible.sum(axis=1, keepdims=True), 1).astype(x.dtype)
         return (x * visible[:, :, None]).sum(axis=1) / count
-    if config.pooling == "first":
+    if config.pooling == "first" or tokens is None:
         return x[:, 0]
-    last = (jnp.arange(x.shape[1]) * visible).max(axis=1)
-    return x[jnp.arange(len(x)), last]
+    eos = -1 if config.eos_id is None else config.eos_id
+    ranks = {"last": jnp.arange(x.shape[1]) * visible, "eos": tokens == eos, "largest": tokens}
+    return x[jnp.arange(len(x)), ranks[config.pooling].argmax(axis=1)]
 
 
 def pooled_head(

@@ -41,7 +41,9 @@ class Stack(nnx.Module):
         if name == "encoder" and config.num_token_types:
             self.token_type_embedding = nnx.Embed(config.num_token_types, config.embed_dim, rngs=rngs)
         if config.reads_pixels:
-            self.patch_projection = nnx.Linear(config.patch_dim, config.embed_dim, rngs=rngs)
+            self.patch_projection = nnx.Linear(
+                config.patch_dim, config.embed_dim, use_bias=config.patch_bias, rngs=rngs
+            )
         if reads_frames:
             self.first_convolution = nnx.Linear(3 * (config.mel_bins or 0), config.embed_dim, rngs=rngs)
             self.second_convolution = nnx.Linear(3 * config.embed_dim, config.embed_dim, rngs=rngs)
@@ -248,5 +250,5 @@ class Transformer(nnx.Module):
             visible, scope = visible_keys(tokens, config.pad_id, attention_mask), scoped(tap, "decoder")
             x = self.decoder(tokens, visible, scope, token_embedding=self.token_embedding)
         if config.is_pooled:
-            x = tap("pooled", pool(config, x, visible))
+            x = tap("pooled", pool(config, x, visible, tokens if target is None else target))
         return tap("logits", self.apply_head(x))

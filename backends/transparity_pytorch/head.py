@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from transparity.config import TransformerConfig
@@ -33,17 +33,22 @@ POOLERS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def pool(
-    config: TransformerConfig, x: Float[Tensor, "batch length embed_dim"], visible: Bool[Tensor, "batch length"]
+    config: TransformerConfig,
+    x: Float[Tensor, "batch length embed_dim"],
+    visible: Bool[Tensor, "batch length"],
+    tokens: Int[Tensor, "batch length"] | None,
 ) -> Float[Tensor, "batch embed_dim"]:
     """One state of each row: the first position (Devlin et al. 2019), the mean of the visible ones (Reimers and
-    Gurevych 2019, §3), or the last of them; in a row without any, the last is the first, and the mean 0."""
+    Gurevych 2019, §3), the last of them, or the first `eos_id` or largest token (Radford et al. 2021, §2.4); in a row
+    without any, these are the first position, and the mean 0."""
     if config.pooling == "mean":
         count = visible.sum(dim=1, keepdim=True).clamp(min=1).to(x.dtype)
         return (x * visible[:, :, None]).sum(dim=1) / count
-    if config.pooling == "first":
+    if config.pooling == "first" or tokens is None:
         return x[:, 0]
-    last = (torch.arange(x.shape[1], device=x.device) * visible).amax(dim=1)
-    return x[torch.arange(len(x), device=x.device), last]
+    places, eos = torch.arange(x.shape[1], device=x.device), -1 if config.eos_id is None else config.eos_id
+    ranks = {"last": places * visible, "eos": (tokens == eos).int(), "largest": tokens}
+    return x[torch.arange(len(x), device=x.device), ranks[config.pooling].argmax(dim=1)]
 
 
 def pooled_head(

@@ -41,7 +41,7 @@ class Stack(nn.Module):
         if name == "encoder" and config.num_token_types:
             self.token_type_embedding = nn.Embedding(config.num_token_types, config.embed_dim)
         if config.reads_pixels:
-            self.patch_projection = nn.Linear(config.patch_dim, config.embed_dim)
+            self.patch_projection = nn.Linear(config.patch_dim, config.embed_dim, bias=config.patch_bias)
         if reads_frames:
             self.first_convolution = nn.Linear(3 * (config.mel_bins or 0), config.embed_dim)
             self.second_convolution = nn.Linear(3 * config.embed_dim, config.embed_dim)
@@ -256,5 +256,5 @@ class Transformer(nn.Module):
             visible, scope = visible_keys(tokens, config.pad_id, attention_mask), scoped(tap, "decoder")
             x = self.decoder(tokens, visible, scope, token_embedding=self.token_embedding)
         if config.is_pooled:
-            x = tap("pooled", pool(config, x, visible))
+            x = tap("pooled", pool(config, x, visible, tokens if target is None else target))
         return tap("logits", self.apply_head(x, out))

@@ -62,7 +62,7 @@ def is_learned(name: str) -> bool:
 def _stack_shapes(stack: str, config: TransformerConfig) -> Shapes:
     shapes: Shapes = {}
     if config.reads_pixels:
-        shapes |= _linear(f"{stack}.patch_projection", config.embed_dim, config.patch_dim, bias=True)
+        shapes |= _linear(f"{stack}.patch_projection", config.embed_dim, config.patch_dim, bias=config.patch_bias)
         shapes |= {f"{stack}.class_embedding.weight": (1, config.embed_dim)} if config.class_token else {}
     elif config.reads_frames and stack == "encoder":
         for name, channels in (("first", config.mel_bins or 0), ("second", config.embed_dim)):

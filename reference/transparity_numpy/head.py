@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Inexact
+from jaxtyping import Bool, Inexact, Int
 from numpy import ndarray as Array
 
 from transparity.config import TransformerConfig
@@ -36,15 +36,22 @@ POOLERS: dict[str, Callable[[Array], Array]] = {
 
 
 def pool(
-    config: TransformerConfig, x: Inexact[Array, "batch length embed_dim"], visible: Bool[Array, "batch length"]
+    config: TransformerConfig,
+    x: Inexact[Array, "batch length embed_dim"],
+    visible: Bool[Array, "batch length"],
+    tokens: Int[Array, "batch length"] | None,
 ) -> Inexact[Array, "batch embed_dim"]:
     """One state of each row: the first position (Devlin et al. 2019), the mean of the visible ones (Reimers and
-    Gurevych 2019, §3), or the last of them; in a row without any, the last is the first, and the mean 0."""
+    Gurevych 2019, §3), the last of them, or the first `eos_id` or largest token (Radford et al. 2021, §2.4); in a row
+    without any, these are the first position, and the mean 0."""
     if config.pooling == "mean":
         count = np.maximum(visible.sum(axis=1, keepdims=True), 1).astype(x.dtype)
         return (x * visible[:, :, None]).sum(axis=1) / count
-    last = (np.arange(x.shape[1]) * visible).max(axis=1) if config.pooling == "last" else np.zeros(len(x), int)
-    return x[np.arange(len(x)), last]
+    if config.pooling == "first" or tokens is None:
+        return x[:, 0]
+    eos = -1 if config.eos_id is None else config.eos_id
+    ranks = {"last": np.arange(x.shape[1]) * visible, "eos": tokens == eos, "largest": tokens}
+    return x[np.arange(len(x)), ranks[config.pooling].argmax(axis=1)]
 
 
 def pooled_head(

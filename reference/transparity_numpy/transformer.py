@@ -170,5 +170,5 @@ def transformer(
         visible, scope = visible_keys(tokens, config.pad_id, attention_mask), scoped(tap, "decoder")
         x = decoder(config, tree["decoder"], tokens, visible, scope, training=training)
     if config.is_pooled:
-        x = tap("pooled", pool(config, x, visible))
+        x = tap("pooled", pool(config, x, visible, tokens if target is None else target))
     return tap("logits", head(config, tree, x, out))

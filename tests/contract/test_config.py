@@ -18,7 +18,13 @@ from transparity_conformance.oracle.cases import CASES
 KINDS = get_type_hints(TransformerConfig)
 # What goes together with some others alone; `transparity_conformance.oracle.strategies` draws it with them.
 LONE: dict[str, Any] = {"num_key_value_heads": None, "attention_head_dim": None, "rotary_dim": None, "head": "logits"}
-LONE |= {"patch_size": None, "class_token": False, "mel_bins": None, "encoder_positions": "as-decoder"}
+LONE |= {
+    "patch_size": None,
+    "patch_bias": True,
+    "class_token": False,
+    "mel_bins": None,
+    "encoder_positions": "as-decoder",
+}
 LONE |= {"num_frames": 3000}
 LONE |= {"query_rank": None, "key_value_rank": None, "value_head_dim": None}
 LONE |= {"num_token_types": 0, "position_count": "all", "shared_embedding": False}

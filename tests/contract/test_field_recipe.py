@@ -61,6 +61,7 @@ IN_NO_CASE = {
     "attention_norm": "one kind of layer of a case lacks the norm",
     "patch_size": "the encoder of images is a case of its own",
     "image_channels": "3, as in the encoder of images; the family ViT is compared with one channel",
+    "patch_bias": "CLIP's encoder of images is a case of its own",
     "class_token": "the encoder of images is a case of its own",
     "mel_bins": "the encoder of audio is a case of its own",
     "num_frames": "the encoder of audio is a case of its own",

@@ -17,7 +17,7 @@ from transparity.taps import tap_shapes
 from transparity_conformance.diagnosis import faults
 from transparity_conformance.diagnosis.fault import Hypothesis
 from transparity_conformance.diagnosis.walk import Impossible, base_of, walk
-from transparity_conformance.oracle.cases import CASES
+from transparity_conformance.oracle.cases import CASES, MODELS
 from transparity_conformance.oracle.probes import probes_of
 
 HELPERS = {"gates", "mixture", "scopes", "sites", "wholly_hidden"}
@@ -53,7 +53,7 @@ def test_an_exchange_is_made_at_both_sides(case: str) -> None:
 
 
 def test_every_fault_is_simulated() -> None:
-    configs = {case: preset(case).resized() for case in PRESETS} | CASES
+    configs = {case: preset(case).resized() for case in PRESETS} | MODELS
     simulated = {*VARIANTS, *(name for fault in FAULTS for name in fault.ids)}
     for case, config in configs.items():
         sites = tap_shapes(config, 1, **dict.fromkeys(config.input_names, 3))

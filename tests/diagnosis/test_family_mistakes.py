@@ -13,7 +13,8 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from meta.power.family_faults import FAULTS, FamilyFault, acting, build_port
+from meta.power.family_faults import FAULTS, acting
+from meta.power.family_port import FamilyFault, build_port
 from meta.power.judgement import (
     MEASURES,
     Judgement,
@@ -36,11 +37,11 @@ from transparity_conformance.capabilities.requests import Request, beam_requests
 from transparity_conformance.diagnosis.faults import faults_at, hypotheses, whole_model
 from transparity_conformance.diagnosis.judge import judge
 from transparity_conformance.diagnosis.walk import walk
-from transparity_conformance.oracle.cases import CASES
+from transparity_conformance.oracle.cases import CASES, MODELS
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.ports.check import check
 from transparity_conformance.report.report import Cause, Divergence, Report
-from transparity_conformance.suite.claims.families import FEW, MODELS
+from transparity_conformance.suite.claims.families import FEW
 from transparity_numpy import port as numpy_column
 from transparity_numpy.embeddings import embed
 from transparity_numpy.positions import alibi_slopes, rotary_tables, score_bias
@@ -66,7 +67,7 @@ OF_PRESETS = {name for case in PRESETS for name in _catalogued(preset(case).resi
 
 def sampled() -> Iterator[SimulatedPort]:
     """Every mistake that no preset has, once, every third by logits alone, every case as often as the next."""
-    seen: dict[str, int] = dict.fromkeys(CASES, 0)
+    seen: dict[str, int] = dict.fromkeys(MODELS, 0)
     names = dict.fromkeys(fault.ids[0] for fault in FAULTS if fault.ids[0] not in OF_PRESETS)
     for number, name in enumerate(names):
         alone = number % 3 == 2

@@ -82,6 +82,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "modernbert, untied": ("modernbert", {"tied_head": False, "head_bias": False}),
     "vit, classes": ("vit", {"head": "classes", "num_classes": 3, "pooler": "none", "image_channels": 1}),
+    "clip_text_model, legacy": ("clip_text_model", {"eos_id": 2, "pooling": "largest", "activation": "gelu"}),
+    "clip_text_model, projected": ("clip_text_model", {"head": "classes", "num_classes": 5}),
+    "clip_vision_model, projected": ("clip_vision_model", {"head": "classes", "num_classes": 5, "image_channels": 1}),
     "bert, classes": ("bert", {"head": "classes", "num_classes": 3}),
     "roberta, classes": ("roberta", {"head": "classes"}),
     "distilbert, classes": ("distilbert", {"head": "classes", "pooler": "relu", "head_transform": False} | UNTIED),
@@ -187,7 +190,7 @@ def listener(folder: str) -> Any:
 
 
 LOADERS = (
-    dict.fromkeys(("bert", "roberta", "xlm-roberta", "mpnet", "vit"), encoder)
+    dict.fromkeys(("bert", "roberta", "xlm-roberta", "mpnet", "vit", "clip_text_model", "clip_vision_model"), encoder)
     | dict.fromkeys(("distilbert", "modernbert"), masked)
     | dict.fromkeys(("bart", "marian", "t5"), translator)
     | {"whisper": listener}

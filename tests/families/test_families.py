@@ -63,6 +63,7 @@ MODERNBERT = BERT | {"num_hidden_layers": 5, "local_attention": 4, "pad_token_id
 MODERNBERT |= {"eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
 VIT = {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 22}
 VIT |= {"image_size": 6, "patch_size": 2}
+CLIP = BERT | {"eos_token_id": 40, "bos_token_id": 39, "projection_dim": 7}
 WHISPER: dict[str, Any] = {"vocab_size": 41, "d_model": 12, "encoder_layers": 2, "decoder_layers": 2, "num_mel_bins": 7}
 WHISPER |= {"encoder_attention_heads": 3, "decoder_attention_heads": 3, "encoder_ffn_dim": 22, "decoder_ffn_dim": 22}
 WHISPER |= {"max_source_positions": 9, "max_target_positions": 19, "pad_token_id": 40, "bos_token_id": 40}
@@ -141,6 +142,26 @@ CASES = {
         "ViTForImageClassification",
         VIT | {"num_labels": 5, "qkv_bias": False, "image_size": 8},
         {"head": "classes", "num_classes": 5, "pooler": "none", "max_length": 17, "qkv_bias": False},
+    ),
+    "clip_text_model": Case(
+        "CLIPTextModel",
+        CLIP,
+        {"pooling": "eos", "pooler": "none", "activation": "gelu-quick", "max_length": 19, "eos_id": 40},
+    ),
+    "clip_text_model, projected": Case(
+        "CLIPTextModelWithProjection",
+        CLIP | {"hidden_act": "gelu", "layer_norm_eps": 1e-3, "eos_token_id": 2},
+        {"head": "classes", "pooling": "largest", "num_classes": 7, "head_bias": False, "activation": "gelu"},
+    ),
+    "clip_vision_model": Case(
+        "CLIPVisionModel",
+        VIT | {"projection_dim": 7},
+        {"patch_bias": False, "embedding_norm": True, "head": "pooled", "pooler": "none", "activation": "gelu-quick"},
+    ),
+    "clip_vision_model, projected": Case(
+        "CLIPVisionModelWithProjection",
+        VIT | {"projection_dim": 7, "num_channels": 1, "patch_size": 3, "hidden_act": "gelu", "layer_norm_eps": 1e-3},
+        {"head": "classes", "num_classes": 7, "image_channels": 1, "max_length": 5, "activation": "gelu"},
     ),
     "whisper": Case(
         "WhisperForConditionalGeneration",
@@ -772,6 +793,8 @@ def tokens_of(config: TransformerConfig, length: int) -> dict[str, np.ndarray]:
             tokens[1, -3:] = config.pad_id
         if config.pad_id is not None and name == "target":
             tokens[2, 2] = config.pad_id  # which is seen: a decoder's mask is causal alone
+        if config.is_pooled and config.pooling in ("eos", "largest"):  # twice, once, and not at all
+            tokens[:2, 4], tokens[0, 7] = config.stack_vocab_size("decoder") - 1, config.stack_vocab_size("decoder") - 1
         inputs[name] = tokens
     if config.num_token_types:
         inputs["token_types"] = random.integers(0, config.num_token_types, inputs["tokens"].shape)
@@ -796,7 +819,8 @@ def theirs(model: Any, checkpoint: Checkpoint, inputs: Mapping[str, np.ndarray])
         named["token_type_ids"] = given["token_types"]
     with torch.no_grad():
         if config.head in ("logits", "classes"):
-            return as_numbers(model(**named).logits)
+            said = model(**named)
+            return as_numbers(next(said[name] for name in ("logits", "text_embeds", "image_embeds") if name in said))
         said = getattr(model, model.base_model_prefix, model)(**named)
         return as_numbers(said.pooler_output if config.head == "pooled" else said.last_hidden_state)
 
@@ -1176,3 +1200,10 @@ def test_every_model_type_has_an_entry_in_its_file(model_type: str) -> None:
     file = FILES[model_type]
     families = import_module(f"transparity_conformance.checkpoints.families.{file}").FAMILIES
     assert model_type in families, f"checkpoints/families/{file}.py: add {model_type!r} to FAMILIES"
+
+
+def test_a_folder_of_two_towers_is_refused_with_what_to_save(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "clip"}')
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="expected a tower of it: save `CLIPTextModelWithProjection"):
+        import_checkpoint(tmp_path)

@@ -24,7 +24,7 @@ from transparity_conformance.ports.alignment.values.candidates import HALF_OF_TH
 from transparity_conformance.report.comparison import gap
 from transparity_numpy.transformer import transformer
 
-WHOLE = ("bart", "marian", "modernbert", "mpnet", "t5", "vit", "whisper")
+WHOLE = ("bart", "clip_text_model", "clip_vision_model", "marian", "modernbert", "mpnet", "t5", "vit", "whisper")
 """Families whose layers cannot be apart."""
 
 ONE_STACK = [name for name in FILES if name not in WHOLE]
@@ -92,6 +92,7 @@ def test_a_large_vocabulary_comes_in_blocks_and_each_token_in_one(tmp_path: Path
         ("llama", [2], "has no layer 2; its layers are 0 to 1."),
         ("modernbert", None, "no embedding table makes what is in front of a layer: check it as a whole."),
         ("mpnet", None, "has one bias of distances for all layers: check it as a whole."),
+        ("clip_text_model", None, "and pieces have tokens of their own: check it as a whole."),
         ("whisper", None, "check it as a whole."),
         ("vit", None, "no embedding table makes what is in front of a layer: check it as a whole."),
         ("t5", None, "is an encoder-decoder; expected one stack: check it as a whole."),

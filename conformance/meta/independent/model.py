@@ -61,7 +61,7 @@ class Model:
         else:
             x = self.decode(given["tokens"], mask=given.get("attention_mask"))
         if c.is_pooled:
-            x = self.pooled(x, self.real(given["tokens"], given.get("attention_mask")))
+            x = self.pooled(x, self.real(given["tokens"], given.get("attention_mask")), given["tokens"])
         return self.tap("logits", self.head(x))
 
     def tap(self, name: str, x: Tensor) -> Tensor:
@@ -477,7 +477,7 @@ class Model:
         wide = scores.float() if scores.dtype == torch.bfloat16 else scores
         return torch.softmax(wide, -1).to(scores.dtype)
 
-    def pooled(self, x: Tensor, real: Tensor) -> Tensor:
+    def pooled(self, x: Tensor, real: Tensor, tokens: Tensor) -> Tensor:
         """One state of each row, chosen or averaged by weights of its positions."""
         weights = torch.zeros_like(real, dtype=self.dtype)
         if self.c.pooling == "mean":
@@ -485,9 +485,10 @@ class Model:
         elif self.c.pooling == "first":
             weights[:, 0] = 1
         else:
-            for row, seen in enumerate(real):
-                places = seen.nonzero()
-                weights[row, int(places[-1]) if len(places) else 0] = 1
+            wanted = {"last": real, "eos": tokens == self.c.eos_id, "largest": tokens == tokens.amax(1, keepdim=True)}
+            for row, marked in enumerate(wanted[self.c.pooling]):
+                places = [place for place, is_marked in enumerate(marked.tolist()) if is_marked] or [0]
+                weights[row, places[-1 if self.c.pooling == "last" else 0]] = 1
         return self.tap("pooled", (weights[:, None] @ x)[:, 0])
 
     def head(self, x: Tensor) -> Tensor:

@@ -1,5 +1,4 @@
-"""Mistakes in the parts that the presets lack, as a port of a family makes them: another field, other parameters, other
-inputs, or one function of the NumPy column exchanged while the port runs.
+"""Mistakes in the parts that the presets lack, as a port of a family makes them.
 
 Nothing here knows how the checker imitates a mistake: what is said in both places was thought of twice.
 """
@@ -10,17 +9,29 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
 from typing import Any
-from unittest.mock import patch
 
 import ml_dtypes
 import numpy as np
 
-from transparity.config import TransformerConfig
-from transparity.taps import recording, scoped
-from transparity_conformance.oracle.cases import CASES
+from meta.power import input_faults
+from meta.power.family_port import (
+    Acts,
+    Arrays,
+    Config,
+    FamilyFault,
+    Wrong,
+    all_of,
+    always,
+    constantly,
+    fields_to,
+    having,
+    replaced,
+    unless,
+    where,
+)
+from transparity.taps import scoped
+from transparity_conformance.oracle.cases import MODELS
 from transparity_numpy import attention, embeddings, feed_forward, layers, normalization, positions
 from transparity_numpy.arithmetic import functional
 from transparity_numpy.arithmetic.functional import linear
@@ -28,109 +39,15 @@ from transparity_numpy.attention import split_heads
 from transparity_numpy.positions import RotaryTables
 from transparity_numpy.recurrent import recurrence
 from transparity_numpy.state.context import LayerContext
-from transparity_numpy.transformer import transformer
-
-Arrays = dict[str, np.ndarray]
-Config = TransformerConfig
-Wrong = Callable[[Config], Any]
-"""Replacement of a function or another value in a port, given its configuration."""
-Acts = Callable[[Config], bool]
-"""Condition on a configuration under which the fault changes something."""
 
 SCORES, WEIGHTS, HIDDEN, LOGITS = r".*\.scores", r".*\.weights", r".*\.hidden", r"logits"
 ROTATED, EMBEDDING = r".*\.(query|key)_rotated", r"\w+\.embedding"
 NORMS = r".*_norm|\w+\.output"
 
 
-@dataclass(frozen=True)
-class FamilyFault:
-    """One mistake: what it is called, the form it takes, where it shows, and how a port comes to make it."""
-
-    ids: tuple[str, ...]
-    """Names that are right: more than one where nothing tells them apart, none for what no catalogue has."""
-    variant: str
-    place: str
-    """Pattern of the taps at which the fault may be found."""
-    acts: Acts
-    """In which configurations it is one."""
-    fields: Callable[[Config], dict[str, Any]] = lambda config: {}
-    parameters: Callable[[Config, Arrays], Arrays] = lambda config, parameters: parameters
-    inputs: Callable[[Config, Arrays], Arrays] = lambda config, inputs: inputs
-    exchanged: Mapping[str, Wrong] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        return f"{self.ids[0]} ({self.variant})" if self.ids else self.variant
-
-
-def build_port(fault: FamilyFault | None, dtype: str = "float32") -> Callable[[Config, Arrays], Callable[..., Arrays]]:
-    """`build(config, parameters)` of a port that makes the mistake, or none."""
-
-    def build(config: Config, parameters: Arrays) -> Callable[..., Arrays]:
-        changed = dataclasses.replace(config, **fault.fields(config)) if fault else config
-        given = fault.parameters(config, dict(parameters)) if fault else parameters
-        cast = {name: value.astype(dtype) for name, value in given.items()}
-
-        def forward(**inputs: np.ndarray) -> Arrays:
-            taps: Arrays = {}
-            shown: Any = fault.inputs(config, dict(inputs)) if fault else inputs
-            with ExitStack() as stack:
-                for name, wrong in fault.exchanged.items() if fault else ():
-                    # The configuration is the contract's; all else that is replaced is the column's.
-                    package = "transparity" if name.startswith("config.") else "transparity_numpy"
-                    stack.enter_context(patch(f"{package}.{name}", wrong(config)))
-                transformer(changed, cast, **shown, tap=recording(taps))
-            return taps
-
-        return forward
-
-    return build
-
-
-def together(one: FamilyFault, other: FamilyFault) -> FamilyFault:
-    """Both mistakes, made in one port. What they exchange has to be different."""
-    assert not set(one.exchanged) & set(other.exchanged)
-    return FamilyFault(
-        (*one.ids, *other.ids),
-        f"{one.variant} and {other.variant}",
-        f"{one.place}|{other.place}",
-        _both(one.acts, other.acts),
-        lambda config: one.fields(config) | other.fields(config),
-        lambda config, parameters: other.parameters(config, one.parameters(config, parameters)),
-        lambda config, inputs: other.inputs(config, one.inputs(config, inputs)),
-        {**one.exchanged, **other.exchanged},
-    )
-
-
 def acting(case: str) -> list[FamilyFault]:
     """Every mistake that acts in a case."""
-    return [fault for fault in FAULTS if fault.acts(CASES[case])]
-
-
-def _any(config: Config) -> bool:
-    return True
-
-
-def _is(**fields: Any) -> Acts:
-    """Configurations with these fields."""
-    return lambda config: all(getattr(config, name) == value for name, value in fields.items())
-
-
-def _has(*fields: str) -> Acts:
-    """Configurations in which these are not None, 0 or false."""
-    return lambda config: all(getattr(config, name) for name in fields)
-
-
-def _both(*acts: Acts) -> Acts:
-    return lambda config: all(each(config) for each in acts)
-
-
-def _not(acts: Acts) -> Acts:
-    return lambda config: not acts(config)
-
-
-def _to(**fields: Any) -> Callable[[Config], dict[str, Any]]:
-    """Fields that a port takes to be these."""
-    return lambda config: fields
+    return [fault for fault in FAULTS if fault.acts(MODELS[case])]
 
 
 def _other(name: str, *choices: Any) -> Callable[[Config], dict[str, Any]]:
@@ -138,10 +55,10 @@ def _other(name: str, *choices: Any) -> Callable[[Config], dict[str, Any]]:
     return lambda config: {name: choices[getattr(config, name) == choices[0]]}
 
 
-_ROTARY = _is(positions="rotary")
-_SCALED = _both(_ROTARY, _not(_is(rotary_scaling="none")))
-_IS_LONE = _not(_is(architecture="encoder-decoder"))
-_UNTIED = _both(_is(head="logits"), _not(_is(tied_head=True)))
+_ROTARY = where(positions="rotary")
+_SCALED = all_of(_ROTARY, unless(where(rotary_scaling="none")))
+_IS_LONE = unless(where(architecture="encoder-decoder"))
+_UNTIED = all_of(where(head="logits"), unless(where(tied_head=True)))
 
 
 def _partly_turned(config: Config) -> bool:
@@ -170,11 +87,6 @@ def _packs(config: Config) -> bool:
 
 def _window(change: Callable[[int], int]) -> Callable[[Config], dict[str, Any]]:
     return lambda config: {"sliding_window": change(config.sliding_window or 0)}
-
-
-def _replaced(change: Callable[[str, np.ndarray], np.ndarray]) -> Callable[[Config, Arrays], Arrays]:
-    """Every parameter as `change(name, value)` leaves it."""
-    return lambda config, parameters: {name: change(name, value) for name, value in parameters.items()}
 
 
 def _swapped(one: str, other: str) -> Callable[[Config, Arrays], Arrays]:
@@ -621,11 +533,11 @@ def _reshown(config: Config, inputs: Arrays) -> np.ndarray:
     return (inputs[config.input_names[0]] != config.pad_id).astype(np.int64)
 
 
-def _mean_of_visible(c: Config, x: Any, seen: Any) -> Any:
+def _mean_of_visible(c: Config, x: Any, seen: Any, tokens: Any) -> Any:
     return (x * seen[..., None]).sum(axis=1) / np.maximum(seen.sum(axis=1, keepdims=True), 1e-9).astype(x.dtype)
 
 
-def _last_visible(c: Config, x: Any, seen: Any) -> Any:
+def _last_visible(c: Config, x: Any, seen: Any, tokens: Any) -> Any:
     return x[np.arange(len(x)), (np.arange(x.shape[1]) * seen).argmax(axis=1)]
 
 
@@ -660,6 +572,7 @@ def _faults() -> Iterator[FamilyFault]:
     yield from _further_faults()
     yield from _head_faults()
     yield from _usual_faults()
+    yield from input_faults.faults()
 
 
 def _ramped(*, backwards: bool = False, whole: bool = False, begins: float | None = None) -> dict[str, Wrong]:
@@ -686,7 +599,7 @@ def _ramped(*, backwards: bool = False, whole: bool = False, begins: float | Non
 
 def _long_faults() -> Iterator[FamilyFault]:
     """Mistakes in the scalings for long sequences: YaRN's ramp, LongRoPE's two lists, and the attention factor."""
-    yarn, longrope = _is(rotary_scaling="yarn"), _is(rotary_scaling="longrope")
+    yarn, longrope = where(rotary_scaling="yarn"), where(rotary_scaling="longrope")
     for name, wrong in (
         ("ramp backwards", _ramped(backwards=True)),
         ("whole pairs", _ramped(whole=True)),
@@ -694,11 +607,11 @@ def _long_faults() -> Iterator[FamilyFault]:
     ):
         yield FamilyFault(("rotary-scaling",), name, ROTATED, yarn, exchanged=wrong)
     for name, fields in (
-        ("32 and 1 turns", _to(rotary_high_frequency=32.0, rotary_low_frequency=1.0)),
+        ("32 and 1 turns", fields_to(rotary_high_frequency=32.0, rotary_low_frequency=1.0)),
         ("original length is max_length", lambda config: {"rotary_original_length": config.max_length}),
     ):
         yield FamilyFault(("rotary-scaling",), name, ROTATED, yarn, fields)
-    factored = _both(_ROTARY, _not(_is(rotary_attention_factor=1.0)))
+    factored = all_of(_ROTARY, unless(where(rotary_attention_factor=1.0)))
     for name, change in (
         ("missing", lambda factor: 1.0),
         ("twice", lambda factor: factor * factor),
@@ -723,24 +636,24 @@ def _rotary_faults() -> Iterator[FamilyFault]:
     pairs = _other("rope_layout", "halves", "interleaved")
     yield FamilyFault(("rotary-layout",), "other", ROTATED, _ROTARY, pairs)
     for base in (10_000.0, 1e6, 500_000.0, 7321.0, 77.0):
-        acts = _both(_ROTARY, _not(_is(rope_theta=base)))
-        yield FamilyFault(("rotary-base",), f"{base:g}", ROTATED, acts, _to(rope_theta=base))
+        acts = all_of(_ROTARY, unless(where(rope_theta=base)))
+        yield FamilyFault(("rotary-base",), f"{base:g}", ROTATED, acts, fields_to(rope_theta=base))
     for name, fields in (
-        ("none", _to(rotary_scaling="none")),
+        ("none", fields_to(rotary_scaling="none")),
         ("the other", _other("rotary_scaling", "linear", "llama3")),
-        ("factor 3.3", _to(rotary_factor=3.3)),
+        ("factor 3.3", fields_to(rotary_factor=3.3)),
         ("inverted", lambda config: {"rotary_factor": 1 / config.rotary_factor}),
     ):
-        acts = _SCALED if name == "none" else _both(_SCALED, _not(_is(rotary_scaling="longrope")))
+        acts = _SCALED if name == "none" else all_of(_SCALED, unless(where(rotary_scaling="longrope")))
         yield FamilyFault(("rotary-scaling",), name, ROTATED, acts, fields)
     yield from _long_faults()
     for name, frequencies in (("other way round", _mixed_the_other_way), ("a step", _without_a_smooth_part)):
         wrong = {"positions.rotary_frequencies": frequencies}
-        yield FamilyFault(("rotary-scaling",), name, ROTATED, _is(rotary_scaling="llama3"), exchanged=wrong)
+        yield FamilyFault(("rotary-scaling",), name, ROTATED, where(rotary_scaling="llama3"), exchanged=wrong)
     yield FamilyFault(("rotary-partial",), "all", ROTATED, _partly_turned, _all_turned)
     wrong = {"positions.rotary_frequencies": _frequencies_of_all}
     yield FamilyFault(("rotary-partial",), "angles of all", ROTATED, _partly_turned, exchanged=wrong)
-    yield FamilyFault(("rotary-partial",), "half", ROTATED, _wholly_turned, _to(rotary_dim=4))
+    yield FamilyFault(("rotary-partial",), "half", ROTATED, _wholly_turned, fields_to(rotary_dim=4))
     for roles in (("query",), ("key",), ("query", "key")):
         name = " and ".join(roles)
         yield FamilyFault(("rotary-missing",), name, ROTATED, _ROTARY, exchanged=_unturned(*roles))
@@ -756,10 +669,10 @@ def _rotary_faults() -> Iterator[FamilyFault]:
 
 
 def _rotary_faults_by_layer() -> Iterator[FamilyFault]:
-    bases = _both(_ROTARY, _differ("rope_theta"))
+    bases = all_of(_ROTARY, _differ("rope_theta"))
     yield FamilyFault(("rotary-layers",), "base exchanged", ROTATED, bases, _as_next_kind("rope_theta"))
     scaling = ("rotary_scaling", "rotary_factor")
-    scaled = _both(_ROTARY, _differ(*scaling))
+    scaled = all_of(_ROTARY, _differ(*scaling))
     yield FamilyFault(("rotary-layers",), "scaling exchanged", ROTATED, scaled, _as_next_kind(*scaling))
     yield FamilyFault(("rotary-layers",), "exchanged", ROTATED, scaled, _as_next_kind("rope_theta", *scaling))
     yield FamilyFault(("rotary-layers", "rotary-scaling"), "unscaled", ROTATED, scaled, _as_first_kind(*scaling))
@@ -767,28 +680,28 @@ def _rotary_faults_by_layer() -> Iterator[FamilyFault]:
 
 
 def _attention_faults() -> Iterator[FamilyFault]:
-    normed, heads = _has("query_key_norm"), r".*\.(query|key)_(norm|rotated)"
-    yield FamilyFault(("norm-missing",), "query and key", heads, normed, _to(query_key_norm=False))
+    normed, heads = having("query_key_norm"), r".*\.(query|key)_(norm|rotated)"
+    yield FamilyFault(("norm-missing",), "query and key", heads, normed, fields_to(query_key_norm=False))
     wrong = {"attention.normalize_and_rotate": _norm_last}
     yield FamilyFault(("query-key-norm",), "behind the rotation", heads, normed, exchanged=wrong)
-    over_each, over_all = _is(query_key_norm_over="head"), _is(query_key_norm_over="projection")
+    over_each, over_all = where(query_key_norm_over="head"), where(query_key_norm_over="projection")
     wrong = {"attention.query_key_norm": _all_heads}
-    yield FamilyFault(("query-key-norm",), "heads together", heads, _both(normed, over_each), exchanged=wrong)
+    yield FamilyFault(("query-key-norm",), "heads together", heads, all_of(normed, over_each), exchanged=wrong)
     wrong = {"attention.query_key_norm": _each_head}
-    yield FamilyFault(("query-key-norm",), "each head", heads, _both(normed, over_all), exchanged=wrong)
+    yield FamilyFault(("query-key-norm",), "each head", heads, all_of(normed, over_all), exchanged=wrong)
     yield FamilyFault(
         ("norm-swapped",),
         "query and key",
         heads,
-        _both(normed, over_each),
+        all_of(normed, over_each),
         parameters=_swapped("query_norm", "key_norm"),
     )
     tiled = {"attention.repeat_heads": _tiled}
     yield FamilyFault(("head-grouping",), "tiled", r".*\.(scores|context)", _grouped, exchanged=tiled)
-    capped = _has("attention_softcap")
+    capped = having("attention_softcap")
     for cap in (None, 50.0, 7.3):
-        yield FamilyFault(("attention-cap",), f"{cap}", SCORES, capped, _to(attention_softcap=cap))
-    yield FamilyFault(("attention-cap",), "not wanted", SCORES, _not(capped), _to(attention_softcap=20.0))
+        yield FamilyFault(("attention-cap",), f"{cap}", SCORES, capped, fields_to(attention_softcap=cap))
+    yield FamilyFault(("attention-cap",), "not wanted", SCORES, unless(capped), fields_to(attention_softcap=20.0))
     early = _scores(
         lambda query, key, scale, cap, bias: _plus(np.tanh(query @ key.swapaxes(-2, -1) / cap) * cap * scale, bias)
     )
@@ -802,11 +715,11 @@ def _attention_faults() -> Iterator[FamilyFault]:
 
 
 def _window_faults() -> Iterator[FamilyFault]:
-    windowed, alternates = _has("sliding_window"), _differ("sliding_window")
+    windowed, alternates = having("sliding_window"), _differ("sliding_window")
     yield FamilyFault(("window-size",), "+1", WEIGHTS, windowed, _window(lambda window: window + 1))
     yield FamilyFault(("window-size",), "-1", WEIGHTS, windowed, _window(lambda window: window - 1))
-    yield FamilyFault(("window-missing",), "missing", WEIGHTS, windowed, _to(sliding_window=None))
-    lone = _both(windowed, _is(architecture="encoder"))
+    yield FamilyFault(("window-missing",), "missing", WEIGHTS, windowed, fields_to(sliding_window=None))
+    lone = all_of(windowed, where(architecture="encoder"))
     yield FamilyFault(("window-size",), "half", WEIGHTS, lone, _window(lambda window: window // 2 + 1))
     yield FamilyFault(("window-layers",), "all", WEIGHTS, alternates, _as_first_kind("sliding_window"))
     yield FamilyFault(
@@ -815,11 +728,11 @@ def _window_faults() -> Iterator[FamilyFault]:
 
 
 def _chunk_faults() -> Iterator[FamilyFault]:
-    windowed = _has("sliding_window")
+    windowed = having("sliding_window")
     for kind, other in (("sliding", "chunks"), ("chunks", "sliding")):
-        acts = _both(windowed, _is(window_kind=kind))
+        acts = all_of(windowed, where(window_kind=kind))
         yield FamilyFault(("window-kind",), other, WEIGHTS, acts, _to_kind_of_window(other))
-    chunks = _both(windowed, _is(window_kind="chunks"))
+    chunks = all_of(windowed, where(window_kind="chunks"))
     for name, begin in (("early", 1), ("late", -1)):
         moved = _pieces(begin)
         yield FamilyFault(("window-begin",), name, WEIGHTS, chunks, exchanged={"transformer.window_mask": moved})
@@ -838,13 +751,13 @@ def _pieces(begin: int) -> Wrong:
         assert kind == "chunks"
         return (np.floor((np.arange(keys) + begin) / size) == np.floor((at[..., None] + begin) / size))[:, None]
 
-    return functools.partial(_always, together)
+    return functools.partial(constantly, together)
 
 
 def _temperature_faults() -> Iterator[FamilyFault]:
     """Llama 4: log(floor((position + 1) / 8192) + 1) · 0.1 + 1, on layers without positions."""
-    tempered, differs = _has("query_temperature"), _differ("query_temperature")
-    missing = _to(query_temperature=0.0)
+    tempered, differs = having("query_temperature"), _differ("query_temperature")
+    missing = fields_to(query_temperature=0.0)
     yield FamilyFault(("query-temperature", "query-temperature-layers"), "missing", SCORES, tempered, missing)
     other = lambda config: {"query_temperature_first": 1 - config.query_temperature_first}  # noqa: E731
     yield FamilyFault(("query-temperature",), "the other first", SCORES, tempered, other)
@@ -873,12 +786,12 @@ def _temperature(change: Callable[[float, Any, int], Any]) -> Wrong:
         at = (at + own.query_temperature_first)[:, None, :, None]
         return change(own.query_temperature, at, own.query_temperature_length).astype(dtype)
 
-    return functools.partial(_always, wrong)
+    return functools.partial(constantly, wrong)
 
 
 def _distance_faults() -> Iterator[FamilyFault]:
-    lone, alibi = _is(positions="relative"), _is(positions="alibi")
-    relative, beside = _has("has_relative_bias"), _has("relative_bias")
+    lone, alibi = where(positions="relative"), where(positions="alibi")
+    relative, beside = having("has_relative_bias"), having("relative_bias")
     for name, wrong in (
         ("the other", lambda right, at, count, most, *, both: right(at, count, most, both=not both)),
         ("all exact", _exact),
@@ -887,13 +800,13 @@ def _distance_faults() -> Iterator[FamilyFault]:
         yield FamilyFault(("relative-buckets",), name, SCORES, relative, exchanged=_buckets(wrong))
     turned = _buckets(lambda right, at, count, most, *, both: right(-at, count, most, both=both))
     yield FamilyFault(("relative-direction",), "turned", SCORES, relative, exchanged=turned)
-    yield FamilyFault(("relative-buckets",), "up to 128", SCORES, relative, _to(relative_max_distance=128))
-    yield FamilyFault(("relative-missing",), "missing", SCORES, lone, _to(positions="none"))
-    yield FamilyFault(("relative-missing",), "missing beside others", SCORES, beside, _to(relative_bias=False))
+    yield FamilyFault(("relative-buckets",), "up to 128", SCORES, relative, fields_to(relative_max_distance=128))
+    yield FamilyFault(("relative-missing",), "missing", SCORES, lone, fields_to(positions="none"))
+    yield FamilyFault(("relative-missing",), "missing beside others", SCORES, beside, fields_to(relative_bias=False))
     for stack in ("encoder", "decoder"):
         alone = _first_layer_alone(stack)
         yield FamilyFault(("relative-missing",), f"first {stack} layer alone", SCORES, relative, exchanged=alone)
-    negative = _replaced(lambda name, value: -value if name.endswith("relative_bias.weight") else value)
+    negative = replaced(lambda name, value: -value if name.endswith("relative_bias.weight") else value)
     yield FamilyFault(("relative-sign",), "taken off", SCORES, relative, parameters=negative)
     yield FamilyFault(("relative-scaled",), "scaled", SCORES, beside, parameters=_scaled_bias)
     for name, slopes in (
@@ -904,16 +817,16 @@ def _distance_faults() -> Iterator[FamilyFault]:
     ):
         yield FamilyFault(("alibi-slopes",), name, SCORES, alibi, exchanged=_slopes(slopes))
     yield FamilyFault(("alibi-sign",), "added", SCORES, alibi, exchanged=_slopes(lambda c, right: -right))
-    yield FamilyFault(("alibi-missing",), "missing", SCORES, alibi, _to(positions="none"))
+    yield FamilyFault(("alibi-missing",), "missing", SCORES, alibi, fields_to(positions="none"))
     scaled = _slopes(lambda c, right: right / math.sqrt(c.head_dim))
     yield FamilyFault(("alibi-scaled",), "scaled", SCORES, alibi, exchanged=scaled)
 
 
 def _norm_faults() -> Iterator[FamilyFault]:
-    rms, both = _is(norm="rms"), _is(norm_position="both")
+    rms, both = where(norm="rms"), where(norm_position="both")
     yield FamilyFault(("norm-gain",), "the other", NORMS, rms, _other("norm_gain", "weight", "one-plus-weight"))
-    yield FamilyFault(("norm-eps",), "1e-3", NORMS, rms, _to(norm_eps=1e-3))
-    yield FamilyFault(("norm-eps",), "3e-6", NORMS, rms, _to(norm_eps=3e-6))
+    yield FamilyFault(("norm-eps",), "1e-3", NORMS, rms, fields_to(norm_eps=1e-3))
+    yield FamilyFault(("norm-eps",), "3e-6", NORMS, rms, fields_to(norm_eps=3e-6))
     outside = _rms(lambda x, eps: x / (_root(x) + eps))
     yield FamilyFault(("norm-eps-placement",), "outside", NORMS, rms, exchanged=outside)
     centred = _rms(lambda x, eps: (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + eps))
@@ -921,20 +834,20 @@ def _norm_faults() -> Iterator[FamilyFault]:
     unbiased = _rms(lambda x, eps: x / np.sqrt(np.square(x).sum(-1, keepdims=True) / (x.shape[-1] - 1) + eps))
     yield FamilyFault(("norm-variance",), "n - 1", NORMS, rms, exchanged=unbiased)
     anywhere = r".*(_norm|\.output)"
-    yield FamilyFault(("norm-placement",), "pre", anywhere, both, _to(norm_position="pre"))
-    beside = _is(branches="parallel")
-    yield FamilyFault(("residual-source",), "sequential", anywhere, beside, _to(branches="sequential"))
-    one_norm, place = _is(branches="parallel-one-norm"), r".*\.feed_forward\.hidden"
+    yield FamilyFault(("norm-placement",), "pre", anywhere, both, fields_to(norm_position="pre"))
+    beside = where(branches="parallel")
+    yield FamilyFault(("residual-source",), "sequential", anywhere, beside, fields_to(branches="sequential"))
+    one_norm, place = where(branches="parallel-one-norm"), r".*\.feed_forward\.hidden"
     wrong = {"transformer.layer": _in_turn}
     yield FamilyFault(("residual-source",), "sequential, one norm", place, one_norm, exchanged=wrong)
-    branch = _is(norm_position="branch")
-    yield FamilyFault(("norm-placement",), "before the sublayers", anywhere, branch, _to(norm_position="pre"))
-    yield FamilyFault(("norm-placement",), "behind the residual", anywhere, branch, _to(norm_position="post"))
+    branch = where(norm_position="branch")
+    yield FamilyFault(("norm-placement",), "before the sublayers", anywhere, branch, fields_to(norm_position="pre"))
+    yield FamilyFault(("norm-placement",), "behind the residual", anywhere, branch, fields_to(norm_position="post"))
     swapped = _swapped("self_attention_norm", "self_attention_post_norm")
     yield FamilyFault(("norm-swapped",), "before and behind", NORMS, both, parameters=swapped)
     swapped = _swapped("self_attention_norm", "feed_forward_norm")
     yield FamilyFault(
-        ("norm-swapped",), "two sublayers", NORMS, _not(_is(branches="parallel-one-norm")), parameters=swapped
+        ("norm-swapped",), "two sublayers", NORMS, unless(where(branches="parallel-one-norm")), parameters=swapped
     )
     unnormed: Acts = lambda config: not all(own.attention_norm for own in config.layer_kinds.values())  # noqa: E731
     place = r".*\.self_attention\.(query|key|value)"
@@ -943,14 +856,14 @@ def _norm_faults() -> Iterator[FamilyFault]:
         wrong = {"layers.sublayer_input": _normed_everywhere}
         yield FamilyFault(("norm-unwanted",), name, place, unnormed, parameters=normed, exchanged=wrong)
     first = r"\w+\.(embedding_norm|layers\.0\..*)"
-    yield FamilyFault(("norm-missing",), "embedding", first, _has("embedding_norm"), _to(embedding_norm=False))
+    yield FamilyFault(("norm-missing",), "embedding", first, having("embedding_norm"), fields_to(embedding_norm=False))
 
 
 def _feed_forward_faults() -> Iterator[FamilyFault]:
-    gated = _both(_has("gated"), _not(_has("num_experts")))
+    gated = all_of(having("gated"), unless(having("num_experts")))
     yield FamilyFault(("gate-swapped",), "swapped", HIDDEN, gated, parameters=_swapped("gate", "up"))
-    unbounded = _is(gate_limit=None)
-    yield FamilyFault(("gate-missing",), "without gate", HIDDEN, _both(gated, unbounded), _to(gated=False))
+    unbounded = where(gate_limit=None)
+    yield FamilyFault(("gate-missing",), "without gate", HIDDEN, all_of(gated, unbounded), fields_to(gated=False))
     yield from _bound_faults()
     for name, variant, change in (
         ("gate-missing", "gate alone", lambda function, gate, up: function(gate)),
@@ -960,16 +873,16 @@ def _feed_forward_faults() -> Iterator[FamilyFault]:
     ):
         yield FamilyFault((name,), variant, HIDDEN, gated, exchanged=_fed(change))
     for kind in ("relu", "gelu", "gelu-tanh", "gelu-quick", "silu"):
-        acts = _both(_not(_is(activation=kind)), _not(_has("num_experts")))
-        yield FamilyFault(("activation",), kind, HIDDEN, acts, _to(activation=kind))
-    dense = _not(_has("num_experts"))
+        acts = all_of(unless(where(activation=kind)), unless(having("num_experts")))
+        yield FamilyFault(("activation",), kind, HIDDEN, acts, fields_to(activation=kind))
+    dense = unless(having("num_experts"))
     yield FamilyFault(("activation",), "sigmoid", HIDDEN, dense, exchanged=_activations(functional.sigmoid))
 
 
 def _bound_faults() -> Iterator[FamilyFault]:
     """gpt-oss: min(gate, 7) · σ(1.702 gate) · (clip(up, −7, 7) + 1)."""
-    place, bounded, offset = rf"{HIDDEN}|{FED}", _has("gate_limit"), _has("up_offset")
-    for name, fields in (("missing", _to(gate_limit=None)), ("7", _to(gate_limit=7.0))):
+    place, bounded, offset = rf"{HIDDEN}|{FED}", having("gate_limit"), having("up_offset")
+    for name, fields in (("missing", fields_to(gate_limit=None)), ("7", fields_to(gate_limit=7.0))):
         yield FamilyFault(("gate-limit",), name, place, bounded, fields)
     for name, change in (
         ("both sides", lambda act, most, gate, up: act(np.clip(gate, -most, most)) * (np.clip(up, -most, most) + 1)),
@@ -978,10 +891,10 @@ def _bound_faults() -> Iterator[FamilyFault]:
         ("above alone", lambda act, most, gate, up: act(np.minimum(gate, most)) * (np.minimum(up, most) + 1)),
     ):
         yield FamilyFault(("gate-limit",), name, place, bounded, exchanged=_bounded(change))
-    yield FamilyFault(("up-offset",), "missing", place, offset, _to(up_offset=0.0))
+    yield FamilyFault(("up-offset",), "missing", place, offset, fields_to(up_offset=0.0))
     to_gate = _bounded(lambda act, most, gate, up: (act(np.minimum(gate, most)) + 1) * np.clip(up, -most, most))
     yield FamilyFault(("up-offset",), "of the gate", place, offset, exchanged=to_gate)
-    yield FamilyFault(("activation",), "silu for 1.702", place, bounded, _to(activation="silu"))
+    yield FamilyFault(("activation",), "silu for 1.702", place, bounded, fields_to(activation="silu"))
 
 
 def _recurs(config: Config) -> bool:
@@ -1029,7 +942,9 @@ def _recurrence_faults() -> Iterator[FamilyFault]:
 
 
 def _in_recurrence(identity: str, variant: str, place: str, **functions: Callable[..., Any]) -> FamilyFault:
-    exchanged = {f"recurrent.recurrence.{name}": functools.partial(_always, wrong) for name, wrong in functions.items()}
+    exchanged = {
+        f"recurrent.recurrence.{name}": functools.partial(constantly, wrong) for name, wrong in functions.items()
+    }
     return FamilyFault((identity,), variant, rf".*{place}", _recurs, exchanged=exchanged)
 
 
@@ -1078,20 +993,22 @@ def _by_head(norm: Callable[..., Any]) -> Callable[..., Any]:
 def _attention_gate_faults() -> Iterator[FamilyFault]:
     gates: dict[str, Callable[[Any], Any]] = {"none": np.ones_like, "no sigmoid": lambda z: z, "silu": _swish}
     for name, gate in gates.items():
-        exchanged = {"attention.sigmoid": functools.partial(_always, gate)}
-        yield FamilyFault(("attention-gate",), name, ".*gated_context", _has("attention_gate"), exchanged=exchanged)
+        exchanged = {"attention.sigmoid": functools.partial(constantly, gate)}
+        yield FamilyFault(("attention-gate",), name, ".*gated_context", having("attention_gate"), exchanged=exchanged)
 
 
 def _sink_faults() -> Iterator[FamilyFault]:
-    sunk = _has("attention_sinks")
-    yield FamilyFault(("attention-sinks",), "missing", WEIGHTS, sunk, _to(attention_sinks=False), parameters=_no_sinks)
+    sunk = having("attention_sinks")
+    yield FamilyFault(
+        ("attention-sinks",), "missing", WEIGHTS, sunk, fields_to(attention_sinks=False), parameters=_no_sinks
+    )
     changes: dict[str, Callable[[Any], Any]] = {
         "zero": lambda x: x * 0,
         "negated": lambda x: -x,
         "of the first head": lambda x: np.full_like(x, x[0]),
     }
     for name, change in changes.items():
-        other = _replaced(lambda key, x, change=change: change(x) if key.endswith(".sinks") else x)  # type: ignore[misc]
+        other = replaced(lambda key, x, change=change: change(x) if key.endswith(".sinks") else x)  # type: ignore[misc]
         yield FamilyFault(("attention-sinks",), name, WEIGHTS, sunk, parameters=other)
     scaled: Callable[[Config, Arrays], Arrays] = lambda config, parameters: {  # noqa: E731
         name: x * config.score_scale if name.endswith(".sinks") else x for name, x in parameters.items()
@@ -1108,8 +1025,8 @@ def _sink_faults() -> Iterator[FamilyFault]:
 
 def _latent_faults() -> Iterator[FamilyFault]:
     """Mistakes in latent attention: the norms of the latents, the part that is rotated, and the scale."""
-    latent = _has("key_value_rank")
-    both, low = _both(latent, _has("query_rank")), attention.latent
+    latent = having("key_value_rank")
+    both, low = all_of(latent, having("query_rank")), attention.latent
 
     def unnormalised(role: str) -> dict[str, Wrong]:
         def changed(config: Config, parameters: Any, name: str, x: Any, tap: Any) -> Any:
@@ -1122,7 +1039,7 @@ def _latent_faults() -> Iterator[FamilyFault]:
     place = r".*\.(query|key_value)_latent"
     yield FamilyFault(("latent-norm",), "query", place, both, exchanged=unnormalised("query"))
     yield FamilyFault(("latent-norm",), "key and value", place, latent, exchanged=unnormalised("key_value"))
-    ones = _replaced(lambda name, x: x * 0 + 1 if name.endswith("key_value_latent_norm.weight") else x)
+    ones = replaced(lambda name, x: x * 0 + 1 if name.endswith("key_value_latent_norm.weight") else x)
     yield FamilyFault(("latent-norm",), "without gain", place, latent, parameters=ones)
     first = {
         "attention.rotate_features": lambda _: lambda config, x, tables: positions.rotate(x, tables, config.rope_layout)
@@ -1149,19 +1066,19 @@ CHOSEN, SHARES, FED = r".*\.router_chosen", r".*\.router_weights", r".*\.feed_fo
 
 
 def _expert_faults() -> Iterator[FamilyFault]:
-    routed, corrected = _has("num_experts"), _has("router_correction")
+    routed, corrected = having("num_experts"), having("router_correction")
     some: Acts = lambda config: 1 < config.experts_per_token < config.num_experts  # noqa: E731
     for name, fields in (
-        ("one", _to(experts_per_token=1)),
+        ("one", fields_to(experts_per_token=1)),
         ("one more", lambda config: {"experts_per_token": config.experts_per_token + 1}),
         ("all", lambda config: {"experts_per_token": config.num_experts}),
     ):
-        acts = _both(routed, some) if name != "all" else _both(routed, some, _is(router_groups=1))
+        acts = all_of(routed, some) if name != "all" else all_of(routed, some, where(router_groups=1))
         yield FamilyFault(("router-count",), name, CHOSEN, acts, fields)
     wrong = {
         "mixture.experts.choose": lambda _: lambda config, scores, correction: _best(-scores, config.experts_per_token)
     }
-    yield FamilyFault(("router-choice",), "lowest", CHOSEN, _both(routed, _is(router_groups=1)), exchanged=wrong)
+    yield FamilyFault(("router-choice",), "lowest", CHOSEN, all_of(routed, where(router_groups=1)), exchanged=wrong)
     other = _other("router_normalized", True, False)
     yield FamilyFault(("router-normalization",), "the other", SHARES, routed, other)
     place = rf"{CHOSEN}|{SHARES}"
@@ -1172,11 +1089,13 @@ def _expert_faults() -> Iterator[FamilyFault]:
     ):
         weights = {"mixture.experts.router_weights": lambda _, change=change: change}
         yield FamilyFault(("router-weights",), name, SHARES, routed, exchanged=weights)
-    zeros = _replaced(lambda name, value: value * 0 if name.endswith("router_correction") else value)
+    zeros = replaced(lambda name, value: value * 0 if name.endswith("router_correction") else value)
     yield FamilyFault(("router-correction",), "missing", CHOSEN, corrected, parameters=zeros)
     wide = lambda config: {"router_groups_chosen": config.router_groups}  # noqa: E731
     yield FamilyFault(("router-groups",), "all", CHOSEN, lambda config: config.router_groups > 1, wide)
-    yield FamilyFault(("router-scale",), "missing", SHARES, _not(_is(router_scale=1.0)), _to(router_scale=1.0))
+    yield FamilyFault(
+        ("router-scale",), "missing", SHARES, unless(where(router_scale=1.0)), fields_to(router_scale=1.0)
+    )
     yield from _faults_of_outputs(routed)
 
 
@@ -1185,14 +1104,14 @@ def _faults_of_outputs(routed: Acts) -> Iterator[FamilyFault]:
     yield FamilyFault(("expert-order",), "rolled", FED, routed, parameters=_experts(lambda i, count: (i + 1) % count))
     yield from _packing_faults(routed)
     none = {"mixture.experts.shared_expert": lambda _: lambda config, parameters, x, tap: 0 * x}
-    yield FamilyFault(("shared-expert",), "missing", FED, _has("shared_expert_dim"), exchanged=none)
-    ungated = _to(shared_expert_gate=False)
-    yield FamilyFault(("shared-expert-gate",), "missing", FED, _has("shared_expert_gate"), ungated)
+    yield FamilyFault(("shared-expert",), "missing", FED, having("shared_expert_dim"), exchanged=none)
+    ungated = fields_to(shared_expert_gate=False)
+    yield FamilyFault(("shared-expert-gate",), "missing", FED, having("shared_expert_gate"), ungated)
     place = rf"{FED}|{HIDDEN}"
     yield FamilyFault(("gate-swapped",), "in experts", place, routed, parameters=_swapped("gate", "up"))
-    yield FamilyFault(("activation",), "in experts", place, routed, _to(activation="gelu-tanh"))
-    biases = _replaced(lambda name, x: x * 0 if name.endswith("router.bias") else x)
-    yield FamilyFault(("bias-dropped",), "router", r".*\.router_logits", _has("router_bias"), parameters=biases)
+    yield FamilyFault(("activation",), "in experts", place, routed, fields_to(activation="gelu-tanh"))
+    biases = replaced(lambda name, x: x * 0 if name.endswith("router.bias") else x)
+    yield FamilyFault(("bias-dropped",), "router", r".*\.router_logits", having("router_bias"), parameters=biases)
 
 
 def _packing_faults(routed: Acts) -> Iterator[FamilyFault]:
@@ -1202,7 +1121,7 @@ def _packing_faults(routed: Acts) -> Iterator[FamilyFault]:
         ("an exponent more", lambda x: x + x),
         ("an exponent less", lambda x: x * x.dtype.type(0.5)),
     ):
-        other = _replaced(lambda key, x, change=change: change(x) if ".experts." in key and x.ndim == 2 else x)  # type: ignore[misc]
+        other = replaced(lambda key, x, change=change: change(x) if ".experts." in key and x.ndim == 2 else x)  # type: ignore[misc]
         yield FamilyFault(("expert-packing",), name, FED, routed, parameters=other)
 
 
@@ -1226,10 +1145,13 @@ def _experts(source: Callable[[int, int], int]) -> Callable[[Config, Arrays], Ar
 
 def _embedding_faults() -> Iterator[FamilyFault]:
     scale = _other("embedding_scale", "none", "embed_dim")
-    yield FamilyFault(("embedding-scale",), "the other", EMBEDDING, _any, scale)
-    factor = _not(_is(embedding_multiplier=1.0))
-    yield FamilyFault(("embedding-scale",), "multiplier missing", EMBEDDING, factor, _to(embedding_multiplier=1.0))
-    offset, counts = _has("position_offset"), _is(position_count="visible")
+    of_tokens = unless(lambda config: config.reads_pixels or config.reads_frames)
+    yield FamilyFault(("embedding-scale",), "the other", EMBEDDING, of_tokens, scale)
+    factor = unless(where(embedding_multiplier=1.0))
+    yield FamilyFault(
+        ("embedding-scale",), "multiplier missing", EMBEDDING, factor, fields_to(embedding_multiplier=1.0)
+    )
+    offset, counts = having("position_offset"), where(position_count="visible")
     moved = _ids(lambda ids, visible: np.maximum(ids - 1, 0))
     yield FamilyFault(("position-offset",), "-1", EMBEDDING, offset, exchanged=moved)
     moved = _ids(lambda ids, visible: np.maximum(ids - 2, 0))
@@ -1238,19 +1160,19 @@ def _embedding_faults() -> Iterator[FamilyFault]:
     yield FamilyFault(("position-count",), "the other", EMBEDDING, offset, count)
     on = _ids(lambda ids, visible: np.cumsum(visible, axis=1) + 1)
     yield FamilyFault(("position-count",), "padding goes on", EMBEDDING, counts, exchanged=on)
-    waves = _is(positions="sinusoidal")
-    yield FamilyFault(("position-layout",), "interleaved", EMBEDDING, waves, _to(rope_layout="interleaved"))
-    yield FamilyFault(("position-frequency",), "base 1234", EMBEDDING, waves, _to(rope_theta=1234.0))
-    tied = _both(_has("tied_head"), _not(_ROTARY))
+    waves = where(positions="sinusoidal")
+    yield FamilyFault(("position-layout",), "interleaved", EMBEDDING, waves, fields_to(rope_layout="interleaved"))
+    yield FamilyFault(("position-frequency",), "base 1234", EMBEDDING, waves, fields_to(rope_theta=1234.0))
+    tied = all_of(having("tied_head"), unless(_ROTARY), unless(having("mel_bins")))
     yield FamilyFault(("padding-row",), "zeroed", rf"{EMBEDDING}|{LOGITS}", tied, parameters=_zero_padding)
     yield FamilyFault(("padding-row",), "zeroed where looked up", EMBEDDING, tied, exchanged=_zero_where_looked_up())
-    learned = _both(_has("embedding_norm"), _is(positions="learned"))
+    learned = all_of(having("embedding_norm"), where(positions="learned"))
     place = r"\w+\.embedding_norm"
     yield FamilyFault(("norm-placement",), "before the positions", place, learned, exchanged=_norm_first())
 
 
 def _further_faults() -> Iterator[FamilyFault]:
-    typed, masked = _has("num_token_types"), _is(padding="attention-mask")
+    typed, masked = having("num_token_types"), where(padding="attention-mask")
     yield FamilyFault(("token-types",), "ignored", EMBEDDING, typed, inputs=_no_types)
     for name, change in (
         ("zeros", lambda c, given: np.zeros_like(given["token_types"])),
@@ -1259,7 +1181,7 @@ def _further_faults() -> Iterator[FamilyFault]:
     ):
         yield FamilyFault(("token-types",), name, EMBEDDING, typed, inputs=_given("token_types", change))
     place = rf"{EMBEDDING}|{WEIGHTS}"
-    yield FamilyFault(("attention-mask",), "exchanged", place, _both(masked, typed), inputs=_exchanged_inputs)
+    yield FamilyFault(("attention-mask",), "exchanged", place, all_of(masked, typed), inputs=_exchanged_inputs)
     yield FamilyFault(("attention-mask",), "by token", place, masked, inputs=_given("attention_mask", _reshown))
     ones = _given("attention_mask", lambda c, given: np.ones_like(given["attention_mask"]))
     yield FamilyFault(("attention-mask", "padding-ignored"), "ignored", place, masked, inputs=ones)
@@ -1267,22 +1189,18 @@ def _further_faults() -> Iterator[FamilyFault]:
     yield FamilyFault(("attention-mask", "mask-polarity"), "inverted", place, masked, inputs=inverse)
 
 
-def _always(wrong: Callable[..., Any], _: Config) -> Callable[..., Any]:
-    return wrong
-
-
 def _pooling_faults() -> Iterator[FamilyFault]:
     pooled: Acts = lambda config: config.is_pooled  # noqa: E731
     place = r"pooled|logits"
     for name, other, choose in (
-        ("the row's end", "", lambda c, x, seen: x[:, -1]),
-        ("the row's mean", "", lambda c, x, seen: x.mean(axis=1)),
-        ("the row's begin", "first", lambda c, x, seen: x[:, 0]),
+        ("the row's end", "", lambda c, x, *_: x[:, -1]),
+        ("the row's mean", "", lambda c, x, *_: x.mean(axis=1)),
+        ("the row's begin", "first", lambda c, x, *_: x[:, 0]),
         ("a mean", "mean", _mean_of_visible),
         ("an end", "last", _last_visible),
     ):
-        acts = _both(pooled, _not(_is(pooling=other)))
-        chosen = {"transformer.pool": functools.partial(_always, choose)}
+        acts = all_of(pooled, unless(where(pooling=other)))
+        chosen = {"transformer.pool": functools.partial(constantly, choose)}
         yield FamilyFault(("pooling",), name, place, acts, exchanged=chosen)
     projected: Acts = lambda config: config.has_pooler  # noqa: E731
     unprojected = {"head.linear": lambda c: lambda p, x: x if p["weight"].shape[0] == c.embed_dim else linear(p, x)}
@@ -1291,27 +1209,27 @@ def _pooling_faults() -> Iterator[FamilyFault]:
     )
     yield FamilyFault(("pooling",), "without activation", LOGITS, projected, exchanged={"head.POOLERS": _poolers(None)})
     erf = _poolers(feed_forward.ACTIVATIONS["gelu"])
-    acts = _both(projected, _not(_is(pooler="gelu")))
+    acts = all_of(projected, unless(where(pooler="gelu")))
     yield FamilyFault(("pooling",), "gelu", LOGITS, acts, exchanged={"head.POOLERS": erf})
-    pooler = _replaced(lambda name, value: value.T if name == "pooler.weight" else value)
+    pooler = replaced(lambda name, value: value.T if name == "pooler.weight" else value)
     yield FamilyFault(("weight-transpose",), "pooler", LOGITS, projected, parameters=pooler)
 
 
 def _head_faults() -> Iterator[FamilyFault]:
     scale = _other("head_scale", "none", "embed_dim")
-    yield FamilyFault(("head-scale",), "the other", LOGITS, _has("tied_head"), scale)
-    factor = _not(_is(head_multiplier=1.0))
-    yield FamilyFault(("head-scale",), "multiplier missing", LOGITS, factor, _to(head_multiplier=1.0))
+    yield FamilyFault(("head-scale",), "the other", LOGITS, having("tied_head"), scale)
+    factor = unless(where(head_multiplier=1.0))
+    yield FamilyFault(("head-scale",), "multiplier missing", LOGITS, factor, fields_to(head_multiplier=1.0))
     inverse: Any = lambda config: {"head_multiplier": 1 / config.head_multiplier}  # noqa: E731
     yield FamilyFault(("head-scale",), "multiplier inverted", LOGITS, factor, inverse)
-    factor = _not(_is(residual_multiplier=1.0))
-    missing, place = _to(residual_multiplier=1.0), r".*\.output|.*_norm"
+    factor = unless(where(residual_multiplier=1.0))
+    missing, place = fields_to(residual_multiplier=1.0), r".*\.output|.*_norm"
     yield FamilyFault(("residual-multiplier",), "multiplier missing", place, factor, missing)
     for cap in (None, 30.0, 5.5):
-        yield FamilyFault(("logit-cap",), f"{cap}", LOGITS, _has("final_softcap"), _to(final_softcap=cap))
+        yield FamilyFault(("logit-cap",), f"{cap}", LOGITS, having("final_softcap"), fields_to(final_softcap=cap))
     for cap in (30.0, 5.5):
-        uncapped = _both(_is(head="logits"), _not(_has("final_softcap")))
-        yield FamilyFault(("logit-cap",), f"{cap}, not wanted", LOGITS, uncapped, _to(final_softcap=cap))
+        uncapped = all_of(where(head="logits"), unless(having("final_softcap")))
+        yield FamilyFault(("logit-cap",), f"{cap}, not wanted", LOGITS, uncapped, fields_to(final_softcap=cap))
     yield FamilyFault(("head-tied",), "tied", LOGITS, _UNTIED, parameters=_head_of_table)
     yield from _pooling_faults()
     for name, wrong in (
@@ -1320,41 +1238,41 @@ def _head_faults() -> Iterator[FamilyFault]:
         ("not normalised", lambda c, p, x: feed_forward.ACTIVATIONS[c.activation](linear(p["head_transform"], x))),
         ("relu", lambda c, p, x: normalization.norm(c, p["head_norm"], np.maximum(linear(p["head_transform"], x), 0))),
     ):
-        exchanged = {"head.transform_for_head": functools.partial(_always, wrong)}
-        yield FamilyFault(("head-transform",), name, LOGITS, _has("head_transform"), exchanged=exchanged)
+        exchanged = {"head.transform_for_head": functools.partial(constantly, wrong)}
+        yield FamilyFault(("head-transform",), name, LOGITS, having("head_transform"), exchanged=exchanged)
 
 
 def _usual_faults() -> Iterator[FamilyFault]:
     """Mistakes of the presets' catalogue, in parts that are otherwise here."""
     scale = _other("attention_scale", "head_dim", "embed_dim")
-    yield FamilyFault(("attention-scale",), "the other", SCORES, _any, scale)
-    yield FamilyFault(("attention-scale",), "1.37 times", SCORES, _any, _to(attention_multiplier=1.37))
-    causal = _is(architecture="decoder")
+    yield FamilyFault(("attention-scale",), "the other", SCORES, always, scale)
+    yield FamilyFault(("attention-scale",), "1.37 times", SCORES, always, fields_to(attention_multiplier=1.37))
+    causal = where(architecture="decoder")
     unmasked = {"masks.causal_mask": lambda _: lambda at, keys: np.ones((1, 1, at.shape[1], keys), bool)}
     yield FamilyFault(("causal-missing",), "missing", WEIGHTS, causal, exchanged=unmasked)
     parts, roles = r".*\.(key|value)", r".*\.(query|key|value)"
-    whole = _not(_has("key_value_rank"))
+    whole = unless(having("key_value_rank"))
     yield FamilyFault(("weight-swapped",), "key and value", parts, whole, parameters=_swapped("key", "value"))
-    values = _replaced(lambda name, x: x * 0 if name.endswith("value.bias") else x)
-    yield FamilyFault(("bias-dropped",), "value", r".*\.value", _has("qkv_bias"), parameters=values)
-    downs = _replaced(lambda name, x: x * 0 if name.endswith("down.bias") else x)
+    values = replaced(lambda name, x: x * 0 if name.endswith("value.bias") else x)
+    yield FamilyFault(("bias-dropped",), "value", r".*\.value", having("qkv_bias"), parameters=values)
+    downs = replaced(lambda name, x: x * 0 if name.endswith("down.bias") else x)
     place = r".*feed_forward\.output"
-    acts = _both(_has("feed_forward_bias"), _not(_has("num_experts")))
+    acts = all_of(having("feed_forward_bias"), unless(having("num_experts")))
     yield FamilyFault(("bias-dropped",), "down", place, acts, parameters=downs)
     yield FamilyFault(("packed-order",), "read by head", roles, _packs, parameters=_packed(True))
     yield FamilyFault(("packed-order",), "laid by head", roles, _packs, parameters=_packed(False))
-    acts = _both(_is(architecture="decoder", branches="sequential"), _not(_is(norm_position="post")))
+    acts = all_of(where(architecture="decoder", branches="sequential"), unless(where(norm_position="post")))
     wrong, place = {"layers.sublayer_input": _of_the_layers_input}, r".*\.feed_forward(_norm|\.hidden)"
     yield FamilyFault(("residual-source",), "parallel", place, acts, exchanged=wrong)
     for layout in ("neighbours", "halves"):
-        acts = _both(_ROTARY, lambda config: config.rotated_dim > 4)  # four features: it is the other layout
+        acts = all_of(_ROTARY, lambda config: config.rotated_dim > 4)  # four features: it is the other layout
         rows = _rows_for(layout)
         yield FamilyFault(("rotary-rows",), layout, r".*\.(query|key)", acts, parameters=rows)
 
     def interleaved(_: Config) -> Callable[..., Any]:
         return lambda x, heads: split_heads(x.reshape(*x.shape[:2], -1, heads).swapaxes(2, 3).reshape(x.shape), heads)
 
-    yield FamilyFault(("head-order",), "interleaved", roles, _any, exchanged={"attention.split_heads": interleaved})
+    yield FamilyFault(("head-order",), "interleaved", roles, always, exchanged={"attention.split_heads": interleaved})
 
 
 FAULTS = tuple(_faults())
@@ -1373,23 +1291,23 @@ def _uncatalogued() -> Iterator[FamilyFault]:
     wrong = {"positions.rotary_frequencies": turned_backwards}
     yield fault("the slowest pair first", ROTATED, _ROTARY, exchanged=wrong)
     mean = _rms(lambda x, eps: x / (np.abs(x).mean(-1, keepdims=True) + eps))
-    yield fault("mean magnitude instead of root mean square", NORMS, _is(norm="rms"), exchanged=mean)
-    squared, dense = _fed(lambda function, gate, up: function(gate) ** 2 * up), _not(_has("num_experts"))
-    yield fault("the gate is squared", HIDDEN, _both(_has("gated"), dense), exchanged=squared)
+    yield fault("mean magnitude instead of root mean square", NORMS, where(norm="rms"), exchanged=mean)
+    squared, dense = _fed(lambda function, gate, up: function(gate) ** 2 * up), unless(having("num_experts"))
+    yield fault("the gate is squared", HIDDEN, all_of(having("gated"), dense), exchanged=squared)
     doubled = {"mixture.experts.router_weights": lambda _: lambda config, scores, chosen: (scores * chosen) ** 2}
-    yield fault("the experts' scores are squared", SHARES, _has("num_experts"), exchanged=doubled)
+    yield fault("the experts' scores are squared", SHARES, having("num_experts"), exchanged=doubled)
     bent = _scores(
         lambda query, key, scale, cap, bias: _plus(np.arctan(query @ key.swapaxes(-2, -1) * scale / cap) * cap, bias)
     )
-    yield fault("the cap is an arc tangent", SCORES, _has("attention_softcap"), exchanged=bent)
+    yield fault("the cap is an arc tangent", SCORES, having("attention_softcap"), exchanged=bent)
     doubled = _buckets(lambda right, at, count, most, *, both: right(2 * at, count, most, both=both))
-    yield fault("distances are doubled", SCORES, _has("has_relative_bias"), exchanged=doubled)
+    yield fault("distances are doubled", SCORES, having("has_relative_bias"), exchanged=doubled)
     squared = _slopes(lambda config, right: right**2)
-    yield fault("slopes are squared", SCORES, _is(positions="alibi"), exchanged=squared)
+    yield fault("slopes are squared", SCORES, where(positions="alibi"), exchanged=squared)
     place = r".*\.(scores|context)"
     yield fault("groups in the opposite order", place, _grouped, exchanged={"attention.repeat_heads": _backwards})
-    typed = _replaced(lambda name, value: value[::-1] * 2 if name.endswith("token_type_embedding.weight") else value)
-    yield fault("types exchanged and doubled", EMBEDDING, _has("num_token_types"), parameters=typed)
+    typed = replaced(lambda name, value: value[::-1] * 2 if name.endswith("token_type_embedding.weight") else value)
+    yield fault("types exchanged and doubled", EMBEDDING, having("num_token_types"), parameters=typed)
 
 
 UNCATALOGUED = tuple(_uncatalogued())

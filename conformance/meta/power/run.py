@@ -29,7 +29,7 @@ from meta.power.simulated import (
     plain_ports,
     sampled,
 )
-from transparity_conformance.oracle.cases import CASES as FAMILIES
+from transparity_conformance.oracle.cases import MODELS as FAMILIES
 
 KINDS_OF_PORTS = tuple(dict.fromkeys(measure.kind for measure in MEASURES))
 

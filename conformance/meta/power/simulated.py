@@ -17,15 +17,15 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from meta.power import family_faults, plain_faults
-from meta.power.family_faults import FamilyFault
+from meta.power import family_faults, family_port, input_faults, plain_faults
+from meta.power.family_port import FamilyFault
 from meta.power.plain_faults import styles, uncatalogued
 from meta.power.plain_port import PLAIN, PlainFault, Style
 from meta.power.plain_port import build_port as build_plain
 from transparity.config import TransformerConfig
 from transparity.presets import PRESETS, preset
 from transparity.taps import tap_shapes
-from transparity_conformance.oracle.cases import CASES as FAMILIES
+from transparity_conformance.oracle.cases import MODELS as FAMILIES
 from transparity_conformance.oracle.probes import Probe, probes_of
 
 Build = Callable[..., Callable[..., dict[str, np.ndarray]]]
@@ -91,7 +91,7 @@ def build_of(faults: Sequence[Fault], style: Style = PLAIN, dtype: str = "float3
     """The port with all of these faults."""
     of_family = [fault for fault in faults if isinstance(fault, FamilyFault)]
     if of_family:
-        return family_faults.build_port(functools.reduce(family_faults.together, of_family), dtype)
+        return family_port.build_port(functools.reduce(family_port.together, of_family), dtype)
     return build_plain([fault for fault in faults if isinstance(fault, PlainFault)], style, dtype=dtype)
 
 
@@ -148,9 +148,12 @@ def family_ports(cases: Sequence[str] = tuple(FAMILIES)) -> list[SimulatedPort]:
 def further_family_ports(
     cases: Sequence[str] = tuple(FAMILIES), several: Mapping[int, int] = FAMILY_SEVERAL, seed: int = 0
 ) -> list[SimulatedPort]:
-    """Every port of the families with a fault that no catalogue has, and with two or three catalogued faults."""
+    """Every port of the families with a fault that no catalogue has, with two or three catalogued faults, and
+    without any, in other styles."""
     unknown = [(case, fault) for case in cases for fault in family_faults.UNCATALOGUED if fault.acts(FAMILIES[case])]
+    right = [(case, style) for case in cases for style in input_faults.styles() if style.acts(FAMILIES[case])]
     found = [SimulatedPort("uncatalogued", *_one(each), view=view) for each in unknown for view in VIEWS]
+    found += [SimulatedPort("style", *_one(each), view=view) for each in right for view in VIEWS]
     return found + _of_several(cases, several, seed)
 
 

@@ -23,6 +23,9 @@ _BART |= {"encoder_ffn_dim": 40, "decoder_ffn_dim": 40}
 EXAMPLES: dict[str, dict[str, Any]] = {
     "bart": _BART,
     "bert": _BERT,
+    "clip_text_model": _BERT | {"eos_token_id": 36, "projection_dim": 7},
+    "clip_vision_model": {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 40}
+    | {"image_size": 6, "patch_size": 2, "projection_dim": 7},
     "cohere": _LLAMA | {"logit_scale": 0.3},
     "cohere2": _LLAMA | {"num_hidden_layers": 3, "sliding_window": 5, "sliding_window_pattern": 3},
     "deepseek_v3": _SIZES

@@ -40,7 +40,7 @@ def _no_copies(config: TransformerConfig) -> Mapping[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Classifier:
-    """The head of the class for whole sequences, `…ForSequenceClassification`, or for images."""
+    """The head of the class for whole sequences, `…ForSequenceClassification`, or for images, or a projection."""
 
     names: Table
     """Its tensors, in place of those of another head."""
@@ -48,6 +48,8 @@ class Classifier:
     """Fields of ours with its values."""
     task: str = "ForSequenceClassification"
     """The end of the name of the class."""
+    size: str = "id2label"
+    """The field that has the classes, or their number: of a projection, its width."""
 
 
 OF_THE_LAST_TOKEN = Classifier(names={"score.weight": "head.weight"}, fields={"pooling": "last", "pooler": "none"})
@@ -106,6 +108,8 @@ class Family:
         named = fields.get("architectures") or []
         if self.classifier is None or not any(str(name).endswith(self.classifier.task) for name in named):
             return {}
+        if self.classifier.size != "id2label":
+            return {"head": "classes", "num_classes": whole(fields, self.classifier.size), **self.classifier.fields}
         labels = fields.get("id2label")
         count = fields.get("num_labels", 2) if labels is None else len(labels) if isinstance(labels, dict) else 0
         if not is_whole(count, 1):
@@ -116,9 +120,12 @@ class Family:
         """The fields of config.json of a head of classes."""
         if config.head != "classes" or self.classifier is None:
             return {}
+        name = re.sub(r"(LMHead)?Model$|For\w+$", "", self.model) + self.classifier.task
+        if self.classifier.size != "id2label":
+            return {"architectures": [name], self.classifier.size: config.num_classes}
         labels = [f"LABEL_{index}" for index in range(config.num_classes)]
         return {
-            "architectures": [re.sub(r"(LMHead)?Model$|For\w+$", "", self.model) + self.classifier.task],
+            "architectures": [name],
             "id2label": {str(index): label for index, label in enumerate(labels)},
             "label2id": {label: index for index, label in enumerate(labels)},
         }

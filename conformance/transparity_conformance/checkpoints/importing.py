@@ -34,6 +34,8 @@ from transparity_conformance.report.text import listed, shown
 FILES = {
     "bart": "encoder_decoders.bart",
     "bert": "bert",
+    "clip_text_model": "encoders.clip",
+    "clip_vision_model": "encoders.clip",
     "cohere": "cohere",
     "cohere2": "cohere",
     "distilbert": "encoders.distilbert",
@@ -71,6 +73,12 @@ FILES = {
     "xlm-roberta": "bert",
 }
 """The file of each `model_type`."""
+
+OTHERWISE = {
+    "clip": "a tower of it: save `CLIPTextModelWithProjection.from_pretrained(…)` or `CLIPVisionModelWithProjection`, "
+    "which read this folder, in a folder of their own",
+}
+"""Models of several stacks, and what of them can be imported."""
 
 PARAMETERS = "parameters.safetensors"
 
@@ -286,7 +294,7 @@ def family_of(folder: Path, given: Fields) -> Family:
     kind = given.get("model_type")
     if "architecture" in given and "model_type" not in given:
         raise CheckpointError(f"{folder / CONFIG} is a configuration of ours, imported already; check it by --config.")
-    if not isinstance(kind, str) or kind not in FILES:
+    if not isinstance(kind, str) or kind not in {**FILES, **OTHERWISE}:
         raise CheckpointError(
             f"{folder / CONFIG} has the model_type {as_json(kind)}; expected one of {', '.join(FILES)}: no other can "
             "be imported."
@@ -296,6 +304,8 @@ def family_of(folder: Path, given: Fields) -> Family:
 
 def family_called(model_type: str) -> Family:
     """The family of a `model_type`; raises `CheckpointError` for one that cannot be imported."""
+    if model_type in OTHERWISE:
+        raise CheckpointError(f"The family {model_type} has two stacks side by side; expected {OTHERWISE[model_type]}.")
     if model_type not in FILES:
         raise CheckpointError(f"There is no family {shown(model_type)}; expected one of {', '.join(FILES)}.")
     families: dict[str, Family] = importlib.import_module(f"{__package__}.families.{FILES[model_type]}").FAMILIES

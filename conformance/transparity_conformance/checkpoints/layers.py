@@ -46,9 +46,29 @@ def pieces(opened: Opened, layers: Collection[int] | None = None) -> Iterator[Pi
         opened: a checkpoint of one stack: an encoder, with hidden states as its output, or a decoder.
         layers: the layers, from 0; None: all of them.
 
-    Raises `CheckpointError` for an encoder-decoder, for images, for layers that share a bias of distances, for
-    embeddings with a norm in front of layers with norms first, and for layers that it does not have.
+    Raises `CheckpointError` for an encoder-decoder, for images, for layers that share a bias of distances, for a state
+    that is pooled by tokens, for embeddings with a norm in front of layers with norms first, and for layers that it
+    does not have.
     """
+    config = opened.config
+    _check_has_pieces(opened)
+    count = config.stack_num_layers(_stack(config))
+    wanted = range(count) if layers is None else sorted(set(layers))
+    if missing := [layer for layer in wanted if layer not in range(count)]:
+        raise CheckpointError(f"{opened.folder} has no layer {missing[0]}; its layers are 0 to {count - 1}.")
+    outside, _ = opened.read([name for name in parameter_shapes(config) if ".layers." not in name])
+    front = _embedded(config, outside)
+    yield from _ends(config, outside)
+    del outside  # as large as several layers
+    for layer in range(max(wanted, default=-1) + 1):
+        piece = _layer(opened, layer, front)
+        if layer in wanted:
+            yield piece
+        front = _behind(piece, front)
+
+
+def _check_has_pieces(opened: Opened) -> None:
+    """Raise `CheckpointError` where no model of one layer can be made."""
     config = opened.config
     if config.architecture == "encoder-decoder":
         raise CheckpointError(f"{opened.folder} is an encoder-decoder; expected one stack: check it as a whole.")
@@ -64,19 +84,10 @@ def pieces(opened: Opened, layers: Collection[int] | None = None) -> Iterator[Pi
             f"{opened.folder} normalises its embeddings, and its layers do not end with a norm, so that no embedding "
             "table makes what is in front of a layer: check it as a whole."
         )
-    count = config.stack_num_layers(_stack(config))
-    wanted = range(count) if layers is None else sorted(set(layers))
-    if missing := [layer for layer in wanted if layer not in range(count)]:
-        raise CheckpointError(f"{opened.folder} has no layer {missing[0]}; its layers are 0 to {count - 1}.")
-    outside, _ = opened.read([name for name in parameter_shapes(config) if ".layers." not in name])
-    front = _embedded(config, outside)
-    yield from _ends(config, outside)
-    del outside  # as large as several layers
-    for layer in range(max(wanted, default=-1) + 1):
-        piece = _layer(opened, layer, front)
-        if layer in wanted:
-            yield piece
-        front = _behind(piece, front)
+    if config.is_pooled and config.pooling in ("eos", "largest"):
+        raise CheckpointError(
+            f"{opened.folder} pools the position of a token, and pieces have tokens of their own: check it as a whole."
+        )
 
 
 def open_for_pieces(folder: Path, head: str | None) -> Opened:

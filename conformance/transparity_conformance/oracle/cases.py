@@ -7,6 +7,7 @@ sizes: these are different from each other, so that no two axes can be taken for
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from transparity.config import TransformerConfig
 
@@ -106,6 +107,21 @@ AUDIO = TransformerConfig(
     eos_id=2,
 )
 """An encoder of audio and a decoder of text (Whisper)."""
+
+_CLIP: dict[str, Any] = {
+    "norm_position": "pre",
+    "final_norm": True,
+    "activation": "gelu-quick",
+    "head_bias": False,
+    "pooler": "none",
+    "num_classes": 7,
+}
+
+CLIP_TEXT = dataclasses.replace(_DECODER, **_CLIP, pad_id=None, eos_id=2, head="classes", pooling="eos")
+"""A decoder of texts, of which the first end token is pooled (CLIP)."""
+
+CLIP_IMAGES = dataclasses.replace(IMAGES, **_CLIP, patch_bias=False, embedding_norm=True, head="classes")
+"""An encoder of images, whose class token is pooled (CLIP)."""
 
 CASES: dict[str, TransformerConfig] = {
     "llama": dataclasses.replace(
@@ -343,3 +359,6 @@ CASES: dict[str, TransformerConfig] = {
         tied_head=True,
     ),
 }
+
+MODELS = {**CASES, "vit": IMAGES, "whisper": AUDIO, "clip-text": CLIP_TEXT, "clip-vision": CLIP_IMAGES}
+"""The same, and those whose inputs are no tokens."""

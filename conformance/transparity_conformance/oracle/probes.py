@@ -205,6 +205,9 @@ def mixed_inputs(config: TransformerConfig, seed: int = 0, source: int = SOURCE,
         tokens[7, 1:] = pad
         if name != "target":
             tokens[5] = pad
+        if config.is_pooled and config.pooling in ("eos", "largest"):  # twice in some rows, in the middle of others
+            marked = size - 1 if config.pooling == "largest" else config.eos_id or 0
+            tokens[1::2, length // 2], tokens[1::4, length // 3] = marked, marked
         inputs[name] = tokens[:, :length]
     return inputs | further_inputs(config, inputs, random)
 

@@ -15,6 +15,7 @@ NOT_DRAWN = {
     "patch_size": "families.taps_and_logits",
     "image_channels": "families.taps_and_logits",
     "class_token": "families.taps_and_logits",
+    "patch_bias": "families.taps_and_logits",
     "mel_bins": "families.taps_and_logits",
     "num_frames": "families.taps_and_logits",
     "encoder_positions": "families.taps_and_logits",
@@ -45,6 +46,7 @@ SIZES = {
     "relative_buckets": st.integers(4, 8),
     "relative_max_distance": st.integers(5, 9),
     "num_token_types": st.integers(0, 2),
+    "pooling": st.sampled_from(("first", "mean", "last", "largest")),  # `eos` needs an eos_id, which is not drawn
 }
 
 ONLY_WITH: dict[str, Callable[[dict[str, Any]], bool]] = {

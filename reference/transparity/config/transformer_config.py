@@ -46,7 +46,7 @@ RopeLayout = Literal["interleaved", "halves"]
 RotaryScaling = Literal["none", "linear", "llama3", "yarn", "longrope"]
 EmbeddingScale = Literal["none", "embed_dim"]
 Head = Literal["logits", "hidden", "pooled", "classes"]
-Pooling = Literal["first", "mean", "last"]
+Pooling = Literal["first", "mean", "last", "eos", "largest"]
 Pooler = Literal["tanh", "relu", "gelu", "none"]
 HeadScale = Literal["none", "embed_dim"]
 DropoutPlace = Literal[
@@ -322,6 +322,8 @@ class TransformerConfig:
     patch by a linear map, in place of tokens (Dosovitskiy et al. 2021). None: tokens."""
     image_channels: int = 3
     """Channels of an image; the numbers of a patch are the pixels of its first channel, row by row, then the next's."""
+    patch_bias: bool = True
+    """Whether the linear map of patches has a bias (CLIP's has none)."""
     class_token: bool = False
     """Whether a learned vector is in front of the patches, at the first position. `max_length` is the number of patches
     of a square image, and 1 with this."""
@@ -345,8 +347,9 @@ class TransformerConfig:
     """Output of the model: `logits` over the vocabulary; `hidden`, the output of the last layer; `pooled`: one state of
     each row, pooled from it; `classes`: logits over classes, by a linear map of the pooled state."""
     pooling: Pooling = "first"
-    """The pooled state: the `first` position (BERT), the `mean` of the visible ones (Reimers and Gurevych 2019), or the
-    `last` visible one (GPT-2's classifier)."""
+    """The pooled state: the `first` position (BERT), the `mean` of the visible ones (Reimers and Gurevych 2019), the
+    `last` visible one (GPT-2's classifier), that of the first `eos_id`, or of the first position in a row without one
+    (CLIP), or that of the `largest` token, the first of several (CLIP's code until 2023)."""
     pooler: Pooler = "tanh"
     """Activation behind a linear map of the pooled state (BERT's is `tanh`, DistilBERT's classifier `relu`); `none`:
     the state is as it is."""

@@ -102,6 +102,7 @@ def check_together(config: Any) -> None:
     checks = (
         _check_pixels,
         _check_frames,
+        _check_pooling,
         _check_vocabularies,
         _check_heads,
         _check_latent,
@@ -135,6 +136,18 @@ def _check_pixels(config: Any) -> None:
         )
     if config.head == "logits":
         raise ConfigError("head is 'logits', but an image has no vocabulary: hidden, pooled or classes would be right.")
+
+
+def _check_pooling(config: Any) -> None:
+    """Check a pooled state that is chosen by a token."""
+    if not config.is_pooled or config.pooling not in ("eos", "largest"):
+        return
+    if config.reads_pixels:
+        raise ConfigError(f"pooling is {config.pooling!r}, but an image has no tokens: 'first' would be right.")
+    if config.pooling == "eos" and config.eos_id is None:
+        raise ConfigError(
+            "pooling is 'eos', but there is no eos_id: with one, or with pooling 'last', it would be right."
+        )
 
 
 def _check_frames(config: Any) -> None:

@@ -21,7 +21,8 @@ from transparity_conformance.diagnosis.faults.sites import (
     token_table,
 )
 from transparity_conformance.oracle.oracle import Arrays
-from transparity_numpy.embeddings import position_ids
+from transparity_numpy.arithmetic.functional import nest
+from transparity_numpy.embeddings import embed_patches, position_ids
 
 OFFSETS = (1, -1, 2, -2, 3, 4)
 
@@ -33,9 +34,9 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
         yield Fault("norm-placement", "before the positions", description, patch=_positions_behind)
     if not site.endswith(".embedding"):
         return
-    for name, factor in () if config.reads_pixels else SCALES.items():
+    for name, factor in SCALES.items():
         if not math.isclose(factor(config), config.token_scale):
-            yield scaled(config, factor(config), name, "token embeddings" if reads_tokens(config, site) else "frames")
+            yield scaled(config, factor(config), name, _what(config, site))
     if config.positions in ("learned", "sinusoidal"):
         yield from _offset_faults(config)
     if config.positions == "learned" and config.position_offset:
@@ -48,6 +49,12 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
         if config.tied_head or config.shared_embedding:
             description += ", where it is looked up here alone"
             yield Fault("padding-row", "zeroed here", description, patch=_zeroed_here)
+
+
+def _what(config: TransformerConfig, site: str) -> str:
+    if reads_tokens(config, site):
+        return "token embeddings"
+    return "patches" if config.reads_pixels else "frames"
 
 
 def _offset_faults(config: TransformerConfig) -> Iterator[Fault]:
@@ -101,8 +108,8 @@ SCALES: dict[str, Callable[[TransformerConfig], float]] = {
 
 
 def scaled(config: TransformerConfig, factor: float, named: str, what: str = "token embeddings") -> Fault:
-    """Token embeddings, or what the convolutions make of frames, times `factor`; a named factor is computed again for a
-    model of another size."""
+    """Token embeddings, patches as vectors, or what the convolutions make of frames, times `factor`; a named factor is
+    computed again for a model of another size."""
     by = f"{named} ({factor:.4g})" if named in SCALES else f"{factor:.6g}"
     right = "√embed_dim" if config.embedding_scale == "embed_dim" else ""
     if config.embedding_multiplier != 1:
@@ -122,7 +129,10 @@ def based(config: TransformerConfig, base: float, named: str) -> Fault:
 
 
 def tokens_of(state: WalkState, site: str) -> np.ndarray:
-    """The token embeddings, unscaled, without positions; of frames what the convolutions make of them."""
+    """The token embeddings, unscaled, without positions; of images and audio what takes their place."""
+    if state.config.reads_pixels:
+        patches: np.ndarray = embed_patches(state.config, nest(state.parameters)["encoder"], state.inputs["pixels"])
+        return patches
     if state.config.reads_frames and site.startswith("encoder"):
         made: np.ndarray = state.taps["encoder.second_convolution"]
         return made
@@ -254,8 +264,7 @@ def _zeroed_here(state: WalkState, site: str, value: Value) -> Value:
 
 def numeric_faults(config: TransformerConfig) -> Iterator[NumericFault]:
     grid = [2.0**power for power in range(-10, 11)]
-    if not config.reads_pixels:
-        yield NumericFault(_is_embedding, grid, lambda factor: scaled(config, factor, f"{factor:.6g}"))
+    yield NumericFault(_is_embedding, grid, lambda factor: scaled(config, factor, f"{factor:.6g}"))
     if "sinusoidal" in (config.positions, config.encoder_positions):
         grid = [10.0**power for power in np.linspace(0.5, 8, 31)]
         yield NumericFault(partial(_is_sinusoidal, config), grid, lambda base: based(config, base, f"{base:.6g}"))

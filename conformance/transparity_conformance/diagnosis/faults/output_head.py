@@ -24,7 +24,7 @@ from transparity_numpy.normalization import norm
 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if site == "pooled":
-        for name, (pooled, says) in POOLINGS.items():
+        for name, (pooled, says) in _poolings(config):
             if name != config.pooling:
                 yield Fault("pooling", name, f"{says} is pooled, not {RIGHT[config.pooling]}", patch=pooled)
     if site != "logits":
@@ -183,15 +183,36 @@ def _output(state: WalkState) -> Value:
     return state.taps[f"{state.config.stacks[-1]}.output"]
 
 
+def _tokens(state: WalkState) -> np.ndarray | None:
+    """The tokens of the stack that is pooled; none of an image."""
+    return state.inputs.get(state.config.input_names[-1]) if state.config.token_inputs else None
+
+
+def _last_eos(state: WalkState, site: str, value: Value) -> Value:
+    """The state at the last end token, or at the last position in a row without any."""
+    x, tokens = _output(state), _tokens(state)
+    assert tokens is not None
+    turned = (tokens == state.config.eos_id)[:, ::-1].argmax(1)
+    return x[np.arange(len(x)), x.shape[1] - 1 - turned].astype(value.dtype)
+
+
+def _poolings(config: TransformerConfig) -> Iterator[tuple[str, tuple[Patch, str]]]:
+    """The positions that a port may pool: those by tokens where there are such, and an end token."""
+    for name, pooled in POOLINGS.items():
+        by_end, by_token = name in ("eos", "last eos"), name == "largest"
+        if not (by_end or by_token) or (config.token_inputs and not (by_end and config.eos_id is None)):
+            yield name, pooled
+
+
 def _by(pooling: Pooling, state: WalkState, site: str, value: Value) -> Value:
     config = dataclasses.replace(state.config, pooling=pooling)
-    return pool(config, _output(state), _visible(state)).astype(value.dtype)
+    return pool(config, _output(state), _visible(state), _tokens(state)).astype(value.dtype)
 
 
 def _all(pooling: Pooling, state: WalkState, site: str, value: Value) -> Value:
     """The pooled state as if no position were padding."""
     config = dataclasses.replace(state.config, pooling=pooling)
-    return pool(config, _output(state), np.ones_like(_visible(state))).astype(value.dtype)
+    return pool(config, _output(state), np.ones_like(_visible(state)), _tokens(state)).astype(value.dtype)
 
 
 def _before_padding(state: WalkState, site: str, value: Value) -> Value:
@@ -209,6 +230,8 @@ RIGHT: dict[Pooling, str] = {
     "first": "the first position",
     "mean": "the mean of the visible positions",
     "last": "the last visible position",
+    "eos": "the position of the first end token",
+    "largest": "the first position of the largest token",
 }
 
 POOLINGS: dict[str, tuple[Patch, str]] = {
@@ -217,6 +240,7 @@ POOLINGS: dict[str, tuple[Patch, str]] = {
     "last of all": (partial(_all, "last"), "the last position, be it padding,"),
     "last by count": (_before_padding, "the position that the number of visible tokens names"),
     "first visible": (_first_visible, "the first visible position"),
+    "last eos": (_last_eos, "the position of the last end token, or the last position,"),
 }
 """Positions that ports pool."""
 

@@ -10,6 +10,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity_conformance.diagnosis.fault import Fault, WalkState
 from transparity_conformance.diagnosis.faults.sites import Value
+from transparity_conformance.oracle.oracle import Arrays
 from transparity_numpy.embeddings import patches
 
 ORDERS = {
@@ -39,12 +40,20 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if config.image_channels > 1:
         description = "the channels of the image are in the opposite order (BGR, not RGB)"
         yield Fault("patch-layout", "channels turned", description, patch=partial(_exchanged, _turned))
+    if config.patch_bias:
+        description = "the bias of the linear map of patches is missing"
+        yield Fault("bias-dropped", "patches", description, alter=_unbiased)
     if config.class_token:
         description = "the class token is behind the patches, not in front of them"
         yield Fault("class-token", "behind", description, patch=_behind)
         if config.positions == "learned":
             description = "the class token has no position, and patches begin at the first"
             yield Fault("class-token", "without position", description, patch=_without_position)
+
+
+def _unbiased(config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
+    name = "encoder.patch_projection.bias"
+    return {name: np.zeros_like(parameters[name])}
 
 
 Change = Callable[[TransformerConfig, np.ndarray], np.ndarray]

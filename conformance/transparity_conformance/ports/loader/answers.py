@@ -14,7 +14,7 @@ OUTPUTS = {
     "logits": ("logits",),
     "hidden": ("last_hidden_state", "logits"),
     "pooled": ("pooler_output", "logits"),
-    "classes": ("logits",),
+    "classes": ("logits", "text_embeds", "image_embeds"),
 }
 """The attributes of an output object by the head of the model, the first that it has counts."""
 

@@ -20,7 +20,7 @@ OUTPUTS = {
     "logits": ("logits",),
     "hidden": ("last_hidden_state",),
     "pooled": ("pooler_output",),
-    "classes": ("logits",),
+    "classes": ("logits", "text_embeds", "image_embeds"),
 }
 """The names of the answer, by the head of the model; else it is the first output."""
 

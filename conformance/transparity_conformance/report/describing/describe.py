@@ -32,7 +32,13 @@ HEADS = {
     "pooled": "",
     "classes": "linear, to {size:,} classes",
 }
-POOLED = {"first": "the first position", "mean": "the mean of visible positions", "last": "the last visible position"}
+POOLED = {
+    "first": "the first position",
+    "mean": "the mean of visible positions",
+    "last": "the last visible position",
+    "eos": "the position of the first end token",
+    "largest": "the first position of the largest token",
+}
 
 
 def parameters_table(config: TransformerConfig) -> Table:

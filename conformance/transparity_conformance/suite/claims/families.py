@@ -9,7 +9,7 @@ import numpy as np
 
 from transparity.config.probe_sizes import most_experts
 from transparity_conformance.oracle.budgets import HALF
-from transparity_conformance.oracle.cases import AUDIO, CASES, IMAGES
+from transparity_conformance.oracle.cases import MODELS
 from transparity_conformance.oracle.oracle import forward_oracle
 from transparity_conformance.oracle.probes import Probe, probes_of
 from transparity_conformance.report.comparison import Evidence
@@ -19,12 +19,9 @@ from transparity_conformance.suite.claims import claim
 FEW = (
     *("llama", "qwen", "gemma", "olmo2", "gpt-j", "gpt-neox", "t5", "bart", "bert", "roberta", "modern-bert", "bloom"),
     *("qwen-moe", "deepseek", "gpt-oss", "masked-bert", "mpnet", "classifier", "last-token", "yarn", "phi3"),
-    *("llama4", "qwen3-next", "vit", "whisper"),
+    *("llama4", "qwen3-next", "vit", "whisper", "clip-text", "clip-vision"),
 )
 """Families tested if every model is compiled: together they have all features that no preset has."""
-
-
-MODELS = {**CASES, "vit": IMAGES, "whisper": AUDIO}
 
 
 @functools.cache

@@ -49,5 +49,5 @@ def steps(bench: Bench) -> Iterator[Evidence]:
     first, between = rule(*(x[:, :, :CUT] for x in given), begun)
     second, state = rule(*(x[:, :, CUT:] for x in given), np.asarray(between))
     whole = np.concatenate([np.asarray(first), np.asarray(second)], axis=2)
-    yield record.oracle(oracle, "read", whole, "read in two calls")
-    yield record.oracle(oracle, "state", state, "state after two calls")
+    yield record.oracle(oracle, "read in two calls", whole, "read")
+    yield record.oracle(oracle, "state after two calls", state, "state")

@@ -39,7 +39,7 @@ NAMES: Table = linears(
 )
 
 
-def _with_axes(name: str, *axes: int) -> Stored:
+def with_axes(name: str, *axes: int) -> Stored:
     """A parameter of two axes that is stored with these in place of the last."""
     return Stored(((name, _of_two_axes),), partial(_of_more_axes, axes))
 
@@ -57,10 +57,10 @@ def _of_more_axes(axes: tuple[int, ...], parts: Any) -> np.ndarray:
 
 def _packed(config: TransformerConfig) -> Table:
     patch = config.patch_size or 1
-    kernel = _with_axes("encoder.patch_projection.weight", config.image_channels, patch, patch)
+    kernel = with_axes("encoder.patch_projection.weight", config.image_channels, patch, patch)
     return {
-        "embeddings.cls_token": _with_axes("encoder.class_embedding.weight"),
-        "embeddings.position_embeddings": _with_axes("encoder.position_embedding.weight"),
+        "embeddings.cls_token": with_axes("encoder.class_embedding.weight"),
+        "embeddings.position_embeddings": with_axes("encoder.position_embedding.weight"),
         "embeddings.patch_embeddings.projection.weight": kernel,
         "embeddings.patch_embeddings.projection.bias": "encoder.patch_projection.bias",
     }

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from transparity.taps import Tap
+from transparity_conformance.oracle.budgets import WIDE
 from transparity_conformance.oracle.oracle import Arrays, Oracle
 from transparity_conformance.report.comparison import Evidence
 from transparity_conformance.suite.bench import Bench
@@ -36,7 +37,7 @@ def _run(arrays: Arrays, tap: Tap) -> None:
     tap("state", state)
 
 
-@claim(harness=True)
+@claim(dtypes=WIDE, harness=True)
 def steps(bench: Bench) -> Iterator[Evidence]:
     """The gated delta rule gives what it gives step by step, over more positions than a chunk has, and where a second
     call goes on from the state of the first."""

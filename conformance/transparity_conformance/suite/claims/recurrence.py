@@ -41,7 +41,7 @@ def steps(bench: Bench) -> Iterator[Evidence]:
     """The gated delta rule gives what it gives step by step, over more positions than a chunk has, and where a second
     call goes on from the state of the first."""
     arrays, rule = _drawn(), bench.function("recurrent.recurrence.gated_delta_rule")
-    oracle, record = Oracle(_run, arrays), bench.evidence("recurrence.steps")
+    oracle, record = Oracle(_run, arrays), bench.evidence("recurrence.steps", f"{LENGTH} positions")
     *given, begun = (arrays[name] for name in NAMES)
     read, state = rule(*given, begun)
     yield record.oracle(oracle, "read", read)

@@ -20,7 +20,7 @@ from transparity.limits.mapped import LARGE
 from transparity.limits.stored import OnDisk
 from transparity.parameters import parameter_shapes
 from transparity.presets import preset
-from transparity_conformance.oracle.budgets import HALF, NEIGHBOURS, NEIGHBOURS_OF_HOT
+from transparity_conformance.oracle.budgets import HALF, NEIGHBOURS, NEIGHBOURS_OF_HOT, NEIGHBOURS_OF_RECURRENT
 from transparity_conformance.oracle.memory import check_memory
 from transparity_conformance.oracle.oracle import Arrays, Oracle, Room, forward_oracle
 from transparity_conformance.oracle.texts import text_inputs
@@ -81,7 +81,9 @@ class Probe:
         """The points at which rounding is measured."""
         if self.is_large:
             return 1
-        return NEIGHBOURS_OF_HOT if self.name == "hot" else NEIGHBOURS
+        if self.name == "hot":
+            return NEIGHBOURS_OF_HOT
+        return NEIGHBOURS_OF_RECURRENT if self.config.is_recurrent else NEIGHBOURS
 
 
 def single_row(probe: Probe) -> Probe:

@@ -17,8 +17,8 @@ from transparity.config import TransformerConfig
 from transparity.config.probe_sizes import PROBE_SIZES
 from transparity.presets import preset
 from transparity.taps import Tap, identity, lengths_of
-from transparity_conformance.oracle.budgets import HALF, RULES, epsilon, rounded
-from transparity_conformance.oracle.oracle import Arrays, Oracle
+from transparity_conformance.oracle.budgets import HALF, NEIGHBOURS_OF_RECURRENT, RULES, epsilon, rounded
+from transparity_conformance.oracle.oracle import Arrays, Oracle, neighbour
 from transparity_conformance.oracle.probes import Probe, frame_inputs, is_huge, is_large, pixel_inputs, probe_parameters
 from transparity_conformance.oracle.reach.thresholds import (
     BATCHES,
@@ -54,6 +54,7 @@ class LogitsOracle(Oracle):
         self.kind, given = "", dict(inputs)
         # far positions err by their tables, each formula differently
         self.has_tables = config.has_tables
+        self.points = NEIGHBOURS_OF_RECURRENT if config.is_recurrent else 0
 
         def run(arrays: Arrays, tap: Tap) -> None:
             # without a tap the reference attends in blocks, which is less memory and another order of sums
@@ -74,7 +75,9 @@ class LogitsOracle(Oracle):
         if dtype == "float64":
             return super()._measure(dtype)
         variants = IN_BLOCKS if self.has_tables else IN_BLOCKS[:1]
-        return {"logits": max(self._error(dtype, index) for index in variants)}
+        errors = [self._error(dtype, index) for index in variants]
+        errors += [self._error(dtype, index, neighbour(self.arrays, index)) for index in range(self.points)]
+        return {"logits": max(errors)}
 
     def noise_in_sequence(self, dtype: str) -> float:
         """The reference's own error with sums over the keys taken in sequence."""
@@ -84,8 +87,9 @@ class LogitsOracle(Oracle):
             self._in_sequence[dtype] = error * (epsilon(dtype) / epsilon(measured))
         return self._in_sequence[dtype]
 
-    def _error(self, dtype: str, index: int) -> float:
-        return gap(self._evaluate(self.arrays, dtype, index)["logits"], self.expected["logits"])
+    def _error(self, dtype: str, index: int, arrays: Arrays | None = None) -> float:
+        truth = self.expected if arrays is None else self._evaluate(arrays, "float64")
+        return gap(self._evaluate(arrays or self.arrays, dtype, index)["logits"], truth["logits"])
 
 
 @dataclass(frozen=True, eq=False)

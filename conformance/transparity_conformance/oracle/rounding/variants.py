@@ -1,9 +1,9 @@
 """The variants of right programs at which rounding is measured, by the index of the neighbouring point.
 
-| index | tables of positions | sums over the keys |
-|---|---|---|
-| even | by the formulas in turn (`tables.FORMULAS`) | in sequence if they are many (`attention`) |
-| odd | the same | as the reference takes them: pairwise, in blocks |
+| index | tables of positions | sums over the keys | recurrences |
+|---|---|---|---|
+| even | by the formulas in turn (`tables.FORMULAS`) | in sequence if they are many (`attention`) | in chunks |
+| odd | the same | as the reference takes them: pairwise, in blocks | step by step |
 
 The point itself (0) is in sequence: numbers that are moved to a neighbouring point are no longer alike, so that their
 roundings cancel, which those of equal weights do not.
@@ -15,6 +15,7 @@ import contextlib
 from collections.abc import Iterator
 
 from transparity_conformance.oracle.rounding.attention import summed_in_sequence
+from transparity_conformance.oracle.rounding.recurrence import in_chunks
 from transparity_conformance.oracle.rounding.tables import FORMULAS, built_in_float32
 
 IN_SEQUENCE = 0
@@ -27,6 +28,9 @@ IN_BLOCKS = tuple(range(1, 2 * len(FORMULAS), 2))
 @contextlib.contextmanager
 def variant(index: int) -> Iterator[None]:
     """Within the context, the reference computes as the variant of that index."""
-    sums = contextlib.nullcontext() if index % 2 else summed_in_sequence()
-    with built_in_float32(index), sums:
+    with contextlib.ExitStack() as computing:
+        computing.enter_context(built_in_float32(index))
+        if index % 2 == 0:
+            computing.enter_context(summed_in_sequence())
+            computing.enter_context(in_chunks())
         yield

@@ -28,8 +28,9 @@ def probe(request: pytest.FixtureRequest) -> Probe:
 
 def logits(probe: Probe, rule: Any) -> np.ndarray:
     """In float32, of a port whose state follows `rule`."""
+    inputs: dict[str, Any] = dict(probe.inputs)
     with mock.patch(RULE, rule):
-        return np.asarray(transformer(probe.config, probe.parameters, **probe.inputs))
+        return np.asarray(transformer(probe.config, probe.parameters, **inputs))
 
 
 def share(probe: Probe, rule: Any) -> float:

@@ -753,7 +753,6 @@ PLANTS = [
         ("reads.append(begun * (q @ state)", "reads.append((q @ state)"),
         ("state = state * jnp.exp(g)[..., None, None]", "state = state * jnp.exp(g / 2)[..., None, None]"),
         "recurrence.steps",
-        FAMILIES,
     ),
     *in_both(
         "convolution-inputs-of-the-step-alone",
@@ -767,7 +766,7 @@ PLANTS = [
         "recurrent.recurrence",
         ("held_tokens(beta, context.counts)", "beta"),
         None,
-        "decoding.chunks",
+        "decoding.ragged_rows",
     ),
     *in_both(
         "gate-of-attention-dropped",

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import numpy as np
 
 from transparity.taps import Tap
-from transparity_conformance.oracle.budgets import WIDE
 from transparity_conformance.oracle.oracle import Arrays, Oracle
 from transparity_conformance.report.comparison import Evidence
 from transparity_conformance.suite.bench import Bench
@@ -37,12 +36,12 @@ def _run(arrays: Arrays, tap: Tap) -> None:
     tap("state", state)
 
 
-@claim(dtypes=WIDE, harness=True)
+@claim(dtypes=("float32", "float64"), harness=True)
 def steps(bench: Bench) -> Iterator[Evidence]:
     """The gated delta rule gives what it gives step by step, over more positions than a chunk has, and where a second
     call goes on from the state of the first."""
     arrays, rule = _drawn(), bench.function("recurrent.recurrence.gated_delta_rule")
-    oracle, record = Oracle(_run, arrays), bench.evidence("recurrence.steps", "drawn arrays")
+    oracle, record = Oracle(_run, arrays), bench.evidence("recurrence.steps", f"{LENGTH} positions")
     *given, begun = (arrays[name] for name in NAMES)
     read, state = rule(*given, begun)
     yield record.oracle(oracle, "read", read)

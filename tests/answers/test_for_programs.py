@@ -12,17 +12,8 @@ PORT = "transparity_pytorch.port:build"
 
 
 def run(*arguments: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    command = [
-        sys.executable,
-        "-m",
-        "transparity_conformance",
-        "check",
-        PORT,
-        "--preset",
-        "notes-lm",
-        "--logits-only",
-        *arguments,
-    ]
+    options = ("--preset", "notes-lm", "--logits-only", *arguments)
+    command = [sys.executable, "-m", "transparity_conformance", "check", PORT, *options]
     environment = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "TTY_COMPATIBLE")}
     return subprocess.run(command, cwd=folder, env=environment | variables, capture_output=True, text=True, check=False)
 

@@ -59,9 +59,10 @@ def gated_delta_rule(
     depend on those of earlier ones alone, so they are the solution of a triangular system."""
     reads, query = [], query * query.shape[-1] ** -0.5
     for q, k, v, g, b in zip(*(x.split(CHUNK, dim=2) for x in (query, key, value, log_decay, beta)), strict=True):
-        since = g.cumsum(dim=-1)
-        between = (since[..., :, None] - since[..., None, :]).tril().exp().tril()
-        begun, strength = since.exp()[..., None], b[..., None]
+        # Sums from one position to another: their differences from the begin of the chunk would lose digits.
+        passed = g[..., None].expand(*g.shape, g.shape[-1]).tril(-1).cumsum(dim=-2)
+        between = passed.exp().tril()
+        begun, strength = g.cumsum(dim=-1).exp()[..., None], b[..., None]
         change = torch.linalg.solve_triangular(
             (strength * k @ k.mT * between).tril(-1),
             strength * (v - begun * (k @ state)),

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from transparity.taps import Tap
+from transparity_conformance.oracle.budgets import WIDE
 from transparity_conformance.oracle.oracle import Arrays, Oracle
 from transparity_conformance.report.comparison import Evidence
 from transparity_conformance.suite.bench import Bench
@@ -36,12 +37,12 @@ def _run(arrays: Arrays, tap: Tap) -> None:
     tap("state", state)
 
 
-@claim(harness=True)
+@claim(dtypes=WIDE, harness=True)
 def steps(bench: Bench) -> Iterator[Evidence]:
     """The gated delta rule gives what it gives step by step, over more positions than a chunk has, and where a second
     call goes on from the state of the first."""
     arrays, rule = _drawn(), bench.function("recurrent.recurrence.gated_delta_rule")
-    oracle, record = Oracle(_run, arrays), bench.evidence("recurrence.steps")
+    oracle, record = Oracle(_run, arrays), bench.evidence("recurrence.steps", "drawn arrays")
     *given, begun = (arrays[name] for name in NAMES)
     read, state = rule(*given, begun)
     yield record.oracle(oracle, "read", read)
@@ -49,5 +50,5 @@ def steps(bench: Bench) -> Iterator[Evidence]:
     first, between = rule(*(x[:, :, :CUT] for x in given), begun)
     second, state = rule(*(x[:, :, CUT:] for x in given), np.asarray(between))
     whole = np.concatenate([np.asarray(first), np.asarray(second)], axis=2)
-    yield record.oracle(oracle, "read", whole, "read in two calls")
-    yield record.oracle(oracle, "state", state, "state after two calls")
+    yield record.oracle(oracle, "read in two calls", whole, "read")
+    yield record.oracle(oracle, "state after two calls", state, "state")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,6 +14,30 @@ from transparity.limits.memory import check_fits
 from transparity.taps import lengths_of, logits_shape
 from transparity.text import listed
 from transparity.training import dropout_shapes
+
+
+class InputForm(NamedTuple):
+    """The form of an input: rows of whole numbers or of floats, and the axes behind the rows."""
+
+    is_float: bool
+    axes: tuple[int | None, ...]
+    """The size of each axis; None: any from 1 to `max_length`."""
+
+    def has_shape(self, config: TransformerConfig, shape: Sequence[int]) -> bool:
+        """Return whether an input of this form may have the shape (batch, …)."""
+        if len(shape) != 1 + len(self.axes) or min(shape) < 1:
+            return False
+        bounds = [(1, config.max_length) if size is None else (size, size) for size in self.axes]
+        return all(least <= size <= most for size, (least, most) in zip(shape[1:], bounds, strict=True))
+
+
+def input_form(config: TransformerConfig, name: str) -> InputForm:
+    """Return the form of an input, one of `config.input_names` or of `config.further_inputs`."""
+    if name == "pixels":
+        return InputForm(True, (config.image_channels, config.image_size, config.image_size))
+    if name == "source" and config.reads_frames:
+        return InputForm(True, (config.mel_bins, config.num_frames))
+    return InputForm(False, (None,))
 
 
 def check_length(config: TransformerConfig, length: int, name: str = "a sequence") -> None:
@@ -46,7 +70,7 @@ def check_inputs(config: TransformerConfig, inputs: Mapping[str, Any]) -> dict[s
 def _checked_pixels(config: TransformerConfig, value: Any) -> np.ndarray:
     """Return the pixels of images, finite floats (batch, channels, height, width) of the size of the configuration."""
     pixels, side = as_array("pixels", value, InputError), config.image_size
-    if pixels.ndim != 4 or pixels.shape[1:] != (config.image_channels, side, side) or not len(pixels):
+    if not input_form(config, "pixels").has_shape(config, pixels.shape):
         expected = f"(batch, channels, height, width), {config.image_channels} channels of {side} × {side} pixels"
         raise InputError(f"pixels has the shape {pixels.shape}; expected {expected}.")
     return _finite_floats("pixels", pixels)
@@ -60,7 +84,7 @@ def _checked_input(config: TransformerConfig, name: str, value: Any) -> np.ndarr
 def _checked_frames(config: TransformerConfig, value: Any) -> np.ndarray:
     """Return frames of audio, finite floats (batch, mel_bins, num_frames) of the sizes of the configuration."""
     frames, shape = as_array("source", value, InputError), (config.mel_bins, config.num_frames)
-    if frames.ndim != 3 or frames.shape[1:] != shape or not len(frames):
+    if not input_form(config, "source").has_shape(config, frames.shape):
         turned = " (it looks transposed)" if frames.shape[1:] == shape[::-1] else ""
         expected = f"(batch, mel_bins, frames), {shape[0]} bins of {shape[1]} frames"
         raise InputError(f"source has the shape {frames.shape}{turned}; expected {expected}.")

@@ -22,7 +22,7 @@ from transparity.errors import ConfigError, InputError, ParameterError
 from transparity.presets import PRESETS, preset
 from transparity_conformance.checkpoints.files import BundleError
 from transparity_conformance.diagnosis.judge import judge
-from transparity_conformance.oracle.cases import IMAGES
+from transparity_conformance.oracle.cases import AUDIO, IMAGES
 from transparity_conformance.oracle.probes import probes
 from transparity_conformance.ports.bundle.bundle import Bundle, bundle_probes, judge_bundle
 from transparity_conformance.ports.bundle.manifest import digest, own_digest
@@ -110,11 +110,13 @@ def test_any_other_configuration_has_a_bundle(tmp_path: Path) -> None:
     assert list(read_bundle(tmp_path).probes) == ["mixed", "one", "longest"]
 
 
-def test_images_come_back_as_they_were_written_and_are_judged(tmp_path: Path) -> None:
-    written = export_bundle(IMAGES, tmp_path)
+@pytest.mark.parametrize("config", [IMAGES, AUDIO], ids=["images", "audio"])
+def test_floats_come_back_as_they_were_written_and_are_judged(config: TransformerConfig, tmp_path: Path) -> None:
+    written = export_bundle(config, tmp_path)
     bundle = read_bundle(tmp_path)
     for name, probe in written.probes.items():
-        np.testing.assert_array_equal(bundle.probes[name].inputs["pixels"], probe.inputs["pixels"])
+        for read, value in probe.inputs.items():
+            np.testing.assert_array_equal(bundle.probes[name].inputs[read], value)
     actual = read_actual(tmp_path / "expected.safetensors", bundle)
     assert judge_bundle(bundle, actual).verdict == "agrees"
     actual["mixed"]["logits"] = actual["mixed"]["logits"][..., ::-1]

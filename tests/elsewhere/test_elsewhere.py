@@ -116,8 +116,9 @@ def test_a_right_port_agrees_and_all_that_it_did_not_bring_back_is_listed(writte
     assert everything | brought == {name.partition("/")[2] for name in bundle.shapes}
 
 
-def test_images_are_brought_as_numbers(tmp_path: Path) -> None:
-    written = exported(tmp_path, "vit")
+@pytest.mark.parametrize("family", ["vit", "whisper"])
+def test_images_and_audio_are_brought_as_numbers(family: str, tmp_path: Path) -> None:
+    written = exported(tmp_path, family)
     answers = answered(written / "bundle", written / "checkpoint", lambda tap: tap == "logits")
     assert compared(written, answers, tmp_path / "a")["verdict"] == "agrees"
 

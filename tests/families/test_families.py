@@ -237,6 +237,24 @@ CASES = {
         GROUPED | {"num_labels": 5, "pad_token_id": 0},
         {"head": "classes", "pooling": "last", "pooler": "none", "head_bias": False},
     ),
+    "mistral, classes": Case(
+        "MistralForSequenceClassification",
+        GROUPED | {"num_labels": 1, "pad_token_id": 0, "sliding_window": 4},
+        {"head": "classes", "pooling": "last", "num_classes": 1, "sliding_window": 4},
+    ),
+    "qwen2, classes": Case(
+        "Qwen2ForSequenceClassification",
+        GROUPED | {"num_labels": 3, "pad_token_id": 40},
+        {"head": "classes", "pooling": "last", "pooler": "none", "qkv_bias": True},
+    ),
+    "qwen3, classes": Case(
+        "Qwen3ForSequenceClassification",
+        GROUPED | {"num_labels": 4, "pad_token_id": 1, "head_dim": 6},
+        {"head": "classes", "pooling": "last", "pooler": "none", "query_key_norm": True},
+    ),
+    "xlm-roberta, classes": Case(
+        "XLMRobertaForSequenceClassification", BERT | {"num_labels": 5}, {"num_classes": 5, "pooler": "tanh"}
+    ),
     "gpt2, classes": Case(
         "GPT2ForSequenceClassification", GPT2 | {"num_labels": 3, "pad_token_id": 0}, {"pooling": "last"}
     ),

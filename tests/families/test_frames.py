@@ -20,12 +20,10 @@ from transparity.errors import ConfigError, InputError
 from transparity.protocol import Backend
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.checkpoints.exporting import export_checkpoint
-from transparity_conformance.checkpoints.files import BundleError
 from transparity_conformance.oracle.cases import AUDIO
 from transparity_conformance.oracle.oracle import forward_oracle
 from transparity_conformance.oracle.probes import frame_inputs, mixed_inputs, probe_parameters
 from transparity_conformance.ports.audit.variants import variants_of
-from transparity_conformance.ports.bundle.writing import export_bundle
 from transparity_conformance.ports.check import check
 from transparity_conformance.report.comparison import as_numbers, difference, share
 from transparity_pytorch.port import build as pytorch_build
@@ -374,11 +372,6 @@ def test_wrong_frames_are_refused(frames: np.ndarray, says: str) -> None:
     forward = pytorch_build(AUDIO, probe_parameters(AUDIO))
     with pytest.raises(InputError, match=says):
         forward.logits(source=frames, target=np.ones((2, 3), int))
-
-
-def test_a_bundle_refuses_frames(tmp_path: Path) -> None:
-    with pytest.raises(BundleError, match="this model reads frames of audio"):
-        export_bundle(AUDIO, tmp_path)
 
 
 def test_a_table_that_is_computed_is_no_parameter_of_what_is_audited() -> None:

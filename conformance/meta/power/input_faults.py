@@ -280,7 +280,9 @@ def styles() -> Iterator[FamilyFault]:
 
 def _one_by_one(config: Config, parameters: Mapping[str, Any], pixels: np.ndarray) -> np.ndarray:
     projection, cut = parameters["patch_projection"], _flat(_grid(config, pixels)).swapaxes(0, 1)
-    made = [patch.astype(projection["weight"].dtype) @ projection["weight"].T + projection["bias"] for patch in cut]
+    made = [
+        patch.astype(projection["weight"].dtype) @ projection["weight"].T + projection.get("bias", 0) for patch in cut
+    ]
     first = [np.tile(parameters["class_embedding"]["weight"].reshape(1, -1), (len(pixels), 1))] * config.class_token
     return np.stack([*first, *made], axis=1)
 

@@ -196,10 +196,18 @@ def _last_eos(state: WalkState, site: str, value: Value) -> Value:
     return x[np.arange(len(x)), x.shape[1] - 1 - turned].astype(value.dtype)
 
 
+def _before_eos(state: WalkState, site: str, value: Value) -> Value:
+    """The state in front of the first end token, or at the first position."""
+    x, tokens = _output(state), _tokens(state)
+    assert tokens is not None
+    ends = (tokens == state.config.eos_id).argmax(1)
+    return x[np.arange(len(x)), np.maximum(ends - 1, 0)].astype(value.dtype)
+
+
 def _poolings(config: TransformerConfig) -> Iterator[tuple[str, tuple[Patch, str]]]:
     """The positions that a port may pool: those by tokens where there are such, and an end token."""
     for name, pooled in POOLINGS.items():
-        by_end, by_token = name in ("eos", "last eos"), name == "largest"
+        by_end, by_token = name in ("eos", "last eos", "before eos"), name == "largest"
         if not (by_end or by_token) or (config.token_inputs and not (by_end and config.eos_id is None)):
             yield name, pooled
 
@@ -240,6 +248,7 @@ POOLINGS: dict[str, tuple[Patch, str]] = {
     "last of all": (partial(_all, "last"), "the last position, be it padding,"),
     "last by count": (_before_padding, "the position that the number of visible tokens names"),
     "first visible": (_first_visible, "the first visible position"),
+    "before eos": (_before_eos, "the position in front of the first end token"),
     "last eos": (_last_eos, "the position of the last end token, or the last position,"),
 }
 """Positions that ports pool."""

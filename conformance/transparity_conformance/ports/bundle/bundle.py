@@ -94,10 +94,6 @@ class Bundle:
 
 def bundle_probes(name: str, config: TransformerConfig) -> dict[str, Probe]:
     """The probes of `config` that share its ordinary parameters."""
-    if config.reads_frames:
-        raise BundleError(
-            "A bundle has token ids or images, and this model reads frames of audio; check it by `transparity check`."
-        )
     vocabularies = [config.stack_vocab_size(config.input_stack(read)) for read in config.token_inputs]
     if min(vocabularies, default=SMALLEST_VOCABULARY) < SMALLEST_VOCABULARY:
         raise BundleError(f"A bundle needs vocabularies of at least {SMALLEST_VOCABULARY} tokens, for rows to differ.")

@@ -11,6 +11,7 @@ from typing import Any
 
 from transparity.config import TransformerConfig
 from transparity.errors import shown
+from transparity.inputs import input_form
 from transparity.taps import tap_shapes
 from transparity_conformance.capabilities.table import CAPABILITIES
 from transparity_conformance.checkpoints.files import LARGEST_JSON, BundleError, file_size, parse_json, read_bytes
@@ -100,7 +101,7 @@ def promised_shapes(
     inputs, taps = promised_inputs(path, config, listed), dict[str, tuple[int, ...]]()
     for probe, said in listed.items():
         shapes = said["inputs"]
-        lengths = {name: config.max_length if name == "pixels" else shapes[name][1] for name in config.input_names}
+        lengths = {name: config.positions_of(name) or shapes[name][1] for name in config.input_names}
         expected = tap_shapes(config, shapes[config.input_names[0]][0], **lengths)
         _check_taps(path, probe, said["taps"], expected)
         taps |= {f"{probe}/{tap}": shape for tap, shape in expected.items()}
@@ -112,30 +113,32 @@ def promised_inputs(path: Path, config: TransformerConfig, listed: Mapping[str, 
     inputs: dict[str, tuple[int, ...]] = {}
     for probe, said in listed.items():
         shapes = said["inputs"]
-        axes = 4 if config.reads_pixels else 2
-        names = {*config.input_names, *config.further_inputs}
-        if set(shapes) != names or not all(_is_shape(shape, axes) for shape in shapes.values()):
+        forms = {name: input_form(config, name) for name in (*config.input_names, *config.further_inputs)}
+        if set(shapes) != set(forms) or not all(_is_shape(shapes[name], 1 + len(forms[name].axes)) for name in forms):
             raise BundleError(f"{path} is not right: the inputs of {probe} are {shown(shapes)}.")
-        if config.reads_pixels:
-            inputs[f"{probe}/pixels"] = _promised_pixels(path, config, probe, shapes["pixels"])
-            continue
-        if len({batch for batch, _ in shapes.values()}) > 1:
+        if len({shape[0] for shape in shapes.values()}) > 1:
             raise BundleError(f"{path} is not right: the inputs of {probe} have different numbers of rows.")
-        lengths = {name: shapes[name][1] for name in config.input_names}
-        if max(lengths.values()) > config.max_length:
-            raise BundleError(f"{path} is not right: an input of {probe} is longer than max_length.")
+        for name, form in forms.items():
+            if not form.has_shape(config, shapes[name]):
+                raise BundleError(f"{path} is not right: {_mismatch(config, name, probe, shapes[name])}.")
         if any(shapes[name] != shapes[config.input_names[0]] for name in config.further_inputs):
             raise BundleError(f"{path} is not right: what is given beside the tokens of {probe} has another shape.")
-        inputs |= {f"{probe}/{name}": (batch, length) for name, (batch, length) in shapes.items()}
+        inputs |= {f"{probe}/{name}": tuple(shape) for name, shape in shapes.items()}
     return inputs
 
 
-def _promised_pixels(path: Path, config: TransformerConfig, probe: str, shape: list[int]) -> tuple[int, ...]:
-    """The shape of images, held to the size that the configuration has."""
-    right = [config.image_channels, config.image_size, config.image_size]
-    if shape[1:] != right:
-        raise BundleError(f"{path} is not right: the images of {probe} are {shown(shape)}; expected (batch, *{right}).")
-    return tuple(shape)
+def _mismatch(config: TransformerConfig, name: str, probe: str, shape: list[int]) -> str:
+    form = input_form(config, name)
+    if not form.is_float:
+        return f"an input of {probe} is longer than max_length"
+    sizes = ", ".join(map(str, form.axes))
+    what = "images" if name == "pixels" else "frames"
+    return f"the {what} of {probe} are {shown(shape)}; expected (batch, {sizes})"
+
+
+def whole_numbers(config: TransformerConfig, shapes: Mapping[str, Any]) -> set[str]:
+    """The `{probe}/{input}` of whole numbers, which tensors of inputs are by the configuration."""
+    return {name for name in shapes if not input_form(config, name.partition("/")[2]).is_float}
 
 
 def _is_shape(shape: Any, axes: int) -> bool:

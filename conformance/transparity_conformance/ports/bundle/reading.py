@@ -26,6 +26,7 @@ from transparity_conformance.ports.bundle.manifest import (
     files_of,
     promised_shapes,
     read_manifest,
+    whole_numbers,
 )
 from transparity_conformance.ports.bundle.safetensors_reader import load_entries, read_entries
 from transparity_conformance.ports.bundle.sections import Section, check_section, received, section_of
@@ -101,10 +102,11 @@ def _read_arrays(
 ) -> list[dict[str, np.ndarray]]:
     """The parameters, inputs and expected taps: every header first, then the digests of all `names`, then the data."""
     inputs, taps = promised_shapes(folder / "manifest.json", config, manifest["probes"])
-    kind = "F32" if config.reads_pixels else "I32"
     entries = {
         "parameters.safetensors": read_entries(folder / "parameters.safetensors", parameter_shapes(config), ["F32"]),
-        "inputs.safetensors": read_entries(folder / "inputs.safetensors", inputs, [kind]),
+        "inputs.safetensors": read_entries(
+            folder / "inputs.safetensors", inputs, ["F32"], integers=whole_numbers(config, inputs)
+        ),
         "expected.safetensors": read_entries(folder / "expected.safetensors", taps, ["F64"]),
     }
     check_digests(folder, manifest, names)

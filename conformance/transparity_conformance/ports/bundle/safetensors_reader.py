@@ -123,9 +123,11 @@ def arrays_of(path: str | os.PathLike[str], entries: Iterable[Entry]) -> Iterato
         raise BundleError(f"{path} cannot be read: {reason(error)}.") from None
 
 
-def read_tensors(path: str | os.PathLike[str], expected: Shapes, dtypes: Collection[str]) -> dict[str, np.ndarray]:
+def read_tensors(
+    path: str | os.PathLike[str], expected: Shapes, dtypes: Collection[str], integers: Collection[str] = ()
+) -> dict[str, np.ndarray]:
     """Every tensor that is expected, and no other."""
-    return load_entries(path, read_entries(path, expected, dtypes))
+    return load_entries(path, read_entries(path, expected, dtypes, integers=integers))
 
 
 def _read_header(path: Path, size: int, expected: Shapes) -> tuple[int, Any]:

@@ -86,7 +86,7 @@ def described_probe(probe: Probe) -> Fields:
 
 def taps_of(config: TransformerConfig, inputs: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
     """The shapes of all taps of inputs of these shapes."""
-    lengths = {name: inputs[name][1] for name in config.input_names}
+    lengths = {name: config.positions_of(name) or inputs[name][1] for name in config.input_names}
     return tap_shapes(config, inputs[config.input_names[0]][0], **lengths)
 
 

@@ -18,7 +18,7 @@ from transparity_conformance.checkpoints.reading import tensor_files
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.ports.bundle.bundle import Bundle
-from transparity_conformance.ports.bundle.manifest import promised_inputs
+from transparity_conformance.ports.bundle.manifest import promised_inputs, whole_numbers
 from transparity_conformance.ports.bundle.reading import ACTUAL_DTYPES, read_config
 from transparity_conformance.ports.bundle.safetensors_reader import Entry, arrays_of, read_entries, read_tensors
 from transparity_conformance.ports.elsewhere.manifest import (
@@ -62,7 +62,7 @@ def _probes(folder: Path, manifest: Fields, config: TransformerConfig, parameter
             masks[f"{key}/{MASK}"] = f"{key}/{first}"
     shapes = promised_inputs(folder / MANIFEST, config, own)
     shapes |= {mask: shapes[tokens] for mask, tokens in masks.items()}
-    inputs = read_tensors(folder / "inputs.safetensors", shapes, ["F32" if config.reads_pixels else "I32"])
+    inputs = read_tensors(folder / "inputs.safetensors", shapes, ["F32"], whole_numbers(config, shapes))
     probes = {}
     for key, said in manifest["probes"].items():
         tokens = check_inputs(config, {name: inputs[f"{key}/{name}"] for name in read})

@@ -345,11 +345,17 @@ OF_ROTATIONS = (
 )
 
 
+OF_STATES = tuple(how.says for how in CACHE_FAULTS if how.id == "cache-state")
+
+
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("says", OF_ROTATIONS)
-def test_a_wrong_rotation_in_a_cache_is_named(says: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "says"),
+    [*(("llama", says) for says in OF_ROTATIONS), *(("qwen3_next", says) for says in OF_STATES)],
+)
+def test_a_wrong_rotation_or_state_in_a_cache_is_named(family: str, says: str) -> None:
     how = next(how for how in CACHE_FAULTS if how.says == says)
-    report = check(with_steps(how), config=example_config("llama"), logits_only=True)
+    report = check(with_steps(how), config=example_config(family), logits_only=True)
     (fault,) = report.faults
     assert (fault.where, [cause.says for cause in fault.causes]) == ("step", [says])
 
@@ -362,6 +368,7 @@ def cache_faults(presets: Iterable[str]) -> list[Any]:
         "padding in the cache is visible": [name for name in presets if PRESETS[name].config.target_mask == "causal"],
         "padding in the source is visible": [name for name in presets if not PRESETS[name].config.has_encoder],
         **{says: [name for name in presets if PRESETS[name].config.positions != "rotary"] for says in OF_ROTATIONS},
+        **{says: [name for name in presets if not PRESETS[name].config.is_recurrent] for says in OF_STATES},
     }
     assert set(harmless) <= {how.says for how in CACHE_FAULTS}
     acting = [(how, preset) for how, preset in pairs if preset not in harmless.get(how.says, [])]

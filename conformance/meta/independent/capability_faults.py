@@ -27,7 +27,8 @@ class CapabilityFault:
     says: str
     part: type
     needs: str
-    """The part of a configuration without which it does not act: `end`, `padding`, `source`, `rotary`, or nothing."""
+    """The part of a configuration without which it does not act: `end`, `padding`, `source`, `rotary`,
+    `recurrence`, or nothing."""
 
     def acts(self, config: Any) -> bool:
         """Return whether the fault changes anything in this configuration."""
@@ -37,6 +38,7 @@ class CapabilityFault:
             "padding": config.target_mask == "causal-and-padding" or config.padding == "attention-mask",
             "source": config.architecture == "encoder-decoder",
             "rotary": config.positions == "rotary",
+            "recurrence": config.is_recurrent,
         }[self.needs]
 
     @property
@@ -304,6 +306,17 @@ def kept_unrotated(self: Any, past: dict[str, Any], at: str, key: Tensor, value:
     return torch.cat([old_key, key], 2), value
 
 
+def forgetting(*names: str) -> Any:
+    def recur(self: Any, at: str, x: Tensor, past: dict[str, Any]) -> Tensor:
+        past[at] = {name: kept for name, kept in past.get(at, {}).items() if name not in names}
+        return Port.recur(self, at, x, past)
+
+    return recur
+
+
+fault("cache-state", "step", "the state from zeros", "recurrence", recur=forgetting("state"))
+fault("cache-state", "step", "convolutions from zeros", "recurrence", recur=forgetting("query", "key", "value"))
+fault("cache-state", "step", "nothing kept", "recurrence", recur=forgetting("state", "query", "key", "value"))
 fault("cache-position", "step", "queries from 0 again", "rotary", placed=queries_from_zero)
 fault("cache-position", "step", "keys kept unrotated", "rotary", remember=kept_unrotated)
 fault("cache-position", "step", "from 0 again", continued=lambda self, at: at - at[:, :1])

@@ -30,7 +30,7 @@ from transparity_conformance.report.report import Report
 CONFIGS = {name: each.config.resized() for name, each in PRESETS.items()} | CASES
 """The presets at the size of probes, and the families."""
 
-CAPABLE = ("translation", "notes-lm", "pre-norm", "llama", "t5")
+CAPABLE = ("translation", "notes-lm", "pre-norm", "llama", "t5", "qwen3-next")
 """Configurations in which the faults of capabilities are made."""
 
 RIGHT, UNCATALOGUED = 500, 300

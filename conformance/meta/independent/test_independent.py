@@ -69,8 +69,8 @@ def test_the_right_port_agrees_with_all_that_it_offers(preset: str) -> None:
 @pytest.mark.sampled(12)
 @pytest.mark.parametrize("fault", sampled(FAULTS, 12), ids=str)
 def test_a_fault_of_a_capability_is_named(fault: CapabilityFault) -> None:
-    needed = {"": "notes-lm", "padding": "pre-norm", "end": "translation", "source": "translation", "rotary": "llama"}
-    trial = capability_trial(fault, needed[fault.needs])
+    needed = {"": "notes-lm", "padding": "pre-norm", "rotary": "llama", "recurrence": "qwen3-next"}
+    trial = capability_trial(fault, needed.get(fault.needs, "translation"))
     report = trial.run()
     assert trial.is_right(report), report.faults
 
@@ -86,6 +86,9 @@ def test_a_fault_of_a_capability_is_named(fault: CapabilityFault) -> None:
         ("llama", "cache-position: queries from 0 again"),
         ("llama", "cache-position: keys kept unrotated"),
         ("t5", "beams-end: dropped at the end"),
+        ("qwen3-next", "cache-state: the state from zeros"),
+        ("qwen3-next", "cache-state: convolutions from zeros"),
+        ("qwen3-next", "cache-state: nothing kept"),
     ],
 )
 def test_a_fault_is_named_in_every_kind_of_cache_and_loop(name: str, says: str) -> None:

@@ -31,6 +31,7 @@ SUBJECTS = {
     "normalization": "Normalization",
     "feed_forward": "Feed-forward",
     "mixture/experts": "Experts",
+    "recurrent/recurrence": "Recurrence",
     "layers": "Layers",
     "transformer": "The transformer",
     "head": "The head",

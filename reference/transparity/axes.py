@@ -29,6 +29,7 @@
 | D      | `patch_dim`                   | numbers in a patch                                    |
 | D      | `mel_bins`                    | mel bins of a spectrogram                             |
 | T      | `frames`                      | frames of audio                                       |
+| T      | `earlier`                     | positions in front of those that are convolved        |
 | K      | `steps`                       | steps of an optimizer                                 |
 
 A bare `1` is an axis kept for broadcasting, `#batch` one that may be 1, `*batch` any leading axes.
@@ -65,5 +66,6 @@ LEGEND = {
     "patch_dim": "D",
     "mel_bins": "D",
     "frames": "T",
+    "earlier": "T",
     "steps": "K",
 }

@@ -25,7 +25,7 @@ LONE |= {
     "mel_bins": None,
     "encoder_positions": "as-decoder",
 }
-LONE |= {"num_frames": 3000}
+LONE |= {"num_frames": 3000, "mixer": "attention"}
 LONE |= {"query_rank": None, "key_value_rank": None, "value_head_dim": None}
 LONE |= {"num_token_types": 0, "position_count": "all", "shared_embedding": False}
 SPECIAL = {

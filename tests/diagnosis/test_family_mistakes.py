@@ -203,11 +203,11 @@ def test_a_variant_for_these_families_is_named(case: str, variant: str) -> None:
 
 
 def test_every_mistake_acts_in_some_case() -> None:
-    assert {str(fault) for fault in FAULTS} == {str(fault) for case in CASES for fault in acting(case)}
+    assert {str(fault) for fault in FAULTS} == {str(fault) for case in MODELS for fault in acting(case)}
 
 
 def test_every_mistake_of_the_catalogue_is_made_by_some_port() -> None:
-    of_cases = {name for config in CASES.values() for name in _catalogued(config)}
+    of_cases = {name for config in MODELS.values() for name in _catalogued(config)}
     assert of_cases - OF_PRESETS == {name for fault in FAULTS for name in fault.ids} - OF_PRESETS
 
 
@@ -313,7 +313,7 @@ def test_what_is_compiled_has_all_parts_that_no_preset_has() -> None:
 
 def test_every_simulated_fault_of_a_family_can_be_made() -> None:
     """A function that is replaced has to exist: power would stop where it does not."""
-    for case in CASES:
-        probe = case_probes(case)["one"]
+    for case in MODELS:
+        probe = next(iter(case_probes(case).values()))
         for fault in acting(case):
             assert "logits" in build_port(fault)(probe.config, probe.parameters)(**probe.inputs), str(fault)

@@ -90,11 +90,13 @@ def _window(change: Callable[[int], int]) -> Callable[[Config], dict[str, Any]]:
 
 
 def _swapped(one: str, other: str) -> Callable[[Config, Arrays], Arrays]:
-    """The parameters of two parts exchanged, wherever both are."""
+    """The parameters of two parts exchanged, wherever both are, and alike in shape."""
 
     def exchanged(config: Config, parameters: Arrays) -> Arrays:
         names = {name: name.replace(f".{one}.", f".{other}.") for name in parameters if f".{one}." in name}
-        both = names | {new: name for name, new in names.items()}
+        shapes = {name: value.shape for name, value in parameters.items()}
+        alike = {old: new for old, new in names.items() if shapes.get(new) == shapes[old]}
+        both = alike | {new: old for old, new in alike.items()}
         return {name: parameters[both.get(name, name)] for name in parameters}
 
     return exchanged

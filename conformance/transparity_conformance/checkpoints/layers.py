@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -143,7 +144,13 @@ def _ends(config: TransformerConfig, outside: Arrays) -> Iterator[Piece]:
         block = {name: value[rows] if name in tables else value for name, value in outside.items()}
         whole = rows == slice(0, vocabulary)
         says = "embedding and head" + ("" if whole else f", tokens {rows.start} to {rows.stop - 1}")
-        bare = _of(config, 0, rows.stop - rows.start, sliding_window=None, layer_types=(), layer_overrides={})
+        of_layers: dict[str, Any] = {
+            "sliding_window": None,
+            "mixer": "attention",
+            "layer_types": (),
+            "layer_overrides": {},
+        }
+        bare = _of(config, 0, rows.stop - rows.start, **of_layers)
         yield Piece(says, bare, block)
 
 

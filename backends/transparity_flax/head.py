@@ -43,11 +43,14 @@ def pool(
     if config.pooling == "mean":
         count = jnp.maximum(visible.sum(axis=1, keepdims=True), 1).astype(x.dtype)
         return (x * visible[:, :, None]).sum(axis=1) / count
-    if config.pooling == "first" or tokens is None:
+    if config.pooling == "first":
         return x[:, 0]
-    eos = -1 if config.eos_id is None else config.eos_id
-    ranks = {"last": jnp.arange(x.shape[1]) * visible, "eos": tokens == eos, "largest": tokens}
-    return x[jnp.arange(len(x)), ranks[config.pooling].argmax(axis=1)]
+    rank = jnp.arange(x.shape[1]) * visible
+    if config.pooling != "last":
+        assert tokens is not None  # images are not pooled by tokens
+        eos = -1 if config.eos_id is None else config.eos_id
+        rank = tokens if config.pooling == "largest" else (tokens == eos).astype(int)
+    return x[jnp.arange(len(x)), rank.argmax(axis=1)]
 
 
 def pooled_head(

@@ -44,11 +44,14 @@ def pool(
     if config.pooling == "mean":
         count = visible.sum(dim=1, keepdim=True).clamp(min=1).to(x.dtype)
         return (x * visible[:, :, None]).sum(dim=1) / count
-    if config.pooling == "first" or tokens is None:
+    if config.pooling == "first":
         return x[:, 0]
-    places, eos = torch.arange(x.shape[1], device=x.device), -1 if config.eos_id is None else config.eos_id
-    ranks = {"last": places * visible, "eos": (tokens == eos).int(), "largest": tokens}
-    return x[torch.arange(len(x), device=x.device), ranks[config.pooling].argmax(dim=1)]
+    rank = torch.arange(x.shape[1], device=x.device) * visible
+    if config.pooling != "last":
+        assert tokens is not None  # images are not pooled by tokens
+        eos = -1 if config.eos_id is None else config.eos_id
+        rank = tokens if config.pooling == "largest" else (tokens == eos).int()
+    return x[torch.arange(len(x), device=x.device), rank.argmax(dim=1)]
 
 
 def pooled_head(

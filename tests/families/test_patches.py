@@ -15,7 +15,8 @@ from torch import Tensor
 from transparity.config import TransformerConfig
 from transparity.errors import ConfigError, InputError
 from transparity.protocol import Backend
-from transparity_conformance.oracle.cases import IMAGES
+from transparity_conformance.oracle.backends import backend, installed
+from transparity_conformance.oracle.cases import CLIP_IMAGES, IMAGES
 from transparity_conformance.oracle.probes import pixel_inputs, probe_parameters, probes_of
 from transparity_conformance.ports.check import check
 from transparity_conformance.report.comparison import as_numbers, gap
@@ -151,3 +152,10 @@ def test_wrong_pixels_are_refused(pixels: np.ndarray, says: str) -> None:
     with pytest.raises(InputError, match=says):
         forward.logits(pixels=pixels)
     assert forward.logits(pixels=pixel_inputs(IMAGES, 2, 0)).shape == (2, IMAGES.embed_dim)
+
+
+@pytest.mark.parametrize("column", installed())
+def test_the_last_position_of_an_image_is_pooled(column: str) -> None:
+    config = dataclasses.replace(CLIP_IMAGES, pooling="last")
+    taps = backend(column)(config, probe_parameters(config))(pixels=pixel_inputs(config, 2, 0))
+    np.testing.assert_array_equal(as_numbers(taps["pooled"]), as_numbers(taps["encoder.output"])[:, -1])

@@ -11,6 +11,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.parameters import is_learned
+from transparity_conformance.oracle.differentiation.derivatives import AT_ONCE
 from transparity_conformance.oracle.differentiation.leaning import (
     Directions,
     Leaning,
@@ -23,9 +24,6 @@ from transparity_numpy.training import differentiation
 from transparity_numpy.training.differentiation import Parameters, loss_of
 from transparity_numpy.training.loss import cross_entropy
 from transparity_numpy.transformer import transformer
-
-AT_ONCE = 2**16
-"""Complex numbers in the logits of one forward pass: 1 MB of complex128, which stays in a cache."""
 
 
 def loss_and_gradients(

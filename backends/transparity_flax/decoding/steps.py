@@ -47,8 +47,9 @@ def step(
     *,
     counts: Int[Array, " batch"] | None = None,
     attention_mask: Bool[Array, "batch queries"] | Int[Array, "batch queries"] | None = None,
+    index: Int[Array, " batch"] | None = None,
     tap: Tap = identity,
-) -> Float[Array, "batch queries vocab"]:
+) -> Float[Array, "batch length vocab"]:
     """Logits after each of the next `tokens`, as the full forward pass gives them; updates `cache`.
 
     Padding with every key masked weighs all keys alike, so its own logits depend on the capacity of the cache.
@@ -57,6 +58,7 @@ def step(
         counts: Number of valid tokens in each row; None: all. The rest are fillers, which no token sees and the next
             step overwrites.
         attention_mask: 0 at padding of the tokens.
+        index: The one token of each row whose logits are asked for, counted in `tokens`; None: all.
     """
     config = model.config
     positions = next_positions(cache, tokens.shape[1])
@@ -66,6 +68,7 @@ def step(
     given = {"positions": positions, "memory_mask": memory_mask, "cache": layers, "counts": counts}
     x = model.decoder(tokens, visible, scope, token_embedding=table, **given)
     cache["lengths"] = cache["lengths"] + (tokens.shape[1] if counts is None else counts)
+    x = x if index is None else jnp.take_along_axis(x, index[:, None, None], axis=1)
     return tap("logits", model.apply_head(x))
 
 
@@ -123,7 +126,7 @@ def _next_with(
 ) -> tuple[Float[Array, "batch vocab"], Cache]:
     counts = lengths - cache["lengths"]
     chunk = jnp.take_along_axis(tokens, next_positions(cache, new), axis=1)
-    logits = step(structure.model(state), chunk, cache, counts=counts)[jnp.arange(len(tokens)), counts - 1]
+    logits = step(structure.model(state), chunk, cache, counts=counts, index=counts - 1)[:, 0]
     return logits, cache
 
 

@@ -41,13 +41,16 @@ def attention(
     if causal and bias is None:
         return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale)
     # On other devices, reading the mask would wait for the device; while compiling, it cannot be read.
-    if bias is None and mask.device.type == "cpu" and not torch.compiler.is_compiling():
+    is_readable = bias is None and mask.device.type == "cpu" and not torch.compiler.is_compiling()
+    if is_readable:
         if mask.all():
             return F.scaled_dot_product_attention(query, key, value, scale=scale)
         keys = key.shape[2]
         if mask.shape[2] == keys and torch.equal(mask, causal_mask(torch.arange(keys)[None], keys)):
             return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale)
     sees = mask.any(dim=-1, keepdim=True)
+    if is_readable and sees.all():
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
     query = query.masked_fill(~sees, 0)
     shown = mask | ~sees if bias is None else bias.masked_fill(~mask, -torch.inf).masked_fill(~sees, 0)
     return F.scaled_dot_product_attention(query, key, value, attn_mask=shown, scale=scale)

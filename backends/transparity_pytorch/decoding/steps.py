@@ -48,8 +48,9 @@ def step(
     *,
     counts: Int[Tensor, " batch"] | None = None,
     attention_mask: Bool[Tensor, "batch queries"] | Int[Tensor, "batch queries"] | None = None,
+    index: Int[Tensor, " batch"] | None = None,
     tap: Tap = identity,
-) -> Float[Tensor, "batch queries vocab"]:
+) -> Float[Tensor, "batch length vocab"]:
     """Logits after each of the next `tokens`, as the full forward pass gives them; updates `cache`.
 
     Padding with every key masked weighs all keys alike, so its own logits depend on the capacity of the cache.
@@ -58,6 +59,7 @@ def step(
         counts: Number of valid tokens in each row; None: all. The rest are fillers, which no token sees and the next
             step overwrites.
         attention_mask: 0 at padding of the tokens.
+        index: The one token of each row whose logits are asked for, counted in `tokens`; None: all.
     """
     config = model.config
     positions = next_positions(cache, tokens.shape[1])
@@ -67,6 +69,7 @@ def step(
     given = {"positions": positions, "memory_mask": memory_mask, "cache": layers, "counts": counts}
     x = model.decoder(tokens, visible, scope, token_embedding=table, **given)
     cache["lengths"] += tokens.shape[1] if counts is None else counts
+    x = x if index is None else x.take_along_dim(index[:, None, None], dim=1)
     return tap("logits", model.apply_head(x))
 
 
@@ -99,7 +102,7 @@ def next_logits(
     if cache is not None:
         counts = lengths - cache["lengths"]
         chunk = tokens.take_along_dim(next_positions(cache, new), dim=1)
-        return step(model, chunk, cache, counts=counts)[rows, counts - 1]
+        return step(model, chunk, cache, counts=counts, index=counts - 1)[:, 0]
     begin = (lengths - config.max_length).clamp(min=0)
     window = begin[:, None] + torch.arange(min(config.max_length, int(lengths.max())), device=tokens.device)
     context = tokens.take_along_dim(window, dim=1)

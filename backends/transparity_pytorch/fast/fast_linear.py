@@ -1,7 +1,8 @@
 """Fast linear maps on CPUs: oneDNN with packed weights, for inference and training.
 
 PyTorch multiplies by MKL, whose fastest kernels are Intel-only, and packs no weights. Without AVX-512, MKL is faster
-than oneDNN for many rows. A single row, as in decoding, is fastest in code by PyTorch's compiler, if there is one.
+than oneDNN for many rows. A single row, as in decoding, takes as long as reading the weight: MKL reads a part of it in
+each thread, and code by PyTorch's compiler from several places at once.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from transparity_pytorch.feed_forward import FeedForward
 
 ROWS = 64
 """Number of rows to pack weights for; the packed weights are as fast with one row and with thousands."""
+
+STREAMS = 4
+"""Places from which one row's product reads the weight: a processor fetches more ahead for several than for one."""
 
 KEPT = 2**24
 """Bytes that an allocator keeps for the next product; the system clears every page of a larger one."""
@@ -98,11 +102,31 @@ def multiplied_by_one_row(
     bias: Float[Tensor, " features_out"] | None,
     activation: str,
 ) -> Float[Tensor, "*batch features_out"]:
-    """Compute `multiplied` for one row, to be compiled: one loop over the weight in memory order reaches the memory
-    bandwidth, of which libraries reach two thirds."""
-    product = (weight * x.reshape(-1)).sum(dim=-1)
+    """Compute `multiplied` for one row, to be compiled: one loop that reads the weight from `STREAMS` places at once
+    comes closer to the memory bandwidth than a library."""
+    row, whole = x.reshape(-1), len(weight) // STREAMS * STREAMS
+    parts = [(part * row).sum(dim=-1) for part in (*weight[:whole].chunk(STREAMS), weight[whole:]) if len(part)]
+    product = torch.cat(parts)
     product = product if bias is None else product + bias
     return (product.relu() if activation == "relu" else product).reshape(*x.shape[:-1], -1)
+
+
+def multiplied_in_parts(
+    x: Float[Tensor, "*batch features_in"],
+    weight: Float[Tensor, "features_out features_in"],
+    bias: Float[Tensor, " features_out"] | None,
+    activation: str,
+) -> Float[Tensor, "*batch features_out"]:
+    """Compute `multiplied` for one row by MKL: a part of the weight for each thread, as a batch of products. A single
+    product of one row it leaves to one thread."""
+    threads, row = torch.get_num_threads(), x.reshape(1, -1).T
+    whole = len(weight) // threads * threads
+    parts = weight[:whole].view(threads, -1, len(row))
+    product = torch.bmm(parts, row.expand(threads, -1, -1)).view(-1)
+    if whole < len(weight):
+        product = torch.cat([product, (weight[whole:] @ row)[:, 0]])
+    product = product if bias is None else product.add_(bias)
+    return (product.relu_() if activation == "relu" else product).reshape(*x.shape[:-1], -1)
 
 
 def product_into(
@@ -140,11 +164,14 @@ class PackedLinear(_SameLinear):
         if not prefers_onednn(x):
             plain = F.linear(x, self.weight, self.bias)
             return plain.relu_() if activation == "relu" else plain
-        if torch.compiler.is_compiling() and x.numel() == x.shape[-1]:
+        is_compiled, is_one_row = torch.compiler.is_compiling(), x.numel() == x.shape[-1]
+        if is_compiled and is_one_row:
             return multiplied_by_one_row(x, self.weight, self.bias, activation)
-        if torch.compiler.is_compiling():
+        if is_compiled:
             compiled: Tensor = torch.ops.transparity.packed_linear(x, self.weight, self.bias, activation)
             return compiled
+        if is_one_row and x.dtype == torch.float32 and torch.backends.mkl.is_available():
+            return multiplied_in_parts(x, self.weight, self.bias, activation)
         return multiplied(x, self.packed, self.bias, activation)
 
 

@@ -51,8 +51,9 @@ def step(
     *,
     counts: Int[Array, " batch"] | None = None,
     attention_mask: Bool[Array, "batch queries"] | Int[Array, "batch queries"] | None = None,
+    index: Int[Array, " batch"] | None = None,
     tap: Tap = identity,
-) -> Inexact[Array, "batch queries vocab"]:
+) -> Inexact[Array, "batch length vocab"]:
     """Logits after each of the next `tokens`, as the full forward pass gives them; updates `cache`.
 
     Padding with every key masked weighs all keys alike, so its own logits depend on the capacity of the cache.
@@ -61,6 +62,7 @@ def step(
         counts: Number of valid tokens in each row; None: all. The rest are fillers, which no token sees and the next
             step overwrites.
         attention_mask: 0 at padding of the tokens.
+        index: The one token of each row whose logits are asked for, counted in `tokens`; None: all.
     """
     tree = nest(shared(config, parameters))
     positions = next_positions(cache, tokens.shape[1])
@@ -69,6 +71,7 @@ def step(
     given: dict[str, Any] = {"positions": positions, "memory_mask": memory_mask, "cache": layers, "counts": counts}
     x = decoder(config, tree["decoder"], tokens, visible, scope, **given)
     cache["lengths"] = cache["lengths"] + (tokens.shape[1] if counts is None else counts)
+    x = x if index is None else np.take_along_axis(x, index[:, None, None], axis=1)
     return tap("logits", head(config, tree, x))
 
 
@@ -100,7 +103,7 @@ def next_logits(
     if cache is not None:
         counts = lengths - cache["lengths"]
         chunk = np.take_along_axis(tokens, next_positions(cache, new), axis=1)
-        return step(config, parameters, chunk, cache, counts=counts)[rows, counts - 1]
+        return step(config, parameters, chunk, cache, counts=counts, index=counts - 1)[:, 0]
     begin = np.maximum(lengths - config.max_length, 0)
     window = begin[:, None] + np.arange(min(config.max_length, lengths.max()))
     context = np.take_along_axis(tokens, window, axis=1)

@@ -58,7 +58,8 @@ def mixer_flops(config: TransformerConfig, length: int) -> int:
     """Self-attention, or the recurrence in its place: its maps, its convolutions and its states."""
     if config.mixer == "attention":
         return attention_flops(config, length, length)
-    projected = sum(config.convolution_dims.values()) + config.recurrent_dim + 2 * config.recurrent_heads
+    projected = sum(config.convolution_dims.values()) + config.recurrent_dim + config.recurrent_heads
+    projected += config.recurrent_heads if config.mixer == "gated-delta" else 0
     convolved = product_flops(length, config.convolution_width, sum(config.convolution_dims.values()))
     output = product_flops(length, config.recurrent_dim, config.embed_dim)
     return product_flops(length, config.embed_dim, projected) + convolved + state_flops(config, length) + output

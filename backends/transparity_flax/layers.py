@@ -60,8 +60,8 @@ def sublayer_output(
 
 
 class Layer(nnx.Module):
-    """Self-attention, cross-attention if there is a memory, then the feed-forward; or attention and feed-forward as
-    parallel branches (GPT-J, GPT-NeoX).
+    """Self-attention, cross-attention if there is a memory, then the feed-forward, if any; or attention and
+    feed-forward as parallel branches (GPT-J, GPT-NeoX).
 
     With a `cache`, `x` are the tokens at `context.positions` that follow those in it.
     """
@@ -79,14 +79,14 @@ class Layer(nnx.Module):
             self.cross_attention_norm = Norm(config, rngs=rngs)
         if has_memory and config.memory_norm:
             self.memory_norm = Norm(config, rngs=rngs)
-        self.feed_forward = (MixtureOfExperts if config.num_experts else FeedForward)(config, rngs=rngs)
-        if config.branches != "parallel-one-norm":
+        if config.feed_forward_dim:
+            self.feed_forward = (MixtureOfExperts if config.num_experts else FeedForward)(config, rngs=rngs)
+        if config.feed_forward_dim and config.branches != "parallel-one-norm":
             self.feed_forward_norm = Norm(config, rngs=rngs)
         if config.norm_position == "both":
-            self.self_attention_post_norm, self.feed_forward_post_norm = (
-                Norm(config, rngs=rngs),
-                Norm(config, rngs=rngs),
-            )
+            self.self_attention_post_norm = Norm(config, rngs=rngs)
+        if config.norm_position == "both" and config.feed_forward_dim:
+            self.feed_forward_post_norm = Norm(config, rngs=rngs)
         if config.norm_position == "both" and has_memory:
             self.cross_attention_post_norm = Norm(config, rngs=rngs)
 
@@ -112,6 +112,8 @@ class Layer(nnx.Module):
                 context = context._replace(memory=normalize(self, "memory_norm", context.memory, tap))
             y = self.cross_attention(y, context, scoped(tap, "cross_attention"), caches.get("cross_attention"))
             x = sublayer_output(self, "cross_attention", x, y, tap)
+        if not self.config.feed_forward_dim:
+            return tap("output", x)
         y = sublayer_input(self, "feed_forward", x, tap)
         y = self.feed_forward(y, scoped(tap, "feed_forward"))
         x = sublayer_output(self, "feed_forward", x, y, tap)

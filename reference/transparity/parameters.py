@@ -90,8 +90,9 @@ def _stack_shapes(stack: str, config: TransformerConfig) -> Shapes:
             shapes |= _sublayer_norm_shapes(f"{scope}.cross_attention", config)
             if config.memory_norm:
                 shapes |= _norm_shapes(f"{scope}.memory_norm", config)
-        shapes |= _feed_forward_shapes(f"{scope}.feed_forward", own)
-        if config.branches != "parallel-one-norm":
+        if own.feed_forward_dim:
+            shapes |= _feed_forward_shapes(f"{scope}.feed_forward", own)
+        if own.feed_forward_dim and config.branches != "parallel-one-norm":
             shapes |= _sublayer_norm_shapes(f"{scope}.feed_forward", config)
     if config.final_norm:
         shapes |= _norm_shapes(f"{stack}.final_norm", config)
@@ -120,15 +121,18 @@ def _attention_shapes(scope: str, config: TransformerConfig) -> Shapes:
 
 def _recurrence_shapes(scope: str, config: TransformerConfig) -> Shapes:
     shapes: Shapes = {}
+    bias, is_delta = config.recurrent_bias, config.mixer == "gated-delta"
     for role, features in config.convolution_dims.items():
-        shapes |= _linear(f"{scope}.{role}", features, config.embed_dim, bias=False)
-        shapes[f"{scope}.{role}_convolution.weight"] = (features, config.convolution_width)
-    shapes |= _linear(f"{scope}.decay", config.recurrent_heads, config.embed_dim, bias=True)
-    shapes[f"{scope}.log_rate"] = (config.recurrent_heads,)
-    shapes |= _linear(f"{scope}.beta", config.recurrent_heads, config.embed_dim, bias=False)
-    shapes |= _linear(f"{scope}.gate", config.recurrent_dim, config.embed_dim, bias=False)
-    shapes[f"{scope}.gated_norm.weight"] = (config.recurrent_value_dim,)
-    return shapes | _linear(f"{scope}.output", config.embed_dim, config.recurrent_dim, bias=False)
+        shapes |= _linear(f"{scope}.{role}", features, config.embed_dim, bias=bias)
+        wide = config.convolution_width
+        shapes |= _linear(f"{scope}.{role}_convolution", features, wide, bias=config.convolution_bias)
+    for role in ("decay", "beta") if is_delta else ("decay",):
+        shapes |= _linear(f"{scope}.{role}", config.recurrent_heads, config.embed_dim, bias=bias)
+    for role in ("time_step_bias", "log_rate") if is_delta else ("time_step_bias", "log_rate", "skip"):
+        shapes[f"{scope}.{role}"] = (config.recurrent_heads,)
+    shapes |= _linear(f"{scope}.gate", config.recurrent_dim, config.embed_dim, bias=bias)
+    shapes[f"{scope}.gated_norm.weight"] = (config.recurrent_value_dim if is_delta else config.recurrent_dim,)
+    return shapes | _linear(f"{scope}.output", config.embed_dim, config.recurrent_dim, bias=bias)
 
 
 def _latent_shapes(scope: str, config: TransformerConfig) -> Shapes:
@@ -206,9 +210,9 @@ def why_uncut(config: TransformerConfig, name: str, ranks: int) -> str | None:
 
 
 def initialize_parameters(config: TransformerConfig, seed: int = 0) -> dict[str, np.ndarray]:
-    """Initialise parameters in float32: matrices uniformly within Glorot's bound (document 003), gains and variances
-    to 1, everything else to 0, including gains that are added to 1. Raises `ConfigError` if they do not fit in memory.
-    """
+    """Initialise parameters in float32: matrices uniformly within Glorot's bound (document 003), gains, skips and
+    variances to 1, everything else to 0, including gains that are added to 1. Raises `ConfigError` if they do not fit
+    in memory."""
     random, shapes = np.random.default_rng(seed), parameter_shapes(config)
     check_fits("The model", 4 * sum(map(math.prod, shapes.values())), ConfigError)
     parameters = {}
@@ -218,7 +222,7 @@ def initialize_parameters(config: TransformerConfig, seed: int = 0) -> dict[str,
             parameters[name] = random.uniform(-bound, bound, shape).astype(np.float32)
         else:
             gains = ("norm.weight",) if config.norm_gain == "weight" else ("gated_norm.weight",)
-            ones = name.endswith((*gains, "running_var"))
+            ones = name.endswith((*gains, "running_var", ".skip"))
             parameters[name] = np.full(shape, 1 if ones else 0, np.float32)
     return parameters
 

@@ -114,6 +114,8 @@ def _layer_shapes(
         else:
             shapes |= _attention_shapes(f"{scope}.{attention}", config, batch, length, keys)
         shapes |= {f"{scope}.{attention}_{behind}": embedded} if behind else {}
+    if not config.feed_forward_dim:
+        return shapes | {f"{scope}.output": embedded}
     before = pre and config.branches != "parallel-one-norm"
     shapes |= {f"{scope}.feed_forward_norm": embedded} if before else {}
     shapes |= _feed_forward_shapes(f"{scope}.feed_forward", config, batch, length)
@@ -161,12 +163,11 @@ def _attention_shapes(
 def _recurrence_shapes(scope: str, config: TransformerConfig, batch: int, length: int) -> dict[str, tuple[int, ...]]:
     heads = (batch, config.recurrent_key_heads, length, config.recurrent_key_dim)
     numbers, read = (batch, length, config.recurrent_heads), (batch, length, config.recurrent_dim)
+    of_delta = {f"{scope}.query_normalized": heads, f"{scope}.key_normalized": heads, f"{scope}.beta": numbers}
     return {
         **{f"{scope}.{role}_convolved": (batch, length, wide) for role, wide in config.convolution_dims.items()},
-        f"{scope}.query_normalized": heads,
-        f"{scope}.key_normalized": heads,
+        **(of_delta if config.mixer == "gated-delta" else {f"{scope}.time_step": numbers}),
         f"{scope}.log_decay": numbers,
-        f"{scope}.beta": numbers,
         f"{scope}.context": read,
         f"{scope}.gated_context": read,
         f"{scope}.output": (batch, length, config.embed_dim),

@@ -82,8 +82,8 @@ def layer(
     tap: Tap = identity,
     cache: Cache | None = None,
 ) -> Inexact[Array, "batch queries embed_dim"]:
-    """Self-attention, cross-attention if there is a memory, then the feed-forward; or attention and feed-forward as
-    parallel branches (GPT-J, GPT-NeoX).
+    """Self-attention, cross-attention if there is a memory, then the feed-forward, if any; or attention and
+    feed-forward as parallel branches (GPT-J, GPT-NeoX).
 
     With a `cache`, `x` are the tokens at `context.positions` that follow those in it.
     """
@@ -107,6 +107,8 @@ def layer(
         scope, kept = scoped(tap, "cross_attention"), caches.get("cross_attention")
         y = cross_attention(config, parameters["cross_attention"], y, context, scope, kept)
         x = sublayer_output(config, parameters, "cross_attention", x, y, context, tap)
+    if not config.feed_forward_dim:
+        return tap("output", x)
     y = sublayer_input(config, parameters, "feed_forward", x, context, tap)
     y = feed(config, parameters["feed_forward"], y, scoped(tap, "feed_forward"))
     x = sublayer_output(config, parameters, "feed_forward", x, y, context, tap)

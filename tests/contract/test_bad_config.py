@@ -45,7 +45,7 @@ def test_a_size_that_is_no_whole_number_in_reach(field: str, value: Any) -> None
     assert refusal(**{field: value}).startswith(f"{field} is ")
 
 
-@pytest.mark.parametrize("field", ["max_length", "embed_dim", "num_heads", "feed_forward_dim", "source_vocab_size"])
+@pytest.mark.parametrize("field", ["max_length", "embed_dim", "num_heads", "image_channels", "source_vocab_size"])
 def test_a_size_of_zero(field: str) -> None:
     assert refusal(**{field: 0}).startswith(f"{field} is 0; it should be between 1 and ")
 

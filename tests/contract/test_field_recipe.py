@@ -37,9 +37,10 @@ READ_FOR_ALL = ("inputs.py", "training.py")
 """Files of the contract that read a field for every column."""
 
 NO_FAULT = {
-    "feed_forward_dim": "a size: no weight fits a port with another",
     "feed_forward_bias": "`bias-dropped` goes by the parameters, which a bias brings",
     "output_bias": "`bias-dropped` goes by the parameters, which a bias brings",
+    "convolution_bias": "`bias-dropped` goes by the parameters, which a bias brings",
+    "recurrent_bias": "`bias-dropped` goes by the parameters, which a bias brings",
     "recurrent_key_dim": "a size: no weight fits a port with another",
     "recurrent_value_dim": "a size: no weight fits a port with another",
     "num_classes": "a size: no weight fits a port with another",
@@ -57,7 +58,6 @@ CONFIGURATIONS = [*(preset.config for preset in PRESETS.values()), *CASES.values
 
 IN_NO_CASE = {
     "norm_eps": "every case has its faults; drawn configurations vary it",
-    "mixer": "one kind of layer of a case is a recurrence",
     "attention_norm": "one kind of layer of a case lacks the norm",
     "patch_size": "the encoder of images is a case of its own",
     "image_channels": "3, as in the encoder of images; the family ViT is compared with one channel",

@@ -79,6 +79,7 @@ LATENT |= {"moe_intermediate_size": 12, "n_routed_experts": 8, "num_experts_per_
 SHARED_EXPERT = {"moe_intermediate_size": 12, "shared_expert_intermediate_size": 8}
 NEXT = SHARED_EXPERT | {"head_dim": 8, "linear_num_value_heads": 4, "linear_num_key_heads": 2}
 NEXT |= {"linear_key_head_dim": 5, "linear_value_head_dim": 6}
+MAMBA2 = {"num_hidden_layers": 2, "vocab_size": 41, "hidden_size": 12, "state_size": 5, "chunk_size": 4}
 SPECIAL = {"pad_token_id": None, "bos_token_id": 1, "eos_token_id": 2}
 T5 = {"vocab_size": 41, "d_model": 12, "d_kv": 5, "d_ff": 22, "num_layers": 2, "num_heads": 3}
 T5 |= {"relative_attention_num_buckets": 12, "relative_attention_max_distance": 17, "decoder_start_token_id": 0}
@@ -488,6 +489,28 @@ CASES = {
         {"mixer": "gated-delta", "recurrent_heads": 3, "recurrent_key_heads": 1},
         length=19,
     ),
+    "mamba2": Case(
+        "Mamba2ForCausalLM",
+        MAMBA2 | {"num_heads": 4, "head_dim": 9, "n_groups": 2, "expand": 3},
+        {"mixer": "state-space", "feed_forward_dim": 0, "recurrent_heads": 4, "recurrent_key_heads": 2}
+        | {"recurrent_key_dim": 5, "recurrent_value_dim": 9, "convolution_width": 4, "convolution_bias": True}
+        | {"recurrent_bias": False, "time_step_least": 0.0, "time_step_most": None, "tied_head": False},
+        length=75,
+    ),
+    "mamba2, biases, bounds, one key for all": Case(
+        "Mamba2ForCausalLM",
+        MAMBA2
+        | {"num_heads": 3, "head_dim": 8, "n_groups": 1, "conv_kernel": 3, "use_bias": True, "use_conv_bias": False}
+        | {"time_step_limit": (0.4, 0.9), "tie_word_embeddings": True},
+        {"recurrent_bias": True, "convolution_bias": False, "time_step_least": 0.4, "time_step_most": 0.9}
+        | {"recurrent_key_heads": 1, "convolution_width": 3, "tied_head": True},
+    ),
+    "mamba2, as many keys as values": Case(
+        "Mamba2ForCausalLM",
+        MAMBA2 | {"num_heads": 4, "head_dim": 3, "n_groups": 4, "expand": 1, "layer_norm_epsilon": 1e-2},
+        {"recurrent_key_heads": 4, "norm_eps": 1e-2},
+        length=19,
+    ),
     "qwen3_moe": Case(
         "Qwen3MoeForCausalLM",
         SHARED | {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 12, "norm_topk_prob": True},
@@ -739,6 +762,8 @@ DECODED = (
     "qwen3_moe, some layers dense",
     "qwen3_next",
     "qwen3_next, one key for all",
+    "mamba2",
+    "mamba2, as many keys as values",
     "falcon",
     "falcon, grouped",
     "qwen3, yarn",
@@ -907,11 +932,11 @@ def test_transformers_computes_the_same_with_its_cache(name: str, saved: Callabl
     checkpoint, model = import_checkpoint(saved(name)), made(CASES[name])
     tokens = tokens_of(checkpoint.config, CASES[name].length)["tokens"][:1, 3:]
     oracle = forward_oracle(checkpoint.config, checkpoint.parameters, {"tokens": tokens})
-    cache, found = None, []
+    cache, found, kept = None, [], "cache_params" if model.config.model_type == "mamba2" else "past_key_values"
     for chunk in np.split(tokens, range(4, tokens.shape[1]), axis=1):
         with torch.no_grad():
-            said = model(input_ids=torch.from_numpy(chunk), past_key_values=cache, use_cache=True)
-        cache = said.past_key_values
+            said = model(input_ids=torch.from_numpy(chunk), use_cache=True, **{kept: cache})
+        cache = said[kept]
         found.append(as_numbers(said.logits))
     error = difference(np.concatenate(found, axis=1), oracle.expected["logits"])
     assert share(error, oracle.budget("logits", "float32")) <= 1

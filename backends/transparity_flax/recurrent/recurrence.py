@@ -1,4 +1,4 @@
-"""Recurrence: a state, which each token decays, corrects and reads, in place of self-attention."""
+"""Recurrence: a state, which each token decays, writes to and reads, in place of self-attention."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ def causal_convolution(
     weight: Float[Array, "features width"],
     x: Float[Array, "batch length features"],
     before: Float[Array, "batch earlier features"],
+    bias: Float[Array, " features"] | None = None,
 ) -> Float[Array, "batch length features"]:
-    """Sum of each feature's last `width` numbers, its own the last, each times a weight of the feature; those in front
-    of `x` are `before`."""
+    """Sum of each feature's last `width` numbers, its own the last, each times a weight of the feature, and `bias`;
+    those in front of `x` are `before`."""
     width, x = weight.shape[1], jnp.concatenate([before, x], axis=1)
     length = x.shape[1] - width + 1
     shifted = jnp.stack([x[:, i : i + length] for i in range(width)], axis=-1)
-    return (shifted * weight).sum(axis=-1)
+    return (shifted * weight).sum(axis=-1) + (0 if bias is None else bias)
 
 
 def unit_length(x: Float[Array, "*batch features"]) -> Float[Array, "*batch features"]:
@@ -39,9 +40,15 @@ def unit_length(x: Float[Array, "*batch features"]) -> Float[Array, "*batch feat
     return (wide / jnp.sqrt((wide * wide).sum(axis=-1, keepdims=True) + UNIT_EPS)).astype(x.dtype)
 
 
-def log_decay(module: Recurrence, x: Float[Array, "batch length embed_dim"]) -> Float[Array, "batch length heads"]:
-    """Logarithm of the share of the state that stays: −exp(log_rate) · softplus(x Wᵀ + b) (Gu and Dao 2024)."""
-    return -jnp.exp(upcast(module.log_rate[...])) * jax.nn.softplus(upcast(module.decay(x)))
+def time_step(module: Recurrence, x: Float[Array, "batch length embed_dim"]) -> Float[Array, "batch length heads"]:
+    """softplus(x Wᵀ + b), within bounds: the time that the state decays for (Gu and Dao 2024, §3.6)."""
+    step = jax.nn.softplus(upcast(module.decay(x)) + upcast(module.time_step_bias[...]))
+    return jnp.clip(step, module.config.time_step_least, module.config.time_step_most)
+
+
+def log_decay(module: Recurrence, step: Float[Array, "batch length heads"]) -> Float[Array, "batch length heads"]:
+    """Logarithm of the share of the state that stays: −exp(log_rate) · the time step (Gu and Dao 2024)."""
+    return -jnp.exp(upcast(module.log_rate[...])) * step
 
 
 def gated_delta_rule(
@@ -68,15 +75,46 @@ def gated_delta_rule(
     return jnp.moveaxis(read, 0, 2), state
 
 
+def state_space_rule(
+    query: Float[Array, "batch heads length head_dim"],
+    key: Float[Array, "batch heads length head_dim"],
+    value: Float[Array, "batch heads length value_dim"],
+    log_decay: Float[Array, "batch heads length"],
+    step: Float[Array, "batch heads length"],
+    state: Float[Array, "batch heads head_dim value_dim"],
+) -> tuple[Float[Array, "batch heads length value_dim"], Float[Array, "batch heads head_dim value_dim"]]:
+    """The same without a correction: S ← e^log_decay · S + k ⊗ step · v; then q S (Dao and Gu 2024, eq. 2; q, k and v
+    are C, B and x there)."""
+
+    def one(state: Array, given: tuple[Array, ...]) -> tuple[Array, Array]:
+        q, k, v, g = given
+        state = state * jnp.exp(g)[..., None, None] + k[..., :, None] * v[..., None, :]
+        return state, jnp.einsum("bnk,bnkv->bnv", q, state)
+
+    by_position = tuple(jnp.moveaxis(x, 2, 0) for x in (query, key, step[..., None] * value, log_decay))
+    state, read = jax.lax.scan(one, state, by_position)
+    return jnp.moveaxis(read, 0, 2), state
+
+
 def gated_norm(
     config: TransformerConfig,
     norm: _GatedNorm,
     x: Float[Array, "batch length features"],
     gate: Float[Array, "batch length features"],
 ) -> Float[Array, "batch length features"]:
-    """RMS norm of each head, whose gain is its weight, times silu of the gate."""
-    heads = x.reshape(*x.shape[:2], config.recurrent_heads, -1)
-    return rms_norm(heads, norm.scale[...], config.norm_eps).reshape(x.shape) * jax.nn.silu(gate)
+    """RMS norm of each head, whose gain is its weight, times silu of the gate; with a state-space model, of x · silu of
+    the gate, over the heads that share a key, and each feature has a weight."""
+    weight = norm.scale[...]
+    if config.mixer == "gated-delta":
+        heads = x.reshape(*x.shape[:2], config.recurrent_heads, -1)
+        return rms_norm(heads, weight, config.norm_eps).reshape(x.shape) * jax.nn.silu(gate)
+    groups = (upcast(x) * jax.nn.silu(upcast(gate))).reshape(*x.shape[:2], config.recurrent_key_heads, -1)
+    return (rms_norm(groups, jnp.ones(groups.shape[-1]), config.norm_eps).reshape(x.shape) * weight).astype(x.dtype)
+
+
+def unpadded(x: Float[Array, "batch length wide"], context: LayerContext) -> Float[Array, "batch length wide"]:
+    """`x` with zeros for padding, where it is masked."""
+    return x if context.visible is None else x * context.visible[..., None].astype(x.dtype)
 
 
 def convolve(
@@ -88,12 +126,33 @@ def convolve(
     cache: Cache | None = None,
 ) -> Float[Array, "batch length features"]:
     """The `query`, `key` or `value` of all heads: projected, convolved over time, and through silu."""
-    x = getattr(module, name)(x)
+    x, kernel = getattr(module, name)(x), getattr(module, f"{name}_convolution")
     before = jnp.zeros((len(x), module.config.convolution_width - 1, x.shape[-1]), x.dtype)
     if cache is not None:
         before = update_inputs(cache, name, x, context.counts)
-    weight = getattr(module, f"{name}_convolution").kernel[...].T
-    return tap(f"{name}_convolved", jax.nn.silu(causal_convolution(weight, x, before)))
+    bias = kernel.bias[...] if module.config.convolution_bias else None
+    y = jax.nn.silu(causal_convolution(kernel.kernel[...].T, x, before, bias))
+    return tap(f"{name}_convolved", unpadded(y, context) if module.config.mixer == "state-space" else y)
+
+
+def rates(
+    module: Recurrence,
+    x: Float[Array, "batch length embed_dim"],
+    context: LayerContext,
+    tap: Tap = identity,
+    cache: Cache | None = None,
+) -> tuple[Float[Array, "batch heads length"], Float[Array, "batch heads length"]]:
+    """Logarithm of the share of the state that each token leaves, and how strongly it writes: by beta, a sigmoid, or by
+    the time step itself (`state-space`)."""
+    step = time_step(module, x)
+    if module.config.mixer == "gated-delta":
+        strength = tap("beta", jax.nn.sigmoid(module.beta(x)))
+    else:
+        strength = step = tap("time_step", step.astype(x.dtype))
+    decay = tap("log_decay", log_decay(module, step).astype(x.dtype))
+    if cache is not None:
+        decay, strength = held_tokens(decay, context.counts), held_tokens(strength, context.counts)
+    return upcast(decay.swapaxes(1, 2)), upcast(strength.swapaxes(1, 2))
 
 
 class _GatedNorm(nnx.Module):
@@ -104,29 +163,37 @@ class _GatedNorm(nnx.Module):
 
 
 class _Convolution(nnx.Module):
-    """The weights of `causal_convolution`."""
+    """The weights of `causal_convolution`, and its bias, if any."""
 
-    def __init__(self, features: int, width: int) -> None:
+    def __init__(self, features: int, width: int, *, bias: bool) -> None:
         self.kernel = nnx.Param(jnp.zeros((width, features)))
+        self.bias = nnx.Param(jnp.zeros(features)) if bias else None
 
 
 class Recurrence(nnx.Module):
-    """Gated delta network (Yang et al. 2025, §3.4); with a `cache`, it goes on from the state there.
+    """Gated delta network (Yang et al. 2025, §3.4) or Mamba-2 (Dao and Gu 2024, §7.1); with a `cache`, it goes on from
+    the state there.
 
     Padding is zeros: it writes nothing of its own, but decays the state, and convolutions pass over it.
     """
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
         self.config = config
+        bias, is_delta = config.recurrent_bias, config.mixer == "gated-delta"
         for name, features in config.convolution_dims.items():
-            setattr(self, name, nnx.Linear(config.embed_dim, features, use_bias=False, rngs=rngs))
-            setattr(self, f"{name}_convolution", _Convolution(features, config.convolution_width))
-        self.decay = nnx.Linear(config.embed_dim, config.recurrent_heads, rngs=rngs)
+            setattr(self, name, nnx.Linear(config.embed_dim, features, use_bias=bias, rngs=rngs))
+            kernel = _Convolution(features, config.convolution_width, bias=config.convolution_bias)
+            setattr(self, f"{name}_convolution", kernel)
+        self.decay = nnx.Linear(config.embed_dim, config.recurrent_heads, use_bias=bias, rngs=rngs)
+        self.time_step_bias = nnx.Param(jnp.zeros(config.recurrent_heads))
         self.log_rate = nnx.Param(jnp.zeros(config.recurrent_heads))
-        self.beta = nnx.Linear(config.embed_dim, config.recurrent_heads, use_bias=False, rngs=rngs)
-        self.gate = nnx.Linear(config.embed_dim, config.recurrent_dim, use_bias=False, rngs=rngs)
-        self.gated_norm = _GatedNorm(config.recurrent_value_dim)
-        self.output = nnx.Linear(config.recurrent_dim, config.embed_dim, use_bias=False, rngs=rngs)
+        if is_delta:
+            self.beta = nnx.Linear(config.embed_dim, config.recurrent_heads, use_bias=bias, rngs=rngs)
+        else:
+            self.skip = nnx.Param(jnp.ones(config.recurrent_heads))
+        self.gate = nnx.Linear(config.embed_dim, config.recurrent_dim, use_bias=bias, rngs=rngs)
+        self.gated_norm = _GatedNorm(config.recurrent_value_dim if is_delta else config.recurrent_dim)
+        self.output = nnx.Linear(config.recurrent_dim, config.embed_dim, use_bias=bias, rngs=rngs)
 
     def __call__(
         self,
@@ -135,23 +202,23 @@ class Recurrence(nnx.Module):
         tap: Tap = identity,
         cache: Cache | None = None,
     ) -> Float[Array, "batch queries embed_dim"]:
-        if context.visible is not None:
-            x = x * context.visible[..., None].astype(x.dtype)
+        x = unpadded(x, context)
         query, key, value = (convolve(self, name, x, context, tap, cache) for name in ("query", "key", "value"))
-        heads, shared = self.config.recurrent_heads, self.config.recurrent_key_heads
-        query = tap("query_normalized", unit_length(split_heads(query, shared)))
-        key = tap("key_normalized", unit_length(split_heads(key, shared)))
-        decay = tap("log_decay", log_decay(self, x).astype(x.dtype))
-        beta = tap("beta", jax.nn.sigmoid(self.beta(x)))
-        if cache is not None:
-            decay, beta = held_tokens(decay, context.counts), held_tokens(beta, context.counts)
+        config, is_delta = self.config, self.config.mixer == "gated-delta"
+        heads, shared = config.recurrent_heads, config.recurrent_key_heads
+        query, key, value = split_heads(query, shared), split_heads(key, shared), upcast(split_heads(value, heads))
+        if is_delta:
+            query, key = tap("query_normalized", unit_length(query)), tap("key_normalized", unit_length(key))
+        decay, strength = rates(self, x, context, tap, cache)
         query, key = (upcast(repeat_heads(each, heads)) for each in (query, key))
-        decay, beta = (upcast(each.swapaxes(1, 2)) for each in (decay, beta))
-        size = (len(x), heads, self.config.recurrent_key_dim, self.config.recurrent_value_dim)
+        size = (len(x), heads, config.recurrent_key_dim, config.recurrent_value_dim)
         state = jnp.zeros(size, query.dtype) if cache is None else cache["state"]
-        read, state = gated_delta_rule(query, key, upcast(split_heads(value, heads)), decay, beta, state)
+        rule = gated_delta_rule if is_delta else state_space_rule
+        read, state = rule(query, key, value, decay, strength, state)
+        if not is_delta:
+            read = read + upcast(self.skip[...])[:, None, None] * value
         if cache is not None:
             update_state(cache, state)
         read = tap("context", merge_heads(read).astype(x.dtype))
-        y = tap("gated_context", gated_norm(self.config, self.gated_norm, read, self.gate(x)))
+        y = tap("gated_context", gated_norm(config, self.gated_norm, read, self.gate(x)))
         return tap("output", self.output(y))

@@ -24,6 +24,8 @@ NAMES = {
     "router_correction": "router_correction",
     "sinks": "sinks",
     "log_rate": "log_rate",
+    "time_step_bias": "time_step_bias",
+    "skip": "skip",
 }
 
 

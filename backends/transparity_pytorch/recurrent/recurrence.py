@@ -1,4 +1,4 @@
-"""Recurrence: a state, which each token decays, corrects and reads, in place of self-attention."""
+"""Recurrence: a state, which each token decays, writes to and reads, in place of self-attention."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ def causal_convolution(
     weight: Float[Tensor, "features width"],
     x: Float[Tensor, "batch length features"],
     before: Float[Tensor, "batch earlier features"],
+    bias: Float[Tensor, " features"] | None = None,
 ) -> Float[Tensor, "batch length features"]:
-    """Sum of each feature's last `width` numbers, its own the last, each times a weight of the feature; those in front
-    of `x` are `before`."""
+    """Sum of each feature's last `width` numbers, its own the last, each times a weight of the feature, and `bias`;
+    those in front of `x` are `before`."""
     x = torch.cat([before, x], dim=1)
-    return F.conv1d(x.transpose(1, 2), weight[:, None], groups=len(weight)).transpose(1, 2)
+    return F.conv1d(x.transpose(1, 2), weight[:, None], bias, groups=len(weight)).transpose(1, 2)
 
 
 def unit_length(x: Float[Tensor, "*batch features"]) -> Float[Tensor, "*batch features"]:
@@ -39,11 +40,17 @@ def unit_length(x: Float[Tensor, "*batch features"]) -> Float[Tensor, "*batch fe
     return (wide * torch.rsqrt(wide.square().sum(dim=-1, keepdim=True) + UNIT_EPS)).to(x.dtype)
 
 
-def log_decay(module: Recurrence, x: Float[Tensor, "batch length embed_dim"]) -> Float[Tensor, "batch length heads"]:
-    """Logarithm of the share of the state that stays: −exp(log_rate) · softplus(x Wᵀ + b) (Gu and Dao 2024)."""
-    x = upcast(module.decay(x))
+def time_step(module: Recurrence, x: Float[Tensor, "batch length embed_dim"]) -> Float[Tensor, "batch length heads"]:
+    """softplus(x Wᵀ + b), within bounds: the time that the state decays for (Gu and Dao 2024, §3.6)."""
+    x = upcast(module.decay(x)) + upcast(module.time_step_bias)
     # Unlike `softplus`, which is the identity from 20 on, exact in every precision.
-    return -upcast(module.log_rate).exp() * torch.logaddexp(x, torch.zeros_like(x))
+    step = torch.logaddexp(x, torch.zeros_like(x))
+    return step.clamp(module.config.time_step_least, module.config.time_step_most)
+
+
+def log_decay(module: Recurrence, step: Float[Tensor, "batch length heads"]) -> Float[Tensor, "batch length heads"]:
+    """Logarithm of the share of the state that stays: −exp(log_rate) · the time step (Gu and Dao 2024)."""
+    return -upcast(module.log_rate).exp() * step
 
 
 def gated_delta_rule(
@@ -59,9 +66,7 @@ def gated_delta_rule(
     depend on those of earlier ones alone, so they are the solution of a triangular system."""
     reads, query = [], query * query.shape[-1] ** -0.5
     for q, k, v, g, b in zip(*(x.split(CHUNK, dim=2) for x in (query, key, value, log_decay, beta)), strict=True):
-        # Sums from each position on: differences of sums from the begin on would lose digits.
-        between = g[..., None].expand(*g.shape, g.shape[-1]).tril(-1).cumsum(dim=-2).exp().tril()
-        begun, strength = g.cumsum(dim=-1).exp()[..., None], b[..., None]
+        (between, begun), strength = _chunk_decays(g), b[..., None]
         change = torch.linalg.solve_triangular(
             (strength * k @ k.mT * between).tril(-1),
             strength * (v - begun * (k @ state)),
@@ -73,15 +78,42 @@ def gated_delta_rule(
     return torch.cat(reads, dim=2), state
 
 
+def state_space_rule(
+    query: Float[Tensor, "batch heads length head_dim"],
+    key: Float[Tensor, "batch heads length head_dim"],
+    value: Float[Tensor, "batch heads length value_dim"],
+    log_decay: Float[Tensor, "batch heads length"],
+    step: Float[Tensor, "batch heads length"],
+    state: Float[Tensor, "batch heads head_dim value_dim"],
+) -> tuple[Float[Tensor, "batch heads length value_dim"], Float[Tensor, "batch heads head_dim value_dim"]]:
+    """The same without a correction: S ← e^log_decay · S + k ⊗ step · v; then q S (Dao and Gu 2024, eq. 2; q, k and v
+    are C, B and x there). Chunk by chunk (§6 there)."""
+    reads, value = [], step[..., None] * value
+    for q, k, v, g in zip(*(x.split(CHUNK, dim=2) for x in (query, key, value, log_decay)), strict=True):
+        between, begun = _chunk_decays(g)
+        reads.append(begun * (q @ state) + q @ k.mT * between @ v)
+        state = begun[..., -1:, :] * state + (between[..., -1, :, None] * k).mT @ v
+    return torch.cat(reads, dim=2), state
+
+
 def gated_norm(
     config: TransformerConfig,
     norm: _GatedNorm,
     x: Float[Tensor, "batch length features"],
     gate: Float[Tensor, "batch length features"],
 ) -> Float[Tensor, "batch length features"]:
-    """RMS norm of each head, whose gain is its weight, times silu of the gate."""
-    heads = x.unflatten(-1, (config.recurrent_heads, -1))
-    return rms_norm(heads, norm.weight, config.norm_eps).flatten(-2) * F.silu(gate)
+    """RMS norm of each head, whose gain is its weight, times silu of the gate; with a state-space model, of x · silu of
+    the gate, over the heads that share a key, and each feature has a weight."""
+    if config.mixer == "gated-delta":
+        heads = x.unflatten(-1, (config.recurrent_heads, -1))
+        return rms_norm(heads, norm.weight, config.norm_eps).flatten(-2) * F.silu(gate)
+    groups = (upcast(x) * F.silu(upcast(gate))).unflatten(-1, (config.recurrent_key_heads, -1))
+    return (rms_norm(groups, groups.new_ones(groups.shape[-1]), config.norm_eps).flatten(-2) * norm.weight).to(x.dtype)
+
+
+def unpadded(x: Float[Tensor, "batch length wide"], context: LayerContext) -> Float[Tensor, "batch length wide"]:
+    """`x` with zeros for padding, where it is masked."""
+    return x if context.visible is None else x * context.visible[..., None].to(x.dtype)
 
 
 def convolve(
@@ -93,13 +125,41 @@ def convolve(
     cache: Cache | None = None,
 ) -> Float[Tensor, "batch length features"]:
     """The `query`, `key` or `value` of all heads: projected, convolved over time, and through silu."""
-    x = getattr(module, name)(x)
+    x, kernel = getattr(module, name)(x), getattr(module, f"{name}_convolution")
     before = x.new_zeros(len(x), module.config.convolution_width - 1, x.shape[-1])
     if cache is not None:
         before = update_inputs(cache, name, x, context.counts)
-    return tap(
-        f"{name}_convolved", F.silu(causal_convolution(getattr(module, f"{name}_convolution").weight, x, before))
-    )
+    y = F.silu(causal_convolution(kernel.weight, x, before, kernel.bias))
+    return tap(f"{name}_convolved", unpadded(y, context) if module.config.mixer == "state-space" else y)
+
+
+def rates(
+    module: Recurrence,
+    x: Float[Tensor, "batch length embed_dim"],
+    context: LayerContext,
+    tap: Tap = identity,
+    cache: Cache | None = None,
+) -> tuple[Float[Tensor, "batch heads length"], Float[Tensor, "batch heads length"]]:
+    """Logarithm of the share of the state that each token leaves, and how strongly it writes: by beta, a sigmoid, or by
+    the time step itself (`state-space`)."""
+    step = time_step(module, x)
+    if module.config.mixer == "gated-delta":
+        strength = tap("beta", torch.sigmoid(module.beta(x)))
+    else:
+        strength = step = tap("time_step", step.to(x.dtype))
+    decay = tap("log_decay", log_decay(module, step).to(x.dtype))
+    if cache is not None:
+        decay, strength = held_tokens(decay, context.counts), held_tokens(strength, context.counts)
+    return upcast(decay.transpose(1, 2)), upcast(strength.transpose(1, 2))
+
+
+def _chunk_decays(
+    log_decay: Float[Tensor, "batch heads length"],
+) -> tuple[Float[Tensor, "batch heads length length"], Float[Tensor, "batch heads length 1"]]:
+    """The shares of the state that stay from each position of a chunk to each later one, and from its begin."""
+    # Sums from each position on: differences of sums from the begin on would lose digits.
+    onward = log_decay[..., None].expand(*log_decay.shape, log_decay.shape[-1]).tril(-1).cumsum(dim=-2)
+    return onward.exp().tril(), log_decay.cumsum(dim=-1).exp()[..., None]
 
 
 class _GatedNorm(nn.Module):
@@ -111,15 +171,17 @@ class _GatedNorm(nn.Module):
 
 
 class _Convolution(nn.Module):
-    """The weights of `causal_convolution`."""
+    """The weights of `causal_convolution`, and its bias, if any."""
 
-    def __init__(self, features: int, width: int) -> None:
+    def __init__(self, features: int, width: int, *, bias: bool) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(features, width))
+        self.bias = nn.Parameter(torch.zeros(features)) if bias else None
 
 
 class Recurrence(nn.Module):
-    """Gated delta network (Yang et al. 2025, §3.4); with a `cache`, it goes on from the state there.
+    """Gated delta network (Yang et al. 2025, §3.4) or Mamba-2 (Dao and Gu 2024, §7.1); with a `cache`, it goes on from
+    the state there.
 
     Padding is zeros: it writes nothing of its own, but decays the state, and convolutions pass over it.
     """
@@ -127,15 +189,21 @@ class Recurrence(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.config = config
+        bias, is_delta = config.recurrent_bias, config.mixer == "gated-delta"
         for name, features in config.convolution_dims.items():
-            setattr(self, name, nn.Linear(config.embed_dim, features, bias=False))
-            setattr(self, f"{name}_convolution", _Convolution(features, config.convolution_width))
-        self.decay = nn.Linear(config.embed_dim, config.recurrent_heads)
+            setattr(self, name, nn.Linear(config.embed_dim, features, bias=bias))
+            kernel = _Convolution(features, config.convolution_width, bias=config.convolution_bias)
+            setattr(self, f"{name}_convolution", kernel)
+        self.decay = nn.Linear(config.embed_dim, config.recurrent_heads, bias=bias)
+        self.time_step_bias = nn.Parameter(torch.zeros(config.recurrent_heads))
         self.log_rate = nn.Parameter(torch.zeros(config.recurrent_heads))
-        self.beta = nn.Linear(config.embed_dim, config.recurrent_heads, bias=False)
-        self.gate = nn.Linear(config.embed_dim, config.recurrent_dim, bias=False)
-        self.gated_norm = _GatedNorm(config.recurrent_value_dim)
-        self.output = nn.Linear(config.recurrent_dim, config.embed_dim, bias=False)
+        if is_delta:
+            self.beta = nn.Linear(config.embed_dim, config.recurrent_heads, bias=bias)
+        else:
+            self.skip = nn.Parameter(torch.ones(config.recurrent_heads))
+        self.gate = nn.Linear(config.embed_dim, config.recurrent_dim, bias=bias)
+        self.gated_norm = _GatedNorm(config.recurrent_value_dim if is_delta else config.recurrent_dim)
+        self.output = nn.Linear(config.recurrent_dim, config.embed_dim, bias=bias)
 
     def forward(
         self,
@@ -144,23 +212,23 @@ class Recurrence(nn.Module):
         tap: Tap = identity,
         cache: Cache | None = None,
     ) -> Float[Tensor, "batch queries embed_dim"]:
-        if context.visible is not None:
-            x = x * context.visible[..., None].to(x.dtype)
+        x = unpadded(x, context)
         query, key, value = (convolve(self, name, x, context, tap, cache) for name in ("query", "key", "value"))
-        heads, shared = self.config.recurrent_heads, self.config.recurrent_key_heads
-        query = tap("query_normalized", unit_length(split_heads(query, shared)))
-        key = tap("key_normalized", unit_length(split_heads(key, shared)))
-        decay = tap("log_decay", log_decay(self, x).to(x.dtype))
-        beta = tap("beta", torch.sigmoid(self.beta(x)))
-        if cache is not None:
-            decay, beta = held_tokens(decay, context.counts), held_tokens(beta, context.counts)
+        config, is_delta = self.config, self.config.mixer == "gated-delta"
+        heads, shared = config.recurrent_heads, config.recurrent_key_heads
+        query, key, value = split_heads(query, shared), split_heads(key, shared), upcast(split_heads(value, heads))
+        if is_delta:
+            query, key = tap("query_normalized", unit_length(query)), tap("key_normalized", unit_length(key))
+        decay, strength = rates(self, x, context, tap, cache)
         query, key = (upcast(repeat_heads(each, heads)) for each in (query, key))
-        decay, beta = (upcast(each.transpose(1, 2)) for each in (decay, beta))
-        size = (len(x), heads, self.config.recurrent_key_dim, self.config.recurrent_value_dim)
+        size = (len(x), heads, config.recurrent_key_dim, config.recurrent_value_dim)
         state = query.new_zeros(size) if cache is None else cache["state"]
-        read, state = gated_delta_rule(query, key, upcast(split_heads(value, heads)), decay, beta, state)
+        rule = gated_delta_rule if is_delta else state_space_rule
+        read, state = rule(query, key, value, decay, strength, state)
+        if not is_delta:
+            read = read + upcast(self.skip)[:, None, None] * value
         if cache is not None:
             update_state(cache, state)
         read = tap("context", merge_heads(read).to(x.dtype))
-        y = tap("gated_context", gated_norm(self.config, self.gated_norm, read, self.gate(x)))
+        y = tap("gated_context", gated_norm(config, self.gated_norm, read, self.gate(x)))
         return tap("output", self.output(y))

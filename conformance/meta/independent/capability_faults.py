@@ -307,9 +307,9 @@ def kept_unrotated(self: Any, past: dict[str, Any], at: str, key: Tensor, value:
 
 
 def forgetting(*names: str) -> Any:
-    def recur(self: Any, at: str, x: Tensor, past: dict[str, Any]) -> Tensor:
+    def recur(self: Any, at: str, x: Tensor, real: Tensor, past: dict[str, Any]) -> Tensor:
         past[at] = {name: kept for name, kept in past.get(at, {}).items() if name not in names}
-        return Port.recur(self, at, x, past)
+        return Port.recur(self, at, x, real, past)
 
     return recur
 

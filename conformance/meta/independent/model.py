@@ -166,7 +166,7 @@ class Model:
         if self.own.mixer == "attention":
             y = self.attend(f"{at}.self_attention", given, given, keep, where, bias, past)
         else:
-            y = self.recur(f"{at}.recurrence", self.unpadded(given, keep, where), {} if past is None else past)
+            y = self.recur(f"{at}.recurrence", given, self.itself(keep, where, len(x)), {} if past is None else past)
         if self.c.branches != "sequential":
             z = given if self.c.branches == "parallel-one-norm" else self.before(f"{at}.feed_forward", x)
             z = self.feed(f"{at}.feed_forward", z)
@@ -176,6 +176,8 @@ class Model:
             y = self.before(f"{at}.cross_attention", x)
             y = self.attend(f"{at}.cross_attention", y, self.memory(at, memory), seen, None, None, past)
             x = self.after(f"{at}.cross_attention", x, y)
+        if self.own.feed_forward_dim == 0:
+            return self.tap(f"{at}.output", x)
         y = self.before(f"{at}.feed_forward", x)
         x = self.after(f"{at}.feed_forward", x, self.feed(f"{at}.feed_forward", y))
         return self.tap(f"{at}.output", x)
@@ -339,21 +341,64 @@ class Model:
             context = self.tap(f"{at}.gated_context", context / (1 + torch.exp(-self.dense(f"{at}.gate", x))))
         return self.tap(f"{at}.output", self.dense(f"{at}.output", context))
 
-    def unpadded(self, x: Tensor, keep: Tensor, where: Tensor) -> Tensor:
-        """Zeros for tokens that do not see themselves: padding."""
-        itself = where.expand(len(x), -1)[..., None]
-        return x * keep[:, 0].expand(len(x), -1, -1).gather(-1, itself)
+    def itself(self, keep: Tensor, where: Tensor, rows: int) -> Tensor:
+        """True for tokens that see themselves: all but padding."""
+        return keep[:, 0].expand(rows, -1, -1).gather(-1, where.expand(rows, -1)[..., None])
 
-    def recur(self, at: str, x: Tensor, past: Cache) -> Tensor:
+    def recur(self, at: str, x: Tensor, real: Tensor, past: Cache) -> Tensor:
+        """A state in place of attention; `real`: which tokens are no padding."""
+        return (self.correct if self.own.mixer == "gated-delta" else self.select)(at, x, real, past)
+
+    def select(self, at: str, x: Tensor, real: Tensor, past: Cache) -> Tensor:
+        """Mamba-2: one token after the other, each head's state forgets, is added to, and is read."""
+        c, before, x = self.c, past.get(at, {}), x * real
+        kept: Cache = {}
+        read, write, v = (self.convolved(at, role, x, before, kept, real) for role in ("query", "key", "value"))
+        read, write = (y.unflatten(-1, (c.recurrent_key_heads, -1)) for y in (read, write))
+        v = v.unflatten(-1, (c.recurrent_heads, -1))
+        step = F.softplus(self.dense(f"{at}.decay", x) + self.p[f"{at}.time_step_bias"], threshold=1e9)
+        step = self.tap(f"{at}.time_step", self.bounded(step))
+        left = self.tap(f"{at}.log_decay", step * -self.p[f"{at}.log_rate"].exp()).exp()
+        heads, kept["state"] = [], []
+        for head, state in enumerate(before.get("state", [0.0] * c.recurrent_heads)):
+            group, found = self.group(head), []
+            for t in range(x.shape[1]):
+                added = step[:, t, head, None, None] * v[:, t, head, :, None] * write[:, t, group, None, :]
+                state = left[:, t, head, None, None] * state + added  # noqa: PLW2901 - it goes on
+                found.append((state * read[:, t, group, None, :]).sum(-1) + self.p[f"{at}.skip"][head] * v[:, t, head])
+            heads.append(torch.stack(found, 1))
+            kept["state"].append(state)
+        past[at] = kept
+        y = self.gate(at, self.tap(f"{at}.context", torch.cat(heads, -1)), x)
+        return self.tap(f"{at}.output", self.dense(f"{at}.output", self.tap(f"{at}.gated_context", y)))
+
+    def group(self, head: int) -> int:
+        """The group whose keys and queries a head has."""
+        return int(head // (self.c.recurrent_heads // self.c.recurrent_key_heads))
+
+    def bounded(self, step: Tensor) -> Tensor:
+        """The time step within its limits."""
+        step = torch.maximum(step, torch.tensor(self.c.time_step_least, dtype=step.dtype))
+        most = self.c.time_step_most
+        return step if most is None else torch.minimum(step, torch.tensor(most, dtype=step.dtype))
+
+    def gate(self, at: str, y: Tensor, x: Tensor) -> Tensor:
+        """The gate first, then a norm of each group's features."""
+        z = self.dense(f"{at}.gate", x)
+        groups = (y * z / (1 + torch.exp(-z))).unflatten(-1, (self.c.recurrent_key_heads, -1))
+        size = (groups.pow(2).mean(-1, keepdim=True) + self.c.norm_eps).sqrt()
+        return (groups / size).flatten(-2) * self.p[f"{at}.gated_norm.weight"]
+
+    def correct(self, at: str, x: Tensor, real: Tensor, past: Cache) -> Tensor:
         """One token after the other: a state forgets, is corrected, and is read."""
-        c, before = self.c, past.get(at, {})
+        c, before, x = self.c, past.get(at, {}), x * real
         kept: Cache = {}
         q, k, v = (self.convolved(at, role, x, before, kept) for role in ("query", "key", "value"))
         q, k = (y.unflatten(-1, (c.recurrent_key_heads, -1)) for y in (q, k))
         q, k = (y / (y.pow(2).sum(-1, keepdim=True) + 1e-6).sqrt() for y in (q, k))
         for role, y in (("query", q), ("key", k)):
             self.tap(f"{at}.{role}_normalized", y.transpose(1, 2))
-        step = F.softplus(self.dense(f"{at}.decay", x), threshold=1e9)
+        step = F.softplus(self.dense(f"{at}.decay", x) + self.p[f"{at}.time_step_bias"], threshold=1e9)
         decay = self.tap(f"{at}.log_decay", -step * self.p[f"{at}.log_rate"].exp())
         beta = self.tap(f"{at}.beta", torch.sigmoid(self.dense(f"{at}.beta", x)))
         shared = c.recurrent_heads // c.recurrent_key_heads
@@ -372,16 +417,15 @@ class Model:
         y = self.rms(y, self.p[f"{at}.gated_norm.weight"]).flatten(-2) * F.silu(self.dense(f"{at}.gate", x))
         return self.tap(f"{at}.output", self.dense(f"{at}.output", self.tap(f"{at}.gated_context", y)))
 
-    def convolved(self, at: str, role: str, x: Tensor, before: Cache, kept: Cache) -> Tensor:
+    def convolved(self, at: str, role: str, x: Tensor, before: Cache, kept: Cache, real: Any = 1) -> Tensor:
         """Each feature over its last positions."""
         kernel = self.p[f"{at}.{role}_convolution.weight"]
         x = self.dense(f"{at}.{role}", x).transpose(1, 2)
         more = kernel.shape[1] - 1
         x = torch.cat([before[role], x], -1) if role in before else F.pad(x, (more, 0))
         kept[role] = x[..., x.shape[-1] - more :]
-        return self.tap(
-            f"{at}.{role}_convolved", F.silu(F.conv1d(x, kernel[:, None], groups=len(kernel)).transpose(1, 2))
-        )
+        y = F.conv1d(x, kernel[:, None], self.p.get(f"{at}.{role}_convolution.bias"), groups=len(kernel))
+        return self.tap(f"{at}.{role}_convolved", F.silu(y.transpose(1, 2)) * real)
 
     def low(self, at: str, role: str, x: Tensor) -> Tensor:
         """The latent of queries, or of keys and values."""

@@ -764,7 +764,7 @@ PLANTS = [
     *in_both(
         "fillers-written-to-the-state",
         "recurrent.recurrence",
-        ("held_tokens(beta, context.counts)", "beta"),
+        ("held_tokens(strength, context.counts)", "strength"),
         None,
         "decoding.ragged_rows",
     ),

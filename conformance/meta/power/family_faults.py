@@ -14,7 +14,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from meta.power import input_faults
+from meta.power import input_faults, recurrent_faults
 from meta.power.family_port import (
     Acts,
     Arrays,
@@ -37,7 +37,6 @@ from transparity_numpy.arithmetic import functional
 from transparity_numpy.arithmetic.functional import linear
 from transparity_numpy.attention import split_heads
 from transparity_numpy.positions import RotaryTables
-from transparity_numpy.recurrent import recurrence
 from transparity_numpy.state.context import LayerContext
 
 SCORES, WEIGHTS, HIDDEN, LOGITS = r".*\.scores", r".*\.weights", r".*\.hidden", r"logits"
@@ -560,7 +559,7 @@ def _faults() -> Iterator[FamilyFault]:
     yield from _rotary_faults()
     yield from _attention_faults()
     yield from _sink_faults()
-    yield from _recurrence_faults()
+    yield from recurrent_faults.faults()
     yield from _attention_gate_faults()
     yield from _latent_faults()
     yield from _window_faults()
@@ -899,97 +898,8 @@ def _bound_faults() -> Iterator[FamilyFault]:
     yield FamilyFault(("activation",), "silu for 1.702", place, bounded, fields_to(activation="silu"))
 
 
-def _recurs(config: Config) -> bool:
-    return config.is_recurrent
-
-
-def _recurrence_faults() -> Iterator[FamilyFault]:
-    """Lines of a gated delta network, as ports have had them: linear attention, Mamba-2's gate, wrong ends."""
-    for name, convolution in (
-        ("of the future", lambda w, x, before: _slid(w, np.concatenate([x, before], axis=1))),
-        ("reversed", lambda w, x, before: _slid(w[:, ::-1], np.concatenate([before, x], axis=1))),
-        ("none", lambda w, x, before: x),
-    ):
-        yield _in_recurrence("recurrent-convolution", name, "_convolved", causal_convolution=convolution)
-    for name, function in (("none", lambda x: x), ("relu", lambda x: np.maximum(x, 0))):
-        yield _in_recurrence("recurrent-activation", name, "_convolved", convolve=_convolve_with(function))
-    yield _in_recurrence("unit-length", "none", "_normalized", unit_length=lambda x: x)
-    rms = lambda x: x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6)  # noqa: E731
-    yield _in_recurrence("unit-length", "rms", "_normalized", unit_length=rms)
-    yield _in_recurrence("decay", "no softplus", "log_decay", softplus=lambda x: x)
-    yield _in_recurrence("decay", "a sigmoid", "log_decay", softplus=lambda x: 1 / (1 + np.exp(-x)))
-    negated = lambda p, x: p["log_rate"] * np.log1p(np.exp(linear(p["decay"], x)))  # noqa: E731
-    yield _in_recurrence("decay", "A itself", "log_decay", log_decay=negated)
-    yield _in_recurrence("beta", "no sigmoid", "beta", sigmoid=lambda x: x)
-    yield _in_recurrence("beta", "from 0 to 2", "beta", sigmoid=lambda x: 2 / (1 + np.exp(-x)))
-    right = recurrence.gated_delta_rule
-    rules: dict[str, tuple[str, Callable[..., Any]]] = {
-        "no scale": ("read-out-scale", lambda q, *rest: right(q * np.sqrt(q.shape[-1]), *rest)),
-        "no decay": ("state-decay", lambda q, k, v, g, b, s: right(q, k, v, 0 * g, b, s)),
-        "linear attention": ("delta-rule", _linear_attention),
-    }
-    for name, (identity, rule) in rules.items():
-        yield _in_recurrence(identity, name, "context", gated_delta_rule=rule)
-    tiled = lambda x, heads: np.concatenate([x] * (heads // x.shape[1]), axis=1)  # noqa: E731
-    yield _in_recurrence("recurrent-heads", "tiled", "context", repeat_heads=tiled)
-    norms: dict[str, tuple[str, Callable[..., Any]]] = {
-        "as in Mamba-2": ("gated-norm", lambda x, w, eps, z: _of_mean_square(x * _swish(z), eps) * w),
-        "1 + w": ("gated-norm", lambda x, w, eps, z: _of_mean_square(x, eps) * (1 + w) * _swish(z)),
-        "not normalised": ("gated-norm", lambda x, w, eps, z: x * w * _swish(z)),
-        "no gate": ("recurrent-gate", lambda x, w, eps, z: _of_mean_square(x, eps) * w),
-        "logistic": ("recurrent-gate", lambda x, w, eps, z: _of_mean_square(x, eps) * w / (1 + np.exp(-z))),
-    }
-    for name, (identity, norm) in norms.items():
-        yield _in_recurrence(identity, name, "gated_context", gated_norm=_by_head(norm))
-
-
-def _in_recurrence(identity: str, variant: str, place: str, **functions: Callable[..., Any]) -> FamilyFault:
-    exchanged = {
-        f"recurrent.recurrence.{name}": functools.partial(constantly, wrong) for name, wrong in functions.items()
-    }
-    return FamilyFault((identity,), variant, rf".*{place}", _recurs, exchanged=exchanged)
-
-
-def _slid(weight: np.ndarray, x: np.ndarray) -> np.ndarray:
-    windows = np.lib.stride_tricks.sliding_window_view(x, weight.shape[1], axis=1)
-    return np.einsum("btfw,fw->btf", windows, weight)
-
-
-def _convolve_with(function: Callable[[Any], Any]) -> Callable[..., Any]:
-    def convolve(config: Config, parameters: Any, name: str, x: Any, context: Any, tap: Any, cache: Any = None) -> Any:
-        x = linear(parameters[name], x)
-        before = np.zeros((len(x), config.convolution_width - 1, x.shape[-1]), x.dtype)
-        kernel = parameters[f"{name}_convolution"]["weight"]
-        return tap(f"{name}_convolved", function(_slid(kernel, np.concatenate([before, x], axis=1))))
-
-    return convolve
-
-
-def _linear_attention(q: Any, k: Any, v: Any, g: Any, b: Any, state: Any) -> Any:
-    read = []
-    for t in range(q.shape[2]):
-        state = state * np.exp(g[:, :, t, None, None]) + np.einsum(
-            "bnk,bnv,bn->bnkv", k[:, :, t], v[:, :, t], b[:, :, t]
-        )
-        read.append(np.einsum("bnk,bnkv->bnv", q[:, :, t], state) / np.sqrt(q.shape[-1]))
-    return np.stack(read, axis=2), state
-
-
-def _of_mean_square(x: Any, eps: float) -> Any:
-    return x / np.sqrt(np.square(x).mean(-1, keepdims=True) + eps)
-
-
 def _swish(z: Any) -> Any:
     return z / (1 + np.exp(-z))
-
-
-def _by_head(norm: Callable[..., Any]) -> Callable[..., Any]:
-    def gated(config: Config, parameters: Any, x: Any, z: Any) -> Any:
-        x, z = (each.reshape(*each.shape[:2], config.recurrent_heads, -1) for each in (x, z))
-        y = norm(x, parameters["weight"], config.norm_eps, z)
-        return y.reshape(*y.shape[:2], -1)
-
-    return gated
 
 
 def _attention_gate_faults() -> Iterator[FamilyFault]:

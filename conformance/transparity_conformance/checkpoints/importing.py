@@ -50,6 +50,7 @@ FILES = {
     "gptj": "gptj",
     "granite": "llama_variants",
     "llama": "llama",
+    "mamba2": "decoders.mamba2",
     "marian": "encoder_decoders.bart",
     "ministral3": "decoders.ministral3",
     "mistral": "llama",

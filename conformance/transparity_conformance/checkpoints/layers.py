@@ -146,7 +146,7 @@ def _ends(config: TransformerConfig, outside: Arrays) -> Iterator[Piece]:
         says = "embedding and head" + ("" if whole else f", tokens {rows.start} to {rows.stop - 1}")
         of_layers: dict[str, Any] = {
             "sliding_window": None,
-            "mixer": "attention",
+            "mixer": config.mixer if config.attends_never else "attention",
             "layer_types": (),
             "layer_overrides": {},
         }

@@ -46,7 +46,8 @@ def read_fields(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG
     if not is_file(path):
         raise CheckpointError(f"{folder} has no {CONFIG}; expected a checkpoint as a hub keeps it.")
-    fields = parse_json(path, read_bytes(path, LARGEST_JSON))
+    # What transformers 4 writes for a number that JSON lacks becomes what transformers 5 writes.
+    fields = parse_json(path, read_bytes(path, LARGEST_JSON), lambda name: {"__float__": name})
     if not isinstance(fields, dict):
         raise CheckpointError(f"{path} is {shown(fields)}; expected an object of fields.")
     return fields

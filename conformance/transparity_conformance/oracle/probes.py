@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity.config.probe_sizes import feed_forward_width, shared_expert_width
+from transparity.config.probe_sizes import feed_forward_width, recurrent_width, shared_expert_width
 from transparity.limits.mapped import LARGE
 from transparity.limits.stored import OnDisk
 from transparity.parameters import parameter_shapes
@@ -129,7 +129,7 @@ def probe_parameters(
             value = np.exp(value * WEIGHT_SPREAD)
         elif name.endswith("log_rate"):
             value = np.log(DECAY_RATE) + WEIGHT_SPREAD * value
-        elif name.endswith("gated_norm.weight"):
+        elif name.endswith(("gated_norm.weight", ".skip")):
             value = 1 + WEIGHT_SPREAD * value
         elif name.endswith("norm.weight"):
             value = (config.norm_gain == "weight") + WEIGHT_SPREAD * value
@@ -350,7 +350,8 @@ def other_sizes(config: TransformerConfig) -> list[TransformerConfig]:
 
 
 def _of_width(config: TransformerConfig, width: int, widened: int, others: dict[str, Any]) -> TransformerConfig:
-    sizes = others | {"embed_dim": width, "feed_forward_dim": widened}
+    sizes = others | {"embed_dim": width, "feed_forward_dim": widened if config.feed_forward_dim else 0}
+    sizes |= recurrent_width(config, width, config.recurrent_heads) | ({"num_heads": 1} if config.attends_never else {})
     if config.shared_expert_dim:
         sizes["shared_expert_dim"] = shared_expert_width(config, width, widened)
     return config.with_sizes(**sizes)

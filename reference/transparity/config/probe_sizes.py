@@ -29,6 +29,8 @@ def probe_sizes(config: Any) -> dict[str, Any]:
         sizes |= {"num_heads": 4, "num_key_value_heads": 1 if config.key_value_heads == 1 else 2}
     elif config.num_key_value_heads:
         sizes |= {"num_key_value_heads": None}
+    if config.attends_never:  # heads that no layer has
+        sizes |= {"num_heads": 1}
     if config.attention_head_dim:
         sizes |= {"attention_head_dim": None if config.attention_dim == config.embed_dim else 10}
     if config.rotary_dim:
@@ -75,7 +77,16 @@ def _recurrent_sizes(config: Any) -> dict[str, Any]:
     shares = config.recurrent_heads // config.recurrent_key_heads
     sizes = {"recurrent_heads": 3 if 1 in (shares, config.recurrent_key_heads) else 4}
     sizes |= {"recurrent_key_heads": 3 if shares == 1 else min(2, config.recurrent_key_heads)}
-    return sizes | {"recurrent_key_dim": 5, "recurrent_value_dim": 7}
+    sizes |= {"recurrent_key_dim": 5, "recurrent_value_dim": 7}
+    return sizes | recurrent_width(config, PROBE_SIZES["embed_dim"], sizes["recurrent_heads"])
+
+
+def recurrent_width(config: Any, embed_dim: int, heads: int) -> dict[str, int]:
+    """The `recurrent_value_dim` of so many heads, by which their features are the same whole number of times
+    `embed_dim`, which ports of models of recurrences alone (Mamba-2's `expand`) have."""
+    times, rest = divmod(config.recurrent_dim, config.embed_dim)
+    is_fixed = config.attends_never and not rest and not times * embed_dim % heads
+    return {"recurrent_value_dim": times * embed_dim // heads} if is_fixed else {}
 
 
 def _router_sizes(config: Any) -> dict[str, Any]:
@@ -95,7 +106,7 @@ def _router_sizes(config: Any) -> dict[str, Any]:
 def feed_forward_width(config: Any, embed_dim: int) -> int:
     """The width of the feed-forward of a `TransformerConfig` in proportion to `embed_dim`; with experts a multiple of
     four, which grouped products (PyTorch's `grouped_mm`) ask for."""
-    width = max(1, config.feed_forward_dim * embed_dim // config.embed_dim)
+    width = max(min(1, config.feed_forward_dim), config.feed_forward_dim * embed_dim // config.embed_dim)
     return -(-width // 4) * 4 if most_experts(config) else width
 
 

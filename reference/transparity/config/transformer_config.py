@@ -35,7 +35,7 @@ Projection = Literal["full", "shared-per-head"]
 AttentionScale = Literal["head_dim", "embed_dim", "none"]
 MaskOrder = Literal["before-scale", "after-scale"]
 WindowKind = Literal["sliding", "chunks"]
-Mixer = Literal["attention", "gated-delta"]
+Mixer = Literal["attention", "gated-delta", "state-space"]
 TargetMask = Literal["causal", "causal-and-padding"]
 Padding = Literal["token", "attention-mask"]
 Positions = Literal["learned", "sinusoidal", "rotary", "relative", "alibi", "none"]
@@ -99,8 +99,9 @@ class TransformerConfig:
 
     # Feed-forward
 
-    feed_forward_dim: int = 2048
-    """Features inside the feed-forward."""
+    feed_forward_dim: int = whole(2048, least=0)
+    """Features inside the feed-forward; 0: layers have none, and end behind attention or what is in its place
+    (Mamba-2)."""
     feed_forward_bias: bool = True
     """Whether the linear maps of the feed-forward have biases."""
     gated: bool = False
@@ -241,7 +242,8 @@ class TransformerConfig:
 
     mixer: Mixer = "attention"
     """How a layer mixes positions: by self-`attention`; or, in its place, by a recurrence whose state each token decays
-    and corrects, the `gated-delta` rule (Yang et al. 2025, Qwen3-Next). Only in a lone decoder."""
+    and corrects, the `gated-delta` rule (Yang et al. 2025, Qwen3-Next), or decays and adds to, a selective
+    `state-space` model (Dao and Gu 2024, Mamba-2). Only in a lone decoder."""
     recurrent_heads: int = whole(32, 4, 2)
     """Heads of a recurrence, each with a state of `recurrent_key_dim` by `recurrent_value_dim` numbers; without a
     recurrence, its fields are not read."""
@@ -253,6 +255,14 @@ class TransformerConfig:
     """Features of a head of its values."""
     convolution_width: int = whole(4, 4, 2, 1)
     """Positions, its own the last, that a convolution of each feature of its queries, keys and values reads."""
+    convolution_bias: bool = False
+    """Whether these convolutions have biases (Mamba-2)."""
+    recurrent_bias: bool = False
+    """Whether its linear maps have biases."""
+    time_step_least: float = number(0.0, NOT_NEGATIVE, 0.0, 0.3)
+    """Bound, from below, of the time step by which its state decays (`time_step_limit` of Mamba-2)."""
+    time_step_most: float | None = number(None, POSITIVE, None, 0.8)
+    """Bound of the time step from above; None: no bound."""
 
     # Layers that differ
 
@@ -513,6 +523,11 @@ class TransformerConfig:
         return any(own.mixer != "attention" for own in (self, *self.layer_kinds.values()))
 
     @property
+    def attends_never(self) -> bool:
+        """Whether every layer mixes positions by a recurrence."""
+        return all(own.mixer != "attention" for own in self.layer_kinds.values())
+
+    @property
     def mixer_scope(self) -> str:
         """Name of what mixes positions, in this layer's parameters, taps and cache."""
         return "self_attention" if self.mixer == "attention" else "recurrence"
@@ -681,7 +696,7 @@ class TransformerConfig:
                 sizes = {name: value for name, value in sizes.items() if name not in names}
         embed_dim = CHECKS["embed_dim"](sizes["embed_dim"])
         sizes.setdefault("feed_forward_dim", feed_forward_width(self, embed_dim))
-        if self.shared_expert_dim:
+        if self.shared_expert_dim and self.feed_forward_dim:
             sizes.setdefault("shared_expert_dim", shared_expert_width(self, embed_dim, sizes["feed_forward_dim"]))
         return self.with_sizes(**sizes)
 

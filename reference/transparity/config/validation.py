@@ -233,6 +233,11 @@ def _check_recurrence(config: Any) -> None:
             f"recurrent_key_heads is {config.recurrent_key_heads}, which does not divide the {config.recurrent_heads} "
             "heads (recurrent_heads) evenly; a divisor of it would be right."
         )
+    if config.time_step_most is not None and config.time_step_least > config.time_step_most:
+        raise ConfigError(
+            f"time_step_least is {config.time_step_least}; it should be at most {config.time_step_most}, which is "
+            "time_step_most."
+        )
     needed: dict[str, Any] = {"architecture": "decoder", "sliding_window": None, "query_temperature": 0.0}
     if found := [name for name in needed if getattr(config, name) != needed[name]]:
         raise ConfigError(
@@ -331,7 +336,7 @@ def _check_router(config: Any) -> None:
 
 
 def _check_ends(config: Any) -> None:
-    """Check embeddings, norms and the head."""
+    """Check embeddings, norms, layers and the head."""
     both = config.architecture == "encoder-decoder" and config.source_vocab_size == config.target_vocab_size
     if config.shared_embedding and not both:
         raise ConfigError(
@@ -360,6 +365,11 @@ def _check_ends(config: Any) -> None:
         raise ConfigError(
             f"attention_norm is false, norm_position {config.norm_position!r} and branches {config.branches!r}: the "
             "norm in front of attention may be absent where norm_position is 'pre' and branches 'sequential'."
+        )
+    if not config.feed_forward_dim and (config.num_experts or config.branches != "sequential"):
+        raise ConfigError(
+            f"feed_forward_dim is 0, num_experts {config.num_experts} and branches {config.branches!r}: a layer "
+            "without a feed-forward has no experts, and its branches are 'sequential'."
         )
     if config.norm == "layer-unbiased" and config.embed_dim == 1:
         raise ConfigError("embed_dim is 1, but the unbiased deviation divides by embed_dim − 1: 2 would be right.")

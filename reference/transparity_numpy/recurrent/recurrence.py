@@ -1,4 +1,4 @@
-"""Recurrence: a state, which each token decays, corrects and reads, in place of self-attention."""
+"""Recurrence: a state, which each token decays, writes to and reads, in place of self-attention."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ def causal_convolution(
     weight: Inexact[Array, "features width"],
     x: Inexact[Array, "batch length features"],
     before: Inexact[Array, "batch earlier features"],
+    bias: Inexact[Array, " features"] | None = None,
 ) -> Inexact[Array, "batch length features"]:
-    """Sum of each feature's last `width` numbers, its own the last, each times a weight of the feature; those in front
-    of `x` are `before`."""
+    """Sum of each feature's last `width` numbers, its own the last, each times a weight of the feature, and `bias`;
+    those in front of `x` are `before`."""
     width, x = weight.shape[1], np.concatenate([before, x], axis=1)
     length = x.shape[1] - width + 1
     shifted = [x[:, i : i + length] * weight.T[i] for i in range(width)]
-    return np.sum(shifted, axis=0)
+    return np.sum(shifted if bias is None else [*shifted, np.broadcast_to(bias, shifted[0].shape)], axis=0)
 
 
 def unit_length(x: Inexact[Array, "*batch features"]) -> Inexact[Array, "*batch features"]:
@@ -42,12 +43,21 @@ def unit_length(x: Inexact[Array, "*batch features"]) -> Inexact[Array, "*batch 
     return as_precise_as(x, wide / length)
 
 
-def log_decay(
-    parameters: Mapping[str, Any], x: Inexact[Array, "batch length embed_dim"]
+def time_step(
+    config: TransformerConfig, parameters: Mapping[str, Any], x: Inexact[Array, "batch length embed_dim"]
 ) -> Inexact[Array, "batch length heads"]:
-    """Logarithm of the share of the state that stays: −exp(log_rate) · softplus(x Wᵀ + b) (Gu and Dao 2024)."""
-    rate = np.exp(upcast(parameters["log_rate"]))
-    return rate * -softplus(upcast(linear(parameters["decay"], x)))
+    """softplus(x Wᵀ + b), within bounds: the time that the state decays for (Gu and Dao 2024, §3.6)."""
+    step = softplus(upcast(linear(parameters["decay"], x)) + upcast(parameters["time_step_bias"]))
+    least, most = config.time_step_least, config.time_step_most
+    within = (step.real >= least) & (most is None or step.real <= most)
+    return np.where(within, step, np.clip(step.real, least, most))
+
+
+def log_decay(
+    parameters: Mapping[str, Any], step: Inexact[Array, "batch length heads"]
+) -> Inexact[Array, "batch length heads"]:
+    """Logarithm of the share of the state that stays: −exp(log_rate) · the time step (Gu and Dao 2024)."""
+    return -np.exp(upcast(parameters["log_rate"])) * step
 
 
 def gated_delta_rule(
@@ -70,15 +80,44 @@ def gated_delta_rule(
     return read, state
 
 
+def state_space_rule(
+    query: Inexact[Array, "batch heads length head_dim"],
+    key: Inexact[Array, "batch heads length head_dim"],
+    value: Inexact[Array, "batch heads length value_dim"],
+    log_decay: Inexact[Array, "batch heads length"],
+    step: Inexact[Array, "batch heads length"],
+    state: Inexact[Array, "batch heads head_dim value_dim"],
+) -> tuple[Inexact[Array, "batch heads length value_dim"], Inexact[Array, "batch heads head_dim value_dim"]]:
+    """The same without a correction: S ← e^log_decay · S + k ⊗ step · v; then q S (Dao and Gu 2024, eq. 2; q, k and v
+    are C, B and x there)."""
+    read = np.zeros(value.shape, np.result_type(query, key, value, log_decay, step, state))
+    for i in range(query.shape[2]):
+        change = step[:, :, i, None, None] * value[:, :, i, None]
+        state = state * np.exp(log_decay[:, :, i, None, None]) + key[:, :, i, :, None] * change
+        read[:, :, i] = (query[:, :, i, None] @ state)[:, :, 0]
+    return read, state
+
+
 def gated_norm(
     config: TransformerConfig,
     parameters: Mapping[str, Array],
     x: Inexact[Array, "batch length features"],
     gate: Inexact[Array, "batch length features"],
 ) -> Inexact[Array, "batch length features"]:
-    """RMS norm of each head, whose gain is its weight, times silu of the gate."""
-    heads = x.reshape(*x.shape[:2], config.recurrent_heads, -1)
-    return rms_norm(heads, parameters["weight"], config.norm_eps).reshape(x.shape) * silu(gate)
+    """RMS norm of each head, whose gain is its weight, times silu of the gate; with a state-space model, of x · silu of
+    the gate, over the heads that share a key, and each feature has a weight."""
+    weight = parameters["weight"]
+    if config.mixer == "gated-delta":
+        heads = x.reshape(*x.shape[:2], config.recurrent_heads, -1)
+        return rms_norm(heads, weight, config.norm_eps).reshape(x.shape) * silu(gate)
+    groups = (upcast(x) * silu(upcast(gate))).reshape(*x.shape[:2], config.recurrent_key_heads, -1)
+    ones = np.ones(groups.shape[-1], groups.real.dtype)
+    return as_precise_as(x, rms_norm(groups, ones, config.norm_eps).reshape(x.shape) * weight)
+
+
+def unpadded(x: Inexact[Array, "batch length wide"], context: LayerContext) -> Inexact[Array, "batch length wide"]:
+    """`x` with zeros for padding, where it is masked."""
+    return x if context.visible is None else x * context.visible[..., None].astype(x.real.dtype)
 
 
 def convolve(
@@ -91,11 +130,33 @@ def convolve(
     cache: Cache | None = None,
 ) -> Inexact[Array, "batch length features"]:
     """The `query`, `key` or `value` of all heads: projected, convolved over time, and through silu."""
-    x = linear(parameters[name], x)
+    x, kernel = linear(parameters[name], x), parameters[f"{name}_convolution"]
     before = np.zeros((len(x), config.convolution_width - 1, x.shape[-1]), x.dtype)
     if cache is not None:
         before = update_inputs(cache, name, x, context.counts)
-    return tap(f"{name}_convolved", silu(causal_convolution(parameters[f"{name}_convolution"]["weight"], x, before)))
+    y = silu(causal_convolution(kernel["weight"], x, before, kernel.get("bias")))
+    return tap(f"{name}_convolved", unpadded(y, context) if config.mixer == "state-space" else y)
+
+
+def rates(
+    config: TransformerConfig,
+    parameters: Mapping[str, Any],
+    x: Inexact[Array, "batch length embed_dim"],
+    context: LayerContext,
+    tap: Tap = identity,
+    cache: Cache | None = None,
+) -> tuple[Inexact[Array, "batch heads length"], Inexact[Array, "batch heads length"]]:
+    """Logarithm of the share of the state that each token leaves, and how strongly it writes: by beta, a sigmoid, or by
+    the time step itself (`state-space`)."""
+    step = time_step(config, parameters, x)
+    if config.mixer == "gated-delta":
+        strength = tap("beta", sigmoid(linear(parameters["beta"], x)))
+    else:
+        strength = step = tap("time_step", as_precise_as(x, step))
+    decay = tap("log_decay", as_precise_as(x, log_decay(parameters, step)))
+    if cache is not None:
+        decay, strength = held_tokens(decay, context.counts), held_tokens(strength, context.counts)
+    return upcast(decay.swapaxes(1, 2)), upcast(strength.swapaxes(1, 2))
 
 
 def recurrence(
@@ -106,27 +167,27 @@ def recurrence(
     tap: Tap = identity,
     cache: Cache | None = None,
 ) -> Inexact[Array, "batch queries embed_dim"]:
-    """Gated delta network (Yang et al. 2025, §3.4); with a `cache`, it goes on from the state there.
+    """Gated delta network (Yang et al. 2025, §3.4) or Mamba-2 (Dao and Gu 2024, §7.1); with a `cache`, it goes on from
+    the state there.
 
     Padding is zeros: it writes nothing of its own, but decays the state, and convolutions pass over it.
     """
-    if context.visible is not None:
-        x = x * context.visible[..., None].astype(x.real.dtype)
+    x = unpadded(x, context)
     query, key, value = (
         convolve(config, parameters, name, x, context, tap, cache) for name in ("query", "key", "value")
     )
-    heads, shared = config.recurrent_heads, config.recurrent_key_heads
-    query = tap("query_normalized", unit_length(split_heads(query, shared)))
-    key = tap("key_normalized", unit_length(split_heads(key, shared)))
-    decay = tap("log_decay", as_precise_as(x, log_decay(parameters, x)))
-    beta = tap("beta", sigmoid(linear(parameters["beta"], x)))
-    if cache is not None:
-        decay, beta = held_tokens(decay, context.counts), held_tokens(beta, context.counts)
+    heads, shared, is_delta = config.recurrent_heads, config.recurrent_key_heads, config.mixer == "gated-delta"
+    query, key, value = split_heads(query, shared), split_heads(key, shared), upcast(split_heads(value, heads))
+    if is_delta:
+        query, key = tap("query_normalized", unit_length(query)), tap("key_normalized", unit_length(key))
+    decay, strength = rates(config, parameters, x, context, tap, cache)
     query, key = (upcast(repeat_heads(each, heads)) for each in (query, key))
-    decay, beta = (upcast(each.swapaxes(1, 2)) for each in (decay, beta))
     size = (len(x), heads, config.recurrent_key_dim, config.recurrent_value_dim)
     state = np.zeros(size, query.real.dtype) if cache is None else cache["state"]
-    read, state = gated_delta_rule(query, key, upcast(split_heads(value, heads)), decay, beta, state)
+    rule = gated_delta_rule if is_delta else state_space_rule
+    read, state = rule(query, key, value, decay, strength, state)
+    if not is_delta:
+        read = read + upcast(parameters["skip"])[:, None, None] * value
     if cache is not None:
         update_state(cache, state)
     read = tap("context", as_precise_as(x, merge_heads(read)))

@@ -10,7 +10,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
 from transparity_conformance.diagnosis.fault import Fault
-from transparity_conformance.diagnosis.faults.sites import split, token_table
+from transparity_conformance.diagnosis.faults.sites import own_config, split, token_table
 from transparity_conformance.oracle.oracle import Arrays
 
 PARTS = {"query": "query", "key": "key", "value": "value", "output": "output", "hidden": "up"}
@@ -31,7 +31,7 @@ def _of_part(config: TransformerConfig, part: str) -> Iterator[Fault]:
     shape = shapes.get(f"{part}.weight")
     if shape is not None and shape[0] == shape[1]:
         yield Fault("weight-transpose", role, f"the {role} weight is transposed", alter=partial(_transposed, role))
-    for pair in EXCHANGED if ".recurrence." not in part else ():
+    for pair in EXCHANGED:
         if shape is not None and role in pair:
             other = f"{part.rpartition('.')[0]}.{pair[role == pair[0]]}"
             if shapes.get(f"{other}.weight") == shape:
@@ -52,8 +52,9 @@ FED = {
 """The linear maps of a feed-forward by their taps."""
 
 OF_RECURRENCE = {f"{role}_convolved": role for role in ("query", "key", "value")}
-OF_RECURRENCE |= {"log_decay": "decay", "beta": "beta", "gated_context": "gate", "output": "output"}
-"""The linear maps of a recurrence by the taps at which they act."""
+OF_RECURRENCE |= {"log_decay": "decay", "time_step": "decay", "beta": "beta", "gated_context": "gate"}
+OF_RECURRENCE["output"] = "output"
+"""The linear maps of a recurrence by the taps at which they act; behind three of them are convolutions."""
 
 TAPS = {role: tap for tap, role in PARTS.items()} | {"down": "output"}
 
@@ -74,6 +75,8 @@ def _taken(role: str, pair: tuple[str, str], *, biases: bool = True) -> Iterator
 
 def site_of(role: str, site: str) -> str:
     """The tap of `role` in the sublayer of `site`."""
+    if split(site)[1] == "recurrence":
+        return f"{site.rpartition('.')[0]}.{role}_convolved"
     return f"{site.rpartition('.')[0]}.{TAPS[role]}"
 
 
@@ -114,6 +117,10 @@ def parts_at(config: TransformerConfig, site: str) -> list[str]:
     part = _part(site)
     if part is None:
         return []
+    if site.endswith("recurrence.log_decay") and own_config(config, site).mixer == "state-space":
+        return []  # they act at the time step
+    if site.endswith("_convolved"):
+        return [part, f"{part}_convolution"]
     gates = [part.replace(".up", ".gate")] * (config.gated and part.endswith(".up"))
     if part == "head":
         return ["pooler"] * config.has_pooler + ["head"] * (config.head in ("logits", "classes"))
@@ -143,7 +150,8 @@ def _exchanged(
     if parameters[f"{other}.weight"].shape != parameters[f"{part}.weight"].shape:
         return {}  # in a model of another size it cannot be made
     kinds = ("weight", "bias") if biases else ("weight",)
-    return {f"{part}.{kind}": parameters[f"{other}.{kind}"] for kind in kinds if f"{other}.{kind}" in parameters}
+    ends = [f"{of}.{kind}" for of in ("", "_convolution") for kind in kinds]
+    return {f"{part}{end}": parameters[f"{other}{end}"] for end in ends if f"{other}{end}" in parameters}
 
 
 def _unbiased(role: str, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:

@@ -4,6 +4,7 @@ rule of the state, and the norm with a gate behind it; and the gate of attention
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from transparity_conformance.diagnosis.faults.sites import (
     has_padding,
     own_config,
     padding_at,
+    parameters_of,
     split,
     sublayer_input,
 )
@@ -64,15 +66,29 @@ LENGTHS: Mapping[str, tuple[str, Callable[[np.ndarray], np.ndarray]]] = {
     ),
 }
 
-DECAYS: Mapping[str, tuple[str, Callable[[np.ndarray, np.ndarray], np.ndarray]]] = {
-    "softplus missing": ("there is no softplus behind the time step", lambda rate, step: -np.exp(rate) * step),
-    "exp missing": (
-        "the rate is A_log itself, not its exponential",
-        lambda rate, step: rate * softplus(step),
+STEPS: Mapping[str, tuple[str, Callable[..., np.ndarray]]] = {
+    "softplus missing": ("there is no softplus", lambda x, bias, bounded: bounded(x + bias)),
+    "sigmoid": ("there is a sigmoid in place of the softplus", lambda x, bias, bounded: bounded(sigmoid(x + bias))),
+    "bias missing": ("there is no bias (dt_bias)", lambda x, bias, bounded: bounded(softplus(x))),
+    "bias behind": (
+        "the bias is added behind the softplus, not in front of it",
+        lambda x, bias, bounded: bounded(softplus(x) + bias),
     ),
-    "grows": ("the sign is missing: the state grows", lambda rate, step: np.exp(rate) * softplus(step)),
-    "sigmoid": ("there is a sigmoid in place of the softplus", lambda rate, step: -np.exp(rate) * sigmoid(step)),
-    "rate missing": ("there is no rate (A_log) of each head", lambda rate, step: -softplus(step)),
+}
+
+BOUNDS: Mapping[str, tuple[str, Callable[..., np.ndarray]]] = {
+    "bounds missing": ("there are no bounds (time_step_limit)", lambda x, bias, bounded: softplus(x + bias)),
+    "bounds in front": (
+        "the bounds are in front of the softplus, not behind it",
+        lambda x, bias, bounded: softplus(bounded(x + bias)),
+    ),
+}
+
+DECAYS: Mapping[str, tuple[str, Callable[[np.ndarray, np.ndarray], np.ndarray]]] = {
+    "exp missing": ("the rate is A_log itself, not its exponential", lambda rate, step: rate * step),
+    "grows": ("the sign is missing: the state grows", lambda rate, step: np.exp(rate) * step),
+    "rate missing": ("there is no rate (A_log) of each head", lambda rate, step: -step),
+    "step missing": ("the rate is not multiplied by the time step", lambda rate, step: -np.exp(rate) + 0 * step),
 }
 
 BETAS: Mapping[str, tuple[str, Callable[[np.ndarray], np.ndarray]]] = {
@@ -121,16 +137,49 @@ RULES: Mapping[str, tuple[str, str, Settings]] = {
     "read first": ("delta-rule", "queries read the state before their token is written", {"order": "read first"}),
 }
 
+STATES: Mapping[str, tuple[str, str, Settings]] = {
+    **{name: RULES[name] for name in ("decay missing", "not exp", "behind")},
+    "read first": ("state-space", *RULES["read first"][1:]),
+    "step missing": ("state-space", "what is written is not multiplied by the time step", {"strength": np.ones_like}),
+    "step twice": ("state-space", "what is written is multiplied by the time step twice", {"strength": np.square}),
+    "exchanged": (
+        "state-space",
+        "what is written is of the queries' direction (C), and is read in that of the keys (B)",
+        {"exchanged": True},
+    ),
+    "scaled": (
+        "read-out-scale",
+        "what is read is divided by the root of the features of a head's query",
+        {"scaled": True},
+    ),
+    "missing": ("skip", "the values are not added (D)", {"skip": lambda skip, step: 0 * skip}),
+    "all alike": ("skip", "the values are added without a factor of each head (D)", {"skip": lambda skip, step: 1.0}),
+    "of the step": (
+        "skip",
+        "what is added is the value times the time step, as it is written",
+        {"skip": lambda skip, step: skip * step},
+    ),
+}
+
 GATED: Mapping[str, tuple[str, str, Settings]] = {
     "gate first": ("gated-norm", "the gate is in front of the norm, not behind it", {"order": "gate first"}),
     "one plus": ("gated-norm", "the gain is 1 + the weight, as of the other norms, not the weight", {"offset": 1.0}),
-    "all heads": ("gated-norm", "the norm is over the features of all heads, not of each", {"whole": True}),
+    "all heads": ("gated-norm", "the norm is over the features of all heads, not of each", {"over": "all"}),
     "missing": ("gated-norm", "there is no norm", {"order": "no norm"}),
     "weight alone": ("gated-norm", "what is read is multiplied by the weight, but not normalised", {"order": "weight"}),
+    "eps 1e-06": ("gated-norm", "eps is 1e-06, not that of the other norms", {"eps": 1e-6}),
     "gate missing": ("recurrent-gate", "there is no gate", {"gate": np.ones_like}),
     "sigmoid": ("recurrent-gate", "the gate is a sigmoid, not silu", {"gate": sigmoid}),
     "linear": ("recurrent-gate", "there is no activation of the gate", {"gate": lambda z: z}),
 }
+
+GROUPED: Mapping[str, tuple[str, str, Settings]] = {
+    **{name: row for name, row in GATED.items() if name not in ("gate first", "one plus", "all heads")},
+    "gate behind": ("gated-norm", "the gate is behind the norm, not in front of it", {"order": "gate behind"}),
+    "not grouped": ("gated-norm", "the norm is over all features, not those of each group", {"over": "all"}),
+    "each head": ("gated-norm", "the norm is over the features of each head, not of each group", {"over": "head"}),
+}
+"""Those of a state-space model, whose gate is in front of the norm, which is over groups of heads."""
 
 ATTENTION_GATES: Mapping[str, tuple[str, Callable[[np.ndarray], Any]]] = {
     "missing": ("the context is not multiplied by its gate", lambda z: 1.0),
@@ -148,26 +197,46 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
             yield Fault("attention-gate", name, says, formula=_attention_gate, settings={"gate": gate})
     if sublayer != "recurrence":
         return
+    is_delta = own.mixer == "gated-delta"
     if tap.endswith("_convolved"):
         yield from _of_convolution(own, site)
     elif tap.endswith("_normalized"):
         for name, (says, change) in LENGTHS.items():
             description = f"{'queries' if tap.startswith('query') else 'keys'} {says}"
             yield Fault("unit-length", name, description, formula=_unit, settings={"change": change})
-    elif tap == "log_decay":
-        for name, (says, decayed) in DECAYS.items():
-            yield Fault("decay", name, f"of the decay {says}", formula=_decay, settings={"change": decayed})
     elif tap == "beta":
         for name, (says, written) in BETAS.items():
             yield Fault("beta", name, f"of beta {says}", formula=_beta, settings={"change": written})
     elif tap == "context":
-        for name, (identity, says, settings) in RULES.items():
-            yield Fault(identity, name, says, formula=_read, settings=settings)
+        for name, (identity, says, settings) in (RULES if is_delta else STATES).items():
+            yield Fault(identity, name, says, formula=_read if is_delta else _selected, settings=settings)
         if 1 < own.recurrent_key_heads < own.recurrent_heads:
             says = "key heads are repeated as a whole (0 1 0 1), not each for consecutive heads (0 0 1 1)"
-            yield Fault("recurrent-heads", "tiled", says, formula=_read, settings={"tiled": True})
+            formula = _read if is_delta else _selected
+            yield Fault("recurrent-heads", "tiled", says, formula=formula, settings={"tiled": True})
     elif tap == "gated_context":
-        for name, (identity, says, settings) in GATED.items():
+        yield from _of_norm(own)
+    else:
+        yield from _of_rates(own, tap)
+
+
+def _of_rates(own: TransformerConfig, tap: str) -> Iterator[Fault]:
+    """Faults of the time step, which with the delta rule shows in the decay alone, and of the decay."""
+    bounded = own.time_step_least > 0 or own.time_step_most is not None
+    if tap == ("log_decay" if own.mixer == "gated-delta" else "time_step"):
+        for name, (says, change) in {**STEPS, **(BOUNDS if bounded else {})}.items():
+            yield Fault("time-step", name, f"of the time step {says}", formula=_step, settings={"step": change})
+    if tap == "log_decay":
+        for name, (says, decayed) in DECAYS.items():
+            yield Fault("decay", name, f"of the decay {says}", formula=_step, settings={"decay": decayed})
+
+
+def _of_norm(own: TransformerConfig) -> Iterator[Fault]:
+    without: set[str] = set() if own.recurrent_key_heads > 1 else {"not grouped"}
+    without |= {"each head"} if own.recurrent_key_heads == own.recurrent_heads else set()
+    without |= {"eps 1e-06"} if own.norm_eps == 1e-6 else set()
+    for name, (identity, says, settings) in (GATED if own.mixer == "gated-delta" else GROUPED).items():
+        if name not in without:
             yield Fault(identity, name, says, formula=_gated, settings=settings)
 
 
@@ -175,18 +244,24 @@ def _of_convolution(own: TransformerConfig, site: str) -> Iterator[Fault]:
     for name, (says, kernel) in CONVOLUTIONS.items() if own.convolution_width > 1 else ():
         if name != "centred" or own.convolution_width > 2:
             yield Fault("recurrent-convolution", name, says, formula=_convolved, settings={"kernel": kernel})
+    if own.mixer == "state-space" and own.decoder_mask == "causal-and-padding":
+        says = "padding has zeros in front of the convolution alone, not behind it, too"
+        yield Fault("recurrent-padding", "in front", says, formula=_convolved, settings={"unpadded": False})
     others = {name: row for name, row in ACTIVATIONS.items() if name != "silu"}
     for name, (function, says) in {**others, "missing": (lambda x: x, "no activation")}.items():
         description = f"{says} instead of {ACTIVATIONS['silu'][1]} behind the convolution"
         yield Fault("recurrent-activation", name, description, formula=_convolved, settings={"function": function})
 
 
-def _given(state: WalkState, site: str, *, masked: bool = True) -> Value:
+def _given(state: WalkState, site: str) -> Value:
     """The input of the recurrence, with zeros in place of padding."""
     scope, sublayer, _ = split(site)
-    x = sublayer_input(state, scope, sublayer)
+    return _unpadded(state, site, sublayer_input(state, scope, sublayer))
+
+
+def _unpadded(state: WalkState, site: str, x: Value) -> Value:
     hides = state.config.decoder_mask == "causal-and-padding" and has_padding(state.config, site)
-    return x * padding_at(state, site)[:, 0, 0, :, None].astype(x.dtype) if hides and masked else x
+    return x * padding_at(state, site)[:, 0, 0, :, None].astype(x.dtype) if hides else x
 
 
 def _scope(site: str) -> str:
@@ -195,11 +270,12 @@ def _scope(site: str) -> str:
 
 def _convolved(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
     """A convolution and its activation, with other settings."""
-    part = site.removesuffix("_convolved")
-    x = apply_linear(state, part, _given(state, site))
-    weight = state.parameters[f"{part}_convolution.weight"]
-    function = settings.get("function", ACTIVATIONS["silu"][0])
-    return function(settings.get("kernel", _causal)(weight, x)).astype(value.dtype)
+    part, own = site.removesuffix("_convolved"), own_config(state.config, site)
+    kernel = parameters_of(state, f"{part}_convolution")
+    y = settings.get("kernel", _causal)(kernel["weight"], apply_linear(state, part, _given(state, site)))
+    y = settings.get("function", ACTIVATIONS["silu"][0])(y + kernel.get("bias", 0))
+    masked = own.mixer == "state-space" and settings.get("unpadded", True)
+    return (_unpadded(state, site, y) if masked else y).astype(value.dtype)
 
 
 def _unit(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
@@ -207,9 +283,17 @@ def _unit(settings: Settings, state: WalkState, site: str, value: Value) -> Valu
     return settings["change"](split_heads(x, value.shape[1])).astype(value.dtype)
 
 
-def _decay(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    step = apply_linear(state, f"{_scope(site)}.decay", _given(state, site))
-    return settings["change"](state.parameters[f"{_scope(site)}.log_rate"], step).astype(value.dtype)
+def _step(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
+    """The time step or, at its own tap, the decay, with other settings."""
+    own, scope = own_config(state.config, site), _scope(site)
+    x, bias = apply_linear(state, f"{scope}.decay", _given(state, site)), state.parameters[f"{scope}.time_step_bias"]
+    bounded = partial(np.clip, a_min=own.time_step_least, a_max=own.time_step_most)
+    step = settings.get("step", lambda x, bias, bounded: bounded(softplus(x + bias)))(x, bias, bounded)
+    if site.endswith("time_step"):
+        return step.astype(value.dtype)
+    step = state.taps.get(f"{scope}.time_step", step)
+    decay = settings.get("decay", lambda rate, step: -np.exp(rate) * step)
+    return decay(state.parameters[f"{scope}.log_rate"], step).astype(value.dtype)
 
 
 def _beta(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
@@ -227,7 +311,28 @@ def _read(settings: Settings, state: WalkState, site: str, value: Value) -> Valu
     decay = settings.get("decays", np.exp)(decay)
     features = values.shape[-1] if settings.get("of_values") else key.shape[-1]
     scale = features ** (-0.5 if settings.get("scale", 1.0) else 0)
-    read = _by_rule(settings.get("order", ""), query * scale, key, values, decay, beta)
+    order = settings.get("order", "")
+    corrects = order != "no correction"
+    read = _by_rule(order, query * scale, key, values, decay, beta, corrects=corrects)
+    return merge_heads(read).astype(value.dtype)
+
+
+def _selected(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
+    """What is read from the state of a state-space model, and what is added to it, with other settings."""
+    own, scope = own_config(state.config, site), _scope(site)
+    heads, repeat = own.recurrent_heads, _tiled if settings.get("tiled") else repeat_heads
+    roles = ("key", "query") if settings.get("exchanged") else ("query", "key")
+    query, key = (
+        repeat(split_heads(state.taps[f"{scope}.{role}_convolved"], own.recurrent_key_heads), heads) for role in roles
+    )
+    values = split_heads(state.taps[f"{scope}.value_convolved"], heads)
+    decay, step = (state.taps[f"{scope}.{name}"].swapaxes(1, 2) for name in ("log_decay", "time_step"))
+    query = query * query.shape[-1] ** (-0.5 if settings.get("scaled") else 0)
+    strength, kept = settings.get("strength", lambda step: step)(step), settings.get("decays", np.exp)(decay)
+    order = settings.get("order", "")
+    read = _by_rule(order, query, key, values, kept, strength, corrects=False)
+    skip = state.parameters[f"{scope}.skip"][:, None, None]
+    read = read + settings.get("skip", lambda skip, step: skip)(skip, step[..., None]) * values
     return merge_heads(read).astype(value.dtype)
 
 
@@ -236,7 +341,14 @@ def _tiled(x: np.ndarray, heads: int) -> np.ndarray:
 
 
 def _by_rule(
-    order: str, query: np.ndarray, key: np.ndarray, values: np.ndarray, decay: np.ndarray, beta: np.ndarray
+    order: str,
+    query: np.ndarray,
+    key: np.ndarray,
+    values: np.ndarray,
+    decay: np.ndarray,
+    beta: np.ndarray,
+    *,
+    corrects: bool = True,
 ) -> np.ndarray:
     state = np.zeros((*key.shape[:2], key.shape[-1], values.shape[-1]), values.dtype)
     read = np.zeros_like(values)
@@ -248,7 +360,7 @@ def _by_rule(
         before = state
         state = state if order == "decay behind" else state * kept
         found = k @ (before if order == "early correction" else state)
-        change = strength * (v if order == "no correction" else v - found)
+        change = strength * (v - found if corrects else v)
         change = strength * v - found if order == "beta of values" else change
         state = state + k.swapaxes(-1, -2) @ change
         state = state * kept if order == "decay behind" else state
@@ -259,17 +371,20 @@ def _by_rule(
 
 def _gated(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
     """The norm with its gate, with other settings."""
-    own, scope, order = own_config(state.config, site), _scope(site), settings.get("order")
+    own, scope = own_config(state.config, site), _scope(site)
+    is_delta = own.mixer == "gated-delta"
+    order = settings.get("order", "gate behind" if is_delta else "gate first")
     z = apply_linear(state, f"{scope}.gate", _given(state, site))
     gate, x = settings.get("gate", silu)(z), state.taps[f"{scope}.context"]
-    x = x * gate if order == "gate first" else x
-    heads = x.reshape(*x.shape[:2], own.recurrent_heads, -1)
-    axes = (2, 3) if settings.get("whole") else (3,)
-    size = np.sqrt((heads * heads).mean(axis=axes, keepdims=True) + own.norm_eps)
+    in_front = order == "gate first" or (order != "gate behind" and not is_delta)
+    y = x * gate if in_front else x
+    counts = {"all": 1, "head": own.recurrent_heads, "group": own.recurrent_key_heads}
+    groups = y.reshape(*y.shape[:2], counts[settings.get("over", "head" if is_delta else "group")], -1)
+    size = np.sqrt((groups * groups).mean(axis=-1, keepdims=True) + settings.get("eps", own.norm_eps))
+    y = y if order in ("no norm", "weight") else (groups / size).reshape(y.shape)
     gain = settings.get("offset", 0.0) + state.parameters[f"{scope}.gated_norm.weight"]
-    heads = heads if order == "no norm" else heads * gain / (1.0 if order == "weight" else size)
-    y = heads.reshape(x.shape)
-    return (y if order == "gate first" else y * gate).astype(value.dtype)
+    y = y if order == "no norm" else y * np.resize(gain, y.shape[-1])
+    return (y if in_front else y * gate).astype(value.dtype)
 
 
 def _attention_gate(settings: Settings, state: WalkState, site: str, value: Value) -> Value:

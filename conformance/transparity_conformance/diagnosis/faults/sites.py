@@ -56,7 +56,8 @@ def parameters_of(state: WalkState, scope: str) -> dict[str, np.ndarray]:
 def sublayers(config: TransformerConfig, scope: str) -> list[str]:
     """The sublayers of a layer, in order."""
     crosses = scope.startswith("decoder") and config.has_encoder
-    return ["self_attention", *["cross_attention"] * crosses, "feed_forward"]
+    feeds = own_config(config, f"{scope}.output").feed_forward_dim > 0
+    return ["self_attention", *["cross_attention"] * crosses, *["feed_forward"] * feeds]
 
 
 def layer_input(state: WalkState, scope: str) -> Value:

@@ -126,7 +126,8 @@ def _layer(config: TransformerConfig, stack: str, read: str) -> Iterable[str]:
         sublayers["self"] = f"{_recurrence(config)}<br/>{others}".removesuffix("<br/>")
     if read == "target":
         sublayers["cross"] = f"cross-attention<br/>{_attention(config, 'the padding')}"
-    sublayers["feed"] = f"feed-forward<br/>{experts}{width}, {config.activation}{gated}"
+    if any(own.feed_forward_dim for own in config.layer_kinds.values()):
+        sublayers["feed"] = f"feed-forward<br/>{experts}{width}, {config.activation}{gated}"
     before = f"{stack}_x"
     yield f'{before}(("x"))'
     for name, text in sublayers.items():
@@ -187,7 +188,8 @@ def _attention(config: TransformerConfig, masked: str) -> str:
 def _recurrence(config: TransformerConfig) -> str:
     keys, values = config.recurrent_key_dim, config.recurrent_value_dim
     states = f"{config.recurrent_heads} states of {keys} by {values}, {config.recurrent_key_heads} heads of keys"
-    return f"gated delta rule<br/>{states}, convolutions over {config.convolution_width} positions"
+    name = "gated delta rule" if "gated-delta" in {own.mixer for own in config.layer_kinds.values()} else "state space"
+    return f"{name}<br/>{states}, convolutions over {config.convolution_width} positions"
 
 
 def _self_attention_only(config: TransformerConfig) -> str:

@@ -123,7 +123,7 @@ SOME = [(way, chunks) for way, chunks in splits(LENGTH, ROWS) if way in ("1+1+1+
 
 
 FAMILIES = tuple(case for case, config in CASES.items() if config.has_decoder and config.head == "logits")
-FEW = ("qwen", "gemma", "t5", "opt", "qwen3-next")
+FEW = ("qwen", "gemma", "t5", "opt", "qwen3-next", "mamba2")
 """The cases of families if every model is compiled."""
 
 

@@ -19,7 +19,7 @@ from transparity_conformance.suite.claims import claim
 FEW = (
     *("llama", "qwen", "gemma", "olmo2", "gpt-j", "gpt-neox", "t5", "bart", "bert", "roberta", "modern-bert", "bloom"),
     *("qwen-moe", "deepseek", "gpt-oss", "masked-bert", "mpnet", "classifier", "last-token", "yarn", "phi3"),
-    *("llama4", "qwen3-next", "vit", "whisper", "clip-text", "clip-vision"),
+    *("llama4", "qwen3-next", "mamba2", "vit", "whisper", "clip-text", "clip-vision"),
 )
 """Families tested if every model is compiled: together they have all features that no preset has."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -41,9 +41,8 @@ def _kernels(parts: Sequence[np.ndarray]) -> np.ndarray:
     return np.concatenate(parts)[:, np.newaxis]
 
 
-def _convolution(config: TransformerConfig) -> Stored:
-    """One convolution of queries, keys and values: (features, 1, width)."""
-    widths = config.convolution_dims
+def convolution(widths: Mapping[str, int]) -> Stored:
+    """One convolution (features, 1, width) of queries, keys and values, each of so many features, in that order."""
     begins = itertools.accumulate(widths.values(), initial=0)
     return Stored(
         tuple(
@@ -71,7 +70,7 @@ def _packed(config: TransformerConfig) -> Table:
     return queries | {
         "layers.{i}.linear_attn.in_proj_qkvz.weight": by_group(projected, groups),
         "layers.{i}.linear_attn.in_proj_ba.weight": by_group(numbers, groups),
-        "layers.{i}.linear_attn.conv1d.weight": _convolution(config),
+        "layers.{i}.linear_attn.conv1d.weight": convolution(config.convolution_dims),
     }
 
 
@@ -138,7 +137,7 @@ QWEN3_NEXT = dataclasses.replace(
     names={
         **NO_QUERIES,
         "layers.{i}.linear_attn.A_log": f"{RECURRENCE}.log_rate",
-        "layers.{i}.linear_attn.dt_bias": f"{RECURRENCE}.decay.bias",
+        "layers.{i}.linear_attn.dt_bias": f"{RECURRENCE}.time_step_bias",
         "layers.{i}.linear_attn.norm.weight": f"{RECURRENCE}.gated_norm.weight",
         "layers.{i}.linear_attn.out_proj.weight": f"{RECURRENCE}.output.weight",
     },

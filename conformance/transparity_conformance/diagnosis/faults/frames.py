@@ -85,7 +85,7 @@ def _of_convolution(site: str) -> Iterator[Fault]:
             yield Fault("frame-layout", name, description, formula=convolution, settings={"frames": frames})
         return
     description = "the first convolution has the stride 2, and the second 1"
-    yield Fault("convolution-stride", "of the first", description, patch=_first_with_stride)
+    yield Fault("convolution-stride", "of the first", description, patch=_first_with_stride, reshapes=FIRST)
 
 
 def convolution(settings: Settings, state: WalkState, site: str, value: Value) -> Value:

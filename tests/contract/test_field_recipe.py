@@ -38,6 +38,8 @@ READ_FOR_ALL = ("inputs.py", "training.py")
 
 NO_FAULT = {
     "feed_forward_bias": "`bias-dropped` goes by the parameters, which a bias brings",
+    "qkv_bias": "`bias-dropped` goes by the parameters, which a bias brings",
+    "key_bias": "a bias of the keys moves all scores of a query alike: no weight changes",
     "output_bias": "`bias-dropped` goes by the parameters, which a bias brings",
     "convolution_bias": "`bias-dropped` goes by the parameters, which a bias brings",
     "recurrent_bias": "`bias-dropped` goes by the parameters, which a bias brings",

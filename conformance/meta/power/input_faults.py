@@ -1,4 +1,4 @@
-"""Mistakes in how images and audio are read, as a port makes them, and the ways to read them that are none."""
+"""Mistakes in how images and audio are read, as a port makes them."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ def faults() -> Iterator[FamilyFault]:
     yield from _tower_faults()
 
 
-def _grid(config: Config, pixels: np.ndarray) -> np.ndarray:
+def grid(config: Config, pixels: np.ndarray) -> np.ndarray:
     """The image as (batch, rows of patches, columns of patches, channels, rows, columns)."""
     size = config.patch_size or 1
     rows = [np.split(row, pixels.shape[3] // size, axis=3) for row in np.split(pixels, pixels.shape[2] // size, axis=2)]
     return np.stack([np.stack(row, axis=1) for row in rows], axis=1)
 
 
-def _flat(grid: np.ndarray) -> np.ndarray:
+def flat(grid: np.ndarray) -> np.ndarray:
     return grid.reshape(len(grid), grid.shape[1] * grid.shape[2], -1)
 
 
 def _patched(change: Callable[[np.ndarray], np.ndarray]) -> dict[str, Wrong]:
     """Patches of another grid."""
-    return {"embeddings.patches": partial(constantly, lambda config, pixels: _flat(change(_grid(config, pixels))))}
+    return {"embeddings.patches": partial(constantly, lambda config, pixels: flat(change(grid(config, pixels))))}
 
 
 def _patch_faults() -> Iterator[FamilyFault]:
@@ -101,7 +101,7 @@ def _kernels(change: Callable[[np.ndarray], np.ndarray], which: str) -> Callable
     """The kernels (features_out, features_in, 3) of one convolution or of both, changed."""
 
     def changed(name: str, x: np.ndarray) -> np.ndarray:
-        if not name.endswith(f"{which}_convolution.weight"):
+        if not name.endswith(f"{which}convolution.weight"):
             return x
         return change(x.reshape(len(x), -1, 3)).reshape(len(x), -1)
 
@@ -135,7 +135,7 @@ def _frame_faults() -> Iterator[FamilyFault]:
             ("convolution-kernel",), f"turned, {both}", place, _FRAMES, parameters=_kernels(turned, which)
         )
         yield FamilyFault(("convolution-kernel",), f"mixed, {both}", place, _FRAMES, parameters=_kernels(mixed, which))
-        dropped = replaced(lambda name, x, which=which: x * 0 if name.endswith(f"{which}_convolution.bias") else x)  # type: ignore[misc]
+        dropped = replaced(lambda name, x, which=which: x * 0 if name.endswith(f"{which}convolution.bias") else x)  # type: ignore[misc]
         if which:
             yield FamilyFault(("bias-dropped",), f"{which} convolution", place, _FRAMES, parameters=dropped)
         for name, padded in PADDINGS.items():
@@ -148,10 +148,6 @@ def _frame_faults() -> Iterator[FamilyFault]:
         yield FamilyFault(("convolution-activation",), f"none, {both}", place, _FRAMES, exchanged=wrong)
     swapped = _convolutions("", strides=(2, 1))
     yield FamilyFault(("convolution-stride",), "exchanged", CONVOLVED, _FRAMES, exchanged=swapped)
-    unbiased = all_of(having("qkv_bias"), where(key_bias=False))
-    for role in ("query", "value"):
-        given = partial(_keys_biased, role)
-        yield FamilyFault(("key-bias",), role, r".*\.key", unbiased, fields_to(key_bias=True), parameters=given)
 
 
 PADDINGS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -167,7 +163,7 @@ def _zeros_around(x: np.ndarray) -> np.ndarray:
     return np.concatenate([0 * x[:, :1], x, 0 * x[:, :1]], axis=1)
 
 
-def _convolution(
+def convolution(
     x: np.ndarray, kernel: np.ndarray, stride: int, padded: Callable[[np.ndarray], np.ndarray] = _zeros_around
 ) -> np.ndarray:
     """The convolution of (batch, frames, features_in) as the products of three frames with (features_out, ·, 3)."""
@@ -189,16 +185,10 @@ def _convolutions(
         if which not in ("", ("first", "second")[stride - 1]):
             return right(parameters, x, stride)
         kernel = parameters["weight"].reshape(len(parameters["weight"]), -1, 3)
-        made: np.ndarray = activation(_convolution(x, kernel, strides[stride - 1], padded) + parameters["bias"])
+        made: np.ndarray = activation(convolution(x, kernel, strides[stride - 1], padded) + parameters["bias"])
         return made
 
     return {"embeddings.convolved": partial(constantly, convolved)}
-
-
-def _keys_biased(role: str, config: Config, parameters: Arrays) -> Arrays:
-    """The keys with the bias of another role, as if the three were packed with two biases in the wrong places."""
-    biases = {name: x for name, x in parameters.items() if name.endswith(f"attention.{role}.bias")}
-    return parameters | {name.replace(f".{role}.bias", ".key.bias"): x for name, x in biases.items()}
 
 
 def _tower_faults() -> Iterator[FamilyFault]:
@@ -251,105 +241,3 @@ def _position_faults() -> Iterator[FamilyFault]:
 
 def _in_turn(angles: np.ndarray) -> np.ndarray:
     return np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(len(angles), -1)
-
-
-def styles() -> Iterator[FamilyFault]:
-    """Ports of images, audio, chunked windows and tempered queries that are right, each written in another way."""
-    chunked, tempered = where(window_kind="chunks"), having("query_temperature")
-    for name, acts, place, function in (
-        ("patches cut one by one", _PIXELS, "embeddings.patches", lambda config, pixels: _flat(_grid(config, pixels))),
-        ("patches one by one", _PIXELS, "embeddings.embed_patches", _one_by_one),
-        ("patches in float64", _PIXELS, "embeddings.embed_patches", _in_float64(embeddings.embed_patches)),
-        ("convolved frame by frame", _FRAMES, "embeddings.convolved", _convolved),
-        (
-            "every second of all frames",
-            _FRAMES,
-            "embeddings.convolved",
-            lambda p, x, stride: _convolved(p, x, 1)[:, ::stride],
-        ),
-        ("convolved in float64", _FRAMES, "embeddings.convolved", _in_float64(embeddings.convolved)),
-        ("convolved backwards", _FRAMES, "embeddings.convolved", _convolved_backwards),
-        ("sinusoids in float32", _SINUSOIDS, "embeddings.sinusoidal_positions", _sinusoids_in_float32),
-        ("chunks as blocks", chunked, "transformer.window_mask", _blocks),
-        ("chunks one by one", chunked, "transformer.window_mask", _chunks),
-        ("temperature in float32", tempered, "transformer.query_temperature", _tempered_in_float32),
-        ("temperature one by one", tempered, "transformer.query_temperature", _tempered),
-    ):
-        yield FamilyFault((), name, ".*", acts, exchanged={place: partial(constantly, function)})
-
-
-def _one_by_one(config: Config, parameters: Mapping[str, Any], pixels: np.ndarray) -> np.ndarray:
-    projection, cut = parameters["patch_projection"], _flat(_grid(config, pixels)).swapaxes(0, 1)
-    made = [
-        patch.astype(projection["weight"].dtype) @ projection["weight"].T + projection.get("bias", 0) for patch in cut
-    ]
-    first = [np.tile(parameters["class_embedding"]["weight"].reshape(1, -1), (len(pixels), 1))] * config.class_token
-    return np.stack([*first, *made], axis=1)
-
-
-def _in_float64(function: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
-    """The function, computed in float64 and rounded to the dtype of the parameters."""
-
-    def upcast(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {name: upcast(each) for name, each in value.items()}
-        return value.astype(np.float64) if isinstance(value, np.ndarray) else value
-
-    def dtype(value: Mapping[str, Any]) -> Any:
-        first = next(iter(value.values()))
-        return dtype(first) if isinstance(first, Mapping) else first.dtype
-
-    def wrapped(*given: Any, **further: Any) -> np.ndarray:
-        parameters = next(each for each in given if isinstance(each, Mapping))
-        return function(*map(upcast, given), **further).astype(dtype(parameters))
-
-    return wrapped
-
-
-def _convolved(parameters: Mapping[str, np.ndarray], x: np.ndarray, stride: int) -> np.ndarray:
-    kernel = parameters["weight"].reshape(len(parameters["weight"]), -1, 3)
-    made: np.ndarray = ACTIVATIONS["gelu"](parameters["bias"] + _convolution(x, kernel, stride))
-    return made
-
-
-def _convolved_backwards(parameters: Mapping[str, np.ndarray], x: np.ndarray, stride: int) -> np.ndarray:
-    """The same sums in the opposite order."""
-    weight = parameters["weight"].reshape(len(parameters["weight"]), -1, 3)[:, ::-1]
-    return _convolved({**parameters, "weight": weight}, x[..., ::-1], stride)
-
-
-def _sinusoids_in_float32(length: int, dim: int, base: float, *_: Any) -> np.ndarray:
-    """As OpenAI's code has it: the logarithm of the step, then its powers."""
-    step = np.float32(math.log(base) / (dim // 2 - 1))
-    rates = np.exp(-step * np.arange(dim // 2, dtype=np.float32))
-    angles = np.arange(length, dtype=np.float32)[:, None] * rates
-    return np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
-
-
-def _blocks(at: np.ndarray, keys: int, size: int, kind: str) -> np.ndarray:
-    blocks = np.kron(np.eye(keys // size + 1), np.ones((size, size))) > 0
-    return blocks[at][..., :keys][:, None]
-
-
-def _chunks(at: np.ndarray, keys: int, size: int, kind: str) -> np.ndarray:
-    rows = [
-        [[query - query % size <= key < query - query % size + size for key in range(keys)] for query in row]
-        for row in at
-    ]
-    return np.array(rows)[:, None]
-
-
-def _tempered_in_float32(own: Config, at: np.ndarray, dtype: Any) -> np.ndarray | None:
-    if own.query_temperature == 0:
-        return None
-    pieces = np.floor((at.astype(np.float32) + own.query_temperature_first) / np.float32(own.query_temperature_length))
-    factor = np.log(pieces + np.float32(1)) * np.float32(own.query_temperature) + np.float32(1)
-    return factor.astype(dtype)[:, None, :, None]
-
-
-def _tempered(own: Config, at: np.ndarray, dtype: Any) -> np.ndarray | None:
-    if own.query_temperature == 0:
-        return None
-    first, length, grows = own.query_temperature_first, own.query_temperature_length, own.query_temperature
-    factor = [[math.log((each + first) // length + 1) * grows + 1 for each in row.tolist()] for row in at]
-    return np.array(factor, dtype)[:, None, :, None]

@@ -17,7 +17,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from meta.power import family_faults, family_port, input_faults, plain_faults
+from meta.power import family_faults, family_port, plain_faults, right
 from meta.power.family_port import FamilyFault
 from meta.power.plain_faults import styles, uncatalogued
 from meta.power.plain_port import PLAIN, PlainFault, Style
@@ -151,9 +151,9 @@ def further_family_ports(
     """Every port of the families with a fault that no catalogue has, with two or three catalogued faults, and
     without any, in other styles."""
     unknown = [(case, fault) for case in cases for fault in family_faults.UNCATALOGUED if fault.acts(FAMILIES[case])]
-    right = [(case, style) for case in cases for style in input_faults.styles() if style.acts(FAMILIES[case])]
+    styled = [(case, style) for case in cases for style in right.styles() if style.acts(FAMILIES[case])]
     found = [SimulatedPort("uncatalogued", *_one(each), view=view) for each in unknown for view in VIEWS]
-    found += [SimulatedPort("style", *_one(each), view=view) for each in right for view in VIEWS]
+    found += [SimulatedPort("style", *_one(each), view=view) for each in styled for view in VIEWS]
     return found + _of_several(cases, several, seed)
 
 

@@ -60,7 +60,7 @@ def explain_all(
         divergences.append(Divergence(tap, error, budget, found.causes, *ties, name, profile))
         if found.remains:
             divergences.append(_remaining(segment, known))
-    return tuple(_exchanged(divergence, explanations) for divergence in divergences)
+    return tuple(_exchanged(_reshaped(divergence, explanations), explanations) for divergence in divergences)
 
 
 def departures_note(results: Results, divergences: Sequence[Divergence], dtype: str) -> list[str]:
@@ -106,6 +106,15 @@ def _remaining(segment: Segment, known: Combination) -> Divergence:
     actual = judged(probe, segment.tap, recorded[segment.tap], ours, segment.dtype, recorded)
     budget, profile = segment.budgets[probe.name], error_profile(actual, ours)
     return Divergence(segment.tap, gap(actual, ours), budget, probe=probe.name, profile=profile)
+
+
+def _reshaped(divergence: Divergence, explanations: Mapping[str, Explanation]) -> Divergence:
+    """Name the cause of another shape that explains all that follows, and gives the tap that shape."""
+    for explanation in explanations.values() if divergence.is_misshapen else ():
+        fault = _alone(explanation)
+        if fault is not None and fault.reshapes == divergence.where and not explanation.remains:
+            return dataclasses.replace(divergence, causes=explanation.causes)
+    return divergence
 
 
 def _exchanged(divergence: Divergence, explanations: Mapping[str, Explanation]) -> Divergence:

@@ -18,7 +18,7 @@ from transparity_conformance.diagnosis.faults import faults_at, hypotheses, whol
 from transparity_conformance.diagnosis.search.clock import Clock, OutOfTime
 from transparity_conformance.diagnosis.search.search import Search
 from transparity_conformance.diagnosis.segment import Combination, Segment, rms
-from transparity_conformance.diagnosis.walk import walk
+from transparity_conformance.diagnosis.walk import Impossible, walk
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.report.comparison import gap
 from transparity_conformance.report.report import Cause
@@ -224,9 +224,12 @@ def _split_by(
     """The first probe on which two combinations differ by more than rounding."""
     for name, probe in others.items():
         recorded = segment.recorded.get(name, {})
-        one, other = (
-            walk(probe, recorded, (*known, *each), until=segment.tap)[segment.tap] for each in (chosen, rival)
-        )
+        try:
+            one, other = (
+                walk(probe, recorded, (*known, *each), until=segment.tap)[segment.tap] for each in (chosen, rival)
+            )
+        except Impossible:
+            continue
         if gap(one, other) > segment.budgets.get(name, 1e-4 * float(np.nanmax(np.abs(one)))):
             return name
     return None

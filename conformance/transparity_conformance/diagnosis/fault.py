@@ -69,6 +69,8 @@ class Fault:
     """The fault that it is one side of, if the parameters of the site are used at the other in turn."""
     of_ranks: bool = False
     """Whether it is made on several ranks alone, by the way in which a model is sharded."""
+    reshapes: str = ""
+    """A tap in front of a site to which it gives another shape, with which nothing can be compared."""
     is_mutual: bool = False
     """Whether it is made at a site only if it is also made where that site's parameters are taken from."""
 

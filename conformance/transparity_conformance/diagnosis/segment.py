@@ -61,8 +61,10 @@ class Segment:
         """Subtract the reference's value, with `chosen` applied, from the port's; 0 where a convention decides."""
         recorded = self.recorded[probe.name]
         try:
-            ours = walk(probe, recorded, chosen, until=self.tap, base=self._base(probe))[self.tap]
+            ours = walk(probe, recorded, chosen, until=self.tap, base=self._base(probe)).get(self.tap)
         except Impossible:
+            ours = None
+        if ours is None:  # a model with another place for its norms does not have this one
             return np.array([np.inf])
         return less(judged(probe, self.tap, recorded[self.tap], ours, self.dtype, recorded), ours)
 
@@ -78,11 +80,15 @@ class Segment:
         return share(error, budget)
 
     def is_contradicted(self, probe: Probe, chosen: Combination) -> bool:
-        """Return whether `chosen` makes a right segment in front of this one wrong: by more than it changes budgets."""
+        """Return whether `chosen` makes a right segment in front of this one wrong, by more than it changes budgets, or
+        cannot be made there at all: a fault of several layers, of which one is known to have it already."""
         recorded, right = self.recorded[probe.name], self.right.get(probe.name, {})
         if not right:
             return False
-        computed = walk(probe, recorded, chosen, until=self.tap)
+        try:
+            computed = walk(probe, recorded, chosen, until=self.tap)
+        except Impossible:
+            return True
         errors = (
             (judged_gap(probe, tap, recorded[tap], computed[tap], self.dtype, recorded), tap)
             for tap in right

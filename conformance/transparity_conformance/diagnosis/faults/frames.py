@@ -1,5 +1,5 @@
 """Faults of the convolutions over frames of audio: their kernels, ends, strides and activations, and the layout of the
-frames; and biases of keys, which Whisper's do not have."""
+frames. A bias of the keys, which Whisper does not have, is no fault: it moves all scores of a query alike."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from transparity.config import TransformerConfig
 from transparity_conformance.diagnosis.fault import Fault, Settings, WalkState
 from transparity_conformance.diagnosis.faults.residuals_and_activations import ACTIVATIONS
 from transparity_conformance.diagnosis.faults.sites import Value
-from transparity_numpy.attention import split_heads
 
 FIRST = "encoder.first_convolution"
 SECOND = "encoder.second_convolution"
@@ -68,10 +67,6 @@ ENDS: Mapping[str, tuple[str, Ends]] = {
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if site in (FIRST, SECOND):
         yield from _of_convolution(site)
-    if config.qkv_bias and not config.key_bias and site.endswith("attention.key"):
-        for role in ("query", "value"):
-            description = f"the bias of the {role} is added to the keys, which have none"
-            yield Fault("key-bias", role, description, patch=partial(_biased, role))
 
 
 def _of_convolution(site: str) -> Iterator[Fault]:
@@ -90,7 +85,7 @@ def _of_convolution(site: str) -> Iterator[Fault]:
             yield Fault("frame-layout", name, description, formula=convolution, settings={"frames": frames})
         return
     description = "the first convolution has the stride 2, and the second 1"
-    yield Fault("convolution-stride", "of the first", description, patch=_first_with_stride)
+    yield Fault("convolution-stride", "of the first", description, patch=_first_with_stride, reshapes=FIRST)
 
 
 def convolution(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
@@ -116,10 +111,3 @@ def _convolved(settings: Settings, state: WalkState, site: str, x: np.ndarray, s
 def _first_with_stride(state: WalkState, site: str, value: Value) -> Value:
     x = state.inputs["source"].astype(value.dtype).swapaxes(1, 2)
     return _convolved({}, state, SECOND, _convolved({}, state, FIRST, x, 2), 1).astype(value.dtype)
-
-
-def _biased(role: str, state: WalkState, site: str, value: Value) -> Value:
-    bias = state.parameters[f"{site.removesuffix('.key')}.{role}.bias"]
-    if role == "query" and len(bias) != value.shape[1] * value.shape[3]:
-        return value  # a query has more heads than its key
-    return value + split_heads(bias[None, None], value.shape[1])

@@ -78,13 +78,15 @@ def weighed(settings: Settings, state: WalkState, site: str, value: Value) -> Va
         return value
     scores, mask = scores_at(state, site), np.broadcast_to(MaskParts(state, site).seen(settings), value.shape)
     axis, hidden = settings.get("axis", -1), _masked_score(settings, state.config)
+    sinks = sinks_at(state, site)
     if "behind" in settings:
-        weights = _softmax_over(axis, scores) * mask
+        weights = attention_weights(scores, np.ones_like(mask), hidden, sinks) * mask
         return weights / weights.sum(axis, keepdims=True) if settings["behind"] == "normalised" else weights
     if "added" in settings:
-        return _softmax_over(axis, scores + np.where(mask, 0.0, settings["added"]).astype(value.dtype))
+        shown = scores + np.where(mask, 0.0, settings["added"]).astype(value.dtype)
+        return attention_weights(shown, np.ones_like(mask), hidden, sinks)
     if axis == -1:
-        weights = attention_weights(scores, mask, hidden, sinks_at(state, site))
+        weights = attention_weights(scores, mask, hidden, sinks)
         if "blind" not in settings:
             return weights
         blind = softmax(scores) if settings["blind"] == "by scores" else np.nan

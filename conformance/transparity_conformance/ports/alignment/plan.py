@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
+import functools
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ from transparity_conformance.oracle.budgets import epsilon
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.ports.alignment.align import align
+from transparity_conformance.ports.alignment.subsequence import common
 from transparity_conformance.ports.alignment.values.candidates import HALF_OF_THE_DIGITS, Candidates, Match
 from transparity_conformance.ports.alignment.values.layout import Layout, layouts
 from transparity_conformance.ports.alignment.values.loops import GROWS
@@ -36,6 +38,8 @@ class Plan:
     keys: tuple[Key, ...]
     in_order: Mapping[str, Match]
     """For each tap, the operation that puts its numbers into the order of the tap's axes, where there is one."""
+    inputs: Sequence[Sequence[int]]
+    """For each operation, the numbers of those that it was made from."""
 
 
 def plan_of(probe: Probe, operations: Sequence[Operation], answer: np.ndarray, dtype: str, clock: Clock) -> Plan:
@@ -55,7 +59,7 @@ def plan_of(probe: Probe, operations: Sequence[Operation], answer: np.ndarray, d
     candidates = Candidates(values, inputs, config.num_heads, epsilon(dtype) ** HALF_OF_THE_DIGITS, (*keys, "answer"))
     matches = align(probe, candidates, clock)
     ordered = {tap: _in_order(candidates, match) for tap, match in matches.items()}
-    return Plan(matches, keys, {tap: match for tap, match in ordered.items() if match is not None})
+    return Plan(matches, keys, {tap: match for tap, match in ordered.items() if match is not None}, inputs)
 
 
 def _in_order(candidates: Candidates, match: Match) -> Match | None:
@@ -88,8 +92,11 @@ def read(
     numbers: dict[str, int] = {"logits": (*_made_from(operations, answer), len(operations) - 1)[0]}
     keys, count = _keys(operations), len(plan.keys)
     repeats = rows if rows > 1 and keys == plan.keys * rows else 1
-    moved = _moved(plan.keys, keys) if repeats == 1 else {}
-    for tap, match in _placed(plan, None if repeats > 1 else moved).items():
+    moved = _moved(plan, operations, keys) if repeats == 1 else {}
+    placed = _placed(plan, None if repeats > 1 else moved)
+    if keys != plan.keys and repeats == 1:
+        placed = _made_alike(plan, operations, placed, moved)
+    for tap, match in placed.items():
         shape = (shapes[tap][0] // repeats, *shapes[tap][1:])
         indices = [match.index + row * count for row in range(repeats)] if repeats > 1 else [moved[match.index]]
         values = [_shaped(unmasked(operations, index), shape, probe.config) for index in indices]
@@ -124,6 +131,34 @@ def _placed(plan: Plan, moved: Mapping[int, int] | None) -> dict[str, Match]:
     return placed
 
 
+def _made_alike(
+    plan: Plan, operations: Sequence[Operation], placed: Mapping[str, Match], moved: Mapping[int, int]
+) -> dict[str, Match]:
+    """The taps that are made from the same other taps in both calls.
+
+    In a call that leaves something out, as an expert without tokens, the same code of another layer may stand for it.
+    """
+    taps = sorted(placed, key=lambda tap: placed[tap].index)
+    learned = _sources(plan.inputs, [placed[tap].index for tap in taps])
+    here = _sources([each.inputs for each in operations], [moved[placed[tap].index] for tap in taps])
+    kept = 0
+    for number, (one, other) in enumerate(zip(learned, here, strict=True)):
+        if one & kept == other & kept:
+            kept |= 1 << number
+    return {tap: placed[tap] for number, tap in enumerate(taps) if kept >> number & 1}
+
+
+def _sources(inputs: Sequence[Sequence[int]], indices: Sequence[int]) -> list[int]:
+    """For each of the operations `indices`, those among them that its value is made from, as the bits of a number."""
+    own: dict[int, int] = {}
+    for number, index in enumerate(indices):
+        own[index] = own.get(index, 0) | 1 << number
+    made_from: list[int] = []
+    for index, given in enumerate(inputs):
+        made_from.append(functools.reduce(operator.or_, (made_from[each] for each in given), own.get(index, 0)))
+    return [made_from[index] for index in indices]
+
+
 def _arranged(value: np.ndarray, shape: tuple[int, ...], learned: Layout, heads: int) -> list[np.ndarray]:
     """The value in the shape of its tap, in every way that agrees with the layout that was learned, or as is natural.
 
@@ -147,12 +182,30 @@ def _nearest(probe: Probe, taps: Arrays, tap: str, ways: Sequence[np.ndarray]) -
         return min(ways, key=lambda way: float(np.abs(way - ours).max()))
 
 
-def _moved(learned: tuple[Key, ...], keys: tuple[Key, ...]) -> dict[int, int]:
+def _moved(plan: Plan, operations: Sequence[Operation], keys: tuple[Key, ...]) -> dict[int, int]:
     """The operations of the call that was aligned, and those that stand for them in another."""
-    if learned == keys:
+    if plan.keys == keys:
         return {index: index for index in range(len(keys))}
-    blocks = difflib.SequenceMatcher(a=learned, b=keys, autojunk=False).get_matching_blocks()
-    return {block.a + i: block.b + i for block in blocks for i in range(block.size)}
+    moved = dict(common(plan.keys, keys))
+    return moved | _as_used(plan, operations, keys, moved)
+
+
+def _as_used(
+    plan: Plan, operations: Sequence[Operation], keys: tuple[Key, ...], moved: Mapping[int, int]
+) -> dict[int, int]:
+    """What stands for the operation of a tap where the same later operation uses it: a loop over experts has more
+    turns in one call than in another, and its last sum is the tap."""
+    wanted = {match.index for matches in (plan.matches, plan.in_order) for match in matches.values()}
+    used: dict[int, int] = {}
+    for user, inputs in enumerate(plan.inputs):
+        if user not in moved or moved[user] >= len(operations):
+            continue
+        others = operations[moved[user]].inputs
+        pairs = zip(inputs, others, strict=True) if len(inputs) == len(others) else ()
+        for index, other in pairs:
+            if index in wanted and keys[other] == plan.keys[index]:
+                used.setdefault(index, other)
+    return used
 
 
 def _keys(operations: Sequence[Operation]) -> tuple[Key, ...]:

@@ -64,8 +64,11 @@ class Candidates:
         return self.sketches[index]
 
     def has_numbers_of(self, index: int, other: int) -> bool:
-        """Return whether two values have the same numbers, in any order."""
-        return np.array_equal(self.sketch(index), self.sketch(other), equal_nan=True)
+        """Return whether two values have the same numbers, in any order; marks, which are 0 or one other number, have
+        no more in common than how many they are."""
+        sketch = self.sketch(index)
+        is_marks = len(np.unique(sketch[sketch != 0])) < 2
+        return not is_marks and np.array_equal(sketch, self.sketch(other), equal_nan=True)
 
     def is_same(self, found: np.ndarray, expected: np.ndarray) -> bool:
         """Return whether two sketches are those of one activation."""

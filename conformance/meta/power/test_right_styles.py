@@ -1,0 +1,51 @@
+"""The parts that no preset has, each written in other right ways: they are right, by the oracle's budget, and the
+checker agrees; on a sample. `nox -s power` tries all of them, however they are looked at."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from meta.power.family_port import FamilyFault, build_port
+from meta.power.judgement import agrees, judged
+from meta.power.right import styles
+from meta.power.simulated import SimulatedPort, case_probes
+from transparity_conformance.diagnosis.faults.wholly_hidden import judged as where_no_convention_decides
+from transparity_conformance.oracle.cases import MODELS
+from transparity_conformance.report.comparison import difference
+
+STYLES = tuple(styles())
+
+each_style = pytest.mark.parametrize("style", STYLES, ids=str)
+
+
+def case_of(style: FamilyFault) -> str:
+    """One of the configurations that have the part."""
+    return random.Random(str(style)).choice([case for case, config in MODELS.items() if style.acts(config)])
+
+
+def test_there_are_forty_styles_of_the_parts_that_no_preset_has() -> None:
+    assert len({str(style) for style in STYLES}) == len(STYLES) >= 40
+    assert [style for style in STYLES if not any(map(style.acts, MODELS.values()))] == []
+
+
+@pytest.mark.sampled(19)
+@each_style
+def test_a_style_is_right(style: FamilyFault) -> None:
+    """By the oracle's budget, not by the checker: else an alarm might not be a false one."""
+    case = case_of(style)
+    for probe in case_probes(case).values():
+        logits = build_port(style)(probe.config, probe.parameters)(**probe.inputs)["logits"]
+        expected = probe.oracle.expected["logits"]
+        assert logits.dtype == np.float32
+        error = difference(where_no_convention_decides(probe, "logits", logits, expected), expected)
+        assert error <= probe.oracle.budget("logits", "float32"), (case, probe.name)
+
+
+@pytest.mark.sampled(19)
+@each_style
+def test_there_is_no_alarm(style: FamilyFault) -> None:
+    answer = judged(SimulatedPort("style", case_of(style), (style,), view="taps"))
+    assert agrees(answer), answer

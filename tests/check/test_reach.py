@@ -45,6 +45,7 @@ UNEXERCISED = {
     # inputs have their shapes, and no weight depends on a bias of the keys
     *("mel_bins", "num_frames", "key_bias"),
     *("recurrent_heads", "recurrent_key_heads", "recurrent_key_dim", "recurrent_value_dim", "convolution_width"),
+    *("convolution_bias", "recurrent_bias"),
     # with parameters that it lacks otherwise
     "attention_gate",
     # in `layer_types`, whose change takes it away

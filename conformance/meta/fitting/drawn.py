@@ -64,6 +64,9 @@ SKIPPED |= {
     "attention_gate",
     "mixer",
     "convolution_width",
+    "convolution_bias",
+    "time_step_least",
+    "time_step_most",
     *(name for name in FIELD_TYPES if name.startswith("recurrent_")),
 }
 SKIPPED |= {"rotary_truncate", "rotary_attention_factor", "rotary_short_factors", "rotary_long_factors"}

@@ -755,6 +755,20 @@ PLANTS = [
         "recurrence.steps",
     ),
     *in_both(
+        "written-without-the-time-step",
+        "recurrent.recurrence",
+        ("step[..., None] * value", "value"),
+        None,
+        "recurrence.steps",
+    ),
+    *in_both(
+        "gated-norm-over-all-groups",
+        "recurrent.recurrence",
+        ("unflatten(-1, (config.recurrent_key_heads, -1))", "unflatten(-1, (1, -1))"),
+        ("reshape(*x.shape[:2], config.recurrent_key_heads, -1)", "reshape(*x.shape[:2], 1, -1)"),
+        FAMILIES,
+    ),
+    *in_both(
         "convolution-inputs-of-the-step-alone",
         "recurrent.recurrence",
         ("before = update_inputs(cache, name, x, context.counts)", "update_inputs(cache, name, x, context.counts)"),

@@ -55,6 +55,10 @@ class Agreement:
     differences: dict[str, float]
 
 
+MAMBA2 = {"feed_forward_dim": 0, "num_heads": 1, "attention_head_dim": None, "num_key_value_heads": None}
+MAMBA2 |= {"recurrent_value_dim": 4}
+"""Sizes of a model of recurrences alone."""
+
 SMALL: dict[str, Any] = {"embed_dim": 8, "num_heads": 2, "feed_forward_dim": 12, "max_length": 8}
 """Sizes that fit a page. Vocabularies have 11 tokens, stacks one layer."""
 
@@ -80,12 +84,14 @@ def models() -> dict[str, TransformerConfig]:
         "phi3",
         "llama4",
         "qwen3-next",
+        "mamba2",
     )
     for name in others:
         sizes = SMALL | ({"attention_head_dim": 4, "num_key_value_heads": 1} if CASES[name].gated else {})
         sizes |= {"attention_head_dim": None, "num_key_value_heads": None} if name == "t5" else {}
         sizes |= {"rotary_dim": 2} if name in ("phi3", "deepseek", "qwen3-next") else {}
         sizes |= {"num_key_value_heads": None} if CASES[name].key_value_rank else {}
+        sizes |= MAMBA2 if name == "mamba2" else {}
         found[name] = CASES[name].with_sizes(**sizes, **_vocabulary(CASES[name]))
     batch = dataclasses.replace(translation, norm="batch")
     return found | {"batch norm": batch, "unbiased norm": dataclasses.replace(translation, norm="layer-unbiased")}

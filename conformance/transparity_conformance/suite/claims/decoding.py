@@ -155,7 +155,7 @@ def single_row(bench: Bench) -> Iterator[Evidence]:
 @claim(dtypes=WIDE, of_reference=True, quick=("float32",))
 def ragged_rows(bench: Bench) -> Iterator[Evidence]:
     """Rows decoded by different numbers of tokens have the logits of the full forward pass."""
-    yield from cached(bench, "decoding.ragged_rows", ["notes-lm", "qwen3-next"], list(ragged(LENGTH, ROWS)))
+    yield from cached(bench, "decoding.ragged_rows", ["notes-lm", "qwen3-next", "mamba2"], list(ragged(LENGTH, ROWS)))
 
 
 @claim(dtypes=("float32",), of_reference=True, quick=())

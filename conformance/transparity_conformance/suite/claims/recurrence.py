@@ -1,4 +1,4 @@
-"""Recurrences by themselves: the rule of their state, step by step and in chunks."""
+"""Recurrences by themselves: the rules of their states, step by step and in chunks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from transparity_conformance.oracle.oracle import Arrays, Oracle
 from transparity_conformance.report.comparison import Evidence
 from transparity_conformance.suite.bench import Bench
 from transparity_conformance.suite.claims import claim
-from transparity_numpy.recurrent.recurrence import gated_delta_rule
+from transparity_numpy.recurrent.recurrence import gated_delta_rule, state_space_rule
+
+RULES = {"gated_delta_rule": gated_delta_rule, "state_space_rule": state_space_rule}
 
 LENGTH, CUT = 131, 70
 """More positions than two chunks have, and where the second call goes on: in the middle of one."""
@@ -31,23 +33,26 @@ def _drawn() -> Arrays:
 
 
 def _run(arrays: Arrays, tap: Tap) -> None:
-    read, state = gated_delta_rule(*(arrays[name] for name in NAMES))
-    tap("read", read)
-    tap("state", state)
+    for name, rule in RULES.items():
+        read, state = rule(*(arrays[name] for name in NAMES))
+        tap(f"read of {name}", read)
+        tap(f"state of {name}", state)
 
 
 @claim(dtypes=("float32", "float64"), harness=True)
 def steps(bench: Bench) -> Iterator[Evidence]:
-    """The gated delta rule gives what it gives step by step, over more positions than a chunk has, and where a second
+    """The rules of states give what they give step by step, over more positions than a chunk has, and where a second
     call goes on from the state of the first."""
-    arrays, rule = _drawn(), bench.function("recurrent.recurrence.gated_delta_rule")
+    arrays = _drawn()
     oracle, record = Oracle(_run, arrays), bench.evidence("recurrence.steps", f"{LENGTH} positions")
     *given, begun = (arrays[name] for name in NAMES)
-    read, state = rule(*given, begun)
-    yield record.oracle(oracle, "read", read)
-    yield record.oracle(oracle, "state", state)
-    first, between = rule(*(x[:, :, :CUT] for x in given), begun)
-    second, state = rule(*(x[:, :, CUT:] for x in given), np.asarray(between))
-    whole = np.concatenate([np.asarray(first), np.asarray(second)], axis=2)
-    yield record.oracle(oracle, "read in two calls", whole, "read")
-    yield record.oracle(oracle, "state after two calls", state, "state")
+    for name in RULES:
+        rule = bench.function(f"recurrent.recurrence.{name}")
+        read, state = rule(*given, begun)
+        yield record.oracle(oracle, f"read of {name}", read)
+        yield record.oracle(oracle, f"state of {name}", state)
+        first, between = rule(*(x[:, :, :CUT] for x in given), begun)
+        second, state = rule(*(x[:, :, CUT:] for x in given), np.asarray(between))
+        whole = np.concatenate([np.asarray(first), np.asarray(second)], axis=2)
+        yield record.oracle(oracle, f"read of {name} in two calls", whole, f"read of {name}")
+        yield record.oracle(oracle, f"state of {name} after two calls", state, f"state of {name}")

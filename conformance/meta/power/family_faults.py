@@ -601,12 +601,12 @@ def _ramped(*, backwards: bool = False, whole: bool = False, begins: float | Non
 def _long_faults() -> Iterator[FamilyFault]:
     """Mistakes in the scalings for long sequences: YaRN's ramp, LongRoPE's two lists, and the attention factor."""
     yarn, longrope = where(rotary_scaling="yarn"), where(rotary_scaling="longrope")
-    for name, wrong in (
-        ("ramp backwards", _ramped(backwards=True)),
-        ("whole pairs", _ramped(whole=True)),
-        ("ramp from the first pair", _ramped(begins=0.0)),
+    for name, acts, wrong in (
+        ("ramp backwards", yarn, _ramped(backwards=True)),
+        ("whole pairs", all_of(yarn, where(rotary_truncate=False)), _ramped(whole=True)),
+        ("ramp from the first pair", yarn, _ramped(begins=0.0)),
     ):
-        yield FamilyFault(("rotary-scaling",), name, ROTATED, yarn, exchanged=wrong)
+        yield FamilyFault(("rotary-scaling",), name, ROTATED, acts, exchanged=wrong)
     for name, fields in (
         ("32 and 1 turns", fields_to(rotary_high_frequency=32.0, rotary_low_frequency=1.0)),
         ("original length is max_length", lambda config: {"rotary_original_length": config.max_length}),

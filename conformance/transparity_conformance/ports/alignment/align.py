@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -29,9 +30,10 @@ def align(probe: Probe, candidates: Candidates, clock: Clock) -> dict[str, Match
     """
     found: dict[str, Match] = {}
     by_value: set[str] = set()
+    left_out: set[str] = set()
     flow = flow_of(probe)
     with contextlib.suppress(OutOfTime):
-        _alternate(probe, candidates, found, by_value, flow, clock)
+        _alternate(probe, candidates, found, by_value, left_out, flow, clock)
     answer = len(candidates.values) - 1
     ours = walk(probe, {})
     shape = ours["logits"].shape
@@ -42,7 +44,8 @@ def align(probe: Probe, candidates: Candidates, clock: Clock) -> dict[str, Match
     lost = [tap for tap in ours if tap not in found and (tap in lost or not flow.inputs[tap])]
     guessed = between(probe, recorded(candidates, found), candidates, found, lost, flow)
     with contextlib.suppress(OutOfTime):
-        _fill(probe, candidates, found, {tap: guessed.get(tap) for tap in ours if tap not in found}, flow, clock)
+        rest = {tap: guessed.get(tap) for tap in ours if tap not in found and tap not in left_out}
+        _fill(probe, candidates, found, rest, flow, clock)
     found = guessed | found
     found = {tap: found[tap] for tap in ours if tap in found}
     astray = _told_apart(candidates, found, flow)
@@ -81,9 +84,16 @@ def _exchange(
 
 
 def _alternate(
-    probe: Probe, candidates: Candidates, found: dict[str, Match], by_value: set[str], flow: Flow, clock: Clock
+    probe: Probe,
+    candidates: Candidates,
+    found: dict[str, Match],
+    by_value: set[str],
+    left_out: set[str],
+    flow: Flow,
+    clock: Clock,
 ) -> None:
-    """Add to `found` what has the reference's numbers, and then the tap behind which more of them will have."""
+    """Add to `found` what has the reference's numbers, and then the tap behind which more of them will have; to
+    `left_out` the taps that the port does not compute there."""
     while True:
         while equal := _equal(walk(probe, recorded(candidates, found)), candidates, found):
             by_value |= set(equal)
@@ -96,7 +106,21 @@ def _alternate(
         resumed = resumed or _resume(probe, candidates, found, lost, flow, clock)
         if not resumed:
             return
+        for tap in _only_passed(found, resumed.keys() & found.keys(), flow):
+            left_out.add(tap)
+            del found[tap]
         found |= resumed
+
+
+def _only_passed(found: Mapping[str, Match], moved: Collection[str], flow: Flow) -> list[str]:
+    """Taps in front of nothing but `moved` ones, and with the value of what they are made from: a norm that the port
+    has further on, and not here."""
+    return [
+        tap
+        for tap in found
+        if flow.outputs[tap] and flow.outputs[tap] <= set(moved)
+        if any(found[name].index == found[tap].index for name in flow.inputs[tap] & found.keys())
+    ]
 
 
 def _fill(
@@ -141,6 +165,7 @@ def _further_on(
 ) -> dict[str, Match]:
     """A tap that `lost` is made from and that was found too early: the port does more to it before it goes on."""
     ours = walk(probe, recorded(candidates, found))
+    further: dict[str, list[Match]] = {}
     for tap in flow.inputs[lost] & found.keys():
         others = {name: match for name, match in found.items() if name != tap}
         values = recorded(candidates, others)
@@ -148,6 +173,27 @@ def _further_on(
         later = [match for match in faulty.values() if candidates.leads_to(found[tap].index, match.index)]
         if chosen := _most_gaining(probe, values, candidates, others, tap, ours, later, clock):
             return {tap: chosen}
+        further[tap] = [match for match in later if match.index != found[tap].index]
+    return _further_together(probe, candidates, found, lost, further, clock)
+
+
+def _further_together(
+    probe: Probe,
+    candidates: Candidates,
+    found: Mapping[str, Match],
+    lost: str,
+    further: Mapping[str, Sequence[Match]],
+    clock: Clock,
+) -> dict[str, Match]:
+    """Two taps that `lost` is made from, both found too early: queries and keys that are normalised once more."""
+    for one, other in itertools.combinations(sorted(further), 2):
+        for matches in itertools.product(further[one], further[other]):
+            clock.check()
+            both = dict(zip((one, other), matches, strict=True))
+            ours = walk(probe, recorded(candidates, {**found, **both}), until=lost)[lost]
+            match = candidates.nearest(ours, max(each.index for each in matches))
+            if match and all(candidates.leads_to(each.index, match.index) for each in matches):
+                return both
     return {}
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.oracle.probes import Probe, mixed_inputs, probe_parameters
 from transparity_conformance.oracle.reach.models import small_system
+from transparity_conformance.oracle.rounding.near_ties import is_choice
 from transparity_conformance.ports.alignment.values.candidates import Candidates, Match
 
 
@@ -64,8 +65,10 @@ class Flow:
         return reached
 
     def without_consequence(self, found: Collection[str], confirming: set[str]) -> list[str]:
-        """The taps that were not found, and from which no `confirming` one is made so, in order."""
-        return [tap for tap in self.outputs if tap not in found and not self.reached(tap, found) & confirming]
+        """The taps that were not found, and from which no `confirming` one is made so, in order; experts that are
+        chosen confirm nothing, as other numbers may lead to the same."""
+        telling = {tap for tap in confirming if not is_choice(tap)}
+        return [tap for tap in self.outputs if tap not in found and not self.reached(tap, found) & telling]
 
 
 def _known(tap: str, next_to: Mapping[str, frozenset[str]], found: Mapping[str, Match]) -> set[int]:

@@ -351,7 +351,11 @@ OF_STATES = tuple(how.says for how in CACHE_FAULTS if how.id == "cache-state")
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("family", "says"),
-    [*(("llama", says) for says in OF_ROTATIONS), *(("qwen3_next", says) for says in OF_STATES)],
+    [
+        *(("llama", says) for says in OF_ROTATIONS),
+        *(("qwen3_next", says) for says in OF_STATES),
+        *(("mamba2", says) for says in OF_STATES[:1]),
+    ],
 )
 def test_a_wrong_rotation_or_state_in_a_cache_is_named(family: str, says: str) -> None:
     how = next(how for how in CACHE_FAULTS if how.says == says)

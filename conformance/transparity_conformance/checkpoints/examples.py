@@ -55,7 +55,8 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     | {"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.3, "logits_scaling": 5.0},
     "llama": _LLAMA | {"rope_theta": 10_000.0, "rms_norm_eps": 1e-5},
     "mamba2": {"vocab_size": 37, "hidden_size": 24, "num_hidden_layers": 2, "max_position_embeddings": 29}
-    | {"num_heads": 4, "head_dim": 12, "state_size": 5, "n_groups": 2, "bos_token_id": 1, "eos_token_id": 2},
+    | {"num_heads": 4, "head_dim": 12, "state_size": 5, "n_groups": 2, "bos_token_id": 1, "eos_token_id": 2}
+    | {"time_step_limit": [0.4, 0.9]},
     "marian": _BART
     | {"activation_function": "swish", "scale_embedding": True}
     | {"pad_token_id": 36, "eos_token_id": 0, "decoder_start_token_id": 36},

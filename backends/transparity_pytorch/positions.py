@@ -48,8 +48,8 @@ def yarn_ends(config: TransformerConfig) -> tuple[float, float]:
     fast, slow = config.rotary_high_frequency, config.rotary_low_frequency
     first, last = (width * math.log(original / turns, config.rope_theta) for turns in (fast, slow))
     if config.rotary_truncate:
-        first, last = math.floor(first), math.ceil(last)
-    first, last = max(first, 0), min(last, config.rotated_dim - 1)
+        first, last = float(math.floor(first)), float(math.ceil(last))
+    first, last = max(first, 0.0), min(last, config.rotated_dim - 1.0)
     return first, last if first != last else last + 0.001
 
 

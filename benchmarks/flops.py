@@ -22,6 +22,7 @@ With the letters of `transparity.axes`, F for `feed_forward_dim`, A for `attenti
 
 Counted as the model is defined: hidden scores too (a causal mask saves nothing), and each decoder layer projects the
 memory anew; of experts (E) all, as PyTorch and JAX compute them.
+A state-space model corrects nothing: it has one number for each state, no k·k, and no product that corrects.
 Not counted, for they are no matrix products: softmax, masks, scales, norms, biases, residuals,
 activations and embeddings.
 """
@@ -66,12 +67,13 @@ def mixer_flops(config: TransformerConfig, length: int) -> int:
 
 
 def state_flops(config: TransformerConfig, length: int) -> int:
-    """The states of all heads, chunk by chunk: each chunk's keys and queries with its keys, and what they add; before
-    it and behind it with the state. One position after the other, the last three are all there is."""
+    """The states of all heads, chunk by chunk: each chunk's queries, and with a correction its keys, with its keys, and
+    what they add; then each with the state. One position after the other, the last are all there is."""
     keys, values = config.recurrent_key_dim, config.recurrent_value_dim
     chunks = [min(CHUNK, length - begin) for begin in range(0, length, CHUNK)]
-    inside = sum(2 * product_flops(chunk, keys, chunk) + product_flops(chunk, chunk, values) for chunk in chunks)
-    return config.recurrent_heads * (inside + 3 * product_flops(length, keys, values))
+    readers = 2 if config.mixer == "gated-delta" else 1
+    inside = sum(readers * product_flops(chunk, keys, chunk) + product_flops(chunk, chunk, values) for chunk in chunks)
+    return config.recurrent_heads * (inside + (readers + 1) * product_flops(length, keys, values))
 
 
 def front_flops(config: TransformerConfig, name: str, length: int) -> int:

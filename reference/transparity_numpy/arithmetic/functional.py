@@ -90,7 +90,7 @@ def softplus(x: Inexact[Array, "*batch"]) -> Inexact[Array, "*batch"]:
     return np.where(positive, x, x.dtype.type(0)) + np.log1p(np.exp(np.where(positive, -x, x)))
 
 
-def as_precise_as(x: Inexact[Array, "*batch"], value: Inexact[Array, "*batch"]) -> Inexact[Array, "*batch"]:
+def as_precise_as(x: Array, value: Inexact[Array, "*batch"]) -> Inexact[Array, "*batch"]:
     """Return `value` in the precision of `x`; complex numbers stay complex."""
     dtype = np.result_type(x.dtype, np.complex64) if np.iscomplexobj(value) else x.real.dtype
     return value.astype(dtype, copy=False)

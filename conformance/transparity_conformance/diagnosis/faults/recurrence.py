@@ -206,7 +206,7 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
             yield Fault("unit-length", name, description, formula=_unit, settings={"change": change})
     elif tap == "beta":
         for name, (says, written) in BETAS.items():
-            yield Fault("beta", name, f"of beta {says}", formula=_beta, settings={"change": written})
+            yield Fault("beta", name, f"in beta, {says}", formula=_beta, settings={"change": written})
     elif tap == "context":
         for name, (identity, says, settings) in (RULES if is_delta else STATES).items():
             yield Fault(identity, name, says, formula=_read if is_delta else _selected, settings=settings)
@@ -225,10 +225,10 @@ def _of_rates(own: TransformerConfig, tap: str) -> Iterator[Fault]:
     bounded = own.time_step_least > 0 or own.time_step_most is not None
     if tap == ("log_decay" if own.mixer == "gated-delta" else "time_step"):
         for name, (says, change) in {**STEPS, **(BOUNDS if bounded else {})}.items():
-            yield Fault("time-step", name, f"of the time step {says}", formula=_step, settings={"step": change})
+            yield Fault("time-step", name, f"in the time step, {says}", formula=_step, settings={"step": change})
     if tap == "log_decay":
         for name, (says, decayed) in DECAYS.items():
-            yield Fault("decay", name, f"of the decay {says}", formula=_step, settings={"decay": decayed})
+            yield Fault("decay", name, f"in the decay, {says}", formula=_step, settings={"decay": decayed})
 
 
 def _of_norm(own: TransformerConfig) -> Iterator[Fault]:

@@ -83,8 +83,8 @@ def state_space_rule(
     step: Float[Array, "batch heads length"],
     state: Float[Array, "batch heads head_dim value_dim"],
 ) -> tuple[Float[Array, "batch heads length value_dim"], Float[Array, "batch heads head_dim value_dim"]]:
-    """What each query reads from the state, and the last state, which nothing corrects: S ← e^log_decay · S + k ⊗ step ·
-    v; then q S (Dao and Gu 2024, eq. 2; q, k and v are C, B and x there)."""
+    """What each query reads from the state, and the last state, which nothing corrects: S ← e^log_decay · S + k ⊗ step
+    · v; then q S (Dao and Gu 2024, eq. 2; q, k and v are C, B and x there)."""
 
     def one(state: Array, given: tuple[Array, ...]) -> tuple[Array, Array]:
         q, k, v, g = given
@@ -112,7 +112,7 @@ def gated_norm(
     return (rms_norm(groups, jnp.ones(groups.shape[-1]), config.norm_eps).reshape(x.shape) * weight).astype(x.dtype)
 
 
-def unpadded(x: Float[Array, "batch length features"], context: LayerContext) -> Float[Array, "batch length features"]:
+def unpadded(x: Float[Array, "*batch features"], context: LayerContext) -> Float[Array, "*batch features"]:
     """`x` with zeros for padding, where it is masked."""
     return x if context.visible is None else x * context.visible[..., None].astype(x.dtype)
 

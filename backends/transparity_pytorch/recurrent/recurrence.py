@@ -86,8 +86,8 @@ def state_space_rule(
     step: Float[Tensor, "batch heads length"],
     state: Float[Tensor, "batch heads head_dim value_dim"],
 ) -> tuple[Float[Tensor, "batch heads length value_dim"], Float[Tensor, "batch heads head_dim value_dim"]]:
-    """What each query reads from the state, and the last state, which nothing corrects: S ← e^log_decay · S + k ⊗ step ·
-    v; then q S (Dao and Gu 2024, eq. 2; q, k and v are C, B and x there). Chunk by chunk (§6 there)."""
+    """What each query reads from the state, and the last state, which nothing corrects: S ← e^log_decay · S + k ⊗ step
+    · v; then q S (Dao and Gu 2024, eq. 2; q, k and v are C, B and x there). Chunk by chunk (§6 there)."""
     reads, value = [], step[..., None] * value
     for q, k, v, g in zip(*(x.split(CHUNK, dim=2) for x in (query, key, value, log_decay)), strict=True):
         between, begun = _chunk_decays(g)
@@ -111,9 +111,7 @@ def gated_norm(
     return (rms_norm(groups, groups.new_ones(groups.shape[-1]), config.norm_eps).flatten(-2) * norm.weight).to(x.dtype)
 
 
-def unpadded(
-    x: Float[Tensor, "batch length features"], context: LayerContext
-) -> Float[Tensor, "batch length features"]:
+def unpadded(x: Float[Tensor, "*batch features"], context: LayerContext) -> Float[Tensor, "*batch features"]:
     """`x` with zeros for padding, where it is masked."""
     return x if context.visible is None else x * context.visible[..., None].to(x.dtype)
 

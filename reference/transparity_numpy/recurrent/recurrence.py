@@ -88,8 +88,8 @@ def state_space_rule(
     step: Inexact[Array, "batch heads length"],
     state: Inexact[Array, "batch heads head_dim value_dim"],
 ) -> tuple[Inexact[Array, "batch heads length value_dim"], Inexact[Array, "batch heads head_dim value_dim"]]:
-    """What each query reads from the state, and the last state, which nothing corrects: S ← e^log_decay · S + k ⊗ step ·
-    v; then q S (Dao and Gu 2024, eq. 2; q, k and v are C, B and x there)."""
+    """What each query reads from the state, and the last state, which nothing corrects: S ← e^log_decay · S + k ⊗ step
+    · v; then q S (Dao and Gu 2024, eq. 2; q, k and v are C, B and x there)."""
     read = np.zeros(value.shape, np.result_type(query, key, value, log_decay, step, state))
     for i in range(query.shape[2]):
         change = step[:, :, i, None, None] * value[:, :, i, None]
@@ -115,9 +115,7 @@ def gated_norm(
     return as_precise_as(x, rms_norm(groups, ones, config.norm_eps).reshape(x.shape) * weight)
 
 
-def unpadded(
-    x: Inexact[Array, "batch length features"], context: LayerContext
-) -> Inexact[Array, "batch length features"]:
+def unpadded(x: Inexact[Array, "*batch features"], context: LayerContext) -> Inexact[Array, "*batch features"]:
     """`x` with zeros for padding, where it is masked."""
     return x if context.visible is None else x * context.visible[..., None].astype(x.real.dtype)
 

@@ -219,10 +219,13 @@ def test_the_axes_of_an_example_differ() -> None:
     for name in FILES:
         config = example_config(name)
         vocabulary = config.image_size if config.reads_pixels else config.vocab_size
-        sizes = [config.embed_dim, config.feed_forward_dim, vocabulary, config.max_length, config.attention_dim]
-        sizes += [config.num_heads, config.head_dim]
-        is_whole = config.attention_dim == config.embed_dim
-        assert len(set(sizes)) == len(sizes) - is_whole, name
+        sizes = [config.embed_dim, config.feed_forward_dim, vocabulary, config.max_length]
+        inside = [config.attention_dim, config.num_heads, config.head_dim]
+        if config.attends_never:
+            inside = [config.recurrent_dim, config.recurrent_heads, config.recurrent_key_heads]
+            inside += [config.recurrent_key_dim, config.recurrent_value_dim]
+        is_whole = inside[0] == config.embed_dim
+        assert len(set(sizes + inside)) == len(sizes + inside) - is_whole, name
 
 
 @pytest.mark.parametrize(

@@ -46,11 +46,17 @@ def read_fields(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG
     if not is_file(path):
         raise CheckpointError(f"{folder} has no {CONFIG}; expected a checkpoint as a hub keeps it.")
-    # What transformers 4 writes for a number that JSON lacks becomes what transformers 5 writes.
-    fields = parse_json(path, read_bytes(path, LARGEST_JSON), lambda name: {"__float__": name})
+    fields = parse_json(path, read_bytes(path, LARGEST_JSON), _infinite)
     if not isinstance(fields, dict):
         raise CheckpointError(f"{path} is {shown(fields)}; expected an object of fields.")
     return fields
+
+
+def _infinite(name: str) -> dict[str, str]:
+    """What transformers 5 writes for an infinite number, which JSON lacks, of its name, which transformers 4 writes."""
+    if name == "NaN":
+        raise ValueError(f"{name} is no number")
+    return {"__float__": name}
 
 
 def tensor_files(folder: Path) -> dict[str, Path]:

@@ -218,7 +218,8 @@ class Recurrence(nn.Module):
         heads, shared = config.recurrent_heads, config.recurrent_key_heads
         query, key, value = split_heads(query, shared), split_heads(key, shared), upcast(split_heads(value, heads))
         if is_delta:
-            query, key = tap("query_normalized", unit_length(query)), tap("key_normalized", unit_length(key))
+            query = tap("query_normalized", unit_length(query))
+            key = tap("key_normalized", unit_length(key))
         decay, strength = rates(self, x, context, tap, cache)
         query, key = (upcast(repeat_heads(each, heads)) for each in (query, key))
         size = (len(x), heads, config.recurrent_key_dim, config.recurrent_value_dim)

@@ -23,8 +23,9 @@ from transparity_pytorch.feed_forward import FeedForward
 ROWS = 64
 """Number of rows to pack weights for; the packed weights are as fast with one row and with thousands."""
 
-STREAMS = 4
-"""Places from which one row's product reads the weight: a processor fetches more ahead for several than for one."""
+STREAMS = 2
+"""Places from which one row's product reads the weight: a processor fetches more ahead for two than for one; with more,
+the code takes longer to compile than it gains."""
 
 KEPT = 2**24
 """Bytes that an allocator keeps for the next product; the system clears every page of a larger one."""

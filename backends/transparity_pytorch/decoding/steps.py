@@ -98,11 +98,11 @@ def next_logits(
     """Logits after the first `lengths` tokens of each row, of which up to `new` are not in the cache yet. Without a
     cache the model runs on the last `max_length` of them (document 001)."""
     config = model.config
-    rows = torch.arange(len(tokens), device=tokens.device)
     if cache is not None:
         counts = lengths - cache["lengths"]
         chunk = tokens.take_along_dim(next_positions(cache, new), dim=1)
         return step(model, chunk, cache, counts=counts, index=counts - 1)[:, 0]
+    rows = torch.arange(len(tokens), device=tokens.device)
     begin = (lengths - config.max_length).clamp(min=0)
     window = begin[:, None] + torch.arange(min(config.max_length, int(lengths.max())), device=tokens.device)
     context = tokens.take_along_dim(window, dim=1)

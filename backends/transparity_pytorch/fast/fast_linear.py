@@ -120,6 +120,7 @@ def multiplied_in_parts(
 ) -> Float[Tensor, "*batch features_out"]:
     """Compute `multiplied` for one row by MKL: a part of the weight for each thread, as a batch of products. A single
     product of one row it leaves to one thread."""
+    # A transposed row, not reshape(-1, 1): with a column's strides, MKL takes four times as long.
     threads, row = torch.get_num_threads(), x.reshape(1, -1).T
     whole = len(weight) // threads * threads
     parts = weight[:whole].view(threads, -1, len(row))

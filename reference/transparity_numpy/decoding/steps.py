@@ -99,11 +99,11 @@ def next_logits(
 ) -> Inexact[Array, "batch vocab"]:
     """Logits after the first `lengths` tokens of each row, of which up to `new` are not in the cache yet. Without a
     cache the model runs on the last `max_length` of them (document 001)."""
-    rows = np.arange(len(tokens))
     if cache is not None:
         counts = lengths - cache["lengths"]
         chunk = np.take_along_axis(tokens, next_positions(cache, new), axis=1)
         return step(config, parameters, chunk, cache, counts=counts, index=counts - 1)[:, 0]
+    rows = np.arange(len(tokens))
     begin = np.maximum(lengths - config.max_length, 0)
     window = begin[:, None] + np.arange(min(config.max_length, lengths.max()))
     context = np.take_along_axis(tokens, window, axis=1)

@@ -339,18 +339,20 @@ def check(
     """Check a port: at the probe size of every preset, or of those that are named."""
     with _for_people(json_file, html_file), _one_sentence():
         from transparity_conformance.ports.artefacts.checking import checkpoint_of
-        from transparity_conformance.ports.checking import check_all, check_goes_together, checker
+        from transparity_conformance.ports.checking import check_all, check_goes_together, checker, named_systems
         from transparity_conformance.report.files import check_writable
         from transparity_conformance.report.terminal import progress_bar
 
         by_layer, checkpoint = by_layer or layers is not None, checkpoint_of(port, checkpoint, preset, config, family)
         together = (preset or [], config, checkpoint, family or [], command, head, adapter, by_layer, length or [])
         check_goes_together(*together)
+        # Before the port is imported, which takes seconds.
+        named = named_systems(preset or [], config, family or []) if checkpoint is None else []
         options: dict[str, Any] = {"dtype": dtype, "timeout": timeout, "budget": budget, "located": _tell}
         options |= {"audit": audit, "adapter": adapter, "ranks": ranks, "lengths": length}
         run = checker(port, command, logits_only=not taps, sections=[*filter(sections.get, sections)], **options)
         check_writable(json_file, html_file)
-        chosen = _chosen(run, preset or [], config, family or [], checkpoint, head, layers, by_layer=by_layer)
+        chosen = _chosen(run, named, family or [], checkpoint, head, layers, by_layer=by_layer)
         reports, errors = check_all(run, _announced(chosen, port or command or "", dtype), progress_bar, _show)
     _complain_of(errors, len(reports))
     _finish(reports, json_file, html_file, failed=bool(errors))
@@ -553,8 +555,7 @@ def _flushed() -> bool:
 
 def _chosen(
     run: Check,
-    presets: Sequence[str],
-    config: Path | None,
+    named: Sequence[System],
     families: Sequence[str],
     checkpoint: Path | None,
     head: str | None,
@@ -568,9 +569,7 @@ def _chosen(
     if by_layer and checkpoint is not None:
         return chosen_layers(run, checkpoint, head, layers)
     imported = None if checkpoint is None else _imported(checkpoint, head)
-    return iter(
-        list(chosen_systems(run, presets, config, families, imported))
-    )  # what is asked for wrongly is told first
+    return iter(list(chosen_systems(run, named, families, imported)))  # what is asked for wrongly is told first
 
 
 def _compared(

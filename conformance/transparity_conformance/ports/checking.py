@@ -201,10 +201,15 @@ def check_goes_together(
         raise UsageError("--head is for --checkpoint; a configuration has a field `head` of its own.")
 
 
+def named_systems(names: Sequence[str], config: Path | None, families: Sequence[str]) -> list[System]:
+    """The systems of families, or of presets and a configuration; raises for one that does not exist."""
+    return list(family_systems(families) if families else systems(names, config))
+
+
 def chosen_systems(
-    check: Check, names: Sequence[str], config: Path | None, families: Sequence[str], checkpoint: Checkpoint | None
+    check: Check, named: Sequence[System], families: Sequence[str], checkpoint: Checkpoint | None
 ) -> Iterator[System]:
-    """The systems that a command asks for: presets and a configuration, families, or a checkpoint.
+    """The systems that a command asks for: those that are `named`, or a checkpoint.
 
     Raises `UsageError` for a port of another kind than they need.
     """
@@ -216,12 +221,12 @@ def chosen_systems(
         is_adapted = isinstance(check, PortCheck) and check.has_adapter
         if isinstance(check, PortCheck) and not is_adapted:
             check.must_be_loader("--family")
-        for system in family_systems(families):
+        for system in named:
             yield dataclasses.replace(system, model_type=None) if is_adapted else system
     else:
         if isinstance(check, PortCheck):
             check.must_be_no_loader()
-        yield from systems(names, config)
+        yield from named
 
 
 def chosen_layers(check: Check, folder: Path, head: str | None, layers: str | None) -> Iterator[System]:

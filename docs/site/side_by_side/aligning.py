@@ -22,21 +22,27 @@ def aligned(columns: Sequence[Sequence[str]]) -> list[Row]:
 
     A row gains, for each pair in it, what the pair is more alike than not. The sum is the largest that there is.
     """
+    return list(_aligned(tuple(map(tuple, columns))))
+
+
+@cache
+def _aligned(columns: tuple[tuple[str, ...], ...]) -> list[Row]:
+    gains = {
+        (one, other): [[likeness(*sorted((x, y))) - 0.5 for y in columns[other]] for x in columns[one]]
+        for one, other in combinations(range(3), 2)
+    }
+    moves = [(move, [(pair, gains[pair]) for pair in gains if move[pair[0]] and move[pair[1]]]) for move in MOVES]
     sizes = [len(column) for column in columns]
     best: dict[tuple[int, ...], tuple[float, tuple[int, ...] | None]] = {(0, 0, 0): (0.0, None)}
     for place in product(*(range(size + 1) for size in sizes)):
         options = [best[place]] if place in best else []
-        for move in MOVES:
-            before = tuple(index - step for index, step in zip(place, move, strict=True))
+        for move, pairs in moves:
+            before = (place[0] - move[0], place[1] - move[1], place[2] - move[2])
             if min(before) >= 0:
-                options.append((best[before][0] + _gain(columns, before, move), move))
+                gain = sum(table[before[one]][before[other]] for (one, other), table in pairs)
+                options.append((best[before][0] + gain, move))
         best[place] = max(options, key=lambda option: option[0])
     return _walked_back(best, tuple(sizes))
-
-
-def _gain(columns: Sequence[Sequence[str]], before: tuple[int, ...], move: tuple[int, ...]) -> float:
-    texts = [column[index] for column, index, step in zip(columns, before, move, strict=True) if step]
-    return sum(likeness(*sorted(pair)) - 0.5 for pair in combinations(texts, 2))
 
 
 def _walked_back(

@@ -116,7 +116,9 @@ def derivatives(case: str) -> tuple[Derivatives, Arrays]:
     dtypes=("float64",),
     quick=(),
     sharded=True,
-    cases=_over("notes-lm", "qwen", "batch"),
+    cases=("notes-lm on 2 × 1", "qwen on 1 × 2", "batch on 2 × 2"),
+    all_cases=_over("notes-lm", "qwen", "batch"),
+    all_in=("float64",),
 )
 def gradients(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:
     """The loss of all ranks' tokens is their mean, and its gradient by every parameter agrees, also where ranks have

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -30,7 +31,7 @@ from meta.power.family_port import (
     unless,
     where,
 )
-from transparity.taps import scoped
+from transparity.taps import scoped, tap_shapes
 from transparity_conformance.oracle.cases import MODELS
 from transparity_numpy import attention, embeddings, feed_forward, layers, normalization, positions
 from transparity_numpy.arithmetic import functional
@@ -45,8 +46,11 @@ NORMS = r".*_norm|\w+\.output"
 
 
 def acting(case: str) -> list[FamilyFault]:
-    """Every mistake that acts in a case."""
-    return [fault for fault in FAULTS if fault.acts(MODELS[case])]
+    """Every mistake that acts in a case, at some tap that it has."""
+    config = MODELS[case]
+    taps = tap_shapes(config, 1, **dict.fromkeys(config.input_names, 1))
+    acts = (fault for fault in FAULTS if fault.acts(config))
+    return [fault for fault in acts if any(re.fullmatch(fault.place, tap) for tap in taps)]
 
 
 def _other(name: str, *choices: Any) -> Callable[[Config], dict[str, Any]]:
@@ -58,6 +62,11 @@ _ROTARY = where(positions="rotary")
 _SCALED = all_of(_ROTARY, unless(where(rotary_scaling="none")))
 _IS_LONE = unless(where(architecture="encoder-decoder"))
 _UNTIED = all_of(where(head="logits"), unless(where(tied_head=True)))
+
+
+def _of_many_pairs(config: Config) -> bool:
+    """Whether more than two pairs of features are rotated: of two, one is the first and one the last."""
+    return _ROTARY(config) and config.rotated_dim > 4
 
 
 def _partly_turned(config: Config) -> bool:
@@ -81,7 +90,7 @@ def _grouped(config: Config) -> bool:
 
 def _packs(config: Config) -> bool:
     is_plain = config.positions in ("rotary", "alibi") and not config.key_value_rank
-    return config.architecture == "decoder" and is_plain
+    return config.architecture == "decoder" and is_plain and config.key_value_heads > 1
 
 
 def _window(change: Callable[[int], int]) -> Callable[[Config], dict[str, Any]]:
@@ -601,17 +610,18 @@ def _ramped(*, backwards: bool = False, whole: bool = False, begins: float | Non
 def _long_faults() -> Iterator[FamilyFault]:
     """Mistakes in the scalings for long sequences: YaRN's ramp, LongRoPE's two lists, and the attention factor."""
     yarn, longrope = where(rotary_scaling="yarn"), where(rotary_scaling="longrope")
+    ramp = all_of(yarn, _of_many_pairs)
     for name, acts, wrong in (
         ("ramp backwards", yarn, _ramped(backwards=True)),
         ("whole pairs", all_of(yarn, where(rotary_truncate=False)), _ramped(whole=True)),
-        ("ramp from the first pair", yarn, _ramped(begins=0.0)),
+        ("ramp from the first pair", ramp, _ramped(begins=0.0)),
     ):
         yield FamilyFault(("rotary-scaling",), name, ROTATED, acts, exchanged=wrong)
     for name, fields in (
         ("32 and 1 turns", fields_to(rotary_high_frequency=32.0, rotary_low_frequency=1.0)),
         ("original length is max_length", lambda config: {"rotary_original_length": config.max_length}),
     ):
-        yield FamilyFault(("rotary-scaling",), name, ROTATED, yarn, fields)
+        yield FamilyFault(("rotary-scaling",), name, ROTATED, ramp, fields)
     factored = all_of(_ROTARY, unless(where(rotary_attention_factor=1.0)))
     for name, change in (
         ("missing", lambda factor: 1.0),
@@ -666,7 +676,9 @@ def _rotary_faults() -> Iterator[FamilyFault]:
     for kind in (ml_dtypes.bfloat16, np.float16):
         for part in ("frequencies", "angles", "tables", "everything"):
             variant = f"{part} in {np.dtype(kind)}"
-            yield FamilyFault(("rotary-precision",), variant, ROTATED, _ROTARY, exchanged=_in_half(kind, part))
+            # Of two pairs, the angles of one are whole numbers, and those of the other are as good as exact in float16.
+            acts = _of_many_pairs if kind is np.float16 and part in ("frequencies", "angles") else _ROTARY
+            yield FamilyFault(("rotary-precision",), variant, ROTATED, acts, exchanged=_in_half(kind, part))
 
 
 def _rotary_faults_by_layer() -> Iterator[FamilyFault]:
@@ -805,8 +817,8 @@ def _distance_faults() -> Iterator[FamilyFault]:
     yield FamilyFault(("relative-missing",), "missing", SCORES, lone, fields_to(positions="none"))
     yield FamilyFault(("relative-missing",), "missing beside others", SCORES, beside, fields_to(relative_bias=False))
     for stack in ("encoder", "decoder"):
-        alone = _first_layer_alone(stack)
-        yield FamilyFault(("relative-missing",), f"first {stack} layer alone", SCORES, relative, exchanged=alone)
+        alone, scores = _first_layer_alone(stack), rf"{stack}{SCORES}"
+        yield FamilyFault(("relative-missing",), f"first {stack} layer alone", scores, relative, exchanged=alone)
     negative = replaced(lambda name, value: -value if name.endswith("relative_bias.weight") else value)
     yield FamilyFault(("relative-sign",), "taken off", SCORES, relative, parameters=negative)
     yield FamilyFault(("relative-scaled",), "scaled", SCORES, beside, parameters=_scaled_bias)
@@ -847,9 +859,8 @@ def _norm_faults() -> Iterator[FamilyFault]:
     swapped = _swapped("self_attention_norm", "self_attention_post_norm")
     yield FamilyFault(("norm-swapped",), "before and behind", NORMS, both, parameters=swapped)
     swapped = _swapped("self_attention_norm", "feed_forward_norm")
-    yield FamilyFault(
-        ("norm-swapped",), "two sublayers", NORMS, unless(where(branches="parallel-one-norm")), parameters=swapped
-    )
+    acts = all_of(unless(where(branches="parallel-one-norm")), having("feed_forward_dim"))
+    yield FamilyFault(("norm-swapped",), "two sublayers", NORMS, acts, parameters=swapped)
     unnormed: Acts = lambda config: not all(own.attention_norm for own in config.layer_kinds.values())  # noqa: E731
     place = r".*\.self_attention\.(query|key|value)"
     for name, gain in (("gain 1", np.ones_like), ("embeddings' norm", lambda weight: weight)):

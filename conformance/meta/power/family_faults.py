@@ -43,6 +43,7 @@ from transparity_numpy.state.context import LayerContext
 SCORES, WEIGHTS, HIDDEN, LOGITS = r".*\.scores", r".*\.weights", r".*\.hidden", r"logits"
 ROTATED, EMBEDDING = r".*\.(query|key)_rotated", r"\w+\.embedding"
 NORMS = r".*_norm|\w+\.output"
+RMS_NORMS = rf"{NORMS}|.*_latent"
 
 
 def acting(case: str) -> list[FamilyFault]:
@@ -242,7 +243,7 @@ def _norm_last(_: Config) -> Callable[..., Any]:
 def _all_heads(_: Config) -> Callable[..., Any]:
     def head_norm(config: Config, parameters: Any, x: Any) -> Any:
         size = np.square(x).mean(axis=1, keepdims=True).mean(axis=3, keepdims=True)
-        return x / np.sqrt(size + x.dtype.type(config.norm_eps)) * parameters["weight"]
+        return x / np.sqrt(size + x.dtype.type(config.norm_eps)) * normalization.gain(config, parameters["weight"])
 
     return head_norm
 
@@ -283,7 +284,8 @@ def _with_all_norms(gain: Callable[[np.ndarray], np.ndarray], config: Config, pa
 def _each_head(_: Config) -> Callable[..., Any]:
     def query_key_norm(config: Config, parameters: Any, x: Any) -> Any:
         size = np.square(x).mean(axis=3, keepdims=True)
-        return x / np.sqrt(size + x.dtype.type(config.norm_eps)) * parameters["weight"].reshape(x.shape[1], 1, -1)
+        weight = normalization.gain(config, parameters["weight"]).reshape(x.shape[1], 1, -1)
+        return x / np.sqrt(size + x.dtype.type(config.norm_eps)) * weight
 
     return query_key_norm
 
@@ -837,15 +839,15 @@ def _distance_faults() -> Iterator[FamilyFault]:
 
 def _norm_faults() -> Iterator[FamilyFault]:
     rms, both = where(norm="rms"), where(norm_position="both")
-    yield FamilyFault(("norm-gain",), "the other", NORMS, rms, _other("norm_gain", "weight", "one-plus-weight"))
-    yield FamilyFault(("norm-eps",), "1e-3", NORMS, rms, fields_to(norm_eps=1e-3))
-    yield FamilyFault(("norm-eps",), "3e-6", NORMS, rms, fields_to(norm_eps=3e-6))
+    yield FamilyFault(("norm-gain",), "the other", RMS_NORMS, rms, _other("norm_gain", "weight", "one-plus-weight"))
+    yield FamilyFault(("norm-eps",), "1e-3", f"{RMS_NORMS}|.*gated_context", rms, fields_to(norm_eps=1e-3))
+    yield FamilyFault(("norm-eps",), "3e-6", f"{RMS_NORMS}|.*gated_context", rms, fields_to(norm_eps=3e-6))
     outside = _rms(lambda x, eps: x / (_root(x) + eps))
-    yield FamilyFault(("norm-eps-placement",), "outside", NORMS, rms, exchanged=outside)
+    yield FamilyFault(("norm-eps-placement",), "outside", RMS_NORMS, rms, exchanged=outside)
     centred = _rms(lambda x, eps: (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + eps))
-    yield FamilyFault(("norm-kind",), "layer norm", NORMS, rms, exchanged=centred)
+    yield FamilyFault(("norm-kind",), "layer norm", RMS_NORMS, rms, exchanged=centred)
     unbiased = _rms(lambda x, eps: x / np.sqrt(np.square(x).sum(-1, keepdims=True) / (x.shape[-1] - 1) + eps))
-    yield FamilyFault(("norm-variance",), "n - 1", NORMS, rms, exchanged=unbiased)
+    yield FamilyFault(("norm-variance",), "n - 1", RMS_NORMS, rms, exchanged=unbiased)
     anywhere = r".*(_norm|\.output)"
     yield FamilyFault(("norm-placement",), "pre", anywhere, both, fields_to(norm_position="pre"))
     beside = where(branches="parallel")
@@ -944,6 +946,14 @@ def _sink_faults() -> Iterator[FamilyFault]:
         return weights
 
     yield FamilyFault(("attention-sinks",), "to the first key", WEIGHTS, sunk, exchanged=_weights(kept))
+
+    def weakly(config: Config, right: Any, scores: Any, mask: Any, hidden: float, sinks: Any) -> Any:
+        shown, sink = np.where(mask, scores, scores.dtype.type(-10)), sinks[:, None, None]
+        largest = np.maximum(shown.max(-1, keepdims=True), sink)
+        likely = np.exp(shown - largest)
+        return likely / (likely.sum(-1, keepdims=True) + np.exp(sink - largest))
+
+    yield FamilyFault(("mask-value",), "-10, beside a sink", WEIGHTS, sunk, exchanged=_weights(weakly))
 
 
 def _latent_faults() -> Iterator[FamilyFault]:

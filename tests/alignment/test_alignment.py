@@ -14,7 +14,9 @@ from tests.listening.common import is_same
 
 from meta.independent.measure import CONFIGS
 from meta.independent.model import Model
+from meta.power.family_port import build_port as build_family_port
 from meta.power.plain_port import PlainFault, build_port
+from meta.power.simulated import case_probes, of_logits
 from transparity.config import TransformerConfig
 from transparity.taps import tap_shapes
 from transparity_conformance import check
@@ -23,7 +25,7 @@ from transparity_conformance.oracle.probes import Probe, probes_of
 from transparity_conformance.ports.alignment.heard import aligned_probe
 from transparity_conformance.ports.alignment.plan import Plan, plan_of, read
 from transparity_conformance.ports.alignment.values.layout import layouts
-from transparity_conformance.ports.process.running import run_listening
+from transparity_conformance.ports.process.running import built, run_listening
 from transparity_conformance.report.check.findings import findings, sentence
 
 GPT2 = TransformerConfig(
@@ -123,6 +125,19 @@ def test_every_tap_of_a_right_port_is_found_with_its_own_numbers(name: str) -> N
     for tap, value in port.heard.items():
         expected = value.double().numpy()
         assert is_same(taps[tap], expected.reshape(taps[tap].shape)), tap
+
+
+def test_a_tap_is_read_behind_a_mask_that_changed_nothing_in_the_row_without_padding() -> None:
+    """Mamba-2 masks what is convolved, which has the same numbers before and after it where nothing is padding."""
+    probes, build = case_probes("mamba2"), build_family_port(None)
+    padded = next(each for each in probes.values() if not each.inputs["attention_mask"].all())
+    plan, _ = heard(built(of_logits(build), row := aligned_probe(padded)), row)
+    taps, operations = run_listening(built(of_logits(build), padded), padded)
+    found, _ = read(plan, padded, operations, taps["logits"])
+    own = build(padded.config, padded.parameters)(**padded.inputs)
+    convolved = [tap for tap in own if tap.endswith("_convolved")]
+    assert len(convolved) == 3 * padded.config.num_decoder_layers
+    assert [tap for tap in convolved if not is_same(found[tap], own[tap])] == []
 
 
 class FiveBugs(Model):

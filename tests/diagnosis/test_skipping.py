@@ -1,20 +1,23 @@
-"""A walk that begins in the midst of the model ends as one that begins at its start."""
+"""A walk that begins in the midst of the model ends as one that begins at its start; mistakes that exclude each other
+explain nothing, wherever that is asked."""
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import numpy as np
 import pytest
 
-from transparity.presets import PRESETS
+from transparity.presets import PRESETS, preset
 from transparity_conformance.diagnosis import walk as walking
+from transparity_conformance.diagnosis.explain import _split_by
 from transparity_conformance.diagnosis.fault import Fault, Hypothesis
 from transparity_conformance.diagnosis.faults import hypotheses, whole_model
 from transparity_conformance.diagnosis.resume import Start
 from transparity_conformance.diagnosis.segment import Segment
 from transparity_conformance.diagnosis.walk import Impossible, base_of, walk
-from transparity_conformance.oracle.probes import Probe, probes
+from transparity_conformance.oracle.probes import Probe, probes, probes_of
 
 
 def are_possible(probe: Probe, pair: tuple[Hypothesis, Hypothesis]) -> bool:
@@ -56,12 +59,53 @@ def test_what_is_skipped_makes_no_difference(case: str, monkeypatch: pytest.Monk
         np.testing.assert_array_equal(one, other)
 
 
+def excluding(case: str) -> tuple[Probe, Hypothesis, Hypothesis]:
+    """A probe, and two mistakes that set the same part of a norm, in its first norm."""
+    probe = probes(case)["mixed"]
+    tap = next(tap for tap in probe.oracle.expected if tap.endswith("_norm"))
+    eps = [one for one in hypotheses(probe.config, [tap]) if one.fault.id == "norm-eps" and one.sites == (tap,)]
+    return probe, eps[0], eps[1]
+
+
 def test_two_mistakes_that_cannot_both_be_made_explain_nothing() -> None:
     probe = probes("shared-heads")["mixed"]
     known = [*hypotheses(probe.config, list(probe.oracle.expected)), *whole_model(probe.config)]
     moved = next(one for one in known if one.fault.fields and "norm_position" in one.fault.fields)
     normed = next(one for one in known if one.fault.variant == "before the residual")
-    recorded = {"logits": probe.oracle.expected["logits"]}
-    segment = Segment("logits", [probe], {probe.name: recorded}, {probe.name: 1e-6}, "float32")
+    segment = segment_of(probe, "logits")
     assert not np.isfinite(segment.left(probe, (moved, normed))).any()
     assert segment.share(probe, (moved, normed)) > 1
+
+
+def test_a_mistake_that_leaves_out_the_tap_explains_nothing_at_it() -> None:
+    """Gemma's second norm behind each sublayer is none of a model whose norms are in front of them."""
+    config = dataclasses.replace(preset("pre-norm").resized(), norm_position="both")
+    probe = next(iter(probes_of(config, "both").values()))
+    pre = Hypothesis(Fault("norm-placement", "pre", "in front", fields={"norm_position": "pre"}))
+    tap = next(tap for tap in probe.oracle.expected if tap.endswith("_post_norm"))
+    assert np.isinf(segment_of(probe, tap).left(probe, (pre,))).all()
+    assert np.isfinite(segment_of(probe, tap).left(probe, ())).all()
+
+
+def test_mistakes_that_exclude_each_other_are_contradicted_by_what_is_right() -> None:
+    probe, one, other = excluding("pre-norm")
+    (tap,) = one.sites
+    segment = dataclasses.replace(segment_of(probe, tap, "logits"), right={probe.name: {tap: 1e9}})
+    assert segment.is_contradicted(probe, (one, other))
+    assert not segment.is_contradicted(probe, (one,))
+
+
+def test_a_probe_on_which_one_of_two_causes_cannot_be_made_tells_them_apart() -> None:
+    probe, one, other = excluding("pre-norm")
+    segment, others = segment_of(probe, "logits"), {probe.name: probe}
+    harmless = Hypothesis(Fault("none", "none", "nothing is changed"))
+    assert _split_by(segment, (one,), (harmless,), (other,), others) == probe.name
+    assert _split_by(segment, (one,), (other,), (harmless,), others) == probe.name
+    assert _split_by(segment, (one,), (other,), (other,), others) is None
+    assert _split_by(segment, (one,), (harmless,), (harmless,), others) is None
+
+
+def segment_of(probe: Probe, *taps: str) -> Segment:
+    """The segment at the last of the taps that a right port shows."""
+    recorded = {tap: probe.oracle.expected[tap] for tap in taps}
+    return Segment(taps[-1], [probe], {probe.name: recorded}, {probe.name: 1e-6}, "float32")

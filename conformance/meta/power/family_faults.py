@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -30,7 +31,7 @@ from meta.power.family_port import (
     unless,
     where,
 )
-from transparity.taps import scoped
+from transparity.taps import scoped, tap_shapes
 from transparity_conformance.oracle.cases import MODELS
 from transparity_numpy import attention, embeddings, feed_forward, layers, normalization, positions
 from transparity_numpy.arithmetic import functional
@@ -42,11 +43,15 @@ from transparity_numpy.state.context import LayerContext
 SCORES, WEIGHTS, HIDDEN, LOGITS = r".*\.scores", r".*\.weights", r".*\.hidden", r"logits"
 ROTATED, EMBEDDING = r".*\.(query|key)_rotated", r"\w+\.embedding"
 NORMS = r".*_norm|\w+\.output"
+RMS_NORMS = rf"{NORMS}|.*_latent"
 
 
 def acting(case: str) -> list[FamilyFault]:
-    """Every mistake that acts in a case."""
-    return [fault for fault in FAULTS if fault.acts(MODELS[case])]
+    """Every mistake that acts in a case, at some tap that it has."""
+    config = MODELS[case]
+    taps = tap_shapes(config, 1, **dict.fromkeys(config.input_names, 1))
+    acts = (fault for fault in FAULTS if fault.acts(config))
+    return [fault for fault in acts if any(re.fullmatch(fault.place, tap) for tap in taps)]
 
 
 def _other(name: str, *choices: Any) -> Callable[[Config], dict[str, Any]]:
@@ -58,6 +63,11 @@ _ROTARY = where(positions="rotary")
 _SCALED = all_of(_ROTARY, unless(where(rotary_scaling="none")))
 _IS_LONE = unless(where(architecture="encoder-decoder"))
 _UNTIED = all_of(where(head="logits"), unless(where(tied_head=True)))
+
+
+def _of_many_pairs(config: Config) -> bool:
+    """Whether more than two pairs of features are rotated: of two, one is the first and one the last."""
+    return _ROTARY(config) and config.rotated_dim > 4
 
 
 def _partly_turned(config: Config) -> bool:
@@ -81,7 +91,7 @@ def _grouped(config: Config) -> bool:
 
 def _packs(config: Config) -> bool:
     is_plain = config.positions in ("rotary", "alibi") and not config.key_value_rank
-    return config.architecture == "decoder" and is_plain
+    return config.architecture == "decoder" and is_plain and config.key_value_heads > 1
 
 
 def _window(change: Callable[[int], int]) -> Callable[[Config], dict[str, Any]]:
@@ -233,7 +243,7 @@ def _norm_last(_: Config) -> Callable[..., Any]:
 def _all_heads(_: Config) -> Callable[..., Any]:
     def head_norm(config: Config, parameters: Any, x: Any) -> Any:
         size = np.square(x).mean(axis=1, keepdims=True).mean(axis=3, keepdims=True)
-        return x / np.sqrt(size + x.dtype.type(config.norm_eps)) * parameters["weight"]
+        return x / np.sqrt(size + x.dtype.type(config.norm_eps)) * normalization.gain(config, parameters["weight"])
 
     return head_norm
 
@@ -274,7 +284,8 @@ def _with_all_norms(gain: Callable[[np.ndarray], np.ndarray], config: Config, pa
 def _each_head(_: Config) -> Callable[..., Any]:
     def query_key_norm(config: Config, parameters: Any, x: Any) -> Any:
         size = np.square(x).mean(axis=3, keepdims=True)
-        return x / np.sqrt(size + x.dtype.type(config.norm_eps)) * parameters["weight"].reshape(x.shape[1], 1, -1)
+        weight = normalization.gain(config, parameters["weight"]).reshape(x.shape[1], 1, -1)
+        return x / np.sqrt(size + x.dtype.type(config.norm_eps)) * weight
 
     return query_key_norm
 
@@ -601,17 +612,18 @@ def _ramped(*, backwards: bool = False, whole: bool = False, begins: float | Non
 def _long_faults() -> Iterator[FamilyFault]:
     """Mistakes in the scalings for long sequences: YaRN's ramp, LongRoPE's two lists, and the attention factor."""
     yarn, longrope = where(rotary_scaling="yarn"), where(rotary_scaling="longrope")
+    ramp = all_of(yarn, _of_many_pairs)
     for name, acts, wrong in (
         ("ramp backwards", yarn, _ramped(backwards=True)),
         ("whole pairs", all_of(yarn, where(rotary_truncate=False)), _ramped(whole=True)),
-        ("ramp from the first pair", yarn, _ramped(begins=0.0)),
+        ("ramp from the first pair", ramp, _ramped(begins=0.0)),
     ):
         yield FamilyFault(("rotary-scaling",), name, ROTATED, acts, exchanged=wrong)
     for name, fields in (
         ("32 and 1 turns", fields_to(rotary_high_frequency=32.0, rotary_low_frequency=1.0)),
         ("original length is max_length", lambda config: {"rotary_original_length": config.max_length}),
     ):
-        yield FamilyFault(("rotary-scaling",), name, ROTATED, yarn, fields)
+        yield FamilyFault(("rotary-scaling",), name, ROTATED, ramp, fields)
     factored = all_of(_ROTARY, unless(where(rotary_attention_factor=1.0)))
     for name, change in (
         ("missing", lambda factor: 1.0),
@@ -666,7 +678,9 @@ def _rotary_faults() -> Iterator[FamilyFault]:
     for kind in (ml_dtypes.bfloat16, np.float16):
         for part in ("frequencies", "angles", "tables", "everything"):
             variant = f"{part} in {np.dtype(kind)}"
-            yield FamilyFault(("rotary-precision",), variant, ROTATED, _ROTARY, exchanged=_in_half(kind, part))
+            # Of two pairs, the angles of one are whole numbers, and those of the other are as good as exact in float16.
+            acts = _of_many_pairs if kind is np.float16 and part in ("frequencies", "angles") else _ROTARY
+            yield FamilyFault(("rotary-precision",), variant, ROTATED, acts, exchanged=_in_half(kind, part))
 
 
 def _rotary_faults_by_layer() -> Iterator[FamilyFault]:
@@ -805,8 +819,8 @@ def _distance_faults() -> Iterator[FamilyFault]:
     yield FamilyFault(("relative-missing",), "missing", SCORES, lone, fields_to(positions="none"))
     yield FamilyFault(("relative-missing",), "missing beside others", SCORES, beside, fields_to(relative_bias=False))
     for stack in ("encoder", "decoder"):
-        alone = _first_layer_alone(stack)
-        yield FamilyFault(("relative-missing",), f"first {stack} layer alone", SCORES, relative, exchanged=alone)
+        alone, scores = _first_layer_alone(stack), rf"{stack}{SCORES}"
+        yield FamilyFault(("relative-missing",), f"first {stack} layer alone", scores, relative, exchanged=alone)
     negative = replaced(lambda name, value: -value if name.endswith("relative_bias.weight") else value)
     yield FamilyFault(("relative-sign",), "taken off", SCORES, relative, parameters=negative)
     yield FamilyFault(("relative-scaled",), "scaled", SCORES, beside, parameters=_scaled_bias)
@@ -825,15 +839,15 @@ def _distance_faults() -> Iterator[FamilyFault]:
 
 def _norm_faults() -> Iterator[FamilyFault]:
     rms, both = where(norm="rms"), where(norm_position="both")
-    yield FamilyFault(("norm-gain",), "the other", NORMS, rms, _other("norm_gain", "weight", "one-plus-weight"))
-    yield FamilyFault(("norm-eps",), "1e-3", NORMS, rms, fields_to(norm_eps=1e-3))
-    yield FamilyFault(("norm-eps",), "3e-6", NORMS, rms, fields_to(norm_eps=3e-6))
+    yield FamilyFault(("norm-gain",), "the other", RMS_NORMS, rms, _other("norm_gain", "weight", "one-plus-weight"))
+    yield FamilyFault(("norm-eps",), "1e-3", f"{RMS_NORMS}|.*gated_context", rms, fields_to(norm_eps=1e-3))
+    yield FamilyFault(("norm-eps",), "3e-6", f"{RMS_NORMS}|.*gated_context", rms, fields_to(norm_eps=3e-6))
     outside = _rms(lambda x, eps: x / (_root(x) + eps))
-    yield FamilyFault(("norm-eps-placement",), "outside", NORMS, rms, exchanged=outside)
+    yield FamilyFault(("norm-eps-placement",), "outside", RMS_NORMS, rms, exchanged=outside)
     centred = _rms(lambda x, eps: (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + eps))
-    yield FamilyFault(("norm-kind",), "layer norm", NORMS, rms, exchanged=centred)
+    yield FamilyFault(("norm-kind",), "layer norm", RMS_NORMS, rms, exchanged=centred)
     unbiased = _rms(lambda x, eps: x / np.sqrt(np.square(x).sum(-1, keepdims=True) / (x.shape[-1] - 1) + eps))
-    yield FamilyFault(("norm-variance",), "n - 1", NORMS, rms, exchanged=unbiased)
+    yield FamilyFault(("norm-variance",), "n - 1", RMS_NORMS, rms, exchanged=unbiased)
     anywhere = r".*(_norm|\.output)"
     yield FamilyFault(("norm-placement",), "pre", anywhere, both, fields_to(norm_position="pre"))
     beside = where(branches="parallel")
@@ -847,9 +861,8 @@ def _norm_faults() -> Iterator[FamilyFault]:
     swapped = _swapped("self_attention_norm", "self_attention_post_norm")
     yield FamilyFault(("norm-swapped",), "before and behind", NORMS, both, parameters=swapped)
     swapped = _swapped("self_attention_norm", "feed_forward_norm")
-    yield FamilyFault(
-        ("norm-swapped",), "two sublayers", NORMS, unless(where(branches="parallel-one-norm")), parameters=swapped
-    )
+    acts = all_of(unless(where(branches="parallel-one-norm")), having("feed_forward_dim"))
+    yield FamilyFault(("norm-swapped",), "two sublayers", NORMS, acts, parameters=swapped)
     unnormed: Acts = lambda config: not all(own.attention_norm for own in config.layer_kinds.values())  # noqa: E731
     place = r".*\.self_attention\.(query|key|value)"
     for name, gain in (("gain 1", np.ones_like), ("embeddings' norm", lambda weight: weight)):
@@ -933,6 +946,14 @@ def _sink_faults() -> Iterator[FamilyFault]:
         return weights
 
     yield FamilyFault(("attention-sinks",), "to the first key", WEIGHTS, sunk, exchanged=_weights(kept))
+
+    def weakly(config: Config, right: Any, scores: Any, mask: Any, hidden: float, sinks: Any) -> Any:
+        shown, sink = np.where(mask, scores, scores.dtype.type(-10)), sinks[:, None, None]
+        largest = np.maximum(shown.max(-1, keepdims=True), sink)
+        likely = np.exp(shown - largest)
+        return likely / (likely.sum(-1, keepdims=True) + np.exp(sink - largest))
+
+    yield FamilyFault(("mask-value",), "-10, beside a sink", WEIGHTS, sunk, exchanged=_weights(weakly))
 
 
 def _latent_faults() -> Iterator[FamilyFault]:

@@ -101,7 +101,7 @@ def _kernels(change: Callable[[np.ndarray], np.ndarray], which: str) -> Callable
     """The kernels (features_out, features_in, 3) of one convolution or of both, changed."""
 
     def changed(name: str, x: np.ndarray) -> np.ndarray:
-        if not name.endswith(f"{which}convolution.weight"):
+        if not name.endswith(f"{which}_convolution.weight"):
             return x
         return change(x.reshape(len(x), -1, 3)).reshape(len(x), -1)
 
@@ -135,7 +135,7 @@ def _frame_faults() -> Iterator[FamilyFault]:
             ("convolution-kernel",), f"turned, {both}", place, _FRAMES, parameters=_kernels(turned, which)
         )
         yield FamilyFault(("convolution-kernel",), f"mixed, {both}", place, _FRAMES, parameters=_kernels(mixed, which))
-        dropped = replaced(lambda name, x, which=which: x * 0 if name.endswith(f"{which}convolution.bias") else x)  # type: ignore[misc]
+        dropped = replaced(lambda name, x, which=which: x * 0 if name.endswith(f"{which}_convolution.bias") else x)  # type: ignore[misc]
         if which:
             yield FamilyFault(("bias-dropped",), f"{which} convolution", place, _FRAMES, parameters=dropped)
         for name, padded in PADDINGS.items():

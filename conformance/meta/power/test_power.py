@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from meta.power import family_faults, family_port
 from meta.power.judgement import (
     MEASURES,
     Judgement,
@@ -24,13 +25,23 @@ from meta.power.judgement import (
 )
 from meta.power.plain_faults import acting, probes_for, styles
 from meta.power.plain_port import PlainFault, Style, build_port
-from meta.power.simulated import CASES, Fault, SimulatedPort, not_acting, plain_ports, sampled
+from meta.power.simulated import (
+    CASES,
+    Build,
+    Fault,
+    SimulatedPort,
+    case_probes,
+    not_acting,
+    plain_ports,
+    sampled,
+)
 from transparity.config import TransformerConfig
 from transparity.taps import tap_shapes
 from transparity_conformance.diagnosis.faults.wholly_hidden import judged as where_no_convention_decides
 from transparity_conformance.oracle.budgets import neighbours_of_drawn
+from transparity_conformance.oracle.cases import MODELS as FAMILIES
 from transparity_conformance.oracle.oracle import Arrays, forward_oracle
-from transparity_conformance.oracle.probes import probe_parameters
+from transparity_conformance.oracle.probes import Probe, probe_parameters
 from transparity_conformance.oracle.strategies import models
 from transparity_conformance.report.comparison import difference
 from transparity_conformance.report.report import Cause, Divergence, Report
@@ -111,6 +122,31 @@ def test_every_style_is_right(case: str) -> None:
 @pytest.mark.long
 def test_every_mistake_acts_in_some_configuration() -> None:
     assert not_acting() == set(), "conformance/meta/power/plain_port.py does not make these faults anywhere"
+
+
+@pytest.mark.sampled(9)
+@pytest.mark.parametrize("case", FAMILIES)
+def test_every_mistake_of_a_family_changes_its_logits(case: str) -> None:
+    """By the oracle's budget on some probe: else it is a right port, on which the checker rightly agrees."""
+    inert = []
+    for mistake in family_faults.acting(case):
+        differs = (_differs(probe, family_port.build_port(mistake, "float64")) for probe in case_probes(case).values())
+        if not any(differs):
+            inert.append(str(mistake))
+    assert inert == []
+
+
+def _differs(probe: Probe, build: Build) -> bool:
+    with np.errstate(all="ignore"):
+        logits = build(probe.config, probe.parameters)(**probe.inputs)["logits"]
+    expected = probe.oracle.expected["logits"]
+    return logits.shape != expected.shape or difference(logits, expected) > probe.oracle.budget("logits", "float32")
+
+
+@pytest.mark.long
+def test_every_mistake_acts_in_some_family() -> None:
+    made = {mistake for case in FAMILIES for mistake in map(str, family_faults.acting(case))}
+    assert [str(mistake) for mistake in family_faults.FAULTS if str(mistake) not in made] == []
 
 
 @pytest.mark.long

@@ -3,15 +3,19 @@ checker agrees; on a sample. `nox -s power` tries all of them, however they are 
 
 from __future__ import annotations
 
+import dataclasses
 import random
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import pytest
 
-from meta.power.family_port import FamilyFault, build_port
+from meta.power.family_port import FamilyFault, Wrong, build_port
 from meta.power.judgement import agrees, judged
 from meta.power.right import styles
 from meta.power.simulated import SimulatedPort, case_probes
+from transparity.config import TransformerConfig
 from transparity_conformance.diagnosis.faults.wholly_hidden import judged as where_no_convention_decides
 from transparity_conformance.oracle.cases import MODELS
 from transparity_conformance.report.comparison import difference
@@ -29,6 +33,34 @@ def case_of(style: FamilyFault) -> str:
 def test_there_are_forty_styles_of_the_parts_that_no_preset_has() -> None:
     assert len({str(style) for style in STYLES}) == len(STYLES) >= 40
     assert [style for style in STYLES if not any(map(style.acts, MODELS.values()))] == []
+
+
+def test_every_style_is_a_style_of_its_port() -> None:
+    """What it exchanges is used by the port, with as many arguments as the style has: else it is the reference."""
+    for style in STYLES:
+        used = set[str]()
+        exchanged = {name: _noting(name, made, used) for name, made in style.exchanged.items()}
+        probe = min(case_probes(case_of(style)).values(), key=lambda each: sum(x.size for x in each.inputs.values()))
+        build_port(dataclasses.replace(style, exchanged=exchanged))(probe.config, probe.parameters)(**probe.inputs)
+        assert used == set(style.exchanged), str(style)
+
+
+def _noting(name: str, made: Wrong, used: set[str]) -> Wrong:
+    """What `made` makes, a function or a table of them, which adds `name` to `used` when it is called."""
+
+    def noted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def noting(*arguments: Any, **options: Any) -> Any:
+            used.add(name)
+            return function(*arguments, **options)
+
+        return noting
+
+    def of(config: TransformerConfig) -> Any:
+        exchanged = made(config)
+        is_table = isinstance(exchanged, Mapping)
+        return {key: noted(each) for key, each in exchanged.items()} if is_table else noted(exchanged)
+
+    return of
 
 
 @pytest.mark.sampled(19)

@@ -221,15 +221,21 @@ def _location(sites: tuple[str, ...]) -> str:
 def _split_by(
     segment: Segment, known: Combination, chosen: Combination, rival: Combination, others: Mapping[str, Probe]
 ) -> str | None:
-    """The first probe on which two combinations differ by more than rounding."""
+    """The first probe on which two combinations differ by more than rounding, or one alone cannot be made."""
     for name, probe in others.items():
-        recorded = segment.recorded.get(name, {})
-        try:
-            one, other = (
-                walk(probe, recorded, (*known, *each), until=segment.tap)[segment.tap] for each in (chosen, rival)
-            )
-        except Impossible:
+        one, other = (_value(segment, probe, (*known, *each)) for each in (chosen, rival))
+        if one is None or other is None:
+            if one is not other:
+                return name
             continue
         if gap(one, other) > segment.budgets.get(name, 1e-4 * float(np.nanmax(np.abs(one)))):
             return name
     return None
+
+
+def _value(segment: Segment, probe: Probe, combination: Combination) -> np.ndarray | None:
+    """The reference's value at the segment with these faults; None if they exclude each other, or the tap."""
+    try:
+        return walk(probe, segment.recorded.get(probe.name, {}), combination, until=segment.tap).get(segment.tap)
+    except Impossible:
+        return None

@@ -86,13 +86,20 @@ def walk(
         if name not in parameters:
             parameters[name] = value if start.skips(name) else rounded(value, dtype)
     state = WalkState(model.config, parameters, probe.inputs, _flow(probe, start, dtype) if taps is None else taps)
-    computed: MutableMapping[str, np.ndarray] = probe.room() if base is None else copy.copy(base.computed)
+    computed = _begun(probe, model, base)
     tap = start.tap(_walking(state, computed, recorded, hypotheses, dtype, until, choices))
     tokens: dict[str, Any] = dict(probe.inputs)
     computing = variant(index) if dtype != "float64" else contextlib.nullcontext()
     with np.errstate(all="ignore"), contextlib.suppress(Reached), computing:
         transformer(start.shorter, start.shortened(state.parameters), tap=tap, **tokens)
     return computed
+
+
+def _begun(probe: Probe, model: Model, base: Base | None) -> MutableMapping[str, np.ndarray]:
+    """Room for what is computed, with what a model of the same fields has computed; one of others may lack its taps."""
+    if base is None or model.config is not probe.config:
+        return probe.room()
+    return copy.copy(base.computed)
 
 
 def _flow(probe: Probe, start: Start, dtype: str) -> MutableMapping[str, np.ndarray]:

@@ -1,40 +1,74 @@
-"""Right ways to write a gated delta rule, its convolutions, decays and norms."""
+"""Right ways to write a gated delta rule or a state-space model, their convolutions, decays and norms."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from meta.power.family_port import Config, FamilyFault, constantly
-from transparity_numpy.arithmetic.functional import sigmoid
+from transparity_numpy.arithmetic.functional import linear, sigmoid
 
 Read = tuple[np.ndarray, np.ndarray]
 """What each query reads, (batch, heads, length, value_dim), and the last state."""
 
 
 def styles() -> Iterator[FamilyFault]:
-    for name, place, function in (
-        ("chunks of 3", "gated_delta_rule", partial(in_chunks, 3)),
-        ("chunks of 5", "gated_delta_rule", partial(in_chunks, 5)),
-        ("chunks of 64", "gated_delta_rule", partial(in_chunks, 64)),
-        ("the state transposed", "gated_delta_rule", transposed),
-        ("a scan by halves", "gated_delta_rule", scanned),
-        ("the query scaled", "gated_delta_rule", scaled_query),
-        ("forgets in the matrix", "gated_delta_rule", by_one_matrix),
-        ("decays by powers of a share", "log_decay", decay_of_share),
-        ("softplus by a sum of exponentials", "log_decay", decay_by_logaddexp),
-        ("windows of the convolution", "causal_convolution", convolved_by_windows),
-        ("convolved from the last tap on", "causal_convolution", convolved_backwards),
-        ("convolved feature by feature", "causal_convolution", convolved_by_feature),
-        ("a reciprocal root of lengths", "unit_length", unit_by_reciprocal),
-        ("lengths with the root of eps behind", "unit_length", unit_with_eps_behind),
-        ("the gate first", "gated_norm", gate_first),
-    ):
-        exchanged = {f"recurrent.recurrence.{place}": partial(constantly, function)}
-        yield FamilyFault((), name, ".*", lambda config: config.is_recurrent, exchanged=exchanged)
+    for places, acts in ((_of_both(), _recurs), (_of_delta(), _corrects), (_of_state_space(), _selects)):
+        for name, (place, function) in places.items():
+            exchanged = {f"recurrent.recurrence.{place}": partial(constantly, function)}
+            yield FamilyFault((), name, ".*", acts, exchanged=exchanged)
+
+
+Places = Mapping[str, tuple[str, Callable[..., Any]]]
+"""By the name of a style, what it exchanges, and for what."""
+
+
+def _of_both() -> Places:
+    return {
+        "a logarithm of the rate to base 2": ("log_decay", decay_by_base_2),
+        "softplus by a logarithmic sigmoid": ("time_step", step_by_sigmoid),
+        "softplus by a sum of exponentials": ("time_step", step_by_logaddexp),
+        "windows of the convolution": ("causal_convolution", convolved_by_windows),
+        "convolved from the last tap on": ("causal_convolution", convolved_backwards),
+        "convolved feature by feature": ("causal_convolution", convolved_by_feature),
+    }
+
+
+def _of_delta() -> Places:
+    return {
+        **{f"chunks of {size}": ("gated_delta_rule", partial(in_chunks, size)) for size in (3, 5, 64)},
+        "the state transposed": ("gated_delta_rule", transposed),
+        "a scan by halves": ("gated_delta_rule", scanned),
+        "the query scaled": ("gated_delta_rule", scaled_query),
+        "forgets in the matrix": ("gated_delta_rule", by_one_matrix),
+        "a reciprocal root of lengths": ("unit_length", unit_by_reciprocal),
+        "lengths with the root of eps behind": ("unit_length", unit_with_eps_behind),
+        "the gate first": ("gated_norm", gate_first),
+    }
+
+
+def _of_state_space() -> Places:
+    return {
+        **{f"a selection in chunks of {size}": ("state_space_rule", partial(selected, size)) for size in (3, 5, 64)},
+        "a selection by halves": ("state_space_rule", selected_by_halves),
+        "a selection with its state transposed": ("state_space_rule", selected_transposed),
+        "groups by a reciprocal root": ("gated_norm", groups_by_reciprocal),
+    }
+
+
+def _recurs(config: Config) -> bool:
+    return config.is_recurrent
+
+
+def _corrects(config: Config) -> bool:
+    return any(own.mixer == "gated-delta" for own in config.layer_kinds.values())
+
+
+def _selects(config: Config) -> bool:
+    return any(own.mixer == "state-space" for own in config.layer_kinds.values())
 
 
 def in_chunks(size: int, q: Any, k: Any, v: Any, log_decay: Any, beta: Any, state: np.ndarray) -> Read:
@@ -109,37 +143,83 @@ def scaled_query(q: Any, k: Any, v: Any, log_decay: Any, beta: Any, state: np.nd
     return read, state
 
 
-def decay_of_share(parameters: Mapping[str, Any], x: np.ndarray) -> np.ndarray:
-    """Logarithm of σ(−step) to the power of the rate, as σ(−y) is e^−softplus(y)."""
-    step = x @ parameters["decay"]["weight"].T + parameters["decay"]["bias"]
-    kept: np.ndarray = np.exp(parameters["log_rate"]) * np.log(sigmoid(-step.astype(np.float64)))
-    return kept.astype(x.dtype)
+def selected(size: int, q: Any, k: Any, v: Any, log_decay: Any, step: Any, state: np.ndarray) -> Read:
+    """A chunk as masked attention, beside what the state in front of it gives (Dao and Gu 2024, listing 1)."""
+    read = []
+    for begin in range(0, q.shape[2], size):
+        part = slice(begin, begin + size)
+        query, key, written = q[:, :, part], k[:, :, part], v[:, :, part] * step[:, :, part, None]
+        total = np.cumsum(log_decay[:, :, part], axis=-1)
+        lower = np.tril(np.ones((query.shape[2],) * 2, bool))
+        between = np.exp(np.where(lower, total[..., :, None] - total[..., None, :], -np.inf)).astype(query.dtype)
+        own = ((query @ key.swapaxes(-2, -1)) * between) @ written
+        read.append(own + np.exp(total)[..., None] * (query @ state))
+        left = np.exp(total[..., -1:] - total)[..., None]
+        state = np.exp(total[..., -1])[..., None, None] * state + (key * left).swapaxes(-2, -1) @ written
+    return np.concatenate(read, axis=2), state
 
 
-def decay_by_logaddexp(parameters: Mapping[str, Any], x: np.ndarray) -> np.ndarray:
-    step = x @ parameters["decay"]["weight"].T + parameters["decay"]["bias"]
-    return -np.exp(parameters["log_rate"]) * np.logaddexp(step.dtype.type(0), step)
+def selected_by_halves(q: Any, k: Any, v: Any, log_decay: Any, step: Any, state: np.ndarray) -> Read:
+    """The second half from the last state of the first, down to single positions."""
+    if (length := q.shape[2]) > 1:
+        half, given = length // 2, (q, k, v, log_decay, step)
+        first, state = selected_by_halves(*(*(each[:, :, :half] for each in given), state))
+        second, state = selected_by_halves(*(*(each[:, :, half:] for each in given), state))
+        return np.concatenate([first, second], axis=2), state
+    kept, added = np.exp(log_decay)[..., None], (step[..., None] * k).swapaxes(-2, -1) * v
+    return q @ (kept * state + added), kept * state + added
 
 
-def convolved_by_windows(weight: np.ndarray, x: np.ndarray, before: np.ndarray) -> np.ndarray:
+def selected_transposed(q: Any, k: Any, v: Any, log_decay: Any, step: Any, state: np.ndarray) -> Read:
+    """A state of (value_dim, key_dim), as Mamba's kernels hold it, and the step on the keys."""
+    read, turned, written = [], state.swapaxes(-2, -1), k * step[..., None]
+    for i in range(q.shape[2]):
+        turned = turned * np.exp(log_decay[:, :, i])[..., None, None]
+        turned = turned + np.einsum("bhv,bhk->bhvk", v[:, :, i], written[:, :, i])
+        read.append(np.einsum("bhvk,bhk->bhv", turned, q[:, :, i]))
+    return np.stack(read, axis=2), turned.swapaxes(-2, -1)
+
+
+def decay_by_base_2(parameters: Mapping[str, Any], step: np.ndarray) -> np.ndarray:
+    decay: np.ndarray = -np.exp2(parameters["log_rate"].astype(np.float64) / np.log(2)) * step
+    return decay.astype(step.dtype)
+
+
+def step_by_sigmoid(config: Config, parameters: Mapping[str, Any], x: np.ndarray) -> np.ndarray:
+    """−log σ(−y), within the bounds one after the other."""
+    y = linear(parameters["decay"], x) + parameters["time_step_bias"]
+    step = np.maximum(-np.log(sigmoid(-y.astype(np.float64))), config.time_step_least)
+    return (step if config.time_step_most is None else np.minimum(step, config.time_step_most)).astype(x.dtype)
+
+
+def step_by_logaddexp(config: Config, parameters: Mapping[str, Any], x: np.ndarray) -> np.ndarray:
+    y = linear(parameters["decay"], x) + parameters["time_step_bias"]
+    most = np.inf if config.time_step_most is None else config.time_step_most
+    return np.clip(np.logaddexp(y.dtype.type(0), y), config.time_step_least, most).astype(x.dtype)
+
+
+def convolved_by_windows(weight: np.ndarray, x: np.ndarray, before: np.ndarray, bias: Any = None) -> np.ndarray:
     windows = np.lib.stride_tricks.sliding_window_view(np.concatenate([before, x], axis=1), weight.shape[1], axis=1)
-    return np.einsum("blfw,fw->blf", windows, weight)
+    y: np.ndarray = np.einsum("blfw,fw->blf", windows, weight)
+    return y if bias is None else y + bias
 
 
-def convolved_backwards(weight: np.ndarray, x: np.ndarray, before: np.ndarray) -> np.ndarray:
-    """Each tap shifts and adds, its own position first."""
-    y, given, more = weight[:, -1] * x, np.concatenate([before, x], axis=1), before.shape[1]
+def convolved_backwards(weight: np.ndarray, x: np.ndarray, before: np.ndarray, bias: Any = None) -> np.ndarray:
+    """Each tap shifts and adds to the bias, its own position first."""
+    given, more = np.concatenate([before, x], axis=1), before.shape[1]
+    y = weight[:, -1] * x if bias is None else bias + weight[:, -1] * x
     for back in range(1, more + 1):
         y = y + weight[:, -1 - back] * given[:, more - back : given.shape[1] - back]
     return y
 
 
-def convolved_by_feature(weight: np.ndarray, x: np.ndarray, before: np.ndarray) -> np.ndarray:
+def convolved_by_feature(weight: np.ndarray, x: np.ndarray, before: np.ndarray, bias: Any = None) -> np.ndarray:
     given = np.concatenate([before, x], axis=1)
     rows = [
         [np.convolve(row[:, feature], kernel[::-1], "valid") for feature, kernel in enumerate(weight)] for row in given
     ]
-    return np.array(rows).swapaxes(1, 2)
+    y: np.ndarray = np.array(rows).swapaxes(1, 2)
+    return y if bias is None else y + bias
 
 
 def unit_by_reciprocal(x: np.ndarray) -> np.ndarray:
@@ -158,3 +238,12 @@ def gate_first(config: Config, parameters: Mapping[str, Any], x: np.ndarray, gat
     factor = 1 / np.sqrt(np.square(heads).mean(axis=-1, keepdims=True) + x.dtype.type(config.norm_eps))
     weighted = (gate / (1 + np.exp(-gate))).reshape(heads.shape) * parameters["weight"]
     return (weighted * (heads * factor)).reshape(x.shape)
+
+
+def groups_by_reciprocal(config: Config, parameters: Mapping[str, Any], x: np.ndarray, gate: np.ndarray) -> np.ndarray:
+    """The heads that share a key, one after the other, by the reciprocal root of their mean square."""
+    gated, normed = x * (gate / (1 + np.exp(-gate))), []
+    for group in np.split(gated, config.recurrent_key_heads, axis=-1):
+        square = np.einsum("btf,btf->bt", group, group)[..., None] / x.dtype.type(group.shape[-1])
+        normed.append(group * (square + x.dtype.type(config.norm_eps)) ** x.dtype.type(-0.5))
+    return np.concatenate(normed, axis=-1) * parameters["weight"]

@@ -21,6 +21,18 @@ NORMS: dict[str, tuple[str, Callable[[Value, Value, float], Value]]] = {
         "the mean is subtracted from the latent of {role}, as a layer norm does, not an RMS norm",
         lambda x, weight, eps: rms_norm(x - x.mean(axis=-1, keepdims=True), weight, eps),
     ),
+    "n − 1": (
+        "the mean of the squares of the latent of {role} is taken over n − 1",
+        lambda x, weight, eps: rms_norm(x, weight, eps * (1 - 1 / x.shape[-1])) * (1 - 1 / x.shape[-1]) ** 0.5,
+    ),
+    "eps outside": (
+        "eps is added outside the root in the norm of the latent of {role}",
+        lambda x, weight, eps: x / (np.sqrt(np.square(x).mean(axis=-1, keepdims=True)) + eps) * weight,
+    ),
+    "one-plus-weight": (
+        "the norm of the latent of {role} multiplies by 1 + its weight",
+        lambda x, weight, eps: rms_norm(x, 1 + weight, eps),
+    ),
 }
 """Wrong norms of a latent, in words and as functions of the latent, the gain and eps."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import operator
@@ -40,6 +41,8 @@ class Plan:
     """For each tap, the operation that puts its numbers into the order of the tap's axes, where there is one."""
     inputs: Sequence[Sequence[int]]
     """For each operation, the numbers of those that it was made from."""
+    unchanged: Mapping[str, Sequence[Match]]
+    """For each tap, the operations that all of it goes through next, and that changed nothing: a mask of padding."""
 
 
 def plan_of(probe: Probe, operations: Sequence[Operation], answer: np.ndarray, dtype: str, clock: Clock) -> Plan:
@@ -59,7 +62,32 @@ def plan_of(probe: Probe, operations: Sequence[Operation], answer: np.ndarray, d
     candidates = Candidates(values, inputs, config.num_heads, epsilon(dtype) ** HALF_OF_THE_DIGITS, (*keys, "answer"))
     matches = align(probe, candidates, clock)
     ordered = {tap: _in_order(candidates, match) for tap, match in matches.items()}
-    return Plan(matches, keys, {tap: match for tap, match in ordered.items() if match is not None}, inputs)
+    in_order = {tap: match for tap, match in ordered.items() if match is not None}
+    users = _users(inputs)
+    unchanged = {tap: _unchanged(candidates, in_order.get(tap, match), users) for tap, match in matches.items()}
+    return Plan(matches, keys, in_order, inputs, {tap: found for tap, found in unchanged.items() if found})
+
+
+def _users(inputs: Sequence[Sequence[int]]) -> list[set[int]]:
+    """For each operation, those that are made from its value at once."""
+    users: list[set[int]] = [set() for _ in inputs]
+    for index, given in enumerate(inputs):
+        for each in given:
+            users[each].add(index)
+    return users
+
+
+def _unchanged(candidates: Candidates, match: Match, users: Sequence[set[int]]) -> list[Match]:
+    """The operations that alone use the value of a match, one after the other, and leave it as it is."""
+    found: list[Match] = []
+    index, value = match.index, candidates.values[match.index]
+    while len(users[index]) == 1:
+        index = min(users[index])
+        other = candidates.values[index]
+        if other.shape != value.shape or not np.array_equal(other, value):
+            break
+        found.append(dataclasses.replace(match, index=index))
+    return found
 
 
 def _in_order(candidates: Candidates, match: Match) -> Match | None:
@@ -98,17 +126,35 @@ def read(
         placed = _made_alike(plan, operations, placed, moved)
     for tap, match in placed.items():
         shape = (shapes[tap][0] // repeats, *shapes[tap][1:])
-        indices = [match.index + row * count for row in range(repeats)] if repeats > 1 else [moved[match.index]]
-        values = [_shaped(unmasked(operations, index), shape, probe.config) for index in indices]
-        grows = any(GROWS in operations[index].arguments for index in indices) and tap.endswith(".scores")
-        if grows or any(np.isneginf(value).any() for value in values):
-            continue
-        rows_of = [_arranged(value, shape, match.layout, probe.config.num_heads) for value in values]
-        if all(rows_of):
-            ways = rows_of[0] if repeats == 1 else [np.concatenate([ways[0] for ways in rows_of])]
-            taps[tap] = ways[0] if len(ways) == 1 else _nearest(probe, taps, tap, ways)
-            numbers[tap] = indices[-1]
+        ways: list[tuple[np.ndarray, int]] = []
+        for each in (match, *plan.unchanged.get(tap, ())):
+            if repeats > 1 or each.index in moved:
+                indices = [each.index + row * count for row in range(repeats)] if repeats > 1 else [moved[each.index]]
+                ways += [(way, indices[-1]) for way in _ways(probe, operations, indices, tap, shape, each.layout)]
+        ways = [way for i, way in enumerate(ways) if not any(np.array_equal(way[0], other[0]) for other in ways[:i])]
+        if ways:
+            taps[tap], numbers[tap] = ways[0] if len(ways) == 1 else _nearest(probe, taps, tap, ways)
     return {tap: taps[tap] for tap in shapes if tap in taps}, numbers
+
+
+def _ways(
+    probe: Probe,
+    operations: Sequence[Operation],
+    indices: Sequence[int],
+    tap: str,
+    shape: tuple[int, ...],
+    learned: Layout,
+) -> list[np.ndarray]:
+    """The value of a tap, in every way to read the operations `indices`, of which each has rows of `shape`; none where
+    scores are masked."""
+    values = [_shaped(unmasked(operations, index), shape, probe.config) for index in indices]
+    grows = any(GROWS in operations[index].arguments for index in indices) and tap.endswith(".scores")
+    if grows or any(np.isneginf(value).any() for value in values):
+        return []
+    rows_of = [_arranged(value, shape, learned, probe.config.num_heads) for value in values]
+    if not all(rows_of):
+        return []
+    return rows_of[0] if len(rows_of) == 1 else [np.concatenate([ways[0] for ways in rows_of])]
 
 
 def _shaped(value: np.ndarray, shape: tuple[int, ...], config: TransformerConfig) -> np.ndarray:
@@ -174,12 +220,12 @@ def _arranged(value: np.ndarray, shape: tuple[int, ...], learned: Layout, heads:
     return [way for i, way in enumerate(ways) if not any(np.array_equal(way, other) for other in ways[:i])]
 
 
-def _nearest(probe: Probe, taps: Arrays, tap: str, ways: Sequence[np.ndarray]) -> np.ndarray:
-    """The way to read a value that is nearest to the reference's on the port's own activations."""
+def _nearest(probe: Probe, taps: Arrays, tap: str, ways: Sequence[tuple[np.ndarray, int]]) -> tuple[np.ndarray, int]:
+    """The way to read a value that is nearest to the reference's on the port's own activations, with its operation."""
     before = {name: value for name, value in taps.items() if name != "logits"}
     ours = walk(probe, before, until=tap)[tap]
     with np.errstate(invalid="ignore"):
-        return min(ways, key=lambda way: float(np.abs(way - ours).max()))
+        return min(ways, key=lambda way: float(np.abs(way[0] - ours).max()))
 
 
 def _moved(plan: Plan, operations: Sequence[Operation], keys: tuple[Key, ...]) -> dict[int, int]:
